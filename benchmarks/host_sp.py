@@ -57,7 +57,7 @@ def ours(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
     from fl_labelskew_plugins.runs.folder import RunFolder
     from fl_labelskew_plugins.runs.progress import Progress
     from fl_labelskew_plugins.runs.record import Record
-    from fl_labelskew_plugins.runtimes.base import Call
+    from fl_labelskew_plugins.runtimes.options import RunOptions
 
     class Clock(Progress):
         def __init__(self) -> None:
@@ -72,8 +72,9 @@ def ours(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
 
     with tempfile.TemporaryDirectory() as folder:
         parse, clock = loaded(rounds, overrides, tiny), Clock()
-        call = Call(path=None, overrides=(), resume=False, quiet=True)
-        runtime = registry.load("runtimes", parse.comm.backend)(parse, call, RunFolder(Path(folder)), clock)
+        runtime = registry.load("runtimes", parse.comm.backend)(
+            parse, RunOptions(quiet=True), RunFolder(Path(folder)), clock
+        )
         session = runtime.session()
         record = Record(session, runtime.folder, clock, resume=False)
         runtime.run(session, record)

@@ -9,8 +9,7 @@ below, and no other is public.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.front.run import Callback, Run, load, open, run
-    from fl_labelskew_plugins.front.simulate import Loop, simulate
+    from fl_labelskew_plugins.front.run import Callback, Loop, Run, load, load_run, run, simulate
     from fl_labelskew_plugins.front.survey import survey
     from fl_labelskew_plugins.host import runner
     from fl_labelskew_plugins.recipe.model import Recipe
@@ -24,11 +23,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "load": "front.run",
     "run": "front.run",
-    "open": "front.run",
+    "load_run": "front.run",
     "Run": "front.run",
     "Callback": "front.run",
-    "simulate": "front.simulate",
-    "Loop": "front.simulate",
+    "simulate": "front.run",
+    "Loop": "front.run",
     "survey": "front.survey",
     "report": "studies.side_by_side",
     "Report": "studies.side_by_side",
@@ -47,7 +46,7 @@ __all__ = [
     "Sweep",
     "__version__",
     "load",
-    "open",
+    "load_run",
     "report",
     "run",
     "simulate",
@@ -61,6 +60,11 @@ def __getattr__(name: str) -> object:
 
     if name == "fedml":
         return _fedml()
+    if name == "open":
+        import warnings
+
+        warnings.warn("fl.open is now fl.load_run", DeprecationWarning, stacklevel=2)
+        name = "load_run"
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -98,7 +98,7 @@ if __name__ == "__main__":  # processes that decode pictures read this file too,
 
     if host_installed():
         import fl_labelskew_plugins.host
-        import fl_labelskew_plugins.runtimes.sp.single
+        import fl_labelskew_plugins.runtimes.sp.hosted
 
     assert "grpc" not in sys.modules, "gRPC does not survive a fork"
 

@@ -34,6 +34,7 @@ from fl_labelskew_plugins.methods.combined import combine
 from fl_labelskew_plugins.methods.fedlc import FedLC
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 RUN = Federation(2, 2, 2, 2, 3, 5, 16, 8, 0)
 OLD = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
@@ -481,7 +482,7 @@ def attempt(register, tmp_path):
         module = register(f"fl_labelskew.{kind}", source)
         named = [named] if not any(each.startswith("method_args.method=") for each in overrides) else []
         with pytest.raises(LabelSkewError) as error:
-            start.start(path, [*named, *overrides], run_dir=tmp_path / "run", quiet=True)
+            start.start(RunOptions(path, [*named, *overrides], run_dir=tmp_path / "run", quiet=True))
         return error.value, module
 
     return attempt

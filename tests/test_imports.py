@@ -27,7 +27,7 @@ FLOORS = (
     {"cli"},
 )
 """From the ground. A room imports from floors below its own, and on the ground floor from its neighbours, too."""
-KNOWS_THE_HOST = ("host", "runtimes.sp.single", "runtimes.sp.hosted", "runtimes.sp.host_optimizers")
+KNOWS_THE_HOST = ("host", "runtimes.sp.hosted")
 METHODS_MAY_IMPORT = {f"{OURS}.params", f"{OURS}.ops", f"{OURS}.seeds", f"{OURS}.tensors"}
 INHERITS = {"fedphp": "map", "reweighting": "fedshift"}
 
@@ -159,7 +159,7 @@ def test_no_modules_import_each_other_in_a_circle():
         (f"{OURS}.host.trainer", f"import {OURS}.runtimes.sp"),
         (f"{OURS}.runtimes.mpi.runtime", "from fedml.core import x"),
         (f"{OURS}.runtimes.sp.runtime", f"from {OURS}.host.trainer import Trainer"),
-        (f"{OURS}.recipe.host_faults", f"if TYPE_CHECKING:\n    from {OURS}.engine.local import LocalTrainer"),
+        (f"{OURS}.recipe.compatibility", f"if TYPE_CHECKING:\n    from {OURS}.engine.local import LocalTrainer"),
         (f"{OURS}.diagnostics.watch", f"from {OURS}.host import trainer"),
         (f"{OURS}.runs.rounds", f"from {OURS}.host import aggregator"),
         (f"{OURS}.methods.fedlc", f"from {OURS}.engine.local import train"),
@@ -184,7 +184,7 @@ def test_the_checker_sees_a_violation(module, source):
     ("module", "source"),
     [
         (f"{OURS}.host.trainer", "from fedml.core import ClientTrainer"),
-        (f"{OURS}.runtimes.sp.single", f"import fedml\nfrom {OURS}.host.trainer import Trainer"),
+        (f"{OURS}.runtimes.sp.hosted", f"import fedml\nfrom {OURS}.host.trainer import Trainer"),
         (f"{OURS}.methods.fedphp", f"from {OURS}.methods.map import MAP"),
         (f"{OURS}.methods.reweighting", f"from {OURS}.methods.fedshift import KnownPrior"),
         (f"{OURS}.methods.fedlc", f"import torch\nfrom {OURS}.params import Params\nfrom {OURS} import ops"),

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 
 import fl_labelskew_plugins
 from fl_labelskew_plugins.front.start import start
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 ROOT = Path(__file__).parents[1]
 RUN = "fedml" if find_spec("fedml") else "labelskew"
@@ -164,7 +165,7 @@ def test_without_the_host_it_runs_to_the_same_bytes(make_venv, wheels, tmp_path)
     assert alone.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'fedml'"
     few = "train_args.comm_round=2"
     venv.run("labelskew", "run", "quickstart", "--set", few, "--run-dir", "alone", cwd=tmp_path)
-    start("quickstart", [few], run_dir=tmp_path / "here", quiet=True)
+    start(RunOptions("quickstart", [few], run_dir=tmp_path / "here", quiet=True))
     for name in ("metrics.jsonl", "model.safetensors", "partition.json"):
         assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
 

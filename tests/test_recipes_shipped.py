@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.recipe import parse, shipped, yaml
 from fl_labelskew_plugins.runs.session import loaded
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 ROOT = Path(__file__).parent.parent
 FILES = shipped.files()
@@ -101,7 +102,7 @@ def test_the_short_name_of_isic2019_is_its_row():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FILES if name != "fedmr_isic2019"])  # its row runs on a small copy
 def test_it_runs_up_to_training(name, fashion_mnist, capsys):
-    start(FILES[name], [fashion_mnist] if "fmnist" in name else [], dry_run=True)
+    start(RunOptions(FILES[name], [fashion_mnist] if "fmnist" in name else [], dry_run=True))
     assert "nothing was trained" in capsys.readouterr().out
 
 
@@ -132,80 +133,6 @@ def test_numbers_are_the_paper_s():
     for name in ROWS:
         for number in numbers[name]:
             assert 10 < number.value < (400 if number.measure == "rounds_to" else 100), name
-
-
-# FedMR, tables 9 and 10; columns: FedProx, FedProc, MOON, FedDyn, FedDC, FedMR mu1, FedMR mu2.
-WEIGHTS = """
-table1 fmnist p5c2 0.01 0.00001 0.001 0.0001 0.001 0.01 0.0001
-table1 fmnist p10c2 0.01 0.00001 0.0001 0.0001 0.001 0.01 0.0001
-table1 fmnist p10c3 0.01 0.00001 0.001 0.0001 0.0001 0.01 0.0001
-table1 fmnist p10c5 0.01 0.001 0.001 0.0001 0.001 0.01 0.0001
-table1 fmnist iid 0.01 0.00001 0.01 0.0001 0.01 0.01 0.0001
-table1 svhn p5c2 0.001 0.0001 0.001 0.000001 0.0001 0.001 0.0001
-table1 svhn p10c2 0.001 0.0001 0.001 0.000001 0.0001 0.001 0.0001
-table1 svhn p10c3 0.001 0.0001 0.001 0.000001 0.0001 0.001 0.0001
-table1 svhn p10c5 0.001 0.0001 0.1 0.000001 0.0001 0.001 0.0001
-table1 svhn iid 0.001 0.0001 0.1 0.00001 0.0001 0.001 0.0001
-table1 cifar10 p5c2 0.01 0.001 0.01 0.0001 0.0001 0.1 0.001
-table1 cifar10 p10c2 0.01 0.0001 0.0001 0.0001 0.0001 0.1 0.001
-table1 cifar10 p10c3 0.01 0.001 0.0001 0.0001 0.0001 0.1 0.0001
-table1 cifar10 p10c5 0.01 0.001 0.01 0.0001 0.00001 0.1 0.001
-table1 cifar10 iid 0.01 0.001 1 0.0001 0.001 0.1 0.0001
-table1 cifar100 p10c10 0.01 0.001 0.1 0.0001 0.0001 0.1 0.0001
-table1 cifar100 p10c20 0.01 0.001 0.1 0.0001 0.0001 0.1 0.0001
-table1 cifar100 p10c30 0.01 0.001 0.1 0.0001 0.0001 0.1 0.0001
-table1 cifar100 p10c50 0.01 0.001 0.1 0.0001 0.0001 0.1 0.0001
-table1 cifar100 iid 0.01 0.001 0.1 0.0001 0.0001 0.1 0.00001
-table2 cifar10 p50c3 0.0001 0.0001 0.1 0.0001 0.00001 0.01 0.0001
-table2 cifar10 p100c3 0.0001 0.0001 0.1 0.0001 0.0001 0.01 0.0001
-table2 cifar100 p10c10 0.01 0.001 0.1 0.0001 0.0001 0.1 0.0001
-table2 cifar100 p50c10 0.0001 0.001 0.1 0.00001 0.0001 0.01 0.0001
-table2 cifar100 p100c10 0.0001 0.0001 0.1 0.00001 0.0001 0.01 0.0001
-isic2019 0.001 0.0001 0.1 0.0001 0.0001 0.001 0.001
-"""
-
-
-@pytest.mark.parametrize("line", WEIGHTS.strip().splitlines(), ids=lambda line: line.rpartition(" 0")[0].split(" 0")[0])
-def test_weights_are_those_of_tables_9_and_10(line):
-    """The paper prints FedDC's of P50C10 as 00001, which the recipe reads as 0.0001."""
-    words = line.split()
-    stem = "_".join(words[:-7])
-
-    def of(suffix):
-        return load(f"fedmr/{stem}{suffix}")
-
-    params = of("").method.params
-    assert [
-        of("_fedprox").optimizer.params.fedprox_mu,
-        of("_fedproc").method.params.mu,
-        of("_moon").method.params.mu,
-        of("_feddyn").optimizer.params.feddyn_alpha,
-        of("_feddc").optimizer.params.feddc_alpha,
-        params.mu1,
-        params.mu2,
-    ] == [float(word) for word in words[-7:]]
-
-
-# FedShift, tables 1, 4 and 5; columns: FedAvg, FedProx, SCAFFOLD, FedShift, and FedProx's weight of section 4.2.
-SHIFTED = """
-table1_cifar10 78.94 79.33 77.75 83.52 0.01
-table1_cinic10 72.26 71.57 73.22 74.86 0.001
-table1_tiny_imagenet 35.14 36.16 35.18 36.61 0.01
-table4_cifar10_d015 80.11 82.10 83.11 86.21 0.01
-table4_cifar10_d02 89.18 89.43 90.99 90.76 0.01
-table4_cifar10_d05 91.27 91.21 92.22 91.26 0.01
-table5_cifar10_n20 79.49 79.57 78.79 83.13 0.01
-table5_cifar10_n50 55.22 56.24 64.92 64.69 0.01
-"""
-
-
-@pytest.mark.parametrize("line", SHIFTED.strip().splitlines(), ids=lambda line: line.partition(" ")[0])
-def test_fedshift_s_numbers_and_fedprox_s_weight_are_the_paper_s(line):
-    stem, *numbers, weight = line.split()
-    row = [load(f"fedshift/{stem}{suffix}") for suffix in ("_fedavg", "_fedprox", "_scaffold", "")]
-    assert [recipe.expected[0].value for recipe in row] == [float(number) for number in numbers]
-    assert [recipe.train.federated_optimizer for recipe in row] == ["FedAvg", "FedProx", "SCAFFOLD", "FedAvg"]
-    assert row[1].optimizer.params.fedprox_mu == float(weight)
 
 
 def test_the_ablation_s_means_are_table_6_s():
@@ -271,7 +198,7 @@ def fitted(small):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", kinds("data_args", "model_args"))
 def test_every_network_is_built_for_its_data(name, fitted, capsys):
-    start(name, fitted(name), dry_run=True)
+    start(RunOptions(name, fitted(name), dry_run=True))
     assert "nothing was trained" in capsys.readouterr().out
 
 

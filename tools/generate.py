@@ -22,9 +22,9 @@ from fl_labelskew_registry import LabelSkewError, catalog
 from fl_labelskew_plugins.cli import formulas, plugins, table
 from fl_labelskew_plugins.cli.main import main as labelskew
 from fl_labelskew_plugins.recipe import compatibility, parse, shipped, tables
-from fl_labelskew_plugins.recipe.beside import Expected, Policy
 from fl_labelskew_plugins.recipe.model import EXPECTED, PLUGGED, POLICY, SECTIONS
 from fl_labelskew_plugins.recipe.schema import json_schema
+from fl_labelskew_plugins.recipe.sections import Expected, Policy
 from fl_labelskew_plugins.surveys import measured
 
 ROOT = Path(__file__).parents[1]

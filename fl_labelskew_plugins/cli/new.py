@@ -1,4 +1,4 @@
-"""``labelskew new``: a folder to begin with, for data of one's own or for a plugin."""
+"""``labelskew new``: a folder to begin with, for data of one's own or for a method."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import FOLDER, PATH
-from fl_labelskew_plugins.front.new.kinds import KINDS
 from fl_labelskew_plugins.machine.log import warn
 from fl_labelskew_plugins.machine.text import clean
 
@@ -56,7 +55,7 @@ def say(out: Path, commands: Sequence[str], notes: Sequence[str] = ()) -> None:
 
 @click.group("new")
 def new_group() -> None:
-    """Write a folder to begin with: recipes for data of your own, or the package of a plugin."""
+    """Write a folder to begin with: recipes for data of your own, or the package of a method."""
 
 
 @new_group.command("simulation")
@@ -131,23 +130,13 @@ def federation(
     say(out, commands, seen.notes)
 
 
-def add_plugin_command(kind: str, noun: str) -> None:
-    """Add the command that writes the package of a plugin of this kind."""
+@new_group.command("method")
+@click.argument("name")
+@click.argument("out", metavar="[DIR]", required=False, type=FOLDER)
+@guarded
+def method(name: str, out: Path | None) -> None:
+    """Write DIR, by default labelskew-NAME: a package with the method NAME, its recipe and its test."""
+    from fl_labelskew_plugins.front.new.method import package
 
-    @new_group.command(
-        kind,
-        help=f"Write DIR, by default labelskew-NAME: a package with the {noun} NAME, its recipe and its test.",
-        short_help=f"Write a package with a {noun} of your own.",
-    )
-    @click.argument("name")
-    @click.argument("out", metavar="[DIR]", required=False, type=FOLDER)
-    @guarded
-    def plugin(name: str, out: Path | None) -> None:
-        from fl_labelskew_plugins.front.new.plugin import package
-
-        out = out or Path(f"labelskew-{name}")
-        say(out, package(kind, name, out))
-
-
-for _kind, (_, _noun, _place) in KINDS.items():
-    add_plugin_command(_kind, _noun)
+    out = out or Path(f"labelskew-{name}")
+    say(out, package(name, out))

@@ -47,22 +47,23 @@ EPILOG = (
 @click.option("--server", metavar="HOST:PORT", help="Address of the server across silos, in place of the recipe's.")
 @HOST
 @guarded
-def run_command(recipe: Path | None, overrides: tuple[str, ...], run_dir: Path | None, **options: Any) -> None:
+def run_command(recipe: Path | None, overrides: tuple[str, ...], *, quiet: bool, **options: Any) -> None:
     """Run a recipe on this machine, or one part of it.
 
     RECIPE is a file, or the name of one that came with the package.
     """
     log.begin()
-    if not options["quiet"]:
+    if not quiet:
         log.word("reading recipe ...")
     if recipe is not None:
         shipped.text(recipe)  # which raises an unknown name's error before anything large is imported
     from fl_labelskew_plugins.front.start import start
     from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
+    from fl_labelskew_plugins.runtimes.options import RunOptions
 
     with as_rank():
-        survey = start(recipe, overrides, run_dir=run_dir, **options)
-    if survey is not None and not options["quiet"]:
+        survey = start(RunOptions(recipe, overrides, quiet=quiet, **options))
+    if survey is not None and not quiet:
         from fl_labelskew_plugins.cli.survey import text
 
         log.note(text(survey))

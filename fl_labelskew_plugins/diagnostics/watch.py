@@ -24,10 +24,10 @@ from fl_labelskew_plugins.diagnostics.proxy_gradients import ProxyGradients
 from fl_labelskew_plugins.diagnostics.tsne import TSNE
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.machine.files import read_lines
-from fl_labelskew_plugins.recipe.diagnostics import IN_TRAINING, Name
+from fl_labelskew_plugins.recipe.sections import IN_TRAINING, DiagnosticName
 from fl_labelskew_plugins.tensors import Weights
 
-KINDS: dict[Name, type[Diagnostic]] = {
+KINDS: dict[DiagnosticName, type[Diagnostic]] = {
     "class_accuracy": ClassAccuracy,
     "client_drift": ClientDrift,
     "deviation_bound": DeviationBound,
@@ -56,9 +56,11 @@ class Watch:
         LabelSkewError: the run has not what one of them needs.
     """
 
-    def __init__(self, names: list[Name], every: int, scene: Scene, folder: Path) -> None:
+    def __init__(self, names: list[DiagnosticName], every: int, scene: Scene, folder: Path) -> None:
         self.every, self.scene, self.folder = every, scene, folder
-        self.all: dict[Name, Diagnostic] = {name: KINDS[name](name, scene, folder) for name in dict.fromkeys(names)}
+        self.all: dict[DiagnosticName, Diagnostic] = {
+            name: KINDS[name](name, scene, folder) for name in dict.fromkeys(names)
+        }
         self._in_training = [self.all[name] for name in self.all if name in IN_TRAINING]
 
     def looks(self, round: int) -> bool:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import copy
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import torch
 from fl_labelskew_registry import LabelSkewError, Method, Network, Partitioner, mistake
 
+from fl_labelskew_plugins.engine.globals import restored
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine.text import clean, counted, few
-from fl_labelskew_plugins.recipe import parse, yaml
+from fl_labelskew_plugins.models.module import Headed
+from fl_labelskew_plugins.recipe import compatibility, parse, yaml
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.objects import plugins
+from fl_labelskew_plugins.recipe.plugins import from_objects
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.measure import main_measure, main_tests
-from fl_labelskew_plugins.runs.progress import Hear
+from fl_labelskew_plugins.runs.progress import Hear, Progress
+from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.session import build
+from fl_labelskew_plugins.runs.simulation import Simulation
+from fl_labelskew_plugins.runtimes.options import RunOptions
+from fl_labelskew_plugins.show import card
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,13 +111,13 @@ def run(
     Raises:
         LabelSkewError: a mistake in what was asked for.
         RunError: the run broke off.
-        KeyboardInterrupt: interrupted, after a checkpoint was saved; ``open(folder).resume()`` goes on.
+        KeyboardInterrupt: interrupted, after a checkpoint was saved; ``load_run(folder).resume()`` resumes.
     """
     objects = {"model": model, "dataset": dataset, "method": method, "partition": partition}
     recipe = prepared(recipe, objects)
     place = start.folder_of(recipe, None if folder is None else Path(folder))
     this = (recipe.objects, recipe.code)
-    start.train(recipe, place, quiet=quiet, hear=_hear(callbacks, place.path, *this), host=host)
+    start.train(recipe, place, RunOptions(quiet=quiet, host=host), _hear(callbacks, place.path, *this))
     return Run(place.path, *this)
 
 
@@ -115,12 +125,12 @@ def prepared(recipe: Recipe | str | Path | Mapping[str, Any], objects: Mapping[s
     """A recipe of :func:`load`, or what that takes, with objects in place of its names."""
     if not isinstance(recipe, Recipe):
         recipe = load(recipe)
-    if given := plugins(**objects):
+    if given := from_objects(**objects):
         recipe = parse.parse(recipe.dump(), source=recipe.path, objects=given)
     return recipe
 
 
-def open(folder: str | Path, **objects: Any) -> Run:
+def load_run(folder: str | Path, **objects: Any) -> Run:
     """A run in its folder; to read its results, no objects are needed.
 
     Args:
@@ -133,7 +143,7 @@ def open(folder: str | Path, **objects: Any) -> Run:
         LabelSkewError: it is not the folder of a run, or the objects are not those of the run.
     """
     code = objects.pop("model") if isinstance(objects.get("model"), str) else None
-    return Run(folder, plugins(**objects), code)
+    return Run(folder, from_objects(**objects), code)
 
 
 def _hear(callbacks: Sequence[Callback], folder: Path, objects: Mapping[str, Any], code: str | None) -> Hear | None:
@@ -150,7 +160,7 @@ class Run:
 
     Args:
         folder: the run's.
-        objects: what stood in for the recipe's names, by section; see :func:`.recipe.objects.plugins`.
+        objects: what stood in for the recipe's names, by section; see :func:`.recipe.plugins.from_objects`.
         code: the function that makes its network, if it is of one.
 
     Raises:
@@ -302,7 +312,8 @@ class Run:
         """
         rounds = [] if comm_round is None else [f"{start.ROUNDS}={comm_round}"]
         hear = _hear(callbacks, self.folder, self._objects, self._code)
-        start.go_on(self._folder, self._objects, rounds, quiet=quiet, hear=hear)
+        recipe, folder = start.resumed(None, rounds, self.folder, self._objects)
+        start.train(recipe, folder, RunOptions(overrides=rounds, resume=folder.path, quiet=quiet), hear)
         return Run(self.folder, self._objects, self._code)
 
     def _network(self, file: Path, otherwise: str, attribute: str) -> nn.Module:
@@ -350,3 +361,71 @@ class Run:
 
 def _base64(file: Path) -> str:
     return base64.b64encode(file.read_bytes()).decode()
+
+
+def simulate(recipe: Recipe | str | Path | Mapping[str, Any], folder: str | Path | None = None, **objects: Any) -> Loop:
+    """A recipe's federation, to be run round by round.
+
+    Args:
+        recipe: as :func:`run` takes it; with ``backend: sp``, and without FedML's attacks, defences and noise.
+        folder: the run's own, new or empty; default: a new one under the recipe's ``tracking_args.run_dir``.
+        objects: ``model``, ``dataset``, ``method`` and ``partition``, as :func:`run` takes them.
+
+    Raises:
+        LabelSkewError: a mistake in what was asked for, or only FedML can do it.
+    """
+    recipe = prepared(recipe, objects)
+    if not recipe.comm.in_process:
+        raise LabelSkewError(f"comm_args.backend: {recipe.comm.backend}: a loop runs in one process; use sp")
+    recipe = compatibility.without_host(recipe, "fl.run, which has FedML where it is installed")
+    return Loop(recipe, None if folder is None else Path(folder))
+
+
+class Loop:
+    """A federation whose rounds are iterated over; each gives its line of metrics, whose ``round`` counts from 0.
+
+    Whoever stops early leaves a checkpoint, and may iterate again, or go on with ``run.resume()``. After the last
+    round the run's folder is complete.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path | None) -> None:
+        self._folder = start.folder_of(recipe, folder)
+        self._folder.check_new()
+        with restored():
+            session = start.warned(build(recipe))
+            self._threads = torch.get_num_threads()
+            self._folder.hold()
+            try:
+                self._record = Record(session, self._folder, Progress(), resume=False)
+                self._rounds = Simulation(self._record)
+            finally:
+                self._folder.release()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        record = self._record
+        self._folder.hold()
+        try:
+            with record.tracked(), contextlib.closing(iter(self._rounds)) as rounds:
+                while True:  # the code of the loop's body runs between rounds, with its own threads and generators
+                    with restored(self._threads):
+                        if (line := next(rounds, None)) is None:
+                            break
+                    yield line
+                if record.next_round == record.session.federation.rounds:
+                    with restored(self._threads):
+                        record.finish(card.text)
+        finally:
+            self._folder.release()
+
+    @property
+    def run(self) -> Run:
+        """The run so far."""
+        recipe = self._record.session.recipe
+        return Run(self._folder.path, recipe.objects, recipe.code)
+
+    @property
+    def model(self) -> nn.Module:
+        """A copy of the global model as it is now, in eval mode."""
+        network = copy.deepcopy(self._record.session.trainer.model)
+        network.load_state_dict(self._record.weights)
+        return (network.whole() if isinstance(network, Headed) else network).eval()

@@ -1,13 +1,9 @@
 """Lets ``fedml run RECIPE.yaml`` run a recipe, though FedML's command line has no plugin hook.
 
-A ``.pth`` file beside this package calls :func:`install` when the interpreter starts. That only puts a finder in front
-of the import system; it waits for ``fedml.cli.modules.run`` and then gives its click group one more way in. Everything
-else that ``fedml run`` does stays as it is. From then on Ctrl-C ends a command of ours with one line, however much is
-still to be imported. ``FL_LABELSKEW_NO_HOOK=1`` switches the hook off.
-
-The host's command line imports all of the host, for seconds, before it looks at what was typed. Where that is
-``fedml run --help`` or a recipe of ours, the script ``fedml`` gets :func:`cli` in its place, which has the same
-answers: the group is the host's own, from its own file.
+A ``.pth`` file next to this package calls :func:`install` when the interpreter starts. If the interpreter was started
+as ``fedml run`` with a recipe or ``--resume``, the script ``fedml`` gets :func:`cli` in place of FedML's command line,
+which would import all of FedML, for seconds. Any other command of FedML's stays as it is. From then on Ctrl-C ends a
+command of ours with one line, however much is still to be imported. ``FL_LABELSKEW_NO_HOOK=1`` switches the hook off.
 
 This module is read at every interpreter start, so it imports nothing but what is loaded already.
 """
@@ -19,67 +15,31 @@ import sys
 
 TYPE_CHECKING = False  # typing's own costs more than this whole module
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import FrameType, ModuleType
+    from collections.abc import Callable
+    from types import FrameType
     from typing import Any, NoReturn
 
-    import click
-
-TARGET = "fedml.cli.modules.run"
 CLI = "fedml.cli.cli"
-"""What the script ``fedml`` imports its command line from."""
+"""The module from which the script ``fedml`` imports its command line."""
 COMMAND = "fl_labelskew_plugins.cli.run"
 OWN = ("labelskew", "fl_labelskew_plugins.cli.main")
 """Our own command, by its script and by its module."""
+STOCK = ("list", "logs", "status", "stop")
+"""Commands of ``fedml run``; what is nearly one of them is a misspelt command, not a misspelt recipe."""
 FILES = (".yaml", ".yml")
 PACKAGE = os.path.dirname(os.path.dirname(__file__))
-EPILOG = (
-    "Label-skew recipes: 'fedml run RECIPE.yaml', or a recipe's name, trains one on this machine, 'fedml run --resume "
-    "RUN_DIR' continues one, 'fedml run RECIPE.yaml --help' lists the options (fl-labelskew-plugins)."
-)
-
-
-class Finder:
-    """Finds one module in the ordinary way and patches it once it has run; every other module is passed by."""
-
-    @classmethod
-    def find_spec(cls, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """The ordinary spec of :data:`TARGET`, with a loader that calls :func:`patch` at its end."""
-        if name != TARGET:
-            return None
-        try:
-            sys.meta_path.remove(cls)
-            from importlib.util import find_spec
-
-            spec = find_spec(name)
-            if spec is None or spec.loader is None:
-                return None
-            loader: Any = spec.loader
-            run_module = loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                del loader.exec_module
-                run_module(module)
-                _quietly(lambda: patch(module.fedml_run))
-
-            loader.exec_module = exec_module
-        except Exception:
-            return None  # the stock finders come next
-        return spec
 
 
 def install() -> None:
-    """Put the finder in front of the import system, once."""
-    if Finder not in sys.meta_path and TARGET not in sys.modules:
-        end_in_a_line()
-        sys.meta_path.insert(0, Finder)
-        if _is_ours(sys.orig_argv):
-            _quiet_imports()
-        if _is_quick(sys.orig_argv):
-            stand_in: Any = type(sys)(CLI)
-            stand_in.cli = cli
-            sys.modules[CLI] = stand_in
+    """Put :func:`cli` in place of FedML's command line, if the interpreter was started with a command of ours."""
+    if not _is_ours(sys.orig_argv):
+        return
+    end_in_a_line()
+    _quiet_imports()
+    if _typed(sys.orig_argv)[0] == "fedml":
+        stand_in: Any = type(sys)(CLI)
+        stand_in.cli = cli
+        sys.modules[CLI] = stand_in
 
 
 def end_in_a_line() -> None:
@@ -102,15 +62,16 @@ def _is_ours(argv: list[str]) -> bool:
     script, *words = _typed(argv)
     if script != "fedml":
         return script in OWN
-    return "run" in words and any(
-        word.startswith("--resume") if word.startswith("-") else is_recipe(word) for word in words[words.index("run") :]
-    )
+    if words[:1] != ["run"] or len(words) == 1:
+        return False
+    first, *rest = words[1:]
+    if first.startswith("--resume") or is_recipe(first):
+        return True
+    if first.startswith("-"):  # an option of ours, or of FedML's
+        return any(word.startswith("--resume") or is_recipe(word) for word in rest) and not {*STOCK} & {*rest}
+    from difflib import get_close_matches
 
-
-def _is_quick(argv: list[str]) -> bool:
-    """Whether :func:`cli` may have an answer."""
-    script, *words = _typed(argv)
-    return (script, words[:1]) == ("fedml", ["run"])
+    return not get_close_matches(first, STOCK)  # our command suggests the nearest recipe
 
 
 def _typed(argv: list[str]) -> list[str]:
@@ -137,126 +98,16 @@ def _quiet_imports() -> None:
 
 
 def cli() -> Any:
-    """The command line of ``fedml run`` for what needs nothing of the host, and else the host's own."""
-    del sys.modules[CLI]
-    args = sys.argv[2:]
-    try:
-        group = _group()
-        is_help = args in ([], ["-h"], ["--help"]) and _our_command() is not None
-        ours = is_help or _command_for(group, args) is not None
-    except Exception:
-        ours = False
-    if ours:
-        return group.main(args, prog_name="fedml run")
+    """The command line of ``fedml run RECIPE``; FedML's own, after a line on the reason, if ours cannot be imported."""
     from importlib import import_module
 
-    return import_module(CLI).cli()
-
-
-def _group() -> click.Group:
-    """The host's group ``fedml run`` with our way in, read from its file alone: what it imports is only used later."""
-    from importlib.util import find_spec, module_from_spec, spec_from_file_location
-
-    host: Any = find_spec("fedml")
-    file = os.path.join(host.submodule_search_locations[0], *TARGET.split(".")[1:]) + ".py"
-    spec: Any = spec_from_file_location(TARGET, file)
-    module = module_from_spec(spec)
-    unused = {name: type(sys)(name) for name in ("fedml", "fedml.api")}
-    sys.modules.update(unused)
+    del sys.modules[CLI]
     try:
-        spec.loader.exec_module(module)
-    finally:
-        for name in unused:
-            del sys.modules[name]
-    group: click.Group = module.fedml_run
-    patch(group)
-    return group
-
-
-def patch(group: click.Group) -> None:
-    """Give the group ``fedml run`` our command as one more way in.
-
-    The arguments decide before the group reads any of them: what is ours gets a context of our command, whose options
-    may then stand in any order; what is not goes the stock way.
-    """
-    stock_context, stock_invoke = group.make_context, group.invoke
-
-    def make_context(
-        info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        command = _command_for(group, args)
-        if command is None:
-            _quietly(_let_go)
-        return (command.make_context if command else stock_context)(info_name, args, parent, **extra)
-
-    def invoke(ctx: click.Context) -> Any:
-        # A parent group calls the context's own command; only a direct call of this group comes here with ours.
-        return stock_invoke(ctx) if ctx.command is group else ctx.command.invoke(ctx)
-
-    group.epilog = EPILOG
-    group.make_context = make_context  # type: ignore[method-assign]
-    group.invoke = invoke  # type: ignore[method-assign]
-
-
-def _command_for(group: click.Group, args: list[str]) -> click.Command | None:
-    """Our command where the arguments mean it, else None: they then belong to the stock group."""
-    try:
-        flags = _options(group) | {"--help": False, "-h": False}
-        rest = iter(args)
-        for arg in rest:
-            if not arg.startswith("-"):
-                ours = arg not in group.commands and (is_recipe(arg) or _is_unknown(arg, group))
-                return _our_command(arg) if ours else None
-            option, _, value = arg.partition("=")
-            if option not in flags:
-                # Unknown to the stock group, which would refuse it: ours if our command knows it.
-                command = _our_command()
-                return command if command and option in _options(command) else None
-            if flags[option] and not value:
-                next(rest, None)
-            elif not flags[option]:
-                return None  # --help of the group itself
-    except Exception:
-        pass
-    return None
-
-
-def _is_unknown(word: str, group: click.Group) -> bool:
-    """Whether a word is not nearly a command of the host: our command then suggests the nearest recipe."""
-    from difflib import get_close_matches
-
-    return not get_close_matches(word, group.commands)
-
-
-def _options(command: click.Command) -> dict[str, bool]:
-    """Every option's spelling, and whether a value follows it."""
-    return {
-        spelling: not getattr(option, "is_flag", False)
-        for option in command.params
-        if option.param_type_name == "option"
-        for spelling in (*option.opts, *option.secondary_opts)
-    }
-
-
-def _our_command(recipe: str = "") -> click.Command | None:
-    """``fedml run RECIPE``; None, and a word on why if a recipe was asked for, where it cannot be imported."""
-    try:
-        from importlib import import_module
-
-        command: click.Command = import_module(COMMAND).run_command
+        command = import_module(COMMAND).run_command
     except Exception as error:
-        if recipe:
-            print(f"fl-labelskew-plugins cannot run {recipe}: {type(error).__name__}: {error}", file=sys.stderr)
-        return None
-    return command
-
-
-def _let_go() -> None:
-    """Give Ctrl-C back to the host, whose call it is after all."""
-    import signal
-
-    if signal.getsignal(signal.SIGINT) is end:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print(f"fl-labelskew-plugins cannot run {sys.argv[2]}: {type(error).__name__}: {error}", file=sys.stderr)
+        return import_module(CLI).cli()
+    return command.main(sys.argv[2:], prog_name="fedml run")
 
 
 def _quietly(action: Callable[[], object]) -> None:

@@ -11,6 +11,7 @@ from fedml.core.security.fedml_defender import FedMLDefender
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.aggregate import weighted_mean
 from fl_labelskew_plugins.engine.server import Server
+from fl_labelskew_plugins.host.start import host_errors
 from fl_labelskew_plugins.host.trainer import floating, restore
 from fl_labelskew_plugins.tensors import Weights
 
@@ -27,8 +28,9 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         """
         self.server, self.args.round_idx = server, round
         seeds.seed_globals(server.federation.seed, "host's server hooks", round)
-        kept, _ = self.on_before_aggregation([(n, floating(upload)) for n, upload in raw])
-        averaged = self.on_after_aggregation(self.aggregate(kept))
+        with host_errors():
+            kept, _ = self.on_before_aggregation([(n, floating(upload)) for n, upload in raw])
+            averaged = self.on_after_aggregation(self.aggregate(kept))
         shares = server.shares([n for n, _ in raw])
         counters = [{k: v for k, v in upload.items() if not v.is_floating_point()} for _, upload in raw]
         old = {k: v for k, v in server.weights.items() if not v.is_floating_point()}

@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ import yaml
 from fedml.core.dp.fedml_differential_privacy import FedMLDifferentialPrivacy
 from fedml.core.security.fedml_attacker import FedMLAttacker
 from fedml.core.security.fedml_defender import FedMLDefender
+from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.place import mpi_rank
+from fl_labelskew_plugins.recipe.compatibility import host_switches
+from fl_labelskew_plugins.recipe.mistakes import failure
 from fl_labelskew_plugins.recipe.model import Recipe
 
 OURS = ("partition_args", "method_args", "model_args", "client_specific_args", "privacy_args")
@@ -35,6 +39,15 @@ def host_config(recipe: Recipe) -> dict[str, dict[str, Any]]:
     sections["data_args"] = {"dataset": recipe.data.dataset}
     sections["common_args"]["sys_perf_profiling"] = False
     return sections
+
+
+@contextlib.contextmanager
+def host_errors() -> Iterator[None]:
+    """Report an error of the host's attacks, defences or noise in one line: it takes their keys as they are."""
+    try:
+        yield
+    except Exception as error:
+        raise LabelSkewError(f"security_args, dp_args: FedML fails with these keys: {failure(error)}") from error
 
 
 def offline() -> None:
@@ -65,7 +78,8 @@ def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
     FedMLAttacker._attacker_instance = None
     FedMLDefender._defender_instance = None
     level = logging.getLogger().level
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints its list of silos
+    switched = host_errors() if host_switches(recipe) else contextlib.nullcontext()
+    with switched, contextlib.redirect_stdout(io.StringIO()):  # it prints its list of silos
         args = fedml.init(args, check_env=False, should_init_logs=False)
     logging.getLogger().setLevel(max(level, logging.WARNING))
     return args

@@ -17,11 +17,11 @@ from fl_labelskew_plugins.engine.aggregate import announced
 from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer
 from fl_labelskew_plugins.engine.samples import Samples
 from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.models.module import Headed, ModuleNetwork
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.recipe import plugins
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, keys_of
-from fl_labelskew_plugins.recipe.objects import Headed, ModuleNetwork
-from fl_labelskew_plugins.recipe.objects import plugins as objects
+from fl_labelskew_plugins.recipe.plugins import from_objects
 from fl_labelskew_plugins.recipe.sections import DeviceArgs, MethodArgs, TrainArgs
 from fl_labelskew_plugins.tensors import Weights
 
@@ -217,7 +217,7 @@ def _settings(
     train = section("train_args", TrainArgs, "client_num_in_total", "comm_round")
     device = section("device_args", DeviceArgs)
     named = isinstance(method, str)
-    instead = None if named else objects(method=method)["method_args"]  # type: ignore[arg-type]
+    instead = None if named else from_objects(method=method)["method_args"]  # type: ignore[arg-type]
     given = {**parameters, **({"method": method} if named else {})}
     plugin = plugins.chosen("method_args", MethodArgs, given, mistakes, instead=instead)[1]
     mistakes.end()

@@ -19,6 +19,7 @@ from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
 from fl_labelskew_plugins.engine.samples import ClientBatches, Samples
 from fl_labelskew_plugins.engine.turn import fit
+from fl_labelskew_plugins.host.start import host_errors
 from fl_labelskew_plugins.tensors import Weights
 
 
@@ -49,7 +50,8 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         """The host's local differential privacy, on floating-point tensors alone."""
         everything = self._params
         self._params = floating(everything)
-        super().on_after_local_training(train_data, device, args)
+        with host_errors():
+            super().on_after_local_training(train_data, device, args)
         self._params = restore(self._params, everything)
 
     def test(self, test_data: Any, device: Any, args: Any) -> None:
@@ -72,7 +74,8 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
             seeds.seed_globals(secret, "host's client hooks", round, client)
             draw_noise_from(seeds.noise_generator(secret, "host's noise", round, client))
             tell_attacker(local.federation.seed, round, client)
-        self.update_dataset(data, ClientBatches(local.test, test, size), len(data.index))
+        with host_errors():
+            self.update_dataset(data, ClientBatches(local.test, test, size), len(data.index))
         samples = None if self.local_train_dataset is data else poisoned(self.local_train_dataset, local.device)
         self._params = weights
         self.on_before_local_training(data, local.device, self.args)

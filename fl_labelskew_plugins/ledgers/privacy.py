@@ -26,10 +26,10 @@ from pydantic import BaseModel
 
 from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.text import utc
+from fl_labelskew_plugins.recipe.conflicts import fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.privacy import BUDGET, Noise, leaving
-from fl_labelskew_plugins.recipe.sections import Budget, Level
-from fl_labelskew_plugins.recipe.summed import fewest_summed
+from fl_labelskew_plugins.recipe.sections import Level, PrivacyBudget
 
 if TYPE_CHECKING:
     from fl_labelskew_registry import Federation
@@ -71,7 +71,7 @@ class Ledger:
         LabelSkewError: the file is no ledger, or there is a budget and dp-accounting is not installed.
     """
 
-    def __init__(self, file: Path, budget: Budget | None = None, level: Level = "silo") -> None:
+    def __init__(self, file: Path, budget: PrivacyBudget | None = None, level: Level = "silo") -> None:
         self.file, self.budget, self.level = file, budget, level
         if budget is not None:
             require(BUDGET)
@@ -295,7 +295,7 @@ def after(opening: Sequence[Noise], upload: Sequence[Noise], number: int, level:
     return epsilon(at(+spent, level), delta)  # without what there is none of
 
 
-def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: Budget, level: Level) -> int:
+def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBudget, level: Level) -> int:
     """Uploads that a budget carries after an opening; -1: not even that, and :data:`MOST` at most."""
 
     def fits(number: int) -> bool:
@@ -312,7 +312,7 @@ def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: Budget, l
     return low
 
 
-def carried(recipe: Recipe, sizes: Iterable[int], budget: Budget) -> int:
+def carried(recipe: Recipe, sizes: Iterable[int], budget: PrivacyBudget) -> int:
     """Uploads that a budget carries of the client for which it carries fewest; ``sizes``: training samples of each."""
     require(BUDGET)
     sizes = {n for n in sizes if n}

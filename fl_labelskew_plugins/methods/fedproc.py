@@ -117,6 +117,7 @@ class FedProc(Method):
             "none", description="head before prototypes and contrast; mlp: two layers, 256 outputs (MOON's sizes)"
         )
 
+    uses_rounds = True
     paper = (
         "FedProc: Prototypical Contrastive Federated Learning on Non-IID Data, FGCS 2023, "
         "https://arxiv.org/abs/2109.12273"

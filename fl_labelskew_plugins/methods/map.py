@@ -89,6 +89,7 @@ class InheritedPrivateModel(Method):
     """What MAP and FedPHP share: a private model per client that supervises the stage ``personalise``."""
 
     aggregation = "uniform"
+    uses_rounds = True
 
     @property
     def lam(self) -> float:

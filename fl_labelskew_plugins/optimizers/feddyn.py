@@ -42,9 +42,6 @@ class FedDyn(Optimizer):
         """Options of FedDyn, under the host's names."""
 
         feddyn_alpha: float = Field(0.01, gt=0, description="alpha, strength of the regulariser")
-        initialize_all_clients: bool = Field(
-            True, description="optimizer_source: host; false: gradients of slots, not of clients"
-        )
 
     paper = "Federated Learning Based on Dynamic Regularization, ICLR 2021, https://arxiv.org/abs/2111.04263"
     aggregation = "uniform"

@@ -45,9 +45,6 @@ class SCAFFOLD(Optimizer):
         option: Literal["I", "II"] = Field(
             "II", description="a client's control variate: I: its gradient at the server's weights; II: its mean step"
         )
-        initialize_all_clients: bool = Field(
-            True, description="optimizer_source: host; false: control variates of slots, not of clients"
-        )
 
     paper = (
         "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, https://arxiv.org/abs/1910.06378"

@@ -1,10 +1,8 @@
-"""Which method goes with which optimiser, and whose code runs it: the host's, that without its faults, or ours."""
+"""Which method goes with which optimiser, and whose code runs it: ours, or FedML's without its faults."""
 
 from __future__ import annotations
 
-import inspect
 import os
-import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -15,21 +13,26 @@ from torch import nn
 
 from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.recipe import host_faults, summed
-from fl_labelskew_plugins.recipe.diagnostics import OF_UPLOADS
+from fl_labelskew_plugins.recipe.conflicts import sum_conflicts
 from fl_labelskew_plugins.recipe.mistakes import Conflict
 from fl_labelskew_plugins.recipe.model import Recipe, Sections
+from fl_labelskew_plugins.recipe.sections import OF_UPLOADS
 
-Source = Literal["own", "corrected", "host"]
+Source = Literal["own", "corrected"]
 
-CORRECTABLE = ("FedAvg", "FedProx", "FedOpt", "FedNova")
-"""Optimisers whose code in the host is right once its faults are corrected from outside."""
+CORRECTABLE = {
+    "FedAvg": "fedml.simulation.sp.fedavg.fedavg_api.FedAvgAPI",
+    "FedProx": "fedml.simulation.sp.fedprox.fedprox_trainer.FedProxTrainer",
+    "FedOpt": "fedml.simulation.sp.fedopt.fedopt_api.FedOptAPI",
+    "FedNova": "fedml.simulation.sp.fednova.fednova_trainer.FedNovaTrainer",
+}
+"""Classes of FedML 0.9.6, by optimiser, that are right once their faults are corrected from outside."""
+
+PLAIN_SGD = ("FedAvg", "FedProx", "FedOpt")
+"""Optimisers whose clients' SGD gets a learning rate and nothing else in FedML."""
 
 OPEN_MPI = "apt-get install openmpi-bin libopenmpi-dev"
 """Installs Open MPI."""
-
-HOST = (*CORRECTABLE, "FedDyn", "Mime", "SCAFFOLD")
-"""Optimisers that the host has under ``backend: sp``."""
 
 
 def check_extras(recipe: Recipe) -> None:
@@ -75,7 +78,7 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
         right = ", ".join(optimizer.client_optimizers)
         message = f"{train.client_optimizer} does not go with federated_optimizer {name}; allowed: {right}"
         yield Conflict("train_args.client_optimizer", message, key)
-    if train.momentum and not optimizer.local_momentum and wanted != "host":  # whose clients have a momentum
+    if train.momentum and not optimizer.local_momentum:
         message = f"{train.momentum:g} does not go with federated_optimizer {name}, whose momentum is the server's"
         yield Conflict("train_args.momentum", f"{message} (server_momentum); allowed: 0", key)
     if sends_more(optimizer) and not comm.send_contributions:
@@ -88,14 +91,12 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
     if comm.secure_aggregation and method.individual:
         message = "true does not go with a method that needs what each client sends, not their sum; allowed: false"
         yield Conflict("comm_args.secure_aggregation", message, ("method_args.method",))
-    yield from summed.conflicts(recipe, method)
+    yield from sum_conflicts(recipe, method)
     if optimizer.changes_upload and (blind := [kind for kind in recipe.tracking.diagnostics if kind in OF_UPLOADS]):
         message = f"{', '.join(blind)}: what clients upload with federated_optimizer {name} is no trained model"
         yield Conflict("tracking_args.diagnostics", f"{message}; allowed: others, or another optimiser", key)
-    if (wanted == "host" or (wanted == "corrected" and name in CORRECTABLE)) and (
-        why := _why_not(recipe, method, optimizer)
-    ):
-        yield Conflict("train_args.optimizer_source", f"{wanted}: {why}; allowed: own, or null", key)
+    if wanted == "corrected" and name in CORRECTABLE and (why := _why_not(recipe, method, optimizer)):
+        yield Conflict("train_args.optimizer_source", f"corrected: {why}; allowed: own, or null", key)
 
 
 def host_installed() -> bool:
@@ -122,21 +123,7 @@ def uses_rounds(recipe: Recipe) -> str | None:
     parts = {recipe.method_name: recipe.method, **getattr(recipe.method, "parts", {})}
     plugins = {f"method_args.method: {name}": part for name, part in parts.items()}
     plugins[f"train_args.federated_optimizer: {recipe.train.federated_optimizer}"] = recipe.optimizer
-    return next((name for name, plugin in plugins.items() if _reads_rounds(type(plugin))), None)
-
-
-def _reads_rounds(plugin: type) -> bool:
-    """Whether the code of a plugin's class, or of a function beside it, reads ``federation.rounds``."""
-    classes = [cls for cls in plugin.__mro__ if cls.__module__.partition(".")[0] != Method.__module__.partition(".")[0]]
-    modules = [vars(sys.modules[name]) for cls in classes if (name := cls.__module__) in sys.modules]
-    beside = [value for names in modules for value in names.values() if inspect.isfunction(value)]
-    functions = [
-        getattr(value, "__func__", getattr(value, "fget", value)) for cls in classes for value in vars(cls).values()
-    ]
-    codes = [code for function in [*functions, *beside] if (code := getattr(function, "__code__", None)) is not None]
-    for code in codes:  # grows by what is defined within
-        codes += [inner for inner in code.co_consts if inspect.iscode(inner)]
-    return any("rounds" in code.co_names for code in codes)
+    return next((name for name, plugin in plugins.items() if plugin.uses_rounds), None)
 
 
 def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recipe:
@@ -167,44 +154,42 @@ def without_host(recipe: Recipe, use: str) -> Recipe:
         LabelSkewError: only the host has what it asks for.
     """
     needs = [(key, "true", "false") for key in host_switches(recipe)]
-    wanted, name = recipe.train.optimizer_source, recipe.train.federated_optimizer
-    if wanted == "host" or (wanted == "corrected" and name in CORRECTABLE):
-        needs.append(("train_args.optimizer_source", wanted, "own, null"))
+    if recipe.train.optimizer_source == "corrected" and recipe.train.federated_optimizer in CORRECTABLE:
+        needs.append(("train_args.optimizer_source", "corrected", "own, null"))
     for key, value, right in needs:
         raise mistake(key, f"{value} is code of FedML's, and this run is without it", f"{right}, or {use}")
     return recipe.model_copy(update={"hosted": False})
 
 
-class Choice(NamedTuple):
+class CodeChoice(NamedTuple):
     """Whose code runs a recipe, and why."""
 
     source: Source
     why: str
 
 
-def choice(recipe: Recipe, model: nn.Module) -> Choice:
+def choice(recipe: Recipe, model: nn.Module) -> CodeChoice:
     """Whose code runs a recipe.
 
     Raises:
-        LabelSkewError: the host was asked for, and cannot do what the recipe asks for.
+        LabelSkewError: FedML's code was asked for, and cannot do what the recipe asks for.
     """
     wanted, name = recipe.train.optimizer_source, recipe.train.federated_optimizer
     if wanted == "own":
-        return Choice("own", "asked for")
+        return CodeChoice("own", "asked for")
     if not recipe.hosted:
-        return Choice("own", "without FedML")
-    if wanted != "host" and name not in CORRECTABLE:
-        wrong = f"the host's {name} is wrong throughout: nothing of it is left once it is right"
-        return Choice("own", wrong if name in HOST else f"the host has no {name}")
+        return CodeChoice("own", "without FedML")
+    if name not in CORRECTABLE:
+        return CodeChoice("own", f"FedML has no {name} whose faults can be corrected")
     if wanted is None and name == "FedAvg":
-        return Choice("own", "default of FedAvg")
+        return CodeChoice("own", "default of FedAvg")
     why = _why_not(recipe, recipe.method, recipe.optimizer) or _why_not_network(recipe, model)
     if wanted is None and recipe.train.client_optimizer != "sgd":
         why = why or f"default with client_optimizer {recipe.train.client_optimizer}"
     if why is None:
-        return Choice(wanted or "corrected", "asked for" if wanted else f"default of {name}")
+        return CodeChoice("corrected", "asked for" if wanted else f"default of {name}")
     if wanted is None:
-        return Choice("own", why)
+        return CodeChoice("own", why)
     raise mistake("train_args.optimizer_source", f"{wanted}: {why}", "own, or null")
 
 
@@ -213,10 +198,10 @@ def source(recipe: Recipe, model: nn.Module) -> Source:
     return choice(recipe, model).source
 
 
-def overruled(recipe: Recipe, model: nn.Module) -> list[str]:
+def overruled(recipe: Recipe) -> list[str]:
     """A sentence on whose weights of the uploads are in force, where the optimiser's stand in for the method's."""
     method, optimizer = recipe.method, recipe.optimizer
-    if optimizer.aggregation in (None, method.aggregation) or source(recipe, model) == "host":
+    if optimizer.aggregation in (None, method.aggregation):
         return []
     return [
         f"uploads are weighed as {recipe.train.federated_optimizer} has it ({optimizer.aggregation}), not as "
@@ -224,29 +209,42 @@ def overruled(recipe: Recipe, model: nn.Module) -> list[str]:
     ]
 
 
+def corrections(recipe: Recipe, *, cpu: bool = True) -> Iterator[str]:
+    """Corrections of FedML's code that make a difference to a recipe, on the CPU or on a GPU.
+
+    A test shows each fault and each correction; docs/mixing.md describes the faults.
+    """
+    train, name, options = recipe.train, recipe.train.federated_optimizer, recipe.optimizer.params
+    plain = name in PLAIN_SGD
+    if cpu and name in ("FedAvg", "FedProx") and train.clients_per_round > 1:
+        yield "in the first round, every client starts from the server's weights"
+    if cpu and name == "FedOpt":
+        yield "every client, and the server's step, start from the server's weights"
+    if plain and train.client_optimizer == "sgd" and (train.momentum or train.weight_decay):
+        yield "momentum, dampening, nesterov and weight_decay are the recipe's"
+    if plain and train.client_optimizer == "adam":
+        yield "Adam is Adam, not AMSGrad"
+    if name == "FedOpt" and options.server_momentum > 0:
+        yield "server_momentum is the recipe's"
+    if name == "FedNova" and options.gmf > 0:
+        yield "gmf's buffer is kept over the rounds"
+    if name == "FedNova" and train.momentum > 0 and (options.mu or train.dampening or train.nesterov):
+        yield "the normalising vector is that of momentum, dampening, nesterov and the proximal term together"
+    if train.lr_schedule != "constant":
+        yield "the learning rate follows its schedule"
+    if recipe.method.aggregation != "samples":
+        yield "uploads are weighed as the method asks for"
+
+
 def describe(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
-    """For a run's record: whose code runs and why, the host's class, and its faults or what of them is corrected."""
+    """For a run's record: whose code runs and why, and of FedML's code its class and what of it is corrected."""
     chosen, name = choice(recipe, model), recipe.train.federated_optimizer
     record: dict[str, Any] = {"name": name, "source": chosen.source, "why": chosen.why}
     if chosen.source == "own":
         return record
-    record |= {"class": host_faults.CLASSES[name], "fedml": version("fedml")}
-    faults = host_faults.faults(recipe, cpu=_on_cpu(model))
-    if chosen.source == "host":
-        return record | {"faults": [fault.wrong for fault in faults]}
-    return record | {"corrections": [fault.right for fault in faults]}
-
-
-def warnings(recipe: Recipe, model: nn.Module) -> list[str]:
-    """Sentences that a user should read before this run: the host's faults that are in force."""
-    if source(recipe, model) != "host":
-        return []
-    faults = host_faults.faults(recipe, cpu=_on_cpu(model))
-    return [f"train_args.optimizer_source: host: {fault.wrong}" for fault in faults]
-
-
-def _on_cpu(model: nn.Module) -> bool:
-    return next(model.parameters()).device.type == "cpu"
+    cpu = next(model.parameters()).device.type == "cpu"
+    record |= {"class": CORRECTABLE[name], "fedml": version("fedml")}
+    return record | {"corrections": list(corrections(recipe, cpu=cpu))}
 
 
 def _why_not_network(recipe: Recipe, model: nn.Module) -> str | None:
@@ -265,7 +263,6 @@ def _why_not(recipe: Sections, method: Method, optimizer: Optimizer) -> str | No
     paper = getattr(options, "server_optimizer", "sgd") != "sgd" and getattr(optimizer, "form", "host") == "paper"
     after = train.momentum > 0 and bool(train.nesterov or train.dampening) and getattr(options, "mu", 0) > 0
     reasons = {
-        f"the host has no {train.federated_optimizer}": train.federated_optimizer not in HOST,
         f"the host's code runs with backend sp, not {comm.backend}": not comm.in_process,
         "the host has torch's server optimisers alone (server_form: host)": paper,
         "the host's FedNova adds the proximal term (mu) after nesterov or dampening": after,

@@ -5,15 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fl_labelskew_registry import Dataset
+from fl_labelskew_registry import Dataset, Method
 
-from fl_labelskew_plugins.recipe import addresses, security
-from fl_labelskew_plugins.recipe.comm import LEAST_SUMMED, CommArgs
-from fl_labelskew_plugins.recipe.diagnostics import BESIDE_TRAINING, IN_TRAINING, OF_UPLOADS
-from fl_labelskew_plugins.recipe.mistakes import Conflict, show
+from fl_labelskew_plugins.recipe import addresses
+from fl_labelskew_plugins.recipe.mistakes import Conflict, needed, show
 from fl_labelskew_plugins.recipe.model import Sections
-from fl_labelskew_plugins.recipe.sections import DataArgs, TrainArgs
+from fl_labelskew_plugins.recipe.sections import (
+    IN_TRAINING,
+    LEAST_SUMMED,
+    NEEDS,
+    OF_UPLOADS,
+    OUTSIDE_TRAINING,
+    CommArgs,
+    DataArgs,
+    DpArgs,
+    HostArgs,
+    SecurityArgs,
+    TrainArgs,
+    to_the_end,
+)
 
+ROUND = ("train_args.client_num_per_round", "train_args.client_num_in_total")
 KIND, DEAL = "common_args.training_type", "train_args.client_num_in_total"
 SECURE = "comm_args.secure_aggregation"
 
@@ -28,7 +40,7 @@ def conflicts(recipe: Sections) -> Iterator[Conflict]:
     if recipe.train.augment and recipe.security.attack_type == "label_flipping":
         message = "does not go with attack_type label_flipping, whose samples are not augmented; allowed: []"
         yield Conflict("train_args.augment", message, ("security_args.attack_type",))
-    yield from security.conflicts(recipe.security, recipe.dp, recipe.train.clients_per_round)
+    yield from _host_conflicts(recipe.security, recipe.dp)
 
 
 def _train_conflicts(train: TrainArgs) -> Iterator[Conflict]:
@@ -61,7 +73,7 @@ def _comm_conflicts(recipe: Sections) -> Iterator[Conflict]:
     if comm.min_clients is not None and comm.min_clients > train.clients_per_round:
         right = f"an integer from 1 to client_num_per_round, {train.clients_per_round}"
         message = f"{comm.min_clients} is out of range; allowed: {right}"
-        yield Conflict("comm_args.min_clients", message, security.ROUND)
+        yield Conflict("comm_args.min_clients", message, ROUND)
     if not comm.send_contributions and not common.across_silos:
         message = "false does not go with training_type simulation; allowed: true, or false with cross_silo"
         yield Conflict("comm_args.send_contributions", message, (KIND,))
@@ -71,14 +83,12 @@ def _comm_conflicts(recipe: Sections) -> Iterator[Conflict]:
             f"missing; {key} {address} can be reached from other machines; use a folder of `labelskew certs new`, "
             "or an address such as 127.0.0.1:8890"
         )
-        yield Conflict("comm_args.certs", message, (f"comm_args.{key}", "comm_args.grpc_ipconfig_path", KIND))
+        yield Conflict("comm_args.certs", message, (f"comm_args.{key}", KIND))
 
 
 def _reached_by_others(comm: CommArgs) -> tuple[str, str] | None:
     """The first key whose address is beyond loopback, and that address."""
     given = {"server_address": comm.server_address, "listen_address": comm.listen_address}
-    if comm.grpc_ipconfig_path is not None:  # the server's address is not known before that file is read
-        del given["server_address"]
     return next(((k, address) for k, address in given.items() if address and not addresses.loopback(address)), None)
 
 
@@ -176,11 +186,11 @@ def _secure_silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
         yield Conflict("comm_args.certs", message, (SECURE, KIND))
     if clients < LEAST_SUMMED:
         message = f"true needs at least {LEAST_SUMMED} silos in a round: a sum of fewer hides nobody; allowed: false"
-        yield Conflict(SECURE, message, security.ROUND)
+        yield Conflict(SECURE, message, ROUND)
     least, threshold = max(LEAST_SUMMED, clients // 2 + 1), comm.secure_threshold
     if threshold is not None and not least <= threshold <= clients:
         message = f"{threshold} is out of range; allowed: {least} to {clients}, more than half of client_num_per_round"
-        yield Conflict("comm_args.secure_threshold", message, (SECURE, *security.ROUND))
+        yield Conflict("comm_args.secure_threshold", message, (SECURE, *ROUND))
 
 
 def _diagnostics_conflicts(recipe: Sections) -> Iterator[Conflict]:
@@ -191,6 +201,78 @@ def _diagnostics_conflicts(recipe: Sections) -> Iterator[Conflict]:
     elif not comm.in_process and (blind := [name for name in names if name in IN_TRAINING]):
         message = (
             f"{', '.join(blind)}: with backend {comm.backend} other processes train and cannot be watched; allowed: "
-            f"{', '.join(BESIDE_TRAINING)}, or backend sp"
+            f"{', '.join(OUTSIDE_TRAINING)}, or backend sp"
         )
         yield Conflict(key, message, (KIND, "comm_args.backend"))
+
+
+def _host_conflicts(security: SecurityArgs, dp: DpArgs) -> Iterator[Conflict]:
+    """What the host needs for the switches that are on, and noise that it cannot compute."""
+    yield from _needed("security_args", security, "enable_attack", "attack_type")
+    yield from _needed("security_args", security, "enable_defense", "defense_type")
+    yield from _needed("dp_args", dp, "enable_dp", "dp_solution_type")
+    if dp.enable_dp and dp.mechanism_type == "gaussian":
+        out, kind = "is out of range; allowed: a number above 0 and", "with mechanism_type gaussian"
+        if dp.epsilon is not None and dp.epsilon > 1:
+            yield Conflict("dp_args.epsilon", f"{dp.epsilon} {out} at most 1 {kind}", ("dp_args.mechanism_type",))
+        if dp.delta == 0:
+            yield Conflict("dp_args.delta", f"0 {out} below 1 {kind}", ("dp_args.mechanism_type",))
+
+
+def _needed(section: str, args: HostArgs, switch: str, chooser: str) -> Iterator[Conflict]:
+    if not getattr(args, switch):
+        return
+    chosen = getattr(args, chooser)
+    wanted = (chooser,) if chosen is None else NEEDS.get(chosen, ())
+    reason = f"{switch}: true" if chosen is None else f"{chooser}: {chosen}"
+    for key in wanted:
+        if getattr(args, key, None) is None:
+            known = key in type(args).model_fields
+            allowed = needed(type(args), key) if known else f"a value that FedML 0.9.6 takes as args.{key}"
+            message = f"missing; {reason} needs it; allowed: {allowed}"
+            yield Conflict(f"{section}.{key}", message, (f"{section}.{chooser}", f"{section}.{switch}"))
+
+
+# Secure aggregation: how many silos a sum must contain. The difference of two sums over sets that differ by one client
+# is that client's part. Values that a client sends in each round, such as class counts, follow from the sums of several
+# rounds over different sets. Without noise, each sum is therefore over all clients.
+
+
+def fewest_summed(recipe: Sections) -> int:
+    """Fewest clients of a round's sum: with noise ``secure_threshold``, by default two thirds; else all."""
+    clients = recipe.train.clients_per_round
+    default = clients if recipe.privacy.noise_multiplier is None else min(clients, to_the_end(clients))
+    return recipe.comm.secure_threshold or default
+
+
+def fewest_opened(recipe: Sections) -> int:
+    """Fewest clients of the opening sum: as many may be missing as in a round."""
+    train = recipe.train
+    return train.client_num_in_total - train.clients_per_round + fewest_summed(recipe)
+
+
+def quorum(recipe: Sections) -> int:
+    """Uploads that a round needs; with secure aggregation across silos at least those that a sum needs."""
+    uploads = recipe.comm.quorum(recipe.train.clients_per_round)
+    summed = recipe.common.across_silos and recipe.comm.secure_aggregation
+    return max(uploads, fewest_summed(recipe)) if summed else uploads
+
+
+def sum_conflicts(recipe: Sections, method: Method) -> Iterator[Conflict]:
+    """Sums over few clients, and, without noise, sums over different clients."""
+    if not recipe.comm.secure_aggregation:
+        return
+    for part in getattr(method, "parts", {"": method}).values():
+        if (share := getattr(part.params, "share_prototypes", 1)) < 1:
+            what = f"{share:g}: the sum of prototypes would be of few clients; allowed: 1, or no secure aggregation"
+            yield Conflict("method_args.share_prototypes", what, ("comm_args.secure_aggregation",))
+    every = recipe.train.client_num_in_total
+    for key, clients in (
+        ("train_args.client_num_per_round", recipe.train.clients_per_round),
+        ("comm_args.secure_threshold", fewest_summed(recipe)),
+    ):
+        if clients < every and recipe.privacy.noise_multiplier is None:
+            what = f"{clients} of {every} clients: sums over different clients can be compared, and reveal single ones"
+            allowed = f"{every}, noise (privacy_args.noise_multiplier), or no secure aggregation"
+            yield Conflict(key, f"{what}; allowed: {allowed}", ("comm_args.secure_aggregation",))
+            return

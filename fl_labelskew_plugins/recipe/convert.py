@@ -7,6 +7,7 @@ value, and what FedML needs and a recipe does not.
 from __future__ import annotations
 
 import contextlib
+import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from fl_labelskew_registry import PluginError, catalog
 
-from fl_labelskew_plugins.recipe import parse, yaml
+from fl_labelskew_plugins.recipe import addresses, parse, yaml
 from fl_labelskew_plugins.recipe.mistakes import RecipeError, keys_of, nearest, show, shown
 from fl_labelskew_plugins.recipe.model import PLUGGED, SECTIONS
 from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING
@@ -46,6 +47,7 @@ DROPPED = {
     **dict.fromkeys(("global_model_file_path", "log_server_url"), _CLOUD),
     **dict.fromkeys(("client_id_list", "is_mobile", "run_id", "sys_perf_profiling", "ci"), _NOTHING),
     **dict.fromkeys(("gpu_mapping_file", "gpu_mapping_key", "gpu_util_parse"), _GPUS),
+    "grpc_ipconfig_path": "use comm_args.server_address: host:port of the server, rank 0 in this file",
     "worker_num": "is not needed; with backend: MPI, comm_args.workers is the number of processes that train",
     "scenario": "is not needed; each silo is one process, and hierarchical silos are not supported",
 }
@@ -86,7 +88,7 @@ def convert(text: str, source: Path) -> Converted:
         RecipeError: the text is not a FedML configuration.
     """
     content = _configuration(text, source)
-    conversion = _Conversion({key: value for keys in content.values() for key, value in keys.items()})
+    conversion = _Conversion({key: value for keys in content.values() for key, value in keys.items()}, source.parent)
     made = Converted()
     for section, keys in content.items():
         for key, value in keys.items():
@@ -134,10 +136,11 @@ class _Conversion:
     """What becomes of each key.
 
     ``flat``: all keys and their values; FedML has one namespace for all sections, in which the last one counts.
+    ``folder``: of the configuration.
     """
 
-    def __init__(self, flat: Mapping[str, Any]) -> None:
-        self.flat, self.wandb = flat, flat.get("enable_wandb") is True
+    def __init__(self, flat: Mapping[str, Any], folder: Path) -> None:
+        self.folder, self.flat, self.wandb = folder, flat, flat.get("enable_wandb") is True
         self.chosen = {key: _value(key, flat[key]) for key in (*VALUES, "method") if key in flat}
         if self.chosen.get("dataset") in DIVIDED:
             self.chosen["partition_method"] = "natural"
@@ -154,12 +157,14 @@ class _Conversion:
             renamed["worker_num"] = "comm_args.workers"
         if value is None or key in HOSTS_TRACKING:
             return None
+        if key == "grpc_ipconfig_path" and (address := _server_in(self.folder / str(value))):
+            return "comm_args.server_address", address
         if key in renamed:
             home, _, name = renamed[key].partition(".")
             taken = [value] if name == "gpu_ids" else value
             return (renamed[key], taken) if name in self.known[home] else None
         known = (name for name in (section, *self.known) if key in self.known.get(name, ()))
-        home = "" if key in DROPPED else next(known, "")
+        home = section if section == "security_args" else "" if key in DROPPED else next(known, "")
         return (f"{home}.{key}", self.chosen.get(key, value)) if home else None
 
     def note(self, section: str, key: str, value: Any, target: tuple[str, Any] | None) -> str:
@@ -199,6 +204,20 @@ class _Conversion:
         """The tracker wandb with FedML's names."""
         names = {ours: self.flat[theirs] for theirs, ours in WANDB.items() if self.flat.get(theirs)}
         return [{"wandb": names}] if names else ["wandb"]
+
+
+def _server_in(file: Path) -> str | None:
+    """The address of rank 0 in FedML's CSV file of ``eid,rank,grpc_server_ip,grpc_server_port``; None without one."""
+    with (
+        contextlib.suppress(OSError, ValueError, KeyError, TypeError, csv.Error),
+        file.open(encoding="utf-8-sig") as lines,
+    ):
+        for row in csv.DictReader(lines, skipinitialspace=True):
+            if row["rank"] == "0":
+                address = addresses.join(row["grpc_server_ip"], int(row["grpc_server_port"]))
+                addresses.split(address)
+                return address
+    return None
 
 
 def _owners(key: str) -> str:

@@ -115,6 +115,8 @@ def allowed(schema: Schema, defs: Schema) -> str:
         return ", or ".join(allowed(part, defs) for part in schema["anyOf"])
     if names := names_in(schema):
         return ", ".join(names)
+    if keys := schema.get("properties"):
+        return f"{{{', '.join(f'{key}: {allowed(part, defs)}' for key, part in keys.items())}}}"
     words = _KINDS.get(schema.get("type", ""), "any value")
     bounds = [text.format(f"{schema[key]:g}" if key in schema else "") for key, text in _BOUNDS if key in schema]
     if schema.get("maximum", 0) == 2**31 or schema.get("exclusiveMaximum", 0) == 2**31:
@@ -149,6 +151,11 @@ def keys_of(model: type[BaseModel]) -> dict[str, Schema]:
     return properties
 
 
+def takes_any(model: type[BaseModel]) -> bool:
+    """Whether a parameter model takes keys that it does not name, to hand them on as they are."""
+    return model.model_config.get("extra") == "allow"
+
+
 def failure(error: BaseException) -> str:
     """What some plugin raised, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -162,7 +169,7 @@ def validate(model: type[ModelT], raw: Mapping[str, Any]) -> tuple[ModelT | None
     """
     wrong: dict[str, str] = {}
     schema = schema_of(model)
-    good = {key: value for key, value in raw.items() if key in schema.get("properties", {})}
+    good = {key: value for key, value in raw.items() if takes_any(model) or key in schema.get("properties", {})}
     try:
         # From JSON text: a list may become a tuple, and still no text becomes a number.
         return model.model_validate_json(json.dumps(good)), wrong
@@ -200,8 +207,21 @@ def _message(detail: ErrorDetails, schema: Schema) -> str:
         return f"{show(value)}: {detail['msg']}"
     if inner and isinstance(inner[0], int):
         problem = f"item {inner[0] + 1}: {problem}"
+    elif inner and (keys := _properties(part, defs)):
+        name = str(inner[0])
+        if kind == "extra_forbidden":
+            return f"{clean(name)}: {unknown_key(name, keys)}"
+        problem, part = f"{name}: {problem}", keys.get(name, part)
     names = names_in(part.get("items", part)) if kind in ("literal_error", "enum", "string_type") else ()
     return f"{problem.format(value=show(value))}; allowed: {allowed(part, defs)}{nearest(value, names)}"
+
+
+def _properties(schema: Schema, defs: Schema) -> dict[str, Schema]:
+    """The keys of the mapping that a schema admits; none if it admits none."""
+    if "$ref" in schema:
+        schema = defs.get(schema["$ref"].rpartition("/")[2], {})
+    keys = [_properties(part, defs) for part in schema.get("anyOf", ())]
+    return schema.get("properties") or next(filter(None, keys), {})
 
 
 class RecipeError(MistakesError):

@@ -13,10 +13,7 @@ from pydantic import ConfigDict
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import sections, yaml
-from fl_labelskew_plugins.recipe.beside import Expected, Policy
-from fl_labelskew_plugins.recipe.comm import CommArgs
-from fl_labelskew_plugins.recipe.sections import PluginArgs
-from fl_labelskew_plugins.recipe.security import DpArgs, SecurityArgs
+from fl_labelskew_plugins.recipe.sections import CommArgs, DpArgs, Expected, PluginArgs, Policy, SecurityArgs
 
 
 class Sections(Params):

@@ -28,10 +28,10 @@ from torch import nn
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.models.module import ModuleNetwork
 from fl_labelskew_plugins.params import IS_PATH
 from fl_labelskew_plugins.recipe.mistakes import failure, unknown
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.objects import ModuleNetwork
 
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "None": type(None)}
 ADDED_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -92,7 +92,7 @@ class Function:
 
 
 class FunctionNetwork(Network):
-    """A network that a function of the user makes; see :class:`.objects.ModuleNetwork` for the module it returns."""
+    """A network that a function of the user makes; see :class:`.ModuleNetwork` for the module it returns."""
 
     def __init__(self, function: Function, params: params.Params) -> None:
         super().__init__(params)

@@ -13,10 +13,8 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.params import IS_PATH, absolute
 from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, shipped, yaml
-from fl_labelskew_plugins.recipe.beside import Expected, Policy
-from fl_labelskew_plugins.recipe.comm import CommArgs
 from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, form_conflicts, moments_conflicts
-from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown
+from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown, takes_any
 from fl_labelskew_plugins.recipe.model import (
     ATTRIBUTES,
     EXPECTED,
@@ -28,7 +26,7 @@ from fl_labelskew_plugins.recipe.model import (
     Recipe,
     Sections,
 )
-from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING, TrackingArgs
+from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING, CommArgs, Expected, Policy, TrackingArgs
 from fl_labelskew_plugins.recipe.sections import names as split
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -74,7 +72,7 @@ def parse(
         text: YAML.
         source: what messages call it.
         overrides: ``section.key=value`` each.
-        objects: plugins in place of those that sections name, by section; see :mod:`.objects`.
+        objects: plugins in place of those that sections name, by section; see :func:`.plugins.from_objects`.
 
     Raises:
         RecipeError: with every mistake of the text and the overrides.
@@ -350,6 +348,8 @@ class _Check(Mistakes):
             for key in [key for key in raw if key in HOSTS_TRACKING]:
                 self.say(f"{section}.{key}", HOSTS_TRACKING[key])
             raw = {key: value for key, value in raw.items() if key not in HOSTS_TRACKING}
+        if takes_any(model):
+            known = [*known, *raw]
         self.unknown_keys(section, raw, known)
         args = self.validated(section, model, {**(base or {}), **{k: v for k, v in raw.items() if k in known}})
         if isinstance(args, CommArgs) and "comm_args.backend" not in self.wrong:

@@ -1,20 +1,33 @@
-"""A section that chooses a plugin: its common keys, and the plugin with its parameters; or a mistake."""
+"""Plugins of a recipe: what a section names, with its parameters, or an object from Python; or a mistake."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fl_labelskew_registry import LabelSkewError, Method, PluginError, catalog
+import numpy as np
+from fl_labelskew_registry import Dataset, LabelSkewError, Method, Network, Partitioner, PluginError, catalog
+from torch import nn
 
 from fl_labelskew_plugins.checked import checked
+from fl_labelskew_plugins.data.given import GivenData, given_data
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.methods import combined
+from fl_labelskew_plugins.models.module import ModuleNetwork
 from fl_labelskew_plugins.models.pretrained import AUTO, NONE
-from fl_labelskew_plugins.params import IS_PATH, absolute
+from fl_labelskew_plugins.params import IS_PATH, Params, absolute
+from fl_labelskew_plugins.partition.given import GivenPartition
 from fl_labelskew_plugins.recipe import network_file
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, closest, failure, keys_of, show, unknown
-from fl_labelskew_plugins.recipe.objects import named
 from fl_labelskew_plugins.recipe.sections import MethodArgs, ModelArgs, PluginArgs, code_at, is_code
+
+OBJECT_SECTIONS = {
+    "model": "model_args",
+    "dataset": "data_args",
+    "method": "method_args",
+    "partition": "partition_args",
+}
+"""Which section's plugin each of the arguments of :func:`from_objects` replaces."""
 
 
 def names(kind: catalog.Kind) -> list[str]:
@@ -40,7 +53,7 @@ def chosen(
     common, place = keys_of(model), f"{section}.{model.key}"
     if instead is not None:
         known_keys = {key: value for key, value in raw.items() if key in common}
-        return mistakes.validated(section, model, known_keys | {model.key: named(instead)}), instead
+        return mistakes.validated(section, model, known_keys | {model.key: object_name(instead)}), instead
     if model.key not in raw and model.model_fields[model.key].is_required():
         near = closest(model.key, [key for key in raw if key not in common])
         instead = f"; found instead: {near[0]}" if near else ""
@@ -158,3 +171,51 @@ def of_silo(place: str, method: Method, raw: Any, mistakes: Mistakes) -> Method 
     except Exception as error:  # a plugin of anybody's
         mistakes.say(place, failure(error))
         return None
+
+
+def from_objects(
+    *,
+    model: nn.Module | Network | None = None,
+    dataset: object = None,
+    method: Method | None = None,
+    partition: Sequence[Sequence[int]] | Partitioner | None = None,
+) -> dict[str, Any]:
+    """The objects that are given, as plugins, by the section of a recipe whose name they stand in for.
+
+    Args:
+        model: a module that returns logits from a Linear layer, see :class:`.ModuleNetwork`; it is copied, not changed.
+        dataset: see :func:`.data.given.given_data`.
+        method: an object of :class:`fl_labelskew_registry.Method`.
+        partition: indices of each client's training samples.
+
+    Raises:
+        LabelSkewError: one of them cannot stand there.
+    """
+    if isinstance(model, nn.Module):
+        model = ModuleNetwork(model)
+    if dataset is not None and not isinstance(dataset, Dataset):
+        dataset = GivenData(given_data(dataset))
+    if partition is not None and not isinstance(partition, Partitioner):
+        if not isinstance(partition, Sequence | np.ndarray) or isinstance(partition, str):
+            raise LabelSkewError(f"partition: {clean(partition)!r} is no list; give a list of indices for each client")
+        partition = GivenPartition(partition)
+    given = {"model": model, "dataset": dataset, "method": method, "partition": partition}
+    kinds = {"model": Network, "dataset": Dataset, "method": Method, "partition": Partitioner}
+    for name, plugin in given.items():
+        if plugin is not None and not isinstance(plugin, kinds[name]):
+            what = "an nn.Module, or name a function in model_args.model of the recipe"
+            what = what if name == "model" else "an object of fl_labelskew_registry.Method"
+            raise LabelSkewError(f"{name}: {clean(plugin)!r} is a {type(plugin).__name__}; give {what}")
+        if plugin is not None and plugin.params is None:  # a class of somebody's own that takes none
+            plugin.params = Params()
+    return {OBJECT_SECTIONS[name]: checked(plugin) for name, plugin in given.items() if plugin is not None}
+
+
+def object_name(plugin: Any) -> str:
+    """What a recipe calls an object: the name of its class."""
+    return clean(getattr(plugin, "name", type(plugin).__name__), 80)
+
+
+def object_description(plugin: Any) -> str:
+    """What tells an object from another one, for a run's record; resuming asks for the same."""
+    return clean(getattr(plugin, "description", f"{type(plugin).__name__}({plugin.params!s})"), 1000)

@@ -13,10 +13,10 @@ from typing import Any
 
 from fl_labelskew_registry import Federation
 
-from fl_labelskew_plugins.recipe.beside import Policy
+from fl_labelskew_plugins.recipe.conflicts import quorum
 from fl_labelskew_plugins.recipe.mistakes import show
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.summed import quorum
+from fl_labelskew_plugins.recipe.sections import Policy
 
 OTHER, OPTIMIZER = "other", "optimizer"
 OPENING = " in the opening exchange of "
@@ -42,7 +42,7 @@ def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
     for kind, what in leaving:
         if policy.send is not None and kind not in policy.send:
             yield _line(policy, "send", f"{kind}: {what}")
-    for name in policy.noise_at_least:
+    for name in [name for name, least in policy.noise_at_least or () if least is not None]:
         (least, wanted), key = policy.least_noise(name), f"noise_at_least.{name}"
         if (strength := _noise(recipe, name, [what for kind, what in leaving if kind == "counts"])) < least:
             yield key, f"{least:g} does not allow noise of {strength:g}; set more noise, or change this policy"

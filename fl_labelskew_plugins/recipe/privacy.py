@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.policy import OPENING, host_noise, methods, sent
 
-Kind = Literal["gaussian", "laplace", "discrete", "none"]
+NoiseKind = Literal["gaussian", "laplace", "discrete", "none"]
 BUDGET, MULTIPLIER = "privacy_args.budget", "privacy_args.noise_multiplier"
 
 
@@ -28,7 +28,7 @@ class Noise:
     """
 
     on: str
-    kind: Kind = "none"
+    kind: NoiseKind = "none"
     silo: float = 0.0
     claim: float = 0.0
 
@@ -54,7 +54,7 @@ def leaving(recipe: Recipe, samples: int, least: int) -> tuple[list[Noise], list
     return opening, upload
 
 
-def on_counts(scale: float, kind: Kind, samples: int) -> Noise:
+def on_counts(scale: float, kind: NoiseKind, samples: int) -> Noise:
     """Noise of this scale on each class count of a client with so many samples.
 
     A sample replaced by another moves two counts by one; all samples replaced move the counts by ``2 N`` in L1 and by

@@ -10,9 +10,8 @@ from fl_labelskew_registry import PluginError, catalog
 from pydantic import BaseModel
 
 from fl_labelskew_plugins.recipe import plugins
-from fl_labelskew_plugins.recipe.beside import Expected, Policy
 from fl_labelskew_plugins.recipe.model import EXPECTED, PLUGGED, POLICY, REQUIRED, SECTIONS, SILO
-from fl_labelskew_plugins.recipe.sections import MethodArgs, ModelArgs, PluginArgs
+from fl_labelskew_plugins.recipe.sections import Expected, MethodArgs, ModelArgs, PluginArgs, Policy
 
 
 def json_schema() -> dict[str, Any]:
@@ -22,7 +21,7 @@ def json_schema() -> dict[str, Any]:
     one = _model_schema(Expected, EXPECTED, defs)
     sections[EXPECTED] = {"anyOf": [one, {"type": "array", "items": one}]}
     defs["recipe"] = {"properties": sections, "required": REQUIRED, "additionalProperties": False}
-    silo = {section: _silo_schema(section, keys) for section, keys in SILO.items()}
+    silo = {section: _silo_schema(section, keys, defs) for section, keys in SILO.items()}
     defs["silo"] = {"properties": silo, "additionalProperties": False}
     chooses = {"properties": {"method_args": {"required": ["method"]}}, "required": ["method_args"]}
     return {
@@ -36,12 +35,12 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def _silo_schema(section: str, keys: Sequence[str] | None) -> dict[str, Any]:
+def _silo_schema(section: str, keys: Sequence[str] | None, defs: dict[str, Any]) -> dict[str, Any]:
     """A section of a silo's own file; which parameters a method leaves to silos depends on the recipe's method."""
     if section == "method_args":
         return {"type": "object"}
     if section == POLICY:
-        return Policy.model_json_schema()
+        return _model_schema(Policy, POLICY, defs)
     whole = f"#/$defs/recipe/properties/{section}"
     if keys is None:
         return {"$ref": whole}

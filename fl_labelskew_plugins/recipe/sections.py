@@ -1,21 +1,29 @@
-"""The sections of a recipe and their keys: a FedML configuration with the host's own names, plus two of ours.
+"""The sections of a recipe and of a silo's own file, with their keys: FedML's own names, plus some of ours.
 
 Every section is a frozen pydantic model. The sections that choose a plugin (``data_args``, ``partition_args``,
-``model_args``, ``train_args``, ``method_args``) hold here only the keys that are common to all plugins of the kind; the
-rest belongs to the plugin's own ``Params``. What is the host's own is in :mod:`~fl_labelskew_plugins.recipe.security`.
+``model_args``, ``train_args``, ``method_args``) have only the keys that are common to all plugins of the kind; the
+rest belongs to the plugin's own ``Params``.
 """
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fl_labelskew_registry import catalog
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from fl_labelskew_plugins.params import IS_PATH, LARGEST, Params, absolute
-from fl_labelskew_plugins.recipe.diagnostics import Name
+from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.recipe.mistakes import show
 
 Positive = Annotated[int, Field(ge=1)]
@@ -26,6 +34,35 @@ Level = Literal["silo", "claim"]
 MOST_NUMBERS = 10**8
 """Numbers of one sample."""
 MOST_CLASSES = 10**6
+
+DiagnosticName = Literal[
+    "class_accuracy",
+    "client_drift",
+    "deviation_bound",
+    "effective_rank",
+    "eigenvalue_variance",
+    "feature_sphere",
+    "features_2d",
+    "intra_loss",
+    "label_heatmap",
+    "observed_probability",
+    "proxy_gradients",
+    "tsne",
+]
+"""Names for ``tracking_args.diagnostics``; :data:`fl_labelskew_plugins.diagnostics.watch.KINDS` has their classes."""
+
+IN_TRAINING: tuple[DiagnosticName, ...] = ("deviation_bound", "intra_loss", "observed_probability", "proxy_gradients")
+"""Those that look into local training, which they can where it happens in the run's own process alone."""
+
+OUTSIDE_TRAINING: tuple[DiagnosticName, ...] = tuple(
+    name for name in get_args(DiagnosticName) if name not in IN_TRAINING
+)
+"""Those that look at uploads and global models alone."""
+
+OF_UPLOADS: tuple[DiagnosticName, ...] = (
+    *("class_accuracy", "client_drift", "effective_rank", "features_2d", "feature_sphere", "tsne"),
+)
+"""Those that take a client's upload for the model that it has trained."""
 
 
 class PluginArgs(Params):
@@ -139,10 +176,10 @@ class TrainArgs(PluginArgs):
     key, kind, attribute = "federated_optimizer", "optimizers", "optimizer"
 
     federated_optimizer: str = Field("FedAvg", description="name of an optimiser: labelskew optimizers")
-    optimizer_source: Literal["own", "corrected", "host"] | None = Field(
+    optimizer_source: Literal["own", "corrected"] | None = Field(
         None,
-        description="whose code optimises; corrected: the host's, without its faults; host: as it is; default:"
-        " corrected where that can run the recipe (docs/mixing.md), else own",
+        description="whose code optimises; corrected: FedML's, without its faults; default: corrected if that can run"
+        " the recipe (docs/mixing.md), else own",
     )
     client_num_in_total: Positive = Field(10, description="clients K")
     client_num_per_round: Positive | None = Field(None, description="clients that join a round; default: all")
@@ -248,6 +285,121 @@ class DeviceArgs(Params):
     channels_last: bool = Field(True, description="memory format of images and convolutions")
 
 
+LEAST_SUMMED = 3
+"""Clients below which a sum hides nobody."""
+
+
+def to_the_end(clients: int) -> int:
+    """How many of so many a sum with noise needs to its end by default: more than two thirds.
+
+    >>> [to_the_end(clients) for clients in (3, 4, 5, 6, 10)]
+    [3, 3, 4, 5, 7]
+    """
+    return max(LEAST_SUMMED, 2 * clients // 3 + 1)
+
+
+class CommArgs(Params):
+    """How clients and server talk, and how long they wait for each other; times in seconds.
+
+    Paths are relative to the file that names them, or to the current folder on the command line.
+    """
+
+    backend: str = Field(
+        "sp", description="name of a runtime; sp: all in one process; MPI: several; GRPC: across silos"
+    )
+    workers: Positive | None = Field(
+        None, description="MPI: worker processes; default: one per GPU, else per core, at most clients per round"
+    )
+    hostfile: Annotated[str | None, IS_PATH] = Field(
+        None, description="MPI: file of nodes and their slots, as mpirun's, this machine first; default: this machine"
+    )
+    server_address: str = Field("127.0.0.1:8890", description="cross_silo: host:port where silos find the server")
+    listen_address: str | None = Field(
+        None, description="cross_silo: host:port where the server listens; default: server_address"
+    )
+    certs: Annotated[str | None, IS_PATH] = Field(
+        None, description="cross_silo: folder of labelskew certs new for this machine; not needed on loopback"
+    )
+    round_deadline_s: float = Field(
+        3600.0, gt=0, description="cross_silo: how long a round waits for its uploads and all steps of a sum"
+    )
+    reconnect_s: float = Field(
+        60.0, ge=0, description="cross_silo: how long a silo that lost its connection in a round is waited for"
+    )
+    min_clients: Positive | None = Field(
+        None, description="cross_silo: uploads that a round needs; default: 2, or 1 where one client joins a round"
+    )
+    quorum_timeout_s: float = Field(
+        600.0, gt=0, description="cross_silo: how long the server waits for min_clients; it then stops, resumable"
+    )
+    send_measures: bool = Field(
+        False,
+        description="cross_silo: a silo also reports its loss terms and accuracies on its own test part",
+    )
+    send_contributions: bool = Field(
+        True, description="cross_silo; false: no prototypes or other contributions leave a silo, weights alone do"
+    )
+    upload_memory_mb: int = Field(
+        256, ge=0, description="messages that arrive or wait for their turn held in memory; the rest is on disk"
+    )
+    audit_digests: bool = Field(True, description="cross_silo: the audit log has the SHA-256 of every message")
+    max_update_ratio: float | None = Field(
+        1000.0,
+        ge=1,
+        description="cross_silo: an upload whose norm is so many times the median of the others' and of its own past"
+        " is refused; null: never",
+    )
+    max_samples: int = Field(
+        10**9, ge=1, le=10**12, description="cross_silo: training samples that a silo may say it has"
+    )
+
+    secure_aggregation: bool = Field(
+        False, description="the server sees the sum of what clients send, in whole numbers, and no client's part of it"
+    )
+    secure_bits: int = Field(
+        32, ge=16, le=32, description="secure_aggregation: bits of each of these numbers; 16 halve the bytes"
+    )
+    secure_clip: float | None = Field(
+        None,
+        gt=0,
+        description="secure_aggregation: the most that a parameter may change in a client's round, an error beyond it;"
+        " the smaller, the finer the steps; default: 2^(secure_bits / 8), 16 with 32 bits and 4 with 16",
+    )
+    secure_threshold: int | None = Field(
+        None,
+        ge=LEAST_SUMMED,
+        description="cross_silo with secure_aggregation: silos that a round's sum needs to its end; default: all of"
+        " the round, or more than two thirds with privacy_args.noise_multiplier",
+    )
+
+    @property
+    def largest_change(self) -> float:
+        """``secure_clip``, or its default."""
+        return 2.0 ** (self.secure_bits / 8) if self.secure_clip is None else self.secure_clip
+
+    @property
+    def in_process(self) -> bool:
+        """Whether one process is the server and all clients."""
+        return self.backend == "sp"
+
+    @property
+    def over_mpi(self) -> bool:
+        """Whether the processes of a simulation talk over MPI."""
+        return self.backend == "MPI"
+
+    def quorum(self, clients_per_round: int) -> int:
+        """Uploads that a round needs: with secure aggregation no fewer than hide each other in a sum."""
+        least = min(2, clients_per_round) if self.min_clients is None else self.min_clients
+        return max(least, LEAST_SUMMED) if self.secure_aggregation else least
+
+    @field_validator("server_address", "listen_address")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            addresses.split(value)
+        return value
+
+
 class ClientSpecificArgs(Params):
     """What differs from silo to silo, under the host's own key."""
 
@@ -258,7 +410,7 @@ class ClientSpecificArgs(Params):
     )
 
 
-class Budget(Params):
+class PrivacyBudget(Params):
     """As much as may be revealed: epsilon, at delta."""
 
     epsilon: float = Field(gt=0, description="most that all answers of a silo may add up to")
@@ -286,7 +438,7 @@ class PrivacyArgs(Params):
         description="noise_multiplier: largest norm of what a client adds, which is its change of all parameters times"
         " its weight in the mean, such as its share of all samples; what is longer is shortened",
     )
-    budget: Budget | None = Field(
+    budget: PrivacyBudget | None = Field(
         None,
         description="such as {epsilon: 8, delta: 1e-5}: a silo for which another answer would be more stops"
         " answering; null: no end, the ledger counts all the same",
@@ -295,22 +447,6 @@ class PrivacyArgs(Params):
     ledger: Annotated[str | None, IS_PATH] = Field(
         None, description="cross_silo: file of the silo's ledger; default: privacy.jsonl in the silo's folder"
     )
-
-    @field_validator("budget", mode="before")
-    @classmethod
-    def _is_a_budget(cls, value: Any) -> Any:
-        if value is None or isinstance(value, Budget):
-            return value
-        keys = [*Budget.model_fields]
-        if (
-            not isinstance(value, dict)
-            or sorted(value) != sorted(keys)
-            or not all(type(number) in (int, float) and number > 0 for number in value.values())
-            or value["delta"] >= 1
-        ):
-            form = "{epsilon: a number above 0, delta: a number above 0 and below 1}"
-            raise ValueError(f"{show(value)} is no budget; allowed: {form}, or null")
-        return value
 
     @model_validator(mode="after")
     def _noise_needs_clip(self) -> PrivacyArgs:
@@ -331,7 +467,7 @@ class TrackingArgs(Params):
         True, description="also keep the model of the best round, by the main accuracy, as best.safetensors"
     )
     state_memory_mb: int = Field(256, ge=0, description="clients' private state held in memory; the rest is on disk")
-    diagnostics: list[Name] = Field(
+    diagnostics: list[DiagnosticName] = Field(
         [], description="what the papers plot beside accuracy, into the run's folder diagnostics/"
     )
     diagnostics_every: Positive = Field(
@@ -363,3 +499,185 @@ HOSTS_TRACKING = {
     "log_file_dir": "is a setting of FedML's platform; remove this key: results are in run_dir",
 }
 """The host's keys of ``tracking_args``, and what to write instead."""
+
+
+# Names that FedML 0.9.6 knows and yet leaves without effect, or cannot run: silence would be a false promise.
+DEAD: dict[str, str] = {
+    "dlg": "FedML 0.9.6 attacks only its own LeNet, resnet20 and resnet56",
+    "weak_dp": "FedML 0.9.6 never calls it, so nothing would be defended",
+    "robust_learning_rate": "FedML 0.9.6 never calls it, so nothing would be defended",
+    "diff_clipping": "FedML 0.9.6 has no code for it; norm_diff_clipping is there",
+    "dp": "FedML 0.9.6 has no code for it; see dp_args",
+    "nbafl": "FedML 0.9.6 never adds its noise, so nothing would be private",
+    "dp_clip": "FedML 0.9.6 never adds its noise, so nothing would be private",
+}
+
+
+class HostArgs(Params):
+    """A section under the host's own keys; it tests some of them with ``hasattr``, so none may be None."""
+
+    @field_validator("attack_type", "defense_type", "dp_solution_type", mode="before", check_fields=False)
+    @classmethod
+    def _works_in_the_host(cls, value: object) -> object:
+        if isinstance(value, str) and value in DEAD:
+            raise ValueError(f"'{value}' does not work in the host: {DEAD[value]}")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _in_use(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if value is not None}
+
+
+class SecurityArgs(HostArgs):
+    """The host's attacks and defences (``fedml/core/security``); all further keys are given to the host as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    enable_attack: bool = Field(False, description="simulate an attack")
+    attack_type: Literal["byzantine", "label_flipping", "model_replacement"] | None = Field(
+        None, description="which attack; its keys are FedML's, such as attack_mode: random"
+    )
+    enable_defense: bool = Field(False, description="defend the aggregation")
+    defense_type: (
+        Literal[
+            "norm_diff_clipping",
+            "krum",
+            "multikrum",
+            "slsgd",
+            "geo_median",
+            "cclip",
+            "wise_median",
+            "rfa",
+            "foolsgold",
+            "3sigma",
+            "3sigma_foolsgold",
+            "3sigma_geo",
+            "crfl",
+            "trimmed_mean",
+            "anomaly_detection",
+        ]
+        | None
+    ) = Field(None, description="which defence; its keys are FedML's, such as norm_bound: 0.1")
+
+
+class DpArgs(HostArgs):
+    """The host's differential privacy, under the host's own keys (``fedml/core/dp``)."""
+
+    enable_dp: bool = Field(False, description="add the host's noise")
+    dp_solution_type: Literal["ldp", "cdp"] | None = Field(
+        None, description="ldp: every client adds noise to its upload; cdp: the server adds noise to the aggregate"
+    )
+    mechanism_type: Literal["gaussian", "laplace"] | None = Field(None, description="distribution of the noise")
+    epsilon: float | None = Field(None, gt=0, description="privacy budget of a round; gaussian: at most 1")
+    delta: float | None = Field(None, ge=0, lt=1, description="failure probability; gaussian: above 0")
+    sensitivity: float | None = Field(None, gt=0, description="L2 (gaussian) or L1 (laplace) sensitivity")
+    max_grad_norm: float | None = Field(None, gt=0, description="cdp: uploads are scaled to this norm; default: never")
+
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "byzantine": ("byzantine_client_num", "attack_mode"),
+    "label_flipping": ("original_class_list", "target_class_list", "ratio_of_poisoned_client"),
+    "norm_diff_clipping": ("norm_bound",),
+    "krum": ("byzantine_client_num",),
+    "multikrum": ("byzantine_client_num", "krum_param_m"),
+    "slsgd": ("trim_param_b", "alpha", "option_type"),
+    "geo_median": ("byzantine_client_num", "batch_num"),
+    "cclip": ("bucket_size",),
+    "crfl": ("clip_threshold",),
+    "trimmed_mean": ("beta",),
+    "anomaly_detection": ("cosine_similarity_bound",),
+    "ldp": ("mechanism_type", "epsilon", "delta", "sensitivity"),
+    "cdp": ("mechanism_type", "epsilon", "delta", "sensitivity"),
+}
+"""Keys that the host reads without a default, by the type of attack, defence or differential privacy."""
+
+
+ExpectedMeasure = Literal["accuracy", "best_accuracy", "personalised_accuracy", "balanced_accuracy", "rounds_to"]
+
+
+class Expected(Params):
+    """A paper's number, which a recipe's runs can be compared with; it has no part in a run.
+
+    Accuracies are in per cent, as papers print them: means over the last ``validation_args.last_rounds`` tests, but
+    ``best_accuracy``, the highest of any test. ``rounds_to`` is the first round, from 1, whose accuracy is ``target``.
+    """
+
+    value: float = Field(ge=0, description="the number: per cent, or rounds with rounds_to")
+    measure: ExpectedMeasure = Field("accuracy", description="what it measures")
+    target: float | None = Field(None, ge=0, le=100, description="rounds_to: the accuracy to be reached, in per cent")
+    tolerance: float = Field(2.0, ge=0, description="how far from it still counts as reached, in its unit")
+    paper: str = Field(description="whose number it is")
+    table: str = Field(description="where it is printed, such as Table 1")
+
+    @model_validator(mode="after")
+    def _target_goes_with_rounds(self) -> Expected:
+        if (self.measure == "rounds_to") != (self.target is not None):
+            raise ValueError("target and measure rounds_to go together; give both or neither")
+        return self
+
+
+ACCOUNT = "account.json"
+Sent = Literal["weights", "prototypes", "counts", "moments", "measures", "optimizer", "other"]
+
+
+Scale = Annotated[float, Field(gt=0)]
+
+
+class LeastNoise(Params):
+    """Noise of one kind: Laplace and Gaussian noise of one scale do not protect alike."""
+
+    kind: Literal["laplace", "gaussian"] = Field(description="distribution of the noise")
+    scale: float = Field(gt=0, description="least scale (laplace), or standard deviation (gaussian)")
+
+
+class NoiseAtLeast(Params):
+    """Least noise that a recipe must have, by kind; what is not given is not limited."""
+
+    count_noise: Scale | LeastNoise | None = Field(None, description="scale, on class counts")
+    upload_sigma: Scale | LeastNoise | None = Field(None, description="standard deviation, on weights")
+    dp: Scale | LeastNoise | None = Field(None, description="scale of FedML's noise on weights (dp_args)")
+    noise_multiplier: Scale | LeastNoise | None = Field(None, description="of sums (privacy_args)")
+
+
+class Policy(Params):
+    """What a silo takes part in; what is not given is not limited."""
+
+    methods: list[str] | None = Field(None, description="methods that may run, of a combination each of them")
+    max_rounds: Positive | None = Field(None, description="rounds that this silo answers, all runs together")
+    max_answers_per_round: Positive | None = Field(
+        None,
+        description="different answers to one round of a run; the same question gets the same answer, which is one",
+    )
+    min_clients: Positive | None = Field(
+        None, description="uploads that a round needs, by the recipe's comm_args.min_clients and the server's word"
+    )
+    require_secure_aggregation: bool = Field(
+        False, description="only recipes with comm_args.secure_aggregation: true, and no surveys"
+    )
+    several_runs: bool = Field(
+        False,
+        description="with comm_args.secure_aggregation: one process of this silo may answer several runs, whose sums"
+        " the server can compare",
+    )
+    send: list[Sent] | None = Field(
+        None,
+        description="what may leave: weights; prototypes (features or outputs of a class); counts (of each class);"
+        " moments (sums of samples and of their squares, by channel); measures; optimizer (what an optimiser sends"
+        " beside weights); other (of methods that do not say what it is)",
+    )
+    server_fingerprint: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 of the server's certificate, as labelskew certs show has it",
+    )
+    noise_at_least: NoiseAtLeast | None = Field(
+        None, description="least noise of each kind: a number, or {kind: laplace or gaussian, scale: number}"
+    )
+    account: Annotated[str | None, IS_PATH] = Field(
+        None, description=f"file of the account of answers; default: {ACCOUNT} in the silo's folder"
+    )
+
+    def least_noise(self, name: str) -> tuple[float, str]:
+        """Scale and kind of ``noise_at_least``; 0 without, and no kind if any will do."""
+        least = getattr(self.noise_at_least, name, None)
+        return (least.scale, least.kind) if isinstance(least, LeastNoise) else (least or 0.0, "")

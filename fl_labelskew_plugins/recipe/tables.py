@@ -23,11 +23,11 @@ from fl_labelskew_plugins.recipe import mistakes, yaml
 from fl_labelskew_plugins.recipe.model import EXPECTED, SECTIONS
 from fl_labelskew_plugins.recipe.sections import code_at
 
-Sections = dict[str, dict[str, Any]]
+RawSections = dict[str, dict[str, Any]]
 Keys = dict[str, Any]
 """``section.key`` to value, as ``--set`` has it."""
 
-COMMON: Sections = {
+COMMON: RawSections = {
     "common_args": {"training_type": "simulation", "random_seed": 0},
     "data_args": {"dataset": None, "data_cache_dir": None},
     "train_args": {
@@ -61,7 +61,7 @@ class RoundsTo(_Strict):
     values: list[int | None]
 
 
-class Row(_Strict):
+class TableRow(_Strict):
     """A scene of an experiment; a recipe for each column."""
 
     data: str | None = Field(None, description="one of the table's `data`")
@@ -77,7 +77,7 @@ class Row(_Strict):
     comment: str = ""
 
 
-class Part(_Strict):
+class TablePart(_Strict):
     """A table of the paper, or a part of one whose rows have the same columns."""
 
     table: str
@@ -86,16 +86,16 @@ class Part(_Strict):
     rows: list[Any]
 
 
-class Page(_Strict):
+class TablePage(_Strict):
     """A table as its file has it."""
 
     paper: str
     source: str = Field(description="the paper's title, where and when it was published")
     comment: str = Field("", description="of all rows: what is the paper's, what is assumed")
-    base: Sections = {}
-    data: dict[str, Sections] = {}
-    splits: dict[str, Sections] = {}
-    methods: dict[str, Sections]
+    base: RawSections = {}
+    data: dict[str, RawSections] = {}
+    splits: dict[str, RawSections] = {}
+    methods: dict[str, RawSections]
     default: str | None = Field(None, description="the method whose recipes have no suffix")
     measure: Literal["accuracy", "best_accuracy"] = "accuracy"
     tables: list[Any]
@@ -104,8 +104,8 @@ class Page(_Strict):
 class Cell(NamedTuple):
     """Where a recipe stands: in which row, and in which of its columns, from 0."""
 
-    part: Part
-    row: Row
+    part: TablePart
+    row: TableRow
     number: int
 
     @property
@@ -119,7 +119,7 @@ class Table:
     """A table that was read from ``path``; ``cells``: name of a recipe to where it stands."""
 
     path: Path
-    page: Page
+    page: TablePage
     cells: dict[str, Cell]
 
     def content(self, name: str) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def read(path: Path) -> Table:
     except yaml.YamlError as error:
         raise MistakesError([clean(f"{path}: {error}", 4096)]) from None
     cells: dict[str, Cell] = {}
-    page, lines = mistakes.checked(Page, content)
+    page, lines = mistakes.checked(TablePage, content)
     wrong += lines
     if page is not None:
         wrong += _unknown(page)
@@ -184,18 +184,18 @@ def read(path: Path) -> Table:
     return Table(path, page, cells)
 
 
-def _cells(page: Page, wrong: list[str]) -> dict[str, Cell]:
+def _cells(page: TablePage, wrong: list[str]) -> dict[str, Cell]:
     """Name of a recipe to where it stands; a line for every mistake is added to ``wrong``."""
     cells: dict[str, Cell] = {}
     for i, raw_part in enumerate(page.tables, 1):
-        part, lines = mistakes.checked(Part, raw_part, f"tables, item {i}: ")
+        part, lines = mistakes.checked(TablePart, raw_part, f"tables, item {i}: ")
         wrong += lines
         if part is None:
             continue
         unknown = [column for column in part.columns if column not in page.methods]
         wrong += [f"{part.table}: columns: {mistakes.unknown(column, page.methods)}" for column in unknown]
         for j, raw_row in enumerate(part.rows, 1):
-            row, lines = mistakes.checked(Row, raw_row, f"{part.table}, row {j}: ")
+            row, lines = mistakes.checked(TableRow, raw_row, f"{part.table}, row {j}: ")
             wrong += lines
             if row is None:
                 continue
@@ -212,7 +212,7 @@ def _cells(page: Page, wrong: list[str]) -> dict[str, Cell]:
     return cells
 
 
-def _unknown(page: Page) -> Iterator[str]:
+def _unknown(page: TablePage) -> Iterator[str]:
     """What a table says of sections that no recipe has, and of a default method that is none of its own."""
     layers = {"base": page.base}
     for kind in ("data", "splits", "methods"):
@@ -225,7 +225,7 @@ def _unknown(page: Page) -> Iterator[str]:
         yield f"default: {mistakes.unknown(page.default, page.methods)}"
 
 
-def _mistakes(page: Page, part: Part, row: Row) -> Iterator[str]:
+def _mistakes(page: TablePage, part: TablePart, row: TableRow) -> Iterator[str]:
     """What does not fit in a row."""
     for key, name, known in (("data", row.data, page.data), ("split", row.split, page.splits)):
         if name is not None and name not in known:
@@ -248,14 +248,14 @@ def _mistakes(page: Page, part: Part, row: Row) -> Iterator[str]:
         yield f"args.{name}: {mistakes.unknown_key(name, sorted(wanted))}"
 
 
-def _names(page: Page, part: Part, row: Row) -> list[str]:
+def _names(page: TablePage, part: TablePart, row: TableRow) -> list[str]:
     """The name of the recipe of each column."""
     label = re.sub(r"[^a-z0-9_-]", "", part.table.lower())
     stem = row.name or "_".join(filter(None, (label, row.data, row.split)))
     return [stem if column == page.default else f"{stem}_{column}" for column in part.columns]
 
 
-def _open(sections: Sections) -> Iterator[str]:
+def _open(sections: RawSections) -> Iterator[str]:
     """Names of what a row has to fill in."""
     for keys in sections.values():
         for value in keys.values():
@@ -263,8 +263,8 @@ def _open(sections: Sections) -> Iterator[str]:
                 yield value[1:]
 
 
-def _filled(sections: Sections, args: Keys) -> Sections:
-    """Sections with the row's value for every ``$name``."""
+def _filled(sections: RawSections, args: Keys) -> RawSections:
+    """RawSections with the row's value for every ``$name``."""
     return {
         section: {
             key: args[value[1:]] if isinstance(value, str) and value.startswith("$") else value
@@ -274,25 +274,25 @@ def _filled(sections: Sections, args: Keys) -> Sections:
     }
 
 
-def _sections(keys: Keys) -> Sections:
-    """Sections of ``section.key`` to value."""
-    sections: Sections = {}
+def _sections(keys: Keys) -> RawSections:
+    """RawSections of ``section.key`` to value."""
+    sections: RawSections = {}
     for key, value in keys.items():
         section, _, inner = key.partition(".")
         sections.setdefault(section, {})[inner] = value
     return sections
 
 
-def _laid_over(*layers: Sections) -> Sections:
-    """Sections in a recipe's order; the last layer that has a key wins."""
-    whole: Sections = {}
+def _laid_over(*layers: RawSections) -> RawSections:
+    """RawSections in a recipe's order; the last layer that has a key wins."""
+    whole: RawSections = {}
     for layer in layers:
         for section, keys in layer.items():
             whole.setdefault(section, {}).update(copy.deepcopy(keys))
     return {section: whole[section] for section in SECTIONS if section in whole}
 
 
-def _expected(page: Page, cell: Cell) -> Iterator[dict[str, Any]]:
+def _expected(page: TablePage, cell: Cell) -> Iterator[dict[str, Any]]:
     """The paper's numbers for one recipe."""
     row = cell.row
     value = row.values[cell.number] if row.values else None
@@ -306,7 +306,7 @@ def _expected(page: Page, cell: Cell) -> Iterator[dict[str, Any]]:
         yield {"value": rounds, **measure, "paper": page.paper, "table": to.table}
 
 
-def _locate(content: Sections, folder: Path) -> None:
+def _locate(content: RawSections, folder: Path) -> None:
     """Make paths absolute that are relative to the table's file."""
     for section, model in SECTIONS.items():
         keys = [key for key, field in model.model_fields.items() if IS_PATH in field.metadata]

@@ -20,7 +20,7 @@ from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import mistakes
 from fl_labelskew_plugins.recipe.model import Recipe, of_sums
 from fl_labelskew_plugins.recipe.network_file import FunctionNetwork, portable
-from fl_labelskew_plugins.recipe.objects import described
+from fl_labelskew_plugins.recipe.plugins import object_description
 from fl_labelskew_plugins.recipe.sections import MOST_CLASSES, MOST_NUMBERS, Positive
 from fl_labelskew_plugins.runs.session import Session
 from fl_labelskew_plugins.tensors import Weights, save_atomic
@@ -107,7 +107,7 @@ def about(session: Session, *, round: int, client: int | None = None, client_nam
         format=FORMAT,
         network=None if given else recipe.network_name,
         network_params=params,
-        module=described(given) if given else None,
+        module=object_description(given) if given else None,
         input_shape=list(session.input_shape),
         dtype="uint8" if session.dtype == "uint8" else "float32",
         class_names=list(session.class_names),
@@ -148,7 +148,7 @@ def recipe_hash(recipe: Recipe) -> str:
     }
     if sums := of_sums(recipe.resolved()):
         sections["comm_args"] = sums
-    objects = {section: described(plugin) for section, plugin in recipe.objects.items()}
+    objects = {section: object_description(plugin) for section, plugin in recipe.objects.items()}
     return hashlib.sha256(json.dumps([sections, objects], sort_keys=True).encode()).hexdigest()
 
 

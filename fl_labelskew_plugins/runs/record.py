@@ -28,7 +28,7 @@ from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.network_file import changed as changed_file
 from fl_labelskew_plugins.recipe.network_file import files
-from fl_labelskew_plugins.recipe.objects import described
+from fl_labelskew_plugins.recipe.plugins import object_description
 from fl_labelskew_plugins.runs import model_file, status
 from fl_labelskew_plugins.runs.checkpoint import Checkpoint
 from fl_labelskew_plugins.runs.environment import environment, peak_memory
@@ -245,7 +245,7 @@ class Record:
             "deviations": [
                 *session.method.deviations(),
                 *session.recipe.optimizer.deviations(),
-                *compatibility.overruled(session.recipe, session.trainer.model),
+                *compatibility.overruled(session.recipe),
             ],
             "report": session.method.report(session.federation),
             "personal_models": session.method.personalises(),
@@ -259,7 +259,7 @@ class Record:
         if made_from := files(session.recipe):
             now["network_files"] = made_from
         if session.recipe.objects:
-            now["objects"] = {section: described(plugin) for section, plugin in session.recipe.objects.items()}
+            now["objects"] = {section: object_description(plugin) for section, plugin in session.recipe.objects.items()}
         if resume:
             self._compare(now)
             folder.truncate(self.next_round)

@@ -29,8 +29,8 @@ from fl_labelskew_plugins.machine.place import available_cores, mpi_rank, place_
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.partition.clients import Clients, Parts, divide
 from fl_labelskew_plugins.recipe import compatibility
+from fl_labelskew_plugins.recipe.conflicts import fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.summed import fewest_summed
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.tensors import Weights
 

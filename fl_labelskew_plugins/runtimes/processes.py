@@ -28,14 +28,14 @@ Process = subprocess.Popen[str] | BaseProcess
 
 
 @dataclass(frozen=True)
-class Part:
+class ProcessPart:
     """One process: what its lines begin with, and the command that it runs."""
 
     name: str
     command: Sequence[str]
 
 
-def together(parts: Sequence[Part], *, environment: Mapping[str, str]) -> None:
+def together(parts: Sequence[ProcessPart], *, environment: Mapping[str, str]) -> None:
     """Run all parts until the first one has ended well and the others after it, or until one fails.
 
     Raises:
@@ -43,7 +43,7 @@ def together(parts: Sequence[Part], *, environment: Mapping[str, str]) -> None:
         KeyboardInterrupt: this process was told to end, and has ended the others.
     """
     env = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
-    running: list[tuple[Part, subprocess.Popen[str]]] = []
+    running: list[tuple[ProcessPart, subprocess.Popen[str]]] = []
     readers: list[threading.Thread] = []
     try:
         with interrupting():
@@ -95,7 +95,7 @@ def how_it_ended(name: str, code: int) -> str:
     return f"{name} ended with exit code {code}"
 
 
-def _watch(running: Sequence[tuple[Part, subprocess.Popen[str]]]) -> None:
+def _watch(running: Sequence[tuple[ProcessPart, subprocess.Popen[str]]]) -> None:
     first = running[0][1]
     while True:
         for part, process in running:

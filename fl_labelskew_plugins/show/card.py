@@ -39,7 +39,7 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
         "deviations": [
             *session.method.deviations(),
             *recipe.optimizer.deviations(),
-            *compatibility.overruled(recipe, model),
+            *compatibility.overruled(recipe),
         ],
         "measured_on": NAMED[result.get("measure", GLOBAL)].samples,
         "numbers": _numbers(session, result),

@@ -12,7 +12,7 @@ from fl_labelskew_plugins.runs.session import Session, of_classes
 from fl_labelskew_plugins.show.progress import clock
 from fl_labelskew_plugins.tensors import num_bytes
 
-WHOSE = {"own": "", "corrected": " (the host's, corrected)", "host": " (the host's as it is)"}
+WHOSE = {"own": "", "corrected": " (the host's, corrected)"}
 """What follows an optimiser's name."""
 
 
@@ -40,7 +40,7 @@ def describe(session: Session) -> str:
             f"features",
             *([privacy.reported_accuracy(recipe)] if recipe.sums_alone else []),
             *_first_weights(session),
-            *compatibility.overruled(recipe, session.trainer.model),
+            *compatibility.overruled(recipe),
         ]
     )
 

@@ -25,6 +25,7 @@ from fl_labelskew_plugins.recipe import compatibility, parse, yaml
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runtimes.mpi import launch
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 QUICK = "quickstart"
 SMALL = (
@@ -200,9 +201,9 @@ def _run(file: Path, settings: Sequence[str], out: Path, *, resumed: bool = Fals
     """Run a recipe to its end, with a stop after the first round if it is to be ``resumed``; says why it failed."""
     try:
         pause = Pause(1, math.inf) if resumed else None
-        start(file, settings, run_dir=out, quiet=True, host="none", pause=pause)
+        start(RunOptions(file, settings, run_dir=out, quiet=True, host="none", pause=pause))
         if resumed:
-            start(None, resume=out, quiet=True, host="none")
+            start(RunOptions(resume=out, quiet=True, host="none"))
     except SystemExit as end:
         return f"exit code {end.code}; its processes have said why above"
     except RunError as error:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.recipe.diagnostics import Name
 from fl_labelskew_plugins.recipe.mistakes import unknown
+from fl_labelskew_plugins.recipe.sections import DiagnosticName
 from fl_labelskew_plugins.studies import report
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ Read = TypeVar("Read")
 
 def check(name: str) -> None:
     """Raise LabelSkewError unless this is the name of a diagnostic."""
-    if name not in get_args(Name):
-        raise LabelSkewError(f"--diagnostic: {unknown(name, get_args(Name))}")
+    if name not in get_args(DiagnosticName):
+        raise LabelSkewError(f"--diagnostic: {unknown(name, get_args(DiagnosticName))}")
 
 
 def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None) -> None:

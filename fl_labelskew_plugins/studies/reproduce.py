@@ -24,12 +24,13 @@ from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse as recipes
-from fl_labelskew_plugins.recipe.beside import Expected
 from fl_labelskew_plugins.recipe.model import Recipe, different
+from fl_labelskew_plugins.recipe.sections import Expected
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.measure import GLOBAL
 from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runs.session import data_folder, made_up
+from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.show.progress import clock
 from fl_labelskew_plugins.studies import report
 
@@ -292,9 +293,10 @@ def complete(
         if not in_process:
             folder.release()  # one of its processes holds it
         if state == "begun":
-            run.start(None, (), resume=folder.path, quiet=quiet, pause=pause, host=host, held=folder)
+            run.start(RunOptions(resume=folder.path, quiet=quiet, pause=pause, host=host), held=folder)
         elif state is None:
-            run.start(path, settings, run_dir=folder.path, quiet=quiet, pause=pause, host=host, held=folder)
+            options = RunOptions(path, settings, folder.path, quiet=quiet, pause=pause, host=host)
+            run.start(options, held=folder)
         return state != "done"
     except (LabelSkewError, SystemExit):
         if not in_process and (holder := locks.held_by(folder.path)):  # who was faster to start its processes

@@ -20,9 +20,9 @@ from fl_labelskew_plugins.data.files import fits
 from fl_labelskew_plugins.engine.samples import Normalise
 from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.text import clean, few
+from fl_labelskew_plugins.models.module import Headed
 from fl_labelskew_plugins.recipe import mistakes
 from fl_labelskew_plugins.recipe.network_file import find
-from fl_labelskew_plugins.recipe.objects import Headed
 from fl_labelskew_plugins.recipe.sections import is_code
 from fl_labelskew_plugins.runs import model_file
 from fl_labelskew_plugins.runs.model_file import About
@@ -143,7 +143,7 @@ def load(file: Path, network: Network | None = None, *, code: str | None = None)
     if network is not None:
         return Trained(file, about, build(network, about.input_shape, len(about.class_names), weights, where))
     if about.network is None:
-        raise mistake(where, f"its network was an object ({about.module})", "fl.open(RUN, model=...) in Python")
+        raise mistake(where, f"its network was an object ({about.module})", "fl.load_run(RUN, model=...) in Python")
     if code is not None or is_code(about.network):
         network = _of_code(about, where, code)
         return Trained(file, about, build(network, about.input_shape, len(about.class_names), weights, where))
@@ -172,7 +172,7 @@ def _of_code(about: About, where: str, code: str | None) -> Network:
         raise mistake(f"network {clean(code)}", f"{where} has the network {name}", "no network")
     if code is None:
         form = f"PATH/{name}" if ".py:" in name else name
-        use = f"--network {form}, in Python fl.open(RUN, model='{form}')"
+        use = f"--network {form}, in Python fl.load_run(RUN, model='{form}')"
         raise mistake(where, f"its network is {name} (SHA-256 {digest}), which runs only when you name it", use)
     function = find(code)
     if (function.sha256, function.name) != (digest, name.rpartition(":")[2]):

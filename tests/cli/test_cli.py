@@ -15,6 +15,7 @@ from fl_labelskew_plugins.cli import recipes
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.recipe import parse, shipped
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 ROOT = Path(__file__).parents[2]
 QUICK = ROOT / "recipes" / "quickstart.yaml"
@@ -270,14 +271,14 @@ def test_validate_takes_a_whole_table(tmp_path):
 
 
 def test_validate_refuses_what_a_run_without_fedml_refuses(tmp_path):
-    words = ["--set", "train_args.optimizer_source=host", "--host", "none"]
+    words = ["--set", "train_args.optimizer_source=corrected", "--host", "none"]
     (line,) = errors("validate", QUICK, *words, "--set", "method_args.method=fedavg")
-    assert line.startswith(f"{QUICK}: train_args.optimizer_source: host is code of FedML's")
+    assert line.startswith(f"{QUICK}: train_args.optimizer_source: corrected is code of FedML's")
     assert call("validate", QUICK, "--host", "none").stdout == f"{QUICK}: ok\n"
     table = tmp_path / "mine.yaml"
     table.write_text((ROOT / "docs" / "recipes.md").read_text().split("```yaml\n")[1].split("```")[0])
-    (line,) = errors("validate", table, "--set", "train_args.optimizer_source=host", "--host", "none")[:1]
-    assert "train_args.optimizer_source: host is code of FedML's" in line
+    (line,) = errors("validate", table, "--set", "train_args.optimizer_source=corrected", "--host", "none")[:1]
+    assert "train_args.optimizer_source: corrected is code of FedML's" in line
 
 
 def test_validate_shows_all_files_and_all_mistakes(tmp_path):
@@ -386,21 +387,16 @@ def test_report_writes_a_page_and_a_picture_as_a_whole(tmp_path):
 
 def test_run_hands_everything_on(monkeypatch, tmp_path):
     calls = []
-    monkeypatch.setattr("fl_labelskew_plugins.front.start.start", lambda *args, **kwargs: calls.append((args, kwargs)))
+    monkeypatch.setattr("fl_labelskew_plugins.front.start.start", calls.append)
     call("run", QUICK, "--set", "a.b=1", "--set", "c.d=2", "--run-dir", tmp_path, "--dry-run", "--quiet")
     call("run", "--resume", tmp_path)
     call("run", QUICK, "--resume", tmp_path, "--from-round", "3")
     call("run", QUICK, "--role", "client", "--rank", "2", "--server", "[::1]:8890")
-    nothing = dict.fromkeys(("run_dir", "resume", "from_round", "role", "rank", "server", "host")) | {
-        "dry_run": False,
-        "quiet": False,
-        "survey": False,
-    }
     assert calls == [
-        ((QUICK, ("a.b=1", "c.d=2")), nothing | {"run_dir": tmp_path, "dry_run": True, "quiet": True}),
-        ((None, ()), nothing | {"resume": tmp_path}),
-        ((QUICK, ()), nothing | {"resume": tmp_path, "from_round": 3}),
-        ((QUICK, ()), nothing | {"role": "client", "rank": 2, "server": "[::1]:8890"}),
+        RunOptions(QUICK, ("a.b=1", "c.d=2"), tmp_path, dry_run=True, quiet=True),
+        RunOptions(resume=tmp_path),
+        RunOptions(QUICK, resume=tmp_path, from_round=3),
+        RunOptions(QUICK, role="client", rank=2, server="[::1]:8890"),
     ]
 
 

@@ -18,9 +18,10 @@ from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.recipe.diagnostics import BESIDE_TRAINING, IN_TRAINING, Name
 from fl_labelskew_plugins.recipe.mistakes import RecipeError
+from fl_labelskew_plugins.recipe.sections import IN_TRAINING, OUTSIDE_TRAINING, DiagnosticName
 from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +35,7 @@ method_args: {method: fedrs}
 device_args: {threads: 1}
 tracking_args: {checkpoint_every: 1}
 """
-FLAT = [name for name in get_args(Name) if name != "feature_sphere"]
+FLAT = [name for name in get_args(DiagnosticName) if name != "feature_sphere"]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def go(tmp_path_factory):
     def go(*overrides, names=(), out=None):
         out = out or folder / f"run{next(count)}"
         asked = [f"tracking_args.diagnostics=[{', '.join(names)}]"] if names else []
-        start.start(path, [*overrides, *asked], run_dir=out, quiet=True)
+        start.start(RunOptions(path, [*overrides, *asked], run_dir=out, quiet=True))
         return out
 
     go.load = lambda *overrides: parse.load(path, overrides)
@@ -65,8 +66,8 @@ def lines(folder, name):
 
 
 def test_every_name_has_a_class_and_every_class_a_name():
-    assert set(KINDS) == set(get_args(Name))
-    assert set(IN_TRAINING) | set(BESIDE_TRAINING) == set(KINDS)
+    assert set(KINDS) == set(get_args(DiagnosticName))
+    assert set(IN_TRAINING) | set(OUTSIDE_TRAINING) == set(KINDS)
 
 
 @pytest.mark.parametrize("method", ["fedrs", "map", "fedmr"])
@@ -203,7 +204,7 @@ def test_a_resumed_run_goes_on_with_its_files(go, watched, tmp_path):
         with (cut / "diagnostics" / f"{name}.jsonl").open("a") as file:
             file.write('{"round": 4, "cli')  # as a kill may leave it
         (cut / "diagnostics" / f"{name}.safetensors").unlink(missing_ok=True)
-    start.start(None, [f"tracking_args.diagnostics=[{', '.join(names)}]"], resume=cut, quiet=True)
+    start.start(RunOptions(overrides=[f"tracking_args.diagnostics=[{', '.join(names)}]"], resume=cut, quiet=True))
     for name in names:
         kept, whole = (
             {file.name: file.read_bytes() for file in (folder / "diagnostics").glob(f"{name}.*")}

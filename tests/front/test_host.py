@@ -16,6 +16,7 @@ from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.recipe import compatibility, parse
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 pytestmark = pytest.mark.host
 METHODS = [entry.name for entry in catalog.entries("methods")]
@@ -64,9 +65,9 @@ def test_what_is_fedml_s_own_code_is_ours_without_it(optimizer, tmp_path):
 def test_a_run_is_gone_on_with_on_the_other_side(first, then, tmp_path):
     whole = fl.run(DIGITS | {"method_args": {"method": "map"}}, tmp_path / "whole", quiet=True).folder
     cut = tmp_path / "cut"
-    start.start(whole / "recipe.yaml", run_dir=cut, pause=Pause(1, float("inf")), quiet=True, host=first)
+    start.start(RunOptions(whole / "recipe.yaml", run_dir=cut, pause=Pause(1, float("inf")), quiet=True, host=first))
     assert RunFolder(cut).environment["host"] == first
-    start.start(None, resume=cut, quiet=True, host=then)
+    start.start(RunOptions(resume=cut, quiet=True, host=then))
     assert content(cut)[0] == content(whole)[0]
 
 
@@ -80,8 +81,8 @@ def test_an_optimiser_s_memory_is_of_one_side(tmp_path):
     recipe = parse.parse(SILOS_ALONE, overrides=["train_args.federated_optimizer=FedProx"])
     path = tmp_path / "recipe.yaml"
     path.write_text(recipe.dump())
-    start.start(path, run_dir=tmp_path / "run", pause=Pause(1, float("inf")), quiet=True, host="fedml")
-    line = message(lambda: start.start(None, resume=tmp_path / "run", quiet=True, host="none"))
+    start.start(RunOptions(path, run_dir=tmp_path / "run", pause=Pause(1, float("inf")), quiet=True, host="fedml"))
+    line = message(lambda: start.start(RunOptions(resume=tmp_path / "run", quiet=True, host="none")))
     assert line == (
         f"--resume {tmp_path / 'run'}: its FedProx ran in code that is corrected, not own as here "
         "(train_args.optimizer_source); use --host fedml"
@@ -113,7 +114,6 @@ NEEDS_FEDML = [
     (["security_args.enable_attack=true", *ATTACK], "true", "false"),
     (["security_args.enable_defense=true", *DEFENCE], "true", "false"),
     (["dp_args.enable_dp=true", *DP], "true", "false"),
-    (["train_args.optimizer_source=host", "train_args.federated_optimizer=FedProx"], "host", "own, null"),
     (["train_args.optimizer_source=corrected", "train_args.federated_optimizer=FedNova"], "corrected", "own, null"),
 ]
 
@@ -133,7 +133,9 @@ def test_what_needs_fedml_is_refused_without_it(overrides, value, right, tmp_pat
     path.write_text(SILOS_ALONE)
 
     def line(**options):
-        return message(lambda: start.start(path, overrides, run_dir=tmp_path / "run", quiet=True, **options))
+        return message(
+            lambda: start.start(RunOptions(path, overrides, run_dir=tmp_path / "run", quiet=True, **options))
+        )
 
     said = f"{overrides[0].partition('=')[0]}: {value} is code of FedML's, and this run is without it; use {right}, or"
     assert line(host="none") == f"{said} --host fedml"

@@ -63,7 +63,7 @@ def test_importing_imports_nothing_else():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False False False\n"
-    assert {"load", "run", "open", "Run", "Recipe"} <= set(dir(fl))
+    assert {"load", "run", "load_run", "Run", "Recipe"} <= set(dir(fl))
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         _ = fl.lod
 
@@ -91,15 +91,15 @@ def test_what_a_finished_run_tells(finished):
 
 def test_what_is_no_run_is_a_line(tmp_path):
     with pytest.raises(LabelSkewError, match=r"is not the folder of a run; use one that fl.run or"):
-        fl.open(tmp_path)
+        fl.load_run(tmp_path)
     (tmp_path / "recipe.yaml").write_text("method_args: {method: fedavg}\n")
     (tmp_path / "metrics.jsonl").write_text('{"round": 0, "accuracy": "bad"}\n')
     with pytest.raises(LabelSkewError, match=r"damaged: recipe.yaml or metrics.jsonl is not what a run writes"):
-        repr(fl.open(tmp_path))
+        repr(fl.load_run(tmp_path))
     for text in ("[]", '{"objects": []}'):
         (tmp_path / "environment.json").write_text(text)
         with pytest.raises(LabelSkewError, match=r"environment.json: is damaged: "):
-            fl.open(tmp_path)
+            fl.load_run(tmp_path)
 
 
 def test_its_models_have_the_weights_of_its_files(finished):
@@ -116,18 +116,24 @@ def test_its_models_have_the_weights_of_its_files(finished):
         finished.personalised(9)
 
 
+def test_open_is_deprecated(finished):
+    with pytest.warns(DeprecationWarning, match=r"fl\.open is now fl\.load_run"):
+        assert fl.open(finished.folder).folder == finished.folder
+    assert "open" not in fl.__all__
+
+
 def test_a_notebook_shows_words_and_pictures_and_nothing_that_a_name_smuggles_in(finished):
     page = finished._repr_html_()
     assert page.count("data:image/png;base64,iVBOR") == 2
     recipe = finished.folder / "recipe.yaml"
     kept = recipe.read_text()
     recipe.write_text(kept.replace("dataset: digits", "dataset: <script>"))
-    page = fl.open(finished.folder)._repr_html_()
+    page = fl.load_run(finished.folder)._repr_html_()
     assert "&lt;script&gt;" in page
     assert "<script>" not in page
     recipe.write_text("{")
     with pytest.raises(LabelSkewError, match=r"recipe.yaml: is damaged: "):
-        repr(fl.open(finished.folder))
+        repr(fl.load_run(finished.folder))
     recipe.write_text(kept)
 
 
@@ -144,7 +150,7 @@ def test_what_a_callback_interrupts_goes_on_to_the_same_numbers(finished, tmp_pa
     with pytest.raises(KeyboardInterrupt, match="interrupted after 1 of 2 rounds; to go on: labelskew run --resume"):
         fl.run(RECIPE, tmp_path / "cut", callbacks=[callback], quiet=True)
     assert callback.seen == (tmp_path / "cut", 0, 1)
-    cut = fl.open(tmp_path / "cut")
+    cut = fl.load_run(tmp_path / "cut")
     assert not cut.finished
     assert cut.summary == {}
     with pytest.raises(LabelSkewError, match=r"model.safetensors: no such file; it is written after the last round"):
@@ -165,7 +171,7 @@ def test_what_a_callback_raises_comes_out_as_it_is_and_the_run_goes_on(finished,
         fl.run(RECIPE, tmp_path / "cut", callbacks=[Ends()], quiet=True)
     assert caught.value is Ends.error
     assert caught.value.__context__ is None  # nothing of ours went wrong on its way
-    whole = fl.open(tmp_path / "cut").resume(quiet=True)
+    whole = fl.load_run(tmp_path / "cut").resume(quiet=True)
     assert (whole.folder / "metrics.jsonl").read_bytes() == (finished.folder / "metrics.jsonl").read_bytes()
 
 
@@ -202,13 +208,13 @@ def objects():
 
 
 def check_reading_without_objects(run, objects):
-    alone = fl.open(run.folder)
+    alone = fl.load_run(run.folder)
     assert alone.metrics.equals(run.metrics)
     assert (alone.accuracy, alone.summary, repr(alone)) == (run.accuracy, run.summary, repr(run))
     assert alone.partition.equals(run.partition)
     needs_model = (
         r"out: missing Python objects of this run: model \(Net, 650 parameters, shapes .*\); give the same ones, in "
-        r"Python: fl.open\('.*out', model=...\){}; its weights alone: safetensors.torch.load_file\('.*{}'\)"
+        r"Python: fl.load_run\('.*out', model=...\){}; its weights alone: safetensors.torch.load_file\('.*{}'\)"
     )
     with pytest.raises(LabelSkewError, match=needs_model.format(".model", "model.safetensors")):
         _ = alone.model
@@ -220,11 +226,11 @@ def check_reading_without_objects(run, objects):
         ) as no:
             use()
         assert str(no.value).endswith(
-            f"fl.open({str(run.folder)!r}, model=..., dataset=..., method=..., partition=...){then}"
+            f"fl.load_run({str(run.folder)!r}, model=..., dataset=..., method=..., partition=...){then}"
         )
     with pytest.raises(LabelSkewError, match=r"missing .*: dataset .*, model=..., dataset=..., method=..., partition="):
-        fl.open(run.folder, model=objects["model"]).resume()
-    with_model = fl.open(run.folder, model=objects["model"])
+        fl.load_run(run.folder, model=objects["model"]).resume()
+    with_model = fl.load_run(run.folder, model=objects["model"])
     assert torch.equal(with_model.model.head.weight, run.model.head.weight)
     assert len(with_model.predict(objects["dataset"][1][0][:3])) == 3
 
@@ -239,12 +245,12 @@ def test_objects_train_are_recorded_and_are_asked_for_again(objects, tmp_path):
     record = json.loads((run.folder / "environment.json").read_text())["objects"]
     assert record.keys() == {"model_args", "data_args", "method_args", "partition_args"}
     with pytest.raises(LabelSkewError, match=r"model was another one in this run: Net, .* not Linear, 650 parameters"):
-        fl.open(run.folder, model=nn.Linear(64, 10))
-    assert repr(fl.open(run.folder, **objects)) == repr(run)
+        fl.load_run(run.folder, model=nn.Linear(64, 10))
+    assert repr(fl.load_run(run.folder, **objects)) == repr(run)
     check_reading_without_objects(run, objects)
     plain = fl.run(RECIPE, tmp_path / "plain", quiet=True)
     with pytest.raises(LabelSkewError, match="method was not an object in this run; remove it"):
-        fl.open(plain.folder, method=Louder())
+        fl.load_run(plain.folder, method=Louder())
 
 
 def test_the_command_line_says_who_can_go_on_with_objects(objects, tmp_path):
@@ -257,8 +263,8 @@ def test_the_command_line_says_who_can_go_on_with_objects(objects, tmp_path):
     result = CliRunner().invoke(main, ["run", "--resume", str(tmp_path / "cut")])
     assert result.exit_code == 2
     assert "missing Python objects of this run: method (Louder()); give the same ones, in Python: " in result.output
-    assert type(fl.open(tmp_path / "cut").best.classifier) is nn.Linear  # its network has a name
-    whole = fl.open(tmp_path / "cut", method=objects["method"]).resume(quiet=True)
+    assert type(fl.load_run(tmp_path / "cut").best.classifier) is nn.Linear  # its network has a name
+    whole = fl.load_run(tmp_path / "cut", method=objects["method"]).resume(quiet=True)
     assert whole.finished
 
 
@@ -342,7 +348,7 @@ def test_a_loop_that_was_left_is_gone_on_with_as_a_run(objects, finished, tmp_pa
     federation = fl.simulate(RECIPE, tmp_path / "left", model=objects["model"])
     next(iter(federation))
     assert type(federation.model) is Net
-    run = fl.open(tmp_path / "left", model=objects["model"]).resume(quiet=True)
+    run = fl.load_run(tmp_path / "left", model=objects["model"]).resume(quiet=True)
     assert run.finished
     with pytest.raises(LabelSkewError, match="MPI: a loop runs in one process; use sp"):
         fl.simulate(fl.load(RECIPE, {"comm_args.backend": "MPI"}))

@@ -195,7 +195,7 @@ def test_a_closed_terminal_leaves_a_checkpoint(tmp_path):
     assert process.wait(60) == 130
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "stopped"
     lines = file.read_text().splitlines()
-    fl.open(tmp_path / "run").resume(comm_round=len(lines) + 1, quiet=True)
+    fl.load_run(tmp_path / "run").resume(comm_round=len(lines) + 1, quiet=True)
     assert file.read_text().splitlines()[:-1] == lines
 
 

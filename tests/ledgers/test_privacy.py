@@ -15,7 +15,7 @@ import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.ledgers import privacy
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.privacy import Noise, on_counts
-from fl_labelskew_plugins.recipe.sections import Budget
+from fl_labelskew_plugins.recipe.sections import PrivacyBudget
 from fl_labelskew_plugins.runs import session
 
 WEIGHTS = Noise("weights", "gaussian", 0.5, 4.0)
@@ -71,17 +71,17 @@ def test_what_has_no_noise_has_no_bound_and_nothing_is_nothing():
 
 
 def test_a_budget_carries_as_many_answers_as_fit_and_not_one_more():
-    budget = Budget(epsilon=8, delta=1e-5)
+    budget = PrivacyBudget(epsilon=8, delta=1e-5)
     number = privacy.answers([COUNTS], [WEIGHTS], budget, "claim")
     fits, more = (privacy.after([COUNTS], [WEIGHTS], n, "claim", 1e-5) for n in (number, number + 1))
     assert fits <= 8 < more
-    assert privacy.answers([COUNTS], [WEIGHTS], Budget(epsilon=0.4, delta=1e-5), "claim") == -1
-    assert privacy.answers([], [WEIGHTS], Budget(epsilon=0.1, delta=1e-5), "claim") == 0
+    assert privacy.answers([COUNTS], [WEIGHTS], PrivacyBudget(epsilon=0.4, delta=1e-5), "claim") == -1
+    assert privacy.answers([], [WEIGHTS], PrivacyBudget(epsilon=0.1, delta=1e-5), "claim") == 0
     assert privacy.answers([], [Noise("weights", "gaussian", 1, 1e9)], budget, "claim") >= privacy.MOST
 
 
 def ledger(folder, epsilon=None, **options):
-    return privacy.Ledger(folder / "privacy.jsonl", epsilon and Budget(epsilon=epsilon, delta=1e-5), **options)
+    return privacy.Ledger(folder / "privacy.jsonl", epsilon and PrivacyBudget(epsilon=epsilon, delta=1e-5), **options)
 
 
 def test_an_answer_is_written_down_once_and_the_next_one_adds_to_it(tmp_path):
@@ -189,7 +189,7 @@ def simulated(*overrides):
 def test_each_client_of_a_simulation_answers_until_its_budget_is_spent(tmp_path):
     whole = list(fl.simulate(simulated(), tmp_path / "whole"))
     sizes = [n for n in session.build(simulated()).sizes if n]
-    budget = Budget(epsilon=1.7, delta=1e-5)
+    budget = PrivacyBudget(epsilon=1.7, delta=1e-5)
     most = privacy.carried(simulated(), sizes, budget)
     assert 1 < most < 7
     loop = fl.simulate(simulated("privacy_args.budget={epsilon: 1.7, delta: 1e-5}"), tmp_path / "run")

@@ -14,7 +14,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.runtimes.processes import Part, together
+from fl_labelskew_plugins.runtimes.processes import ProcessPart, together
 
 QUICK = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -95,7 +95,7 @@ def test_a_mistake_in_a_recipe_has_a_time_and_a_level_too_and_other_commands_hav
 @pytest.mark.parametrize("form", ["plain", "text", "json"])
 def test_lines_that_are_passed_on_have_one_time(form, begin, capfd):
     begin(form)
-    together([Part("silo 1", [sys.executable, "-c", CHILD])], environment={log.FORM: form})
+    together([ProcessPart("silo 1", [sys.executable, "-c", CHILD])], environment={log.FORM: form})
     out, err = capfd.readouterr()
     expected = [("INFO", "  a table's row"), ("WARNING", "w"), ("ERROR", "e")]
     expected.append(("WARNING", "Traceback (most recent call last):"))

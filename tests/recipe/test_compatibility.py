@@ -69,9 +69,8 @@ BASE = TEXT.format(method="fedlc", optimizer="FedProx")
         (["train_args.federated_optimizer=FedAvg"], "own"),
         (["train_args.federated_optimizer=SCAFFOLD"], "own"),
         (["train_args.federated_optimizer=SCAFFOLD", "train_args.optimizer_source=corrected"], "own"),
-        (["train_args.federated_optimizer=SCAFFOLD", "train_args.optimizer_source=host"], "host"),
         (["train_args.optimizer_source=own"], "own"),
-        (["train_args.optimizer_source=host"], "host"),
+        (["train_args.optimizer_source=corrected"], "corrected"),
         (["train_args.gradient_clip_norm=1.0"], "own"),
         (["train_args.client_optimizer=adam"], "own"),
         (["method_args.denominator=others"], "own"),
@@ -98,12 +97,12 @@ def test_whose_code_runs(overrides, source):
 )
 def test_the_hosts_code_is_refused_with_the_reason(overrides, line):
     with pytest.raises(LabelSkewError) as error:
-        parse.parse(BASE, overrides=["train_args.optimizer_source=host", *overrides])
-    assert f"--set train_args.optimizer_source: host: {line}; allowed: own, or null" in str(error.value)
+        parse.parse(BASE, overrides=["train_args.optimizer_source=corrected", *overrides])
+    assert f"--set train_args.optimizer_source: corrected: {line}; allowed: own, or null" in str(error.value)
 
 
 def test_a_network_with_buffers_is_refused_where_the_host_is_asked_for():
-    loaded = parse.parse(BASE, overrides=["train_args.optimizer_source=host", "model_args.model=resnet18"])
+    loaded = parse.parse(BASE, overrides=["train_args.optimizer_source=corrected", "model_args.model=resnet18"])
     with pytest.raises(LabelSkewError, match="the host cannot train resnet18, which has batch normalisation"):
         compatibility.source(loaded, loaded.network.build((1, 8, 8), 10))
 
@@ -118,8 +117,6 @@ def test_a_network_with_buffers_is_refused_where_the_host_is_asked_for():
         ("fedlc", "FedDC", [], None),
         ("fedrs", "SCAFFOLD", [], None),
         pytest.param("fedshift", "FedOpt", [], None, marks=pytest.mark.host),
-        # whose server takes no mean at all
-        pytest.param("fedshift", "SCAFFOLD", ["optimizer_source=host"], None, marks=pytest.mark.host),
     ],
 )
 def test_whose_weights_of_the_uploads_are_in_force_is_said(method, optimizer, more, line, tmp_path):
@@ -161,7 +158,7 @@ def test_a_method_that_needs_single_contributions_does_not_go_with_sums(monkeypa
         parse.parse(BASE, overrides=sums)
 
 
-@pytest.mark.parametrize("wanted", ["host", "corrected", "null"])
+@pytest.mark.parametrize("wanted", ["corrected", "null"])
 def test_the_hosts_code_sees_single_uploads(wanted):
     overrides = ["train_args.federated_optimizer=FedProx", f"train_args.optimizer_source={wanted}"]
     overrides += ["comm_args.secure_aggregation=true", "train_args.client_num_per_round=3"]

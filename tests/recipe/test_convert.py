@@ -120,3 +120,31 @@ def test_command_writes_a_recipe_and_says_what_it_lacks(tmp_path, monkeypatch):
     said = call("convert", "unknown.yaml", "--out", "new.yaml", code=2).stderr
     assert said.splitlines()[-1].startswith("error: new.yaml: model_args.model: 'resnet18_gn' is unknown; allowed: ")
     assert Path("new.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "address"),
+    [
+        ("1,1,10.0.0.1,8891\n0,0,10.0.0.9,8890\n", "10.0.0.9:8890"),
+        ("0, 0, ::1, 1\n", "[::1]:1"),
+        ("1,1,a,1\n", None),
+        ("0,0,a,b\n", None),
+        ("0,0\n", None),
+        (None, None),
+    ],
+)
+def test_server_address_comes_from_fedml_s_csv_file(rows, address, tmp_path):
+    if rows is not None:
+        (tmp_path / "ip.csv").write_text("eid,rank,grpc_server_ip,grpc_server_port\n" + rows)
+    text = "common_args: {training_type: cross_silo}\ncomm_args: {backend: GRPC, grpc_ipconfig_path: ip.csv}\n"
+    made = convert(text, tmp_path / "fedml_config.yaml")
+    assert made.content["comm_args"].get("server_address") == address
+    note = "is comm_args.server_address here" if address else "dropped; use comm_args.server_address: host:port of the"
+    assert any(line.startswith(f"comm_args.grpc_ipconfig_path: {note}") for line in made.notes)
+
+
+def test_keys_of_attacks_and_defences_stay_where_they_are():
+    keys = {"enable_defense": True, "defense_type": "trimmed_mean", "beta": 0.1, "unheard_of": [1]}
+    made = converted(SMALL + f"security_args: {keys}\n")
+    assert made.content["security_args"] == keys
+    assert not [note for note in made.notes if note.startswith("security_args")]

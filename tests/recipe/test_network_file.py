@@ -168,9 +168,9 @@ def test_resume_rejects_changed_network_file(folder):
     with pytest.raises(
         LabelSkewError, match=r"model_args.model: .*net.py has SHA-256 \w{16}..., and the run began with"
     ):
-        fl.open(folder / "cut").resume(quiet=True)
+        fl.load_run(folder / "cut").resume(quiet=True)
     (folder / "net.py").write_text(NET)
-    again = fl.open(folder / "cut").resume(quiet=True)
+    again = fl.load_run(folder / "cut").resume(quiet=True)
     assert (again.folder / "metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()
     assert (again.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
     assert type(whole.model).__name__ == "Sequential"
@@ -187,13 +187,13 @@ def test_a_models_file_chooses_no_code(folder, monkeypatch):
     with pytest.raises(
         LabelSkewError, match=r"its network is net.py:make_network \(SHA-256 \w{64}\), .*; use --network"
     ):
-        _ = fl.open("run").model
+        _ = fl.load_run("run").model
     (folder / "other.py").write_text(NET + "# another one\n")
     with pytest.raises(LabelSkewError, match=r"other.py:make_network has SHA-256 .* and .* is of net.py:make_network"):
-        _ = fl.open("run", model="other.py:make_network").model
+        _ = fl.load_run("run", model="other.py:make_network").model
     assert not (folder / "ran").exists()
     x = torch.zeros(3, 1, 8, 8)
-    assert fl.open("run", model="net.py:make_network").predict(x).equals(run.predict(x))
+    assert fl.load_run("run", model="net.py:make_network").predict(x).equals(run.predict(x))
     assert (folder / "ran").read_text() == f"{os.getpid()} "
 
 

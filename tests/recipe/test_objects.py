@@ -6,8 +6,10 @@ import torch
 from fl_labelskew_registry import Data, LabelSkewError, Method
 from torch import nn
 
+from fl_labelskew_plugins.data.given import given_data
 from fl_labelskew_plugins.models.mlp import MLP
-from fl_labelskew_plugins.recipe import objects, parse
+from fl_labelskew_plugins.models.module import ModuleNetwork
+from fl_labelskew_plugins.recipe import parse, plugins
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.random((30, 1, 4, 4)), np.arange(30) % 3
@@ -50,7 +52,7 @@ class Items(list):
 
 def test_a_module_gets_features_and_a_classifier_and_comes_back_as_it_was():
     net = Net()
-    network = objects.ModuleNetwork(net)
+    network = ModuleNetwork(net)
     built = network.build((1, 4, 4), 3)
     samples = torch.randn(6, 1, 4, 4)
     assert torch.equal(built(samples), net(samples))
@@ -68,7 +70,7 @@ def test_a_module_gets_features_and_a_classifier_and_comes_back_as_it_was():
 def test_a_look_at_a_module_leaves_its_modes_alone():
     net = Net(after=nn.Dropout())
     net.after.eval()
-    built = objects.ModuleNetwork(net).build((1, 4, 4), 3)
+    built = ModuleNetwork(net).build((1, 4, 4), 3)
     assert [net.training, net.after.training, built.training, built.body.after.training] == [True, False, True, False]
 
 
@@ -77,17 +79,17 @@ def test_a_relu_behind_the_head_is_seen(bias):
     net = Net(after=nn.ReLU())
     nn.init.constant_(net.head.bias, bias)
     with pytest.raises(LabelSkewError, match="what Net returns is not what its last Linear layer"):
-        objects.ModuleNetwork(net).build((1, 4, 4), 3)
+        ModuleNetwork(net).build((1, 4, 4), 3)
 
 
 def test_a_module_of_our_form_is_taken_as_it_is():
     ours = MLP().build((1, 4, 4), 3)
-    assert type(objects.ModuleNetwork(ours).build((1, 4, 4), 3)) is type(ours)
+    assert type(ModuleNetwork(ours).build((1, 4, 4), 3)) is type(ours)
 
 
 def test_a_lone_linear_layer_is_all_classifier():
     layer = nn.Linear(16, 3)
-    built = objects.ModuleNetwork(layer).build((16,), 3)
+    built = ModuleNetwork(layer).build((16,), 3)
     assert built.features(torch.ones(2, 16)).shape == (2, 16)
     assert isinstance(built.whole(), nn.Linear)
 
@@ -110,12 +112,12 @@ def test_a_lone_linear_layer_is_all_classifier():
 )
 def test_a_module_that_does_not_fit_is_a_line(module, line):
     with pytest.raises(LabelSkewError, match=f"^model: {line}"):
-        objects.ModuleNetwork(module).build((1, 4, 4), 3)
+        ModuleNetwork(module).build((1, 4, 4), 3)
 
 
 def test_a_classifier_of_other_classes_is_a_line():
     with pytest.raises(LabelSkewError, match=r"^model: classifier of FeatureNet has 3 outputs, and the data have 4"):
-        objects.ModuleNetwork(MLP().build((1, 4, 4), 3)).build((1, 4, 4), 4)
+        ModuleNetwork(MLP().build((1, 4, 4), 3)).build((1, 4, 4), 4)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def test_a_classifier_of_other_classes_is_a_line():
     ],
 )
 def test_data_of_each_form(given):
-    data = objects.data(given)
+    data = given_data(given)
     assert (data.train.x.shape, data.train.x.dtype, data.train.y.dtype) == ((30, 1, 4, 4), np.float32, np.int64)
     assert np.array_equal(data.train.x, X.astype(np.float32))
     assert (data.test.y == Y[:6]).all()
@@ -136,10 +138,10 @@ def test_data_of_each_form(given):
 
 
 def test_bytes_stay_bytes_and_a_data_object_is_taken_as_it_is():
-    assert objects.data(((X.astype(np.uint8), Y), (X[:6].astype(np.uint8), Y[:6]))).train.x.dtype == np.uint8
-    data = objects.data(((X, Y), (X, Y)))
+    assert given_data(((X.astype(np.uint8), Y), (X[:6].astype(np.uint8), Y[:6]))).train.x.dtype == np.uint8
+    data = given_data(((X, Y), (X, Y)))
     assert isinstance(data, Data)
-    assert objects.data(data) is data
+    assert given_data(data) is data
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_bytes_stay_bytes_and_a_data_object_is_taken_as_it_is():
 )
 def test_data_that_are_none_are_a_line(given, line):
     with pytest.raises(LabelSkewError, match=f"^{line}"):
-        objects.data(given)
+        given_data(given)
 
 
 @pytest.mark.parametrize(
@@ -184,11 +186,11 @@ def test_data_that_are_none_are_a_line(given, line):
 )
 def test_what_is_no_object_of_the_kind_is_a_line(given, line):
     with pytest.raises(LabelSkewError, match=f"^{line}$"):
-        objects.plugins(**given)
+        plugins.from_objects(**given)
 
 
 def test_index_lists_have_to_be_as_many_as_clients():
-    partition = objects.plugins(partition=[[0, 3], [1]])["partition_args"]
+    partition = plugins.from_objects(partition=[[0, 3], [1]])["partition_args"]
     assert [part.tolist() for part in partition.split(Y, None, clients=2, rng=RNG)] == [[0, 3], [1]]
     with pytest.raises(LabelSkewError, match=r"2 lists of indices for 4 clients; .*client_num_in_total': 2"):
         partition.split(Y, None, clients=4, rng=RNG)
@@ -202,7 +204,7 @@ def test_a_recipe_has_the_objects_and_is_checked_with_them():
             return True
 
     text = "data_args: {dataset: digits}\nmodel_args: {model: mlp, hidden: [3]}\nmethod_args: {method: fedavg}\n"
-    given = objects.plugins(model=Net(10), method=Private())
+    given = plugins.from_objects(model=Net(10), method=Private())
     recipe = parse.parse(text, objects=given)
     assert (recipe.model.model, recipe.method_name) == ("Net", "Private")
     assert recipe.network is given["model_args"]

@@ -68,7 +68,7 @@ def test_confusion_matrix_of_a_run_resumed_after_its_last_round(whole, tmp_path,
     for name in ("confusion.csv", "summary.json"):
         (folder / name).unlink()
     with drawing():
-        fl.open(folder).resume(quiet=True)
+        fl.load_run(folder).resume(quiet=True)
     assert (folder / "confusion.csv").read_bytes() == (run.folder / "confusion.csv").read_bytes()
     assert (folder / "confusion.png").read_bytes().startswith(b"\x89PNG")
 
@@ -100,7 +100,7 @@ def test_a_run_that_breaks_off_anywhere_keeps_the_same_best(whole, tmp_path, sto
         if line["round"] + 1 == stop:
             break
     is_best_of(tmp_path / "run", whole[1], stop)
-    fl.open(tmp_path / "run").resume(quiet=True)
+    fl.load_run(tmp_path / "run").resume(quiet=True)
     assert (tmp_path / "run/best.safetensors").read_bytes() == (whole[0].folder / "best.safetensors").read_bytes()
     assert (tmp_path / "run/MODEL_CARD.md").read_bytes() == (whole[0].folder / "MODEL_CARD.md").read_bytes()
 
@@ -148,7 +148,7 @@ def test_no_model_stands_for_a_better_one_that_was_not_kept(whole, tmp_path, cap
     folder.go_back(4)
     recipe = (folder.path / "recipe.yaml").read_text()
     folder.recipe.write_text(recipe.replace("keep_best: false", "keep_best: true"))
-    fl.open(folder.path).resume(quiet=True)
+    fl.load_run(folder.path).resume(quiet=True)
     warned = "best.safetensors: the model of the best round so far was not kept; it comes with a better one"
     assert warned in capsys.readouterr().err
     accuracies = [accuracy for accuracy, _ in rounds]

@@ -8,7 +8,7 @@ from fl_labelskew_registry import Arrays, Data, LabelSkewError, RunError
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.front.start import describe
 from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.recipe.objects import plugins
+from fl_labelskew_plugins.recipe.plugins import from_objects
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Progress
@@ -42,7 +42,7 @@ def test_a_session_holds_what_the_recipe_says():
 
 def test_data_and_indices_are_held_once():
     x, y = np.random.default_rng(0).integers(0, 9, (60, 1, 4, 4), np.uint8), np.arange(60) % 3
-    given = plugins(dataset=Data(Arrays(x, y), Arrays(x[:6].copy(), y[:6]), ["a", "b", "c"]))
+    given = from_objects(dataset=Data(Arrays(x, y), Arrays(x[:6].copy(), y[:6]), ["a", "b", "c"]))
     made = session.build(parse.parse(TEXT, objects=given))
     assert made.trainer.train.x.data_ptr() == x.ctypes.data
     assert made.trainer.indices[0].data_ptr() == made.clients.train.indices.ctypes.data

@@ -44,9 +44,9 @@ def test_shared_modules_of_two_methods(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         fl.run(RECIPE, tmp_path / "cut", quiet=True, host="none", callbacks=[Stop()])
-    before = heads(fl.open(tmp_path / "cut"))
+    before = heads(fl.load_run(tmp_path / "cut"))
     assert all(not torch.equal(before[name], trained[name]) for name in trained)  # the third round trained them
-    resumed = fl.open(tmp_path / "cut").resume(quiet=True)
+    resumed = fl.load_run(tmp_path / "cut").resume(quiet=True)
     assert all(torch.equal(value, trained[name]) for name, value in heads(resumed).items())
     for file in ("metrics.jsonl", "model.safetensors"):
         assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()

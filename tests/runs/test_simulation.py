@@ -20,6 +20,7 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.simulation import Simulation
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 TEXT = """\
 data_args: {dataset: digits}
@@ -51,7 +52,7 @@ def test_a_federation_without_the_host_has_the_same_bits(tmp_path):
     command = [sys.executable, "-c", ALONE, path, tmp_path / "alone"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "[0, 1]\n"), done.stderr
-    start(path, run_dir=tmp_path / "sp", quiet=True)
+    start(RunOptions(path, run_dir=tmp_path / "sp", quiet=True))
     alone, sp = tmp_path / "alone", tmp_path / "sp"
     for name in ("metrics.jsonl", "model.safetensors", "partition.json"):
         assert (alone / name).read_bytes() == (sp / name).read_bytes(), name

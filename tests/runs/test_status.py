@@ -14,6 +14,7 @@ from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 
 def shown(folder, *more, code=0):
@@ -226,15 +227,15 @@ def test_runs_of_one_process(tmp_path):
     out, recipe = tmp_path / "run", tmp_path / "recipe.yaml"
     few = {"client_num_in_total": 2, "comm_round": 3, "learning_rate": 0.1}
     recipe.write_text(text_with(partition_args={"classes_per_client": 5}, train_args=few))
-    start.start(recipe, (), run_dir=out, quiet=True, pause=Pause(1, float("inf")))
+    start.start(RunOptions(recipe, (), run_dir=out, quiet=True, pause=Pause(1, float("inf"))))
     known = status.read(out)
     assert (known["state"], known["rounds_done"], known["rounds"]) == ("paused", 1, 3)
     assert known["go_on"].endswith(f"--resume {out} --quiet")
-    start.start(None, (), resume=out, quiet=True)
+    start.start(RunOptions(resume=out, quiet=True))
     known = status.read(out)
     assert (known["state"], known["go_on"], known["silos"]) == ("finished", None, [])
     with pytest.raises(RunError):
-        start.start(recipe, ["train_args.learning_rate=1e30"], run_dir=tmp_path / "odd", quiet=True)
+        start.start(RunOptions(recipe, ["train_args.learning_rate=1e30"], run_dir=tmp_path / "odd", quiet=True))
     assert status.read(tmp_path / "odd")["state"] == "diverged"
 
 

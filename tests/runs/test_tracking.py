@@ -14,6 +14,7 @@ from recipe_texts import DIGITS, SILOS, simulation
 
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.runs import tracking
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 pytestmark = pytest.mark.slow
 
@@ -211,7 +212,7 @@ def test_a_run_that_goes_back_goes_on_with_the_same_runs_of_its_trackers(tmp_pat
 
     from fl_labelskew_plugins.front.start import start
 
-    start(None, resume=folder, from_round=2, quiet=True)
+    start(RunOptions(resume=folder, from_round=2, quiet=True))
     assert same_results(folder, plain)
     rows = rows_of(folder)
     assert [int(row["round"]) for row in rows] == [1, 2, 3, 4]
@@ -236,7 +237,7 @@ def test_a_run_that_is_shown_from_its_third_round_on_is_shown_whole(tmp_path, pl
     from fl_labelskew_plugins.front.start import start
 
     now = "tracking_args.trackers=[tensorboard, {mlflow: {experiment: skew}}]"
-    start(None, [now], resume=folder, quiet=True)
+    start(RunOptions(overrides=[now], resume=folder, quiet=True))
     assert [step for step, _ in scalars(folder, "seconds")[1]] == [1, 2, 3, 4]
     run = mlflow_run(folder)
     assert sorted(step for step, _ in run["told"]["seconds"]) == [1, 2, 3, 4]

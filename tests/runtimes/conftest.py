@@ -112,6 +112,7 @@ def make_federation(forker, tmp_path):
 def sp_run(tmp_path_factory):
     """The folder of the base recipe's run in one process, with these overrides; each runs once."""
     from fl_labelskew_plugins.front import start
+    from fl_labelskew_plugins.runtimes.options import RunOptions
 
     folder, done = tmp_path_factory.mktemp("sp"), {}
     (folder / "recipe.yaml").write_text(simulation(SILOS))
@@ -119,7 +120,7 @@ def sp_run(tmp_path_factory):
     def sp(*overrides):
         if overrides not in done:
             out = folder / str(len(done))
-            start.start(folder / "recipe.yaml", overrides, run_dir=out, quiet=True)
+            start.start(RunOptions(folder / "recipe.yaml", overrides, run_dir=out, quiet=True))
             done[overrides] = out
         return done[overrides]
 

@@ -74,9 +74,10 @@ import json, sys
 from pathlib import Path
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
+from fl_labelskew_plugins.runtimes.options import RunOptions
 with as_rank():
     for overrides, out in json.load(open(sys.argv[2])):
-        start(Path(sys.argv[1]), overrides, run_dir=Path(out), quiet=True)
+        start(RunOptions(Path(sys.argv[1]), overrides, run_dir=Path(out), quiet=True))
 """
 
 

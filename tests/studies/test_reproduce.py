@@ -13,7 +13,7 @@ from commands import call
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.recipe.beside import Expected
+from fl_labelskew_plugins.recipe.sections import Expected
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause

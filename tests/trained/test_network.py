@@ -70,7 +70,10 @@ def rewritten(run, file, **changes):
         ({"network": "char_lstm", "network_params": {"layers": 10**6}, "input_shape": [3]}, "the file has far fewer"),
         ({"network": "mlp", "network_params": {"hidden": [10**30]}}, "its network cannot be built: "),
         ({"network": "lenet", "input_shape": [3, 2, 2]}, "model lenet: needs images of at least"),
-        ({"network": None, "module": "Net, 7 parameters"}, "was an object (Net, 7 parameters); use fl.open(RUN, model"),
+        (
+            {"network": None, "module": "Net, 7 parameters"},
+            "was an object (Net, 7 parameters); use fl.load_run(RUN",
+        ),
     ],
 )
 def test_what_a_stranger_says_is_a_line_and_takes_no_memory(pictures, tmp_path, changes, says):
@@ -134,7 +137,7 @@ def test_a_module_of_somebodys_own_says_so_and_needs_it(tmp_path):
     assert said.module.startswith("Net, 650 parameters, shapes ")
     (line,) = errors("predict", tmp_path / "run", tmp_path)
     assert "its network was an object (Net, 650 parameters" in line
-    run = fl.open(tmp_path / "run", model=Net())
+    run = fl.load_run(tmp_path / "run", model=Net())
     x = torch.rand(3, 1, 8, 8)
     with torch.no_grad():
         expected = torch.softmax(loop.run.model((x - 0.3053) / 0.3761), 1).max(1)

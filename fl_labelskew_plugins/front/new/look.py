@@ -38,7 +38,7 @@ MOST_VALUES = 20
 
 
 @dataclass(frozen=True)
-class Look:
+class OwnData:
     """Somebody's own data, or the form of data that are elsewhere.
 
     Args:
@@ -64,7 +64,7 @@ class Look:
     moments: Moments | None = None
 
 
-def described(classes: Sequence[str], size: int, columns: str | None, label: str | None) -> Look:
+def described(classes: Sequence[str], size: int, columns: str | None, label: str | None) -> OwnData:
     """The form of data that are elsewhere: pictures, or a table if there are ``columns``.
 
     Args:
@@ -79,7 +79,7 @@ def described(classes: Sequence[str], size: int, columns: str | None, label: str
     if columns is None:
         if label is not None:
             raise mistake("--label", "is for tables", "--columns with the table's features, or no --label")
-        return Look("image_folder", None, {"image_size": size, "channels": 3}, (3, size, size), [*classes], [], 0)
+        return OwnData("image_folder", None, {"image_size": size, "channels": 3}, (3, size, size), [*classes], [], 0)
     categories: dict[str, list[str]] = {}
     means, wrong = dict[str, list[tuple[float, float]]](), []
     for text in columns.split(","):
@@ -114,7 +114,7 @@ def described(classes: Sequence[str], size: int, columns: str | None, label: str
     if categories:
         args["categorical"] = categories
     mean, std = zip(*(pair for pairs in means.values() for pair in pairs or [(0.0, 1.0)]), strict=True)
-    return Look("table", None, args, (len(mean),), [*classes], [], 0, moments=None if without else (mean, std))
+    return OwnData("table", None, args, (len(mean),), [*classes], [], 0, moments=None if without else (mean, std))
 
 
 def _of_range(low: float, high: float) -> tuple[float, float]:
@@ -124,7 +124,7 @@ def _of_range(low: float, high: float) -> tuple[float, float]:
     return (low + high) / 2, (high - low) / 4
 
 
-def look(path: Path, label: str | None = None, group: str | None = None, classes: Sequence[str] = ()) -> Look:
+def look(path: Path, label: str | None = None, group: str | None = None, classes: Sequence[str] = ()) -> OwnData:
     """What a file or folder holds.
 
     Args:
@@ -172,7 +172,7 @@ def _only_file(folder: Path) -> Path | None:
     return files[0]
 
 
-def _pictures(path: Path, classes: Sequence[str]) -> Look:
+def _pictures(path: Path, classes: Sequence[str]) -> OwnData:
     """Folders of classes, or of groups; of a few files the headers are read."""
     from fl_labelskew_plugins.data.image_folder import ImageFolder
 
@@ -188,7 +188,7 @@ def _pictures(path: Path, classes: Sequence[str]) -> Look:
         args["class_names"] = names
     notes = (f"pictures: {dataset.layout(groups, names, tests=test is not None)}",)
     of_groups = [folder.name for folder in groups]
-    return Look("image_folder", path, args, (channels, size, size), names, of_groups, len(train), notes)
+    return OwnData("image_folder", path, args, (channels, size, size), names, of_groups, len(train), notes)
 
 
 def sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
@@ -210,7 +210,7 @@ def sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
     return float(np.median(sides)), 1 if modes <= GREY else 3
 
 
-def _archive(path: Path) -> Look:
+def _archive(path: Path) -> OwnData:
     """An ``.npz`` archive, read as a run reads it."""
     from fl_labelskew_plugins.data.npz import KNOWN, read_archive
 
@@ -229,9 +229,9 @@ def _archive(path: Path) -> Look:
     return _of("npz", path, args, data, notes)
 
 
-def _of(name: str, path: Path, args: dict[str, Any], data: Data, notes: Sequence[str]) -> Look:
+def _of(name: str, path: Path, args: dict[str, Any], data: Data, notes: Sequence[str]) -> OwnData:
     shape, moments = data.train.x.shape[1:], (data.mean, data.std)
-    return Look(name, path, args, shape, data.class_names, _groups(data), len(data.train.y), (*notes,), moments)
+    return OwnData(name, path, args, shape, data.class_names, _groups(data), len(data.train.y), (*notes,), moments)
 
 
 def _loaded(name: str, args: dict[str, Any]) -> Data:
@@ -258,7 +258,7 @@ def _groups(data: Data) -> list[str]:
     return [str(data.group_names[g]) if g < len(data.group_names) else str(g) for g in numbers]
 
 
-def _table(path: Path, label: str | None, group: str | None, classes: Sequence[str]) -> Look:
+def _table(path: Path, label: str | None, group: str | None, classes: Sequence[str]) -> OwnData:
     """A table, read as a run reads it, but for columns that name or count its rows."""
     catalog.load("datasets", "table")
     from fl_labelskew_plugins.data.table import header, measured, ordered, rows, texts

@@ -16,10 +16,10 @@ import numpy as np
 from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.data.fakes import whole
-from fl_labelskew_plugins.front.new.look import Look
+from fl_labelskew_plugins.front.new.look import OwnData
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import shipped, yaml
-from fl_labelskew_plugins.recipe.comm import LEAST_SUMMED
+from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 
 Section = tuple[str, str, dict[str, Any]]
 """A comment, a section's name and its keys."""
@@ -32,7 +32,7 @@ LARGE = 5000
 """Training samples from which batches are larger and one local epoch is enough."""
 
 
-def simulation(seen: Look, out: Path) -> list[str]:
+def simulation(seen: OwnData, out: Path) -> list[str]:
     """Write a recipe for all of the data on one machine; returns the commands to type first, in ``out``.
 
     Raises:
@@ -61,7 +61,7 @@ def simulation(seen: Look, out: Path) -> list[str]:
     return ["labelskew survey simulation.yaml", "labelskew run simulation.yaml --run-dir runs/first"]
 
 
-def federation(seen: Look, out: Path, silos: int | None, *, secure: bool = False) -> list[str]:
+def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = False) -> list[str]:
     """Write a federation's recipe, and a file for each silo; returns the commands to type first, in ``out``.
 
     Args:
@@ -152,7 +152,7 @@ def federation(seen: Look, out: Path, silos: int | None, *, secure: bool = False
     return [*first, f"labelskew certs new --silos {len(stems)}", "labelskew run federation.yaml --run-dir runs/first"]
 
 
-def _normalisation(seen: Look) -> dict[str, Any]:
+def _normalisation(seen: OwnData) -> dict[str, Any]:
     """Mean and standard deviation for which no silo has to send sums; empty if nobody knows any."""
     if seen.dataset == "image_folder":
         return {"mean": "imagenet"} if seen.shape[0] == 3 else dict(zip(("mean", "std"), GREY, strict=True))
@@ -178,26 +178,26 @@ def file_names(names: Sequence[str]) -> list[str]:
     return stems
 
 
-def _begun(seen: Look, out: Path) -> AbstractContextManager[Path]:
+def _begun(seen: OwnData, out: Path) -> AbstractContextManager[Path]:
     """The folder, all of it or nothing; among pictures it would be taken for a class or a group."""
     if seen.dataset == "image_folder" and seen.path is not None and out.resolve().is_relative_to(seen.path.resolve()):
         raise mistake(clean(out), "lies within the data", "a folder outside of them")
     return whole(out)
 
 
-def _about(seen: Look) -> str:
+def _about(seen: OwnData) -> str:
     parts = [counted(seen.samples, "training sample")] if seen.samples else []
     parts += [counted(len(seen.classes), "class", "classes")]
     parts += [counted(len(seen.groups), "group")] if len(seen.groups) > 1 else []
     return f"{seen.dataset}, {', '.join(parts)}"
 
 
-def _about_data(seen: Look) -> str:
+def _about_data(seen: OwnData) -> str:
     sizes = ("image_size: pixels of a side; more of them show more, and take longer",)
     return ". ".join([*seen.notes, *(sizes if seen.dataset == "image_folder" else ()), ""]).strip()
 
 
-def _training(seen: Look, clients: int, recipe: str) -> Iterator[Section]:
+def _training(seen: OwnData, clients: int, recipe: str) -> Iterator[Section]:
     """Network, training and method."""
     network, rate = "mlp", 0.05
     if len(seen.shape) == 3 and min(seen.shape[1:]) >= 16:
@@ -222,7 +222,7 @@ def _training(seen: Look, clients: int, recipe: str) -> Iterator[Section]:
     yield why, "method_args", {"method": "fedlc"}
 
 
-def _places(seen: Look, stems: Sequence[str], part: Path, out: Path) -> Iterator[str]:
+def _places(seen: OwnData, stems: Sequence[str], part: Path, out: Path) -> Iterator[str]:
     """Where each silo's data lie; rows of an archive or a table are written to ``part``, which becomes ``out``."""
     if seen.path is None or len(seen.groups) < 2:
         yield from [seen.args.get("data_cache_dir", "")] * len(stems)
@@ -235,7 +235,7 @@ def _places(seen: Look, stems: Sequence[str], part: Path, out: Path) -> Iterator
             yield os.path.abspath(out / "data" / file.name)
 
 
-def _deal_archive(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
+def _deal_archive(seen: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
     """Write each group's samples as an archive; one without a test part of its own has ``x`` and ``y`` alone."""
     from fl_labelskew_plugins.data.npz import KNOWN, read_archive
 
@@ -261,7 +261,7 @@ def _deal_archive(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
         yield path.with_name(f"{path.name}.npz")
 
 
-def _deal_table(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
+def _deal_table(seen: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
     """Write each group's rows as a table, with the columns that count alone."""
     from fl_labelskew_plugins.data import table
 
@@ -290,7 +290,7 @@ def _comment(text: str) -> str:
     return textwrap.fill(text, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
-def _finish(part: Path, seen: Look, kind: str, ignored: Sequence[str], **facts: Any) -> None:
+def _finish(part: Path, seen: OwnData, kind: str, ignored: Sequence[str], **facts: Any) -> None:
     """The files beside the recipes: the README, what git leaves alone, and the schema that editors check recipes by."""
     from jinja2 import StrictUndefined, Template
 

@@ -126,7 +126,7 @@ def launch(
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="labelskew-", dir=_short_folder()) as folder:
         door = f"{folder}/door"
-        job = Job(_mpirun(mpirun, processes, command, hostfile), _environment(door) | environment)
+        job = MPIJob(_mpirun(mpirun, processes, command, hostfile), _environment(door) | environment)
         with job, handled(*ENDING, handler=lambda signum, frame: job.interrupt()):
             job.watch()
     job.verdict(run_dir, environment.get(GO_ON, ""))
@@ -170,7 +170,7 @@ class Rank:
     said: bytes = b""
 
 
-class Job:
+class MPIJob:
     """One ``mpirun`` that starts :func:`.rank.enter` in every rank, those that reported, and how far its end is."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
@@ -200,7 +200,7 @@ class Job:
         assert self.process.stdout is not None
         self._selector.register(self.process.stdout, selectors.EVENT_READ, self._hear)
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> MPIJob:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -2,8 +2,8 @@
 
 Clients are dealt one at a time, the one with most samples first, so that no worker idles. Uploads are added in
 ascending order of clients, as in one process, and those that come early wait at the server: never more than
-:attr:`Server.room`, so that it does not matter how many clients a round has. After a round each worker tests the global
-model on its part of the test set. A client's private state travels with it and stays, between its turns, in the
+:attr:`MPIServer.room`, so that it does not matter how many clients a round has. After a round each worker tests the
+global model on its part of the test set. A client's private state travels with it and stays, between its turns, in the
 server's store, where checkpoints find it.
 """
 
@@ -51,12 +51,12 @@ class MPI(Runtime):
                 devices.gpu_slots(self.recipe, workers)  # what is wrong with the GPUs is said before anything starts
             else:
                 workers = self._on_nodes(launch.slots(hostfile))
-            command = self.call.command(self.recipe.path, self.folder.path, resume=self.call.resume)
+            command = self.options.command(self.recipe.path, self.folder.path, resume=self.options.resume is not None)
             launch.launch(
                 command,
                 workers + 1,
                 run_dir=self.folder.path,
-                environment=self.call.environment(self.folder.path),
+                environment=self.options.environment(self.folder.path),
                 hostfile=hostfile,
             )
             return True
@@ -94,7 +94,7 @@ class MPI(Runtime):
         host = self.host(self.recipe, self.folder.path)
         transport = self._transport
         transport.spool = Spool(self.recipe.comm.upload_memory_mb * 2**20, self.folder.path)
-        Server(host, transport, transport.size, session, record, self._nodes).train()
+        MPIServer(host, transport, transport.size, session, record, self._nodes).train()
         transport.stop_receive_message()
 
     def _work(self, rank: int, size: int) -> None:
@@ -118,7 +118,7 @@ AHEAD = 3
 round whose samples differ much (log-normal, sigma 1): it is 14 % longer with 2 than without a bound, and 5 % with 3."""
 
 
-class Server(Manager):
+class MPIServer(Manager):
     """Rank 0: deals clients to workers and hands their uploads on in ascending order."""
 
     def __init__(

@@ -16,10 +16,10 @@ from torch import Tensor, uint8
 
 from fl_labelskew_plugins.machine.files import replacing
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.recipe.beside import ACCOUNT, Policy
 from fl_labelskew_plugins.recipe.mistakes import show
 from fl_labelskew_plugins.recipe.model import POLICY, Recipe
 from fl_labelskew_plugins.recipe.policy import OPTIMIZER, OTHER
+from fl_labelskew_plugins.recipe.sections import ACCOUNT, Policy
 from fl_labelskew_plugins.tensors import State
 
 

@@ -20,13 +20,13 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.compatibility import check_extras
-from fl_labelskew_plugins.recipe.summed import quorum
+from fl_labelskew_plugins.recipe.conflicts import quorum
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.checkpoint import Checkpoint
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, assemble, build, of_classes, refuse_host_switches
 from fl_labelskew_plugins.runtimes.base import Runtime
-from fl_labelskew_plugins.runtimes.processes import Part, together
+from fl_labelskew_plugins.runtimes.processes import ProcessPart, together
 from fl_labelskew_plugins.runtimes.silo import facts, keys
 from fl_labelskew_plugins.runtimes.silo.client import Answers, SiloClient
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
@@ -50,11 +50,11 @@ class CrossSilo(Runtime):
 
     def delegated(self) -> bool:
         """Start the server and all silos, or be a silo."""
-        if self.call.role == "server":
+        if self.options.role == "server":
             return False
-        if self.call.role == "client":
+        if self.options.role == "client":
             self._silo()
-        elif self.call.resume and self._over(self.folder.load_checkpoint(tensors=False)):
+        elif self.options.resume and self._over(self.folder.load_checkpoint(tensors=False)):
             return False  # silos that this machine started are gone, and have nothing to do
         else:
             self._all_here()
@@ -62,11 +62,11 @@ class CrossSilo(Runtime):
 
     def preview(self) -> Session:
         """What this machine will do, with nobody listening or connecting."""
-        if self.call.role is None and not self.recipe.own_data:
+        if self.options.role is None and not self.recipe.own_data:
             return build(self.recipe)
-        if self.call.role == "server":
+        if self.options.role == "server":
             return self._alone([0] * self.recipe.train.client_num_in_total)
-        ranks = [self.call.rank] if self.call.rank else range(1, self.recipe.train.client_num_in_total + 1)
+        ranks = [self.options.rank] if self.options.rank else range(1, self.recipe.train.client_num_in_total + 1)
         sizes = [0] * self.recipe.train.client_num_in_total
         counts: list[torch.Tensor] = []
         first: list[str] = []
@@ -90,8 +90,8 @@ class CrossSilo(Runtime):
     def session(self) -> Session:
         """Listen, and wait for the silos; not where all rounds are done and everybody knows."""
         refuse_host_switches(self.recipe)
-        checkpoint = self.folder.load_checkpoint(tensors=False) if self.call.resume else None
-        if self._over(checkpoint) and (self.call.role is None or self.folder.summary.exists()):
+        checkpoint = self.folder.load_checkpoint(tensors=False) if self.options.resume else None
+        if self._over(checkpoint) and (self.options.role is None or self.folder.summary.exists()):
             return self._alone(list(checkpoint.sizes))
         exchanges = _summing().exchanges if self.recipe.sums_alone else TrainingExchanges.single
         self._server = self._listen(exchanges, checkpoint)
@@ -124,7 +124,7 @@ class CrossSilo(Runtime):
         self._audit = Audit(hear=seen.hear, digests=comm.audit_digests)
         tls, revoked = self._certificate(comm.certs, "server")
         transport = ServerTransport(
-            self.call.server or comm.listen_address or comm.address(),
+            self.options.server or comm.listen_address or comm.server_address,
             silos=train.client_num_in_total,
             tls=tls,
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
@@ -138,7 +138,7 @@ class CrossSilo(Runtime):
         self.folder.tell(state=status.WAITING, address=transport.address, quorum=quorum(self.recipe))
         self._audit.open(self.folder.path, "server")
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
-        host, go_on = self.host(self.recipe, self.folder.path), self.call.go_on(self.folder.path)
+        host, go_on = self.host(self.recipe, self.folder.path), self.options.resume_command(self.folder.path)
         return SiloServer(
             host, transport, self.recipe, checkpoint, self.show, go_on, self.folder, seen, exchanges, survey=survey
         )
@@ -161,9 +161,9 @@ class CrossSilo(Runtime):
 
     def _silo(self) -> None:
         """Be one silo until the server says that the run is over."""
-        rank = self.call.rank
+        rank = self.options.rank
         assert rank is not None  # start() has checked it
-        recipe = recipes.silo(self.recipe, rank, survey=self.call.survey)
+        recipe = recipes.silo(self.recipe, rank, survey=self.options.survey)
         refuse_host_switches(recipe)
         data = facts.load(recipe, rank - 1)
         guard, ledger = guard_of(recipe, rank, self.folder.path), ledger_of(recipe, self.folder.path)
@@ -177,7 +177,7 @@ class CrossSilo(Runtime):
         if revoked is not None:
             revoked.keep()
         transport = SiloTransport(
-            self.call.server or comm.address(),
+            self.options.server or comm.server_address,
             rank,
             tls=tls,
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
@@ -188,7 +188,7 @@ class CrossSilo(Runtime):
         )
         self._transport = transport
         host = self.host(recipe, self.folder.path, rank=rank)
-        answers = SurveyAnswers if self.call.survey else _summing().SummedAnswers if recipe.sums_alone else Answers
+        answers = SurveyAnswers if self.options.survey else _summing().SummedAnswers if recipe.sums_alone else Answers
         client = SiloClient(host, transport, rank, recipe, data, self.folder.path, self.show, guard, ledger, answers)
         transport.start()
         client.run()
@@ -230,7 +230,7 @@ class CrossSilo(Runtime):
         """What the server and the silos of this machine need to open their keys, asked for once."""
         folders = {"server": self.recipe.comm.certs}
         for rank in range(1, silos + 1):
-            silo = recipes.silo(self.recipe, rank, survey=self.call.survey)
+            silo = recipes.silo(self.recipe, rank, survey=self.options.survey)
             check_extras(silo)
             folders[keys.silo_name(rank)] = silo.comm.certs
         for name, folder in folders.items():
@@ -243,21 +243,25 @@ class CrossSilo(Runtime):
         count = self.recipe.train.client_num_in_total
         warn_if_too_many(count, self.recipe.device.threads)
         passphrase = self._passphrase_of_all(count)
-        address = self.call.server or f"127.0.0.1:{free_port()}"
+        address = self.options.server or f"127.0.0.1:{free_port()}"
         self.show.note(
             f"starting the server and {counted(count, 'silo')} on this machine; logs and results: {self.folder.path}"
         )
-        call, path = self.call, self.recipe.path
-        server = call.command(path, self.folder.path, "--role", "server", "--server", address, resume=call.resume)
-        parts = [Part("server", server)]
+        options, path = self.options, self.recipe.path
+        server = options.command(
+            path, self.folder.path, "--role", "server", "--server", address, resume=options.resume is not None
+        )
+        parts = [ProcessPart("server", server)]
         for rank in range(1, count + 1):
             role = ("--role", "client", "--rank", str(rank), "--server", address)
-            parts.append(Part(f"silo {rank}", call.command(path, self.folder.path / "silos" / f"silo-{rank}", *role)))
+            parts.append(
+                ProcessPart(f"silo {rank}", options.command(path, self.folder.path / "silos" / f"silo-{rank}", *role))
+            )
         try:
-            together(parts, environment=call.environment(self.folder.path) | passphrase)
+            together(parts, environment=options.environment(self.folder.path) | passphrase)
         except RunError as error:
             if self.folder.recipe.exists():
-                error.args = (f"{error}; {call.go_on(self.folder.path)}",)
+                error.args = (f"{error}; {options.resume_command(self.folder.path)}",)
             raise
 
 

@@ -25,9 +25,9 @@ from fl_labelskew_plugins.engine.ring import Ring, Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, arrived, travelling
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted
+from fl_labelskew_plugins.recipe.conflicts import fewest_opened, fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.privacy import MULTIPLIER
-from fl_labelskew_plugins.recipe.summed import fewest_opened, fewest_summed
 from fl_labelskew_plugins.runs.session import Session
 from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.client import Answers, SiloClient

@@ -1,4 +1,8 @@
-"""The rounds of one of the host's trainers: its code trains and aggregates, all else is this package's."""
+"""FedML around the rounds of one process: around our training, or its own optimisers without their faults.
+
+FedML's own trainers train and aggregate; all else is this package's. What a trainer remembers from round to round can
+be read and set as tensors.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
+from fedml.simulation.sp.fednova.client import Client as FedNovaClient
+from fedml.simulation.sp.fednova.fednova_trainer import FedNovaTrainer
+from fedml.simulation.sp.fedopt.fedopt_api import FedOptAPI
+from fedml.simulation.sp.fedprox.fedprox_trainer import FedProxTrainer
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -21,19 +30,175 @@ from fl_labelskew_plugins.engine.local import LocalResult, LocalSettings, learni
 from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.ops import sum_of_coefficients
-from fl_labelskew_plugins.recipe.host_faults import LIVE_IN_EVERY_ROUND
+from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.simulation import Simulation
-from fl_labelskew_plugins.runtimes.sp.host_optimizers import AS_THEY_ARE, CORRECTED, make
-from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
+from fl_labelskew_plugins.tensors import State, Weights, joined
+
+
+def train(host: Any, record: Record) -> None:
+    """Run a record's rounds inside the host, a :class:`.host.framework.FedML`."""
+    session = record.session
+    if compatibility.source(session.recipe, session.trainer.model) == "corrected":
+        HostedFederation(host.args, record).train()
+    else:
+        SingleProcess(host, record).train()
+
+
+class SingleProcess(FedAvgAPI):  # type: ignore[misc]  # the host is untyped
+    """The host's single-process federation, with our trainer, aggregator and rounds in place of its own."""
+
+    def __init__(self, host: Any, record: Record) -> None:
+        local = record.session.trainer
+        super().__init__(host.args, local.device, [None] * 8, local.model)
+        self.model_trainer, self.aggregator = host.trainer(local), host.hooks(local.model)
+        self.rounds = Simulation(record, take=self.model_trainer.take, hooks=self.aggregator)
+
+    def _setup_clients(self, *parts: Any) -> None:
+        """Clients are the simulation's, with data of their own."""
+
+    def train(self) -> None:
+        """All rounds that are left."""
+        for _ in self.rounds:
+            pass
+
+
+class Hosted:
+    """What is ours in each of the host's trainers.
+
+    ``clients`` are those of the round. ``absent`` is, where a method weighs by all clients' samples, how many samples
+    are not in the round, and ``old`` the weights that the round starts from. ``coefficients`` tells ``||a||_1`` of a
+    number of local steps.
+    """
+
+    clients: Sequence[int] = ()
+    absent: int = 0
+    old: Weights
+    coefficients: Callable[[int], float]
+
+    def client_sampling(self, *_: Any) -> Sequence[int]:
+        """The clients of the round."""
+        return self.clients
+
+    def test(self, *_: Any) -> None:
+        """Evaluation is the runtime's."""
+
+    _client_sampling = client_sampling
+    local_test_on_all_clients = _local_test_on_all_clients = test
+
+    def _aggregate(self, w_locals: list[tuple[int, Weights]]) -> Any:
+        """The host's mean, with the old model for the samples of those who do not take part."""
+        if self.absent:
+            w_locals = [*w_locals, (self.absent, self.old)]
+        return super()._aggregate(w_locals)  # type: ignore[misc]
+
+    def memory(self) -> State:
+        """Tensors that stay with the server; copies, or never changed in place."""
+        return {}
+
+    def restore(self, memory: Mapping[str, Tensor]) -> None:
+        """Set what :meth:`memory` gave."""
+
+
+class HostedFedAvg(Hosted, FedAvgAPI):  # type: ignore[misc]  # the host is untyped, here and below
+    """The host's FedAvg."""
+
+
+class HostedFedProx(Hosted, FedProxTrainer):  # type: ignore[misc]
+    """The host's FedProx."""
+
+
+class HostedFedOpt(Hosted, FedOptAPI):  # type: ignore[misc]
+    """The host's FedOpt, with the server's momentum."""
+
+    def _instanciate_opt(self) -> None:
+        super()._instanciate_opt()
+        for parameters in self.opt.param_groups:
+            if self.args.server_momentum:
+                parameters["momentum"] = self.args.server_momentum
+
+    def memory(self) -> State:
+        """The server's optimiser, as ``what/parameter``."""
+        return {
+            f"{what}/{name}": value.clone()
+            for name, parameter in self.model_trainer.model.named_parameters()
+            for what, value in self.opt.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def restore(self, memory: Mapping[str, Tensor]) -> None:
+        """The server's optimiser, which computes on the CPU."""
+        parameters = dict(self.model_trainer.model.named_parameters())
+        for key, value in memory.items():
+            what, _, name = key.partition("/")
+            self.opt.state[parameters[name]][what] = value.to("cpu", copy=True)
+
+
+class NovaClient(FedNovaClient):  # type: ignore[misc]
+    """The host's client, with the normalising vector of its whole optimiser."""
+
+    trainer: HostedFedNova
+
+    def get_local_norm_grad(self, opt: Any, cur_params: Any, init_params: Any, weight: int = 0) -> Any:
+        """The host's normalised change."""
+        opt.local_normalizing_vec = self.trainer.coefficients(opt.local_steps)
+        return super().get_local_norm_grad(opt, cur_params, init_params, weight)
+
+
+class HostedFedNova(Hosted, FedNovaTrainer):  # type: ignore[misc]
+    """The host's FedNova, with ``gmf`` over the rounds, the whole normalising vector and the method's weights."""
+
+    def setup_clients(self, num: Any, train: Any, test: Any) -> None:
+        """As many as take part in a round."""
+        self.buffer: Weights = {}
+        every = range(self.args.client_num_per_round)
+        self.client_list = [NovaClient(k, train[k], test[k], num[k], self.args, self.device) for k in every]
+        for client in self.client_list:
+            client.trainer = self
+
+    def aggregate(self, params: Any, norm_grads: Any, tau_effs: Any, tau_eff: Any = 0) -> Any:
+        """The host's, with the buffer of the rounds before, which is in units of weights: no schedule rescales it."""
+        present = sum(self.train_data_local_num_dict[client] for client in self.clients)
+        share = present / (present + self.absent)
+        self.global_momentum_buffer = self.buffer
+        rate, self.args.learning_rate = self.args.learning_rate, 1.0
+        try:
+            return super().aggregate(params, norm_grads, tau_effs, share * sum(tau_effs))
+        finally:
+            self.args.learning_rate = rate
+
+    def memory(self) -> State:
+        """The server's momentum."""
+        return {name: value.clone() for name, value in self.buffer.items()}
+
+    def restore(self, memory: Mapping[str, Tensor]) -> None:
+        """The server's momentum."""
+        self.buffer = {name: value.clone() for name, value in memory.items()}
+
+
+HOSTED: dict[str, Any] = {
+    "FedAvg": HostedFedAvg,
+    "FedProx": HostedFedProx,
+    "FedOpt": HostedFedOpt,
+    "FedNova": HostedFedNova,
+}
+"""By the optimiser's name."""
+
+
+def make(name: str, *, args: Any, device: torch.device, dataset: list[Any], model: nn.Module) -> Any:
+    """One of the host's trainers; it has two orders of arguments."""
+    kind = HOSTED[name]
+    if name in ("FedAvg", "FedOpt"):
+        return kind(args, device, dataset, model)
+    return kind(dataset, model, device, args)
 
 
 class HostedFederation(Simulation):
-    """A run whose local training and aggregation are the host's; ``corrected``: without the host's faults."""
+    """A run whose local training and aggregation are the host's, without the host's faults."""
 
-    def __init__(self, args: Any, record: Record, *, corrected: bool) -> None:
+    def __init__(self, args: Any, record: Record) -> None:
         super().__init__(record, server=partial(HostedServer, self))
-        self.args, self.corrected, session = args, corrected, record.session
+        self.args, session = args, record.session
         self.turn: HostedTurn | None = None
         self.round_number = 0
         self.results: list[tuple[int, LocalResult]] = []
@@ -45,14 +210,13 @@ class HostedFederation(Simulation):
         args.comm_round, args.client_num_per_round = 1, session.federation.clients_per_round
         # keys of the host's that repeat others, or have to do with its tests, of which it makes none here
         args.wd, args.ci, args.frequency_of_the_test = recipe.train.weight_decay, 0, 1
-        kind = (CORRECTED if corrected else AS_THEY_ARE)[name]
-        self.host = make(kind, args=args, device=local.device, dataset=self._dataset(), model=self.network)
+        self.host = make(name, args=args, device=local.device, dataset=self._dataset(), model=self.network)
         if record.next_round:
-            self.host.restore(group(record.shared, OPTIMIZER), record.memory)
+            self.host.restore(record.memory)
         self.host.coefficients = self._coefficients
         self.host.client_list = [Slot(self, client) for client in self.host.client_list]
-        self._trainer = getattr(self.host, "model_trainer", None)
-        self._always_live = name in LIVE_IN_EVERY_ROUND
+        if trainer := getattr(self.host, "model_trainer", None):
+            self.host.model_trainer = Copies(trainer)
         self.share()
 
     def train(self) -> None:
@@ -67,15 +231,9 @@ class HostedFederation(Simulation):
         host, session, method = self.host, self.session, self.session.method
         self.round_number, self.results, host.clients = round, [], clients
         host.old = {name: value.cpu() for name, value in self.server.weights.items()}
-        if self.corrected:
-            rate = learning_rate(self.settings, round, session.federation.rounds)
-            self.args.learning_rate = rate
-            if method.aggregation == "population":
-                host.absent = session.federation.num_samples - sum(session.sizes[k] for k in clients)
-        if self._trainer is not None:
-            # only the host's train() as a whole hands out live weights in one round and its own mean in the next
-            copies = self.corrected or (round > 0 and not self._always_live)
-            host.model_trainer = Copies(self._trainer) if copies else self._trainer
+        self.args.learning_rate = learning_rate(self.settings, round, session.federation.rounds)
+        if method.aggregation == "population":
+            host.absent = session.federation.num_samples - sum(session.sizes[k] for k in clients)
         host.train()
         yield from self.results
 
@@ -83,14 +241,12 @@ class HostedFederation(Simulation):
         """A client's turn: the host's local training of this network; what the host's client sends."""
         local, record, round = self.session.trainer, self.record, self.round_number
         record.progress.client(round, len(self.results) + 1, len(self.host.clients), local.names.get(client, ""))
-        shared = rest(self.server.shared, OPTIMIZER)
-        turn = Turn(local, client, round, shared=shared, times_selected=record.states.select(client))
+        turn = Turn(local, client, round, shared=self.server.shared, times_selected=record.states.select(client))
         self.turn = HostedTurn(turn, network, self.settings.epochs)
-        as_asked = asked_for(self.settings) if self.corrected else contextlib.nullcontext()
         of_method, baseline = local.unchanged[0], Baseline(network)
         of_method.check(*BETWEEN)
         try:
-            with turn.seeded(), as_asked:
+            with turn.seeded(), asked_for(self.settings):
                 sent = train()
         finally:
             baseline.restore()
@@ -107,11 +263,10 @@ class HostedFederation(Simulation):
 
     def share(self) -> None:
         """Tell our server where the host's stands."""
-        device, (shared, memory) = self.session.trainer.device, (self.host.shared(), self.host.memory())
+        device, memory = self.session.trainer.device, self.host.memory()
         weights = {name: value.to(device) for name, value in snapshot(self.network).items()}
-        check_made({**joined(shared=shared, memory=memory), **weights}, self.server.optimizer)
+        check_made({**joined(memory=memory), **weights}, self.server.optimizer)
         self.server.weights, self.server.memory = weights, memory
-        self.server.shared = rest(self.server.shared, OPTIMIZER) | joined(**{OPTIMIZER: shared})
 
     def _coefficients(self, steps: int) -> float:
         assert self.turn is not None  # asked within a turn
@@ -132,7 +287,7 @@ class HostedFederation(Simulation):
     def _dataset(self) -> list[Any]:
         """The host's 8-tuple: of it the host reads sizes and, in a client's turn, its batches; nothing else is told."""
         sizes = dict(enumerate(self.session.sizes))
-        if self.corrected and self.session.method.aggregation == "uniform":
+        if self.session.method.aggregation == "uniform":
             sizes = dict.fromkeys(sizes, 1)
         batches, classes = dict.fromkeys(sizes, Epochs(self)), self.session.federation.num_classes
         return [0, 0, None, None, sizes, batches, dict.fromkeys(sizes), classes]
@@ -170,14 +325,10 @@ class HostedTurn:
     def __init__(self, inner: Turn, network: nn.Module, epochs: int) -> None:
         self.inner, self.view = inner, replace(inner.view, model=network)
         self.batches, total = inner.batches()
-        self.left, self.per_epoch = epochs, total // epochs
+        self.per_epoch = total // epochs
 
     def epoch(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The next epoch's batches; after the last one, the first comes again."""
-        if self.left == 0:  # Mime reads all once more
-            self.batches, total = self.inner.batches()
-            self.left = total // self.per_epoch
-        self.left -= 1
+        """The next epoch's batches."""
         return itertools.islice(self.batches, self.per_epoch)
 
 

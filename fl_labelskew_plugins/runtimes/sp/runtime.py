@@ -15,7 +15,7 @@ class SP(Runtime):
         """Run a session's rounds from where the record stands."""
         host = self.host(session.recipe, record.folder.path)
         if session.recipe.hosted:
-            from fl_labelskew_plugins.runtimes.sp.single import train
+            from fl_labelskew_plugins.runtimes.sp.hosted import train
 
             train(host, record)
         else:

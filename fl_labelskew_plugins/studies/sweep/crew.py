@@ -47,7 +47,7 @@ LATE = 5.0
 """Seconds after the end of its time in which a run that pauses saves what it has; then it is told to end."""
 ELSEWHERE = 75
 """Exit code of a run that another process was faster to begin, or to end."""
-HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.single"]
+HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.hosted"]
 PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.backend_agg", "sklearn.datasets"]
 """What runs in one process import, with FedML where it is installed; before all of them comes :mod:`.forkserver`."""
 
@@ -71,7 +71,7 @@ def run_all(
         jobs: how many at a time; default: :func:`default_jobs`.
         memory: GB (10^9 bytes) that all of them together may take; default: :data:`SHARE` of what is free.
         say: prints a line.
-        host: as :func:`fl_labelskew_plugins.front.start.start` has it.
+        host: as :class:`.runtimes.options.RunOptions` has it.
         pause: when each of them stops early, to be gone on with.
 
     Raises:

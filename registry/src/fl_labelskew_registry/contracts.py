@@ -184,6 +184,9 @@ class Method(Plugin):
     object serves all clients, so whatever belongs to a client lives in its view; a hook that changes an attribute
     of the object ends the run.
 
+    ``uses_rounds`` declares that a round depends on ``federation.rounds``, the number of all rounds; such a run cannot
+    be resumed for more rounds.
+
     For combinations: ``combines`` says whether other methods' calibrated logits may stand in its loss, ``corrects``
     what its calibration corrects for; two that correct for the same are not combined.
     """
@@ -193,6 +196,7 @@ class Method(Plugin):
     silo_choices: ClassVar[tuple[str, ...]] = ()
     sends: ClassVar[Mapping[str, str]] = {}
     individual: bool = False
+    uses_rounds: ClassVar[bool] = False
     combines: bool = True
     corrects: ClassVar[str] = ""
     aggregation: Aggregation = "samples"
@@ -419,6 +423,7 @@ class Optimizer(Plugin):
     ``client_optimizers`` are the local optimisers that it goes with, ``local_momentum`` says whether these may have
     momentum, ``changes_upload`` that what is uploaded is no trained model, and ``sends_change`` that an upload holds
     changes since the round's start in place of the trained parameters, where float32 weights would round them.
+    ``uses_rounds`` is as in :class:`Method`.
     """
 
     paper: ClassVar[str] = ""
@@ -428,6 +433,7 @@ class Optimizer(Plugin):
     local_momentum: ClassVar[bool] = True
     changes_upload: ClassVar[bool] = False
     sends_change: ClassVar[bool] = False
+    uses_rounds: ClassVar[bool] = False
 
     def deviations(self) -> list[str]:
         """Sentences on where the chosen options differ from the printed paper; they go into the run's record."""

@@ -16,10 +16,11 @@ from mistakes import message
 from PIL import Image
 
 from fl_labelskew_plugins.front.new import write
-from fl_labelskew_plugins.front.new.look import Look, look
+from fl_labelskew_plugins.front.new.look import OwnData, look
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import model_file
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 HEAD = "# yaml-language-server: $schema=recipe.schema.json\n"
 SILOS = {"St.-Mary-s": ["St. Mary's"], "north": ["north"], "south": ["south"]}
@@ -209,7 +210,7 @@ def test_run_names_the_file_of_a_silo_without_data(here):
     call(*PLANNED, "--image-size", "32")
     file = here / "mine" / "silo-1.yaml"
     with pytest.raises(LabelSkewError) as error:
-        start(here / "mine" / "federation.yaml", dry_run=True, host="none")
+        start(RunOptions(here / "mine" / "federation.yaml", dry_run=True, host="none"))
     assert str(error.value).startswith(f"{file}: data set image_folder: data_args.data_cache_dir is not set; use ")
     assert str(error.value).endswith(f", with labelskew silo data {file} PATH")
 
@@ -339,7 +340,7 @@ def test_names_of_groups_get_into_no_path_and_no_line(here):
     stems = write.file_names(names)
     assert len({stem.lower() for stem in stems}) == len(names)
     assert all(re.fullmatch(r"\w[\w.-]{0,62}", stem) for stem in stems)
-    seen = Look(
+    seen = OwnData(
         "image_folder", here / "data", {"data_cache_dir": str(here / "data")}, (3, 8, 8), ["a\x1b", "b"], names, 9
     )
     write.federation(seen, here / "mine", None)
@@ -350,7 +351,7 @@ def test_names_of_groups_get_into_no_path_and_no_line(here):
 
 
 def test_a_federation_of_very_many_groups_is_refused(here):
-    seen = Look("npz", here, {"data_cache_dir": "a.npz"}, (4,), ["0", "1"], [str(g) for g in range(101)], 999)
+    seen = OwnData("npz", here, {"data_cache_dir": "a.npz"}, (4,), ["0", "1"], [str(g) for g in range(101)], 999)
     assert message(lambda: write.federation(seen, here / "mine", None)).endswith(
         "has 101 groups, a silo each; use 100 at most, or labelskew new simulation"
     )

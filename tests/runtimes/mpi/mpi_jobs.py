@@ -14,7 +14,8 @@ from fl_labelskew_plugins.engine.local import LocalTrainer
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
-from fl_labelskew_plugins.runtimes.mpi.runtime import Server
+from fl_labelskew_plugins.runtimes.mpi.runtime import MPIServer
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 tested = []
 """Samples of each test in this rank."""
@@ -78,12 +79,12 @@ def play():
     recipe, jobs, out = map(Path, sys.argv[1:])
     rank = mpi_rank()[0]
     LocalTrainer.predict = counted(LocalTrainer.predict)
-    Server._deal = watched(Server._deal)
+    MPIServer._deal = watched(MPIServer._deal)
     for name, overrides in json.loads(jobs.read_text()).items():
         tested.clear()
         under_way.clear()
         peak = Peak()
-        start(recipe, overrides, run_dir=out / name, quiet=True)
+        start(RunOptions(recipe, overrides, run_dir=out / name, quiet=True))
         costs = {"tested": sum(tested), "memory": peak.stop(), "under_way": max(under_way, default=0)}
         (out / f"{name}-{rank}.json").write_text(json.dumps(costs))
 

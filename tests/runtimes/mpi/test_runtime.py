@@ -24,7 +24,8 @@ from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import build
 from fl_labelskew_plugins.runtimes.mpi.nodes import Nodes, greet
-from fl_labelskew_plugins.runtimes.mpi.runtime import Server, Worker
+from fl_labelskew_plugins.runtimes.mpi.runtime import MPIServer, Worker
+from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 from fl_labelskew_plugins.runtimes.wire import Header, decode, encode
 
@@ -362,7 +363,7 @@ def test_dealing_keeps_to_its_room_and_gives_the_numbers_of_one_process(tmp_path
     nodes = Nodes(turns, session)
     (tmp_path / "mpi").mkdir()
     record = Record(session, RunFolder(tmp_path / "mpi"), Progress(), resume=False)
-    turns.server = Server(Host(), turns, turns.size, session, record, nodes)
+    turns.server = MPIServer(Host(), turns, turns.size, session, record, nodes)
     turns.server.train()
     record.finish()
     longest = sorted(range(20), key=lambda client: (-session.sizes[client], client))
@@ -373,7 +374,7 @@ def test_dealing_keeps_to_its_room_and_gives_the_numbers_of_one_process(tmp_path
         assert turns.dealt[3] == min({*range(20)} - {*longest[:3]})
     assert sorted(turns.dealt[:20]) == sorted(turns.dealt[20:]) == [*range(20)]
     assert most // 2 < turns.most <= most
-    train(parse(UNEQUAL), RunFolder(tmp_path / "sp"), quiet=True, host="none")
+    train(parse(UNEQUAL), RunFolder(tmp_path / "sp"), RunOptions(quiet=True, host="none"))
     for name in ("metrics.jsonl", "model.safetensors"):
         assert (tmp_path / "mpi" / name).read_bytes() == (tmp_path / "sp" / name).read_bytes(), name
 

@@ -8,7 +8,7 @@ from fl_labelskew_registry import Federation, LabelSkewError, RunError
 from recipe_texts import cross_silo
 
 from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.recipe.beside import Policy
+from fl_labelskew_plugins.recipe.sections import Policy
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError, guard_of, question
 
 RUN = Federation(3, 3, 5, 1, 10, 16, 900, 200, 0)

@@ -15,6 +15,7 @@ from wiretap import watched
 from fl_labelskew_plugins.data import stats
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import model_file
+from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.runtimes.silo import facts as silos
 
 OWN = "client_specific_args: {data_silo_config: [silo1.yaml, silo2.yaml, silo3.yaml]}\n"
@@ -71,7 +72,7 @@ def test_silos_apart_and_all_data_in_one_place_are_one_run(apart, hospitals, tmp
     assert line in server.text
     union = tmp_path / "union.yaml"
     union.write_text(simulation(recipe_of(hospitals, "all")) + "\npartition_args: {partition_method: natural}\n")
-    start.start(union, run_dir=tmp_path / "sp", quiet=True)
+    start.start(RunOptions(union, run_dir=tmp_path / "sp", quiet=True))
     whole = np.load(hospitals / "all.npz")["x_train"]
     mean, std = stats.moments(whole)
     assert known(apart.run_dir) == known(tmp_path / "sp") == {"mean": list(mean), "std": list(std)}

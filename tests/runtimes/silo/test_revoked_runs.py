@@ -12,6 +12,7 @@ from scenes import finished
 
 from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.ledgers import audit
+from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.runtimes.silo import certs
 from fl_labelskew_plugins.runtimes.silo.certs import Revocations, revoke
 from fl_labelskew_plugins.runtimes.silo.client import secret
@@ -265,7 +266,7 @@ def test_a_silo_that_is_revoked_in_a_run_is_left_out_from_then_on(federation, fo
     for poll in (True, False):
         with monkeypatch.context() as patch:
             leave_out(patch, 2, since, poll=poll)
-            run.start(tmp_path / "sp.yaml", overrides, run_dir=tmp_path / f"sp{poll}", quiet=True)
+            run.start(RunOptions(tmp_path / "sp.yaml", overrides, run_dir=tmp_path / f"sp{poll}", quiet=True))
         expected.append(load_file(tmp_path / f"sp{poll}" / "model.safetensors"))
     assert weights.keys() == expected[0].keys()
     assert any(all(torch.equal(value, other[name]) for name, value in weights.items()) for other in expected)

@@ -14,7 +14,7 @@ from wiretap import watched
 from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.methods.fedshift import smoothed_counts
 from fl_labelskew_plugins.recipe import parse as recipes
-from fl_labelskew_plugins.recipe.beside import Policy
+from fl_labelskew_plugins.recipe.sections import Policy
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.host import Host

@@ -50,7 +50,7 @@ def test_further_tables_of_a_federation(make_federation):
     assert of_server.table.model_copy(update={"means": []}) == of_silo.table.model_copy(update={"means": []})
     row = pd.DataFrame({"sex": ["m"], "age": [np.nan]})
     given = np.array([[of_server.mean[0], 0, 1]], np.float32)
-    run = fl.open(federation.run_dir)
+    run = fl.load_run(federation.run_dir)
     pd.testing.assert_frame_equal(run.predict(row), run.predict(given))
     north = federation.folder / "north.csv"
     result = json.loads(call("evaluate", silo, north, "--part", "test", "--json").output)

@@ -17,6 +17,7 @@ from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +40,7 @@ def go(tmp_path):
 
     def go(*overrides):
         folder = tmp_path / f"run{next(count)}"
-        run.start(path, overrides, run_dir=folder, quiet=True)
+        run.start(RunOptions(path, overrides, run_dir=folder, quiet=True))
         return folder
 
     go.load = lambda *overrides: parse.load(path, overrides)
@@ -89,16 +90,6 @@ def test_fedavg_equals_a_loop_of_its_own(go, overrides, aggregation):
     assert lines[-1]["accuracy"] == pytest.approx(right.item())
 
 
-def test_neutral_settings_give_fedavgs_weights(go):
-    plain = load_file(go() / "model.safetensors")
-    for overrides in (
-        ["method_args.method=fedlc", "method_args.tau=0.0"],
-        ["method_args.method=fedmr", "method_args.mu1=0.0", "method_args.mu2=0.0"],
-    ):
-        other = load_file(go(*overrides) / "model.safetensors")
-        assert all(torch.equal(plain[key], other[key]) for key in plain)
-
-
 METHODS = ["fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr"]
 BASELINES = ["fedproc", "moon", "fedmmd", "reweighting", "fedrod"]
 
@@ -118,13 +109,6 @@ def test_every_method_learns_with_partial_participation(go, method):
     assert lines[0]["bytes_down"] == 4 * size + prior
     personal = json.loads((folder / "environment.json").read_text())["personal_models"]
     assert (folder / "clients").exists() == personal == (method in ("map", "fedphp", "fedrod"))
-
-
-def test_proxies_per_class(go):
-    coarse, fine = go(), go("train_args.proxy_aggregation=class")
-    a, b = (load_file(f / "model.safetensors") for f in (coarse, fine))
-    assert not torch.equal(a["classifier.weight"], b["classifier.weight"])
-    assert all(t.isfinite().all() for t in b.values())
 
 
 def test_test_frequency(go):
@@ -231,7 +215,7 @@ def test_the_hosts_noise_repeats_after_resuming(go, tmp_path, capsys):
     for name in ("summary.json", "model.safetensors"):
         (cut / name).unlink()
     torch.rand(5)
-    run.start(None, resume=cut, quiet=True)
+    run.start(RunOptions(resume=cut, quiet=True))
     assert (cut / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     assert "what the host remembers" in capsys.readouterr().err
 

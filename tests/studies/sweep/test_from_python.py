@@ -126,5 +126,5 @@ def test_sweep_is_interrupted_with_a_checkpoint(tmp_path):
     os.kill(process.pid, signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert told.endswith("KeyboardInterrupt: interrupted: 0 of 3 runs finished\n")
-    assert fl.open(tmp_path / "out" / "seed0").metrics.index.max() < 3999
+    assert fl.load_run(tmp_path / "out" / "seed0").metrics.index.max() < 3999
     assert (tmp_path / "out" / "seed0" / "checkpoint" / "latest.safetensors").exists()

@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_labelskew_plugins.engine.ring import Ring, Vector
 from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.recipe.comm import LEAST_SUMMED
+from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
 from fl_labelskew_plugins.runtimes.silo.secure import wire

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.engine.ring import Vector, parts, unit
-from fl_labelskew_plugins.recipe.comm import LEAST_SUMMED
+from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 
 LEAST = LEAST_SUMMED
 OPENING = -1

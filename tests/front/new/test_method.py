@@ -1,9 +1,8 @@
-"""Packages of plugins of one's own: they are built and installed, and their tests pass."""
+"""The package of a method of one's own: it is built and installed, and its tests pass."""
 
 import pytest
 from commands import call, errors
 
-KINDS = ("method", "partition", "network", "dataset", "optimizer")
 FILES = {"README.md", "labelskew_my_loss.py", "my_loss_digits.yaml", "pyproject.toml", "test_my_loss.py"}
 
 
@@ -24,25 +23,6 @@ def test_it_is_the_example_under_its_own_name(here):
     assert errors("new", "method", "my_loss") == ["labelskew-my_loss: is not empty; use a new or empty folder"]
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_the_other_kinds_have_the_same_files(here, kind):
-    call("new", kind, "my_loss", "mine")
-    assert {path.name for path in (here / "mine").iterdir()} == FILES
-    assert "ldam" not in "".join(path.read_text() for path in (here / "mine").iterdir()).lower()
-    assert errors("new", kind, "my_loss", "mine") == ["mine: is not empty; use a new or empty folder"]
-    (line,) = errors("new", kind, "numpy_2!")
-    assert line.startswith(f"{kind} numpy_2!: must start with a lowercase letter")
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "by"),
-    [("partition", "iid", "is installed already"), ("network", "module", "a name that its code needs")],
-)
-def test_a_taken_name_is_refused(here, kind, name, by):
-    assert by in errors("new", kind, name)[0]
-    assert not [*here.iterdir()]
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -59,20 +39,18 @@ def test_a_name_that_cannot_be_is_one_line(here, name, says):
     assert not [*here.iterdir()]
 
 
-def test_packages_are_installed_and_their_tests_pass(here, make_venv, wheels, build):
-    for kind in KINDS:
-        call("new", kind, f"my_{kind}", f"mine/{kind}")
+def test_package_is_installed_and_its_tests_pass(here, make_venv, wheels, build):
+    call("new", "method", "my_method", "mine")
     venv = make_venv()
-    venv.install(*wheels, *(build(here / "mine" / kind, here / "dist" / kind) for kind in KINDS))
+    venv.install(*wheels, build(here / "mine", here / "dist"))
     venv.add_dependencies()
     assert "margin" in venv.run("labelskew", "methods", "my_method").stdout
-    folders = [f"mine/{kind}/test_my_{kind}.py" for kind in KINDS]
     options = ("-q", "-p", "no:cacheprovider", "-k", "not every_runtime")  # which test_third_party.py runs
-    tests = venv.run("python", "-m", "pytest", *options, *folders, cwd=here)
+    tests = venv.run("python", "-m", "pytest", *options, "mine/test_my_method.py", cwd=here)
     assert "FAILED" not in tests.stdout
     assert "passed" in tests.stdout
-    venv.run("labelskew", "validate", "my_method_digits.yaml", cwd=here / "mine" / "method")
-    again = venv.run("labelskew", "new", "network", "my_network", "other", check=False)
+    venv.run("labelskew", "validate", "my_method_digits.yaml", cwd=here / "mine")
+    again = venv.run("labelskew", "new", "method", "my_method", "other", check=False)
     assert again.stderr.endswith(
-        "error: network my_network: is installed already, by labelskew-my_network; use another name\n"
+        "error: method my_method: is installed already, by labelskew-my_method; use another name\n"
     )

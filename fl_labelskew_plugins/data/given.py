@@ -1,0 +1,111 @@
+"""Arrays or torch data sets from Python as a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError
+from numpy.typing import NDArray
+
+from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.params import Params
+
+
+class GivenData(Dataset):
+    """Data that are in memory already."""
+
+    Params = Params
+
+    def __init__(self, data: Data) -> None:
+        super().__init__()
+        self.data = data
+        self.name = "given"
+        shape = tuple(data.train.x.shape[1:])
+        parts = f"{len(data.train.y)} training and {len(data.test.y)} test samples"
+        self.description = f"{parts} of shape {shape}, {len(data.class_names)} classes"
+
+    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """The data as they were given."""
+        return self.data
+
+
+def given_data(given: object) -> Data:
+    """Somebody's training and test parts as one data set.
+
+    Args:
+        given: a :class:`fl_labelskew_registry.Data`; or two parts, as a pair or as a mapping with ``train`` and
+            ``test``, each of them a pair of arrays ``x`` ``(N, ...)`` and ``y`` ``(N,)``, or a torch ``Dataset`` with
+            ``targets`` whose items begin with the sample. Classes are named as the training part's ``classes`` are,
+            if it has any, else by their numbers.
+
+    Raises:
+        LabelSkewError: it is nothing of these.
+    """
+    if isinstance(given, Data):
+        return given
+    if isinstance(given, Mapping) and given.keys() >= {"train", "test"}:
+        train, test = given["train"], given["test"]
+    elif isinstance(given, tuple | list) and len(given) == 2:
+        train, test = given
+    else:
+        raise LabelSkewError(
+            f"dataset: {type(given).__name__} is no pair of a training and a test part; give (train, test), each of "
+            "them (x, y) or a torch Dataset with targets"
+        )
+    parts = [_part("training", train), _part("test", test)]
+    shapes = [part.x.shape[1:] for part in parts]
+    if shapes[0] != shapes[1]:
+        raise LabelSkewError(f"dataset: samples are of shape {shapes[0]} in training and {shapes[1]} in test")
+    classes = 1 + max(int(part.y.max()) for part in parts if len(part.y))
+    names = [clean(name, 40) for name in getattr(train, "classes", None) or map(str, range(classes))]
+    return Data(parts[0], parts[1], names)
+
+
+def _part(which: str, part: Any) -> Arrays:
+    """One part; what it is not, a line tells."""
+    form = "give (x, y), or a torch Dataset with targets"
+    if isinstance(part, Arrays):
+        return part
+    if hasattr(part, "targets") and hasattr(part, "__getitem__"):
+        x, y = _stacked(which, [part[k][0] for k in range(len(part))]), _array(part.targets)
+    elif isinstance(part, tuple | list) and len(part) == 2:
+        try:
+            x, y = (_array(array) for array in part)
+        except ValueError as error:  # rows of several lengths
+            raise LabelSkewError(f"dataset: the {which} part's rows are of several lengths; {form}") from error
+    else:
+        raise LabelSkewError(f"dataset: the {which} part is a {type(part).__name__}; {form}")
+    if not len(y.reshape(-1)):
+        raise LabelSkewError(f"dataset: the {which} part has no samples; {form}")
+    if x.dtype.kind not in "buif":
+        raise LabelSkewError(f"dataset: the {which} part's samples are {x.dtype}, no numbers; give arrays of one shape")
+    if x.ndim < 2 or y.shape != (len(x),):
+        raise LabelSkewError(
+            f"dataset: the {which} part has samples of shape {x.shape} and labels of shape {y.shape}; give (N, ...) "
+            "and (N,)"
+        )
+    if not np.issubdtype(y.dtype, np.integer) or (len(y) and y.min() < 0):
+        raise LabelSkewError(f"dataset: the {which} part's labels are not numbers of classes; use integers from 0")
+    if x.dtype != np.uint8:
+        x = x.astype(np.float32)
+    return Arrays(np.ascontiguousarray(x), y.astype(np.int64))
+
+
+def _stacked(which: str, samples: Sequence[Any]) -> NDArray[Any]:
+    """Samples of a torch ``Dataset`` as one array."""
+    if others := {type(sample).__name__ for sample in samples if not isinstance(sample, torch.Tensor | np.ndarray)}:
+        raise LabelSkewError(
+            f"dataset: the {which} part's samples are of type {min(others)}; give the Dataset a transform to tensors, "
+            "such as torchvision.transforms.ToTensor()"
+        )
+    if len(shapes := {tuple(sample.shape) for sample in samples}) > 1:
+        raise LabelSkewError(f"dataset: the {which} part's samples are of {len(shapes)} shapes; resize them to one")
+    return np.stack([_array(sample) for sample in samples]) if samples else np.zeros(0)
+
+
+def _array(values: Any) -> NDArray[Any]:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)

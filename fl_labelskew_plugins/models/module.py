@@ -1,0 +1,135 @@
+"""A module from Python as a network: its last Linear layer becomes the classifier."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+
+import torch
+from fl_labelskew_registry import LabelSkewError, Network, mistake
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.params import Params
+
+
+class ModuleNetwork(Network):
+    """A module of somebody's own as a network: each build is a copy of it, with the weights that it has.
+
+    A module that already has ``features(x)`` and a Linear ``classifier`` is taken as it is. Of any other, the last
+    Linear layer with an output for each class is the classifier, and what goes into it are the features; what the
+    module returns has to be what that layer returns.
+
+    Args:
+        module: takes a batch ``(B, ...)`` and returns logits ``(B, C)``.
+
+    Raises:
+        LabelSkewError: it has a lazy layer that has not seen a sample.
+    """
+
+    Params = Params
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.name = type(module).__name__
+        if lazy := next((name for name, value in module.state_dict().items() if is_lazy(value)), None):
+            use = "a module that was called once, such as on torch.zeros(1, *shape)"
+            raise mistake(f"model: {self.name}", f"{clean(lazy)} is of a lazy layer and has no shape yet", use)
+        shapes = [(name, tuple(value.shape)) for name, value in module.state_dict().items()]
+        digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:12]
+        self.description = f"{self.name}, {sum(p.numel() for p in module.parameters())} parameters, shapes {digest}"
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """A copy with ``features`` and ``classifier``.
+
+        Raises:
+            LabelSkewError: which layer is the classifier cannot be told, or the module does not take such samples.
+        """
+        module = copy.deepcopy(self.module)
+        head = getattr(module, "classifier", None)
+        if isinstance(head, nn.Linear) and callable(getattr(module, "features", None)):
+            if head.out_features != num_classes:
+                raise LabelSkewError(self._outputs("classifier", head, num_classes))
+            return module
+        linear = [(path, layer) for path, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+        if not linear:
+            raise LabelSkewError(f"model: {self.name} has no nn.Linear layer; let it end with one, of the classes")
+        fitting = [path for path, layer in linear if layer.out_features == num_classes]
+        if not fitting:
+            raise LabelSkewError(self._outputs(*linear[-1], num_classes))
+        whole = Headed(module, fitting[-1])
+        self._check(whole, input_shape)
+        return whole
+
+    def _outputs(self, path: str, layer: nn.Linear, num_classes: int) -> str:
+        return (
+            f"model: {path or 'the layer'} of {self.name} has {layer.out_features} outputs, and the data have "
+            f"{num_classes} classes; use nn.Linear({layer.in_features}, {num_classes}) there"
+        )
+
+    def _check(self, whole: Headed, shape: tuple[int, ...]) -> None:
+        """That the classifier's logits are what the module as it was given returns; by copies, as both have a mode."""
+        samples = torch.randn(16, *shape, generator=torch.Generator().manual_seed(0))
+        split, given = copy.deepcopy(whole).eval(), copy.deepcopy(self.module).eval()
+        for head in (split.classifier, given.get_submodule(whole.path)):
+            head.register_forward_hook(_any_logits)
+        try:
+            with torch.no_grad():
+                ours, theirs = split(samples), given(samples)
+        except Exception as error:  # of a module of anybody's
+            first = clean(next(iter(str(error).splitlines()), type(error).__name__))
+            raise LabelSkewError(
+                f"model: {self.name} does not take samples of shape {tuple(shape)}: {first}"
+            ) from error
+        if ours.shape != theirs.shape or not torch.allclose(ours, theirs, equal_nan=True):
+            raise LabelSkewError(
+                f"model: what {self.name} returns is not what its last Linear layer of the classes, {whole.path}, "
+                "returns; let forward end with that layer (no softmax after it), or give the module features(x) and "
+                "classifier"
+            )
+
+
+class Headed(nn.Module):
+    """A module whose last layer stands beside it: ``forward(x) = classifier(features(x))``.
+
+    Args:
+        module: the whole one; it is changed.
+        path: of its last layer, a Linear.
+    """
+
+    def __init__(self, module: nn.Module, path: str) -> None:
+        super().__init__()
+        self.path = path
+        self.classifier = module.get_submodule(path)
+        self.body = module if path else nn.Identity()
+        if path:
+            _put(module, path, nn.Identity())
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Inputs ``(B, ...)`` to features ``(B, d)``."""
+        features: torch.Tensor = self.body(x)
+        return features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Inputs ``(B, ...)`` to logits ``(B, C)``."""
+        logits: torch.Tensor = self.classifier(self.features(x))
+        return logits
+
+    def whole(self) -> nn.Module:
+        """The module as it was given, with the weights that this one has."""
+        if not self.path:
+            return self.classifier
+        _put(self.body, self.path, self.classifier)
+        return self.body
+
+
+def _any_logits(_: nn.Module, __: object, logits: torch.Tensor) -> torch.Tensor:
+    """Logits of either sign in place of a layer's own, which may all be positive where a ReLU comes after it."""
+    return torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+
+
+def _put(module: nn.Module, path: str, layer: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(module.get_submodule(parent), name, layer)

@@ -1,0 +1,39 @@
+"""Lists of indices from Python as a partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from fl_labelskew_registry import LabelSkewError, Partitioner
+from numpy.typing import NDArray
+
+from fl_labelskew_plugins.params import Params
+
+
+class GivenPartition(Partitioner):
+    """Index lists, one a client."""
+
+    Params = Params
+
+    def __init__(self, indices: Sequence[Sequence[int]]) -> None:
+        super().__init__()
+        self.indices = [np.asarray(part) for part in indices]
+        self.name = "given"
+        self.description = f"{len(self.indices)} lists of indices"
+
+    def split(
+        self, labels: NDArray[Any], groups: NDArray[Any] | None, *, clients: int, rng: np.random.Generator
+    ) -> list[NDArray[Any]]:
+        """The lists as they were given.
+
+        Raises:
+            LabelSkewError: they are for another number of clients.
+        """
+        if len(self.indices) != clients:
+            raise LabelSkewError(
+                f"partition: {self.description} for {clients} clients; load the recipe with "
+                f"{{'train_args.client_num_in_total': {len(self.indices)}}}"
+            )
+        return self.indices

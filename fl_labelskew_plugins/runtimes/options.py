@@ -1,0 +1,98 @@
+"""The options of one run: from the command line or Python to the runtime, and to its other processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.typed import GO_ON, to_go_on
+from fl_labelskew_plugins.runs.progress import PAUSE, Pause
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of ``labelskew run``.
+
+    Args:
+        recipe: the recipe's file or name; may be missing with ``resume``.
+        overrides: ``section.key=value`` each; with ``resume``, ``train_args.comm_round`` may be another number.
+        run_dir: this run's own folder, new or empty; default: a new one under ``tracking_args.run_dir``.
+        resume: folder of an earlier run to resume, with identical results.
+        from_round: with ``resume``: go back to the end of this round, from 1, first.
+        dry_run: do everything but the training; write nothing.
+        survey: across silos: ask silos for their class counts, and train nothing.
+        quiet: print nothing but errors.
+        role: ``server`` or ``client``, if each is started on its own machine; default: all parts on this machine.
+        rank: which silo, ``1 .. K``, in the client's role.
+        server: address of the server, in place of the recipe's.
+        host: ``fedml`` or ``none``; default: as an earlier run was begun, else FedML if it is installed.
+        pause: when to stop early, to be resumed later; default: that of the command that has started this process.
+
+    Raises:
+        LabelSkewError: options that do not go together.
+    """
+
+    recipe: str | Path | None = None
+    overrides: Sequence[str] = ()
+    run_dir: Path | None = None
+    resume: Path | None = None
+    from_round: int | None = None
+    dry_run: bool = False
+    survey: bool = False
+    quiet: bool = False
+    role: str | None = None
+    rank: int | None = None
+    server: str | None = None
+    host: str | None = None
+    pause: Pause | None = None
+
+    def check(self) -> None:
+        """Raise LabelSkewError for options that do not go together."""
+        back, resume = f"--from-round {self.from_round}", self.resume is not None
+        mistakes = {
+            "--run-dir is for a new run and --resume for an old one; use one of them": resume and self.run_dir,
+            "no recipe given; give a YAML file, or --resume RUN_DIR": not resume and self.recipe is None,
+            f"{back}: goes back in an earlier run; use it with --resume RUN_DIR": self.from_round and not resume,
+            f"{back}: takes the run back for good; remove --dry-run": self.from_round and self.dry_run,
+            "--survey trains nothing; use it without --resume": self.survey and resume,
+            "--survey asks silos, which --dry-run does not; use one of them": self.survey and self.dry_run,
+            "--resume is the server's; to resume a silo, start it again as before": self.role == "client" and resume,
+            "--role client: --rank is missing; give the silo's number, from 1": self.role == "client" and not self.rank,
+            f"--rank {self.rank}: is for a silo; use it with --role client": self.rank and self.role != "client",
+        }
+        if line := next((line for line, holds in mistakes.items() if holds), None):
+            raise LabelSkewError(line)
+
+    def command(self, recipe: Path, folder: Path, *more: str, resume: bool = False) -> list[str]:
+        """The command that runs the same recipe in ``folder``, in another process."""
+        return [sys.executable, "-m", "fl_labelskew_plugins.cli.main", *self._words(recipe, folder, resume), *more]
+
+    def resume_command(self, folder: Path) -> str:
+        """How to resume the run in ``folder``: the command as it was typed, with ``--resume`` for ``--run-dir``.
+
+        A silo's is the same command again, since its folder is the same whenever it is started; so is a survey's.
+        """
+        if self.survey:
+            return "start the survey again"
+        options = (("--role", self.role), ("--rank", self.rank), ("--server", self.server))
+        more = [word for option, value in options if value is not None for word in (option, str(value))]
+        return to_go_on([*self._words(self.recipe, folder, self.role != "client"), *more])
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """Variables for the processes that share a run in ``folder``."""
+        variables = {GO_ON: self.resume_command(folder), log.FORM: log.form}
+        return variables if self.pause is None else variables | {PAUSE: str(self.pause)}
+
+    def _words(self, recipe: str | Path | None, folder: Path, resume: bool) -> list[str]:
+        words = ["run"] if recipe is None else ["run", str(recipe)]
+        for override in self.overrides:
+            words += ["--set", override]
+        words += ["--resume" if resume else "--run-dir", str(folder)]
+        words += ["--survey"] if self.survey else []
+        words += [] if self.host is None else ["--host", self.host]
+        return [*words, "--quiet"] if self.quiet else words
