@@ -161,10 +161,8 @@ class Turn:
         return LocalWork(
             client=client,
             start=start,
-            learning_rate=learning_rate(settings, view.round, federation.rounds),
+            learning_rate=learning_rate(settings, view.round),
             momentum=settings.momentum if settings.client_optimizer == "sgd" else 0.0,
-            dampening=settings.dampening,
-            nesterov=settings.nesterov,
             weight_decay=settings.weight_decay,
             loss=_no_batch,
             gradient=partial(self._gradient, list(start)),
@@ -354,14 +352,7 @@ def _optimizer(trainer: LocalTrainer, rate: float, more: Sequence[nn.Parameter])
     parameters = [p for p in trainer.model.parameters() if p.requires_grad] + list(more)
     if settings.client_optimizer == "adam":
         return torch.optim.Adam(parameters, lr=rate, weight_decay=settings.weight_decay, fused=True)
-    return SGD(
-        parameters,
-        lr=rate,
-        momentum=settings.momentum,
-        dampening=settings.dampening,
-        nesterov=settings.nesterov,
-        weight_decay=settings.weight_decay,
-    )
+    return SGD(parameters, lr=rate, momentum=settings.momentum, weight_decay=settings.weight_decay)
 
 
 def _frozen(spares: Iterator[nn.Module], state: Mapping[str, Tensor]) -> nn.Module:

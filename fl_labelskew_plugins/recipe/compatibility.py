@@ -115,8 +115,6 @@ def host_switches(recipe: Recipe) -> list[str]:
 
 def uses_rounds(recipe: Recipe) -> str | None:
     """What in a recipe makes a round depend on ``comm_round``, the number of all rounds; None if nothing does."""
-    if recipe.train.lr_schedule == "cosine":
-        return "train_args.lr_schedule: cosine"
     if switches := host_switches(recipe):
         return f"{switches[0]}: FedML's code may use it"
     parts = {recipe.method_name: recipe.method, **getattr(recipe.method, "parts", {})}
@@ -261,14 +259,9 @@ def _why_not_network(recipe: Recipe, model: nn.Module) -> str | None:
 def _why_not(recipe: Sections, method: Method, optimizer: Optimizer) -> str | None:
     """Why the host's own code cannot run a recipe; None where it can."""
     train, comm, security = recipe.train, recipe.comm, recipe.security
-    options = optimizer.params
-    paper = getattr(options, "server_optimizer", "sgd") != "sgd" and getattr(optimizer, "form", "host") == "paper"
-    after = train.momentum > 0 and bool(train.nesterov or train.dampening) and getattr(options, "mu", 0) > 0
     reasons = {
         f"the host has no {train.federated_optimizer}": train.federated_optimizer not in HOST,
         f"the host's code runs with backend sp, not {comm.backend}": not comm.in_process,
-        "the host has torch's server optimisers alone (server_form: host)": paper,
-        "the host's FedNova adds the proximal term (mu) after nesterov or dampening": after,
         "the method changes more than logits, which the host's training does not know": not method.logits_only(),
         "the host trains with fp32 alone (device_args.precision)": recipe.device.precision != "fp32",
         "the host clips no gradients (train_args.gradient_clip_norm)": train.gradient_clip_norm is not None,

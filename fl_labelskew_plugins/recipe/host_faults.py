@@ -114,19 +114,14 @@ FAULTS = (
     ),
     Fault(
         PLAIN_SGD,
-        "momentum, dampening, nesterov and weight_decay are ignored",
-        "momentum, dampening, nesterov and weight_decay are the recipe's",
+        "momentum and weight_decay are ignored",
+        "momentum and weight_decay are the recipe's",
         lambda recipe: _sgd(recipe) and bool(recipe.train.momentum or recipe.train.weight_decay),
     ),
     Fault(
         ("FedDyn",),
-        "momentum, dampening and nesterov are ignored",
+        "momentum is ignored",
         when=lambda recipe: _sgd(recipe) and recipe.train.momentum > 0,
-    ),
-    Fault(
-        ("Mime",),
-        "dampening and nesterov are ignored",
-        when=lambda recipe: bool(recipe.train.dampening or recipe.train.nesterov),
     ),
     Fault((*PLAIN_SGD, "FedDyn"), "Adam is AMSGrad", "Adam is Adam, not AMSGrad", lambda recipe: not _sgd(recipe)),
     Fault(("FedDyn",), "feddyn_alpha is added to weight_decay", when=lambda recipe: not _sgd(recipe)),
@@ -135,21 +130,6 @@ FAULTS = (
         "server_momentum is ignored",
         "server_momentum is the recipe's",
         lambda recipe: _options(recipe).server_momentum > 0,
-    ),
-    Fault(
-        ("FedNova",),
-        "gmf does nothing: its buffer is made anew in every round",
-        "gmf's buffer is kept over the rounds",
-        lambda recipe: _options(recipe).gmf > 0,
-    ),
-    Fault(
-        ("FedNova",),
-        "the normalising vector adds the coefficients of momentum and of the proximal term, and leaves out those of "
-        "dampening and nesterov",
-        "the normalising vector is that of momentum, dampening, nesterov and the proximal term together",
-        lambda recipe: (
-            recipe.train.momentum > 0 and bool(_options(recipe).mu or recipe.train.dampening or recipe.train.nesterov)
-        ),
     ),
     Fault(
         tuple(CLASSES),

@@ -6,13 +6,12 @@ model, and what stays on the server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 from fedml.simulation.sp.feddyn.feddyn_trainer import FedDynTrainer
-from fedml.simulation.sp.fednova.client import Client as FedNovaClient
 from fedml.simulation.sp.fednova.fednova_trainer import FedNovaTrainer
 from fedml.simulation.sp.fedopt.fedopt_api import FedOptAPI
 from fedml.simulation.sp.fedprox.fedprox_trainer import FedProxTrainer
@@ -27,14 +26,12 @@ class Hosted:
     """What is ours in each of the host's trainers.
 
     ``clients`` are those of the round. ``absent`` is, where a method weighs by all clients' samples, how many samples
-    are not in the round, and ``old`` the weights that the round starts from. ``coefficients`` tells ``||a||_1`` of a
-    number of local steps.
+    are not in the round, and ``old`` the weights that the round starts from.
     """
 
     clients: Sequence[int] = ()
     absent: int = 0
     old: Weights
-    coefficients: Callable[[int], float]
 
     def client_sampling(self, *_: Any) -> Sequence[int]:
         """The clients of the round."""
@@ -141,46 +138,14 @@ class CorrectedFedOpt(FedOpt):
                 parameters["momentum"] = self.args.server_momentum
 
 
-class NovaClient(FedNovaClient):  # type: ignore[misc]
-    """The host's client, with the normalising vector of its whole optimiser."""
-
-    trainer: CorrectedFedNova
-
-    def get_local_norm_grad(self, opt: Any, cur_params: Any, init_params: Any, weight: int = 0) -> Any:
-        """The host's normalised change."""
-        opt.local_normalizing_vec = self.trainer.coefficients(opt.local_steps)
-        return super().get_local_norm_grad(opt, cur_params, init_params, weight)
-
-
 class CorrectedFedNova(FedNova):
-    """The host's FedNova, with ``gmf`` over the rounds, the whole normalising vector and the method's weights."""
-
-    def setup_clients(self, num: Any, train: Any, test: Any) -> None:
-        """As many as take part in a round."""
-        self.buffer: Weights = {}
-        every = range(self.args.client_num_per_round)
-        self.client_list = [NovaClient(k, train[k], test[k], num[k], self.args, self.device) for k in every]
-        for client in self.client_list:
-            client.trainer = self
+    """The host's FedNova, with the method's weights."""
 
     def aggregate(self, params: Any, norm_grads: Any, tau_effs: Any, tau_eff: Any = 0) -> Any:
-        """The host's, with the buffer of the rounds before, which is in units of weights: no schedule rescales it."""
+        """The host's mean, with the old model for the samples of clients outside the round."""
         present = sum(self.train_data_local_num_dict[client] for client in self.clients)
         share = present / (present + self.absent)
-        self.global_momentum_buffer = self.buffer
-        rate, self.args.learning_rate = self.args.learning_rate, 1.0
-        try:
-            return super().aggregate(params, norm_grads, tau_effs, share * sum(tau_effs))
-        finally:
-            self.args.learning_rate = rate
-
-    def memory(self) -> State:
-        """The server's momentum."""
-        return {name: value.clone() for name, value in self.buffer.items()}
-
-    def restore(self, shared: Mapping[str, Tensor], memory: Mapping[str, Tensor]) -> None:
-        """The server's momentum."""
-        self.buffer = {name: value.clone() for name, value in memory.items()}
+        return super().aggregate(params, norm_grads, tau_effs, share * sum(tau_effs))
 
 
 AS_THEY_ARE: dict[str, Any] = {

@@ -20,7 +20,6 @@ from fl_labelskew_plugins.engine.isolation import BETWEEN, Baseline
 from fl_labelskew_plugins.engine.local import LocalResult, LocalSettings, learning_rate, load, snapshot
 from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.engine.turn import Turn
-from fl_labelskew_plugins.ops import sum_of_coefficients
 from fl_labelskew_plugins.recipe.host_faults import LIVE_IN_EVERY_ROUND
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.simulation import Simulation
@@ -45,11 +44,12 @@ class HostedFederation(Simulation):
         args.comm_round, args.client_num_per_round = 1, session.federation.clients_per_round
         # keys of the host's that repeat others, or have to do with its tests, of which it makes none here
         args.wd, args.ci, args.frequency_of_the_test = recipe.train.weight_decay, 0, 1
+        # options of the host's FedNova and Mime that recipes do not have
+        args.dampening, args.nesterov, args.mu, args.gmf, args.mimelite = 0.0, False, 0.0, 0.0, False
         kind = (CORRECTED if corrected else AS_THEY_ARE)[name]
         self.host = make(kind, args=args, device=local.device, dataset=self._dataset(), model=self.network)
         if record.next_round:
             self.host.restore(group(record.shared, OPTIMIZER), record.memory)
-        self.host.coefficients = self._coefficients
         self.host.client_list = [Slot(self, client) for client in self.host.client_list]
         self._trainer = getattr(self.host, "model_trainer", None)
         self._always_live = name in LIVE_IN_EVERY_ROUND
@@ -68,8 +68,7 @@ class HostedFederation(Simulation):
         self.round_number, self.results, host.clients = round, [], clients
         host.old = {name: value.cpu() for name, value in self.server.weights.items()}
         if self.corrected:
-            rate = learning_rate(self.settings, round, session.federation.rounds)
-            self.args.learning_rate = rate
+            self.args.learning_rate = learning_rate(self.settings, round)
             if method.aggregation == "population":
                 host.absent = session.federation.num_samples - sum(session.sizes[k] for k in clients)
         if self._trainer is not None:
@@ -112,12 +111,6 @@ class HostedFederation(Simulation):
         check_made({**joined(shared=shared, memory=memory), **weights}, self.server.optimizer)
         self.server.weights, self.server.memory = weights, memory
         self.server.shared = rest(self.server.shared, OPTIMIZER) | joined(**{OPTIMIZER: shared})
-
-    def _coefficients(self, steps: int) -> float:
-        assert self.turn is not None  # asked within a turn
-        work = self.turn.inner.work(self.server.weights)
-        work.steps = steps
-        return sum_of_coefficients(work, mu=self.args.mu)
 
     def _calibrating(self) -> Callable[..., Tensor | None]:
         """Makes the method's logits of a network's in training; copies of the network share it."""
@@ -232,8 +225,6 @@ def asked_for(settings: LocalSettings) -> Iterator[None]:
     options: dict[type, dict[str, Any]] = {
         torch.optim.SGD: {
             "momentum": settings.momentum,
-            "dampening": settings.dampening,
-            "nesterov": settings.nesterov,
             "weight_decay": settings.weight_decay,
             "fused": True,
         },
