@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.checked import backward, hook_name
-from fl_labelskew_plugins.engine.aggregate import check_form, check_terms
+from fl_labelskew_plugins.engine.aggregate import ALL, check_form, check_terms
 from fl_labelskew_plugins.engine.isolation import BETWEEN
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer, Observer, learning_rate, load, snapshot
 from fl_labelskew_plugins.engine.samples import Samples, Streamed
@@ -377,7 +377,9 @@ def _protect(upload: Weights, weights: Weights, view: ClientView, method: Method
     """Let the method change what of the upload is new since the round's start."""
     update = {k: v - weights[k] for k, v in upload.items() if v.is_floating_point()}
     with torch.no_grad():
-        for key, value in method.protect(update, view).items():
+        protected = method.protect(update, view)
+        check_form(protected, update, f"{hook_name(method, 'protect')} returned an update", ALL)
+        for key, value in protected.items():
             upload[key] = weights[key] + value
             if key.endswith("running_var"):  # noise must not leave a negative variance behind
                 upload[key].clamp_(min=0)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fl_labelskew_registry import RunError
+from fl_labelskew_registry.answers import TERM
 from torch import Tensor
 
 from fl_labelskew_plugins.engine.local import LocalResult
-from fl_labelskew_plugins.machine.text import TERM
 from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 from fl_labelskew_plugins.tensors import group, joined
