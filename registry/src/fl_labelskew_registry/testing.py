@@ -47,10 +47,9 @@ def check_method(kind: type[Method], params: Any = None) -> None:
     method, run = kind(params), FEDERATION
     model = _network(method.shared_modules(run))
     inputs, labels = torch.randn(SAMPLES, 2), torch.tensor([0, 0, 1, 1])
-    state, shared = (
-        {},
-        dict(_call(method, "open", _total(_call(method, "opening", _view(model, {}, {}, labels, inputs))))),
-    )
+    state: dict[str, Any] = {}
+    opened = _call(method, "opening", _view(model, {}, {}, labels, inputs))
+    shared = dict(_call(method, "open", _total(opened)))
     for hook, given in (("deviations", ()), ("warnings", (run,)), ("report", (run,)), ("protects", ())):
         _call(method, hook, *given)
     for round in range(run.rounds):
