@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
-from torch import nn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Scaling = Literal["indicator", "proportional"]
-PROJECTED = 256
-"""Outputs of a projection head."""
-BESIDE_CLASSIFIER = "projection: mlp projects features only for the contrast; in the paper the classifier follows it"
 
 
 def full(tensor: Tensor) -> Tensor:
@@ -154,18 +150,11 @@ def unit(vectors: Tensor) -> Tensor:
     return vectors / length.masked_fill(length == 0, 1)
 
 
-def mmd(
-    features: Tensor,
-    other: Tensor,
-    *,
-    kernels: int = 5,
-    factor: float = 2.0,
-    bandwidths: Sequence[float] | None = None,
-) -> Tensor:
+def mmd(features: Tensor, other: Tensor) -> Tensor:
     r"""Squared maximum mean discrepancy of two sets of features (MAP, eq. 12), as in deep adaptation networks.
 
     .. math:: \overline{K_{ss}} + \overline{K_{tt}} - 2 \overline{K_{st}}, \quad
-        K(x, y) = \sum_i \exp\bigl(-\lVert x - y \rVert^2 / (b f^{i - \lfloor m/2 \rfloor})\bigr)
+        K(x, y) = \sum_{i=-2}^{2} \exp\bigl(-\lVert x - y \rVert^2 / (2^i b)\bigr)
 
     ``b`` is the mean squared distance of different samples of both sets together; it carries no gradient. One sample
     has no distribution to compare: with fewer than two on either side the value and its gradient are 0. (Of two samples
@@ -174,24 +163,19 @@ def mmd(
     Args:
         features: ``(n, d)``.
         other: ``(m, d)``.
-        kernels: number of Gaussian kernels ``m``, with bandwidths a ``factor`` apart.
-        factor: ``f``.
-        bandwidths: the kernels' divisors of the squared distance themselves, in place of the three above.
 
-    >>> round(mmd(torch.zeros(2, 1), torch.ones(2, 1), bandwidths=[1.0]).item(), 4)  # 2 - 2/e
-    1.2642
+    >>> x, y = torch.zeros(2, 1), torch.ones(2, 1)
+    >>> round(mmd(x, y).item(), 4)  # b = 2/3: 10 - 2(exp(-3/8) + exp(-3/4) + exp(-3/2) + exp(-3) + exp(-6))
+    7.1299
     """
     if len(features) < 2 or len(other) < 2:
         return full(features)[:0].sum()  # a zero that still has a gradient
     both = torch.cat([full(features), full(other)])
     n = both.shape[0]
     squared = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist").square()
-    if bandwidths is None:
-        # all features equal: the mean distance is 0, and 0 / 0 must not reach the exponential
-        mean = (squared.detach().sum() / (n * n - n)).clamp(min=torch.finfo(both.dtype).tiny * 2.0**10)
-        divisors = mean * factor ** (torch.arange(kernels, device=both.device, dtype=both.dtype) - kernels // 2)
-    else:
-        divisors = torch.tensor(bandwidths, device=both.device, dtype=both.dtype)
+    # all features equal: the mean distance is 0, and 0 / 0 must not reach the exponential
+    mean = (squared.detach().sum() / (n * n - n)).clamp(min=torch.finfo(both.dtype).tiny * 2.0**10)
+    divisors = mean * 2.0 ** (torch.arange(5, device=both.device, dtype=both.dtype) - 2)
     kernel = torch.exp(-squared / divisors[:, None, None]).sum(dim=0)
     # both means and the cross term are one quadratic form: +1/n on one side, -1/m on the other
     sign = torch.cat(
@@ -218,31 +202,19 @@ def class_means(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Ten
     return sums / counts.clamp(min=1)[:, None], counts
 
 
-def projection_head(federation: Federation) -> dict[str, nn.Module]:
-    """A projection head of two layers as a shared module; its sizes are those of MOON's authors' code."""
-    features = federation.num_features
-    return {"projection": nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, PROJECTED))}
-
-
-def projected(features: Tensor, client: ClientView, model: nn.Module | None = None) -> Tensor:
-    """Features ``(B, d)`` behind the :func:`projection_head` of the network, or of ``model``; as they are without."""
-    head = client.modules(model).get("projection")
-    return features if head is None else head(full(features))
-
-
 def own_sums(client: ClientView) -> dict[str, Tensor]:
     """What a client adds to the prototypes: :func:`class_sums` under its final weights, as ``sums`` and ``counts``."""
     if client.features is None:
         raise RuntimeError("Expected `client.features` to be a function but got None: prototypes are made with it.")
     features, labels = client.features()
     with torch.no_grad():
-        sums, counts = class_sums(projected(features, client), labels, len(client.counts))
+        sums, counts = class_sums(features, labels, len(client.counts))
     return {"sums": sums, "counts": counts}
 
 
-def sum_shapes(federation: Federation, width: int | None = None) -> dict[str, tuple[int, ...]]:
-    """Shapes of what :func:`own_sums` returns; ``width``: of what features are projected to."""
-    return {"sums": (federation.num_classes, width or federation.num_features), "counts": (federation.num_classes,)}
+def sum_shapes(federation: Federation) -> dict[str, tuple[int, ...]]:
+    """Shapes of what :func:`own_sums` returns."""
+    return {"sums": (federation.num_classes, federation.num_features), "counts": (federation.num_classes,)}
 
 
 def global_prototypes(total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -304,18 +276,16 @@ def add_proximal(work: LocalWork, mu: float) -> None:
         torch._foreach_add_(list(gradients.values()), list(moved), alpha=mu)
 
 
-def sum_of_coefficients(work: LocalWork, *, mu: float = 0.0) -> float:
+def sum_of_coefficients(work: LocalWork) -> float:
     r"""``||a||_1``: how often, in steps of plain SGD, a client's gradients count in its change (FedNova, section 3).
 
     .. math:: w_0 - w_K = \eta \sum_j a_j g_j
 
     The local optimiser is linear in its gradients, so the sum of its coefficients is its answer to gradients of 1:
-    the number of steps ``K`` for plain SGD, more with momentum, fewer with a proximal term of strength ``mu``.
+    the number of steps ``K`` for plain SGD, more with momentum.
     """
     moved = momentum = 0.0
-    dampening = work.dampening if work.momentum else 0.0  # torch's SGD dampens momentum alone
-    for step in range(work.steps):
-        gradient = 1 - work.learning_rate * mu * moved
-        momentum = gradient if step == 0 else work.momentum * momentum + (1 - dampening) * gradient
-        moved += gradient + work.momentum * momentum if work.nesterov else momentum
+    for _ in range(work.steps):
+        momentum = work.momentum * momentum + 1
+        moved += momentum
     return moved

@@ -27,6 +27,8 @@ FLOORS = (
     {"cli"},
 )
 """From the ground. A room imports from floors below its own, and on the ground floor from its neighbours, too."""
+LAZY = {f"{REGISTRY}.{name}" for name in ("contracts", "answers", "testing")}
+"""Modules of the registry that import torch and numpy when a function needs them."""
 KNOWS_THE_HOST = ("host", "runtimes.sp.hosted")
 METHODS_MAY_IMPORT = {f"{OURS}.params", f"{OURS}.ops", f"{OURS}.seeds", f"{OURS}.tensors"}
 INHERITS = {"fedphp": "map", "reweighting": "fedshift"}
@@ -95,8 +97,8 @@ def _why_not(imported: Import, module: str) -> Iterator[str]:
     if imported.typing:  # which loads nothing
         return
     if within(module, REGISTRY):
-        lazy_torch = imported.lazy and within(name, "torch") and module == f"{REGISTRY}.contracts"
-        if any(within(name, heavy) for heavy in ("torch", "numpy", "fedml", "pydantic", OURS)) and not lazy_torch:
+        heavy = any(within(name, heavy) for heavy in ("torch", "numpy", "fedml", "pydantic", OURS))
+        if heavy and not (imported.lazy and module in LAZY and not within(name, OURS)):
             yield "the registry stays light"
         return
     if not any(within(module, f"{OURS}.{room}") for room in KNOWS_THE_HOST) and (

@@ -156,7 +156,7 @@ def test_value_with_gradient_refuses_a_second_derivative():
         torch.autograd.grad(first.sum(), scale)
 
 
-def naive_mmd(s, t, kernels, factor):
+def naive_mmd(s, t, kernels=5, factor=2.0):
     both = s.tolist() + t.tolist()
     dist = [[sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) for y in both] for x in both]
     n, m = len(both), len(s)
@@ -173,11 +173,10 @@ def naive_mmd(s, t, kernels, factor):
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(2, 5), st.integers(2, 4), st.integers(1, 4), st.integers(1, 6), st.floats(1.1, 3))
-def test_mmd_equals_double_loops(n, m, d, kernels, factor):
+@given(st.integers(2, 5), st.integers(2, 4), st.integers(1, 4))
+def test_mmd_equals_double_loops(n, m, d):
     s, t = torch.randn(n, d, dtype=torch.float64), torch.randn(m, d, dtype=torch.float64) + 1
-    ours = ops.mmd(s, t, kernels=kernels, factor=factor).item()
-    assert ours == pytest.approx(naive_mmd(s, t, kernels, factor), rel=1e-9, abs=1e-12)
+    assert ops.mmd(s, t).item() == pytest.approx(naive_mmd(s, t), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("n", [1, 4])
@@ -191,27 +190,13 @@ def test_mmd_of_equal_features_is_zero_and_free_of_nan(n):
         assert s.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("bandwidths", [None, [1.0, 2.0]])
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 3), (3, 1), (0, 2)])
-def test_mmd_of_one_sample_on_either_side_is_zero_and_has_no_gradient(n, m, bandwidths):
+def test_mmd_of_one_sample_on_either_side_is_zero_and_has_no_gradient(n, m):
     s, t = torch.randn(n, 2, requires_grad=True), torch.randn(m, 2)
-    value = ops.mmd(s, t, bandwidths=bandwidths)
+    value = ops.mmd(s, t)
     value.backward()
     assert value.item() == 0
     assert torch.equal(s.grad, torch.zeros(n, 2))
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(2, 4), st.integers(2, 4), st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=4))
-def test_mmd_with_bandwidths_of_its_own_equals_double_loops(n, m, bandwidths):
-    s, t = torch.randn(n, 3, dtype=torch.float64), torch.randn(m, 3, dtype=torch.float64) + 1
-
-    def mean(xs, ys):
-        values = [sum(math.exp(-float((x - y).square().sum()) / b) for b in bandwidths) for x in xs for y in ys]
-        return sum(values) / len(values)
-
-    expected = mean(s, s) + mean(t, t) - 2 * mean(s, t)
-    assert ops.mmd(s, t, bandwidths=bandwidths).item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_mmd_of_huge_values_and_bf16():

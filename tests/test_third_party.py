@@ -60,17 +60,18 @@ def test_its_parameters_are_checked_like_ours(installed):
 def test_its_own_tests_pass(installed):
     venv, folder = installed
     done = venv.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", folder / "test_ldam.py", cwd=folder)
-    assert "6 passed" in done.stdout
+    assert "7 passed" in done.stdout
 
 
 def test_the_tutorial_s_code_runs(tmp_path):
     names = {}
     blocks = re.findall(r"```python\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     for block in blocks:
         exec(block, names)
     names["test_equals_a_loop"]()
     names["test_temperature_1_changes_nothing"]()
+    names["test_its_hooks_return_what_runs_expect"]()
     assert issubclass(names["Tempered"], Method)
     assert issubclass(names["Centred"], Method)
     method = names["Tempered"](names["Tempered"].Params(temperature=4.0))

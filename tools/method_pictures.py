@@ -7,6 +7,7 @@ writes ``docs/pictures/method_<name>.png``. Nothing is trained, and nothing draw
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from torch.nn.functional import cross_entropy
 from fl_labelskew_plugins.methods.fd import distillation
 from fl_labelskew_plugins.methods.fedaws import spread, spreadout
 from fl_labelskew_plugins.methods.fedlc import calibrated_logits
-from fl_labelskew_plugins.methods.fedmmd import two_stream_loss
 from fl_labelskew_plugins.methods.fedmr import inter_class_loss, intra_class_loss
 from fl_labelskew_plugins.methods.fedproc import contrast_share, prototype_contrast
 from fl_labelskew_plugins.methods.fedrod import balanced_logits
@@ -29,7 +29,7 @@ from fl_labelskew_plugins.methods.flda import mixed
 from fl_labelskew_plugins.methods.map import hpm_momentum
 from fl_labelskew_plugins.methods.moon import model_contrast
 from fl_labelskew_plugins.methods.reweighting import importance_weights, weighted_cross_entropy
-from fl_labelskew_plugins.ops import restricted_logits
+from fl_labelskew_plugins.ops import mmd, restricted_logits
 
 OUT = Path(__file__).parents[1] / "docs" / "pictures"
 COUNTS = torch.tensor([300, 100, 30, 10, 0, 0])
@@ -182,14 +182,14 @@ def fedaws(left: Axes, right: Axes) -> None:
     """Embeddings of classes that are too close, and the regulariser over the steps."""
     angles = torch.tensor([0.2, 0.5, 0.8, 2.0, 2.3])
     before = torch.stack([angles.cos(), angles.sin()], dim=1)
-    after = spread(before, rate=0.1, steps=20)
+    steps = list(itertools.accumulate(range(30), lambda classes, _: spread(classes, rate=0.1), initial=before))
+    after = steps[20]
     for start, end, colour in zip(before, after, ("C0", "C1", "C2", "C3", "C4"), strict=True):
         left.plot([0, start[0]], [0, start[1]], color=colour, linestyle=":")
         left.plot([0, end[0]], [0, end[1]], color=colour)
     left.set_title("class embeddings: dotted before, solid after 20 steps")
     left.set_aspect("equal", "datalim")
-    values = [spreadout(spread(before, rate=0.1, steps=steps)).item() for steps in range(1, 31)]
-    right.plot([0, *range(1, 31)], [spreadout(before).item(), *values], color=COLOURS[0])
+    right.plot(range(31), [spreadout(classes).item() for classes in steps], color=COLOURS[0])
     right.set_title("how close they are (eq. 7), rate 0.1")
     right.set_xlabel("steps")
 
@@ -234,14 +234,11 @@ def fedmmd(left: Axes, right: Axes) -> None:
     generator = torch.Generator().manual_seed(0)
     frozen, local = (torch.randn(60, 2, generator=generator) for _ in range(2))
     shifts = torch.linspace(0, 6, 31)
-    for bandwidths, colour in zip(("mean", "fixed"), COLOURS, strict=False):
-        values = [two_stream_loss(local + torch.tensor([x, 0.0]), frozen, bandwidths=bandwidths) for x in shifts]
-        left.plot(shifts, values, color=colour, label=f"bandwidths: {bandwidths}")
+    left.plot(shifts, [mmd(local + torch.tensor([x, 0.0]), frozen) for x in shifts], color=COLOURS[0])
     left.set_title("discrepancy of two sets of features")
     left.set_xlabel("distance of their means")
-    left.legend(frameon=False)
     right.scatter(*frozen.T, s=8, color="0.6", label="server's model")
-    arrows(right, local + torch.tensor([3.0, 0.0]), lambda z: two_stream_loss(z, frozen), "local model")
+    arrows(right, local + torch.tensor([3.0, 0.0]), lambda z: mmd(z, frozen), "local model")
     right.legend(frameon=False, loc="upper left")
     right.set_title("where it moves features")
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from fl_labelskew_registry import load
+from fl_labelskew_registry.testing import check_method
 from labelskew_ldam import LDAM, margin_logits
 from pydantic import ValidationError
 
@@ -37,6 +38,10 @@ def test_params_are_checked():
 
 def test_the_registry_finds_it():
     assert load("methods", "ldam") is LDAM
+
+
+def test_its_hooks_return_what_runs_expect():
+    check_method(LDAM)
 
 
 def test_every_runtime_gives_the_same_numbers():  # those that are installed: MPI, silos; and a resumed run

@@ -14,6 +14,7 @@ from fl_labelskew_plugins.machine.text import clean, few
 from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, pieces
 
+ALL = "return all tensors that it was given, with their shapes"
 PROXIES = ("classifier.weight", "classifier.bias")
 
 

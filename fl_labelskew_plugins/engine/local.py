@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,10 +35,8 @@ class LocalSettings:
     client_optimizer: Literal["sgd", "adam"] = "sgd"
     learning_rate: float = 0.01
     momentum: float = 0.0
-    dampening: float = 0.0
-    nesterov: bool = False
     weight_decay: float = 0.0
-    lr_schedule: Literal["constant", "step", "cosine"] = "constant"
+    lr_schedule: Literal["constant", "step"] = "constant"
     lr_decay: float = 0.95
     lr_decay_every: int = 10
     gradient_clip_norm: float | None = None
@@ -47,12 +44,10 @@ class LocalSettings:
     channels_last: bool = True
 
 
-def learning_rate(settings: LocalSettings, round: int, rounds: int) -> float:
-    """Learning rate of a round: constant, times ``lr_decay`` every ``lr_decay_every`` rounds, or half a cosine."""
+def learning_rate(settings: LocalSettings, round: int) -> float:
+    """Learning rate of a round: constant, or times ``lr_decay`` every ``lr_decay_every`` rounds."""
     if settings.lr_schedule == "step":
         return settings.learning_rate * settings.lr_decay ** (round // settings.lr_decay_every)
-    if settings.lr_schedule == "cosine":
-        return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * round / rounds))
     return settings.learning_rate
 
 

@@ -8,11 +8,14 @@ import torch
 from fl_labelskew_registry import Aggregated, Contribution, Federation, Method, Optimizer, Total
 from torch import Tensor, nn
 
+from fl_labelskew_plugins.checked import hook_name
 from fl_labelskew_plugins.engine.aggregate import (
+    ALL,
     PROXIES,
     Addition,
     WeightedMean,
     announced,
+    check_form,
     check_made,
     check_result,
     class_weights,
@@ -207,6 +210,7 @@ class Server:
         of_optimizer.check("step")
         weights = self.method.after_aggregation(weights, shared)
         of_method.check("after_aggregation")
+        check_form(weights, self.weights, f"{hook_name(self.method, 'after_aggregation')} returned a state dict", ALL)
         check_made(weights, self.method)
         self.weights = weights
         self.shared = {**shared, **joined(**{OPTIMIZER: sent})}
@@ -235,6 +239,7 @@ class Server:
                     whole=whole,
                 )
             )
+        check_form(weights, self.weights, f"{hook_name(self.optimizer, 'step')} returned a state dict", ALL)
         check_made({**joined(shared=shared, memory=memory), **weights}, self.optimizer)
         self.memory = memory
         return dict(weights), shared

@@ -18,8 +18,6 @@ class SGD:
         parameters: what is trained; one without a gradient is passed over.
         lr: learning rate.
         momentum: of the steps.
-        dampening: of that momentum.
-        nesterov: whether that momentum is Nesterov's.
         weight_decay: times the weights is added to each gradient.
     """
 
@@ -29,12 +27,9 @@ class SGD:
         *,
         lr: float,
         momentum: float = 0.0,
-        dampening: float = 0.0,
-        nesterov: bool = False,
         weight_decay: float = 0.0,
     ) -> None:
-        self._parameters, self._lr, self._momentum = parameters, lr, momentum
-        self._dampening, self._nesterov, self._weight_decay = dampening, nesterov, weight_decay
+        self._parameters, self._lr, self._momentum, self._weight_decay = parameters, lr, momentum, weight_decay
         self._buffers: dict[Tensor, Tensor | None] = {}
 
     def zero_grad(self) -> None:
@@ -54,8 +49,8 @@ class SGD:
             fused=True,
             lr=self._lr,
             momentum=self._momentum,
-            dampening=self._dampening,
-            nesterov=self._nesterov,
+            dampening=0.0,
+            nesterov=False,
             weight_decay=self._weight_decay,
             maximize=False,
         )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.checked import backward, hook_name
-from fl_labelskew_plugins.engine.aggregate import check_form, check_terms
+from fl_labelskew_plugins.engine.aggregate import ALL, check_form, check_terms
 from fl_labelskew_plugins.engine.isolation import BETWEEN
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer, Observer, learning_rate, load, snapshot
 from fl_labelskew_plugins.engine.samples import Samples, Streamed
@@ -161,10 +161,8 @@ class Turn:
         return LocalWork(
             client=client,
             start=start,
-            learning_rate=learning_rate(settings, view.round, federation.rounds),
+            learning_rate=learning_rate(settings, view.round),
             momentum=settings.momentum if settings.client_optimizer == "sgd" else 0.0,
-            dampening=settings.dampening,
-            nesterov=settings.nesterov,
             weight_decay=settings.weight_decay,
             loss=_no_batch,
             gradient=partial(self._gradient, list(start)),
@@ -354,14 +352,7 @@ def _optimizer(trainer: LocalTrainer, rate: float, more: Sequence[nn.Parameter])
     parameters = [p for p in trainer.model.parameters() if p.requires_grad] + list(more)
     if settings.client_optimizer == "adam":
         return torch.optim.Adam(parameters, lr=rate, weight_decay=settings.weight_decay, fused=True)
-    return SGD(
-        parameters,
-        lr=rate,
-        momentum=settings.momentum,
-        dampening=settings.dampening,
-        nesterov=settings.nesterov,
-        weight_decay=settings.weight_decay,
-    )
+    return SGD(parameters, lr=rate, momentum=settings.momentum, weight_decay=settings.weight_decay)
 
 
 def _frozen(spares: Iterator[nn.Module], state: Mapping[str, Tensor]) -> nn.Module:
@@ -386,7 +377,9 @@ def _protect(upload: Weights, weights: Weights, view: ClientView, method: Method
     """Let the method change what of the upload is new since the round's start."""
     update = {k: v - weights[k] for k, v in upload.items() if v.is_floating_point()}
     with torch.no_grad():
-        for key, value in method.protect(update, view).items():
+        protected = method.protect(update, view)
+        check_form(protected, update, f"{hook_name(method, 'protect')} returned an update", ALL)
+        for key, value in protected.items():
             upload[key] = weights[key] + value
             if key.endswith("running_var"):  # noise must not leave a negative variance behind
                 upload[key].clamp_(min=0)

@@ -9,8 +9,6 @@ import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-TERM = re.compile(r"[A-Za-z0-9._+-]{1,40}")
-"""What a term of a loss may be called: the name gets into logs, files and pictures."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 NUMBER = re.compile(r"[-+]?([\d.]+(e[-+]?\d+)?( ± [\d.]+)?( ?%)?)?|[-+](inf|nan)", re.IGNORECASE)
 TERMS = 8

@@ -10,8 +10,7 @@ clients hold a class they teach each other; a class without another holder has n
 - FD itself sends no weights. FedRS's table 1 measures one aggregated model under the name of FD, so here weights are
   averaged as well.
 - The paper was not at hand when this was written. Its regulariser is taken to be the cross-entropy with the softmax of
-  the mean logits; ``outputs: probabilities`` averages what comes out of the softmax, and ``distance: l2`` is the mean
-  squared difference. The default of ``gamma`` is ours.
+  the mean logits. The default of ``gamma`` is ours.
 - The teacher is the last round's: none for a class that none of its clients held, and none at all if nobody sent
   outputs. The server sends their sum, and the number of its round. A client's private state is that of the last round
   whose upload was taken, so its own outputs are in that sum if both are of one round; it takes them off itself.
@@ -21,7 +20,7 @@ clients hold a class they teach each other; a class without another holder has n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method, Total
@@ -29,57 +28,35 @@ from pydantic import Field
 from torch.nn import functional
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import check_choice, class_sums, full
+from fl_labelskew_plugins.ops import class_sums, full
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
-Outputs = Literal["logits", "probabilities"]
-Distance = Literal["cross_entropy", "l2"]
 SUMS, TEACHER = "fd.sums", "fd.teacher"
 
 
-def distillation(
-    logits: Tensor,
-    labels: Tensor,
-    teacher: Tensor,
-    known: Tensor,
-    *,
-    outputs: Outputs = "logits",
-    distance: Distance = "cross_entropy",
-) -> Tensor:
+def distillation(logits: Tensor, labels: Tensor, teacher: Tensor, known: Tensor) -> Tensor:
     r"""Distance of each sample's output from the mean output for its label (algorithm 1, line 4; without ``gamma``).
 
-    .. math:: -\frac1B \sum_n \sum_c \sigma(\hat F_{y_n})_c \log \sigma(z_n)_c \quad\text{or}\quad
-        \frac1{BC} \sum_n \lVert z_n - \hat F_{y_n} \rVert^2
+    .. math:: -\frac1B \sum_n \sum_c \sigma(\hat F_{y_n})_c \log \sigma(z_n)_c
 
-    A sample whose label is not known counts 0. With ``outputs: probabilities`` the rows of ``teacher`` are
-    probabilities, and the squared difference is that of probabilities, too.
+    A sample whose label is not known counts 0.
 
     Args:
         logits: ``(B, C)``; anything below float32 is computed in float32.
         labels: ``(B,)`` int64.
         teacher: ``(C, C)``, mean output for each label.
         known: ``(C,)`` bool, labels that have one.
-        outputs: what the teacher's rows are.
-        distance: ``cross_entropy`` or ``l2``.
 
     >>> z, f = torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0, 0.0], [9.0, 9.0]])
     >>> distillation(z, torch.tensor([0]), f, torch.tensor([True, False]))
     tensor(0.6931)
-    >>> distillation(z, torch.tensor([0]), f, torch.tensor([True, False]), distance="l2")
-    tensor(2.)
     """
-    check_choice("outputs", outputs, ("logits", "probabilities"))
-    check_choice("distance", distance, ("cross_entropy", "l2"))
     z, target = full(logits), full(teacher).masked_fill(~known[:, None], 0)[labels]
-    if distance == "l2":
-        distances = ((z if outputs == "logits" else z.softmax(dim=1)) - target).square().mean(dim=1)
-    else:
-        probabilities = target.softmax(dim=1) if outputs == "logits" else target
-        distances = -(probabilities * functional.log_softmax(z, dim=1)).sum(dim=1)
+    distances = -(target.softmax(dim=1) * functional.log_softmax(z, dim=1)).sum(dim=1)
     return distances.masked_fill(~known[labels], 0).mean()
 
 
@@ -123,9 +100,6 @@ class FD(Method):
         """Options of FD; ``gamma: 0`` is plain cross-entropy."""
 
         gamma: float = Field(0.1, ge=0, description="weight of the distillation; the default is ours; 0: none")
-        outputs: Outputs = Field("logits", description="what is averaged, before or after the softmax")
-        distance: Distance = Field("cross_entropy", description="from the mean output of a sample's label")
-        exclude_own: bool = Field(True, description="whether a client's own mean is left out of its teacher's")
 
     sends: ClassVar[Mapping[str, str]] = {"outputs": "prototypes", "held": "prototypes"}
     paper = (
@@ -140,25 +114,23 @@ class FD(Method):
         total, senders, round = (client.shared[name] for name in ("total", "senders", "round"))
         sent, counted = torch.zeros_like(total), torch.zeros_like(senders, dtype=torch.bool)
         last = client.state
-        if self.params.exclude_own and last and bool(last["round"].to(round) == round):
+        if last and bool(last["round"].to(round) == round):
             sent, counted = last["outputs"].to(total), last["held"].to(senders) > 0
         teacher, known = without_own(total, senders, sent, counted)
         client.scratch[TEACHER] = teacher.to(client.counts.device), known.to(client.counts.device)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         """The distillation, once there is a teacher."""
-        p = self.params
-        if p.gamma == 0:
+        if self.params.gamma == 0:
             return {}
-        z = batch.logits.detach()
-        sums = class_sums(z if p.outputs == "logits" else z.softmax(dim=1), batch.labels, len(client.counts))
+        sums = class_sums(batch.logits.detach(), batch.labels, len(client.counts))
         old = client.scratch.get(SUMS)
         client.scratch[SUMS] = sums if old is None else (old[0] + sums[0], old[1] + sums[1])
         if TEACHER not in client.scratch:
             return {}
         teacher, known = client.scratch[TEACHER]
-        far = distillation(batch.logits, batch.labels, teacher, known, outputs=p.outputs, distance=p.distance)
-        return {"distillation": p.gamma * far}
+        far = distillation(batch.logits, batch.labels, teacher, known)
+        return {"distillation": self.params.gamma * far}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
         """Mean output for each label, and which of them the client has."""
@@ -188,7 +160,5 @@ class FD(Method):
 
     def deviations(self) -> list[str]:
         """What FD as published has not."""
-        lines = ["weights are averaged beside the outputs; the paper's clients send outputs alone"]
-        if not self.params.exclude_own:
-            lines.append("exclude_own: false leaves a client's own outputs in its teacher's")
-        return lines if self.params.gamma > 0 else []
+        line = "weights are averaged beside the outputs; the paper's clients send outputs alone"
+        return [line] if self.params.gamma > 0 else []

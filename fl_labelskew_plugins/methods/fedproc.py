@@ -7,10 +7,10 @@ a contrastive loss pulls a sample to its class's prototype and away from the oth
 classification last: ``alpha (contrast) + (1 - alpha) (cross-entropy)`` with ``alpha = 1 - t/T``.
 
 The paper was not at hand, so no equation numbers are given. Not certain: similarity (here the cosine) and temperature
-(0.5 is MOON's). The paper has a projection head before the classifier: ``projection: mlp`` is one of MOON's sizes, for
-prototypes and contrast; the classifier takes the network's features, with and without it. Ours: a class without a
-prototype is no negative, and its samples have cross-entropy alone, as has round 1. FedMR (tables 9 and 10) searches a
-constant weight from 1e-6 to 1, best between 1e-5 and 1e-3: ``schedule: constant``.
+(0.5 is MOON's). The paper has a projection head before the classifier; here prototypes and contrast are of the
+network's features. Ours: a class without a prototype is no negative, and its samples have cross-entropy alone, as has
+round 1. FedMR (tables 9 and 10) searches a constant weight from 1e-6 to 1, best between 1e-5 and 1e-3:
+``schedule: constant``.
 
 ``mu = 0`` is plain cross-entropy, bit for bit, and sends nothing.
 """
@@ -25,23 +25,12 @@ from pydantic import Field
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import (
-    BESIDE_CLASSIFIER,
-    PROJECTED,
-    full_precision,
-    global_prototypes,
-    on_device,
-    own_sums,
-    projected,
-    projection_head,
-    sum_shapes,
-    unit,
-)
+from fl_labelskew_plugins.ops import full_precision, global_prototypes, on_device, own_sums, sum_shapes, unit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 def contrast_share(round: int, rounds: int, *, mu: float = 1.0) -> float:
@@ -113,9 +102,6 @@ class FedProc(Method):
             "times the contrast (FedMR, tables 9 and 10: mu 1e-5 to 1e-3)",
         )
         temperature: float = Field(0.5, gt=0, description="of the cosines; the default is MOON's")
-        projection: Literal["none", "mlp"] = Field(
-            "none", description="head before prototypes and contrast; mlp: two layers, 256 outputs (MOON's sizes)"
-        )
 
     uses_rounds = True
     paper = (
@@ -128,10 +114,6 @@ class FedProc(Method):
         """Whether the weight is constant; otherwise the cross-entropy gives way to the contrast."""
         return bool(self.params.schedule == "constant" or self.params.mu == 0)
 
-    def shared_modules(self, federation: Federation) -> dict[str, nn.Module]:
-        """The projection head, which is averaged like the network."""
-        return projection_head(federation) if self.params.projection == "mlp" and self.params.mu > 0 else {}
-
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         """The contrast, which waits for the first prototypes."""
         p, device = self.params, batch.features.device
@@ -139,8 +121,7 @@ class FedProc(Method):
             return {}
         known = on_device(client, "known", client.shared["known"], device)
         prototypes = on_device(client, "prototypes", client.shared["prototypes"], device)
-        features = projected(batch.features, client)
-        contrast = prototype_contrast(features, batch.labels, prototypes, known, temperature=p.temperature).mean()
+        contrast = prototype_contrast(batch.features, batch.labels, prototypes, known, temperature=p.temperature).mean()
         if p.schedule == "constant":
             return {"contrast": p.mu * contrast}
         return {"contrast": contrast_share(client.round, client.federation.rounds, mu=p.mu) * contrast}
@@ -157,9 +138,7 @@ class FedProc(Method):
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
         """Class sums of features and of samples, if prototypes are used."""
-        if self.params.mu == 0:
-            return {}
-        return sum_shapes(federation, PROJECTED if self.params.projection == "mlp" else None)
+        return sum_shapes(federation) if self.params.mu > 0 else {}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
         """Sum of each class's features under the final weights, and its samples."""
@@ -173,8 +152,7 @@ class FedProc(Method):
         """Where this is not the printed method."""
         if self.params.mu == 0:
             return []
-        none = "prototypes and contrast are of the network's features; the paper has a projection head before them"
-        lines = [BESIDE_CLASSIFIER if self.params.projection == "mlp" else none]
+        lines = ["prototypes and contrast are of the network's features; the paper has a projection head before them"]
         if self.params.schedule == "constant":
             lines.append("schedule: constant weighs the contrast alike in all rounds; in the paper it gives way")
         return lines

@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method
 from pydantic import Field
+from torch import nn
 from torch.nn.functional import softplus
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import BESIDE_CLASSIFIER, keep_private, private_model, projected, projection_head, unit
+from fl_labelskew_plugins.ops import full, keep_private, private_model, unit
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 PREFIX = "moon."
 TEACHERS = "moon.teachers"
@@ -53,6 +54,12 @@ def model_contrast(features: Tensor, positive: Tensor, negative: Tensor, *, temp
     """
     towards = unit(negative) - unit(positive)
     return softplus((unit(features) * towards).sum(dim=1) / temperature).mean()
+
+
+def projected(features: Tensor, client: ClientView, model: nn.Module | None = None) -> Tensor:
+    """Features ``(B, d)`` behind the projection head of the network, or of ``model``; as they are without one."""
+    head = client.modules(model).get("projection")
+    return features if head is None else head(full(features))
 
 
 class MOON(Method):
@@ -83,8 +90,11 @@ class MOON(Method):
     paper = "Model-Contrastive Federated Learning, CVPR 2021, https://arxiv.org/abs/2103.16257"
 
     def shared_modules(self, federation: Federation) -> dict[str, nn.Module]:
-        """The projection head, which is averaged like the network."""
-        return projection_head(federation) if self.params.projection == "mlp" and self.params.mu > 0 else {}
+        """A projection head of the authors' sizes, which is averaged like the network."""
+        if self.params.projection == "none" or self.params.mu == 0:
+            return {}
+        d = federation.num_features
+        return {"projection": nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, 256))}
 
     def before_round(self, client: ClientView) -> None:
         """The server's model and the client's last one, frozen; a client's first round has neither."""
@@ -113,5 +123,5 @@ class MOON(Method):
         if self.params.mu == 0:
             return []
         if self.params.projection == "mlp":
-            return [BESIDE_CLASSIFIER]
+            return ["projection: mlp projects features only for the contrast; in the paper the classifier follows it"]
         return ["the contrast is on the network's features; the paper has a projection head before them"]

@@ -6,10 +6,9 @@ https://arxiv.org/abs/2304.04972
 What FedShift's authors try first ("make P = P_i", section 3.2) and find far below FedAvg (table 1). They print no
 formula. Here a sample of class ``c`` has the weight ``P(c) / P_k(c)``, importance sampling from a client's
 distribution to the global one; both are smoothed as FedShift's, and the prior comes from the same opening exchange
-(``methods/fedshift.py``). Weights cannot stand for classes that a client lacks: where its classes are equally frequent,
-as with pcdd, they are all alike, so that ``mean: samples`` only lowers the learning rate, and ``mean: weights``, which
-divides by the weights of the batch, is FedAvg. How its uploads are weighted is not printed either: as FedAvg's here, by
-the samples of the round.
+(``methods/fedshift.py``). A batch's loss is divided by its samples. Weights cannot stand for classes that a client
+lacks: where its classes are equally frequent, as with pcdd, they are all alike and only lower the learning rate. How
+its uploads are weighted is not printed either: as FedAvg's here, by the samples of the round.
 
 Neutral settings are FedShift's: ``smoothing = 1e30``, and a single client, make all weights 1 and the loss plain
 cross-entropy, bit for bit.
@@ -17,19 +16,16 @@ cross-entropy, bit for bit.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from fl_labelskew_registry.contracts import Batch, ClientView
-from pydantic import Field
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.methods.fedshift import KnownPrior, PriorParams, smoothed_distribution
-from fl_labelskew_plugins.ops import check_choice, check_per_class, full, on_device
+from fl_labelskew_plugins.ops import check_per_class, full, on_device
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Mean = Literal["samples", "weights"]
 
 
 def importance_weights(counts: Tensor, prior: Tensor, *, smoothing: float | Tensor) -> Tensor:
@@ -51,27 +47,21 @@ def importance_weights(counts: Tensor, prior: Tensor, *, smoothing: float | Tens
     return prior / smoothed_distribution(counts.to(prior.dtype), smoothing=smoothing)
 
 
-def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, *, mean: Mean = "samples") -> Tensor:
+def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     r"""Cross-entropy with a weight for each class.
 
-    .. math:: \text{samples: } \frac1B \sum_n w_{y_n} \ell_n \qquad
-        \text{weights: } \sum_n w_{y_n} \ell_n / \sum_n w_{y_n}
+    .. math:: \frac1B \sum_n w_{y_n} \ell_n
 
     Args:
         logits: ``(B, C)``.
         labels: ``(B,)`` int64.
         weights: ``(C,)``, above 0.
-        mean: ``samples`` or ``weights``.
 
     >>> weighted_cross_entropy(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor([1.0, 3.0]))
     tensor(1.3863)
-    >>> weighted_cross_entropy(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor([1.0, 3.0]), mean="weights")
-    tensor(0.6931)
     """
-    check_choice("mean", mean, ("samples", "weights"))
     check_per_class("weights", weights, logits)
-    loss = cross_entropy(logits, labels, weight=weights)
-    return loss if mean == "weights" else loss * weights[labels].mean()
+    return cross_entropy(logits, labels, weight=weights) * weights[labels].mean()
 
 
 class Reweighting(KnownPrior):
@@ -84,11 +74,7 @@ class Reweighting(KnownPrior):
     ``smoothing: 1.0e+30`` makes all weights 1 and the loss plain cross-entropy, bit for bit.
     """
 
-    class Params(PriorParams):
-        """Options of reweighting."""
-
-        mean: Mean = Field("samples", description="a batch's loss is divided by its samples, or by their weights")
-
+    Params = PriorParams
     paper = (
         "Reweighting, in: Federated Learning with Classifier Shift for Class Imbalance, arXiv 2023, "
         "https://arxiv.org/abs/2304.04972"
@@ -100,4 +86,4 @@ class Reweighting(KnownPrior):
         counts = on_device(client, "counts", client.counts, logits.device)
         prior = on_device(client, "prior", client.shared["prior"], logits.device).to(logits.dtype)
         weights = importance_weights(counts, prior, smoothing=self.smoothing_of(counts))
-        return {"cross_entropy": weighted_cross_entropy(logits, batch.labels, weights, mean=self.params.mean)}
+        return {"cross_entropy": weighted_cross_entropy(logits, batch.labels, weights)}

@@ -8,26 +8,20 @@ Section 3 and algorithm 1. A client keeps its drift ``h_k`` and minimises
 
 with ``g_k`` its change of the last time and ``g`` the mean of those of the last round. Then
 ``h_k <- h_k + (theta_k - w)``, and the server's next weights are the mean of ``theta_k + h_k``. The paper was not at
-hand when this was written, so its equation numbers are left out. The authors' public code differs, and
-``feddc_reading: code`` does as it does:
-
-- In place of ``-g_k / (eta K)`` it keeps SCAFFOLD's control variate (option II), from which the correction itself is
-  taken out, and their mean over all clients, whether they join a round or not.
-- The server adds the mean drift of all clients, of whom those that stay away have one, too; a uniform mean.
+hand when this was written, so its equation numbers are left out. The authors' public code differs: in place of
+``-g_k / (eta K)`` it keeps SCAFFOLD's control variates over all clients, and its server adds the mean drift of all.
 
 What is kept is ``-g_k / (eta K)``, with ``K`` as in our SCAFFOLD: the sum of the coefficients that local momentum gives
-to gradients. The code's ``alpha`` is scaled for clients of unequal size; here it is not. Without its correction, with
-everybody in every round and uploads that count alike (the code's reading, or clients of equal size), FedDC is FedDyn.
-
-``feddc_alpha = 0`` has no drift, neither in training nor in the upload; without the correction too, it is FedAvg, bit
-for bit. FedMR's tables 9 and 10 have 1e-5 to 0.01 for "FedDC", with 10 epochs a round; it is taken to be ``alpha``.
-Where rounds are short it has to be larger, for nothing else keeps drifts from adding up: the small Fashion-MNIST
-recipe, with one epoch, was at 10 % after 12 rounds with 0.001, at 18 % with 0.01 and at 66 % with 0.1.
+to gradients. The code's ``alpha`` is scaled for clients of unequal size; here it is not. ``feddc_alpha = 0`` has no
+drift, neither in training nor in the upload. FedMR's tables 9 and 10 have 1e-5 to 0.01 for "FedDC", with 10 epochs a
+round; it is taken to be ``alpha``. Where rounds are short it has to be larger, for nothing else keeps drifts from
+adding up: the small Fashion-MNIST recipe, with one epoch, was at 10 % after 12 rounds with 0.001, at 18 % with 0.01 and
+at 66 % with 0.1.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from fl_labelskew_registry.contracts import Optimizer
@@ -48,16 +42,12 @@ class FedDC(Optimizer):
     """Local drift, decoupled and corrected."""
 
     class Params(params.Params):
-        """Options of FedDC; ``feddc_alpha: 0`` with ``feddc_correction: false`` is FedAvg."""
+        """Options of FedDC."""
 
         feddc_alpha: float = Field(
             0.01,
             ge=0,
             description="alpha, strength of the drift's penalty (authors: CIFAR10 0.01, MNIST 0.1); 0: no drift",
-        )
-        feddc_correction: bool = Field(True, description="whether local gradients are corrected by the last changes")
-        feddc_reading: Literal["paper", "code"] = Field(
-            "paper", description="code: control variates and the drift of all clients, as in the authors' code"
         )
 
     paper = (
@@ -67,74 +57,40 @@ class FedDC(Optimizer):
     client_optimizers = ("sgd",)
     changes_upload = True
 
-    def __init__(self, params: Any = None) -> None:
-        super().__init__(params)
-        if self.params.feddc_reading == "code":
-            self.aggregation = "uniform"
-
-    def deviations(self) -> list[str]:
-        """The code's reading."""
-        if self.params.feddc_reading == "code":
-            return ["feddc_reading: code has SCAFFOLD's control variates and the mean drift of all clients"]
-        return []
-
     def contribution_shapes(self, parameters: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
-        """A number for each parameter, if gradients are corrected."""
-        return parameters if self.params.feddc_correction else {}
+        """A number for each parameter."""
+        return parameters
 
     def before_round(self, work: LocalWork) -> None:
         """``alpha h_k`` and ``(g_k - g) / (eta K)``: what is the same at every step."""
-        client, p = work.client, self.params
+        client, alpha = work.client, self.params.feddc_alpha
         zeros = {name: torch.zeros_like(start) for name, start in work.start.items()}
         drift, mean = (
             {n: v.to(zeros[n]) for n, v in group(client.state, part).items()} or zeros for part in ("drift", "mean")
         )
         everybodys = client.shared or zeros
         client.scratch["drift"] = drift
-        client.scratch["mean"] = mean
-        client.scratch["correction"] = {name: everybodys[name] - mean[name] for name in zeros}
-        client.scratch["added"] = {
-            name: p.feddc_alpha * drift[name] + p.feddc_correction * client.scratch["correction"][name]
-            for name in zeros
-        }
+        client.scratch["added"] = {n: alpha * drift[n] + (everybodys[n] - mean[n]) for n in zeros}
 
     def correct(self, work: LocalWork) -> None:
         """The gradient of both penalties."""
         add_proximal(work, self.params.feddc_alpha)
-        if self.params.feddc_alpha or self.params.feddc_correction:
-            gradients, added = work.gradients(), work.client.scratch["added"]
-            torch._foreach_add_(list(gradients.values()), [added[name] for name in gradients])
+        gradients, added = work.gradients(), work.client.scratch["added"]
+        torch._foreach_add_(list(gradients.values()), [added[name] for name in gradients])
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The new drift, which the upload carries; what rides with it is the mean step, or its change."""
-        client, p, code = work.client, self.params, self.params.feddc_reading == "code"
+        """The new drift, which the upload carries; what rides with it is the mean step."""
+        client = work.client
         moved = {name: upload[name] - start for name, start in work.start.items()}
-        kept: dict[str, dict[str, Tensor]] = {}
-        sent: dict[str, Tensor] = {}
-        if p.feddc_correction:
-            step = work.learning_rate * sum_of_coefficients(work)
-            kept["mean"] = {name: change / -step for name, change in moved.items()}
-            if code:
-                kept["mean"] = {n: v - client.scratch["correction"][n] for n, v in kept["mean"].items()}
-            sent = {n: v - client.scratch["mean"][n] if code else v for n, v in kept["mean"].items()}
-        if p.feddc_alpha:
+        step = work.learning_rate * sum_of_coefficients(work)
+        kept = {"mean": {name: change / -step for name, change in moved.items()}}
+        if self.params.feddc_alpha:
             kept["drift"] = {name: client.scratch["drift"][name] + change for name, change in moved.items()}
-            if not code:
-                upload.update({name: upload[name] + h for name, h in kept["drift"].items()})
+            upload.update({name: upload[name] + h for name, h in kept["drift"].items()})
         client.state.update({name: v.to("cpu", copy=True) for name, v in joined(**kept).items()})
-        return sent
+        return kept["mean"]
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """The mean of the uploads, and of what came with them; in the code's reading, both over all clients."""
-        new, code = dict(round.mean), self.params.feddc_reading == "code"
-        share = round.clients / round.federation.num_clients
-        for name, sent in round.contributions.items():
-            old = round.shared.get(name, torch.zeros_like(sent))
-            round.shared[name] = old + share * sent if code else sent
-        if code and self.params.feddc_alpha:
-            for name in round.parameters:
-                change = share * round.change(name)
-                drift = round.memory[name] + change if name in round.memory else change
-                round.memory[name] = drift
-                new[name] = round.mean[name] + drift
-        return new
+        """The mean of the uploads, and of the steps that came with them."""
+        round.shared.update(round.contributions)
+        return round.mean

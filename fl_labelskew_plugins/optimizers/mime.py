@@ -9,15 +9,14 @@ Algorithm 1 with SGD and momentum as the base optimiser (table 1): every local s
 .. math:: y \leftarrow y - \eta \bigl((1 - \beta) \, g + \beta s\bigr), \qquad
     g = \nabla f_k(y; \zeta) - \nabla f_k(x; \zeta) + c
 
-and ``mimelite`` takes ``g = grad f_k(y; zeta)`` alone. Afterwards each client sends its whole gradient at the server's
-``x``, whose mean is ``c``, and ``s <- (1 - beta) c + beta s`` from ``s = 0`` on. The server keeps ``s``, and sends with
-the model what a step needs: ``(1 - beta) c + beta s``, or ``s`` with ``mimelite``, which is algorithm 1 as it stands.
-Without ``mimelite``, the paper collects ``c`` at this round's ``x`` in an exchange of its own; here, as in FedML, it is
-that of the round before. In the first round there is none, and ``g = grad f_k(y; zeta)``: the gradient at ``x`` is
-taken off only where ``c`` stands in for it. ``beta`` is ``server_momentum``; local momentum has to be 0. Neutral
-setting: ``server_momentum = 0`` with ``mimelite`` is FedAvg. Both local gradients are of the same draws (dropout) and
-normalise by the batch; ``c`` is the mean over the batches of a client's first epoch, in eval mode, without dropout and
-with batch norm's running values.
+Afterwards each client sends its whole gradient at the server's ``x``, whose mean is ``c``, and
+``s <- (1 - beta) c + beta s`` from ``s = 0`` on. The server keeps ``s``, and sends with the model what a step needs,
+``(1 - beta) c + beta s``. The paper collects ``c`` at this round's ``x`` in an exchange of its own; here, as in FedML,
+it is that of the round before. In the first round there is none, and ``g = grad f_k(y; zeta)``: the gradient at ``x``
+is taken off only where ``c`` stands in for it. ``beta`` is ``server_momentum``; local momentum has to be 0. MimeLite,
+which takes ``g = grad f_k(y; zeta)`` in every round, is left out. Both local gradients are of the same draws (dropout)
+and normalise by the batch; ``c`` is the mean over the batches of a client's first epoch, in eval mode, without dropout
+and with batch norm's running values.
 
 Weight decay is part of the objective ``f_k``, as the authors' code (google/fedjax) has its regulariser: it is in all
 three gradients of ``g``, and so within the mixture with ``beta``.
@@ -56,7 +55,6 @@ class Mime(Optimizer):
         server_optimizer: Literal["sgd"] = Field("sgd", description="the base optimiser")
         server_lr: float = Field(1.0, gt=0, description="the server's learning rate on the mean change (paper: 1)")
         server_momentum: float = Field(0.9, ge=0, lt=1, description="beta, momentum of the base optimiser")
-        mimelite: bool = Field(False, description="no correction of local gradients")
 
     paper = (
         "Breaking the Centralized Barrier for Cross-Device Federated Learning, NeurIPS 2021, "
@@ -67,9 +65,7 @@ class Mime(Optimizer):
     local_momentum = False
 
     def deviations(self) -> list[str]:
-        """The one exchange of a round is the runtime's; ``mimelite`` needs no other."""
-        if self.params.mimelite:
-            return []
+        """The one exchange of a round is the runtime's."""
         return [
             "c is the mean gradient at the weights of the round before, in the first round there is none; algorithm 1 "
             "asks for that at the current weights"
@@ -83,7 +79,7 @@ class Mime(Optimizer):
         """The whole gradient at the server's weights; a copy of the network that stays there."""
         client = work.client
         client.scratch["gradient"] = work.gradient()
-        if client.shared and not self.params.mimelite:
+        if client.shared:
             assert client.frozen is not None
             assert client.model is not None
             client.scratch["there"] = client.frozen(client.model.state_dict()).requires_grad_()
@@ -103,7 +99,7 @@ class Mime(Optimizer):
             if there is not None:
                 torch._foreach_add_(gradients, [work.start[n] for n in names], alpha=(beta - 1) * decay)
         if client.shared:
-            torch._foreach_add_(gradients, [client.shared[n] for n in names], alpha=beta if self.params.mimelite else 1)
+            torch._foreach_add_(gradients, [client.shared[n] for n in names])
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> Mapping[str, Tensor]:
         """The whole gradient."""
@@ -117,7 +113,7 @@ class Mime(Optimizer):
             c = round.contributions[name]
             s = (1 - beta) * c + beta * round.memory.get(name, torch.zeros_like(c))
             round.memory[name] = s
-            round.shared[name] = s.clone() if self.params.mimelite else (1 - beta) * c + beta * s
+            round.shared[name] = (1 - beta) * c + beta * s
             if self.params.server_lr != 1:
                 new[name] = round.old[name] + self.params.server_lr * (round.mean[name] - round.old[name])
         return new

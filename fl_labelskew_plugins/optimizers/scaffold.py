@@ -3,23 +3,23 @@ r"""SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
 S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh. ICML 2020.
 https://arxiv.org/abs/1910.06378
 
-Algorithm 1. A local step follows ``g(y) - c_k + c`` (line 10). Afterwards the control variate becomes (line 12)
+Algorithm 1 with option II. A local step follows ``g(y) - c_k + c`` (line 10). Afterwards the control variate becomes
+(line 12)
 
-.. math:: \text{option I: } c_k^+ = g_k(x), \qquad \text{option II: } c_k^+ = c_k - c + \frac{x - y_k}{K \eta}
+.. math:: c_k^+ = c_k - c + \frac{x - y_k}{K \eta}
 
 and the server adds the mean change of the weights, times ``server_lr``, to its own (line 16), and ``|S| / N`` times the
-mean change of the control variates to ``c`` (line 17). Option I's gradient is the mean over the batches of a client's
-first epoch at the server's weights, in eval mode.
+mean change of the control variates to ``c`` (line 17). Option I, the gradient at the server's weights, is left out.
 
-The paper's clients use plain SGD. With momentum, ``K eta`` in option II is ``eta`` times the sum of the coefficients
-that the local optimiser gives to its gradients, as FedNova has it, of which ``K`` is the case without momentum. Weight
-decay counts as part of the objective, in both options. FedML's SCAFFOLD keeps the last client's change alone, and its
+The paper's clients use plain SGD. With momentum, ``K eta`` is ``eta`` times the sum of the coefficients that the local
+optimiser gives to its gradients, as FedNova has it, of which ``K`` is the case without momentum. Weight decay counts as
+part of the objective. FedML's SCAFFOLD keeps the last client's change alone, and its
 clients' control variates stay zero.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from fl_labelskew_registry.contracts import Optimizer
@@ -39,12 +39,9 @@ class SCAFFOLD(Optimizer):
     """Control variates against the drift of clients."""
 
     class Params(params.Params):
-        """Options of SCAFFOLD, under the host's names; ``option`` is the paper's."""
+        """Options of SCAFFOLD, under the host's names."""
 
         server_lr: float = Field(1.0, gt=0, description="eta_g, the server's learning rate")
-        option: Literal["I", "II"] = Field(
-            "II", description="a client's control variate: I: its gradient at the server's weights; II: its mean step"
-        )
 
     paper = (
         "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, https://arxiv.org/abs/1910.06378"
@@ -57,10 +54,8 @@ class SCAFFOLD(Optimizer):
         return parameters
 
     def before_round(self, work: LocalWork) -> None:
-        """``c - c_k``, and option I's gradient."""
+        """``c - c_k``."""
         client = work.client
-        if self.params.option == "I":
-            client.scratch["gradient"] = work.gradient()
         zeros = {name: torch.zeros_like(start) for name, start in work.start.items()}
         variate = {name: value.to(zeros[name]) for name, value in client.state.items()} or zeros
         everybodys = client.shared or zeros
@@ -76,11 +71,8 @@ class SCAFFOLD(Optimizer):
         """Line 12; what rides with the upload is the change of the control variate (line 13)."""
         client = work.client
         variate, correction = client.scratch["variate"], client.scratch["correction"]
-        if self.params.option == "I":
-            new = client.scratch["gradient"]
-        else:
-            step = work.learning_rate * sum_of_coefficients(work)
-            new = {n: (start - upload[n]) / step - correction[n] for n, start in work.start.items()}
+        step = work.learning_rate * sum_of_coefficients(work)
+        new = {n: (start - upload[n]) / step - correction[n] for n, start in work.start.items()}
         client.state.update({n: value.to("cpu", copy=True) for n, value in new.items()})
         return {n: new[n] - variate[n] for n in new}
 

@@ -116,8 +116,6 @@ def host_switches(recipe: Recipe) -> list[str]:
 
 def uses_rounds(recipe: Recipe) -> str | None:
     """What in a recipe makes a round depend on ``comm_round``, the number of all rounds; None if nothing does."""
-    if recipe.train.lr_schedule == "cosine":
-        return "train_args.lr_schedule: cosine"
     if switches := host_switches(recipe):
         return f"{switches[0]}: FedML's code may use it"
     parts = {recipe.method_name: recipe.method, **getattr(recipe.method, "parts", {})}
@@ -221,15 +219,11 @@ def corrections(recipe: Recipe, *, cpu: bool = True) -> Iterator[str]:
     if cpu and name == "FedOpt":
         yield "every client, and the server's step, start from the server's weights"
     if plain and train.client_optimizer == "sgd" and (train.momentum or train.weight_decay):
-        yield "momentum, dampening, nesterov and weight_decay are the recipe's"
+        yield "momentum and weight_decay are the recipe's"
     if plain and train.client_optimizer == "adam":
         yield "Adam is Adam, not AMSGrad"
     if name == "FedOpt" and options.server_momentum > 0:
         yield "server_momentum is the recipe's"
-    if name == "FedNova" and options.gmf > 0:
-        yield "gmf's buffer is kept over the rounds"
-    if name == "FedNova" and train.momentum > 0 and (options.mu or train.dampening or train.nesterov):
-        yield "the normalising vector is that of momentum, dampening, nesterov and the proximal term together"
     if train.lr_schedule != "constant":
         yield "the learning rate follows its schedule"
     if recipe.method.aggregation != "samples":
@@ -259,13 +253,8 @@ def _why_not_network(recipe: Recipe, model: nn.Module) -> str | None:
 def _why_not(recipe: Sections, method: Method, optimizer: Optimizer) -> str | None:
     """Why the host's own code cannot run a recipe; None where it can."""
     train, comm, security = recipe.train, recipe.comm, recipe.security
-    options = optimizer.params
-    paper = getattr(options, "server_optimizer", "sgd") != "sgd" and getattr(optimizer, "form", "host") == "paper"
-    after = train.momentum > 0 and bool(train.nesterov or train.dampening) and getattr(options, "mu", 0) > 0
     reasons = {
         f"the host's code runs with backend sp, not {comm.backend}": not comm.in_process,
-        "the host has torch's server optimisers alone (server_form: host)": paper,
-        "the host's FedNova adds the proximal term (mu) after nesterov or dampening": after,
         "the method changes more than logits, which the host's training does not know": not method.logits_only(),
         "the host trains with fp32 alone (device_args.precision)": recipe.device.precision != "fp32",
         "the host clips no gradients (train_args.gradient_clip_norm)": train.gradient_clip_norm is not None,

@@ -48,16 +48,6 @@ def _train_conflicts(train: TrainArgs) -> Iterator[Conflict]:
         right = f"an integer from 1 to client_num_in_total, {train.client_num_in_total}"
         message = f"{train.client_num_per_round} is out of range; allowed: {right}"
         yield Conflict("train_args.client_num_per_round", message, (DEAL,))
-    key = "train_args.nesterov"
-    if train.nesterov and train.client_optimizer != "sgd":
-        message = f"true does not go with client_optimizer {train.client_optimizer}; allowed: true with sgd, or false"
-        yield Conflict(key, message, ("train_args.client_optimizer",))
-    elif train.nesterov and train.momentum == 0:
-        message = "true needs momentum; allowed: true with a momentum above 0, or false"
-        yield Conflict(key, message, ("train_args.momentum",))
-    elif train.nesterov and train.dampening:
-        message = f"{train.dampening} does not go with nesterov; allowed: 0 with it, or nesterov: false"
-        yield Conflict("train_args.dampening", message, (key,))
 
 
 def _comm_conflicts(recipe: Sections) -> Iterator[Conflict]:

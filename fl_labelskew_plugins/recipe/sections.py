@@ -189,10 +189,8 @@ class TrainArgs(PluginArgs):
     client_optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser")
     learning_rate: float = Field(0.01, gt=0, description="local learning rate in round 0")
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD momentum")
-    dampening: float = Field(0.0, ge=0, le=1, description="dampening of SGD momentum")
-    nesterov: bool = Field(False, description="Nesterov momentum")
     weight_decay: float = Field(0.0, ge=0, description="weight decay (L2)")
-    lr_schedule: Literal["constant", "step", "cosine"] = Field(
+    lr_schedule: Literal["constant", "step"] = Field(
         "constant", description="learning rate over the rounds; step multiplies by lr_decay every lr_decay_every rounds"
     )
     lr_decay: float = Field(0.95, gt=0, le=1, description="factor of the step schedule (FedShift: 0.95)")

@@ -16,10 +16,11 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from fl_labelskew_registry import RunError
+from fl_labelskew_registry.answers import TERM
 from torch import Tensor
 
 from fl_labelskew_plugins.engine.local import LocalResult
-from fl_labelskew_plugins.machine.text import TERM, clean
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.tensors import group, joined
 

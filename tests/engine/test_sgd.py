@@ -13,8 +13,6 @@ KINDS = {
     "plain": {},
     "decay": {"weight_decay": 0.01},
     "momentum": {"momentum": 0.9, "weight_decay": 0.01},
-    "dampened": {"momentum": 0.9, "dampening": 0.3},
-    "nesterov": {"momentum": 0.5, "nesterov": True},
 }
 
 

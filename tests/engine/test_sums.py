@@ -82,7 +82,7 @@ MIXTURES = [
     ["train_args.federated_optimizer=SCAFFOLD", "method_args.method=fedlc"],
     ["train_args.federated_optimizer=FedNova", "train_args.optimizer_source=own"],
     ["train_args.federated_optimizer=Mime"],
-    ["train_args.federated_optimizer=FedDC", "train_args.feddc_reading=code"],
+    ["train_args.federated_optimizer=FedDC"],
     ["model_args.model=wide_resnet", "model_args.depth=10", "model_args.widen=1", "train_args.batch_size=512"],
 ]
 

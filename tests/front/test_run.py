@@ -315,7 +315,6 @@ def test_resume_with_more_rounds_equals_a_longer_run(backend, every, tmp_path):
     ("overrides", "rounds", "line"),
     [
         ({}, 1, "has 2 complete rounds; use a number above 2"),
-        ({"train_args.lr_schedule": "cosine"}, 3, "depend on this number (train_args.lr_schedule: cosine)"),
         ({"method_args.method": "fedphp"}, 3, "depend on this number (method_args.method: fedphp)"),
         ({"method_args.method": ["fedproc", "fedrs"]}, 3, "depend on this number (method_args.method: fedproc)"),
     ],

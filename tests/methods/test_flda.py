@@ -172,16 +172,16 @@ class TestFLDA:
         assert all(not torch.equal(a, b) for a, b in zip(first[::2], start, strict=False))
 
     def test_an_optimiser_gets_the_mixture_s_gradient(self, digits):
-        """SCAFFOLD's option I asks for it before the first step; with equal models and half a gate, it is half."""
-        from fl_labelskew_plugins.optimizers.scaffold import SCAFFOLD
+        """Mime asks for it before the first step; with equal models and half a gate, it is half."""
+        from fl_labelskew_plugins.optimizers.mime import Mime
 
-        kept = {}
+        sent = {}
         for name in ("fedavg", "flda"):
             run = digits(name, **({"private_start": "general"} if name == "flda" else {}))
-            run.server.optimizer = SCAFFOLD(SCAFFOLD.Params(option="I"))
+            run.server.optimizer = Mime()
             run.trainer = replace(run.trainer, optimizer=run.server.optimizer)
-            kept[name] = run.fit(0).state["optimizer/classifier.weight"]
-        torch.testing.assert_close(kept["flda"], kept["fedavg"] / 2)
+            sent[name] = run.fit(0).contributions["optimizer/classifier.weight"]
+        torch.testing.assert_close(sent["flda"], sent["fedavg"] / 2)
 
     def test_both_models_learn(self, digits):
         """A client alone with its data: its mixture and the general model end above chance."""

@@ -12,7 +12,6 @@ from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.engine.samples import Samples
 from fl_labelskew_plugins.engine.server import Server
-from fl_labelskew_plugins.optimizers.feddc import FedDC
 from fl_labelskew_plugins.optimizers.feddyn import FedDyn
 from fl_labelskew_plugins.optimizers.fednova import FedNova
 from fl_labelskew_plugins.optimizers.fedopt import FedOpt
@@ -177,8 +176,7 @@ BY_CLASS = pytest.mark.parametrize("by_class", [False, True], ids=["model", "cla
 
 @BY_CLASS
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("option", ["I", "II"])
-def test_scaffold(option, decay, by_class):
+def test_scaffold(decay, by_class):
     """Algorithm 1; weight decay is part of the objective."""
     three = Three(decay=decay, by_class=by_class, spread=0.3)
     w, c, kept = three.start, zeros(three.start), {}
@@ -191,14 +189,11 @@ def test_scaffold(option, decay, by_class):
                 return mapped(lambda g, last, all: g - last + all, three.gradient(now, x, y), last, c)
 
             sent[k], steps = three.train(w, number, k, direction)
-            if option == "I":
-                kept[k] = three.whole_gradient(w, number, k)
-            else:
-                kept[k] = mapped(lambda a, all, x, y, n=steps: a - all + (x - y) / (n * RATE), last, c, w, sent[k])
+            kept[k] = mapped(lambda a, all, x, y, n=steps: a - all + (x - y) / (n * RATE), last, c, w, sent[k])
             changes[k] = mapped(torch.sub, kept[k], last)
         w = mapped(lambda old, mean: old + 0.7 * (mean - old), w, three.mean(w, sent))
         c = mapped(lambda old, *values: old + sum(values) / 3, c, *changes.values())
-    same(three.play(SCAFFOLD(SCAFFOLD.Params(option=option, server_lr=0.7))), w)
+    same(three.play(SCAFFOLD(SCAFFOLD.Params(server_lr=0.7))), w)
 
 
 @BY_CLASS
@@ -222,31 +217,8 @@ def test_feddyn(by_class):
 
 
 @BY_CLASS
-def test_feddc_as_its_code_has_it(by_class):
-    """The mean drift is that of all clients, whatever weighs the classifier's rows in the mean."""
-    three, alpha = Three(by_class=by_class), 0.5
-    w, drifts, kept = three.start, {}, {}
-    for number, clients in enumerate(ROUNDS):
-        c = mapped(lambda *values: sum(values) / 3, zeros(w), *kept.values())
-        sent, old = {}, dict(kept)
-        for k in clients:
-            last, drift = old.get(k, zeros(w)), drifts.get(k, zeros(w))
-
-            def direction(now, x, y, last=last, drift=drift, c=c, w=w):
-                penalty = mapped(lambda t, s, h: alpha * (t - s + h), now, w, drift)
-                return mapped(lambda g, p, a, b: g + p + b - a, three.gradient(now, x, y), penalty, last, c)
-
-            sent[k], steps = three.train(w, number, k, direction)
-            kept[k] = mapped(lambda a, b, s, t, n=steps: a - b + (s - t) / (n * RATE), last, c, w, sent[k])
-            drifts[k] = mapped(lambda h, t, s: h + t - s, drift, sent[k], w)
-        w = mapped(lambda mean, *values: mean + sum(values) / 3, three.mean(w, sent), *drifts.values())
-    same(three.play(FedDC(FedDC.Params(feddc_alpha=alpha, feddc_reading="code"))), w)
-
-
-@BY_CLASS
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("lite", [False, True], ids=["mime", "mimelite"])
-def test_mime(lite, decay, by_class):
+def test_mime(decay, by_class):
     """Algorithm 1 from ``s = 0`` on, with ``c`` of the round before; weight decay is part of the objective."""
     three, beta = Three(decay=decay, spread=0.3, by_class=by_class), 0.5
     w, s, c = three.start, zeros(three.start), None
@@ -256,7 +228,7 @@ def test_mime(lite, decay, by_class):
 
             def direction(now, x, y, w=w, s=s, c=c):
                 g = three.gradient(now, x, y)
-                if not lite and c is not None:
+                if c is not None:
                     g = mapped(lambda a, b, d: a - b + d, g, three.gradient(w, x, y), c)
                 return mapped(lambda a, b: (1 - beta) * a + beta * b, g, s)
 
@@ -265,7 +237,7 @@ def test_mime(lite, decay, by_class):
         c = uniform(gradients)
         s = mapped(lambda a, b: (1 - beta) * a + beta * b, c, s)
         w = three.mean(w, sent)
-    same(three.play(Mime(Mime.Params(server_momentum=beta, mimelite=lite))), w)
+    same(three.play(Mime(Mime.Params(server_momentum=beta))), w)
 
 
 @BY_CLASS

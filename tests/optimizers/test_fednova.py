@@ -12,30 +12,21 @@ from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.optimizers.fednova import FedNova
 
 
-def make(**options):
-    return FedNova(FedNova.Params(**options))
-
-
-@pytest.mark.parametrize(
-    ("momentum", "dampening", "nesterov"),
-    [(0.0, 0.0, False), (0.0, 0.5, False), (0.9, 0.0, False), (0.5, 0.25, False), (0.9, 0.0, True)],
-)
-@pytest.mark.parametrize("mu", [0.0, 0.3])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("steps", [1, 2, 7])
-def test_sum_of_coefficients_is_that_of_torchs_sgd(steps, mu, momentum, dampening, nesterov):
+def test_sum_of_coefficients_is_that_of_torchs_sgd(steps, momentum):
     w = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    sgd = torch.optim.SGD([w], lr=0.1, momentum=momentum, dampening=dampening, nesterov=nesterov)
+    sgd = torch.optim.SGD([w], lr=0.1, momentum=momentum)
     for _ in range(steps):
-        w.grad = 1 + mu * w.detach()
+        w.grad = torch.ones_like(w)
         sgd.step()
-    work = SimpleNamespace(steps=steps, learning_rate=0.1, momentum=momentum, dampening=dampening, nesterov=nesterov)
-    assert sum_of_coefficients(work, mu=mu) == pytest.approx(-w.item() / 0.1)
+    assert sum_of_coefficients(SimpleNamespace(steps=steps, momentum=momentum)) == pytest.approx(-w.item() / 0.1)
 
 
 def test_one_round_by_hand(world):
     # steps 1 and 3, p = (1/4, 3/4), gradients 1 and -3 (1 - 1) = 0: client 0 goes to 0.9, its normalised change is
     # -0.1; tau_eff = 1/4 * 1 + 3/4 * 3 = 2.5
-    assert world(make(), steps=(1, 3)).play() == pytest.approx(1 - 2.5 * 0.25 * 0.1)
+    assert world(FedNova(), steps=(1, 3)).play() == pytest.approx(1 - 2.5 * 0.25 * 0.1)
 
 
 def test_nothing_is_lost_on_the_way(world):
@@ -58,7 +49,7 @@ def test_nothing_is_lost_on_the_way(world):
 
 
 def test_who_does_not_say_its_steps_is_refused(world):
-    two = world(make())
+    two = world(FedNova())
     result = fit(two.trainer, 0, 0, two.server.weights, times_selected=1)
     two.server.check(0, 0, result)
     result.contributions = {}
@@ -67,7 +58,7 @@ def test_who_does_not_say_its_steps_is_refused(world):
 
 
 def test_with_equal_steps_it_is_fedavg(world):
-    ours, plain = world(make()), world(FedAvg())
+    ours, plain = world(FedNova()), world(FedAvg())
     for _ in range(5):
         assert ours.play() == pytest.approx(plain.play())
 
@@ -84,12 +75,4 @@ def test_steps_do_not_pull_harder(world):
         return two.at
 
     assert fixed_point(FedAvg()) < 0.15
-    assert fixed_point(make()) == pytest.approx(0.5, abs=0.05)
-
-
-def test_server_momentum_over_the_rounds(world):
-    ours, plain = world(make(gmf=0.5)), world(make())
-    assert ours.play() == plain.play()
-    first = plain.at - 1.0
-    second = plain.play() - (1.0 + first)
-    assert ours.play() == pytest.approx(1 + first + second + 0.5 * first)
+    assert fixed_point(FedNova()) == pytest.approx(0.5, abs=0.05)

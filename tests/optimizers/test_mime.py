@@ -2,7 +2,6 @@
 
 import pytest
 
-from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.optimizers.mime import Mime
 
 
@@ -27,14 +26,6 @@ def test_two_rounds_by_hand(world):
     assert list(two.server.shared) == ["optimizer/w"]
 
 
-def test_mimelite_leaves_gradients_as_they_are(world):
-    two = world(make(server_momentum=0.5, mimelite=True))
-    assert two.play() == pytest.approx((0.9025 + 1) / 2)  # s = 0, as above
-    # client 0: 0.95125 - 0.1 (0.475625 + 0.125) = 0.8911875, - 0.1 (0.44559375 + 0.125) = 0.834128125
-    # client 1: 0.95125 - 0.1 (-0.073125 + 0.125) = 0.9460625, - 0.1 (-0.08090625 + 0.125) = 0.941653125
-    assert two.play() == pytest.approx((0.834128125 + 0.941653125) / 2)
-
-
 def test_the_clip_comes_after_the_correction_and_before_weight_decay(world):
     two = world(make(server_momentum=0.5), steps=(1, 1), weight_decay=0.2, gradient_clip_norm=0.3)
     # d is half the gradient, decay included. Client 0: d = 0.5 (1 + 0.2) = 0.6, without the decay 0.2 it is 0.4, which
@@ -49,17 +40,6 @@ def test_the_clip_comes_after_the_correction_and_before_weight_decay(world):
 def test_server_lr_scales_the_mean_change(world):
     # beta is 0.9: client 0 goes to 0.99 and 0.9801
     assert world(make(server_lr=0.5)).play() == pytest.approx(1 - 0.5 * 0.00995)
-
-
-def test_mimelite_without_momentum_is_fedavg(world):
-    ours, plain = world(make(server_momentum=0.0, mimelite=True)), world(FedAvg())
-    assert [ours.play() for _ in range(3)] == [plain.play() for _ in range(3)]
-
-
-def test_what_it_says_of_algorithm_1():
-    (line,) = make().deviations()
-    assert "in the first round there is none" in line
-    assert make(mimelite=True).deviations() == []
 
 
 def test_it_finds_the_minimum_of_the_sum(world):

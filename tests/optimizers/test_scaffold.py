@@ -10,7 +10,7 @@ def make(**options):
     return SCAFFOLD(SCAFFOLD.Params(**options))
 
 
-def test_two_rounds_of_option_two_by_hand(world):
+def test_two_rounds_by_hand(world):
     two = world(make())
     # round 1, c = 0: client 0 goes 1, 0.9, 0.81; client 1 is at its minimum
     assert two.play() == pytest.approx((0.81 + 1) / 2)
@@ -25,18 +25,6 @@ def test_two_rounds_of_option_two_by_hand(world):
     assert two.shared() == pytest.approx((0.8835 - 0.3135) / 2)
 
 
-def test_two_rounds_of_option_one_by_hand(world):
-    two = world(make(option="I"))
-    assert two.play() == pytest.approx(0.905)  # with c = 0 both options train alike
-    assert (two.kept(0), two.kept(1)) == (pytest.approx(1), pytest.approx(0))  # gradients at w = 1
-    assert two.shared() == pytest.approx(0.5)
-    # 0.905 - 0.1 (0.905 - 1 + 0.5) = 0.8645, - 0.1 (0.8645 - 0.5) = 0.82805; 0.905 - 0.1 (-0.285 + 0.5) = 0.8835,
-    # - 0.1 (-0.3495 + 0.5) = 0.86845
-    assert two.play() == pytest.approx((0.82805 + 0.86845) / 2)
-    assert (two.kept(0), two.kept(1)) == (pytest.approx(0.905), pytest.approx(-0.285))
-    assert two.shared() == pytest.approx((0.905 - 0.285) / 2)
-
-
 def test_who_stays_away_keeps_its_control_variate_and_c_moves_by_its_share(world):
     two = world(make())
     two.play(0)  # c moves by |S|/N = 1/2 of the change 0.95
@@ -44,11 +32,10 @@ def test_who_stays_away_keeps_its_control_variate_and_c_moves_by_its_share(world
     assert 1 not in two.states
 
 
-@pytest.mark.parametrize("option", ["I", "II"])
-def test_it_finds_the_minimum_of_the_sum_where_fedavg_does_not(world, option):
+def test_it_finds_the_minimum_of_the_sum_where_fedavg_does_not(world):
     """The sum's minimum is (0 + 3) / 4; FedAvg stops where the clients' changes cancel out."""
     drift = world(FedAvg(), steps=(8, 2))
-    two = world(make(option=option), steps=(8, 2))
+    two = world(make(), steps=(8, 2))
     for _ in range(30):
         drift.play()
         two.play()
@@ -61,7 +48,7 @@ def test_server_lr_scales_the_mean_change(world):
 
 
 def test_momentum_enters_the_mean_step(world):
-    """With constant gradients (a = 0 curvature is none, so: far minima), option II finds the gradient itself."""
+    """With constant gradients (a = 0 curvature is none, so: far minima), the control variate is the gradient itself."""
     two = world(make(), a=(1e-6, 1e-6), b=(-1e6, 1e6), steps=(5, 3), momentum=0.9)
     two.play()
     assert (two.kept(0), two.kept(1)) == (pytest.approx(1, rel=1e-4), pytest.approx(-1, rel=1e-4))

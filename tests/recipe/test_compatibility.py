@@ -113,7 +113,6 @@ def test_a_network_with_buffers_is_refused_where_the_host_is_asked_for():
         ("fedshift", "SCAFFOLD", [], "as SCAFFOLD has it (uniform), not as fedshift has it (population)"),
         ("fedlc+fedmr", "Mime", [], "as Mime has it (uniform), not as fedlc+fedmr has it (samples)"),
         ("fedavg", "FedDyn", [], "as FedDyn has it (uniform), not as fedavg has it (samples)"),
-        ("fedlc", "FedDC", ["feddc_reading=code"], "as FedDC has it (uniform), not as fedlc has it (samples)"),
         ("fedlc", "FedDC", [], None),
         ("fedrs", "SCAFFOLD", [], None),
         pytest.param("fedshift", "FedOpt", [], None, marks=pytest.mark.host),
@@ -147,7 +146,6 @@ def test_contributions_that_must_not_leave_are_refused_where_the_optimiser_needs
     drift = ["train_args.federated_optimizer=FedDC", *silos]
     with pytest.raises(LabelSkewError, match="FedDC, which sends more than weights"):
         parse.parse(BASE, overrides=drift)
-    parse.parse(BASE, overrides=["train_args.feddc_correction=false", *drift])
 
 
 def test_a_method_that_needs_single_contributions_does_not_go_with_sums(monkeypatch):

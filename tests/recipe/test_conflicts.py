@@ -8,13 +8,6 @@ from fl_labelskew_plugins.recipe import parse, yaml
 
 def test_a_judgement_does_not_rest_on_a_value_that_is_wrong():
     assert len(lines_of(text_with(train_args={"client_num_in_total": 0, "client_num_per_round": 20}))) == 1
-    assert len(lines_of(text_with(train_args={"nesterov": True, "momentum": 2}))) == 1
-    assert len(lines_of(text_with(train_args={"nesterov": True, "momentun": 0.9}))) == 1
-
-
-def test_nesterov_with_adam():
-    line = only_line(text_with(train_args={"nesterov": True, "momentum": 0.9, "client_optimizer": "adam"}))
-    assert "does not go with client_optimizer adam" in line
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_a_misspelt_chooser_is_one_mistake():
         ("train_args.learning_rate", float("inf"), ".inf is out of range; allowed: a number above 0"),
         ("train_args.learning_rate", float("-inf"), "-.inf is out of range; allowed: a number above 0"),
         ("train_args.momentum", 1, "1 is out of range; allowed: a number of at least 0 and below 1"),
-        ("train_args.nesterov", "yes", "'yes' is of the wrong type; allowed: true or false"),
+        ("data_args.download", "yes", "'yes' is of the wrong type; allowed: true or false"),
         ("train_args.client_optimizer", "sdg", "'sdg' is unknown; allowed: sgd, adam; did you mean sgd?"),
         ("train_args.gradient_clip_norm", 0, "0 is out of range; allowed: a number above 0, or null"),
         (
@@ -205,7 +205,6 @@ def test_a_misspelt_chooser_is_one_mistake():
             11,
             "11 is out of range; allowed: an integer from 1 to client_num_in_total, 10",
         ),
-        ("train_args.nesterov", True, "true needs momentum; allowed: true with a momentum above 0, or false"),
         (
             "common_args.random_seed",
             2**31,
@@ -250,7 +249,7 @@ def test_all_mistakes_of_a_file_come_together():
     lines = lines_of(
         text_with(
             common_args={"random_seed": -1},
-            train_args={"epochs": 0, "learning_rat": 1, "nesterov": True, "client_num_per_round": 99},
+            train_args={"epochs": 0, "learning_rat": 1, "client_num_per_round": 99},
             method_args={"mu1": -1, "mu3": 1},
             data_args={"download": 3, "typo": 1},
             model_args={"model": "mlpp"},
@@ -267,7 +266,6 @@ def test_all_mistakes_of_a_file_come_together():
             "common_args.random_seed",
             "train_args.epochs",
             "train_args.learning_rat",
-            "train_args.nesterov",
             "train_args.client_num_per_round",
             "--set train_args.batch_size",
             "method_args.mu1",

@@ -16,10 +16,10 @@ from fl_labelskew_plugins.params import Params
 HEADS = {
     "method": ["moon", "fedproc"],
     "moon": {"projection": "mlp"},
-    "fedproc": {"projection": "mlp", "schedule": "constant"},
+    "fedproc": {"schedule": "constant"},
 }
 RECIPE = DIGITS | {"method_args": HEADS, "train_args": DIGITS["train_args"] | {"comm_round": 3}}
-NAMES = [f"model/shared_modules.{part}/projection.{layer}" for part in ("fedproc", "moon") for layer in (0, 2)]
+NAMES = [f"model/shared_modules.moon/projection.{layer}" for layer in (0, 2)]
 
 
 def heads(run):

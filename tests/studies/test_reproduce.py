@@ -233,7 +233,7 @@ def test_a_single_run_needs_no_plan(two, monkeypatch):
 
 
 SCHEDULED = [
-    "method_args.method=map", "train_args.lr_schedule=cosine", "train_args.comm_round=12",
+    "method_args.method=map", "train_args.lr_schedule=step", "train_args.comm_round=12",
     "validation_args.personalised=true",
 ]  # fmt: skip
 

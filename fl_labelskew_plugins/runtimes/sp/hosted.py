@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
-from fedml.simulation.sp.fednova.client import Client as FedNovaClient
 from fedml.simulation.sp.fednova.fednova_trainer import FedNovaTrainer
 from fedml.simulation.sp.fedopt.fedopt_api import FedOptAPI
 from fedml.simulation.sp.fedprox.fedprox_trainer import FedProxTrainer
@@ -29,7 +28,6 @@ from fl_labelskew_plugins.engine.isolation import BETWEEN, Baseline
 from fl_labelskew_plugins.engine.local import LocalResult, LocalSettings, learning_rate, load, snapshot
 from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.engine.turn import Turn
-from fl_labelskew_plugins.ops import sum_of_coefficients
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.simulation import Simulation
@@ -67,14 +65,12 @@ class Hosted:
     """What is ours in each of the host's trainers.
 
     ``clients`` are those of the round. ``absent`` is, where a method weighs by all clients' samples, how many samples
-    are not in the round, and ``old`` the weights that the round starts from. ``coefficients`` tells ``||a||_1`` of a
-    number of local steps.
+    are not in the round, and ``old`` the weights that the round starts from.
     """
 
     clients: Sequence[int] = ()
     absent: int = 0
     old: Weights
-    coefficients: Callable[[int], float]
 
     def client_sampling(self, *_: Any) -> Sequence[int]:
         """The clients of the round."""
@@ -134,46 +130,14 @@ class HostedFedOpt(Hosted, FedOptAPI):  # type: ignore[misc]
             self.opt.state[parameters[name]][what] = value.to("cpu", copy=True)
 
 
-class NovaClient(FedNovaClient):  # type: ignore[misc]
-    """The host's client, with the normalising vector of its whole optimiser."""
-
-    trainer: HostedFedNova
-
-    def get_local_norm_grad(self, opt: Any, cur_params: Any, init_params: Any, weight: int = 0) -> Any:
-        """The host's normalised change."""
-        opt.local_normalizing_vec = self.trainer.coefficients(opt.local_steps)
-        return super().get_local_norm_grad(opt, cur_params, init_params, weight)
-
-
 class HostedFedNova(Hosted, FedNovaTrainer):  # type: ignore[misc]
-    """The host's FedNova, with ``gmf`` over the rounds, the whole normalising vector and the method's weights."""
-
-    def setup_clients(self, num: Any, train: Any, test: Any) -> None:
-        """As many as take part in a round."""
-        self.buffer: Weights = {}
-        every = range(self.args.client_num_per_round)
-        self.client_list = [NovaClient(k, train[k], test[k], num[k], self.args, self.device) for k in every]
-        for client in self.client_list:
-            client.trainer = self
+    """The host's FedNova, with the method's weights."""
 
     def aggregate(self, params: Any, norm_grads: Any, tau_effs: Any, tau_eff: Any = 0) -> Any:
-        """The host's, with the buffer of the rounds before, which is in units of weights: no schedule rescales it."""
+        """The host's mean, with the old model for the samples of clients outside the round."""
         present = sum(self.train_data_local_num_dict[client] for client in self.clients)
         share = present / (present + self.absent)
-        self.global_momentum_buffer = self.buffer
-        rate, self.args.learning_rate = self.args.learning_rate, 1.0
-        try:
-            return super().aggregate(params, norm_grads, tau_effs, share * sum(tau_effs))
-        finally:
-            self.args.learning_rate = rate
-
-    def memory(self) -> State:
-        """The server's momentum."""
-        return {name: value.clone() for name, value in self.buffer.items()}
-
-    def restore(self, memory: Mapping[str, Tensor]) -> None:
-        """The server's momentum."""
-        self.buffer = {name: value.clone() for name, value in memory.items()}
+        return super().aggregate(params, norm_grads, tau_effs, share * sum(tau_effs))
 
 
 HOSTED: dict[str, Any] = {
@@ -210,10 +174,11 @@ class HostedFederation(Simulation):
         args.comm_round, args.client_num_per_round = 1, session.federation.clients_per_round
         # keys of the host's that repeat others, or have to do with its tests, of which it makes none here
         args.wd, args.ci, args.frequency_of_the_test = recipe.train.weight_decay, 0, 1
+        # options of the host's FedNova that recipes do not have
+        args.dampening, args.nesterov, args.mu, args.gmf = 0.0, False, 0.0, 0.0
         self.host = make(name, args=args, device=local.device, dataset=self._dataset(), model=self.network)
         if record.next_round:
             self.host.restore(record.memory)
-        self.host.coefficients = self._coefficients
         self.host.client_list = [Slot(self, client) for client in self.host.client_list]
         if trainer := getattr(self.host, "model_trainer", None):
             self.host.model_trainer = Copies(trainer)
@@ -231,7 +196,7 @@ class HostedFederation(Simulation):
         host, session, method = self.host, self.session, self.session.method
         self.round_number, self.results, host.clients = round, [], clients
         host.old = {name: value.cpu() for name, value in self.server.weights.items()}
-        self.args.learning_rate = learning_rate(self.settings, round, session.federation.rounds)
+        self.args.learning_rate = learning_rate(self.settings, round)
         if method.aggregation == "population":
             host.absent = session.federation.num_samples - sum(session.sizes[k] for k in clients)
         host.train()
@@ -267,12 +232,6 @@ class HostedFederation(Simulation):
         weights = {name: value.to(device) for name, value in snapshot(self.network).items()}
         check_made({**joined(memory=memory), **weights}, self.server.optimizer)
         self.server.weights, self.server.memory = weights, memory
-
-    def _coefficients(self, steps: int) -> float:
-        assert self.turn is not None  # asked within a turn
-        work = self.turn.inner.work(self.server.weights)
-        work.steps = steps
-        return sum_of_coefficients(work, mu=self.args.mu)
 
     def _calibrating(self) -> Callable[..., Tensor | None]:
         """Makes the method's logits of a network's in training; copies of the network share it."""
@@ -383,8 +342,6 @@ def asked_for(settings: LocalSettings) -> Iterator[None]:
     options: dict[type, dict[str, Any]] = {
         torch.optim.SGD: {
             "momentum": settings.momentum,
-            "dampening": settings.dampening,
-            "nesterov": settings.nesterov,
             "weight_decay": settings.weight_decay,
             "fused": True,
         },

@@ -346,8 +346,6 @@ class LocalWork:
         start: the server's parameters, by name.
         learning_rate: of this round.
         momentum: of local SGD.
-        dampening: of that momentum.
-        nesterov: whether that momentum is Nesterov's.
         weight_decay: of the local optimiser, which adds ``weight_decay`` times the weights to each gradient itself.
         loss: the method's loss of the batch in training in a copy of the network that ``client.frozen`` made, with
             its gradient; dropout, batch norm's mode and the method's draws are those of the step.
@@ -361,8 +359,6 @@ class LocalWork:
     start: Tensors
     learning_rate: float
     momentum: float
-    dampening: float
-    nesterov: bool
     weight_decay: float
     loss: Callable[[nn.Module], Tensor]
     gradient: Callable[[], dict[str, Tensor]]

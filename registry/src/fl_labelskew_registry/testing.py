@@ -1,0 +1,177 @@
+"""Checks for the tests of a plugin: each calls the hooks of a class with tiny data, as a run would.
+
+>>> from fl_labelskew_registry import Method
+>>> class Plain(Method):
+...     def calibrate(self, logits, client):
+...         return logits.sum()
+>>> check_method(Plain)
+Traceback (most recent call last):
+AssertionError: Plain.calibrate returned a tensor of shape (); expected shape (4, 3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fl_labelskew_registry import data
+from fl_labelskew_registry.answers import problem
+from fl_labelskew_registry.contracts import Aggregated, Batch, ClientView, Federation, Method, Optimizer, Total
+
+CLASSES, FEATURES, SAMPLES = 3, 5, 4
+FEDERATION = Federation(
+    num_clients=2,
+    clients_per_round=2,
+    rounds=2,
+    epochs=2,
+    num_classes=CLASSES,
+    num_features=FEATURES,
+    num_samples=2 * SAMPLES,
+    min_samples=SAMPLES,
+    seed=0,
+)
+
+
+def check_method(kind: type[Method], params: Any = None) -> None:
+    """Call each hook of a method for two rounds of a client that lacks a class.
+
+    Args:
+        kind: the class.
+        params: its parameters; default: those of ``kind.Params()``.
+
+    Raises:
+        AssertionError: a hook returned what its contract does not allow; the line names it.
+    """
+    import torch
+
+    method, run = kind(params), FEDERATION
+    model = _network(method.shared_modules(run))
+    inputs, labels = torch.randn(SAMPLES, 2), torch.tensor([0, 0, 1, 1])
+    state: dict[str, Any] = {}
+    opened = _call(method, "opening", _view(model, {}, {}, labels, inputs))
+    shared = dict(_call(method, "open", _total(opened)))
+    for hook, given in (("deviations", ()), ("warnings", (run,)), ("report", (run,)), ("protects", ())):
+        _call(method, hook, *given)
+    for round in range(run.rounds):
+        view = _view(model, state, shared, labels, inputs, round)
+        stages = _call(method, "stages", run.epochs)
+        _call(method, "before_round", view)
+        _call(method, "private_parameters", view)
+        for stage in stages:
+            view.stage = stage.name
+            features = model.features(inputs)
+            batch = Batch(inputs, features, model.classifier(features), labels)
+            _call(method, "calibrate", batch.logits, view)
+            _call(method, "terms", batch, view)
+            sum(_call(method, "loss", batch, view).values()).backward()
+        sent = _call(method, "contribute", view)
+        _call(method, "after_round", view)
+        if method.protects():
+            _call(method, "protect", {name: torch.zeros_like(p) for name, p in model.named_parameters()}, view)
+        _call(method, "private_logits", inputs, view)
+        shared, state = dict(_call(method, "combine", _total(sent), shared)), view.state
+        _call(method, "after_aggregation", model.state_dict(), shared)
+        _call(method, "personalised", state)
+
+
+def check_optimizer(kind: type[Optimizer], params: Any = None) -> None:
+    """Call the server's step of an optimiser for one round, and the hooks that need no training; as check_method."""
+    import torch
+
+    optimizer, old = kind(params), {"w": torch.zeros(2), "steps": torch.tensor(3)}
+    _call(optimizer, "deviations")
+    announced = _call(optimizer, "contribution_shapes", {"w": (2,)})
+    sent = {name: torch.zeros(tuple(shape)) for name, shape in announced.items()}
+    new = _call(optimizer, "step", Aggregated(old, dict(old), sent, 2, ["w"], {}, {}, FEDERATION))
+    assert new.keys() == old.keys(), f"{kind.__name__}.step returned {sorted(new)}; expected {sorted(old)}"
+
+
+def check_network(kind: type[data.Network], params: Any = None, *, shape: Sequence[int] = (1, 8, 8)) -> None:
+    """Build a network for samples of this shape, and compute features and logits; as check_method."""
+    import torch
+
+    module, x = _call(kind(params), "build", tuple(shape), CLASSES), torch.randn(SAMPLES, *shape)
+    for name in ("features", "forward"):
+        wrong = problem(module, torch.nn.Module, name, getattr(module, name)(x), x)
+        assert not wrong, f"{type(module).__name__}.{name} {wrong}"
+
+
+def check_dataset(kind: type[data.Dataset], params: Any = None, *, folder: Any = None) -> None:
+    """Read a data set from its folder; as check_method."""
+    made = kind(params).load(folder, download=False, seed=0)
+    wrong = problem(None, data.Dataset, "load", made)
+    assert not wrong, f"{kind.__name__}.load {wrong}"
+
+
+def check_partition(kind: type[data.Partitioner], params: Any = None, *, clients: int = 3, classes: int = 4) -> None:
+    """Deal 60 samples in two ways of drawing: each sample has one client, no client is empty; as check_method."""
+    import numpy as np
+
+    labels, groups = np.arange(60) % classes, np.arange(60) % clients
+    parts = kind(params).split(labels, groups, clients=clients, rng=np.random.default_rng(0))
+    again = kind(params).split(labels, groups, clients=clients, rng=np.random.default_rng(0))
+    name = f"{kind.__name__}.split"
+    assert len(parts) == clients, f"{name} returned {len(parts)} parts; expected one for each of {clients} clients"
+    assert all(len(part) for part in parts), f"{name} returned an empty part; expected samples for each client"
+    dealt = np.concatenate(parts)
+    assert len(set(dealt.tolist())) == len(dealt), f"{name} gave a sample to two clients; expected one"
+    same = all(map(np.array_equal, parts, again))
+    assert same, f"{name} returned other parts for the same generator; expected draws from rng only"
+
+
+def _call(plugin: Any, hook: str, *given: Any) -> Any:
+    contract = next(kind for kind in (Method, Optimizer, data.Network) if isinstance(plugin, kind))
+    answer = getattr(plugin, hook)(*given)
+    wrong = problem(plugin, contract, hook, answer, *given)
+    assert not wrong, f"{type(plugin).__name__}.{hook} {wrong}"
+    return answer
+
+
+def _total(sent: Any) -> Total:
+    return Total(dict(sent), 1)
+
+
+def _network(shared: Any) -> Any:
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.classifier = nn.Linear(2, FEATURES), nn.Linear(FEATURES, CLASSES)
+            self.shared_modules = nn.ModuleDict(shared)
+
+        def features(self, x: Any) -> Any:
+            return self.body(x).relu()
+
+        def forward(self, x: Any) -> Any:
+            return self.classifier(self.features(x))
+
+    return Net()
+
+
+def _view(model: Any, state: Any, shared: Any, labels: Any, inputs: Any, round: int = 0) -> ClientView:
+    import copy
+
+    import numpy as np
+    import torch
+
+    def frozen(weights: Any) -> Any:
+        twin = copy.deepcopy(model)
+        twin.load_state_dict(weights)
+        return twin.requires_grad_(False).eval()
+
+    return ClientView(
+        id=0,
+        round=round,
+        counts=torch.bincount(labels, minlength=CLASSES),
+        shared=shared,
+        state=dict(state),
+        generator=torch.Generator().manual_seed(0),
+        times_selected=round + 1,
+        federation=FEDERATION,
+        model=model,
+        noise=np.random.default_rng(0),
+        frozen=frozen,
+        fresh=lambda: copy.deepcopy(model.state_dict()),
+        features=lambda: (model.features(inputs).detach(), labels),
+    )

@@ -1,0 +1,65 @@
+"""The checks that authors of plugins use in their tests."""
+
+import numpy as np
+import pytest
+from fl_labelskew_registry import LabelSkewError, Partitioner, entries, load, testing
+from fl_labelskew_registry.testing import check_dataset, check_method, check_network, check_optimizer, check_partition
+
+from fl_labelskew_plugins.models.mlp import MLP
+from fl_labelskew_plugins.optimizers.fedopt import FedOpt
+from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.partition.iid import IID
+
+
+def ours(kind):
+    return [entry.name for entry in entries(kind) if entry.distribution == "fl-labelskew-plugins"]
+
+
+@pytest.mark.parametrize("name", ours("methods"))
+def test_check_method_accepts_each_method_of_this_package(name):
+    check_method(load("methods", name))
+
+
+@pytest.mark.parametrize("name", ours("optimizers"))
+def test_check_optimizer_accepts_each_optimiser_of_this_package(name):
+    check_optimizer(load("optimizers", name))
+
+
+def test_checks_accept_a_network_a_data_set_and_a_partition():
+    check_network(MLP)
+    check_dataset(load("datasets", "digits"))
+    check_partition(IID)
+
+
+@pytest.mark.parametrize(
+    ("check", "base", "hook", "answer", "line"),
+    [
+        (check_method, load("methods", "fedavg"), "contribute", None, "A.contribute returned None; expected Mapping"),
+        (check_method, load("methods", "fedavg"), "loss", {}, "A.loss returned an empty dict; expected terms"),
+        (check_optimizer, FedOpt, "step", {}, r"A.step returned \[\]; expected \['steps', 'w'\]"),
+        (check_network, MLP, "build", None, "A.build returned None; expected nn.Module"),
+        (check_dataset, load("datasets", "digits"), "load", None, "A.load returned None; expected Data"),
+        (
+            check_partition,
+            IID,
+            "split",
+            [np.arange(60)],
+            "A.split returned 1 parts; expected one for each of 3 clients",
+        ),
+        (check_partition, IID, "split", [np.arange(9)] * 3, "A.split gave a sample to two clients"),
+    ],
+)
+def test_a_defect_is_one_line(check, base, hook, answer, line):
+    with pytest.raises(AssertionError, match=f"^{line}"):
+        check(type("A", (base,), {hook: lambda self, *args, **more: answer}))
+
+
+def test_a_plugin_s_own_error_is_passed_on():
+    class Refuses(Partitioner):
+        Params = Params
+
+        def split(self, labels, groups, **more):
+            raise LabelSkewError("too few samples")
+
+    with pytest.raises(LabelSkewError, match="too few samples"):
+        testing.check_partition(Refuses)
