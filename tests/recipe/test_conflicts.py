@@ -102,7 +102,7 @@ FEDAVG = yaml.write({**GOOD, "method_args": {"method": "fedavg"}})
 @pytest.mark.parametrize("key", ["train_args.client_num_per_round", "comm_args.secure_threshold"])
 def test_sums_without_noise_are_over_all_clients(key):
     overrides = [f"{SUMS}=true", "train_args.client_num_in_total=5", f"{key}=4"]
-    what = "4 of 5 clients: sums over different clients can be compared, and reveal single clients"
+    what = "4 of 5 clients: sums over different clients can be compared, and reveal single ones"
     allowed = "5, noise (privacy_args.noise_multiplier), or no secure aggregation"
     assert only_line(FEDAVG, *overrides) == f"--set {key}: {what}; allowed: {allowed}"
     parse.parse(FEDAVG, overrides=[*overrides, f"{key}=5"])
