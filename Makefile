@@ -40,10 +40,11 @@ coverage: setup  ## the whole suite, and which lines it runs: half as long again
 test-fast: setup  ## all that needs no processes, browser or long training: 3 minutes on two idle cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-lint: setup  ## ruff, and mypy strict on both packages
+lint: setup  ## ruff, mypy strict on both packages, and the order of imports (import-linter)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 docs: setup  ## the documentation as a site, docs/_build/html; whatever it warns of is an error
 	$(BIN)/python -m sphinx -b html -E -W --keep-going -q docs docs/_build/html
