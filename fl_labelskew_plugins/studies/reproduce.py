@@ -13,10 +13,9 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, mistake
 
@@ -34,8 +33,6 @@ from fl_labelskew_plugins.studies import report
 
 SHARE = 0.8
 """Part of the time that is planned for at once: as rounds may get slower, what is left of it is planned for later."""
-PROBED = 2
-"""Rounds that a run has before more of them are planned: methods do more after the first."""
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Say = Callable[[str], None]
@@ -142,108 +139,53 @@ def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) 
         yield experiment
 
 
-class Cost(NamedTuple):
-    """What a run takes, in seconds: to start and to end, for a round, and for a test more."""
+def run_within(chosen: Sequence[Experiment], seeds: int, until: float, say: Say, *, quiet: bool) -> None:
+    """Bring every run to the same share of its rounds until a time, in seconds of :func:`time.monotonic`.
 
-    start: float
-    round: float
-    test: float = 0.0
+    Each run gets one round first, then another. What they took says what share of the rounds all runs can have in the
+    time that is left; this is planned again as long as there is time for another round of each.
 
-    @classmethod
-    def of(cls, timings: Iterable[Mapping[str, Any]], recipe: Recipe, start: float) -> Cost | None:
-        """That of runs of a recipe, by lines of their ``timings.jsonl``; None where no line says how long it took.
-
-        A first round, which warms up, counts only for what no later one tells.
-        """
-        lines = [(report.number(line, "round"), report.number(line, "seconds")) for line in timings]
-        known = [(int(at), seconds) for at, seconds in lines if at is not None and seconds is not None]
-        if not known:
-            return None
-        later = [(at, seconds) for at, seconds in known if at] or known
-        plain = [seconds for at, seconds in later if not recipe.tests(at, at + 1)]
-        tested = [[seconds for at, seconds in some if recipe.tests(at, at + 1)] for some in (later, known)]
-        with_test = statistics.fmean(tested[0] or tested[1] or plain)
-        if not plain:
-            return cls(start, with_test)
-        return cls(start, statistics.fmean(plain), max(0.0, with_test - statistics.fmean(plain)))
-
-    def seconds(self, recipe: Recipe, begin: int, end: int) -> float:
-        """From a start on, of the rounds from ``begin`` up to, but not including, ``end``; 0 where there are none."""
-        return self.start + self.round * (end - begin) + self.test * recipe.tests(begin, end) if end > begin else 0.0
-
-
-class Budget:
-    """A time in which every experiment gets as far as it can, all of them to the same share of their rounds.
-
-    A round of every run comes first, then another. What they took says how far all can get in what time is left, and
-    they go on to there; then again, as long as there is time for another round of each, and for starting the runs once
-    more. The runs stop when the time is up, ``seconds`` after ``begun``, of :func:`time.monotonic`.
+    Raises:
+        As :func:`run_all` does.
     """
+    runs = [(experiment, seed) for seed in range(seeds) for experiment in chosen]
+    for experiment, seed in runs:
+        held(experiment.path, experiment.settings(seed), experiment.folder(seed))
+        catalog.load("runtimes", experiment.recipe.comm.backend)  # imported here, it is no part of a run's start
+    took: dict[str, tuple[float, float]] = {}  # seconds of a start, and of a round
 
-    def __init__(self, seconds: float, begun: float) -> None:
-        self.seconds, self.begun, self.until = seconds, begun, begun + seconds
-        self.costs: dict[str, Cost] = {}
-        self.rounds, self.training = 0, 0.0
-
-    def spend(self, chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) -> None:
-        """Run the experiments with the seeds ``0 .. seeds - 1``, as far as they get; raises as :func:`run_all` does."""
-        runs = [(experiment, seed) for seed in range(seeds) for experiment in chosen]
+    def resume(targets: Mapping[str, int]) -> bool:
+        """Bring runs to so many rounds by the experiments' names; whether any got further."""
+        further = False
         for experiment, seed in runs:
-            held(experiment.path, experiment.settings(seed), experiment.folder(seed))
-            catalog.load("runtimes", experiment.recipe.comm.backend)  # imported here, it is no part of a run's start
-        while targets := self._targets(runs):
-            before = self.rounds
-            for experiment, seed in runs:
-                self._sit(experiment, seed, targets[experiment.name], say, quiet)
-            if self.rounds == before:  # too little time to start any of them
-                break
-        used, trained = f"{time.monotonic() - self.begun:.0f}", f"{self.training:.0f} s of it in rounds"
-        say(
-            f"budget: {used} of {self.seconds:.0f} s used, {trained} ({self.rounds} in all); the same command goes on, "
-            "with another --budget or without one to the end"
-        )
+            done, begun, target = experiment.done(seed), time.monotonic(), targets[experiment.name]
+            start = took.get(experiment.name, (0.0, 0.0))[0]
+            if done >= target or begun + start >= until:
+                continue
+            turn = f"{done + 1}" if target == done + 1 else f"{done + 1} to {target}"
+            say(f"{experiment.name}, seed {seed}: round {turn} of {experiment.rounds}, {clock(until - begun)} left")
+            folder, pause = experiment.folder(seed), Pause(target, until)
+            complete(experiment.path, experiment.settings(seed), folder, quiet=quiet, pause=pause)
+            if seconds := [float(line["seconds"]) for line in read_lines(folder.timings)[done:]]:
+                start = max(0.0, time.monotonic() - begun - sum(seconds))
+                took[experiment.name], further = (start, statistics.fmean(seconds)), True
+        return further
 
-    def _targets(self, runs: Sequence[tuple[Experiment, int]]) -> dict[str, int]:
-        """How many rounds the runs of each experiment are to have, by its name; empty, where that is no more."""
-        open_ = [(experiment, done) for experiment, seed in runs if (done := experiment.done(seed)) < experiment.rounds]
-        if not open_ or time.monotonic() >= self.until:
-            return {}
-        whole = {experiment.name: experiment.rounds for experiment, _ in runs}
-        if len(open_) == 1:
-            return whole
-        fewest = {name: min((done for other, done in open_ if other.name == name), default=0) for name in whole}
-        if any(experiment.name not in self.costs for experiment, _ in open_):
-            return {name: done + 1 for name, done in fewest.items()}
-        most = max(whole.values())
+    for first in (1, 2):
+        resume({experiment.name: min(first, experiment.rounds) for experiment in chosen})
+    most = max(experiment.rounds for experiment in chosen)
+    while time.monotonic() < until:
+        left = [(one, done) for one, seed in runs if (done := one.done(seed)) < one.rounds]
 
-        def seconds(n: int) -> float:
+        def seconds(n: int, left: Sequence[tuple[Experiment, int]] = left) -> float:
             """What it takes to give every run ``n / most`` of its rounds."""
-            return sum(
-                self.costs[experiment.name].seconds(experiment.recipe, done, experiment.rounds * n // most)
-                for experiment, done in open_
-            )
+            each = [(took.get(one.name, (0.0, 0.0)), one.rounds * n // most - done) for one, done in left]
+            return sum(start + each_round * rounds for (start, each_round), rounds in each if rounds > 0)
 
-        n = bisect.bisect_right(range(most + 1), SHARE * (self.until - time.monotonic()), key=seconds) - 1
-        targets = {name: rounds * n // most for name, rounds in whole.items()}
-        targets = {name: min(rounds, PROBED) if fewest[name] < PROBED else rounds for name, rounds in targets.items()}
-        return targets if any(targets[experiment.name] > done for experiment, done in open_) else {}
-
-    def _sit(self, experiment: Experiment, seed: int, rounds: int, say: Say, quiet: bool) -> None:
-        """Have one run go on to so many rounds, unless the time is too short even to start it."""
-        folder, begun, before = experiment.folder(seed), time.monotonic(), experiment.done(seed)
-        start = max((cost.start for cost in self.costs.values()), default=0.0)
-        if before >= rounds or begun + start >= self.until:
-            return
-        turn = f"{before + 1}" if rounds == before + 1 else f"{before + 1} to {rounds}"
-        say(f"{experiment.name}, seed {seed}: round {turn} of {experiment.rounds}, {clock(self.until - begun)} left")
-        pause = Pause(rounds, self.until)
-        complete(experiment.path, experiment.settings(seed), folder, quiet=quiet, pause=pause)
-        lines = read_lines(folder.timings)[before:]
-        training = sum(float(line["seconds"]) for line in lines)
-        start = max(0.0, time.monotonic() - begun - training)
-        if cost := Cost.of(lines, experiment.recipe, start):
-            self.costs[experiment.name] = cost
-            self.rounds, self.training = self.rounds + len(lines), self.training + training
+        n = bisect.bisect_right(range(most + 1), SHARE * (until - time.monotonic()), key=seconds) - 1
+        n = most if len(left) == 1 else n
+        if not resume({experiment.name: experiment.rounds * n // most for experiment in chosen}):
+            break
 
 
 def held(path: Path, settings: Sequence[str], folder: RunFolder) -> str | None:

@@ -82,7 +82,7 @@ def run_all(
     left = [run for run in planned if states[run.name] != "done"]
     left.sort(key=lambda run: states[run.name] is None)  # what was begun comes first
     slots = jobs or default_jobs(planned)
-    bound = SHARE * free_memory() if memory is None else memory * 1e9
+    bound = memory_bound(memory)
     begun = sum(state == "begun" for state in states.values())
     say(
         f"{counted(len(planned), 'run')}: {len(planned) - len(left)} finished, {begun} to resume; at most {slots} "
@@ -121,6 +121,11 @@ def default_jobs(planned: Sequence[Planned]) -> int:
     if gpus := _gpus(planned):
         return len(gpus)
     return max(1, available_cores() // _threads(planned))
+
+
+def memory_bound(memory: float | None) -> float:
+    """Bytes that all runs together may take: of so many GB, or :data:`SHARE` of what is free."""
+    return SHARE * free_memory() if memory is None else memory * 1e9
 
 
 @dataclass

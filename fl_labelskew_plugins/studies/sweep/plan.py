@@ -343,7 +343,7 @@ def of_experiments(experiments: Sequence[Experiment], seeds: int) -> list[Planne
 
 
 def pick(planned: Sequence[Planned], where: str, text: str) -> list[Planned]:
-    """Those of some numbers, such as ``3`` or ``4-7,9``; ``where`` the text comes from, for a mistake.
+    """Those of some numbers, such as ``3`` or ``4-7,9``; ``where``: the option or variable with the text.
 
     Raises:
         LabelSkewError: it is no list of numbers, or there are fewer combinations.
@@ -359,23 +359,6 @@ def pick(planned: Sequence[Planned], where: str, text: str) -> list[Planned]:
             raise mistake(where, f"there is no task {last}", use)
         numbers |= dict.fromkeys(range(first, last + 1))
     return [planned[number] for number in numbers]
-
-
-def listed(planned: Sequence[Planned], file: Path) -> list[Planned]:
-    """Those that a file lists, one or some to a line; what follows a ``#`` is a comment.
-
-    Raises:
-        LabelSkewError: the file cannot be read, or holds something else, or nothing.
-    """
-    try:
-        lines = yaml.text_of(file).splitlines()
-    except yaml.YamlError as error:
-        raise LabelSkewError(f"--tasks-file {file}: {error}") from None
-    numbered = [(number, text) for number, line in enumerate(lines, 1) if (text := line.partition("#")[0].strip())]
-    if not numbered:
-        raise mistake(f"--tasks-file {file}", "lists no task", "a line for each, such as 3 or 4-7")
-    runs = [run for number, text in numbered for run in pick(planned, f"--tasks-file {file}: line {number}", text)]
-    return list({run.number: run for run in runs}.values())
 
 
 def missing(planned: Sequence[Planned]) -> list[str]:

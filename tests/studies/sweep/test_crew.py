@@ -92,8 +92,6 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
     file, out = write(), tmp_path / "out"
     command = ["sweep", file, "--out", out, "--jobs", "2", "--set", "train_args.comm_round=60"]
     names = ["fedavg-seed0", "fedavg-seed1", "fedlc-seed0"]
-    assert "3 runs: 3 not begun; nothing was run" in call(*command, "--dry-run", "--no-probe").output
-    assert not out.exists()
 
     def interrupt():
         until = time.monotonic() + 90
@@ -108,7 +106,7 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
     begun = out / names[0]
     checkpoint = begun / "checkpoint" / "latest.safetensors"
     assert 5 <= rounds(begun) < 60
-    assert re.search(rf"^0 +{names[0]} +stopped$", call(*command, "--dry-run", "--no-probe").output, re.MULTILINE)
+    assert re.search(rf"^{names[0]} +stopped ", call("status", out).output, re.MULTILINE)
 
     good = checkpoint.read_bytes()
     checkpoint.write_bytes(b"junk")
