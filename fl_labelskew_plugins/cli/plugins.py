@@ -96,7 +96,7 @@ def _accuracies(name: str) -> list[str]:
             kept = [i for i, column in enumerate(head) if "own splits" not in column]
             table_ = [[row[i] for i in kept] for row in table_]
         lines += ["", f"Our accuracy in %: {setting}"]
-        lines.append(table.plain(*table.aligned(table_[0], table_[1:], 2), wrap=False))
+        lines.append(table.plain(table_[0], table_[1:], words=2))
     legend = "P10C2: 10 clients of 2 classes each; own splits: each client's model on its own test split. "
     legend += "Commands and more numbers: docs/results.md"
     return [*lines, "", wrapped(legend)] if lines else []

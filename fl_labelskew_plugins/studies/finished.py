@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -55,8 +54,7 @@ class Run:
         partition: likewise, of who held which samples with this seed.
         personal: whether its method keeps a model for each client.
         names: ``setting`` and ``label``, as far as a sweep has named them.
-        confusion: ``(C, C)``, of the final model; empty for a run that is not finished, or of an earlier version.
-        clients: likewise, those that the global model was tested on one by one.
+        clients: those that the global model was tested on one by one; empty for a run that is not finished.
     """
 
     name: str
@@ -68,7 +66,6 @@ class Run:
     personal: bool = False
     class_names: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
-    confusion: Sequence[Sequence[int]] = ()
     clients: Sequence[Client] = ()
 
     @property
@@ -182,7 +179,7 @@ def read(folder: Path) -> Run:
     if not isinstance(recipe, dict) or not all(isinstance(keys, dict) for keys in recipe.values()):
         raise LabelSkewError(f"{folder}: no run: recipe.yaml holds no recipe")
     described = _described(folder)
-    run = Run(str(folder), recipe, lines, timings, *described, confusion=_confusion(folder), clients=_clients(folder))
+    run = Run(str(folder), recipe, lines, timings, *described, clients=_clients(folder))
     for line in run.tests:
         if number(line, run.measure.key) is None or not isinstance(line.get("round"), int):
             raise LabelSkewError(f"{folder}: no run: metrics.jsonl has a test without round and accuracy")
@@ -209,18 +206,6 @@ def _described(folder: Path) -> tuple[str | None, str | None, bool, Sequence[str
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         names = []
     return data, partition, bool(facts.get("personal_models", (folder / "clients").is_dir())), names
-
-
-def _confusion(folder: Path) -> Sequence[Sequence[int]]:
-    """What a run's ``confusion.csv`` holds; nothing if it is missing or was changed."""
-    try:
-        with (folder / "confusion.csv").open(encoding="utf-8", newline="") as file:
-            _, *rows = csv.reader(file)
-        matrix = [[int(number) for number in row[1:]] for row in rows]
-    except (OSError, ValueError, csv.Error):
-        return ()
-    valid = all(len(row) == len(matrix) and all(0 <= number < 2**53 for number in row) for row in matrix)
-    return matrix if valid else ()
 
 
 def _clients(folder: Path) -> Sequence[Client]:

@@ -21,14 +21,15 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, mistake
 
+from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import unknown
 from fl_labelskew_plugins.runs.measure import GLOBAL, MEASURES, NAMED
-from fl_labelskew_plugins.studies import paired
 from fl_labelskew_plugins.studies.finished import PLACES, Run, flat, grouped, number, read_all, same
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ NAMES = {
 """Column to its key in a recipe, and what stands there without one."""
 SCENE = ("data_args.", "partition_args.")
 """What keys that make a setting begin with."""
-DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs", "seeds needed"]
+DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs"]
 """Columns that compare a row with the baseline."""
 CHOSEN = (("label", "method", "optimizer"), ("setting", "place", "partition"), ("data",))
 """Columns whose names choose rows: of each kind the nearest first."""
@@ -73,8 +74,7 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
     - own tests, worst client, spread: likewise, of the global model on the clients' own test splits, as far as they are
       known: mean over the clients, the worst of a round, and std over the clients.
     - difference, difference_low, difference_high, pairs: of accuracy from the baseline's in this setting, mean over the
-      seeds that both have, with its 95 % interval, and how many these are; see :mod:`.paired`.
-    - seeds needed: to see a difference of this size; infinity for more than anybody runs.
+      seeds that both have, with its 95 % interval, and how many these are; see :func:`interval`.
     - rank: by mean accuracy among the rows of this setting, from 1; of whole runs alone.
     - rounds to baseline, speedup, not within: the first round, from 1, in which the mean over the seeds reaches the
       baseline's best, and the baseline's in relation to it; or the last round, where that is never.
@@ -328,8 +328,25 @@ def _difference(runs: Sequence[Run], others: Sequence[Run], last: int) -> Sequen
     differences = [round(value - theirs[seed], 9) for seed, value in ours.items() if seed in theirs]
     if not differences:
         return [math.nan] * len(DIFFERENCE)
-    middle, needed = statistics.fmean(differences), paired.seeds_needed(differences)
-    return middle, *paired.interval(differences), len(differences), needed
+    return statistics.fmean(differences), *interval(differences), len(differences)
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float]:
+    r"""The 95 % interval around their mean, :math:`\bar d \pm t_{0.975, n-1} s / \sqrt n`; NaN if all are equal.
+
+    Student, "The probable error of a mean", Biometrika 6, 1908.
+
+    >>> low, high = interval([1.0, 2.0, 3.0])  # 2 ± 4.303 * 1 / sqrt(3)
+    >>> round(low, 3), round(high, 3)
+    (-0.484, 4.484)
+    """
+    n = len(differences)
+    if len(set(differences)) < 2:  # what does not vary is no sample of anything
+        return math.nan, math.nan
+    from scipy.stats import t
+
+    middle, half = statistics.fmean(differences), float(t.ppf(0.975, n - 1)) * statistics.stdev(differences) / n**0.5
+    return middle - half, middle + half
 
 
 def _apart(a: Mapping[str, str], b: Mapping[str, str]) -> int:
@@ -401,6 +418,13 @@ def curves(frame: DataFrame) -> dict[str, dict[str, Curve]]:
         for round_, values in row["curve"].items():
             names.setdefault(row["label"], {}).setdefault(round_, []).extend(values)
     return settings
+
+
+def plot(frame: DataFrame, path: Path, width: float | None = None) -> None:
+    """Draw the rows' accuracies over the rounds, see :func:`.plots.compare`."""
+    of_clients = frame["test"].nunique() == 1 and frame["test"][0] != NAMED[GLOBAL].name
+    tested = frame["test"][0] if of_clients else ""  # of several, names of settings say it
+    plots.compare(curves(frame), path, methods=methods(frame), width=width, tested=tested)
 
 
 def tested_on(frame: DataFrame) -> str:

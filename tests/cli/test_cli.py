@@ -369,13 +369,13 @@ def test_report_writes_a_page_and_a_picture_as_a_whole(tmp_path):
     run = folder(tmp_path / "a", resolved(), [0.5])
     call("report", run, "--html", tmp_path / "r.html", "--plot", tmp_path / "r.png", "--last", "1")
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
-    call("report", run, "--plot", tmp_path / "r.SVG", "--size", "icml")
+    call("report", run, "--plot", tmp_path / "r.SVG", "--width", 3.25)
     assert {file.name for file in tmp_path.iterdir()} == {"a", "r.html", "r.png", "r.SVG"}
     assert 'width="234pt"' in (tmp_path / "r.SVG").read_text()
     assert errors("report", run, "--plot", "r.jpg") == [
         "--plot r.jpg: no such kind of picture; use a name that ends in .png or .pdf or .svg"
     ]
-    assert errors("report", run, "--size", "icml") == ["--size icml: there is no picture; use it with --plot FILE"]
+    assert errors("report", run, "--width", "3") == ["--width 3.0: there is no picture; use it with --plot FILE"]
     assert errors("report", run, "--html", tmp_path / "no" / "r.html") == [
         f"{tmp_path / 'no' / 'r.html'}: cannot be written: No such file or directory"
     ]
