@@ -253,7 +253,7 @@ class Crew:
         self.left -= 1
         self.took.append(seconds)
         if code:
-            words = _last_words(run.log) or sent or how_it_ended("the run", code)
+            words = last_words(run.log) or sent or how_it_ended("the run", code)
             self.failed.append(f"{run.name}: {words}")
             result = f"failed: {words}"
         else:
@@ -309,7 +309,7 @@ def _tidy(file: Path) -> None:
             file.unlink()
 
 
-def _last_words(file: Path) -> str:
+def last_words(file: Path) -> str:
     """What a run that failed said last: its mistake, or the last line of a traceback and where the rest is."""
     with contextlib.suppress(OSError):
         lines = [line for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]

@@ -221,11 +221,11 @@ def test_why_a_run_failed_is_told_where_no_log_can_be_written(write, tmp_path):
 
 def test_the_last_words_of_a_run(tmp_path):
     log = tmp_path / "log.txt"
-    assert crew._last_words(log) == ""
+    assert crew.last_words(log) == ""
     log.write_text("warning: x\nerror: one\nerror: two\n")
-    assert crew._last_words(log) == "one; two"
+    assert crew.last_words(log) == "one; two"
     log.write_text("Traceback (most recent call last):\n  a\nZeroDivisionError: b\n")
-    assert crew._last_words(log) == f"ZeroDivisionError: b (all of it: {log})"
+    assert crew.last_words(log) == f"ZeroDivisionError: b (all of it: {log})"
 
 
 @pytest.mark.slow
