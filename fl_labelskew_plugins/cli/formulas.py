@@ -143,8 +143,8 @@ def shown(docstring: str | None, width: int) -> list[str]:
         lines.append("")
         if part.kind == "math":
             for formula in plain(part.text).split("\n"):
-                indent = {"initial_indent": " " * 4, "subsequent_indent": " " * 8}
-                lines += textwrap.wrap(formula, width, break_long_words=False, break_on_hyphens=False, **indent)
+                short = textwrap.wrap(formula, width - 8, break_long_words=False, break_on_hyphens=False)
+                lines += [" " * (8 if number else 4) + line for number, line in enumerate(short)]
         elif re.search(r"^(?:\s|[-*] )", part.text, re.MULTILINE):  # a list, or a section of arguments
             lines += part.text.splitlines()
         else:

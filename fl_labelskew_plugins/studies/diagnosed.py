@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from fl_labelskew_plugins.diagnostics.points import Points
-    from fl_labelskew_plugins.studies.finished import Run
+    from fl_labelskew_plugins.studies.finished import FinishedRun
 
 HEATMAP = "label_heatmap"
 """The one that needs no recording: every run keeps its partition."""
@@ -105,7 +105,7 @@ def _reading(file: Path) -> Iterator[None]:
         raise LabelSkewError(f"{clean(file)}: cannot be read: {clean(reason)}") from None
 
 
-def _partition(run: Run) -> NDArray[np.int64]:
+def _partition(run: FinishedRun) -> NDArray[np.int64]:
     """Training samples ``(K, C)`` of a run's clients."""
     with _reading(file := Path(run.name) / "partition.json"):
         counts = np.array(json.loads(file.read_text(encoding="utf-8"))["counts"], np.int64)
@@ -114,7 +114,7 @@ def _partition(run: Run) -> NDArray[np.int64]:
     return counts
 
 
-def _class_names(run: Run, classes: int) -> list[str]:
+def _class_names(run: FinishedRun, classes: int) -> list[str]:
     known = run.class_names if len(run.class_names) == classes else range(classes)
     return [clean(name, 40) for name in known]
 

@@ -43,7 +43,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """What one run left behind in the folder ``name``.
 
     Args:
@@ -159,7 +159,7 @@ def _below(path: Path) -> Iterator[Path]:
             yield Path(here)
 
 
-def read(folder: Path) -> Run:
+def read(folder: Path) -> FinishedRun:
     """The run in a folder.
 
     Raises:
@@ -179,7 +179,7 @@ def read(folder: Path) -> Run:
     if not isinstance(recipe, dict) or not all(isinstance(keys, dict) for keys in recipe.values()):
         raise LabelSkewError(f"{folder}: no run: recipe.yaml holds no recipe")
     described = _described(folder)
-    run = Run(str(folder), recipe, lines, timings, *described, clients=_clients(folder))
+    run = FinishedRun(str(folder), recipe, lines, timings, *described, clients=_clients(folder))
     for line in run.tests:
         if number(line, run.measure.key) is None or not isinstance(line.get("round"), int):
             raise LabelSkewError(f"{folder}: no run: metrics.jsonl has a test without round and accuracy")
@@ -192,10 +192,7 @@ def read(folder: Path) -> Run:
 
 
 def _described(folder: Path) -> tuple[str | None, str | None, bool, Sequence[str]]:
-    """What a run's environment.json tells: what its data and its partition are, personal models, class names.
-
-    Older runs do not tell of their models; these lie in ``clients/``, except for FLDA, which writes none.
-    """
+    """What a run's environment.json says: hashes of its data and its partition, personal models, class names."""
     try:
         facts = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -205,7 +202,7 @@ def _described(folder: Path) -> tuple[str | None, str | None, bool, Sequence[str
     names = facts.get("class_names")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         names = []
-    return data, partition, bool(facts.get("personal_models", (folder / "clients").is_dir())), names
+    return data, partition, bool(facts.get("personal_models")), names
 
 
 def _clients(folder: Path) -> Sequence[Client]:
@@ -235,7 +232,7 @@ def _is_name(run: str) -> bool:
     return run not in ("", "..") and Path(run).name == run and len(run) < 256 and run.isprintable()
 
 
-def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
+def read_all(paths: Iterable[Path]) -> tuple[list[FinishedRun], list[str]]:
     """The runs that can be read, and a line for each folder that cannot."""
     runs, missing = [], []
     sweeps: dict[Path, dict[str, dict[str, str]]] = {}
@@ -260,12 +257,12 @@ def flat(recipe: Resolved) -> dict[str, Any]:
     }
 
 
-def same(a: Run, b: Run) -> bool:
+def same(a: FinishedRun, b: FinishedRun) -> bool:
     """Whether two runs are one experiment, their seeds apart: the same settings on the same data."""
     return flat(a.recipe) == flat(b.recipe) and _same_data(a, b)
 
 
-def _same_data(a: Run, b: Run) -> bool:
+def _same_data(a: FinishedRun, b: FinishedRun) -> bool:
     """Whether runs with the same settings had the same data, as far as they have written that down.
 
     Earlier versions did not: with the same seed, another partition shows other data.
@@ -275,10 +272,10 @@ def _same_data(a: Run, b: Run) -> bool:
     return a.seed != b.seed or a.partition == b.partition or None in (a.partition, b.partition)
 
 
-def grouped(runs: Sequence[Run]) -> list[list[Run]]:
+def grouped(runs: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
     """Runs that are the :func:`same` but for their seed, together and each seed once; in the order of their first."""
-    groups: list[dict[str, Run]] = []
-    alike: dict[str, list[dict[str, Run]]] = {}
+    groups: list[dict[str, FinishedRun]] = []
+    alike: dict[str, list[dict[str, FinishedRun]]] = {}
     for run in runs:
         near = alike.setdefault(json.dumps([run.measure.key, flat(run.recipe)], sort_keys=True), [])
         group = next((group for group in near if all(_same_data(run, other) for other in group.values())), None)

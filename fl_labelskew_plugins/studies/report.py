@@ -30,12 +30,12 @@ from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import unknown
 from fl_labelskew_plugins.runs.measure import GLOBAL, MEASURES, NAMED
-from fl_labelskew_plugins.studies.finished import PLACES, Run, flat, grouped, number, read_all, same
+from fl_labelskew_plugins.studies.finished import PLACES, FinishedRun, flat, grouped, number, read_all, same
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Run", "curves", "flat", "grouped", "notes", "number", "read_all", "rows", "same"]
+__all__ = ["FinishedRun", "curves", "flat", "grouped", "notes", "number", "read_all", "rows", "same"]
 
 Curve = dict[int, list[float]]
 """Round, counted from 1, to the accuracy of each seed."""
@@ -57,7 +57,7 @@ CHOSEN = (("label", "method", "optimizer"), ("setting", "place", "partition"), (
 """Columns whose names choose rows: of each kind the nearest first."""
 
 
-def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -> DataFrame:
+def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fedavg") -> DataFrame:
     """A row for each group: the columns of :data:`.printed.FORMS`, NaN where there is nothing, and what they come from.
 
     - method, optimizer, data, partition: their names; of several methods in a row, with + between them; a partition's
@@ -159,7 +159,7 @@ def _measure(frame: DataFrame, last: int) -> None:
     frame[["peak MB", "peak GPU MB"]] = took[["peak MB", "peak GPU MB"]].max()
 
 
-def _data(runs: Sequence[Run]) -> list[dict[str, str]]:
+def _data(runs: Sequence[FinishedRun]) -> list[dict[str, str]]:
     """Of each run a key that tells its data from others under the same settings of data and partition, if need be.
 
     That is the data's folder, or where a folder had other data at another time, the start of the data's fingerprint.
@@ -214,7 +214,7 @@ def ends(counts: Sequence[int]) -> str:
     return "-".join(map(str, dict.fromkeys((min(counts), max(counts)))))
 
 
-def _curve(runs: Iterable[Run]) -> Curve:
+def _curve(runs: Iterable[FinishedRun]) -> Curve:
     curve: Curve = {}
     for run in runs:
         for line in run.tests:
@@ -319,7 +319,7 @@ def _compare(frame: DataFrame, baseline: str, last: int) -> None:
             frame.loc[row, ["rounds to baseline", "speedup"]] = first, theirs / first
 
 
-def _difference(runs: Sequence[Run], others: Sequence[Run], last: int) -> Sequence[float]:
+def _difference(runs: Sequence[FinishedRun], others: Sequence[FinishedRun], last: int) -> Sequence[float]:
     """The numbers of :data:`DIFFERENCE`, over the seeds that both have."""
     ours, theirs = (
         {run.seed: 100 * value for run in row if (value := run.accuracy(last)) is not None} for row in (runs, others)
@@ -390,7 +390,7 @@ def names_in(frame: DataFrame, *columns: str) -> list[str]:
     return [f"'{name}'" if "," in name else name for name in names]
 
 
-def notes(frame: DataFrame, runs: Iterable[Run]) -> list[str]:
+def notes(frame: DataFrame, runs: Iterable[FinishedRun]) -> list[str]:
     """A line for each of ``runs`` that its row does not count, or that is not whole, and one on several measures."""
     counted = [run for runs in frame["runs"] for run in runs]
     lines = [note for run in runs if (note := _note(run, counted))]
@@ -399,7 +399,7 @@ def notes(frame: DataFrame, runs: Iterable[Run]) -> list[str]:
     return lines
 
 
-def _note(run: Run, counted: Sequence[Run]) -> str:
+def _note(run: FinishedRun, counted: Sequence[FinishedRun]) -> str:
     shown = any(run is other for other in counted)
     if not run.whole:
         what = "shown without a rank" if shown else "left out of its row"

@@ -275,7 +275,7 @@ def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
     begun = [seed for seed in range(seeds) if experiment.done(seed)]
     rounds = min(map(experiment.done, begun), default=0)
     folders = [experiment.folder(seed) for seed in begun]
-    runs = [report.Run(str(folder.path), {}, read_lines(folder.metrics)[:rounds]) for folder in folders]
+    runs = [report.FinishedRun(str(folder.path), {}, read_lines(folder.metrics)[:rounds]) for folder in folders]
     cut, real = rounds < experiment.whole, not made_up(experiment.recipe)
     seconds = sum(map(_seconds, folders))
     last = [f"{rounds} of {experiment.whole}", str(len(runs)), "; ".join(experiment.deviations), f"{seconds:.0f}"]
@@ -309,7 +309,7 @@ def tail(experiment: Experiment, rounds: int) -> int:
     return max(1, round(experiment.recipe.validation.last_rounds * min(1.0, rounds / experiment.whole)))
 
 
-def measured(run: report.Run, number: Expected, experiment: Experiment, rounds: int) -> float | None:
+def measured(run: report.FinishedRun, number: Expected, experiment: Experiment, rounds: int) -> float | None:
     """What a run has for an expected number, in its unit; None where it has nothing."""
     if number.measure == "rounds_to":
         assert number.target is not None  # Expected has checked it

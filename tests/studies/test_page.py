@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from run_folders import resolved
 
 from fl_labelskew_plugins.studies import page, report
-from fl_labelskew_plugins.studies.finished import Client, Run, grouped
+from fl_labelskew_plugins.studies.finished import Client, FinishedRun, grouped
 
 NASTY = "\"><img src=x onerror=\"throw 'bad'\"><script>throw 'bad'</script>&amp;'`\\"
 VOID = ("meta", "img", "br")
@@ -20,7 +20,7 @@ def run(method, seed, accuracies, partition="pcdd", optimizer="FedAvg", recall=(
         for r, a in enumerate(accuracies)
     ]
     timings = [{"round": r, "seconds": seconds, "peak_mb": 500} for r in range(len(accuracies))]
-    return Run("x", resolved(seed, method, partition, optimizer), metrics, timings)
+    return FinishedRun("x", resolved(seed, method, partition, optimizer), metrics, timings)
 
 
 def rendered(runs, last=1):
@@ -91,7 +91,7 @@ def test_classes_have_the_names_of_the_data():
 def test_clients_have_names_samples_and_accuracies():
     metrics = [{"round": 0, "client_accuracy_mean": 0.75}]
     clients = [[Client("<b>north", 40.0, 12.0, north), Client("south", 50.0, None, None)] for north in (0.5, 0.75)]
-    runs = [Run("x", resolved(seed), metrics, clients=known) for seed, known in enumerate(clients)]
+    runs = [FinishedRun("x", resolved(seed), metrics, clients=known) for seed, known in enumerate(clients)]
     text = rendered(runs)
     assert "on clients&#39; own test splits, mean over the clients" in text
     assert '<th scope="col">test samples</th><th scope="col">seed 0</th><th scope="col">seed 1</th>' in text
@@ -109,7 +109,7 @@ def test_settings_are_shown_once_if_they_are_shared():
 
 
 def test_one_run_of_one_round_without_anything_else_is_a_page():
-    bare = Run("x", {"method_args": {"method": "fedavg"}}, [{"round": 0, "accuracy": 0.5}])
+    bare = FinishedRun("x", {"method_args": {"method": "fedavg"}}, [{"round": 0, "accuracy": 0.5}])
     found = Balance(rendered([bare]))
     assert (found.open, found.wrong) == ([], [])
     assert "Accuracy of each class" not in rendered([bare])

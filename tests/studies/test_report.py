@@ -115,13 +115,12 @@ def test_local_models_are_called_so_and_not_compared(tmp_path):
         "lc": ("fedlc", 0.98, '{"personal_models": false}'),
         "map": ("map", 0.9, '{"personal_models": true}'),
         "rod": ("fedrod", 0.8, '{"personal_models": true}'),
-        "old": ("fedphp", 0.7, "{}"),  # older folders do not tell, but keep the models
+        "php": ("fedphp", 0.7, '{"personal_models": true}'),
         "half": ("fedrs", 0.95, "{"),
     }
     for name, (method, personal, environment) in runs.items():
         path = folder(tmp_path / name, resolved(0, method), [0.5], personal=personal)
         (path / "environment.json").write_text(environment)
-    (tmp_path / "old" / "clients").mkdir()
     found = rows_of(*(tmp_path / name for name in runs))
     texts, marks = printed.texts(found), printed.marks(found)
     assert texts["personalised"].tolist() == ["-", "-", "90.00", "80.00", "70.00", "-"]

@@ -83,7 +83,7 @@ def test_fewer_rounds_are_better(values, word):
 def test_what_a_run_has_for_each_measure(file, tmp_path):
     (experiment,) = reproduce.experiments({"one": file}, [], tmp_path)
     accuracies = [0.1, 0.5, 0.9, 0.6, 0.7, 0.8]
-    run = report.Run(
+    run = report.FinishedRun(
         "r", {}, [{"round": r, "accuracy": a, "balanced_accuracy": a / 2} for r, a in enumerate(accuracies)]
     )
     assert reproduce.measured(run, number(), experiment, 6) == pytest.approx(75)  # the last 4

@@ -54,7 +54,7 @@ class SweepFile(Params):
     skip: list[list[str]] = Field([], description="combinations to leave out, by names as in a run's folder")
 
 
-class Choice(NamedTuple):
+class AxisValue(NamedTuple):
     """One value of an axis: what a run's name says of it, its ``section.key=value`` overrides, and who named it."""
 
     label: str
@@ -205,7 +205,7 @@ def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
 
 def _twins(path: Path, planned: Sequence[Planned]) -> list[str]:
     """Combinations that a report would count once, since they are the same experiment with the same seed."""
-    runs = [report.Run(run.name, run.recipe.resolved(), (), data=_place(run.recipe)) for run in planned]
+    runs = [report.FinishedRun(run.name, run.recipe.resolved(), (), data=_place(run.recipe)) for run in planned]
     counted = [run for group in report.grouped(runs) for run in group]
     known = {run.name for run in counted}
     wrong = []
@@ -254,13 +254,13 @@ def _key(override: str) -> str:
     return override.partition("=")[0].strip()
 
 
-def _axis(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[Choice]:
+def _axis(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[AxisValue]:
     """A named axis, ``name: settings``, or a plain one, ``section.key: [values]``."""
     if len(raw) == 1 and isinstance(values := next(iter(raw.values())), list):
         (key,) = raw
         if "." not in key or not values:
             wrong.append(f"{place}: {key}: allowed: section.key with at least one value")
-        return [Choice(_label(key, value), (_override(key, value),), named=False) for value in values]
+        return [AxisValue(_label(key, value), (_override(key, value),), named=False) for value in values]
     choices = []
     for name, settings in raw.items():
         if not LABEL.fullmatch(name):
@@ -269,7 +269,7 @@ def _axis(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[Choice]:
             allowed = "allowed: name: {settings}, or one section.key: [values]"
             wrong.append(f"{place}: {name}: {mistakes.show(settings)} is no mapping of settings; {allowed}")
         else:
-            choices.append(Choice(name, tuple(_settings(f"{place}: {name}", settings or {}, wrong))))
+            choices.append(AxisValue(name, tuple(_settings(f"{place}: {name}", settings or {}, wrong))))
     if not raw:
         wrong.append(f"{place}: empty; give at least one value")
     return choices
@@ -281,7 +281,7 @@ def _label(key: str, value: Any) -> str:
     return ("seed" if name == "random_seed" else name) + re.sub(r"[^A-Za-z0-9._+-]+", "_", text).strip("_")
 
 
-def _kind(axis: Sequence[Choice]) -> str | None:
+def _kind(axis: Sequence[AxisValue]) -> str | None:
     """Which of a report's names an axis is part of: ``setting`` where any value chooses data or partition."""
     keys = {_key(setting) for choice in axis for setting in choice.settings}
     if any(key.startswith(report.SCENE) for key in keys):
@@ -289,7 +289,7 @@ def _kind(axis: Sequence[Choice]) -> str | None:
     return "label" if keys - {finished.SEED} else None
 
 
-def _names(kinds: Sequence[str | None], choices: Sequence[Choice]) -> dict[str, str]:
+def _names(kinds: Sequence[str | None], choices: Sequence[AxisValue]) -> dict[str, str]:
     """What a report calls a combination; keys and values say more than the names of plain axes alone."""
     names = {}
     for kind in ("setting", "label"):
@@ -299,7 +299,7 @@ def _names(kinds: Sequence[str | None], choices: Sequence[Choice]) -> dict[str, 
     return names
 
 
-def _same_key(path: Path, axes: Sequence[Sequence[Choice]], overrides: Sequence[str], wrong: list[str]) -> None:
+def _same_key(path: Path, axes: Sequence[Sequence[AxisValue]], overrides: Sequence[str], wrong: list[str]) -> None:
     """A key that two axes set: the second would undo what the first one's name says."""
     by_axis = [{_key(setting) for choice in axis for setting in choice.settings} for axis in axes]
     for (i, a), (j, b) in itertools.combinations(enumerate(by_axis, 1), 2):

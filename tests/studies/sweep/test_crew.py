@@ -21,7 +21,7 @@ from fl_labelskew_plugins.studies.sweep import crew, plan
 def at_work(planned, slots, bound):
     """The first run is under way."""
     made = crew.Crew(planned, planned[1:], slots, bound, print)
-    made.running.append(crew.Job(planned[0], None, 0, None))
+    made.running.append(crew.RunProcess(planned[0], None, 0))
     return made
 
 
@@ -195,28 +195,6 @@ def processes_of(group):
     """The processes of a group; those that have ended and that nobody has asked for do not count."""
     stats = [file.read_text().rpartition(")")[2].split() for file in Path("/proc").glob("[0-9]*/stat") if file.exists()]
     return [fields for fields in stats if int(fields[2]) == group and fields[0] != "Z"]
-
-
-@pytest.mark.slow
-def test_why_a_run_failed_is_told_where_no_log_can_be_written(write, tmp_path):
-    out = tmp_path / "out"
-    (out / "one").mkdir(parents=True)
-    (out / "one" / "junk").touch()
-    (out / "_logs").symlink_to("/proc")  # where nobody makes files
-    reason = f"run directory {out / 'one'} is not empty; use a new or empty folder, or --resume {out / 'one'}"
-    failed = call("sweep", write("base: base.yaml\ngrid: [{one: {}}]"), "--out", out, code=1)
-    assert f"failed: one: {reason}\n" in failed.stderr
-
-    context = multiprocessing.get_context("forkserver")
-    words, theirs = context.Pipe(duplex=False)
-    arguments = (tmp_path / "base.yaml", (), out / "one", Path("/dev/full"), theirs, None, None)
-    process = context.Process(target=crew._work, args=arguments)
-    process.start()
-    theirs.close()
-    process.join(60)
-    assert process.exitcode
-    assert crew._received(words) == reason
-    assert crew._received(words) == ""
 
 
 def test_the_last_words_of_a_run(tmp_path):
