@@ -12,7 +12,6 @@ import click
 from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.machine.text import counted
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.studies.sweep.plan import Planned
@@ -69,10 +68,10 @@ def forecast(
             failed += crew.run_all(
                 [run], jobs=1, memory=None, say=lambda line: None, host=host, pause=cost.probe(until)
             )
-    kinds = cost.kinds(planned, failed)
+    kinds = cost.kinds(planned)
     click.echo(table.plain(cost.HEAD, [kind.row() for kind in kinds]))
     for line in cost.totals(kinds, out=out, jobs=jobs, free=free):
         click.echo(line)
     if failed:
-        raise RunError(f"{counted(len(failed), 'run')} could not be started; the same command tries again")
+        raise RunError("; ".join(failed))
     return cost.seconds(kinds, 1)

@@ -67,13 +67,11 @@ class RunKind:
         runs: all of them.
         left: missing rounds of each run that is not done; a run may have all rounds and be killed before its summary.
         estimate: None if no run has recorded a round or batches.
-        failure: why a run of this kind could not be started; empty if none failed.
     """
 
     runs: tuple[Planned, ...]
     left: tuple[int, ...]
     estimate: Estimate | None
-    failure: str = ""
 
     @property
     def seconds(self) -> list[float]:
@@ -84,25 +82,23 @@ class RunKind:
         """Its row under :data:`HEAD`."""
         head = [self.runs[0].name, str(len(self.runs)), str(sum(self.left))]
         if self.estimate is None:
-            return [*head, *["?"] * 4, f"failed: {self.failure}" if self.failure else "nothing yet"]
+            return [*head, *["?"] * 4, "nothing yet"]
         memory = _text(self.estimate.memory) + (f", GPU {_text(self.estimate.gpu)}" if self.estimate.gpu else "")
         memory += "" if self.runs[0].recipe.comm.in_process else " (server)"
         times = f"{self.estimate.round:.3g}", clock(sum(self.seconds))
         return [*head, *times, memory, _text(self.estimate.disk), self.estimate.source]
 
 
-def kinds(planned: Sequence[Planned], failed: Sequence[str] = ()) -> list[RunKind]:
-    """All kinds of these runs, by what their folders hold now; ``failed``: ``name: reason`` each."""
+def kinds(planned: Sequence[Planned]) -> list[RunKind]:
+    """All kinds of these runs, by what their folders contain now."""
     groups: dict[str, list[Planned]] = {}
     for run in planned:
         groups.setdefault(_kind(run.recipe), []).append(run)
     made = []
     for runs in groups.values():
         left = [run.recipe.train.comm_round - rounds_done(run) for run in runs if not run.folder.summary.exists()]
-        parts = [line.partition(f"{run.name}: ") for run in runs for line in failed]
-        reasons = [reason for before, name, reason in parts if name and not before]
         estimate = _estimate(max(runs, key=rounds_done)) or next(filter(None, map(_estimate, runs)), None)
-        made.append(RunKind(tuple(runs), tuple(left), estimate, "".join(reasons[:1])))
+        made.append(RunKind(tuple(runs), tuple(left), estimate))
     return made
 
 
@@ -128,11 +124,6 @@ def seconds(kinds: Sequence[RunKind], jobs: int) -> float:
     return max([sum(each) / jobs, *each])
 
 
-def memory(kinds: Sequence[RunKind], jobs: int) -> float:
-    """Bytes that so many runs at a time take at most, of those that are left."""
-    return sum(sorted(kind.estimate.memory for kind in kinds if kind.estimate for _ in kind.left)[-jobs:])
-
-
 def totals(kinds: Sequence[RunKind], *, out: Path, jobs: int, free: float) -> Iterator[str]:
     """What all runs that are left take, in lines.
 
@@ -149,7 +140,8 @@ def totals(kinds: Sequence[RunKind], *, out: Path, jobs: int, free: float) -> It
     ends = [(kind.estimate.disk, run) for kind in kinds if kind.estimate for run in kind.runs]
     more = sum(max(0.0, end - _size(run.folder.path)) for end, run in ends if not run.folder.summary.exists())
     place = next(path for path in [out, *out.absolute().parents] if path.exists())
-    there, taken = shutil.disk_usage(place).free, memory(kinds, jobs)
+    there = shutil.disk_usage(place).free
+    taken = sum(sorted(kind.estimate.memory for kind in kinds if kind.estimate for _ in kind.left)[-jobs:])
     of_all = f"{left} of {counted(every, 'run')} left"
     yield f"{of_all}: {clock(seconds(kinds, 1))} one after the other; {_text(more)} more on disk, {_text(there)} free"
     if jobs > 1:

@@ -51,7 +51,6 @@ class FinishedRun:
         metrics: a mapping a round; those of a test have ``accuracy``.
         timings: a mapping a round, with ``seconds`` and ``peak_mb``.
         data: what tells its data from others (``environment.json``); None where nobody wrote it down.
-        partition: likewise, of who held which samples with this seed.
         personal: whether its method keeps a model for each client.
         names: ``setting`` and ``label``, as far as a sweep has named them.
         clients: those that the global model was tested on one by one; empty for a run that is not finished.
@@ -62,7 +61,6 @@ class FinishedRun:
     metrics: Sequence[Mapping[str, Any]]
     timings: Sequence[Mapping[str, Any]] = ()
     data: str | None = None
-    partition: str | None = None
     personal: bool = False
     class_names: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
@@ -191,18 +189,17 @@ def read(folder: Path) -> FinishedRun:
     return run
 
 
-def _described(folder: Path) -> tuple[str | None, str | None, bool, Sequence[str]]:
-    """What a run's environment.json says: hashes of its data and its partition, personal models, class names."""
+def _described(folder: Path) -> tuple[str | None, bool, Sequence[str]]:
+    """What a run's environment.json says: hash of its data, personal models, class names."""
     try:
         facts = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         facts = None
     facts = facts if isinstance(facts, dict) else {}
-    data, partition = (value if isinstance(value := facts.get(key), str) else None for key in ("data", "partition"))
-    names = facts.get("class_names")
+    data, names = facts.get("data"), facts.get("class_names")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         names = []
-    return data, partition, bool(facts.get("personal_models")), names
+    return data if isinstance(data, str) else None, bool(facts.get("personal_models")), names
 
 
 def _clients(folder: Path) -> Sequence[Client]:
@@ -259,30 +256,14 @@ def flat(recipe: Resolved) -> dict[str, Any]:
 
 def same(a: FinishedRun, b: FinishedRun) -> bool:
     """Whether two runs are one experiment, their seeds apart: the same settings on the same data."""
-    return flat(a.recipe) == flat(b.recipe) and _same_data(a, b)
-
-
-def _same_data(a: FinishedRun, b: FinishedRun) -> bool:
-    """Whether runs with the same settings had the same data, as far as they have written that down.
-
-    Earlier versions did not: with the same seed, another partition shows other data.
-    """
-    if a.data is not None and b.data is not None:
-        return a.data == b.data
-    return a.seed != b.seed or a.partition == b.partition or None in (a.partition, b.partition)
+    return flat(a.recipe) == flat(b.recipe) and a.data == b.data
 
 
 def grouped(runs: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
     """Runs that are the :func:`same` but for their seed, together and each seed once; in the order of their first."""
-    groups: list[dict[str, FinishedRun]] = []
-    alike: dict[str, list[dict[str, FinishedRun]]] = {}
+    groups: dict[str, dict[str, FinishedRun]] = {}
     for run in runs:
-        near = alike.setdefault(json.dumps([run.measure.key, flat(run.recipe)], sort_keys=True), [])
-        group = next((group for group in near if all(_same_data(run, other) for other in group.values())), None)
-        if group is None:
-            group = {}
-            near.append(group)
-            groups.append(group)
+        group = groups.setdefault(json.dumps([run.measure.key, run.data, flat(run.recipe)], sort_keys=True), {})
         if run.seed not in group or (run.whole and not group[run.seed].whole):
             group[run.seed] = run
-    return [list(group.values()) for group in groups]
+    return [list(group.values()) for group in groups.values()]

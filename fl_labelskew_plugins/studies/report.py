@@ -162,26 +162,23 @@ def _measure(frame: DataFrame, last: int) -> None:
 def _data(runs: Sequence[FinishedRun]) -> list[dict[str, str]]:
     """Of each run a key that tells its data from others under the same settings of data and partition, if need be.
 
-    That is the data's folder, or where a folder had other data at another time, the start of the data's fingerprint.
+    That is the data's folder, or if a folder had other data at another time, the start of the data's fingerprint.
     """
-    known: list[dict[str, str]] = [{} for _ in runs]
-    keys = [flat(run.recipe) for run in runs]
-    scenes: dict[str, list[int]] = {}
-    for i, recipe in enumerate(keys):
-        scene = {key: value for key, value in recipe.items() if key.startswith(SCENE)}
-        scenes.setdefault(json.dumps(scene, sort_keys=True), []).append(i)
-    for near in scenes.values():
-        apart = [
-            (runs[i].place, runs[j].place)
-            for i, j in itertools.combinations(near, 2)
-            if keys[i] == keys[j] or (runs[i].data != runs[j].data and None not in (runs[i].data, runs[j].data))
-        ]
-        for i in near if apart else ():
-            run = runs[i]
-            place = next(runs[k].place for k in near if k == i or (run.data and runs[k].data == run.data))
-            prints = (run.data or run.partition or "unknown")[:8]
-            by_place = all(a != b for a, b in apart)
-            known[i] = {PLACES[0]: place or "default"} if by_place else {"data_args.fingerprint": prints}
+    scenes = []
+    places: dict[str, dict[str | None, str]] = {}  # of each scene: data to its first folder
+    for run in runs:
+        scene = {key: value for key, value in flat(run.recipe).items() if key.startswith(SCENE)}
+        scenes.append(json.dumps(scene, sort_keys=True))
+        places.setdefault(scenes[-1], {}).setdefault(run.data, run.place)
+    known = []
+    for run, scene_places in zip(runs, map(places.__getitem__, scenes), strict=True):
+        by_place = len(set(scene_places.values())) == len(scene_places)
+        name = (
+            {PLACES[0]: scene_places[run.data] or "default"}
+            if by_place
+            else {"data_args.fingerprint": (run.data or "unknown")[:8]}
+        )
+        known.append(name if len(scene_places) > 1 else {})
     return known
 
 

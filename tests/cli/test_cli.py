@@ -44,12 +44,6 @@ def test_a_mistake_is_a_line_and_a_code(capsys, error, code, said):
     assert capsys.readouterr().err == said
 
 
-@pytest.mark.parametrize("verb", main.commands)
-def test_every_verb_has_help(verb):
-    assert call(verb, "-h").output == call(verb, "--help").output
-    assert call(verb, "-h").output.startswith("Usage: main ")
-
-
 def every_command(command=main, path=()):
     yield path, command
     for name, part in getattr(command, "commands", {}).items():
@@ -336,16 +330,6 @@ def test_partition_mistakes_are_lines(tmp_path):
     assert len(errors("partition", QUICK, "--set", "partition_args.classes_per_client=11")) == 1
     (tmp_path / "file").write_text("")
     assert "cannot be written" in call("partition", QUICK, "--out", tmp_path / "file", code=2).stderr
-
-
-def test_report_formats(tmp_path):
-    run = folder(tmp_path / "a", resolved(), [0.5])
-    # to the baseline: itself, in its only round; bytes, seconds and memory are not recorded
-    row = ["fedavg", "digits", "iid", "1", "1", "50.00", "-", "50.00", "1", "1", "(1.00x)", "-", "-", "-", "-"]
-    assert call("report", run).output.splitlines()[1].split() == row
-    assert call("report", run, "--format", "markdown").output.splitlines()[1].startswith("| --- | --- |")
-    rows = list(csv.reader(io.StringIO(call("report", run, "--format", "csv", "--last", "3").output)))
-    assert dict(zip(*rows, strict=True))["best"] == "50.00"
 
 
 def test_report_shows_what_it_can_and_names_the_rest(tmp_path):
