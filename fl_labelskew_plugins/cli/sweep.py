@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -23,9 +22,6 @@ from fl_labelskew_plugins.machine.typed import to_go_on
 if TYPE_CHECKING:
     from fl_labelskew_plugins.studies.sweep.plan import Planned
 
-ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
-"""Environment variable with the number of a job array's task."""
-
 
 @click.command("sweep")
 @click.argument("file", metavar="SWEEP.yaml", type=PATH)
@@ -42,11 +38,7 @@ ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
 @cost.DRY_RUN
 @click.option("--tasks", is_flag=True, help="Print how many combinations there are, and nothing else.")
 @click.option(
-    "--task",
-    is_flag=False,
-    flag_value="",
-    metavar="[N]",
-    help=f"Run combination N alone, from 0, in this process; or several, such as 4-7,9.  [default: {ARRAY_TASK}]",
+    "--task", metavar="N", help="Run combination N alone, from 0, in this process; or several, such as 4-7,9."
 )
 @click.option(
     "--slurm", is_flag=True, help="Submit what is left to Slurm, as an array job; --dry-run prints its script."
@@ -100,14 +92,13 @@ def sweep_command(
         raise mistake("--set-sbatch", "is for a job of Slurm", "it with --slurm")
     if slurm and (jobs or memory):
         raise mistake("--slurm", "--jobs and --memory are not for Slurm", "--set-sbatch array=%8 and mem=8G")
-    where, task = _numbers(task)
     alone = task is not None and task.strip().isdecimal() and jobs is None and memory is None
     every = planned = plan.plan(file, overrides, out, only, elsewhere=tasks or alone or slurm)
     if tasks:
         click.echo(len(planned))
         return
     if task is not None:
-        planned = plan.pick(planned, where, task)
+        planned = plan.pick(planned, task)
     if slurm:
         words = [word for setting in overrides for word in ("--set", setting)]
         words += [word for name in only for word in ("--only", name)] + (["--host", host] if host else [])
@@ -176,12 +167,3 @@ def _tell(planned: Sequence[Planned], failed: Sequence[str], say: Callable[[str]
         click.echo(f"failed: {line}", err=True)
     if failed:
         raise RunError(f"{len(failed)} of {len(planned)} runs failed; the same again tries them once more")
-
-
-def _numbers(task: str | None) -> tuple[str, str | None]:
-    """Where the numbers of ``--task`` are from, and what they are."""
-    if task != "":
-        return "--task", task
-    if not (task := os.environ.get(ARRAY_TASK)):
-        raise mistake("--task", f"{ARRAY_TASK} is not set", "it in a job array, or with a number, such as --task 0")
-    return ARRAY_TASK, task

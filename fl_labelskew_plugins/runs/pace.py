@@ -42,7 +42,6 @@ class Pace:
         try:
             yield
         except OutOfTimeError:
-            between.clear()
             self.record.cut = True
             self._write_estimate()
         finally:

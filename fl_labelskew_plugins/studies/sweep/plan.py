@@ -342,8 +342,8 @@ def of_experiments(experiments: Sequence[Experiment], seeds: int) -> list[Planne
     return planned
 
 
-def pick(planned: Sequence[Planned], where: str, text: str) -> list[Planned]:
-    """Those of some numbers, such as ``3`` or ``4-7,9``; ``where``: the option or variable with the text.
+def pick(planned: Sequence[Planned], text: str) -> list[Planned]:
+    """Those of the numbers in the text of ``--task``, such as ``3`` or ``4-7,9``.
 
     Raises:
         LabelSkewError: it is no list of numbers, or there are fewer combinations.
@@ -354,9 +354,9 @@ def pick(planned: Sequence[Planned], where: str, text: str) -> list[Planned]:
         known = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
         first, last = (int(known[1]), int(known[2] or known[1])) if known else (1, 0)
         if first > last:
-            raise mistake(where, f"{mistakes.show(text)} is no list of tasks", f"{use}, such as 3 or 4-7,9")
+            raise mistake("--task", f"{mistakes.show(text)} is no list of tasks", f"{use}, such as 3 or 4-7,9")
         if last >= len(planned):
-            raise mistake(where, f"there is no task {last}", use)
+            raise mistake("--task", f"there is no task {last}", use)
         numbers |= dict.fromkeys(range(first, last + 1))
     return [planned[number] for number in numbers]
 

@@ -27,12 +27,11 @@ def test_tasks_are_numbered_from_0_in_the_file_s_order(write, tmp_path):
     assert call("sweep", file, "--tasks", "--only", "fedlc").output == "2\n"
     planned = plan.plan(file, out=out)
     for text, numbers in (("2", [2]), ("3, 0-1,1", [3, 0, 1])):
-        picked = plan.pick(planned, "--task", text)
+        picked = plan.pick(planned, text)
         assert [(run.number, run.name) for run in picked] == [(number, NAMES[number]) for number in numbers]
 
 
-def test_what_is_wrong_with_a_task_is_one_line(write, monkeypatch):
-    monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
+def test_what_is_wrong_with_a_task_is_one_line(write):
     file = write(FOUR)
     use = "use numbers from 0 to 3"
     for text in ("x", " -1", "2-1", "1,", "1.5", "0-3:2", "9" * 5000):
@@ -40,11 +39,6 @@ def test_what_is_wrong_with_a_task_is_one_line(write, monkeypatch):
         assert re.fullmatch(rf"--task: '.+ is no list of tasks; {use}, such as 3 or 4-7,9", line)
         assert len(line) < 160
     assert errors("sweep", file, "--task", "4") == [f"--task: there is no task 4; {use}"]
-    assert errors("sweep", file, "--task") == [
-        "--task: SLURM_ARRAY_TASK_ID is not set; use it in a job array, or with a number, such as --task 0"
-    ]
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
-    assert errors("sweep", file, "--task") == [f"SLURM_ARRAY_TASK_ID: there is no task 7; {use}"]
 
 
 def test_tasks_may_be_counted_where_neither_the_data_nor_the_gpu_are(write, tmp_path):
