@@ -1,22 +1,11 @@
-"""Completion: what a word may go on with, in this process, and three real shells."""
+"""Completion of words: commands, recipes, runs and keys."""
 
-import os
-import pty
-import select
-import shutil
-import subprocess
-import sysconfig
-import time
-
-import pytest
 from click.shell_completion import get_completion_class
 from commands import call
 from run_folders import folder, resolved
 
 from fl_labelskew_plugins.cli.completion import PLACES
 from fl_labelskew_plugins.cli.main import main
-
-SCRIPTS = sysconfig.get_path("scripts")
 
 
 def completed(line, *, shell="zsh"):
@@ -77,36 +66,3 @@ def test_completion_prints_the_script_of_each_shell():
         assert "_LABELSKEW_COMPLETE" in call("completion", shell).output
         assert f"  {place}\n" in call("completion", "--help").output
     assert "is not one of 'bash', 'zsh', 'fish'" in call("completion", "tcsh", code=2).stderr
-
-
-def typed(shell, setup, keys, wanted):
-    """A person types ``keys`` in a real shell, which shows ``wanted``."""
-    ours, theirs = pty.openpty()
-    environment = os.environ | {"PATH": f"{SCRIPTS}:{os.environ['PATH']}", "TERM": "dumb", "COLUMNS": "200"}
-    command = ["setsid", "--ctty", *shell]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
-        os.close(theirs)
-        os.write(ours, f"{setup}; echo set''up\n".encode())
-        waiting, said, end = [("setup\r\n", keys), (wanted, "")], "", time.monotonic() + 40
-        while waiting and time.monotonic() < end:
-            if select.select([ours], [], [], 0.5)[0]:
-                said += os.read(ours, 4096).decode(errors="replace").replace("\a", "")
-            if waiting[0][0] in said:
-                os.write(ours, waiting.pop(0)[1].encode())
-        process.kill()
-    os.close(ours)
-    assert not waiting, said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("keys", "wanted"),
-    [("labelskew run quicks\t", "quickstart"), ("labelskew run --set train_args.comm_r\t", "train_args.comm_round=")],
-)
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_in_a_real_shell(shell, keys, wanted):
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed (apt-get install {shell})")
-    command = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"]}[shell]
-    before = {"bash": "true", "zsh": "autoload -U compinit; compinit -u -D"}[shell]
-    typed(command, f'{before}; eval "$(labelskew completion {shell})"', keys, wanted)

@@ -96,7 +96,7 @@ def test_latex_lines():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("pdflatex"), reason="no pdflatex (apt-get install texlive-science)")
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="no pdflatex (apt-get install texlive-latex-recommended)")
 def test_pdflatex_sets_the_table(tmp_path):
     rows = [[NASTY, *row] for row in [*ROWS[:2], ["moon", *ROWS[2][1:]]]] + [["[z]", "*", "-", "-", "3-20"]]
     (tmp_path / "table.tex").write_text(
