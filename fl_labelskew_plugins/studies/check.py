@@ -209,8 +209,9 @@ def difference(one: Path, other: Path, *, partial: bool = False) -> str:
     """
     lines, others = (read_lines(folder / "metrics.jsonl") for folder in (one, other))
     for number, (here, there) in enumerate(itertools.zip_longest(lines, others, fillvalue=dict[str, Any]()), 1):
-        for key in here.keys() & there.keys() if partial and here and there else here.keys() | there.keys():
-            if here.get(key) != there.get(key):
+        for key in here | there:  # in the order of the file
+            kept = not (partial and here and there) or (key in here and key in there)
+            if kept and here.get(key) != there.get(key):
                 values = (clean(json.dumps(line.get(key)), 60) for line in (here, there))
                 return f"metrics.jsonl, round {number}: {clean(key, 60)} is {' in one process and '.join(values)} here"
     for file in [Path("model.safetensors"), *sorted(path.relative_to(one) for path in one.glob("clients/*"))]:

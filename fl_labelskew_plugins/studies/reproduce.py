@@ -7,7 +7,6 @@ of the whole one, as a schedule over T rounds has it, and another budget goes on
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import json
 import re
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, mistake
+from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 
 from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine import locks
@@ -31,8 +30,6 @@ from fl_labelskew_plugins.runs.progress import Pause, clock
 from fl_labelskew_plugins.runs.session import data_folder, made_up
 from fl_labelskew_plugins.studies import report
 
-SHARE = 0.8
-"""Part of the time that is planned for at once: as rounds may get slower, what is left of it is planned for later."""
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Say = Callable[[str], None]
@@ -140,52 +137,24 @@ def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) 
 
 
 def run_within(chosen: Sequence[Experiment], seeds: int, until: float, say: Say, *, quiet: bool) -> None:
-    """Bring every run to the same share of its rounds until a time, in seconds of :func:`time.monotonic`.
+    """Run every experiment with the seeds ``0 .. seeds - 1`` until a time, in seconds of :func:`time.monotonic`.
 
-    Each run gets one round first, then another. What they took says what share of the rounds all runs can have in the
-    time that is left; this is planned again as long as there is time for another round of each.
+    Each run gets an equal part of the time that is left, so seeds of an experiment get about as far. A run stops within
+    a round, which it repeats when it resumes.
 
     Raises:
         As :func:`run_all` does.
     """
     runs = [(experiment, seed) for seed in range(seeds) for experiment in chosen]
-    for experiment, seed in runs:
-        held(experiment.path, experiment.settings(seed), experiment.folder(seed))
-        catalog.load("runtimes", experiment.recipe.comm.backend)  # imported here, it is no part of a run's start
-    took: dict[str, tuple[float, float]] = {}  # seconds of a start, and of a round
-
-    def resume(targets: Mapping[str, int]) -> bool:
-        """Bring runs to so many rounds by the experiments' names; whether any got further."""
-        further = False
-        for experiment, seed in runs:
-            done, begun, target = experiment.done(seed), time.monotonic(), targets[experiment.name]
-            start = took.get(experiment.name, (0.0, 0.0))[0]
-            if done >= target or begun + start >= until:
-                continue
-            turn = f"{done + 1}" if target == done + 1 else f"{done + 1} to {target}"
-            say(f"{experiment.name}, seed {seed}: round {turn} of {experiment.rounds}, {clock(until - begun)} left")
-            folder, pause = experiment.folder(seed), Pause(target, until)
-            complete(experiment.path, experiment.settings(seed), folder, quiet=quiet, pause=pause)
-            if seconds := [float(line["seconds"]) for line in read_lines(folder.timings)[done:]]:
-                start = max(0.0, time.monotonic() - begun - sum(seconds))
-                took[experiment.name], further = (start, statistics.fmean(seconds)), True
-        return further
-
-    for first in (1, 2):
-        resume({experiment.name: min(first, experiment.rounds) for experiment in chosen})
-    most = max(experiment.rounds for experiment in chosen)
-    while time.monotonic() < until:
-        left = [(one, done) for one, seed in runs if (done := one.done(seed)) < one.rounds]
-
-        def seconds(n: int, left: Sequence[tuple[Experiment, int]] = left) -> float:
-            """What it takes to give every run ``n / most`` of its rounds."""
-            each = [(took.get(one.name, (0.0, 0.0)), one.rounds * n // most - done) for one, done in left]
-            return sum(start + each_round * rounds for (start, each_round), rounds in each if rounds > 0)
-
-        n = bisect.bisect_right(range(most + 1), SHARE * (until - time.monotonic()), key=seconds) - 1
-        n = most if len(left) == 1 else n
-        if not resume({experiment.name: experiment.rounds * n // most for experiment in chosen}):
+    left = [(one, seed) for one, seed in runs if held(one.path, one.settings(seed), one.folder(seed)) != "done"]
+    for number, (experiment, seed) in enumerate(left):
+        now = time.monotonic()
+        if now >= until:
             break
+        seconds = (until - now) / (len(left) - number)
+        say(f"{experiment.name}, seed {seed}: from round {experiment.done(seed) + 1}, for {clock(seconds)}")
+        pause = Pause(experiment.rounds, now + seconds)
+        complete(experiment.path, experiment.settings(seed), experiment.folder(seed), quiet=quiet, pause=pause)
 
 
 def held(path: Path, settings: Sequence[str], folder: RunFolder) -> str | None:
