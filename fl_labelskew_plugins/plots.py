@@ -42,12 +42,7 @@ def heat_map(
     if len(counts) <= 40:
         upright = max(map(len, names)) <= 3
         axes.set_xticks(range(len(counts)), names, rotation=0 if upright else 30, ha="center" if upright else "right")
-    if counts.shape[0] <= 20 and counts.shape[1] <= 20:
-        middle = counts.max() / 2
-        for (client, label), value in np.ndenumerate(counts):
-            if value:
-                color = "white" if value > middle else "black"
-                axes.text(client, label, int(value), ha="center", va="center", fontsize=7, color=color)
+    _write_counts(axes, counts, counts / max(counts.max(), 1))
     picture.colorbar(image, label="training samples")
     save(picture, path)
 
@@ -71,13 +66,17 @@ def confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path:
     if side <= 40:
         axes.set_yticks(range(side), class_names)
         axes.set_xticks(range(side), class_names, rotation=30, ha="right")
-    if side <= 20:
-        for (label, prediction), value in np.ndenumerate(table):
-            if value:
-                color = "white" if shares[label, prediction] > 0.5 else "black"
-                axes.text(prediction, label, int(value), ha="center", va="center", fontsize=7, color=color)
+    _write_counts(axes, table.T, shares.T)
     picture.colorbar(image, label="% of the class")
     save(picture, path)
+
+
+def _write_counts(axes: Any, counts: np.ndarray[Any, Any], shades: np.ndarray[Any, Any]) -> None:
+    """Write counts other than 0 into the cells ``(x, y)`` of an image with few of them, white where it is dark."""
+    for (x, y), value in np.ndenumerate(counts if max(counts.shape) <= 20 else np.zeros((0, 0))):
+        if value:
+            color = "white" if shades[x, y] > 0.5 else "black"
+            axes.text(x, y, int(value), ha="center", va="center", fontsize=7, color=color)
 
 
 def curves(
@@ -116,10 +115,10 @@ def curves(
     save(picture, path)
 
 
-class Look(NamedTuple):
+class LineStyle(NamedTuple):
     """A line's colour and dash, as numbers of :data:`COLOURS` and :data:`DASHES`; mark and dash tell it in grey.
 
-    >>> Look(0, 0).mark, Look(0, 1).mark
+    >>> LineStyle(0, 0).mark, LineStyle(0, 1).mark
     ('o', 'v')
     """
 
@@ -132,7 +131,7 @@ class Look(NamedTuple):
         return MARKS[(self.colour + 3 * self.dash) % len(MARKS)]
 
 
-def looks(methods: Mapping[str, str]) -> dict[str, Look]:
+def looks(methods: Mapping[str, str]) -> dict[str, LineStyle]:
     """How each label's line looks; ``methods``: label to the method, or optimiser, that it is a line of.
 
     A method has one colour wherever it is drawn, those of :data:`PLACES` by their place and any other by its name. Of
@@ -140,11 +139,11 @@ def looks(methods: Mapping[str, str]) -> dict[str, Look]:
     are variants of one method, the next colour.
 
     >>> looks({"fedavg": "fedavg", "fedrs": "fedrs", "fedrs, alpha=0.1": "fedrs"})["fedrs, alpha=0.1"]
-    Look(colour=1, dash=1)
+    LineStyle(colour=1, dash=1)
     """
     hues, dashes = len(COLOURS), len(DASHES)
     firsts = {method: label for label, method in sorted(methods.items(), reverse=True)}
-    taken: dict[str, Look] = {}
+    taken: dict[str, LineStyle] = {}
     # methods with a place come first, each by one label, so that nobody else takes it
     in_turn = sorted(methods, key=lambda label: (methods[label] not in PLACES, firsts[methods[label]] != label, label))
     for label in in_turn:
@@ -153,7 +152,7 @@ def looks(methods: Mapping[str, str]) -> dict[str, Look]:
         steps = list(product(range(hues), range(dashes)))
         if len(firsts) == 1:
             steps.sort(key=lambda step: step[1])
-        wanted = [Look((place + hue) % hues, (place // hues + dash) % dashes) for hue, dash in steps]
+        wanted = [LineStyle((place + hue) % hues, (place // hues + dash) % dashes) for hue, dash in steps]
         taken[label] = next((look for look in wanted if look not in taken.values()), wanted[0])
     return taken
 
@@ -300,29 +299,18 @@ def panels(
         for one in free:
             one.remove()
         if share:
-            _share(axes)
+            for (row, column), one in axes.items():
+                if (row, column) != (rows[0], columns[0]):
+                    one.sharex(axes[rows[0], columns[0]])
+                if column != columns[0]:
+                    one.sharey(axes[row, columns[0]])
         yield Panels(picture, axes, line, dpi, side)
-
-
-def _share(panels: Mapping[tuple[str, str], Any]) -> None:
-    """Share the axes of the rounds among all panels, those of the values in a row; inner ones go without numbers."""
-    places = {key: axes.get_subplotspec() for key, axes in panels.items()}
-    taken = {(place.rowspan.start, place.colspan.start) for place in places.values()}
-    first, first_column = next(iter(panels))
-    for (row, column), axes in panels.items():
-        place, whole, of_row = places[row, column], panels[first, first_column], panels[row, first_column]
-        if axes is not whole:
-            axes.sharex(whole)
-        if axes is not of_row:
-            axes.sharey(of_row)
-            axes.tick_params(which="both", labelleft=place.colspan.start == 0)
-        axes.tick_params(labelbottom=(place.rowspan.start + 1, place.colspan.start) not in taken)
 
 
 def _mean_line(
     axes: Any,
     points: Sequence[tuple[int, Sequence[float]]],
-    look: Look,
+    look: LineStyle,
     *,
     width: float,
     offset: float,

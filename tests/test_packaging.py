@@ -47,7 +47,7 @@ def test_the_wheels_hold_what_they_should(wheels):
         assert metadata["Description-Content-Type"] == "text/markdown"
         assert len(metadata.get_payload()) > 20
     assert "fl_labelskew_fedml_run.pth" in names
-    assert {f"fl_labelskew_plugins/studies/page.{kind}" for kind in ("html.j2", "css", "js")} <= set(names)
+    assert "fl_labelskew_plugins/studies/page.html.j2" in names
     assert "fl_labelskew_plugins/surveys/measured.json" in names
     recipes = {name.partition("/recipes/")[2] for name in names}
     assert {
@@ -132,10 +132,10 @@ def test_a_packaged_recipe_runs_by_its_name_from_anywhere(venv, tmp_path):
 def test_examples_and_sweeps_can_be_copied_out_and_run(venv, tmp_path):
     all_of(venv, tmp_path, "examples cp hospitals", "examples cp sweeps/digits")
     venv.run("python", "make_data.py", cwd=tmp_path / "hospitals")
-    commands = ["run federation.yaml --role server --dry-run", "sweep ../digits.yaml --dry-run --no-probe"]
+    commands = ["run federation.yaml --role server --dry-run", "sweep ../digits.yaml --tasks"]
     said = all_of(venv, tmp_path / "hospitals", *commands)
     assert "fedshift" in said
-    assert "16 runs: 16 not begun" in said
+    assert "16" in said.splitlines()
 
 
 def test_folders_to_begin_with_are_written_from_the_wheel_alone(venv, tmp_path):

@@ -26,21 +26,16 @@ def audit_group() -> None:
 
 @audit_group.command("show")
 @RUN
-@click.option("--rank", type=click.IntRange(0), help="Lines about this silo alone; 0: about the server.")
 @click.option("--event", help="Lines of this event alone, such as sent, received or refused.")
 @guarded
-def show(folder: Path, rank: int | None, event: str | None) -> None:
+def show(folder: Path, event: str | None) -> None:
     """Show the log in RUN, a server's folder or a silo's own."""
     from fl_labelskew_plugins.ledgers import audit
     from fl_labelskew_plugins.recipe import mistakes
 
     if event not in (None, *audit.EVENTS):
         raise LabelSkewError(f"--event: {mistakes.unknown(event, audit.EVENTS)}")
-    shown = [
-        content
-        for _, _, content in audit.read(folder)
-        if rank in (None, content.get("rank")) and event in (None, content.get("event"))
-    ]
+    shown = [content for _, _, content in audit.read(folder) if event in (None, content.get("event"))]
     keys = ("time", "event", "rank", "kind", "round", "bytes", "times", "peer", "sha256")
     used = [key for key in keys if any(key in content for content in shown)]
     cells = {"sha256": 12}

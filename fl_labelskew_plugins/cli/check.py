@@ -9,7 +9,7 @@ import click
 
 from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun
-from fl_labelskew_plugins.cli.options import FOLDER, PATH, SET
+from fl_labelskew_plugins.cli.options import PATH, SET
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
 
@@ -20,11 +20,8 @@ from fl_labelskew_plugins.machine.text import clean
     "--recipe", type=PATH, metavar="FILE", help="Run this recipe with the method.  [default: digits, 4 clients]"
 )
 @SET
-@click.option(
-    "--keep", type=FOLDER, metavar="DIR", help="Keep the runs in DIR, which is new.  [default: nothing is kept]"
-)
 @guarded
-def check_command(name: str, recipe: Path | None, overrides: tuple[str, ...], keep: Path | None) -> None:
+def check_command(name: str, recipe: Path | None, overrides: tuple[str, ...]) -> None:
     """Check that a method gives the same numbers in every runtime.
 
     Runs METHOD, or every method of PACKAGE, for two rounds: in one process, stopped after one round and resumed, over
@@ -38,7 +35,7 @@ def check_command(name: str, recipe: Path | None, overrides: tuple[str, ...], ke
     rows, lines, bad = [], [], False
     for method in check.methods(name):
         cells = dict.fromkeys(columns, "-")
-        for outcome in check.outcomes_of(method, recipe or check.QUICK, overrides, folder=keep, say=log.word):
+        for outcome in check.outcomes_of(method, recipe or check.QUICK, overrides, say=log.word):
             cells[outcome.runtime] = outcome.verdict
             bad |= outcome.bad
             if outcome.detail and (line := clean(outcome, 1000)) not in lines:

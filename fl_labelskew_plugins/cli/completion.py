@@ -1,7 +1,6 @@
-"""``labelskew completion``: the script by which a shell completes words, and what a word may go on with.
+"""``labelskew completion``: click's script for a shell, and the words that complete a recipe, a plugin, a run or a key.
 
-Answers come from names, files and the schema that lies beside the recipes alone: a shell asks at every Tab. Where one
-name is left it is followed by what may stand behind it, so that no shell ends the word there.
+Answers come from names, files and the schema next to the recipes, without importing plugins: a shell asks at every Tab.
 """
 
 from __future__ import annotations
@@ -9,12 +8,11 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, add_completion_class, get_completion_class
-from click.shell_completion import split_arg_string as split
+from click.shell_completion import CompletionItem, get_completion_class
 from fl_labelskew_registry import Kind, catalog
 
 from fl_labelskew_plugins.cli.exits import guarded
@@ -34,7 +32,7 @@ PLACES = {
 
 HELP = """Print the script by which a shell completes words of labelskew.
 
-It knows commands, options, recipes, plugins, run folders, and the keys and values of --set. To have it in every new
+It knows commands, options, recipes, plugins, run folders, and the keys of --set. To have it in every new
 shell:
 
 \b
@@ -48,37 +46,12 @@ shell:
 def completion_command(context: click.Context, shell: str) -> None:
     """See :data:`HELP`."""
     complete: Any = get_completion_class(shell)
-    script = complete(context.find_root().command, {}, NAME, f"_{NAME.upper()}_COMPLETE").source()
-    click.echo(f"{script.rstrip()}\n# for every new shell: {PLACES[shell]}")
-
-
-class Bash(BashComplete):
-    """Bash, which cuts words at ``=`` and wants the last piece alone."""
-
-    def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the one to complete, and that one."""
-        number = int(os.environ["COMP_CWORD"])
-        words: list[str] = []
-        for piece in (pieces := split(os.environ["COMP_WORDS"])[: number + 1]):
-            if words and (piece == "=" or words[-1].endswith("=")):
-                words[-1] += piece
-            else:
-                words.append(piece)
-        word = words.pop() if len(pieces) > number else ""
-        self._cut = word[: word.rfind("=") + 1]
-        return words[1:], word
-
-    def format_completion(self, item: CompletionItem) -> str:
-        """A line of the answer."""
-        return f"{item.type},{item.value.removeprefix(self._cut)}"
-
-
-add_completion_class(Bash)
+    click.echo(complete(context.find_root().command, {}, NAME, f"_{NAME.upper()}_COMPLETE").source())
 
 
 def plugins(kind: Kind) -> Complete:
     """Completes the name of a plugin."""
-    return lambda context, parameter, word: _matching(_names(kind), word)
+    return lambda context, parameter, word: _matching(sorted({one.name for one in catalog.entries(kind)}), word)
 
 
 def recipes(context: click.Context, parameter: click.Parameter, word: str) -> Items:
@@ -109,55 +82,26 @@ def runs(context: click.Context, parameter: click.Parameter, word: str) -> Items
 
 
 def settings(context: click.Context, parameter: click.Parameter, word: str) -> Items:
-    """Completes ``section.key=value``: first the section, then the key, then a value where there is a choice."""
-    name, equals, _ = word.partition("=")
+    """Completes ``section.key=``: first the section, then the key; of a single key also its default."""
     schema = json.loads((shipped.folder() / shipped.SCHEMA).read_text("utf-8"))
     sections = schema["$defs"]["recipe"]["properties"]
-    near = [section for section in sections if f"{section}.".startswith(name) or name.startswith(f"{section}.")]
+    near = [section for section in sections if f"{section}.".startswith(word) or word.startswith(f"{section}.")]
     if len(near) != 1:
         return _matching([f"{section}." for section in near], word)
-    section, keys = near[0], dict(_keys(sections[near[0]]))
-    matching = [key for key in keys if f"{section}.{key}".startswith(name)]
-    if not equals and len(matching) != 1:
-        return [CompletionItem(f"{section}.{key}=", help=_line(keys[key])) for key in matching]
-    key = name.removeprefix(f"{section}.") if equals else matching[0]
-    values = [f"{section}.{key}={value}" for value in _choices(section, key, keys.get(key, {}), schema["$defs"])]
-    return _matching([f"{section}.{key}=", *values] if not equals else values, word)
+    parts = (sections[near[0]], *(rule["then"] for rule in sections[near[0]].get("allOf", ())))
+    keys = {
+        f"{near[0]}.{key}=": value
+        for part in parts
+        for key, value in part.get("properties", {}).items()
+        if "title" in value and value.get("type") != "object" and f"{near[0]}.{key}".startswith(word)
+    }
+    items = [CompletionItem(key, help=value.get("description", "").partition("\n")[0]) for key, value in keys.items()]
+    return items + _matching([f"{key}{_default(value)}" for key, value in keys.items()] if len(keys) == 1 else [], word)
 
 
-def _keys(section: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A section's keys and what the schema says of them, those of its plugins, too."""
-    for part in (section, *(rule["then"] for rule in section.get("allOf", ()))):
-        for key, value in part.get("properties", {}).items():
-            if "title" in value and value.get("type") != "object":
-                yield key, value
-
-
-def _choices(section: str, key: str, part: dict[str, Any], defs: dict[str, Any]) -> list[str]:
-    """Values to choose from, or the default alone."""
-    from fl_labelskew_plugins.recipe.model import PLUGGED
-
-    if section in PLUGGED and PLUGGED[section].key == key:
-        return _names(PLUGGED[section].kind)
-    forms = [defs.get(form.get("$ref", "").rpartition("/")[2], form) for form in (part, *part.get("anyOf", ()))]
-    values = [value for form in forms for value in form.get("enum", (True, False) if _is_switch(form) else ())]
-    return list(map(_value, values or ([part["default"]] if "default" in part else [])))
-
-
-def _is_switch(form: dict[str, Any]) -> bool:
-    return form.get("type") == "boolean"
-
-
-def _value(value: Any) -> str:
+def _default(key: dict[str, Any]) -> str:
+    value = key.get("default")
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-
-
-def _line(part: dict[str, Any]) -> str | None:
-    return part.get("description", "").partition("\n")[0] or None
-
-
-def _names(kind: Kind) -> list[str]:
-    return sorted({entry.name for entry in catalog.entries(kind)})
 
 
 def _matching(words: Iterable[str], word: str) -> Items:

@@ -79,10 +79,9 @@ def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, .
 @click.argument("name", shell_complete=completion.plugins("datasets"))
 @click.option("--out", required=True, type=PATH, metavar="DIR", help="A new or empty folder.")
 @click.option("--samples", "--images", type=click.IntRange(1, 20_000), help="Samples in all.  [default: a few hundred]")
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Chooses the content.")
 @SET
 @guarded
-def fake(name: str, out: Path, *, samples: int | None, seed: int, overrides: tuple[str, ...]) -> None:
+def fake(name: str, out: Path, *, samples: int | None, overrides: tuple[str, ...]) -> None:
     """Write a small data set that NAME reads.
 
     Its content is made up and can be learnt. It is for trying recipes; numbers on it say nothing about the real data
@@ -90,7 +89,7 @@ def fake(name: str, out: Path, *, samples: int | None, seed: int, overrides: tup
     """
     from fl_labelskew_plugins.data import fakes
 
-    rows = fakes.write(chosen(name, overrides), out, samples=samples, seed=seed)
+    rows = fakes.write(chosen(name, overrides), out, samples=samples, seed=0)
     click.echo(table.plain(["what", "written"], [row[:2] for row in rows]))
     values = {"dataset": name, "data_cache_dir": str(out)}
     sets = [f"--set {shlex.quote(f'data_args.{key}={value}')}" for key, value in values.items()]

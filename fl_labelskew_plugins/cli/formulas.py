@@ -130,37 +130,10 @@ def _simple(text: str) -> bool:
 
 def _factor(text: str, compound: str) -> str:
     """A text in parentheses, if what is outside of its own ones matches a pattern."""
-    outside = "".join(letter for letter, depth in _depths(text) if depth == 0)
+    outside, inside = text, ""
+    while outside != inside:
+        outside, inside = re.sub(r"\([^()]*\)|\{[^{}]*\}", "", outside), outside
     return f"({text})" if re.search(compound, outside) else text
-
-
-def _depths(text: str) -> Iterator[tuple[str, int]]:
-    """Each letter, and how many parentheses it is in."""
-    depth = 0
-    for letter in text:
-        depth -= letter in ")}"
-        yield letter, depth
-        depth += letter in "({"
-
-
-def _wrapped(formula: str, width: int) -> list[str]:
-    """An equation as lines that break outside of parentheses, as far as possible."""
-    lines: list[str] = []
-    for most in range(4):
-        text = "".join(
-            "\N{NO-BREAK SPACE}" if letter == " " and depth > most else letter for letter, depth in _depths(formula)
-        )
-        lines = textwrap.wrap(
-            text,
-            width,
-            initial_indent=" " * 4,
-            subsequent_indent=" " * 8,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        if max(map(len, lines)) <= width:
-            break
-    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def shown(docstring: str | None, width: int) -> list[str]:
@@ -169,7 +142,9 @@ def shown(docstring: str | None, width: int) -> list[str]:
     for part in parts(docstring):
         lines.append("")
         if part.kind == "math":
-            lines += [line for formula in plain(part.text).split("\n") for line in _wrapped(formula, width)]
+            for formula in plain(part.text).split("\n"):
+                short = textwrap.wrap(formula, width - 8, break_long_words=False, break_on_hyphens=False)
+                lines += [" " * (8 if number else 4) + line for number, line in enumerate(short)]
         elif re.search(r"^(?:\s|[-*] )", part.text, re.MULTILINE):  # a list, or a section of arguments
             lines += part.text.splitlines()
         else:

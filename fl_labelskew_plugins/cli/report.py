@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,31 +13,18 @@ from fl_labelskew_registry import MistakesError, mistake
 from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.cli.options import FILE, PATH
-from fl_labelskew_plugins.machine import extras
-from fl_labelskew_plugins.machine.files import replacing, write_text
-from fl_labelskew_plugins.machine.text import clean, counted
+from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.machine.text import clean
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 FORMATS = ("table", "csv", "markdown", "latex")
-SUFFIXES = {".csv": "csv", ".md": "markdown", ".tex": "latex", ".parquet": "parquet"}
+SUFFIXES = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
 FEDAVG = "fedavg"
-SIZES = {
-    **{"icml": 3.25, "icml-wide": 6.75, "neurips": 5.5, "ieee": 3.5, "ieee-wide": 7.16, "acm": 3.33, "acm-wide": 7.0},
-    **{"lncs": 4.8, "cvpr": 3.25, "cvpr-wide": 6.875},
-}
-"""Widths of a column, or with ``-wide`` of both and the gap between them, in inches.
-
-icml2025.sty: textwidth 6.75in, columnsep 0.25in. neurips_2025.sty: textwidth=5.5in; ICLR's is the same. IEEE Author
-Center: 3.5 and 7.16 inches; IEEEtran.cls has 43pc. acmart.cls, sigconf: columnwidth 241.147pt, textwidth 506.295pt.
-llncs.cls, as ECCV and MICCAI have it: textwidth 12.2cm. cvpr.sty: textwidth 6.875in, columns of 3.25in.
-"""
-MATRIX = 12
-"""Classes of a confusion matrix that 80 letters have room for."""
 LEAST = (
     *("peak GPU MB", "peak MB", "s/round", "MB down", "MB up", "spread", "own tests", "local model", "rounds", "pairs"),
-    *("worst client", "seeds needed", "rounds to baseline", "best", "rank", "data", "difference", "personalised"),
+    *("worst client", "rounds to baseline", "best", "rank", "data", "difference", "personalised"),
 )
 """Columns that a narrow terminal goes without, the least important first."""
 
@@ -60,65 +45,24 @@ def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: boo
         return table.latex(head, cells, styles, words)
     if form == "markdown":
         return table.markdown(head, cells, styles, words)
-    head, cells = table.aligned(head, cells, words)
     # without a global test, the clients' differences matter more than ranks
     least = sorted(LEAST, key=("worst client", "spread").__contains__) if "test" in texts.columns else LEAST
     limit = 0 if sys.stdout.isatty() else sys.maxsize  # whatever COLUMNS says, for whoever reads a pipe
-    return table.plain(head, cells, styles, wrap=False, least=() if columns or pivot else least, limit=limit)
-
-
-def confusions(rows: DataFrame) -> list[str]:
-    """For each row with a confusion matrix its text, 80 letters wide; of many classes the pairs confused most.
-
-    Raises:
-        LabelSkewError: no row has one.
-    """
-    from fl_labelskew_plugins.studies.confused import summed
-
-    matrices = [summed(runs) for runs in rows["runs"]]
-    if not any(matrices):
-        use = "runs that this version has finished, or `labelskew evaluate RUN DATA`"
-        raise mistake("--confusion", "no run has a confusion.csv", use)
-    texts = []
-    for label, setting, matrix in zip(rows["label"], rows["setting"], matrices, strict=True):
-        if matrix is None:
-            texts.append(f"{label}, {setting}: no confusion.csv")
-            continue
-        samples = f"{counted(int(matrix.counts.sum()), 'test sample')} of {counted(matrix.runs, 'run')}"
-        if len(matrix.names) > MATRIX:
-            title = f"most confused classes of {len(matrix.names)}, final model, {samples}"
-            head = ["class", "predicted as", "samples", "% of the class"]
-            cells = [[label, said, str(n), f"{share:.1f}"] for label, said, n, share in matrix.pairs()]
-        else:
-            title = f"final model, {samples}; % of a class (row) predicted as (column)"
-            width = 76 - 5 * len(matrix.names)
-            names = [
-                clean(str(number) if name == str(number) else f"{number} {name}", width)
-                for number, name in enumerate(matrix.names)
-            ]
-            head = ["", *(f"{number:>3}" for number in range(len(names)))]
-            shares = zip(names, matrix.shares.tolist(), strict=True)
-            cells = [[name, *("  ." if math.isnan(v) else f"{v:3.0f}" for v in values)] for name, values in shares]
-        texts.append(
-            "\n".join([*textwrap.wrap(f"{label}, {setting}: {title}", 80), table.plain(head, cells, wrap=False)])
-        )
-    return texts
+    return table.plain(head, cells, styles, words=words, least=() if columns or pivot else least, limit=limit)
 
 
 def check_save(path: Path) -> None:
     """Raise LabelSkewError where a table cannot be saved under this name."""
     if path.suffix.lower() not in SUFFIXES:
         raise mistake(f"--save {clean(path)}", "no such kind of table", f"a name that ends in {' or '.join(SUFFIXES)}")
-    if path.suffix.lower() == ".parquet":
-        extras.load("parquet", "pyarrow", what=f"--save {clean(path)}:", otherwise=", or use --save FILE.csv")
 
 
-def check_plot(path: Path | None, size: str | None, diagnostic: str | None) -> None:
+def check_plot(path: Path | None, width: float | None, diagnostic: str | None) -> None:
     """Raise LabelSkewError if a picture cannot be drawn under this name, or options of one are there without it."""
     from fl_labelskew_plugins.plots import SUFFIXES as PICTURES
     from fl_labelskew_plugins.studies import diagnosed
 
-    for option, value in (("--size", size), ("--diagnostic", diagnostic)):
+    for option, value in (("--width", width), ("--diagnostic", diagnostic)):
         if path is None and value:
             raise mistake(f"{option} {clean(value)}", "there is no picture", "it with --plot FILE")
     if path is not None and path.suffix.lower() not in PICTURES:
@@ -126,35 +70,6 @@ def check_plot(path: Path | None, size: str | None, diagnostic: str | None) -> N
         raise mistake(f"--plot {clean(path)}", "no such kind of picture", allowed)
     if diagnostic is not None:
         diagnosed.check(diagnostic)
-
-
-def draw(rows: DataFrame, path: Path, size: str | None, diagnostic: str | None) -> None:
-    """Draw the rows' accuracies, or a diagnostic."""
-    from fl_labelskew_plugins.plots import compare
-    from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
-    from fl_labelskew_plugins.studies import diagnosed, report
-
-    width = SIZES[size] if size else None
-    with writing(path):
-        if diagnostic is None:
-            of_clients = rows["test"].nunique() == 1 and rows["test"][0] != NAMED[GLOBAL].name
-            tested = rows["test"][0] if of_clients else ""  # of several, names of settings say it
-            compare(report.curves(rows), path, methods=report.methods(rows), width=width, tested=tested)
-        else:
-            diagnosed.plot(rows, diagnostic, path, width=width)
-
-
-def save(rows: DataFrame, path: Path, columns: Sequence[str], *, pivot: bool) -> None:
-    """Write the table in the form that the file's suffix says; Parquet holds the numbers themselves."""
-    from fl_labelskew_plugins.studies import printed
-
-    form = SUFFIXES[path.suffix.lower()]
-    if form != "parquet":
-        write_text(path, shown(rows, form, columns, pivot=pivot) + "\n")
-        return
-    numbers = printed.numbers(rows, columns)
-    with replacing(path) as part:
-        (printed.pivoted(rows, numbers, float("nan")) if pivot else numbers).to_parquet(part, index=False)
 
 
 def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
@@ -177,11 +92,8 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option(
     "--format", "form", default="table", show_default=True, type=click.Choice(FORMATS), help="Form of the table."
 )
-@click.option("--save", "file", type=FILE, metavar="FILE", help="Also write the table: .csv, .md, .tex or .parquet.")
-@click.option(
-    "--html", type=FILE, metavar="FILE", help="Also write a page with curves and heat maps, complete in itself."
-)
-@click.option("--confusion", is_flag=True, help="Also print the final models' confusion matrices.")
+@click.option("--save", "file", type=FILE, metavar="FILE", help="Also write the table: .csv, .md or .tex.")
+@click.option("--html", type=FILE, metavar="FILE", help="Also write a page with tables and curves, complete in itself.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Also draw the accuracies: a .png, .pdf or .svg file.")
 @click.option(
     "--diagnostic",
@@ -189,10 +101,10 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
     help="With --plot: draw this diagnostic, which the runs have recorded, instead of the accuracies.",
 )
 @click.option(
-    "--size",
-    type=click.Choice([*SIZES]),
-    metavar="VENUE",
-    help=f"With --plot: width and letters of a paper's column, or with -wide of its page: {', '.join(SIZES)}.",
+    "--width",
+    type=click.FloatRange(1, 50),
+    metavar="INCHES",
+    help="With --plot: width of a paper's column, with letters of 7 and 8 points.",
 )
 @guarded
 def report_command(
@@ -207,8 +119,7 @@ def report_command(
     html: Path | None,
     plot: Path | None,
     diagnostic: str | None,
-    size: str | None,
-    confusion: bool,
+    width: float | None,
 ) -> None:
     """Compare finished runs, as a table, a picture or a page.
 
@@ -221,9 +132,9 @@ def report_command(
     compared.
 
     Difference is the accuracy's from the baseline's, paired by seed, with a 95 % interval; it is called better or worse
-    where that leaves 0 out. Seeds needed: to see one of that size in 8 of 10 studies.
+    where that leaves 0 out.
 
-    The best of a setting is bold, the second best underlined, in LaTeX (booktabs, siunitx) and Markdown in italics. A
+    The best of a setting is bold, the second best underlined, in LaTeX (booktabs) and Markdown in italics. A
     terminal gets the columns that it has room for, a file or pipe all.
 
     \b
@@ -233,15 +144,13 @@ def report_command(
     labelskew report runs/sweep_digits --plot drift.pdf --diagnostic client_drift
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
     from fl_labelskew_plugins.recipe.mistakes import unknown
-    from fl_labelskew_plugins.studies import printed, report
+    from fl_labelskew_plugins.studies import diagnosed, printed, report
 
-    check_plot(plot, size, diagnostic)
+    check_plot(plot, width, diagnostic)
     if file is not None:
         check_save(file)
     if wrong := [f"--columns: {unknown(name, printed.MEASURES)}" for name in columns if name not in printed.MEASURES]:
         raise MistakesError(wrong)
-    if confusion and form != "table":
-        raise mistake(f"--format {form}", "--confusion prints text", "--format table")
     columns = columns or ["accuracy"] * pivot
     read, missing = report.read_all(runs)
     if read:
@@ -250,15 +159,17 @@ def report_command(
         if pivot and not rows["whole"].any():
             raise mistake("--pivot", "no run has all its rounds yet", "the table without it")
         click.echo(shown(rows, form, columns, pivot=pivot))
-        if confusion:
-            click.echo("".join(f"\n{text}\n" for text in confusions(rows)), nl=False)
         for note in report.notes(every, read):
             click.echo(note, err=True)
         if file is not None:
             with writing(file):
-                save(rows, file, columns, pivot=pivot)
+                write_text(file, shown(rows, SUFFIXES[file.suffix.lower()], columns, pivot=pivot) + "\n")
         if plot is not None:
-            draw(rows, plot, size, diagnostic)
+            with writing(plot):
+                if diagnostic is None:
+                    report.plot(rows, plot, width)
+                else:
+                    diagnosed.plot(rows, diagnostic, plot, width=width)
         if html is not None:
             from fl_labelskew_plugins.studies.page import page
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from fl_labelskew_registry import LabelSkewError, RunError
@@ -19,9 +17,6 @@ from fl_labelskew_plugins.cli.options import FOLDER, QUIET, SET
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.typed import to_go_on
-
-if TYPE_CHECKING:
-    from fl_labelskew_plugins.studies.reproduce import Experiment
 
 LEAST = ("measure", "seconds", "std", "paper", "tolerance", "seeds", "difference", "changed", "rounds", "expected")
 """Columns that a narrow terminal goes without, the least important one first."""
@@ -43,30 +38,6 @@ def named(recipes: tuple[str, ...]) -> dict[str, Path]:
     return paths
 
 
-def _estimate(
-    chosen: Sequence[Experiment],
-    seeds: int,
-    budget: float | None,
-    begun: float,
-    jobs: int,
-    out: Path,
-    *,
-    no_probe: bool,
-    quiet: bool,
-) -> None:
-    """Print what the runs will take, so many at a time, and how much of that fits the budget, which bounds this too."""
-    from fl_labelskew_plugins.studies.cost import probe
-    from fl_labelskew_plugins.studies.sweep.crew import run_all
-    from fl_labelskew_plugins.studies.sweep.plan import of_experiments
-
-    until = math.inf if budget is None else begun + budget
-    begin = partial(run_all, jobs=1, memory=None, say=lambda line: None, pause=probe(until))
-    planned, free = of_experiments(chosen, seeds), free_memory()
-    seconds = cost.tell(planned, None if no_probe else begin, out=out, jobs=[jobs], free=free, until=until, quiet=quiet)
-    if budget is not None and seconds:
-        click.echo(f"the budget is {min(1.0, budget / seconds):.0%} of that")
-
-
 @click.command("reproduce")
 @click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...", shell_complete=completion.recipes)
 @click.option(
@@ -79,7 +50,6 @@ def _estimate(
 @SET
 @click.option("--out", default="reproduced", show_default=True, type=FOLDER, help="Folder of runs and tables.")
 @cost.DRY_RUN
-@cost.NO_PROBE
 @QUIET
 @guarded
 def reproduce_command(
@@ -90,7 +60,6 @@ def reproduce_command(
     overrides: tuple[str, ...],
     out: Path,
     dry_run: bool,
-    no_probe: bool,
     quiet: bool,
 ) -> None:
     """Run recipes and compare them with the numbers that they expect.
@@ -111,7 +80,6 @@ def reproduce_command(
 
     say = (lambda line: None) if quiet else click.echo
     refuse_mpirun("reproduce")
-    cost.check(dry_run=dry_run, no_probe=no_probe)
     if jobs and budget is not None:
         raise LabelSkewError("--budget has one run after the other; use it without --jobs")
     allowed = None if budget is None else reproduce.seconds_of(budget)
@@ -120,7 +88,10 @@ def reproduce_command(
     failed: list[str] = []
     try:
         if dry_run:
-            _estimate(chosen, seeds, allowed, begun, jobs or 1, out, no_probe=no_probe, quiet=quiet)
+            planned, until = plan.of_experiments(chosen, seeds), begun + (allowed or math.inf)
+            seconds = cost.forecast(planned, out=out, jobs=jobs or 1, free=free_memory(), until=until)
+            if allowed and seconds:
+                click.echo(f"the budget is {min(1.0, allowed / seconds):.0%} of that")
             return
         with writing(f"--out {out}"):
             out.mkdir(parents=True, exist_ok=True)
@@ -130,7 +101,8 @@ def reproduce_command(
         elif allowed is None:
             done = reproduce.run_all(chosen, seeds, say, quiet=quiet)
         else:
-            reproduce.Budget(allowed, begun).spend(chosen, seeds, say, quiet=quiet)
+            reproduce.run_within(chosen, seeds, begun + allowed, say, quiet=quiet)
+            say(f"budget: {time.monotonic() - begun:.0f} of {allowed:.0f} s used; the same command resumes the runs")
             done = iter(chosen)
         for experiment in done:
             rows += reproduce.rows(experiment, seeds)

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import math
-import os
 import shlex
 import sys
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from fl_labelskew_registry import LabelSkewError, RunError, mistake
+from fl_labelskew_registry import RunError, mistake
 
 from fl_labelskew_plugins.cli import cost
 from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun
-from fl_labelskew_plugins.cli.options import FILE, FOLDER, HOST, PATH, QUIET, overrides
+from fl_labelskew_plugins.cli.options import FOLDER, HOST, PATH, QUIET, overrides
 from fl_labelskew_plugins.cli.report import shown
 from fl_labelskew_plugins.machine import locks
-from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.machine.typed import to_go_on
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.studies.sweep.plan import Planned
-
-ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
-"""Environment variable with the number of a job array's task."""
 
 
 @click.command("sweep")
@@ -43,16 +36,10 @@ ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
     help="Memory that all runs together may take.  [default: 80 % of what is free]",
 )
 @cost.DRY_RUN
-@cost.NO_PROBE
 @click.option("--tasks", is_flag=True, help="Print how many combinations there are, and nothing else.")
 @click.option(
-    "--task",
-    is_flag=False,
-    flag_value="",
-    metavar="[N]",
-    help=f"Run combination N alone, from 0, in this process; or several, such as 4-7,9.  [default: {ARRAY_TASK}]",
+    "--task", metavar="N", help="Run combination N alone, from 0, in this process; or several, such as 4-7,9."
 )
-@click.option("--tasks-file", type=FILE, metavar="FILE", help="Run the combinations that a file lists, one to a line.")
 @click.option(
     "--slurm", is_flag=True, help="Submit what is left to Slurm, as an array job; --dry-run prints its script."
 )
@@ -74,10 +61,8 @@ def sweep_command(
     jobs: int | None,
     memory: float | None,
     dry_run: bool,
-    no_probe: bool,
     tasks: bool,
     task: str | None,
-    tasks_file: Path | None,
     slurm: bool,
     sbatch: tuple[str, ...],
     host: str | None,
@@ -103,32 +88,27 @@ def sweep_command(
 
     say = (lambda line: None) if quiet else click.echo
     refuse_mpirun("sweep")
-    cost.check(dry_run=dry_run, no_probe=no_probe)
-    if task is not None and tasks_file is not None:
-        raise LabelSkewError("--task and --tasks-file both choose combinations; use one of them")
-    _check(slurm, sbatch, crew=jobs is not None or memory is not None)
-    if tasks and (dry_run or slurm or task is not None or tasks_file is not None):
-        raise mistake("--tasks", "prints a number and nothing else", "it with --set and --only alone")
-    where, task = _numbers(task)
+    if sbatch and not slurm:
+        raise mistake("--set-sbatch", "is for a job of Slurm", "it with --slurm")
+    if slurm and (jobs or memory):
+        raise mistake("--slurm", "--jobs and --memory are not for Slurm", "--set-sbatch array=%8 and mem=8G")
     alone = task is not None and task.strip().isdecimal() and jobs is None and memory is None
     every = planned = plan.plan(file, overrides, out, only, elsewhere=tasks or alone or slurm)
     if tasks:
         click.echo(len(planned))
         return
     if task is not None:
-        planned = plan.pick(planned, where, task)
-    if tasks_file is not None:
-        planned = plan.listed(planned, tasks_file)
+        planned = plan.pick(planned, task)
     if slurm:
         words = [word for setting in overrides for word in ("--set", setting)]
         words += [word for name in only for word in ("--only", name)] + (["--host", host] if host else [])
         _submit(file, planned, words, sbatch, say, dry_run=dry_run)
         return
     try:
-        if not no_probe:
-            plan.write_names(every)
+        plan.write_names(every)
         if dry_run:
-            _estimate(planned, jobs, memory, host, no_probe=no_probe, quiet=quiet)
+            jobs, free = jobs or crew.default_jobs(planned), crew.memory_bound(memory)
+            cost.forecast(planned, out=planned[0].folder.path.parent, jobs=jobs, free=free, host=host, tasks=True)
             return
         if alone:
             crew.run_here(planned[0], say, host)
@@ -141,20 +121,12 @@ def sweep_command(
     _tell(planned, failed, say)
 
 
-def _check(slurm: bool, sbatch: tuple[str, ...], *, crew: bool) -> None:
-    """Raise LabelSkewError for options that do not go together; ``crew``: whether one is of our own processes."""
-    if sbatch and not slurm:
-        raise mistake("--set-sbatch", "is for a job of Slurm", "it with --slurm")
-    if slurm and crew:
-        raise mistake("--slurm", "--jobs and --memory are not for Slurm", "--set-sbatch array=%8 and mem=8G")
-
-
 def _submit(
     file: Path,
     planned: Sequence[Planned],
     words: list[str],
     sbatch: tuple[str, ...],
-    say: cost.Say,
+    say: Callable[[str], None],
     *,
     dry_run: bool,
 ) -> None:
@@ -179,31 +151,7 @@ def _submit(
         say(f"logs: {out / plan.LOGS}/slurm-{job}_*.txt")
 
 
-def _estimate(
-    planned: Sequence[Planned],
-    jobs: int | None,
-    memory: float | None,
-    host: str | None,
-    *,
-    no_probe: bool,
-    quiet: bool,
-) -> None:
-    """Print what runs will take, as many at a time as there would be here and, where ``jobs`` is more, elsewhere."""
-    from fl_labelskew_plugins.studies.cost import probe
-    from fl_labelskew_plugins.studies.sweep import crew
-
-    begin = (
-        None
-        if no_probe
-        else partial(crew.run_all, jobs=1, memory=memory, say=lambda line: None, host=host, pause=probe(math.inf))
-    )
-    here = crew.default_jobs(planned)
-    most = [min(here, jobs or here), *([jobs] if jobs and jobs > here else [])]
-    free = crew.SHARE * free_memory() if memory is None else memory * 1e9
-    cost.tell(planned, begin, out=planned[0].folder.path.parent, jobs=most, free=free, quiet=quiet, tasks=True)
-
-
-def _tell(planned: Sequence[Planned], failed: Sequence[str], say: cost.Say) -> None:
+def _tell(planned: Sequence[Planned], failed: Sequence[str], say: Callable[[str], None]) -> None:
     """What came of all runs, as a table; raises RunError for those that failed."""
     from fl_labelskew_plugins.studies import report
 
@@ -219,12 +167,3 @@ def _tell(planned: Sequence[Planned], failed: Sequence[str], say: cost.Say) -> N
         click.echo(f"failed: {line}", err=True)
     if failed:
         raise RunError(f"{len(failed)} of {len(planned)} runs failed; the same again tries them once more")
-
-
-def _numbers(task: str | None) -> tuple[str, str | None]:
-    """Where the numbers of ``--task`` are from, and what they are."""
-    if task != "":
-        return "--task", task
-    if not (task := os.environ.get(ARRAY_TASK)):
-        raise mistake("--task", f"{ARRAY_TASK} is not set", "it in a job array, or with a number, such as --task 0")
-    return ARRAY_TASK, task

@@ -7,17 +7,11 @@ import math
 import statistics
 import time
 from collections.abc import Iterator
-from typing import Any
 
-import torch
-
-from fl_labelskew_plugins.engine.local import TEST_BATCH
 from fl_labelskew_plugins.runs.environment import peak_memory
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.tensors import num_bytes
 
-TESTED = 3
-"""Test batches that are timed."""
 ENOUGH = 3
 """Training batches that are timed at least, unless the whole time is up before."""
 
@@ -48,12 +42,8 @@ class Pace:
         try:
             yield
         except OutOfTimeError:
-            between.clear()
             self.record.cut = True
-            self._tell(tests=TESTED)
-        except KeyboardInterrupt:
-            self._tell(tests=0)
-            raise
+            self._write_estimate()
         finally:
             between.clear()
 
@@ -72,32 +62,21 @@ class Pace:
         if now >= until:
             raise OutOfTimeError
 
-    def _tell(self, *, tests: int) -> None:
-        """Write an estimate of a round's time to status.json, from the batches timed so far.
+    def _write_estimate(self) -> None:
+        """Write what the batches timed so far say of a first round that was cut off to status.json.
 
-        ``tests``: test batches to time; with 0 a test counts as nothing. The first batch, which warms up, counts only
-        if it is the only one.
+        The first batch, which warms up, counts only if it is the only one.
         """
         if self.record.next_round or not self._seconds:
             return
         session = self.record.session
-        trainer, federation, train = session.trainer, session.federation, session.recipe.train
-        test = 0.0
-        size, samples = TEST_BATCH.get(trainer.device.type, 1024), len(trainer.test.y)
-        if tests and samples:
-            index, begun = torch.arange(min(tests * size, samples), device=trainer.device), time.monotonic()
-            trainer.predict(index)
-            if self.record.personalised:
-                lengths = [len(trainer.test_indices[client]) for client in trainer.test_indices]
-                samples += round(statistics.fmean(lengths) * federation.clients_per_round)
-            test = (time.monotonic() - begun) * samples / len(index)
-        batches = statistics.fmean(-(-size // train.batch_size) for size in session.sizes)
+        train = session.recipe.train
+        batches = statistics.fmean(-(-size // train.batch_size) for size in session.sizes) * train.epochs
         batch = statistics.fmean(self._seconds[1:] or self._seconds)
-        pace: dict[str, Any] = {
+        pace = {
             "batches": len(self._seconds),
-            "round": batch * batches * train.epochs * federation.clients_per_round,
-            "test": test,
+            "round": batch * batches * session.federation.clients_per_round,
             "seconds": time.monotonic() - self._begun,
             "model": num_bytes(self.record.weights.values()),
         }
-        self.record.folder.tell(pace=pace | peak_memory(trainer.device))
+        self.record.folder.tell(pace=pace | peak_memory(session.trainer.device))

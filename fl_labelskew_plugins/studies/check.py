@@ -6,6 +6,7 @@ variable of its module, makes the others differ.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import tempfile
@@ -20,7 +21,7 @@ from safetensors.torch import load_file
 
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.machine.files import read_lines
-from fl_labelskew_plugins.machine.text import clean, counted, few
+from fl_labelskew_plugins.machine.text import clean, few
 from fl_labelskew_plugins.recipe import compatibility, parse, yaml
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.progress import Pause
@@ -56,8 +57,6 @@ REASONS = {
     "silos": "a hook uses what only one process has, such as a global variable, or draws from client.noise, whose seed "
     "a silo keeps to itself",
 }
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -101,35 +100,13 @@ def methods(name: str) -> list[str]:
     )
 
 
-def check(
-    name: str,
-    recipe: str | Path = QUICK,
-    overrides: Sequence[str] = (),
-    *,
-    runtimes: Sequence[str] = tuple(RUNTIMES),
-    folder: Path | None = None,
-    say: Say = lambda line: None,
-) -> list[str]:
+def check(name: str) -> list[str]:
     """Run a method, or all of a package, in every way; a line for each one that fails or differs.
 
-    Args:
-        name: of a registered method, or of a distribution.
-        recipe: a file, or a name; its ``method_args`` are replaced if they are another method's, and its ``comm_args``
-            are left out.
-        overrides: ``section.key=value`` each.
-        runtimes: some of :data:`RUNTIMES`.
-        folder: where the runs are kept; default: nowhere.
-        say: told of each run before it starts.
-
     Raises:
-        LabelSkewError: there is no such method, or the recipe is wrong.
+        LabelSkewError: ``name`` is neither a registered method nor a distribution of some.
     """
-    outcomes = [
-        outcome
-        for method in methods(name)
-        for outcome in outcomes_of(method, recipe, overrides, runtimes=runtimes, folder=folder, say=say)
-    ]
-    return [str(outcome) for outcome in outcomes if outcome.bad]
+    return [str(outcome) for method in methods(name) for outcome in outcomes_of(method) if outcome.bad]
 
 
 def outcomes_of(
@@ -138,10 +115,21 @@ def outcomes_of(
     overrides: Sequence[str] = (),
     *,
     runtimes: Sequence[str] = tuple(RUNTIMES),
-    folder: Path | None = None,
-    say: Say = lambda line: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Outcome]:
-    """As :func:`check`, one method's outcomes, each as soon as it is there."""
+    """Run a method in every way; each outcome as soon as it is known.
+
+    Args:
+        method: a registered one.
+        recipe: a file, or a name; its ``method_args`` are replaced if they are another method's, and its ``comm_args``
+            are omitted.
+        overrides: ``section.key=value`` each.
+        runtimes: some of :data:`RUNTIMES`.
+        say: called with a line before each run.
+
+    Raises:
+        LabelSkewError: the recipe is wrong.
+    """
     base = parse.load(recipe)  # its mistakes name its file
     content, _ = yaml.read(parse.read_text(recipe))
     if base.method_name != method:
@@ -150,8 +138,7 @@ def outcomes_of(
     (content.get("common_args") or {}).pop("training_type", None)
     settings = (*(SMALL if recipe == QUICK else ()), *ALWAYS, *overrides)
     with tempfile.TemporaryDirectory(prefix="labelskew-check-") as temporary:
-        place = (folder or Path(temporary)) / method
-        place.mkdir(parents=True, exist_ok=True)
+        place = Path(temporary)
         file = place / f"{method}.yaml"
         file.write_text(yaml.write(content), encoding="utf-8")
         try:
@@ -221,42 +208,19 @@ def difference(one: Path, other: Path, *, partial: bool = False) -> str:
         other: the run to compare.
         partial: whether the other one may lack numbers and clients' models, as silos keep some to themselves.
     """
-    return _in_numbers(one, other, partial=partial) or _in_models(one, other, partial=partial)
-
-
-def _in_numbers(one: Path, other: Path, *, partial: bool) -> str:
-    lines, others = read_lines(one / "metrics.jsonl"), read_lines(other / "metrics.jsonl")
-    if len(lines) != len(others):
-        return f"metrics.jsonl has {counted(len(lines), 'line')} in one process and {len(others)} here"
-    for here, there in zip(lines, others, strict=True):
-        if not partial and (keys := here.keys() ^ there.keys()):
-            where = "here" if min(keys) in here else "in one process"
-            return f"metrics.jsonl, round {here['round'] + 1}: {clean(min(keys), 60)} is missing {where}"
-        for key, value in here.items():
-            if key in there and there[key] != value:
-                return f"metrics.jsonl, round {here['round'] + 1}: {_apart(key, value, there[key])}"
-    return ""
-
-
-def _in_models(one: Path, other: Path, *, partial: bool) -> str:
+    lines, others = (read_lines(folder / "metrics.jsonl") for folder in (one, other))
+    for number, (here, there) in enumerate(itertools.zip_longest(lines, others, fillvalue=dict[str, Any]()), 1):
+        for key in here | there:  # in the order of the file
+            kept = not (partial and here and there) or (key in here and key in there)
+            if kept and here.get(key) != there.get(key):
+                values = (clean(json.dumps(line.get(key)), 60) for line in (here, there))
+                return f"metrics.jsonl, round {number}: {clean(key, 60)} is {' in one process and '.join(values)} here"
     for file in [Path("model.safetensors"), *sorted(path.relative_to(one) for path in one.glob("clients/*"))]:
-        if not (other / file).exists():
-            if partial and file.parent.name:
-                continue
+        if (other / file).exists():
+            tensors, found = load_file(one / file), load_file(other / file)
+            for name in sorted(tensors.keys() | found.keys()):
+                if name not in tensors or name not in found or not torch.equal(tensors[name], found[name]):
+                    return f"{file}: {clean(name, 60)} differs"
+        elif not partial or not file.parent.name:
             return f"{file} is missing"
-        tensors, others = load_file(one / file), load_file(other / file)
-        if names := tensors.keys() ^ others.keys():
-            where = "here" if min(names) in tensors else "in one process"
-            return f"{file}: {clean(min(names), 60)} is missing {where}"
-        for name, tensor in tensors.items():
-            shapes = tuple(tensor.shape), tuple(others[name].shape)
-            if shapes[0] != shapes[1]:
-                return f"{file}: {name} has shape {shapes[0]} in one process and {shapes[1]} here"
-            if not torch.equal(tensor, others[name]):
-                most = float((tensor.double() - others[name].double()).abs().max())
-                return f"{file}: {name} differs by up to {most:.3g}"
     return ""
-
-
-def _apart(key: str, here: Any, there: Any) -> str:
-    return f"{key} is {clean(json.dumps(here), 60)} in one process and {clean(json.dumps(there), 60)} here"

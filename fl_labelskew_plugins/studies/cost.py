@@ -1,15 +1,12 @@
 """What runs will take before they are run: time, memory and disk, by the rounds or batches of one run of each kind.
 
-Runs are of one kind where nothing differs but the seed and the size of decimals such as a learning rate, a weight or
+Runs are of one kind if nothing differs but the seed and the size of decimals such as a learning rate, a weight or
 Dirichlet's beta, none of them 0: these change what is learnt, and not how much is computed.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import json
-import math
 import shutil
 import statistics
 from collections.abc import Iterator, Sequence
@@ -26,195 +23,136 @@ from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
-from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.show.progress import clock
-from fl_labelskew_plugins.studies import report
-from fl_labelskew_plugins.studies.reproduce import PROBED, Cost
+from fl_labelskew_plugins.studies.finished import number
 from fl_labelskew_plugins.studies.sweep.plan import Planned
-from fl_labelskew_plugins.tensors import num_bytes
 
-HEAD = ("runs like", "runs", "rounds left", "s/round", "a run", "left", "memory", "disk", "known from")
-PROBE_S = 5.0
-"""Seconds of training after which a run stops that is started to see what it takes, if it has no two rounds by then."""
+HEAD = ("runs like", "runs", "rounds left", "s/round", "left", "memory", "disk", "known from")
+PROBE_ROUNDS, PROBE_S = 2, 5.0
+"""Rounds, and seconds of training, after which a run stops that is started to measure what it takes."""
 DECIMALS = ("train_args", "method_args", "partition_args", "privacy_args")
-"""Sections in which the size of a decimal changes nothing of what a run takes."""
+"""Sections in which the size of a decimal does not change what a run takes."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What runs of a kind have shown of it.
+class Estimate:
+    """What one run takes, as far as a run of its kind has shown.
 
     Args:
-        rounds: that they have recorded.
-        cost: of time.
-        memory: bytes that a run's process holds at most by its end; over MPI and across silos, the server's.
+        start: seconds in addition to those of its rounds.
+        round: seconds of a round.
+        memory: bytes that its process holds at most so far; over MPI and across silos, the server's.
         gpu: likewise, of tensors on a GPU.
-        disk: bytes of a run's folder at its end; the pictures drawn there are counted once a run has drawn them.
-        batches: that were timed in the first round, if none is complete. Private states of clients are then unknown.
+        disk: bytes of its folder at its end, without pictures.
+        source: what was measured, in words.
     """
 
-    rounds: int
-    cost: Cost
+    start: float
+    round: float
     memory: float
     gpu: float
     disk: float
-    batches: int = 0
+    source: str
+
+    def seconds(self, rounds: int) -> float:
+        """Seconds of a start and of so many rounds."""
+        return self.start + self.round * rounds
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Runs that take the same.
+class RunKind:
+    """Runs of one kind.
 
     Args:
         runs: all of them.
-        left: rounds that each of them has not yet.
-        done: whether each of them is; a run may have all rounds and be killed before its summary.
-        measured: None where none of them has recorded a round.
-        failed: why beginning one has failed, if it has.
+        left: missing rounds of each run that is not done; a run may have all rounds and be killed before its summary.
+        estimate: None if no run has recorded a round or batches.
     """
 
     runs: tuple[Planned, ...]
     left: tuple[int, ...]
-    done: tuple[bool, ...]
-    measured: Measured | None
-    failed: str = ""
+    estimate: Estimate | None
 
     @property
-    def recipe(self) -> Recipe:
-        """Of any of them."""
-        return self.runs[0].recipe
-
-    @property
-    def open(self) -> list[Planned]:
-        """Runs that are not done."""
-        return [run for run, done in zip(self.runs, self.done, strict=True) if not done]
-
     def seconds(self) -> list[float]:
-        """What each run still takes; 0 where nothing is known."""
-        if self.measured is None:
-            return [0.0] * len(self.runs)
-        cost, rounds = self.measured.cost, self.recipe.train.comm_round
-        return [cost.seconds(self.recipe, rounds - left, rounds) for left in self.left]
+        """What each run that is not done still takes; empty if nothing is known."""
+        return [self.estimate.seconds(rounds) for rounds in self.left] if self.estimate else []
 
     def row(self) -> list[str]:
         """Its row under :data:`HEAD`."""
         head = [self.runs[0].name, str(len(self.runs)), str(sum(self.left))]
-        if self.measured is None:
-            return [*head, *["?"] * 5, f"failed: {self.failed}" if self.failed else "nothing yet"]
-        cost, rounds = self.measured.cost, self.recipe.train.comm_round
-        whole = cost.seconds(self.recipe, 0, rounds)
-        memory = _text(self.measured.memory)
-        if self.measured.gpu:
-            memory += f", GPU {_text(self.measured.gpu)}"
-        return [
-            *head,
-            f"{(whole - cost.start) / rounds:.3g}",
-            clock(whole),
-            clock(sum(self.seconds())),
-            memory if self.recipe.comm.in_process else f"{memory} (server)",
-            _text(self.measured.disk),
-            counted(self.measured.batches, "batch", "batches")
-            if self.measured.batches
-            else counted(self.measured.rounds, "round"),
-        ]
+        if self.estimate is None:
+            return [*head, *["?"] * 4, "nothing yet"]
+        memory = _text(self.estimate.memory) + (f", GPU {_text(self.estimate.gpu)}" if self.estimate.gpu else "")
+        memory += "" if self.runs[0].recipe.comm.in_process else " (server)"
+        times = f"{self.estimate.round:.3g}", clock(sum(self.seconds))
+        return [*head, *times, memory, _text(self.estimate.disk), self.estimate.source]
 
 
-def kinds(planned: Sequence[Planned], failed: Sequence[str] = ()) -> list[Kind]:
-    """All kinds of these runs, by what is recorded in their folders now; ``failed``: ``name: why`` each."""
+def kinds(planned: Sequence[Planned]) -> list[RunKind]:
+    """All kinds of these runs, by what their folders contain now."""
     groups: dict[str, list[Planned]] = {}
     for run in planned:
         groups.setdefault(_kind(run.recipe), []).append(run)
-    return [_of(runs, failed) for runs in groups.values()]
+    made = []
+    for runs in groups.values():
+        left = [run.recipe.train.comm_round - rounds_done(run) for run in runs if not run.folder.summary.exists()]
+        estimate = _estimate(max(runs, key=rounds_done)) or next(filter(None, map(_estimate, runs)), None)
+        made.append(RunKind(tuple(runs), tuple(left), estimate))
+    return made
 
 
-def _of(runs: Sequence[Planned], failed: Sequence[str]) -> Kind:
-    timings = [read_lines(run.folder.timings) for run in runs]
-    done = [run.folder.summary.exists() for run in runs]
-    rounds = runs[0].recipe.train.comm_round
-    left = [0 if is_done else max(0, rounds - len(lines)) for is_done, lines in zip(done, timings, strict=True)]
-    why = [line.removeprefix(f"{run.name}: ") for run in runs for line in failed if line.startswith(f"{run.name}: ")]
-    return Kind(tuple(runs), tuple(left), tuple(done), _measured(runs, timings, left), "".join(why[:1]))
+def rounds_done(run: Planned) -> int:
+    """The rounds that a run has recorded."""
+    return len(read_lines(run.folder.timings))
 
 
 def unknown(planned: Sequence[Planned]) -> list[Planned]:
-    """One run of each kind of which no round is recorded and some run is left."""
-    return [kind.open[0] for kind in kinds(planned) if kind.measured is None and kind.open]
+    """One run that is not done of each kind of which nothing is known."""
+    unmeasured = [kind for kind in kinds(planned) if kind.estimate is None and kind.left]
+    return [next(run for run in kind.runs if not run.folder.summary.exists()) for kind in unmeasured]
 
 
-def seconds(planned: Sequence[Planned], kinds: Sequence[Kind], jobs: int) -> float:
-    """How long all that is left takes, so many runs at a time: the next one begins where one has ended."""
-    took = {run.name: part for kind in kinds for run, part in zip(kind.runs, kind.seconds(), strict=True)}
-    free_at = [0.0] * jobs
-    for run in sorted(planned, key=lambda run: not run.folder.recipe.exists()):  # a sweep begins with what was begun
-        heapq.heapreplace(free_at, free_at[0] + took[run.name])
-    return max(free_at)
+def probe(until: float) -> Pause:
+    """When a run stops that is started to be measured; ``until`` is as :attr:`.Pause.at`."""
+    return Pause(PROBE_ROUNDS, until, PROBE_S)
 
 
-def memory(kinds: Sequence[Kind], jobs: int) -> float:
-    """Bytes that so many runs at a time take at most, of those that are left."""
-    return sum(sorted(kind.measured.memory for kind in kinds if kind.measured for _ in kind.open)[-jobs:])
+def seconds(kinds: Sequence[RunKind], jobs: int) -> float:
+    """At least how long all that is left takes, so many runs at a time."""
+    each = [seconds for kind in kinds for seconds in kind.seconds]
+    return max([sum(each) / jobs, *each])
 
 
-def disk(kinds: Sequence[Kind]) -> float:
-    """Bytes that are still to be written."""
-    ends = [(kind.measured.disk, run) for kind in kinds if kind.measured for run in kind.open]
-    return sum(max(0.0, end - _size(run.folder.path)) for end, run in ends)
-
-
-def that_fit(kinds: Sequence[Kind], jobs: int, free: float) -> int:
-    """How many at a time, of so many, fit so many bytes of memory; one is always under way."""
-    return next((fewer for fewer in range(jobs, 1, -1) if memory(kinds, fewer) <= free), 1)
-
-
-def totals(
-    planned: Sequence[Planned], kinds: Sequence[Kind], *, out: Path, jobs: Sequence[int], free: float
-) -> Iterator[str]:
+def totals(kinds: Sequence[RunKind], *, out: Path, jobs: int, free: float) -> Iterator[str]:
     """What all runs that are left take, in lines.
 
     Args:
-        planned: all runs, in the order in which they are run.
-        kinds: theirs.
+        kinds: of all runs.
         out: the folder of all.
-        jobs: runs at a time, here and, where there are two numbers, elsewhere.
-        free: bytes of memory that all of them may take here.
+        jobs: runs at a time.
+        free: bytes of memory that all of them may take.
     """
-    left = sum(len(kind.open) for kind in kinds)
+    left, every = sum(len(kind.left) for kind in kinds), sum(len(kind.runs) for kind in kinds)
     if not left:
         yield "nothing is left to run"
         return
-    if not any(kind.measured and kind.open for kind in kinds):
-        yield f"{left} of {counted(len(planned), 'run')} left, of which nothing is known yet"
-        return
-    one_by_one, more, there = clock(seconds(planned, kinds, 1)), _text(disk(kinds)), _text(_free_disk(out))
-    of_all = f"{left} of {counted(len(planned), 'run')}"
-    yield f"{of_all} left: {one_by_one} one after the other; {more} more on disk, {there} free there"
-    fit = that_fit(kinds, jobs[0], free)
-    took = f"{clock(seconds(planned, kinds, fit))}, {_text(memory(kinds, fit))} of memory"
-    yield f"{fit} at a time here: {took}, {_text(free)} may be taken"
-    for most in (min(most, left) for most in jobs[1:]):
-        took = f"{clock(seconds(planned, kinds, most))}, {_text(memory(kinds, most))} of memory"
-        yield f"{most} at a time, where there are cores for them: {took}"
-    if any(not kind.recipe.comm.in_process for kind in kinds):
-        yield "(server): of a run's several processes, memory is that of the server's alone"
-    if missing := sum(kind.measured is None and bool(kind.open) for kind in kinds):
-        yield f"not counted: {counted(missing, 'kind')} of run that nothing is known of"
-
-
-def warnings(kinds: Sequence[Kind], *, out: Path, jobs: int, free: float) -> Iterator[str]:
-    """What does not suffice, in lines; ``jobs`` runs at a time may take ``free`` bytes of memory."""
-    if (most := memory(kinds, jobs)) > free:
-        fit = that_fit(kinds, jobs, free)
-        what = f"{jobs} at a time take {_text(most)}" if jobs > 1 else f"a run takes {_text(most)}"
-        will = "one at a time will run all the same" if fit == 1 else f"{fit} at a time will run"
-        yield f"memory: {what}, and {_text(free)} may be taken; {will}"
-    if (more := disk(kinds)) > (there := _free_disk(out)):
-        yield f"disk: {_text(more)} are to be written to {out}, where {_text(there)} are free; make room, or use --out"
-
-
-def _free_disk(out: Path) -> float:
-    """Bytes that are free where a folder is, or will be."""
-    return float(shutil.disk_usage(next(path for path in [out, *out.absolute().parents] if path.exists())).free)
+    ends = [(kind.estimate.disk, run) for kind in kinds if kind.estimate for run in kind.runs]
+    more = sum(max(0.0, end - _size(run.folder.path)) for end, run in ends if not run.folder.summary.exists())
+    place = next(path for path in [out, *out.absolute().parents] if path.exists())
+    there = shutil.disk_usage(place).free
+    taken = sum(sorted(kind.estimate.memory for kind in kinds if kind.estimate for _ in kind.left)[-jobs:])
+    of_all = f"{left} of {counted(every, 'run')} left"
+    yield f"{of_all}: {clock(seconds(kinds, 1))} one after the other; {_text(more)} more on disk, {_text(there)} free"
+    if jobs > 1:
+        yield f"{jobs} at a time: {clock(seconds(kinds, jobs))}, {_text(taken)} of memory"
+    if missing := sum(kind.estimate is None and bool(kind.left) for kind in kinds):
+        yield f"not counted: {counted(missing, 'kind')} of run of which nothing is known"
+    if taken > free:
+        yield f"warning: memory: {_text(free)} may be taken; as many runs at a time as fit will run, at least one"
+    if more > there:
+        yield f"warning: disk: the runs do not fit in {out}; make room, or use another --out"
 
 
 def _text(size: float) -> str:
@@ -229,7 +167,7 @@ def _kind(recipe: Recipe) -> str:
 
 
 def _rough(value: Any) -> Any:
-    """A setting with every decimal as whether it is 0, which may leave out what it weighs."""
+    """A setting with every decimal as whether it is 0, as what has weight 0 may not be computed."""
     if isinstance(value, dict):
         return {key: _rough(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -237,87 +175,33 @@ def _rough(value: Any) -> Any:
     return value != 0 if isinstance(value, float) else value
 
 
-def _measured(runs: Sequence[Planned], timings: Sequence[list[dict[str, Any]]], left: Sequence[int]) -> Measured | None:
-    """What runs of one kind have recorded, in lines for each of them."""
-    lines = list(itertools.chain(*timings))
-    starts = [_start(run.folder, of_run) for run, of_run in zip(runs, timings, strict=True) if of_run]
-    known = [start for start in starts if start is not None]
-    cost = Cost.of(lines, runs[0].recipe, statistics.fmean(known) if known else 0.0)
-    if cost is None:
-        return next(filter(None, map(_of_batches, runs)), None)
-    cost = cost._replace(round=cost.round * _scale(runs))
-    furthest = min(range(len(runs)), key=left.__getitem__)
-    grows, disk = _end(runs[furthest], left[furthest])
-    peak, gpu = (1e6 * max(report.number(line, key) or 0.0 for line in lines) for key in ("peak_mb", "peak_gpu_mb"))
-    return Measured(len(lines), cost, peak + grows, gpu, disk)
-
-
-def _of_batches(run: Planned) -> Measured | None:
-    """What a run has shown that was stopped in its first round, see :mod:`.runs.pace`."""
-    with suppress(LabelSkewError, AttributeError, KeyError, TypeError, ValueError):  # as damaged as a file can be
-        pace, recipe = status.read(run.folder.path)["pace"], run.recipe
-        cost = Cost(_start(run.folder, [pace]) or 0.0, float(pace["round"]), float(pace["test"]))
-        kept = min(recipe.tracking.keep_checkpoints, recipe.train.comm_round)
-        disk = _size(run.folder.path) + pace["model"] * (1 + kept + (1 + kept) * recipe.tracking.keep_best)
-        memory, gpu = (1e6 * (report.number(pace, key) or 0.0) for key in ("peak_mb", "peak_gpu_mb"))
-        return Measured(0, cost, memory, gpu, disk, int(pace["batches"]))
-    return None
-
-
-def probe(until: float) -> Pause:
-    """When a run stops that is started to see what it takes; ``until`` is as :attr:`.Pause.at`."""
-    return Pause(PROBED, until, PROBE_S)
-
-
-def _scale(runs: Sequence[Planned]) -> float:
-    """Samples of a round's clients, on average of all rounds, in relation to those of the rounds that are recorded."""
-    expected = held = 0.0
-    if (recipe := runs[0].recipe).train.clients_per_round == recipe.train.client_num_in_total:
-        return 1.0
-    for run in runs:
-        lines = read_lines(run.folder.metrics)
-        with suppress(LabelSkewError, KeyError, IndexError, TypeError):  # damaged files tell nothing
-            if lines and (at := run.folder.load_checkpoint(tensors=False)):
-                mean = statistics.fmean(at.sizes) * recipe.train.clients_per_round
-                for line in lines[1:] or lines:
-                    held += sum(at.sizes[client] for client in line["clients"])
-                    expected += mean
-    return expected / held if held else 1.0
-
-
-def _start(folder: RunFolder, timings: Sequence[dict[str, Any]]) -> float | None:
-    """Seconds of a run beside its rounds; None where it is under way, or was not done in one go."""
-    with suppress(LabelSkewError, AttributeError, TypeError, ValueError):  # as damaged as a file can be
+def _estimate(run: Planned) -> Estimate | None:
+    """What a run has recorded of its rounds, or of its batches (see :mod:`.runs.pace`); None if nothing."""
+    folder, lines, facts = run.folder, read_lines(run.folder.timings), dict[str, Any]()
+    with suppress(LabelSkewError):
         facts = status.read(folder.path)
+    disk, times = _size(folder.path), [time for line in lines if (time := number(line, "seconds")) is not None]
+    if times:
+        round_seconds, source = statistics.fmean(times[1:] or times), counted(len(times), "round")
+        if not folder.summary.exists():  # lines of further rounds, and models as in the checkpoint
+            growth = run.recipe.train.comm_round / len(lines) - 1
+            disk += growth * sum(map(_size, folder.path.glob("*.jsonl"))) + _size(folder.checkpoint.parent)
+    elif isinstance(pace := facts.get("pace"), dict) and (known := number(pace, "round")) is not None:
+        round_seconds, source, lines = known, counted(pace.get("batches", 0), "batch", "batches"), [pace]
+        disk += 3 * (number(pace, "model") or 0.0)  # in the checkpoint, and the models of the last and the best round
+    else:
+        return None
+    peak, gpu = (1e6 * max(number(line, key) or 0.0 for line in lines) for key in ("peak_mb", "peak_gpu_mb"))
+    start = max(0.0, _elapsed(facts) - sum(times or [number(lines[0], "seconds") or 0.0]))
+    return Estimate(start, round_seconds, peak, gpu, disk, source)
+
+
+def _elapsed(facts: dict[str, Any]) -> float:
+    """Seconds from the start of a run to its end or pause; 0 if it is under way, or its status is damaged."""
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
         began, ended = (datetime.fromisoformat(facts[key].replace("Z", "+00:00")) for key in ("began", "time"))
-        rest = (ended - began).total_seconds() - sum(report.number(line, "seconds") or 0.0 for line in timings)
-        return rest if facts["state"] in (status.FINISHED, status.PAUSED) and rest >= 0 else None
-    return None
-
-
-def _end(run: Planned, left: int) -> tuple[float, float]:
-    """Bytes of memory that a run takes in the rounds that are left beside what it has taken; bytes of its folder then.
-
-    What grows are the lines of rounds, and the private states of clients that were not in any round before; more
-    checkpoints are kept, and at the end come models.
-    """
-    folder, recipe, size = run.folder, run.recipe, _size(run.folder.path)
-    rounds = recipe.train.comm_round
-    if not left:
-        return 0.0, size
-    size += left / (rounds - left) * sum(map(_size, [folder.diagnostics, *folder.path.glob("*.jsonl")]))
-    with suppress(LabelSkewError):  # a checkpoint that is damaged is told when the run goes on
-        if at := folder.load_checkpoint():
-            clients = min(recipe.train.client_num_in_total, rounds * recipe.train.clients_per_round)
-            now, one = _size(folder.states), num_bytes(at.weights.values())
-            states = now / len(at.states) * clients if at.states else now
-            kept = min(recipe.tracking.keep_checkpoints, 1 + math.ceil(left / recipe.tracking.checkpoint_every))
-            more = kept - 1 - len(folder.earlier())
-            size += states - now + more * (_size(folder.checkpoint) + states + one * recipe.tracking.keep_best)
-            size += one * (1 + (clients if at.states and folder.environment.get("personal_models") else 0))
-            most = recipe.tracking.state_memory_mb * 2**20
-            return min(most, states) - min(most, now), size
-    return 0.0, size
+        return (ended - began).total_seconds() if facts["state"] in (status.FINISHED, status.PAUSED) else 0.0
+    return 0.0
 
 
 def _size(path: Path) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -44,7 +43,7 @@ class Client(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """What one run left behind in the folder ``name``.
 
     Args:
@@ -52,11 +51,9 @@ class Run:
         metrics: a mapping a round; those of a test have ``accuracy``.
         timings: a mapping a round, with ``seconds`` and ``peak_mb``.
         data: what tells its data from others (``environment.json``); None where nobody wrote it down.
-        partition: likewise, of who held which samples with this seed.
         personal: whether its method keeps a model for each client.
         names: ``setting`` and ``label``, as far as a sweep has named them.
-        confusion: ``(C, C)``, of the final model; empty for a run that is not finished, or of an earlier version.
-        clients: likewise, those that the global model was tested on one by one.
+        clients: those that the global model was tested on one by one; empty for a run that is not finished.
     """
 
     name: str
@@ -64,11 +61,9 @@ class Run:
     metrics: Sequence[Mapping[str, Any]]
     timings: Sequence[Mapping[str, Any]] = ()
     data: str | None = None
-    partition: str | None = None
     personal: bool = False
     class_names: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
-    confusion: Sequence[Sequence[int]] = ()
     clients: Sequence[Client] = ()
 
     @property
@@ -162,7 +157,7 @@ def _below(path: Path) -> Iterator[Path]:
             yield Path(here)
 
 
-def read(folder: Path) -> Run:
+def read(folder: Path) -> FinishedRun:
     """The run in a folder.
 
     Raises:
@@ -174,16 +169,14 @@ def read(folder: Path) -> Run:
         raise LabelSkewError(f"{folder}: no run: {missing[0]} is missing")
     reader = RunReader(folder)
     environment = reader.environment
-    run = Run(
+    run = FinishedRun(
         str(folder),
         reader.sections,
         reader.lines,
         read_lines(reader.timings),
         data=environment.get("data"),
-        partition=environment.get("partition"),
         personal=bool(environment.get("personal_models")),
         class_names=reader.class_names,
-        confusion=_confusion(folder),
         clients=[
             Client(clean(row.get("name"), 60), *(number(row, key) for key in Client._fields[1:]))
             for row in reader.results.get("clients", ())
@@ -198,18 +191,6 @@ def read(folder: Path) -> Run:
             "validation_args.per_client: true, and silos comm_args.send_measures: true"
         )
     return run
-
-
-def _confusion(folder: Path) -> Sequence[Sequence[int]]:
-    """What a run's ``confusion.csv`` holds; nothing if it is missing or was changed."""
-    try:
-        with (folder / "confusion.csv").open(encoding="utf-8", newline="") as file:
-            _, *rows = csv.reader(file)
-        matrix = [[int(number) for number in row[1:]] for row in rows]
-    except (OSError, ValueError, csv.Error):
-        return ()
-    valid = all(len(row) == len(matrix) and all(0 <= number < 2**53 for number in row) for row in matrix)
-    return matrix if valid else ()
 
 
 def sweep_names(folder: Path) -> dict[str, dict[str, str]]:
@@ -230,7 +211,7 @@ def _is_name(run: str) -> bool:
     return run not in ("", "..") and Path(run).name == run and len(run) < 256 and run.isprintable()
 
 
-def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
+def read_all(paths: Iterable[Path]) -> tuple[list[FinishedRun], list[str]]:
     """The runs that can be read, and a line for each folder that cannot."""
     runs, missing = [], []
     sweeps: dict[Path, dict[str, dict[str, str]]] = {}
@@ -255,32 +236,16 @@ def flat(recipe: Resolved) -> dict[str, Any]:
     }
 
 
-def same(a: Run, b: Run) -> bool:
+def same(a: FinishedRun, b: FinishedRun) -> bool:
     """Whether two runs are one experiment, their seeds apart: the same settings on the same data."""
-    return flat(a.recipe) == flat(b.recipe) and _same_data(a, b)
+    return flat(a.recipe) == flat(b.recipe) and a.data == b.data
 
 
-def _same_data(a: Run, b: Run) -> bool:
-    """Whether runs with the same settings had the same data, as far as they have written that down.
-
-    Earlier versions did not: with the same seed, another partition shows other data.
-    """
-    if a.data is not None and b.data is not None:
-        return a.data == b.data
-    return a.seed != b.seed or a.partition == b.partition or None in (a.partition, b.partition)
-
-
-def grouped(runs: Sequence[Run]) -> list[list[Run]]:
+def grouped(runs: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
     """Runs that are the :func:`same` but for their seed, together and each seed once; in the order of their first."""
-    groups: list[dict[str, Run]] = []
-    alike: dict[str, list[dict[str, Run]]] = {}
+    groups: dict[str, dict[str, FinishedRun]] = {}
     for run in runs:
-        near = alike.setdefault(json.dumps([run.measure.key, flat(run.recipe)], sort_keys=True), [])
-        group = next((group for group in near if all(_same_data(run, other) for other in group.values())), None)
-        if group is None:
-            group = {}
-            near.append(group)
-            groups.append(group)
+        group = groups.setdefault(json.dumps([run.measure.key, run.data, flat(run.recipe)], sort_keys=True), {})
         if run.seed not in group or (run.whole and not group[run.seed].whole):
             group[run.seed] = run
-    return [list(group.values()) for group in groups]
+    return [list(group.values()) for group in groups.values()]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
-from fl_labelskew_plugins.studies import paired
 from fl_labelskew_plugins.studies.report import DIFFERENCE, NAMES, PLAIN_OPTIMIZER
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ WORDS = (*NAMES, "differs in", "label", "setting", "test")
 FORMS = {
     **dict.fromkeys((*WORDS, "seeds", "unfinished", "rounds"), ""),
     **{"accuracy": ".2f", "accuracy_std": ".2f"},
-    **dict(zip(DIFFERENCE, ("+.2f", ".2f", ".2f", ".0f", ".0f"), strict=True)),
+    **dict(zip(DIFFERENCE, ("+.2f", ".2f", ".2f", ".0f"), strict=True)),
     **{f"{name}{part}": ".2f" for name in ("personalised", "local model", "best") for part in ("", "_std")},
     **{f"{name}{part}": ".2f" for name in ("own tests", "worst client", "spread") for part in ("", "_std")},
     **{"rank": ".0f", "rounds to baseline": ".0f", "speedup": ".2f", "MB up": ".3f", "MB down": ".3f"},
@@ -48,7 +47,6 @@ def numbers(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
     nothing = {
         "pairs": frame["pairs"].isna().all() or (frame["pairs"].fillna(frame["seeds"]) == frame["seeds"]).all(),
         **dict.fromkeys(DIFFERENCE[:3], frame["difference"].isna().all()),
-        "seeds needed": frame["seeds needed"].isna().all(),
         "optimizer": (frame["optimizer"] == PLAIN_OPTIMIZER).all(),
         "test": _all_global(frame),
         "personalised": not frame["personal"].any(),
@@ -98,8 +96,6 @@ def texts(frame: DataFrame, columns: Sequence[str] = (), *, split: bool = False)
         around = " [" + text["difference_low"] + ", " + text["difference_high"] + "]"
         text["difference"] += around.where(low.notna(), "")
         text["difference"] += (low > 0).map({True: " better", False: ""}) + (high < 0).map({True: " worse", False: ""})
-    if "seeds needed" in text:
-        text["seeds needed"] = text["seeds needed"].replace("inf", f"> {paired.MOST_SEEDS}")
     measures = text[[name for name in text if name in MEASURES]].replace("", "-")
     return pd.concat([names, measures], axis="columns")
 

@@ -21,20 +21,21 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, mistake
 
+from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import unknown
 from fl_labelskew_plugins.runs.measure import GLOBAL, MEASURES, NAMED
-from fl_labelskew_plugins.studies import paired
-from fl_labelskew_plugins.studies.finished import PLACES, Run, flat, grouped, number, read_all, same
+from fl_labelskew_plugins.studies.finished import PLACES, FinishedRun, flat, grouped, number, read_all, same
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Run", "curves", "flat", "grouped", "notes", "number", "read_all", "rows", "same"]
+__all__ = ["FinishedRun", "curves", "flat", "grouped", "notes", "number", "read_all", "rows", "same"]
 
 Curve = dict[int, list[float]]
 """Round, counted from 1, to the accuracy of each seed."""
@@ -50,13 +51,13 @@ NAMES = {
 """Column to its key in a recipe, and what stands there without one."""
 SCENE = ("data_args.", "partition_args.")
 """What keys that make a setting begin with."""
-DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs", "seeds needed"]
+DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs"]
 """Columns that compare a row with the baseline."""
 CHOSEN = (("label", "method", "optimizer"), ("setting", "place", "partition"), ("data",))
 """Columns whose names choose rows: of each kind the nearest first."""
 
 
-def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -> DataFrame:
+def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fedavg") -> DataFrame:
     """A row for each group: the columns of :data:`.printed.FORMS`, NaN where there is nothing, and what they come from.
 
     - method, optimizer, data, partition: their names; of several methods in a row, with + between them; a partition's
@@ -73,8 +74,7 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
     - own tests, worst client, spread: likewise, of the global model on the clients' own test splits, as far as they are
       known: mean over the clients, the worst of a round, and std over the clients.
     - difference, difference_low, difference_high, pairs: of accuracy from the baseline's in this setting, mean over the
-      seeds that both have, with its 95 % interval, and how many these are; see :mod:`.paired`.
-    - seeds needed: to see a difference of this size; infinity for more than anybody runs.
+      seeds that both have, with its 95 % interval, and how many these are; see :func:`interval`.
     - rank: by mean accuracy among the rows of this setting, from 1; of whole runs alone.
     - rounds to baseline, speedup, not within: the first round, from 1, in which the mean over the seeds reaches the
       baseline's best, and the baseline's in relation to it; or the last round, where that is never.
@@ -159,29 +159,26 @@ def _measure(frame: DataFrame, last: int) -> None:
     frame[["peak MB", "peak GPU MB"]] = took[["peak MB", "peak GPU MB"]].max()
 
 
-def _data(runs: Sequence[Run]) -> list[dict[str, str]]:
+def _data(runs: Sequence[FinishedRun]) -> list[dict[str, str]]:
     """Of each run a key that tells its data from others under the same settings of data and partition, if need be.
 
-    That is the data's folder, or where a folder had other data at another time, the start of the data's fingerprint.
+    That is the data's folder, or if a folder had other data at another time, the start of the data's fingerprint.
     """
-    known: list[dict[str, str]] = [{} for _ in runs]
-    keys = [flat(run.recipe) for run in runs]
-    scenes: dict[str, list[int]] = {}
-    for i, recipe in enumerate(keys):
-        scene = {key: value for key, value in recipe.items() if key.startswith(SCENE)}
-        scenes.setdefault(json.dumps(scene, sort_keys=True), []).append(i)
-    for near in scenes.values():
-        apart = [
-            (runs[i].place, runs[j].place)
-            for i, j in itertools.combinations(near, 2)
-            if keys[i] == keys[j] or (runs[i].data != runs[j].data and None not in (runs[i].data, runs[j].data))
-        ]
-        for i in near if apart else ():
-            run = runs[i]
-            place = next(runs[k].place for k in near if k == i or (run.data and runs[k].data == run.data))
-            prints = (run.data or run.partition or "unknown")[:8]
-            by_place = all(a != b for a, b in apart)
-            known[i] = {PLACES[0]: place or "default"} if by_place else {"data_args.fingerprint": prints}
+    scenes = []
+    places: dict[str, dict[str | None, str]] = {}  # of each scene: data to its first folder
+    for run in runs:
+        scene = {key: value for key, value in flat(run.recipe).items() if key.startswith(SCENE)}
+        scenes.append(json.dumps(scene, sort_keys=True))
+        places.setdefault(scenes[-1], {}).setdefault(run.data, run.place)
+    known = []
+    for run, scene_places in zip(runs, map(places.__getitem__, scenes), strict=True):
+        by_place = len(set(scene_places.values())) == len(scene_places)
+        name = (
+            {PLACES[0]: scene_places[run.data] or "default"}
+            if by_place
+            else {"data_args.fingerprint": (run.data or "unknown")[:8]}
+        )
+        known.append(name if len(scene_places) > 1 else {})
     return known
 
 
@@ -214,7 +211,7 @@ def ends(counts: Sequence[int]) -> str:
     return "-".join(map(str, dict.fromkeys((min(counts), max(counts)))))
 
 
-def _curve(runs: Iterable[Run]) -> Curve:
+def _curve(runs: Iterable[FinishedRun]) -> Curve:
     curve: Curve = {}
     for run in runs:
         for line in run.tests:
@@ -319,7 +316,7 @@ def _compare(frame: DataFrame, baseline: str, last: int) -> None:
             frame.loc[row, ["rounds to baseline", "speedup"]] = first, theirs / first
 
 
-def _difference(runs: Sequence[Run], others: Sequence[Run], last: int) -> Sequence[float]:
+def _difference(runs: Sequence[FinishedRun], others: Sequence[FinishedRun], last: int) -> Sequence[float]:
     """The numbers of :data:`DIFFERENCE`, over the seeds that both have."""
     ours, theirs = (
         {run.seed: 100 * value for run in row if (value := run.accuracy(last)) is not None} for row in (runs, others)
@@ -328,8 +325,25 @@ def _difference(runs: Sequence[Run], others: Sequence[Run], last: int) -> Sequen
     differences = [round(value - theirs[seed], 9) for seed, value in ours.items() if seed in theirs]
     if not differences:
         return [math.nan] * len(DIFFERENCE)
-    middle, needed = statistics.fmean(differences), paired.seeds_needed(differences)
-    return middle, *paired.interval(differences), len(differences), needed
+    return statistics.fmean(differences), *interval(differences), len(differences)
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float]:
+    r"""The 95 % interval around their mean, :math:`\bar d \pm t_{0.975, n-1} s / \sqrt n`; NaN if all are equal.
+
+    Student, "The probable error of a mean", Biometrika 6, 1908.
+
+    >>> low, high = interval([1.0, 2.0, 3.0])  # 2 ± 4.303 * 1 / sqrt(3)
+    >>> round(low, 3), round(high, 3)
+    (-0.484, 4.484)
+    """
+    n = len(differences)
+    if len(set(differences)) < 2:  # what does not vary is no sample of anything
+        return math.nan, math.nan
+    from scipy.stats import t
+
+    middle, half = statistics.fmean(differences), float(t.ppf(0.975, n - 1)) * statistics.stdev(differences) / n**0.5
+    return middle - half, middle + half
 
 
 def _apart(a: Mapping[str, str], b: Mapping[str, str]) -> int:
@@ -373,7 +387,7 @@ def names_in(frame: DataFrame, *columns: str) -> list[str]:
     return [f"'{name}'" if "," in name else name for name in names]
 
 
-def notes(frame: DataFrame, runs: Iterable[Run]) -> list[str]:
+def notes(frame: DataFrame, runs: Iterable[FinishedRun]) -> list[str]:
     """A line for each of ``runs`` that its row does not count, or that is not whole, and one on several measures."""
     counted = [run for runs in frame["runs"] for run in runs]
     lines = [note for run in runs if (note := _note(run, counted))]
@@ -382,7 +396,7 @@ def notes(frame: DataFrame, runs: Iterable[Run]) -> list[str]:
     return lines
 
 
-def _note(run: Run, counted: Sequence[Run]) -> str:
+def _note(run: FinishedRun, counted: Sequence[FinishedRun]) -> str:
     shown = any(run is other for other in counted)
     if not run.whole:
         what = "shown without a rank" if shown else "left out of its row"
@@ -401,6 +415,13 @@ def curves(frame: DataFrame) -> dict[str, dict[str, Curve]]:
         for round_, values in row["curve"].items():
             names.setdefault(row["label"], {}).setdefault(round_, []).extend(values)
     return settings
+
+
+def plot(frame: DataFrame, path: Path, width: float | None = None) -> None:
+    """Draw the rows' accuracies over the rounds, see :func:`.plots.compare`."""
+    of_clients = frame["test"].nunique() == 1 and frame["test"][0] != NAMED[GLOBAL].name
+    tested = frame["test"][0] if of_clients else ""  # of several, names of settings say it
+    plots.compare(curves(frame), path, methods=methods(frame), width=width, tested=tested)
 
 
 def tested_on(frame: DataFrame) -> str:

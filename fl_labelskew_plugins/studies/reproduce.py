@@ -7,18 +7,16 @@ of the whole one, as a schedule over T rounds has it, and another budget goes on
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import json
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, mistake
+from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 
 from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine import locks
@@ -34,10 +32,6 @@ from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.show.progress import clock
 from fl_labelskew_plugins.studies import report
 
-SHARE = 0.8
-"""Part of the time that is planned for at once: as rounds may get slower, what is left of it is planned for later."""
-PROBED = 2
-"""Rounds that a run has before more of them are planned: methods do more after the first."""
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Say = Callable[[str], None]
@@ -144,108 +138,25 @@ def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) 
         yield experiment
 
 
-class Cost(NamedTuple):
-    """What a run takes, in seconds: to start and to end, for a round, and for a test more."""
+def run_within(chosen: Sequence[Experiment], seeds: int, until: float, say: Say, *, quiet: bool) -> None:
+    """Run every experiment with the seeds ``0 .. seeds - 1`` until a time, in seconds of :func:`time.monotonic`.
 
-    start: float
-    round: float
-    test: float = 0.0
+    Each run gets an equal part of the time that is left, so seeds of an experiment get about as far. A run stops within
+    a round, which it repeats when it resumes.
 
-    @classmethod
-    def of(cls, timings: Iterable[Mapping[str, Any]], recipe: Recipe, start: float) -> Cost | None:
-        """That of runs of a recipe, by lines of their ``timings.jsonl``; None where no line says how long it took.
-
-        A first round, which warms up, counts only for what no later one tells.
-        """
-        lines = [(report.number(line, "round"), report.number(line, "seconds")) for line in timings]
-        known = [(int(at), seconds) for at, seconds in lines if at is not None and seconds is not None]
-        if not known:
-            return None
-        later = [(at, seconds) for at, seconds in known if at] or known
-        plain = [seconds for at, seconds in later if not recipe.tests(at, at + 1)]
-        tested = [[seconds for at, seconds in some if recipe.tests(at, at + 1)] for some in (later, known)]
-        with_test = statistics.fmean(tested[0] or tested[1] or plain)
-        if not plain:
-            return cls(start, with_test)
-        return cls(start, statistics.fmean(plain), max(0.0, with_test - statistics.fmean(plain)))
-
-    def seconds(self, recipe: Recipe, begin: int, end: int) -> float:
-        """From a start on, of the rounds from ``begin`` up to, but not including, ``end``; 0 where there are none."""
-        return self.start + self.round * (end - begin) + self.test * recipe.tests(begin, end) if end > begin else 0.0
-
-
-class Budget:
-    """A time in which every experiment gets as far as it can, all of them to the same share of their rounds.
-
-    A round of every run comes first, then another. What they took says how far all can get in what time is left, and
-    they go on to there; then again, as long as there is time for another round of each, and for starting the runs once
-    more. The runs stop when the time is up, ``seconds`` after ``begun``, of :func:`time.monotonic`.
+    Raises:
+        As :func:`run_all` does.
     """
-
-    def __init__(self, seconds: float, begun: float) -> None:
-        self.seconds, self.begun, self.until = seconds, begun, begun + seconds
-        self.costs: dict[str, Cost] = {}
-        self.rounds, self.training = 0, 0.0
-
-    def spend(self, chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) -> None:
-        """Run the experiments with the seeds ``0 .. seeds - 1``, as far as they get; raises as :func:`run_all` does."""
-        runs = [(experiment, seed) for seed in range(seeds) for experiment in chosen]
-        for experiment, seed in runs:
-            held(experiment.path, experiment.settings(seed), experiment.folder(seed))
-            catalog.load("runtimes", experiment.recipe.comm.backend)  # imported here, it is no part of a run's start
-        while targets := self._targets(runs):
-            before = self.rounds
-            for experiment, seed in runs:
-                self._sit(experiment, seed, targets[experiment.name], say, quiet)
-            if self.rounds == before:  # too little time to start any of them
-                break
-        used, trained = f"{time.monotonic() - self.begun:.0f}", f"{self.training:.0f} s of it in rounds"
-        say(
-            f"budget: {used} of {self.seconds:.0f} s used, {trained} ({self.rounds} in all); the same command goes on, "
-            "with another --budget or without one to the end"
-        )
-
-    def _targets(self, runs: Sequence[tuple[Experiment, int]]) -> dict[str, int]:
-        """How many rounds the runs of each experiment are to have, by its name; empty, where that is no more."""
-        open_ = [(experiment, done) for experiment, seed in runs if (done := experiment.done(seed)) < experiment.rounds]
-        if not open_ or time.monotonic() >= self.until:
-            return {}
-        whole = {experiment.name: experiment.rounds for experiment, _ in runs}
-        if len(open_) == 1:
-            return whole
-        fewest = {name: min((done for other, done in open_ if other.name == name), default=0) for name in whole}
-        if any(experiment.name not in self.costs for experiment, _ in open_):
-            return {name: done + 1 for name, done in fewest.items()}
-        most = max(whole.values())
-
-        def seconds(n: int) -> float:
-            """What it takes to give every run ``n / most`` of its rounds."""
-            return sum(
-                self.costs[experiment.name].seconds(experiment.recipe, done, experiment.rounds * n // most)
-                for experiment, done in open_
-            )
-
-        n = bisect.bisect_right(range(most + 1), SHARE * (self.until - time.monotonic()), key=seconds) - 1
-        targets = {name: rounds * n // most for name, rounds in whole.items()}
-        targets = {name: min(rounds, PROBED) if fewest[name] < PROBED else rounds for name, rounds in targets.items()}
-        return targets if any(targets[experiment.name] > done for experiment, done in open_) else {}
-
-    def _sit(self, experiment: Experiment, seed: int, rounds: int, say: Say, quiet: bool) -> None:
-        """Have one run go on to so many rounds, unless the time is too short even to start it."""
-        folder, begun, before = experiment.folder(seed), time.monotonic(), experiment.done(seed)
-        start = max((cost.start for cost in self.costs.values()), default=0.0)
-        if before >= rounds or begun + start >= self.until:
-            return
-        turn = f"{before + 1}" if rounds == before + 1 else f"{before + 1} to {rounds}"
-        say(f"{experiment.name}, seed {seed}: round {turn} of {experiment.rounds}, {clock(self.until - begun)} left")
-        pause = Pause(rounds, self.until)
-        complete(experiment.path, experiment.settings(seed), folder, quiet=quiet, pause=pause)
-        lines = read_lines(folder.timings)[before:]
-        training = sum(float(line["seconds"]) for line in lines)
-        start = max(0.0, time.monotonic() - begun - training)
-        if cost := Cost.of(lines, experiment.recipe, start):
-            self.costs[experiment.name] = cost
-            self.rounds, self.training = self.rounds + len(lines), self.training + training
+    runs = [(experiment, seed) for seed in range(seeds) for experiment in chosen]
+    left = [(one, seed) for one, seed in runs if held(one.path, one.settings(seed), one.folder(seed)) != "done"]
+    for number, (experiment, seed) in enumerate(left):
+        now = time.monotonic()
+        if now >= until:
+            break
+        seconds = (until - now) / (len(left) - number)
+        say(f"{experiment.name}, seed {seed}: from round {experiment.done(seed) + 1}, for {clock(seconds)}")
+        pause = Pause(experiment.rounds, now + seconds)
+        complete(experiment.path, experiment.settings(seed), experiment.folder(seed), quiet=quiet, pause=pause)
 
 
 def held(path: Path, settings: Sequence[str], folder: RunFolder) -> str | None:
@@ -336,7 +247,7 @@ def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
     begun = [seed for seed in range(seeds) if experiment.done(seed)]
     rounds = min(map(experiment.done, begun), default=0)
     folders = [experiment.folder(seed) for seed in begun]
-    runs = [report.Run(str(folder.path), {}, read_lines(folder.metrics)[:rounds]) for folder in folders]
+    runs = [report.FinishedRun(str(folder.path), {}, read_lines(folder.metrics)[:rounds]) for folder in folders]
     cut, real = rounds < experiment.whole, not made_up(experiment.recipe)
     seconds = sum(map(_seconds, folders))
     last = [f"{rounds} of {experiment.whole}", str(len(runs)), "; ".join(experiment.deviations), f"{seconds:.0f}"]
@@ -370,7 +281,7 @@ def tail(experiment: Experiment, rounds: int) -> int:
     return max(1, round(experiment.recipe.validation.last_rounds * min(1.0, rounds / experiment.whole)))
 
 
-def measured(run: report.Run, number: Expected, experiment: Experiment, rounds: int) -> float | None:
+def measured(run: report.FinishedRun, number: Expected, experiment: Experiment, rounds: int) -> float | None:
     """What a run has for an expected number, in its unit; None where it has nothing."""
     if number.measure == "rounds_to":
         assert number.target is not None  # Expected has checked it

@@ -83,7 +83,7 @@ def test_fewer_rounds_are_better(values, word):
 def test_what_a_run_has_for_each_measure(file, tmp_path):
     (experiment,) = reproduce.experiments({"one": file}, [], tmp_path)
     accuracies = [0.1, 0.5, 0.9, 0.6, 0.7, 0.8]
-    run = report.Run(
+    run = report.FinishedRun(
         "r", {}, [{"round": r, "accuracy": a, "balanced_accuracy": a / 2} for r, a in enumerate(accuracies)]
     )
     assert reproduce.measured(run, number(), experiment, 6) == pytest.approx(75)  # the last 4
@@ -131,105 +131,27 @@ def test_what_is_no_budget(text):
         reproduce.seconds_of(text)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "cost"),
-    [
-        ([9, 2, 2, 5], (2, 3)),  # of 6 rounds, those from 1 on that 3 divides, and the last, end with a test
-        ([9, 2, 4], (3, 6)),  # the only test is in the first round, which warms up as well
-        ([9, 10], (10, 0)),
-        ([9], (9, 0)),
-        ([], None),
-    ],
-)
-def test_what_rounds_with_and_without_a_test_say_of_a_run(file, seconds, cost):
-    recipe = parse.load(file, ["validation_args.frequency_of_the_test=3"])
-    lines = [{"round": number, "seconds": each} for number, each in enumerate(seconds)]
-    found = reproduce.Cost.of(lines, recipe, 1.0)
-    assert found == (cost and reproduce.Cost(1.0, *cost))
-    every_time = reproduce.Cost.of(lines, parse.load(file), 1.0)
-    assert every_time == (cost and reproduce.Cost(1.0, statistics.fmean(seconds[1:] or seconds)))
+@pytest.mark.parametrize(("seconds", "done"), [(20, [2, 3, 3]), (9, [1, 1, 1]), (400, [6, 6, 6]), (2, [0, 0, 0])])
+def test_a_budget_is_shared_equally_and_the_rest_of_finished_runs_is_shared_on(
+    file, tmp_path, monkeypatch, seconds, done
+):
+    """Rounds of 2 s, and a start of 1 s each."""
+    now = 0.0
 
-
-def test_what_is_left_of_a_run_is_its_rounds_its_tests_and_a_start(file):
-    recipe = parse.load(file, ["validation_args.frequency_of_the_test=3"])
-    cost = reproduce.Cost(1, 10, 100)
-    assert [cost.seconds(recipe, begin, 6) for begin in (6, 5, 4, 3, 0)] == [0, 111, 121, 231, 361]
-    assert cost.seconds(recipe, 1, 3) == 21
-
-
-@pytest.fixture
-def two(file, tmp_path):
-    """Experiments of 6 and of 60 rounds."""
-    other = tmp_path / "two.yaml"
-    other.write_text(TEXT.replace("comm_round: 6", "comm_round: 60"))
-    return reproduce.experiments({"one": file, "two": other}, [], tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "targets"),
-    [
-        # 2 seeds, each 1 s to start; half of the rounds is 2 * (1 + 3 * 10) + 2 * (1 + 30 * 1) = 124 s, and 2 s a round
-        (124 / reproduce.SHARE, {"one": 3, "two": 30}),
-        (125.9 / reproduce.SHARE, {"one": 3, "two": 30}),
-        (126 / reproduce.SHARE, {"one": 3, "two": 31}),
-        (1e6, {"one": 6, "two": 60}),
-        (4 / reproduce.SHARE, {"one": 0, "two": 1}),
-        (3.9 / reproduce.SHARE, {}),
-        (-1, {}),
-    ],
-)
-def test_all_get_to_the_same_share_in_the_time_that_is_left(two, seconds, targets, monkeypatch):
-    monkeypatch.setattr(reproduce, "time", SimpleNamespace(monotonic=lambda: 500.0))
-    budget = reproduce.Budget(seconds + 1e-9, 500)
-    runs = [(experiment, seed) for seed in (0, 1) for experiment in two]
-    first = {} if seconds < 0 else {"one": 1, "two": 1}
-    assert budget._targets(runs) == first  # nothing is known yet
-    budget.costs = {"one": reproduce.Cost(1, 10), "two": reproduce.Cost(1, 1)}
-    assert budget._targets(runs) == {name: min(rounds, 2) for name, rounds in targets.items()}  # then they are tried
-    monkeypatch.setattr(reproduce, "PROBED", 0)
-    assert budget._targets(runs) == targets
-
-
-class Clock:
-    """Plays runs of which each takes a second to start and so many for a round."""
-
-    def __init__(self, monkeypatch, seconds):
-        self.now, self.seconds = 0.0, seconds
-        monkeypatch.setattr(reproduce, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(reproduce, "complete", self.complete)
-
-    def complete(self, path, settings, folder, *, quiet, pause):
+    def complete(path, settings, folder, *, quiet, pause):
+        nonlocal now
         folder.create()
-        done, self.now = len(metrics(folder.path)) if folder.metrics.exists() else 0, self.now + 1
-        while done < pause.rounds and self.now < pause.at:
-            line = {"round": done, "accuracy": 0.5, "seconds": self.seconds(path.stem, done)}
-            folder.append(folder.metrics, line)
-            folder.append(folder.timings, line)
-            done, self.now = done + 1, self.now + line["seconds"]
+        now += 1
+        while len(metrics(folder.path) if folder.metrics.exists() else []) < pause.rounds and now + 2 <= pause.at:
+            folder.append(folder.metrics, {"round": 0})
+            now += 2
 
-
-@pytest.mark.parametrize("seconds", [20.1, 50, 100, 150, 400])
-@pytest.mark.parametrize("later", [1, 3], ids=["even", "slower"])
-def test_a_budget_holds_within_a_round_and_all_get_about_as_far(two, seconds, later, monkeypatch):
-    clock = Clock(monkeypatch, lambda name, round: {"one": 4.0, "two": 0.5}[name] * (later if round else 1))
-    budget, said = reproduce.Budget(seconds, 0.0), []
-    budget.spend(two, 2, said.append, quiet=True)
-    one, other = ([experiment.done(seed) for seed in (0, 1)] for experiment in two)
-    assert clock.now < seconds + 4 * later
-    assert min(*one, *other) >= 1
-    assert max(one) - min(one) <= 1
-    assert abs(sum(one) / 12 - sum(other) / 120) < 1 / 6
-    if later == 1 and seconds == 400:  # all of it takes 2 * (6 * 4 + 60 / 2) s, and a few starts
-        assert (one, other) == ([6, 6], [60, 60])
-    assert budget.rounds == sum(one) + sum(other)
-    used = f"{clock.now:.0f} of {seconds:.0f} s used, {budget.training:.0f} s of it in rounds ({budget.rounds} in all)"
-    assert said[-1].startswith(f"budget: {used}; the same command goes on")
-
-
-def test_a_single_run_needs_no_plan(two, monkeypatch):
-    clock = Clock(monkeypatch, lambda name, round: 3.0)
-    reproduce.Budget(20, 0.0).spend(two[1:], 1, [].append, quiet=True)
-    assert (two[1].done(0), clock.now) == (7, 22.0)  # 1 + 7 * 3: the last round began after 19 s
+    monkeypatch.setattr(reproduce, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(reproduce, "complete", complete)
+    (experiment,) = experiments = reproduce.experiments({"one": file}, [], tmp_path / "out")
+    reproduce.run_within(experiments, 3, seconds, [].append, quiet=True)
+    assert [experiment.done(seed) for seed in range(3)] == done
+    assert now <= max(seconds, 3)
 
 
 SCHEDULED = [
@@ -263,7 +185,7 @@ def test_a_round_that_its_time_cuts_off_is_repeated_to_the_same_bytes(file, tmp_
     assert "paused after 0 of 2 rounds; round 1 is incomplete; resuming repeats it" in capsys.readouterr().out
     pace = status.read(parts.path)["pace"]
     assert pace["batches"] == 3  # then the 0 seconds of training are over
-    assert 0 < pace["test"] < pace["round"]
+    assert 0 < pace["round"] < 100
     for pause in (Pause(1, math.inf), Pause(2, math.inf, 0.0)):  # a whole round, and one that is cut off
         reproduce.complete(file, settings, parts, quiet=True, pause=pause, host="none")
         assert len(metrics(parts.path)) == 1
@@ -296,9 +218,9 @@ def test_a_budget_for_real(file, tmp_path):
     assert (mean["rounds"], mean["verdict"]) == (f"{rounds} of 100000", f"not comparable ({rounds} of 100000 rounds)")
     assert (float(mean["ours"]) > 0, mean["difference"]) == (True, "")
     assert (reach["ours"], reach["verdict"]) == ("0 of 1 got there", mean["verdict"])
-    assert "one, seed 0: round 1 to 100000 of 100000, 0:0" in done.output
+    assert "one, seed 0: from round 1, for 0:0" in done.output
     assert f"paused after {rounds} of 100000 rounds" in done.output
-    assert re.search(rf"budget: \d+ of 3 s used, \d s of it in rounds \({rounds} in all\); ", done.output)
+    assert re.search(r"budget: \d+ of 3 s used; ", done.output)
     again = call("reproduce", file, "--seeds", 2, "--budget", "1s", "--out", out)
     assert "Traceback" not in again.output
     assert len(metrics(run)) >= rounds

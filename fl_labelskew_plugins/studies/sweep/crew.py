@@ -83,7 +83,7 @@ def run_all(
     left = [run for run in planned if states[run.name] != "done"]
     left.sort(key=lambda run: states[run.name] is None)  # what was begun comes first
     slots = jobs or default_jobs(planned)
-    bound = SHARE * free_memory() if memory is None else memory * 1e9
+    bound = memory_bound(memory)
     begun = sum(state == "begun" for state in states.values())
     say(
         f"{counted(len(planned), 'run')}: {len(planned) - len(left)} finished, {begun} to resume; at most {slots} "
@@ -124,14 +124,18 @@ def default_jobs(planned: Sequence[Planned]) -> int:
     return max(1, available_cores() // _threads(planned))
 
 
+def memory_bound(memory: float | None) -> float:
+    """Bytes that all runs together may take: of so many GB, or :data:`SHARE` of what is free."""
+    return SHARE * free_memory() if memory is None else memory * 1e9
+
+
 @dataclass
-class Job:
-    """A run under way, its process, its place among those at the same time, and where it sends why it failed."""
+class RunProcess:
+    """A run under way, its process, and its place among those at the same time."""
 
     run: Planned
     process: Any
     slot: int
-    words: connection.Connection
     begun: float = field(default_factory=time.monotonic)
 
 
@@ -154,7 +158,7 @@ class Crew:
     ) -> None:
         self.all, self.waiting, self.slots, self.bound, self.say = planned, list(left), slots, bound, say
         self.host, self.pause = host, pause
-        self.running: list[Job] = []
+        self.running: list[RunProcess] = []
         self.failed: list[str] = []
         self.took: list[float] = []
         self.left = len(left)
@@ -231,25 +235,21 @@ class Crew:
             run.log.unlink(missing_ok=True)
         except OSError as error:
             raise LabelSkewError(f"{run.log.parent}: cannot be written: {error.strerror}") from None
-        words, theirs = self._context.Pipe(duplex=False)
-        with theirs:
-            arguments = (run.base, run.settings, run.folder.path, run.log, theirs, gpu, self.host, self.pause)
-            process = self._context.Process(target=_work, args=arguments, name=run.name)
-            process.start()
-        self.running.append(Job(run, process, slot, words))
+        arguments = (run.base, run.settings, run.folder.path, run.log, gpu, self.host, self.pause)
+        process = self._context.Process(target=_work, args=arguments, name=run.name)
+        process.start()
+        self.running.append(RunProcess(run, process, slot))
 
-    def _ended(self, job: Job) -> None:
+    def _ended(self, job: RunProcess) -> None:
         run, code, seconds = job.run, job.process.exitcode, time.monotonic() - job.begun
         _tidy(run.log)
-        with job.words:
-            sent = _received(job.words)
         if code == ELSEWHERE:
             self.waiting.append(run)
             return
         self.left -= 1
         self.took.append(seconds)
         if code:
-            words = _last_words(run.log) or sent or how_it_ended("the run", code)
+            words = last_words(run.log) or how_it_ended("the run", code)
             self.failed.append(f"{run.name}: {words}")
             result = f"failed: {words}"
         else:
@@ -305,7 +305,7 @@ def _tidy(file: Path) -> None:
             file.unlink()
 
 
-def _last_words(file: Path) -> str:
+def last_words(file: Path) -> str:
     """What a run that failed said last: its mistake, or the last line of a traceback and where the rest is."""
     with contextlib.suppress(OSError):
         lines = [line for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
@@ -317,28 +317,16 @@ def _last_words(file: Path) -> str:
     return ""
 
 
-def _received(words: connection.Connection) -> str:
-    """What a run has sent about its failure; nothing, where it was killed."""
-    with contextlib.suppress(EOFError, OSError):
-        if words.poll():
-            return words.recv_bytes().decode(errors="replace")
-    return ""
-
-
 def _work(
     base: Path,
     settings: tuple[str, ...],
     folder: Path,
     file: Path,
-    words: connection.Connection,
     gpu: str | None,
     host: str | None = None,
     pause: Pause | None = None,
 ) -> None:
-    """One run, in a process of its own; what it says goes to ``file``, and why it failed also to ``words``.
-
-    A disk that is full takes no log.
-    """
+    """One run, in a process of its own; what it says goes to ``file``, unless the disk is full."""
     os.setsid()  # Ctrl-C is the sweep's, which tells this process
     signal.signal(signal.SIGINT, signal.default_int_handler)  # for what the run starts; see .forkserver
     try:
@@ -358,17 +346,8 @@ def _work(
     except locks.HeldError:
         sys.exit(ELSEWHERE)
     except LabelSkewError as error:
-        _send(words, "; ".join(str(error).splitlines()))
         with contextlib.suppress(OSError):
             log.error(error.shown())
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except Exception as error:
-        _send(words, f"{type(error).__name__}: {' '.join(str(error).split())}")
-        raise
-
-
-def _send(words: connection.Connection, text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads any more
-        words.send_bytes(text.encode()[:4096])  # what any pipe takes at once

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -92,28 +93,24 @@ def sweep(
         file = _written({"base": base, "grid": axes} if sweep is None else sweep, changes or {}, folder)
         folder = file.parent
     planned = plan.plan(file, overrides, folder, only)
-    failed: dict[str, str] = {}
     if any(state != "done" for state in plan.states_of(planned).values()):
         words = ["sweep", str(file), "--out", str(planned[0].folder.path.parent), *(["--quiet"] if quiet else [])]
         words += [word for override in overrides for word in ("--set", override)]
         words += [word for name in only for word in ("--only", name)]
         options = {"--jobs": jobs, "--memory": memory, "--host": host}
         words += [word for key, value in options.items() if value is not None for word in (key, str(value))]
-        failed = _run(words, planned, quiet=quiet)
+        _run(words, planned, quiet=quiet)
     runs = [Run(run.folder.path) for run in planned if run.folder.recipe.is_file()]
-    return Sweep(runs, _table(planned, failed))
+    return Sweep(runs, _table(planned))
 
 
 def _listed(key: str, values: Any) -> list[Any]:
     """The values of an axis."""
-    try:
+    with suppress(TypeError):  # of a number
         if not isinstance(values, str | bytes | Mapping):
             return list(values)
-    except TypeError:  # such as a number
-        pass
-    raise mistake(
-        f"grid: {clean(key, 80)}", f"{clean(repr(values), 80)} is not a list of values", f"[{clean(values, 40)}]"
-    )
+    shown = clean(repr(values), 80)
+    raise mistake(f"grid: {clean(key, 80)}", f"{shown} is not a list of values", f"[{clean(values, 40)}]")
 
 
 def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path | None) -> Path:
@@ -145,8 +142,8 @@ def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path |
     return folder / "sweep.yaml"
 
 
-def _run(words: Sequence[str], planned: Sequence[plan.Planned], *, quiet: bool) -> dict[str, str]:
-    """The command with its output here; returns why runs have failed, by their names."""
+def _run(words: Sequence[str], planned: Sequence[plan.Planned], *, quiet: bool) -> None:
+    """Run the command with its output here."""
     process = subprocess.Popen(
         [sys.executable, "-m", "fl_labelskew_plugins.cli.main", *words],
         env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
@@ -157,16 +154,13 @@ def _run(words: Sequence[str], planned: Sequence[plan.Planned], *, quiet: bool) 
         errors="replace",
         start_new_session=True,  # Ctrl-C comes here; the command is told once
     )
-    last, failed = "", {}
+    last = ""
     try:
         lines = process.stderr if quiet else process.stdout
         assert lines is not None
         with lines:
             for line in lines:
                 last = line.strip() or last
-                if line.startswith("failed: "):
-                    name, _, why = last.removeprefix("failed: ").partition(": ")
-                    failed[name] = clean(why, 1000)
                 print(line, end="", file=sys.stderr if quiet else sys.stdout, flush=True)
         code = process.wait()
     except KeyboardInterrupt:
@@ -176,35 +170,30 @@ def _run(words: Sequence[str], planned: Sequence[plan.Planned], *, quiet: bool) 
         end([process], crew.GRACE + 10)
     if code == LabelSkewError.exit_code:
         raise LabelSkewError(clean(last, 1000))
-    if code and not failed:
+    if code and (code != RunError.exit_code or not any(crew.last_words(run.log) for run in planned)):
         raise RunError(f"{how_it_ended('labelskew sweep', code)}: {clean(last, 1000)}")
-    return failed
 
 
-def _table(planned: Sequence[plan.Planned], failed: Mapping[str, str]) -> DataFrame:
+def _table(planned: Sequence[plan.Planned]) -> DataFrame:
     from pandas import DataFrame, Index
 
+    recipes = [run.recipe.resolved() for run in planned]
     places = dict.fromkeys(setting.partition("=")[0] for run in planned for setting in run.settings)
-    values = {place: [_value(run, place) for run in planned] for place in places}
+    columns = {place: [_value(recipe, place) for recipe in recipes] for place in places}
+    differing = {place: values for place, values in columns.items() if len(set(map(json.dumps, values))) > 1}
     rows = []
     for number, run in enumerate(planned):
         known, lines = status.read_planned(run.folder.path), read_lines(run.folder.metrics)
         best = (best_test(lines) or {}).get(main_measure(lines).key)
-        row = {"state": known["state"], "rounds": len(lines), "accuracy": known.get("accuracy"), "best": best}
-        row["why"] = known.get("why") or failed.get(run.name, "")
-        if run.name in failed and known["state"] == status.NOT_BEGUN:
-            row["state"] = status.FAILED
-        rows.append(row | {place: column[number] for place, column in values.items() if _differs(column)})
+        reason = known.get("why") or crew.last_words(run.log)
+        state = status.FAILED if reason and known["state"] == status.NOT_BEGUN else known["state"]
+        row = {"state": state, "rounds": len(lines), "accuracy": known.get("accuracy"), "best": best, "why": reason}
+        rows.append(row | {place: values[number] for place, values in differing.items()})
     return DataFrame(rows, index=Index([run.name for run in planned], name="run"))
 
 
-def _value(run: plan.Planned, place: str) -> Any:
-    """A setting of a run by its ``section.key``; None if its plugins have no such key."""
-    value: Any = run.recipe.resolved()
+def _value(recipe: Any, place: str) -> Any:
+    """A setting by its ``section.key``; None if the recipe's plugins have no such key."""
     for key in place.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def _differs(values: Sequence[Any]) -> bool:
-    return len({json.dumps(value, sort_keys=True) for value in values}) > 1
+        recipe = recipe.get(key) if isinstance(recipe, dict) else None
+    return recipe

@@ -54,7 +54,7 @@ class SweepFile(Params):
     skip: list[list[str]] = Field([], description="combinations to leave out, by names as in a run's folder")
 
 
-class Choice(NamedTuple):
+class AxisValue(NamedTuple):
     """One value of an axis: what a run's name says of it, its ``section.key=value`` overrides, and who named it."""
 
     label: str
@@ -205,7 +205,7 @@ def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
 
 def _twins(path: Path, planned: Sequence[Planned]) -> list[str]:
     """Combinations that a report would count once, since they are the same experiment with the same seed."""
-    runs = [report.Run(run.name, run.recipe.resolved(), (), data=_place(run.recipe)) for run in planned]
+    runs = [report.FinishedRun(run.name, run.recipe.resolved(), (), data=_place(run.recipe)) for run in planned]
     counted = [run for group in report.grouped(runs) for run in group]
     known = {run.name for run in counted}
     wrong = []
@@ -254,13 +254,13 @@ def _key(override: str) -> str:
     return override.partition("=")[0].strip()
 
 
-def _axis(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[Choice]:
+def _axis(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[AxisValue]:
     """A named axis, ``name: settings``, or a plain one, ``section.key: [values]``."""
     if len(raw) == 1 and isinstance(values := next(iter(raw.values())), list):
         (key,) = raw
         if "." not in key or not values:
             wrong.append(f"{place}: {key}: allowed: section.key with at least one value")
-        return [Choice(_label(key, value), (_override(key, value),), named=False) for value in values]
+        return [AxisValue(_label(key, value), (_override(key, value),), named=False) for value in values]
     choices = []
     for name, settings in raw.items():
         if not LABEL.fullmatch(name):
@@ -269,7 +269,7 @@ def _axis(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[Choice]:
             allowed = "allowed: name: {settings}, or one section.key: [values]"
             wrong.append(f"{place}: {name}: {mistakes.show(settings)} is no mapping of settings; {allowed}")
         else:
-            choices.append(Choice(name, tuple(_settings(f"{place}: {name}", settings or {}, wrong))))
+            choices.append(AxisValue(name, tuple(_settings(f"{place}: {name}", settings or {}, wrong))))
     if not raw:
         wrong.append(f"{place}: empty; give at least one value")
     return choices
@@ -281,7 +281,7 @@ def _label(key: str, value: Any) -> str:
     return ("seed" if name == "random_seed" else name) + re.sub(r"[^A-Za-z0-9._+-]+", "_", text).strip("_")
 
 
-def _kind(axis: Sequence[Choice]) -> str | None:
+def _kind(axis: Sequence[AxisValue]) -> str | None:
     """Which of a report's names an axis is part of: ``setting`` where any value chooses data or partition."""
     keys = {_key(setting) for choice in axis for setting in choice.settings}
     if any(key.startswith(report.SCENE) for key in keys):
@@ -289,7 +289,7 @@ def _kind(axis: Sequence[Choice]) -> str | None:
     return "label" if keys - {finished.SEED} else None
 
 
-def _names(kinds: Sequence[str | None], choices: Sequence[Choice]) -> dict[str, str]:
+def _names(kinds: Sequence[str | None], choices: Sequence[AxisValue]) -> dict[str, str]:
     """What a report calls a combination; keys and values say more than the names of plain axes alone."""
     names = {}
     for kind in ("setting", "label"):
@@ -299,7 +299,7 @@ def _names(kinds: Sequence[str | None], choices: Sequence[Choice]) -> dict[str, 
     return names
 
 
-def _same_key(path: Path, axes: Sequence[Sequence[Choice]], overrides: Sequence[str], wrong: list[str]) -> None:
+def _same_key(path: Path, axes: Sequence[Sequence[AxisValue]], overrides: Sequence[str], wrong: list[str]) -> None:
     """A key that two axes set: the second would undo what the first one's name says."""
     by_axis = [{_key(setting) for choice in axis for setting in choice.settings} for axis in axes]
     for (i, a), (j, b) in itertools.combinations(enumerate(by_axis, 1), 2):
@@ -342,8 +342,8 @@ def of_experiments(experiments: Sequence[Experiment], seeds: int) -> list[Planne
     return planned
 
 
-def pick(planned: Sequence[Planned], where: str, text: str) -> list[Planned]:
-    """Those of some numbers, such as ``3`` or ``4-7,9``; ``where`` the text comes from, for a mistake.
+def pick(planned: Sequence[Planned], text: str) -> list[Planned]:
+    """Those of the numbers in the text of ``--task``, such as ``3`` or ``4-7,9``.
 
     Raises:
         LabelSkewError: it is no list of numbers, or there are fewer combinations.
@@ -354,28 +354,11 @@ def pick(planned: Sequence[Planned], where: str, text: str) -> list[Planned]:
         known = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
         first, last = (int(known[1]), int(known[2] or known[1])) if known else (1, 0)
         if first > last:
-            raise mistake(where, f"{mistakes.show(text)} is no list of tasks", f"{use}, such as 3 or 4-7,9")
+            raise mistake("--task", f"{mistakes.show(text)} is no list of tasks", f"{use}, such as 3 or 4-7,9")
         if last >= len(planned):
-            raise mistake(where, f"there is no task {last}", use)
+            raise mistake("--task", f"there is no task {last}", use)
         numbers |= dict.fromkeys(range(first, last + 1))
     return [planned[number] for number in numbers]
-
-
-def listed(planned: Sequence[Planned], file: Path) -> list[Planned]:
-    """Those that a file lists, one or some to a line; what follows a ``#`` is a comment.
-
-    Raises:
-        LabelSkewError: the file cannot be read, or holds something else, or nothing.
-    """
-    try:
-        lines = yaml.text_of(file).splitlines()
-    except yaml.YamlError as error:
-        raise LabelSkewError(f"--tasks-file {file}: {error}") from None
-    numbered = [(number, text) for number, line in enumerate(lines, 1) if (text := line.partition("#")[0].strip())]
-    if not numbered:
-        raise mistake(f"--tasks-file {file}", "lists no task", "a line for each, such as 3 or 4-7")
-    runs = [run for number, text in numbered for run in pick(planned, f"--tasks-file {file}: line {number}", text)]
-    return list({run.number: run for run in runs}.values())
 
 
 def missing(planned: Sequence[Planned]) -> list[str]:

@@ -8,6 +8,8 @@ import time
 import pytest
 from commands import call, errors
 
+from fl_labelskew_plugins.studies.sweep import plan
+
 FOUR = """
 base: base.yaml
 set: {train_args.comm_round: 25}
@@ -19,54 +21,24 @@ NAMES = ["fedavg-seed0", "fedavg-seed1", "fedlc-seed0", "fedlc-seed1"]
 SAME = ("metrics.jsonl", "model.safetensors", "recipe.yaml")
 
 
-def test_tasks_are_numbered_from_0_in_the_order_of_dry_run(write, tmp_path):
+def test_tasks_are_numbered_from_0_in_the_file_s_order(write, tmp_path):
     file, out = write(FOUR), tmp_path / "out"
     assert call("sweep", file, "--tasks").output == "4\n"
     assert call("sweep", file, "--tasks", "--only", "fedlc").output == "2\n"
-    (tmp_path / "chunk").write_text("# of the first machine\n3\n\n0-1  # both\n1\n")
-    for words, numbers in (
-        ([], [0, 1, 2, 3]),
-        (["--task", "2"], [2]),
-        (["--task", "3, 0-1,1"], [3, 0, 1]),
-        (["--tasks-file", tmp_path / "chunk"], [3, 0, 1]),
-        (["--task"], [1]),
-    ):
-        command = ["sweep", file, "--out", out, "--dry-run", "--no-probe", *words]
-        head, *lines = call(*command, SLURM_ARRAY_TASK_ID="1").output.splitlines()
-        assert head.split() == ["task", "run", "state"]
-        listed = [line.split()[:2] for line in lines[: len(numbers)]]
-        assert listed == [[str(number), NAMES[number]] for number in numbers]
-        assert lines[len(numbers)].startswith(f"{len(numbers)} run")
+    planned = plan.plan(file, out=out)
+    for text, numbers in (("2", [2]), ("3, 0-1,1", [3, 0, 1])):
+        picked = plan.pick(planned, text)
+        assert [(run.number, run.name) for run in picked] == [(number, NAMES[number]) for number in numbers]
 
 
-def test_what_is_wrong_with_a_task_is_one_line(write, tmp_path, monkeypatch):
-    monkeypatch.delenv("SLURM_ARRAY_TASK_ID", raising=False)
-    file, chunk = write(FOUR), tmp_path / "chunk"
+def test_what_is_wrong_with_a_task_is_one_line(write):
+    file = write(FOUR)
     use = "use numbers from 0 to 3"
     for text in ("x", " -1", "2-1", "1,", "1.5", "0-3:2", "9" * 5000):
         (line,) = errors("sweep", file, f"--task={text}")
         assert re.fullmatch(rf"--task: '.+ is no list of tasks; {use}, such as 3 or 4-7,9", line)
         assert len(line) < 160
     assert errors("sweep", file, "--task", "4") == [f"--task: there is no task 4; {use}"]
-    assert errors("sweep", file, "--task") == [
-        "--task: SLURM_ARRAY_TASK_ID is not set; use it in a job array, or with a number, such as --task 0"
-    ]
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")
-    assert errors("sweep", file, "--task") == [f"SLURM_ARRAY_TASK_ID: there is no task 7; {use}"]
-    both = "--task and --tasks-file both choose combinations; use one of them"
-    assert errors("sweep", file, "--task", "1", "--tasks-file", chunk) == [both]
-    alone = "--tasks: prints a number and nothing else; use it with --set and --only alone"
-    assert errors("sweep", file, "--tasks", "--task", "99") == errors("sweep", file, "--tasks", "--dry-run") == [alone]
-    where = f"--tasks-file {chunk}"
-    assert errors("sweep", file, "--tasks-file", chunk) == [f"{where}: cannot be read: No such file or directory"]
-    chunk.write_text("# none\n")
-    assert errors("sweep", file, "--tasks-file", chunk) == [
-        f"{where}: lists no task; use a line for each, such as 3 or 4-7"
-    ]
-    chunk.write_text("0\n1 # and\n2-9\n")
-    assert errors("sweep", file, "--tasks-file", chunk) == [f"{where}: line 3: there is no task 9; {use}"]
-    chunk.write_bytes(b"\xff\xfe")
-    assert errors("sweep", file, "--tasks-file", chunk)[0].startswith(f"{where}: ")
 
 
 def test_tasks_may_be_counted_where_neither_the_data_nor_the_gpu_are(write, tmp_path):
