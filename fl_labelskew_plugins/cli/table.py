@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 
-from fl_labelskew_plugins.machine.text import clean, csv_cell, room, wrapped
+from fl_labelskew_plugins.machine.text import clean, csv_cell, room, shortened, wrapped
 
 Rows = Sequence[Sequence[str]]
 Marks = Sequence[Sequence[int]]
@@ -38,53 +39,64 @@ def plain(
         least: columns that may be dropped, the least important one first.
         limit: letters of a line, in place of :func:`.machine.text.room`.
     """
+    from rich.cells import cell_len
     from rich.console import Console
-    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
     limit = limit or room()
     styles = [[0] * len(head), *(marks or [[0] * len(head)] * len(rows))]
-    cells = [
-        [Text.assemble((clean(cell, LONGEST), STYLES[mark])) for cell, mark in zip(row, of_row, strict=True)]
-        for row, of_row in zip((head, *rows), styles, strict=True)
-    ]
-    console = Console(file=io.StringIO(), width=limit, force_terminal=True, color_system="standard")
-
-    def block(columns: Sequence[int]) -> Table:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-        for i in columns:
-            if words is None or i < words:
-                table.add_column(overflow="fold")
-            else:
-                table.add_column(justify="right", min_width=max(row[i].cell_len for row in cells))
-        for row in cells:
-            table.add_row(*(row[i] for i in columns))
-        return table
-
-    def fits(columns: Sequence[int]) -> bool:
-        return Measurement.get(console, console.options.update_width(10**6), block(columns)).minimum <= limit
-
-    shown = list(range(len(head)))
-    for name in least:
-        if fits(shown):
+    whole = [[clean(cell, LONGEST) for cell in row] for row in (head, *rows)]
+    count = len(head) if words is None else words
+    # the first of these that fits: words as they are, without wrapping if there are numbers; then shorter words
+    for wrap, longest in ((words is None, limit), (True, limit), (True, limit // 2), (True, 24), (True, 20)):
+        texts = [["".join(shortened(word, longest) for word in re.split(r"(\s+)", c)) for c in row] for row in whole]
+        full = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
+        narrow = [
+            max(cell_len(word) for row in texts for word in [*row[i].split(), ""]) if wrap and i < count else full[i]
+            for i in range(len(head))
+        ]
+        shown = list(range(len(head)))
+        for name in [*least, ""]:
+            if _width(narrow, shown) <= limit:
+                break
+            shown = [i for i in shown if head[i] != name]
+        if _width(narrow, shown) <= limit:
             break
-        shown = [i for i in shown if head[i] != name]
+
+    def widths(columns: Sequence[int]) -> list[int]:
+        """Of columns side by side: the ones that may wrap most become narrower, until all fit or none may."""
+        chosen = {i: full[i] for i in columns}
+        while sum(chosen.values()) + 2 * len(columns) - 2 > limit:
+            widest = max(columns, key=lambda i: chosen[i] - narrow[i])
+            if chosen[widest] == narrow[widest]:
+                break
+            chosen[widest] -= 1
+        return list(chosen.values())
+
     blocks = [shown[:1]]
     for i in shown[1:]:
-        if len(blocks[-1]) > 1 and not fits([*blocks[-1], i]):
+        if len(blocks[-1]) > 1 and _width(narrow, [*blocks[-1], i]) > limit:
             blocks.append(shown[:1])
         blocks[-1].append(i)
-    texts = []
+    console = Console(file=io.StringIO(), width=10**6, force_terminal=True, color_system="standard")
+    texts_of_blocks = []
     for columns in blocks:
-        table = block(columns)
-        console.width = min(limit, Measurement.get(console, console.options.update_width(10**6), table).maximum)
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+        for i, width in zip(columns, widths(columns), strict=True):
+            table.add_column(width=width, justify="left" if i < count else "right", overflow="fold")
+        for row, of_row in zip(texts, styles, strict=True):
+            table.add_row(*(Text.assemble((row[i], STYLES[of_row[i]])) for i in columns))
         with console.capture() as captured:
             console.print(table)
-        texts.append("\n".join(line.rstrip() for line in captured.get().splitlines()))
+        texts_of_blocks.append("\n".join(line.rstrip() for line in captured.get().splitlines()))
     dropped = ", ".join(name.strip() for i, name in enumerate(head) if i not in shown)
     note = f"\n{wrapped(f'columns not shown: {dropped} (a wider terminal or a pipe has them)')}" if dropped else ""
-    return "\n\n".join(texts) + note
+    return "\n\n".join(texts_of_blocks) + note
+
+
+def _width(widths: Sequence[int], columns: Sequence[int]) -> int:
+    return sum(widths[i] for i in columns) + 2 * len(columns) - 2
 
 
 MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\|*_<`["})

@@ -90,3 +90,12 @@ def wrapped(text: str, indent: str = "") -> str:
     text = text.replace(" %", "\xa0%")  # which textwrap takes for a letter
     text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return text.replace("\xa0%", " %")
+
+
+def shortened(name: str, most: int) -> str:
+    """A name without its middle if it is too long: the end often tells names apart.
+
+    >>> shortened("p10c2-fedlc-seed0", 12), shortened("seed0", 12)
+    ('p10...-seed0', 'seed0')
+    """
+    return name if len(name) <= most else f"{name[: most - most // 2 - 3]}...{name[-(most // 2) :]}"

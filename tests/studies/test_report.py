@@ -123,9 +123,9 @@ def test_local_models_are_called_so_and_not_compared(tmp_path):
         (path / "environment.json").write_text(environment)
     found = rows_of(*(tmp_path / name for name in runs))
     texts, marks = printed.texts(found), printed.marks(found)
-    assert texts["personalised"].tolist() == ["-", "-", "90.00", "80.00", "-"]
-    assert texts["local model"].tolist() == ["99.00", "98.00", "-", "-", "95.00"]
-    assert marks["personalised"].tolist() == [0, 0, 1, 2, 0]
+    assert texts["personalised"].tolist() == ["-", "-", "90.00", "80.00", "70.00", "-"]
+    assert texts["local model"].tolist() == ["99.00", "98.00", "-", "-", "-", "95.00"]
+    assert marks["personalised"].tolist() == [0, 0, 1, 2, 0, 0]
     assert not marks["local model"].any()
     assert printed.texts(found, split=True)["local model"][0] == "99.00"
     assert "local model" not in printed.texts(found[2:4])
