@@ -90,7 +90,7 @@ class RunFolder(RunReader):
         if not self.recipe.is_file():
             raise LabelSkewError(f"--resume {self.path}: no recipe.yaml in it, so it is not the folder of a run")
         environment = self.environment
-        if not environment.get("run") or "source" not in environment.get("optimizer", {}):
+        if environment and (not environment.get("run") or "source" not in environment.get("optimizer", {})):
             raise self.damaged(self.path / "environment.json")
         for file in (self.metrics, self.timings):
             if any(type(line.get("round")) is not int for line in read_lines(file)):

@@ -20,6 +20,6 @@ print(*sorted({name.split(".")[0] for name in sys.modules} & {"torch", "torchvis
 def test_imports_are_light(package, heavy):
     root = f"fl_labelskew_plugins.{package}"
     folder = Path(find_spec(root).origin).parent
-    names = " ".join(f"{root}.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__")
+    names = " ".join(f"{root}.{path.stem}" for path in folder.glob("*.py") if path.stem not in ("__init__", "given"))
     done = subprocess.run([sys.executable, "-c", CODE, names], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == heavy

@@ -32,7 +32,8 @@ def test_server_and_silos_log_the_same_messages_and_who_sent_them(federation, sp
     server.says("listening on")  # else a silo that begins earlier may greet it twice
     silos = federation.silos()
     finished(server, *silos)
-    shown = {certificate.who: certificate.fingerprint for certificate in certs.show(tmp_path / "certs")[0]}
+    rows = [dict(zip(certs.SHOWN, row, strict=True)) for row in certs.show(tmp_path / "certs")[0]]
+    shown = {row["who"]: row["fingerprint"] for row in rows}
     run = json.loads((federation.run_dir / "environment.json").read_text())["run"]
     for folder in (federation.run_dir, *(silo(federation, rank) for rank in (1, 2, 3))):
         last = audit.verify(folder).last

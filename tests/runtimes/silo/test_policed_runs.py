@@ -171,12 +171,17 @@ def test_a_recipe_beyond_the_policy_starts_nothing(federation):
     assert not (federation.folder / "silo-1").exists()
 
 
+def fingerprint_of_server(folder):
+    rows = [dict(zip(certs.SHOWN, row, strict=True)) for row in certs.show(folder)[0]]
+    return next(row["fingerprint"] for row in rows if row["who"] == "server")
+
+
 def test_a_silo_joins_the_server_of_its_fingerprint_and_no_other(scene, federation, tmp_path):
     folder = tmp_path / "certs"
     certs.new(folder, 3)
     federation.overrides = [f"comm_args.certs={folder}"]
     files = certs.read(folder, "server")
-    right = next(certificate.fingerprint for certificate in certs.show(folder)[0] if certificate.who == "server")
+    right = fingerprint_of_server(folder)
     server, process, code = scene({"server_fingerprint": right}, [(0, 1.0)], tls=files)
     assert (code, len(server.uploads)) == (0, 1), process.text
     (connected,) = (line for _, _, line in audit.read(federation.folder / "silo-1") if line["event"] == "connected")
@@ -185,7 +190,7 @@ def test_a_silo_joins_the_server_of_its_fingerprint_and_no_other(scene, federati
     for name in ("server.pem", "server.key"):
         (folder / name).unlink()
     certs.new(folder, 3, add=True)
-    other = next(certificate.fingerprint for certificate in certs.show(folder)[0] if certificate.who == "server")
+    other = fingerprint_of_server(folder)
     server, process, code = scene({"server_fingerprint": right}, tls=certs.read(folder, "server"))
     assert code == 1
     line = f"{right} does not allow a server whose certificate has {other}"

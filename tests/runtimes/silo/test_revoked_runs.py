@@ -234,7 +234,7 @@ def test_a_silo_that_is_revoked_in_a_run_is_left_out_from_then_on(federation, fo
     listed, _ = revoke(folder, ["silo-3"])
     at("server", "server")
     (entry,) = listed.entries.values()
-    why = f"its certificate {shown} was {entry}"
+    why = f"its certificate {shown} was revoked on {entry:%Y-%m-%d %H:%M} UTC"
     again = None
     for _ in range(2):  # the second time it has just been started
         out = again or out
