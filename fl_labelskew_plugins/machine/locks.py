@@ -3,6 +3,7 @@
 A lock is a file that says who holds it, made with ``O_EXCL``, which network file systems have as well. It is stale
 
 - at once, when its process has ended, if it is of this machine and container: a process holds ``flock`` on its file;
+- at once, when this process is the same task of Slurm, which was put back into the queue since;
 - elsewhere, or without ``flock``, when it has not been touched for :data:`LEASE_S`: the machine is gone, or cut off.
   Its holder touches it every few seconds. Both times are of the file server's clock.
 
@@ -84,6 +85,7 @@ def alone(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
         LabelSkewError: nothing can be written there.
     """
     me = {"pid": os.getpid(), "machine": socket.gethostname(), "here": _here(), "token": secrets.token_hex(8)}
+    me |= _slurm()
     content = json.dumps(me).encode()
     try:
         handle = _taken(folder, content, patience)
@@ -195,6 +197,10 @@ def _stale(file: Path, content: bytes) -> bool:
                 return False
             except OSError:  # a file system without it
                 pass
+        before, now = _said(content), _slurm()
+        restarts = before.get("restarts")
+        if now and before.get("job") == now["job"] and isinstance(restarts, int) and restarts < now["restarts"]:
+            return True
         touched = os.fstat(opened.fileno()).st_mtime  # for which a network file system asks its server
         return abs(_server_time(file.parent) - touched) > LEASE_S  # also if a clock was put back
     return False
@@ -213,6 +219,14 @@ def _here() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
     return socket.gethostname()
+
+
+def _slurm() -> dict[str, Any]:
+    """The job of Slurm that this process belongs to, and how often it was put back into the queue; empty if none."""
+    job, restarts = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")
+    if not job or not restarts.isdecimal():
+        return {}
+    return {"job": f"{os.environ.get('SLURM_CLUSTER_NAME')} {job}", "restarts": int(restarts)}
 
 
 def _said(content: bytes) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from commands import call
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.front.start import start
+from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.studies.sweep import crew, plan
 
 # When another run may begin
@@ -144,9 +145,7 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
     context = multiprocessing.get_context("forkserver")
     for each in plan.plan(file, ["train_args.comm_round=60"], out)[::2]:
         alone = tmp_path / "alone" / each.name
-        process = context.Process(
-            target=start, args=(each.base, each.settings), kwargs={"run_dir": alone, "quiet": True}
-        )
+        process = context.Process(target=start, args=(RunOptions(each.base, each.settings, run_dir=alone, quiet=True),))
         process.start()
         process.join(60)
         assert process.exitcode == 0
