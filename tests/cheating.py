@@ -309,6 +309,16 @@ def fails_in_training():
 
 
 @cheat
+def fails_with_a_bug():
+    """As tensors of another shape bring about, if a silo holds certain classes."""
+
+    def fit(self, *args, **kwargs):
+        raise IndexError("index 8 is out of bounds for dimension 0 with size 5")
+
+    turn.Turn.fit = fit
+
+
+@cheat
 def answers_each_step_late():
     """By two seconds."""
     for step in STEPS:

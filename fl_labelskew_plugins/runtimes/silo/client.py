@@ -177,13 +177,13 @@ class SiloClient(Manager):
 
     def _welcome(self, message: Message) -> None:
         meta = message.meta
-        if not re.fullmatch("[0-9a-f]{16}", str(meta["run"])):  # it names a folder
+        if not isinstance(meta["run"], str) or not re.fullmatch("[0-9a-f]{16}", meta["run"]):  # it names a folder
             raise shareable(LabelSkewError("the server's name of the run is not one of ours"))
         facts.check_agreement(meta["settings"], self.recipe)
         federation = facts.federation(meta["federation"], self.recipe, self.data.facts)
         if self.guard is not None:
             self.guard.join(federation, meta.get("quorum"))
-        self.answers.join(str(meta["run"]))
+        self.answers.join(meta["run"])
         if self.run_name != meta["run"]:
             data = self.data
             normal, self._normalisation = data.data, {}

@@ -319,11 +319,9 @@ class SummedAnswers(Answers):
             what = "this silo's data or settings have changed since it joined the run; begin a new run"
             raise SecureError(f"run {run}: {what}")
         self._account.ask(run, OPENING, opening)
-        samples, known = federation.num_samples, session.federation.num_samples
-        if known and samples != known:
-            what = f"the server says that all silos have {samples} training samples, and before {known}"
-            raise shareable(RunError(what))
-        if samples != known:
+        if samples := federation.num_samples:
+            self._account.count(run, samples)
+        if samples != session.federation.num_samples:
             silo.use(replace(session, federation=federation, trainer=replace(session.trainer, federation=federation)))
 
     def asked(self, session: Session, message: Message) -> None:
@@ -439,10 +437,9 @@ class SummedAnswers(Answers):
 
         A server can send a model with which training fails only if a known sample is among the data.
         """
-        if not isinstance(error, LabelSkewError):
-            return error
-        failed = LabelSkewError(f"{error}; the server was not told why. To take part again, start this silo again")
-        failed.frames = error.frames
+        text = str(error) if isinstance(error, LabelSkewError) else clean(repr(error))
+        failed = LabelSkewError(f"{text}; the server was not told why. To take part again, start this silo again")
+        failed.frames = getattr(error, "frames", "")
         return shareable(failed, "its training failed")
 
     def _unchanged(self, error: Exception) -> None:

@@ -29,10 +29,13 @@ KEPT = "secure_vector_{}.npz"
 
 
 class Opened(BaseModel):
-    """The file: by run and round, the ranks in the sum that was opened, and the digest of the question to this silo."""
+    """The file: by run and round, the ranks in the sum that was opened, and the digest of the question to this silo; by
+    run, the number of all silos' training samples.
+    """
 
     runs: dict[str, dict[int, list[int]]]
     questions: dict[str, dict[int, str]] = {}
+    samples: dict[str, int] = {}
 
 
 class Account:
@@ -82,10 +85,12 @@ class Account:
         except (OSError, ValueError, KeyError, EOFError, BadZipFile):
             raise SecureError(f"{attempt.where}: {file} is damaged; begin a new run") from None
         try:
-            with replacing(file) as part, part.open("wb") as opened:
-                np.savez(opened, key=np.array(key), vector=vector)
-                opened.flush()
-                os.fsync(opened.fileno())
+            with replacing(file) as part:
+                part.touch(0o600)
+                with part.open("wb") as opened:
+                    np.savez(opened, key=np.array(key), vector=vector)
+                    opened.flush()
+                    os.fsync(opened.fileno())
         except OSError as error:
             what = f"{file} cannot be written ({error.strerror}), and without it this silo sends nothing"
             raise SecureError(f"{attempt.where}: {what}") from None
@@ -157,6 +162,19 @@ class Account:
             raise SecureError(f"round {round + 1}: {what} ({self.file}); begin a new run")
         opened.questions[run][round] = question
         self._write(opened, f"round {round + 1}: ", "answers")
+
+    def count(self, run: str, samples: int) -> None:
+        """Write down the number of all silos' training samples, as the server says; once in a run.
+
+        Raises:
+            LabelSkewError: it was another one before; a lower one would show how many this silo has.
+        """
+        opened = self._read()
+        before = opened.samples.setdefault(run, samples)
+        if before != samples:
+            what = f"the server says that all silos have {samples} training samples, and before {before}"
+            raise shareable(LabelSkewError(what))
+        self._write(opened, "", "answers")
 
     def _write(self, opened: Opened, where: str, does: str) -> None:
         try:

@@ -458,6 +458,17 @@ def test_a_server_that_names_another_state(hospitals):
         ours.check_state(RUN, 1, 0, 2)
 
 
+def test_a_server_that_changes_the_number_of_all_samples(hospitals):
+    """Numbers that fall until this silo refuses one would show how many samples it has; also after a restart."""
+    folder = hospitals(3)[0].folder
+    account.Account(folder).count(RUN, 1438)
+    account.Account(folder).count(RUN, 1438)
+    with pytest.raises(LabelSkewError, match="all silos have 700 training samples, and before 1438") as error:
+        account.Account(folder).count(RUN, 700)
+    assert error.value.exit_code == 2
+    account.Account(folder).count("f" * 16, 700)
+
+
 def test_a_silo_adds_one_vector_to_a_round(hospitals):
     """The difference of two sums, before and after its data or settings have changed, would be about this silo."""
     folder = hospitals(3)[0].folder
@@ -467,6 +478,7 @@ def test_a_silo_adds_one_vector_to_a_round(hospitals):
     assert np.array_equal(account.Account(folder).only(attempt(0), other), first)
     assert np.array_equal(account.Account(folder).only(attempt(OPENING), other), other)
     assert np.array_equal(account.Account(folder).only(attempt(1), other), other)
+    assert (folder / "secure_vector_round.npz").stat().st_mode & 0o777 == 0o600
     assert np.array_equal(account.Account(folder).only(attempt(OPENING), first), other)
     (folder / "secure_vector_round.npz").write_bytes(b"PK")
     with pytest.raises(SecureError, match=r"secure_vector_round.npz is damaged; begin a new run"):

@@ -337,13 +337,20 @@ def test_with_noise_a_silo_that_fails_sends_noise_and_no_reason(secure):
     assert [json.loads(line)["round"] for line in ledger] == [-1, 0, 1, 2]
 
 
-def test_without_noise_a_silo_that_fails_sends_no_reason(secure):
+@pytest.mark.parametrize(
+    ("cheat", "reason"),
+    [
+        ("fails_in_training", "round 2: client 2: fc.weight is not finite"),
+        ("fails_with_a_bug", "IndexError('index 8 is out of bounds for dimension 0 with size 5')"),
+    ],
+)
+def test_without_noise_a_silo_that_fails_sends_no_reason(secure, cheat, reason):
     federation = secure()
-    server, silos = federation.server(), [*federation.silos(1, 3), federation.silo(2, cheat="fails_in_training")]
+    server, silos = federation.server(), [*federation.silos(1, 3), federation.silo(2, cheat=cheat)]
     assert silos[2].wait() == 2  # so that no service manager starts it again
-    assert "error: round 2: client 2: fc.weight is not finite; the server was not told why" in silos[2].text
+    assert f"error: {reason}; the server was not told why" in silos[2].text
     server.says("silo 2 cannot go on: its training failed")
-    assert "fc.weight" not in server.text
+    assert reason not in server.text
     killed(server, *silos[:2])
 
 
