@@ -363,6 +363,18 @@ def forker(make_forker):
     return make_forker()
 
 
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """Headless Chromium; without it, what pages look like and ask for is not seen."""
+    from chromium import CHROMIUM, Browser
+
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed (apt-get install chromium)")
+    made = Browser(tmp_path_factory.mktemp("profile"))
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def slurm(tmp_path):
     """A Slurm with two nodes of two cores each."""
