@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from contextlib import suppress
 from typing import Any, get_args
 
 import click
@@ -46,8 +47,10 @@ def _source(module: str) -> str:
     """Of a module that is not imported, and neither are the packages that it lies in."""
     path: Any = None
     for end in [*(match.start() for match in re.finditer(r"\.", module)), len(module)]:
-        specs = (finder.find_spec(module[:end], path) for finder in sys.meta_path)
-        spec: Any = next(filter(None, specs))
+        spec: Any = None
+        for finder in sys.meta_path:
+            with suppress(Exception):  # another package's finder
+                spec = spec or finder.find_spec(module[:end], path)
         path = spec.submodule_search_locations
     text: str = spec.loader.get_source(module)
     return text

@@ -230,7 +230,7 @@ def _slurm() -> dict[str, Any]:
 
 
 def _said(content: bytes) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         said = json.loads(content)
         if isinstance(said, dict):
             return said

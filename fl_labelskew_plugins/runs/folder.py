@@ -21,6 +21,7 @@ from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import copied, read_lines, write_text
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import yaml
 from fl_labelskew_plugins.runs import checkpoint, status
 from fl_labelskew_plugins.runs.checkpoint import CPU, Checkpoint
@@ -89,6 +90,9 @@ class RunFolder(RunReader):
             raise mistake(f"--resume {self.path}", "no such folder", "the folder of an earlier run")
         if not self.recipe.is_file():
             raise LabelSkewError(f"--resume {self.path}: no recipe.yaml in it, so it is not the folder of a run")
+        if link := next((file for file in self.path.rglob("*") if file.is_symlink()), None):
+            what = f"{clean(link, 4096)} is a link, and could make the run write outside its folder"
+            raise LabelSkewError(f"--resume {self.path}: {what}; remove it")
         environment = self.environment
         if environment and (not environment.get("run") or "source" not in environment.get("optimizer", {})):
             raise self.damaged(self.path / "environment.json")

@@ -98,7 +98,7 @@ class Authority:
         try:
             certificate = x509.load_der_x509_certificate(advert.certificate)
             certificate.verify_directly_issued_by(self._ca)
-        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion):
             raise attempt.error(f"silo {rank} shows no certificate of this federation's authority") from None
         names = [name.value for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         if names != [silo_name(rank)]:
