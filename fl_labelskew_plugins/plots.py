@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import textwrap
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -18,6 +19,9 @@ import numpy as np
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL, replacing
 from fl_labelskew_plugins.machine.text import TERMS, clean
+
+PICTURES = "FL_LABELSKEW_PICTURES"
+"""Environment variable: ``no`` for runs without pictures, which make up most of the time of a very short run."""
 
 
 def heat_map(
@@ -476,15 +480,18 @@ def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[
     return made, axes
 
 
-@contextmanager
-def forgiving(path: Path) -> Iterator[None]:
-    """No run ends for a picture, whatever its labels and numbers are: one that cannot be drawn is a warning.
+def of_run(path: Path, draw: Callable[[], None]) -> None:
+    """Draw a picture of a run, unless the environment variable :data:`PICTURES` is ``no``.
+
+    No run fails because of a picture, whatever its labels and numbers are: one that cannot be drawn is a warning.
 
     Raises:
         OSError: the disk is full, as the run has to say.
     """
+    if os.environ.get(PICTURES) == "no":
+        return
     try:
-        yield
+        draw()
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             raise

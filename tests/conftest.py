@@ -18,6 +18,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("FL_LABELSKEW_PICTURES", "no")  # most of the time of a short run
 os.environ["FL_LABELSKEW_LOG"] = "plain"  # lines as at a terminal; without times, which differ from run to run
 
 import pytest
@@ -170,29 +171,12 @@ def fashion_mnist(tmp_path_factory):
     return f"data_args.data_cache_dir={folder}"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def drawing():
-    """``with drawing():`` a run in this process draws its pictures. Others do not: that is four fifths of a short run.
-
-    Processes of the forker draw them where ``DRAWING`` is among their variables, all others always.
-    """
-    from fl_labelskew_plugins import plots
-    from fl_labelskew_plugins.runs.record import Record
-
+@pytest.fixture(scope="module")
+def pictures():
+    """From here on, runs of this file draw their pictures."""
     with pytest.MonkeyPatch.context() as patch:
-        switched_off = ((plots, "curves"), (Record, "_draw_partition"), (Record, "_draw_confusion"))
-        real = [(where, name, getattr(where, name)) for where, name in switched_off]
-        for where, name, _ in real:
-            patch.setattr(where, name, lambda *_, **__: None)
-
-        @contextlib.contextmanager
-        def drawing():
-            with pytest.MonkeyPatch.context() as again:
-                for place in real:
-                    again.setattr(*place)
-                yield
-
-        yield drawing
+        patch.setenv("FL_LABELSKEW_PICTURES", "yes")
+        yield
 
 
 NUMBERS = itertools.count()

@@ -24,8 +24,6 @@ def child(order):
     os.environ.update(order.get("environment", {}))
     sys.path += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "DRAWING" not in os.environ:  # as conftest.py has it
-        fl_labelskew_plugins.plots.curves = Record._draw_partition = Record._draw_confusion = lambda *_, **__: None
     sys.stdin = open(0)  # noqa: SIM115
     sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
     sys.argv = [order.get("script") or "labelskew", *order["argv"]]
@@ -94,7 +92,6 @@ if __name__ == "__main__":  # processes that decode pictures read this file too,
     import fl_labelskew_plugins.runtimes.silo.client
     import fl_labelskew_plugins.runtimes.sp.runtime
     from fl_labelskew_plugins.recipe.compatibility import host_installed
-    from fl_labelskew_plugins.runs.record import Record
 
     if host_installed():
         import fl_labelskew_plugins.host

@@ -224,10 +224,16 @@ def test_labels_are_drawn_as_they_stand_and_powers_of_ten_as_such(tmp_path):
     assert {f.name for f in tmp_path.iterdir()} == {"a.png", "b.png", "c.png", "d.png"}
 
 
-def test_a_picture_that_cannot_be_drawn_is_a_warning(tmp_path, capsys):
-    with plots.forgiving(tmp_path / "a.png"):
+def test_a_picture_that_cannot_be_drawn_is_a_warning(tmp_path, capsys, pictures):
+    def draw():
         raise ValueError("\n$\\frac{$\x1b[2J")
+
+    plots.of_run(tmp_path / "a.png", draw)
     assert capsys.readouterr().err == f"warning: {tmp_path}/a.png cannot be drawn: ValueError: ?$\\frac{{$?[2J\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(plots.PICTURES, "no")
+        plots.of_run(tmp_path / "a.png", draw)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("rounds", [(1, 1), (1, 8), (8, 1, 1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from fl_labelskew_registry import Batch, ClientView
@@ -113,5 +114,4 @@ class Watch:
         for diagnostic in self.all.values():
             lines = read_lines(diagnostic.numbers)
             if lines or diagnostic.tensors.exists():
-                with plots.forgiving(diagnostic.picture):
-                    diagnostic.draw(lines)
+                plots.of_run(diagnostic.picture, partial(diagnostic.draw, lines))

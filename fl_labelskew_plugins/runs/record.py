@@ -168,8 +168,7 @@ class Record:
         if "client_accuracy" in result:
             result["clients"] = self._clients(result["client_accuracy"])
         title = f"{session.recipe.method_name} on {session.recipe.data.dataset}"
-        with plots.forgiving(file):
-            plots.curves(lines, file, title=title, own_models=session.own_models)
+        plots.of_run(file, lambda: plots.curves(lines, file, title=title, own_models=session.own_models))
         self._draw_partition()
         self._write_confusion(title)
         if self.watch is not None:
@@ -288,9 +287,8 @@ class Record:
         session, file = self.session, self.folder.path / "partition.png"
         if session.clients is not None and not file.exists():
             title = f"{session.recipe.data.dataset}, {session.recipe.partition.partition_method}"
-            with plots.forgiving(file):
-                counts, names = session.clients.counts, session.clients.names
-                plots.heat_map(counts, session.class_names, file, title=title, clients=names)
+            counts, names, classes = session.clients.counts, session.clients.names, session.class_names
+            plots.of_run(file, lambda: plots.heat_map(counts, classes, file, title=title, clients=names))
 
     def _write_confusion(self, title: str) -> None:
         """Write and draw the final model's confusion matrix on the global test set, if this process has one."""
@@ -305,13 +303,8 @@ class Record:
         rows = [[name, *counts] for name, counts in zip(names, self.confusion.tolist(), strict=True)]
         csv.writer(text, lineterminator="\n").writerows([["class", *names], *rows])
         self.folder.write_text("confusion.csv", text.getvalue())
-        self._draw_confusion(title)
-
-    def _draw_confusion(self, title: str) -> None:
-        file = self.folder.path / "confusion.png"
-        assert self.confusion is not None
-        with plots.forgiving(file):
-            plots.confusion(self.confusion.tolist(), self.session.class_names, file, title=f"{title}, final model")
+        matrix, classes, file = self.confusion.tolist(), session.class_names, self.folder.path / "confusion.png"
+        plots.of_run(file, lambda: plots.confusion(matrix, classes, file, title=f"{title}, final model"))
 
     def _compare(self, now: dict[str, Any]) -> None:
         """Refuse to go on with other data; say where another machine may give other numbers."""

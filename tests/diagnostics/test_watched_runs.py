@@ -39,7 +39,7 @@ FLAT = [name for name in get_args(DiagnosticName) if name != "feature_sphere"]
 
 
 @pytest.fixture(scope="module")
-def go(tmp_path_factory):
+def go(tmp_path_factory, pictures):
     """Run the base recipe with overrides; returns the run's folder."""
     folder = tmp_path_factory.mktemp("runs")
     path = folder / "base.yaml"

@@ -28,7 +28,7 @@ method_args: {{method: {method}}}
 device_args: {{threads: 1}}
 tracking_args: {{checkpoint_every: 3, state_memory_mb: 0}}
 """
-DRAWN = {"DRAWING": "yes"}
+DRAWN = {"FL_LABELSKEW_PICTURES": "yes"}
 """With this, a process of the forker draws its run's pictures."""
 
 

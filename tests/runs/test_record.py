@@ -62,13 +62,12 @@ def test_confusion_matrix_is_that_of_the_final_model(whole):
     assert sum(counted[c, c] for c in range(10)) / len(labels) == pytest.approx(run.summary["final_accuracy"])
 
 
-def test_confusion_matrix_of_a_run_resumed_after_its_last_round(whole, tmp_path, drawing):
+def test_confusion_matrix_of_a_run_resumed_after_its_last_round(whole, tmp_path, pictures):
     run, _ = whole
     folder = shutil.copytree(run.folder, tmp_path / "run")
     for name in ("confusion.csv", "summary.json"):
         (folder / name).unlink()
-    with drawing():
-        fl.load_run(folder).resume(quiet=True)
+    fl.load_run(folder).resume(quiet=True)
     assert (folder / "confusion.csv").read_bytes() == (run.folder / "confusion.csv").read_bytes()
     assert (folder / "confusion.png").read_bytes().startswith(b"\x89PNG")
 

@@ -138,7 +138,7 @@ def rows(output):
 
 
 @pytest.mark.slow
-def test_probed_runs_are_resumed_with_identical_results(write, tmp_path):
+def test_probed_runs_are_resumed_with_identical_results(write, tmp_path, pictures):
     file, out = write(), tmp_path / "out"
     planned = plan.plan(file, out=out)
     taken = out / "fedlc-seed0"

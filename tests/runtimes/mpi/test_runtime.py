@@ -56,7 +56,7 @@ tracking_args: {checkpoint_every: 2, keep_checkpoints: 1}
 """
 
 
-DRAWN = {"DRAWING": "yes"}
+DRAWN = {"FL_LABELSKEW_PICTURES": "yes"}
 """Processes that mpirun has started draw a run's pictures; those of the forker do so, too, with this."""
 
 

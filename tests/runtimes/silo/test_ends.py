@@ -8,7 +8,7 @@ TWO = ["train_args.comm_round=2"]
 
 
 def test_pictures_that_cannot_be_drawn_end_no_run_and_silos_go_home_first(federation):
-    federation.overrides, federation.environment = [*TWO, "comm_args.reconnect_s=1"], {"DRAWING": "yes"}
+    federation.overrides, federation.environment = [*TWO, "comm_args.reconnect_s=1"], {"FL_LABELSKEW_PICTURES": "yes"}
     server, silos = federation.server(), federation.silos()
     server.says("listening on")
     run = federation.run_dir

@@ -85,7 +85,7 @@ def test_silos_apart_and_all_data_in_one_place_are_one_run(apart, hospitals, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("holds_a_test_part", [True, False])
 def test_results_that_are_written_again_say_the_run_s_numbers(holds_a_test_part, apart):
-    apart.overrides, apart.environment = ["train_args.comm_round=1"], {"DRAWING": "yes"}
+    apart.overrides, apart.environment = ["train_args.comm_round=1"], {"FL_LABELSKEW_PICTURES": "yes"}
     if not holds_a_test_part:
         apart.overrides += ["validation_args.server_test_data=false", "data_args.input_shape=[3,2,2]"]
     finished(apart.server(), *apart.silos())

@@ -29,7 +29,7 @@ def lines_of(folder):
 
 @pytest.mark.slow
 def test_silos_numbers_are_those_of_a_simulation_and_of_those_that_tell_them(federation, sp_run):
-    federation.overrides, federation.environment = list(PER_CLIENT), {"DRAWING": "yes"}
+    federation.overrides, federation.environment = list(PER_CLIENT), {"FL_LABELSKEW_PICTURES": "yes"}
     server = federation.server()
     finished(server, federation.silo(1, *MEASURES), federation.silo(2), federation.silo(3, *MEASURES))
     alone = lines_of(sp_run(*PER_CLIENT))
