@@ -1,4 +1,4 @@
-"""How does FedML call us, and what do we take from it? Importing this room imports FedML.
+"""How does FedML call us, and what do we use of it? Importing this package imports FedML.
 
 May import runs, engine and below. The runtimes use it where a run has the host; with ``runtimes/sp`` it alone imports
 FedML.

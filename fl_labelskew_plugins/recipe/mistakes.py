@@ -37,7 +37,7 @@ PROBLEMS: dict[str, str] = {
     **dict.fromkeys(("too_short", "too_long", "string_too_short", "string_too_long"), _SIZE),
     **dict.fromkeys(("literal_error", "enum"), _NAME),
 }
-"""pydantic's type of error to the house's words; any other type keeps pydantic's own."""
+"""pydantic's type of error to our words; any other type keeps pydantic's own."""
 
 _BOUNDS = (
     ("minimum", "of at least {}"),
