@@ -90,8 +90,10 @@ class RunFolder(RunReader):
             raise mistake(f"--resume {self.path}", "no such folder", "the folder of an earlier run")
         if not self.recipe.is_file():
             raise LabelSkewError(f"--resume {self.path}: no recipe.yaml in it, so it is not the folder of a run")
-        if link := next((file for file in self.path.rglob("*") if file.is_symlink()), None):
-            what = f"{clean(link, 4096)} is a link, and could make the run write outside its folder"
+        inside = os.path.join(os.path.realpath(self.path), "")
+        links = (file for file in self.path.rglob("*") if file.is_symlink())
+        if link := next((file for file in links if not os.path.realpath(file).startswith(inside)), None):
+            what = f"{clean(link, 4096)} is a link that leads out of the folder"
             raise LabelSkewError(f"--resume {self.path}: {what}; remove it")
         environment = self.environment
         if environment and (not environment.get("run") or "source" not in environment.get("optimizer", {})):
