@@ -194,7 +194,7 @@ def _train(runtime: Runtime, record: Record) -> None:
     federation = session.federation
     rounds, clients = federation.rounds, federation.clients_per_round
     try:
-        with interrupting(), record.tracked():
+        with interrupting(), record.tracked(), interrupting():  # so that trackers, too, see an interruption as one
             show.start(session.recipe.name, record.next_round, rounds, clients, record.pause)
             runtime.run(session, record)
             if record.next_round == rounds:
@@ -203,7 +203,8 @@ def _train(runtime: Runtime, record: Record) -> None:
         if isinstance(end, OSError) and not terminal_closed():
             raise
         again = runtime.options.resume_command(folder.path)
-        raise KeyboardInterrupt(f"interrupted after {record.next_round} of {rounds} rounds; {again}") from None
+        why = f"interrupted after {record.next_round} of {rounds} rounds; {again}"
+        raise KeyboardInterrupt(why) from end.__cause__
     finally:
         show.stop()
     if record.next_round < rounds:
