@@ -20,7 +20,7 @@ from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.machine import locks
-from fl_labelskew_plugins.machine.files import copied, read_lines, write_text
+from fl_labelskew_plugins.machine.files import copied, open_regular, read_lines, read_text, write_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import yaml
 from fl_labelskew_plugins.runs import checkpoint, status
@@ -176,7 +176,7 @@ class RunFolder(RunReader):
     def append(self, file: Path, value: Mapping[str, Any]) -> None:
         """Add one line of JSON; a number that is not finite is null there."""
         self.still_held()
-        with file.open("a", encoding="utf-8") as stream:
+        with open(file, "a", encoding="utf-8", opener=open_regular) as stream:
             stream.write(json.dumps(finite(value), allow_nan=False) + "\n")
 
     def change_rounds(self, rounds: int, *, tested: bool, observed: bool) -> None:
@@ -187,7 +187,7 @@ class RunFolder(RunReader):
             tested: whether such a run tests the global model in the round that was the last one.
             observed: whether its diagnostics look at that round.
         """
-        text = self.recipe.read_text(encoding="utf-8")
+        text = read_text(self.recipe)
         content, _ = yaml.read(text)
         last = content["train_args"]["comm_round"] - 1
         if rounds == last + 1:
