@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from fl_labelskew_plugins.machine.files import read_bytes
 from fl_labelskew_plugins.machine.text import clean
 
 MAX_BYTES = 1 << 20
@@ -76,8 +77,7 @@ def text_of(path: Path) -> str:
         YamlError: it cannot be read, or is none.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        content = read_bytes(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise YamlError(f"cannot be read: {reason}") from None

@@ -27,6 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.files import read_bytes
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runtimes.silo import keys
@@ -365,7 +366,7 @@ def revoked(path: Path, authority: x509.Certificate) -> Listed:
         LabelSkewError: it is none, or not this authority's.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except FileNotFoundError:
         return Listed()
     except OSError as error:
@@ -427,7 +428,7 @@ class Revocations:
         with self._lock:
             if self._kept is not None and self._kept.parent.is_dir() and self._listed.number:
                 with contextlib.suppress(OSError):  # a restart would take an older list, no more
-                    keys.write(self._kept, self._path.read_bytes(), 0o644)
+                    keys.write(self._kept, read_bytes(self._path), 0o644)
 
     def look(self) -> Listed:
         """The list that counts now: the newest that was good."""
