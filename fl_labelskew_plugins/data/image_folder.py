@@ -26,7 +26,7 @@ from fl_labelskew_plugins.data.files import MOST_SHOWN, fits, gathered, readable
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.pictures import OnBadSample, decode, faults, opened, settle
 from fl_labelskew_plugins.data.stats import moments
-from fl_labelskew_plugins.machine.files import read_text
+from fl_labelskew_plugins.machine.files import read_pieces, read_text
 from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.partition.stratified import drawn, joined, picked, stratified
@@ -386,7 +386,10 @@ class ImageFolder(Dataset):
         def one(i: int) -> None:
             path, _ = samples[i]
             x[i] = decode(path, size=size, channels=channels)
-            contents[i] = np.frombuffer(hashlib.blake2b(path.read_bytes(), digest_size=16).digest(), np.uint8)
+            digest = hashlib.blake2b(digest_size=16)
+            for piece in read_pieces(path):
+                digest.update(piece)
+            contents[i] = np.frombuffer(digest.digest(), np.uint8)
 
         return x, contents, dict(faults(one, range(len(samples)), what))
 

@@ -54,6 +54,13 @@ def read_bytes(path: str | Path, most: int = -1) -> bytes:
         return stream.read(most)
 
 
+def read_pieces(path: str | Path) -> Iterator[bytes]:
+    """The content of a regular file, 1 MiB at a time; raises as :func:`open_regular`."""
+    with open(path, "rb", opener=open_regular) as stream:
+        while piece := stream.read(2**20):
+            yield piece
+
+
 def read_text(path: str | Path, errors: str = "strict") -> str:
     """The content of a regular file as text; raises as :func:`open_regular`, and UnicodeDecodeError."""
     return read_bytes(path).decode("utf-8", errors)

@@ -27,7 +27,7 @@ from pydantic import Field, create_model
 from torch import nn
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.machine.files import read_bytes
+from fl_labelskew_plugins.machine.files import read_bytes, read_pieces
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.models.module import ModuleNetwork
 from fl_labelskew_plugins.params import IS_PATH
@@ -211,7 +211,10 @@ def files(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 @cache
 def _digest(path: str, size: int, mtime_ns: int) -> str:
-    return hashlib.sha256(read_bytes(path)).hexdigest()
+    digest = hashlib.sha256()
+    for piece in read_pieces(path):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def portable(recipe: Recipe) -> dict[str, dict[str, Any]]:
