@@ -91,10 +91,11 @@ class RunFolder(RunReader):
         if not self.recipe.is_file():
             raise LabelSkewError(f"--resume {self.path}: no recipe.yaml in it, so it is not the folder of a run")
         inside = os.path.join(os.path.realpath(self.path), "")
-        links = (file for file in self.path.rglob("*") if file.is_symlink())
-        if link := next((file for file in links if not os.path.realpath(file).startswith(inside)), None):
-            what = f"{clean(link, 4096)} is a link that leads out of the folder"
-            raise LabelSkewError(f"--resume {self.path}: {what}; remove it")
+        for file in self.path.rglob("*"):
+            leads_out = file.is_symlink() and not os.path.realpath(file).startswith(inside)
+            if leads_out or not (file.is_symlink() or file.is_file() or file.is_dir()):
+                what = "a link that leads out of the folder" if leads_out else "a FIFO or device, not a regular file"
+                raise LabelSkewError(f"--resume {self.path}: {clean(file, 4096)} is {what}; remove it")
         environment = self.environment
         if environment and (not environment.get("run") or "source" not in environment.get("optimizer", {})):
             raise self.damaged(self.path / "environment.json")

@@ -105,7 +105,7 @@ def in_time():
     signal.signal(signal.SIGALRM, before)
 
 
-IRREGULAR = "it is a FIFO or device, not a regular file"
+IRREGULAR = "is a FIFO or device, not a regular file"
 RESUME = ["--host", "none", "--set", "train_args.comm_round=2"]
 
 
@@ -122,10 +122,12 @@ RESUME = ["--host", "none", "--set", "train_args.comm_round=2"]
         ("recipe.yaml", ["run", "--resume", "{}", *RESUME]),
         ("recipe.yaml", ["validate", "{}/recipe.yaml"]),
         ("checkpoint/latest.safetensors", ["run", "--resume", "{}", *RESUME]),
+        ("checkpoint/clients/0.safetensors", ["run", "--resume", "{}", *RESUME]),
         ("model.safetensors", ["evaluate", "{}/model.safetensors", "{}/../data.npz"]),
     ],
 )
 def test_commands_do_not_wait_for_a_fifo(run, in_time, name, words):
+    (run / name).parent.mkdir(exist_ok=True)
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
     (line,) = errors(*(word.format(run) for word in words))
@@ -137,7 +139,7 @@ def test_commands_do_not_wait_for_a_fifo(run, in_time, name, words):
     ("name", "plant", "says"),
     [
         ("metrics.jsonl", os.symlink, "cannot be used: it is a link, FIFO or socket, not a regular file; remove it; "),
-        ("metrics.jsonl", lambda _, file: os.mkfifo(file), f"cannot be read: {IRREGULAR}"),
+        ("metrics.jsonl", lambda _, file: os.mkfifo(file), f"cannot be read: it {IRREGULAR}"),
         ("summary.json.part", lambda _, file: os.mkdir(file), "cannot be used: Is a directory; remove it; to go on: "),
     ],
     ids=["link", "FIFO", "folder"],
