@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,8 @@ from fl_labelskew_registry import RunError
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.engine import sums, turn
 from fl_labelskew_plugins.engine.ring import Ring, Wide, parts, trim
-from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
+from fl_labelskew_plugins.runtimes.silo.secure import masks, shares, wire
+from fl_labelskew_plugins.runtimes.silo.secure.answering import SiloSums
 from fl_labelskew_plugins.runtimes.silo.secure.asking import ServerSums
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError, number_of_test
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
@@ -323,6 +325,55 @@ def answers_each_step_late():
     """By two seconds."""
     for step in STEPS:
         replaced(SiloRound, step, lambda silo, honest, *_: (time.sleep(2), honest())[1])
+
+
+@cheat
+def has_a_slow_line():
+    """An honest silo: each of its answers to a step leaves 0.4 seconds later."""
+    honest = SiloSums.take
+    SiloSums.take = lambda self, run, message: (time.sleep(0.4), honest(self, run, message))
+
+
+@cheat
+def denies_its_opening():
+    """Its part says that it has sent the method's tensor -5 times, so that nobody seems to have sent it."""
+    honest = sums.Sums.opened
+
+    def opened(self, *args):
+        vector = honest(self, *args)
+        parts(vector, self.opening.wide)[0][-1:] -= np.uint64(5 << sums.SUMMED)
+        return vector
+
+    sums.Sums.opened = opened
+
+
+@cheat
+def shows_a_certificate_of_another_version():
+    """Version 6 of X.509, which does not exist; the signature of its keys is right."""
+
+    def advertise(silo, honest):
+        shown = Advert.unpack(honest())
+        version = bytes.fromhex("a003020102")
+        assert version in shown.certificate
+        certificate = shown.certificate.replace(version, bytes.fromhex("a003020105"), 1)
+        return Advert(*shown.points, shown.signature, certificate).pack()
+
+    replaced(SiloRound, "advertise", advertise)
+
+
+def silent_at(kind):
+    """No answer to this step; its connection stays."""
+    honest = SiloSums.take
+
+    def take(self, run, message):
+        if (message.kind, message.round) != (kind, ROUND):
+            honest(self, run, message)
+
+    SiloSums.take = take
+
+
+for kind in wire.STEPS:
+    CHEATS[f"silent_at_{kind.name}"] = partial(silent_at, kind)
 
 
 def dies_at(step):

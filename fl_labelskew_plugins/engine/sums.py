@@ -245,8 +245,16 @@ class Sums:
             raise RunError(f"{where} is no vector of {ring.size} whole numbers of {ring.bits} bits")
 
     def read_opening(self, vector: Vector, clients: int) -> tuple[int, int, Total]:
-        """Training and test samples of so many clients, and the sum of what the method opens with, from their sum."""
+        """Training and test samples of so many clients, and the sum of what the method opens with, from their sum.
+
+        Raises:
+            RunError: it says that a tensor was sent by no client, or by more than there are.
+        """
         sums = self.opening.decode(vector)
+        for name, number in group(sums, "sent").items():
+            if not 1 <= (count := round(float(number))) <= clients:
+                what = f"{name} is the sum of {count} clients; allowed: 1 to {clients}"
+                raise RunError(f"opening exchange: {what}; begin a new run without the client that is wrong")
         tests = 0 if self.noise else round(float(sums["tests"]))
         return round(float(sums["samples"])), tests, Total(_those_sent(sums), clients)
 

@@ -153,8 +153,8 @@ class FD(Method):
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Sum of the means for each label, how many they are, and of which round."""
         rest = {name: tensor for name, tensor in shared.items() if name not in ("total", "senders", "round")}
-        if not total.tensors:  # an older sum would teach clients what they sent themselves, in a later round
-            return rest
+        if not {"outputs", "held"} <= total.tensors.keys():
+            return rest  # an older sum would teach clients what they sent themselves, in a later round
         outputs, held = total.tensors["outputs"], total.tensors["held"]
         return {**rest, "total": outputs, "senders": held, "round": torch.tensor(total.round)}
 

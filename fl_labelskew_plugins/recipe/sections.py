@@ -319,7 +319,7 @@ class CommArgs(Params):
         None, description="cross_silo: folder of labelskew certs new for this machine; not needed on loopback"
     )
     round_deadline_s: float = Field(
-        3600.0, gt=0, description="cross_silo: how long a round waits for its uploads and all steps of a sum"
+        3600.0, gt=0, description="cross_silo: how long a round waits for uploads; for its sum and test at least a quarter more"
     )
     reconnect_s: float = Field(
         60.0, ge=0, description="cross_silo: how long a silo that lost its connection in a round is waited for"

@@ -142,6 +142,7 @@ class Members:
         self.away: set[int] = set()
         self.turned: dict[int, str] = {}
         self._left_at: dict[int, float] = {}
+        self._until = 0.0
 
     @property
     def where(self) -> str:
@@ -152,6 +153,18 @@ class Members:
     def excluded(self) -> set[int]:
         """Whom the operator leaves out now."""
         return set(self._excluded.clients)
+
+    def begin(self, round: int) -> None:
+        """A round begins: for what it asks for, there are ``round_deadline_s`` seconds from now on."""
+        self.round, self._until = round, self.clock.now + self.comm.round_deadline_s
+
+    def deadline(self) -> float:
+        """Until when answers to a question of this round are awaited, in the clock's seconds.
+
+        That is the end of ``round_deadline_s``, but always at least a quarter of it: after a long training there is
+        time for its sum and its tests.
+        """
+        return max(self._until, self.clock.now + self.comm.round_deadline_s / 4)
 
     def came(self, client: int) -> None:
         """A silo is here, with data that fit."""
@@ -273,7 +286,7 @@ class Poll(Generic[Answer]):
     """A question to these clients, ascending, for ``what``, in the plural; ``answers`` are put in as they come.
 
     ``least``: how many there have to be; default: a quorum. ``deadline``: until when, in the clock's seconds; default:
-    ``round_deadline_s`` from the beginning.
+    that of the round, see :meth:`.Members.deadline`.
     """
 
     def __init__(
@@ -310,7 +323,10 @@ class Poll(Generic[Answer]):
         clock, comm, where = members.clock, members.comm, members.where
         members.wanted = status.RUNNING, self._what, lambda: {*clients} - answers.keys() - self.settled
         needed = min(self._least, len(clients))
-        deadline = alone = clock.now + comm.round_deadline_s if self._deadline is None else self._deadline
+        deadline = alone = members.deadline() if self._deadline is None else self._deadline
+        late = f"missed the deadline of {comm.round_deadline_s:g} s"
+        if self._deadline is not None:
+            late = f"sent no {self._what} in time"
         while len(answers) < needed and any(map(self.awaits, clients)):
             # where nobody is waited for any more, the quorum's time begins
             alone = deadline if self._waiting(clients) else min(alone, clock.now)
@@ -326,8 +342,8 @@ class Poll(Generic[Answer]):
         for client in clients:
             while waiting := self._waiting(clients if client in self.held else [client]):
                 if over:
-                    for late in waiting:
-                        members.give_up(late, f"missed the deadline of {comm.round_deadline_s:g} s")
+                    for silent in waiting:
+                        members.give_up(silent, late)
                 else:
                     over = not clock.listen(deadline)
             self.settled.add(client)

@@ -100,6 +100,7 @@ class Opening(SiloExchange):
         excluded, present = members.excluded, members.present
         again = opened - excluded < opened and opened - excluded <= present
         if self.wanted and (again or not resumed):
+            members.begin(-1)
             self._poll = Poll(members, sorted(present - excluded), "openings", self._sent)
             for _ in self._poll.take():
                 pass
@@ -199,7 +200,7 @@ class Uploads(SiloExchange):
             RunError: too few sent it in time.
         """
         members, record, server = self.server.members, self.rounds.record, self.rounds.server
-        members.round = round
+        members.begin(round)
         poll: Poll[LocalResult] = Poll(members, clients, "uploads", {})
         self._poll = poll
         self._judge.begin(round)

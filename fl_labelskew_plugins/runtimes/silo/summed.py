@@ -99,11 +99,12 @@ class SummedOpening(Opening):
             return
         made, clock = self.rounds.session.sums, members.clock
         assert made is not None
+        members.begin(OPENING)
 
         def there(without: Collection[int]) -> list[int]:
             until = clock.now + members.comm.quorum_timeout_s
             while True:
-                here = members.present - members.excluded - members.away - set(without)
+                here = members.present - members.excluded - set(without)
                 if (known <= here if known else len(here) >= members.fewest_opened) or not clock.listen(until):
                     return sorted(here & known if known else here)
 
@@ -163,12 +164,16 @@ class SummedUploads(Uploads):
         """
         members, made, server = self.server.members, self.rounds.session.sums, self.rounds.server
         assert made is not None
-        members.round, self._ready = round, {}
+        members.begin(round)
+        self._ready = {}
         self._news = plain(joined(model=server.weights, shared=server.shared))
         about = common_question(server.federation, round, self._news, personalised=self.personalised)
 
         def ready(without: Collection[int]) -> list[int]:
-            waited = [client for client in clients if client not in without]
+            waited, least = [k for k in clients if k not in without], min(members.quorum, len(clients))
+            if len(waited) < least:
+                what = f"{len(waited)} of at least {least} silos are left without those that failed ({members.needs})"
+                raise RunError(f"{members.where}: {what}; {members.go_on}")
             for client in [client for client in self._ready if client not in members.present]:
                 del self._ready[client]  # until it is back and has trained again
             self._poll = Poll(members, waited, "uploads", self._ready)
@@ -421,7 +426,11 @@ class SummedAnswers(Answers):
         return session.sums.round, arrived(upload[1].upload[VECTOR]), self._question
 
     def _noisy(self, part: SiloRound, vector: Vector) -> Vector:
-        """A round's vector with noise of this attempt only, which the ledger is charged for."""
+        """A round's vector with noise of this attempt only, which the ledger is charged for.
+
+        Raises:
+            LabelSkewError: the privacy budget does not allow it.
+        """
         silo, round = self.silo, part.attempt.round
         assert silo.session is not None
         if silo.session.sums is None or round <= OPENING:

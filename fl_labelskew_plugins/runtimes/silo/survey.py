@@ -65,6 +65,7 @@ class SurveyExchange(SiloExchange):
         """
         server, members = self.server, self.server.members
         server.meet()
+        members.begin(-1)
         self._poll = Poll(members, sorted(members.present - members.excluded), "class counts", self._answers)
         try:
             for _ in self._poll.take():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fl_labelskew_registry import RunError
+from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.engine.ring import Ring, Vector
@@ -20,6 +20,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
     Sizes,
     about,
     listed,
+    senseless,
     where,
 )
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
@@ -76,10 +77,13 @@ class SiloSums:
         if step != self._answered:
             try:
                 tensors = self._tensors(run, message)
-            except SecureError as error:
+            except Exception as caught:
+                if isinstance(caught, LabelSkewError) and not isinstance(caught, SecureError):
+                    raise
+                error = caught if isinstance(caught, SecureError) else senseless(round, "the server", caught)
                 self._audit.note("sum", **about(run, round, number), why=str(error))
                 if not isinstance(error, SitsOutError):
-                    raise
+                    raise error from None
                 self._round = None
                 self._warn(str(error))
                 self._answer = {"meta": {"attempt": number, "reason": without_paths(error.public)}}
@@ -109,7 +113,7 @@ class SiloSums:
                 self._authority,
                 self._account,
                 least=self._least,
-                noisy=self._noisy is not None,
+                noisy=self._noisy,
             )
             return wire.tensors({self._rank: self._round.advertise()})
         part = self._round
@@ -121,7 +125,7 @@ class SiloSums:
             has = self._vector(round)
             if has is None or has[2] != attempt.question:
                 raise SitsOutError(f"{attempt.where}: this silo has nothing to send any more")
-            return wire.sent(part.mask(has[1] if self._noisy is None else self._noisy(part, has[1]), sharing))
+            return wire.sent(part.mask(has[1], sharing))
         texts = wire.texts(tensors, attempt)
         if kind == Kind.SHARES:
             sealed, commitments = part.share(texts)

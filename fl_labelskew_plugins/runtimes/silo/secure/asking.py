@@ -23,6 +23,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
     Sizes,
     about,
     listed,
+    senseless,
 )
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
@@ -30,6 +31,10 @@ from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 
 TRIES = 3
 """Attempts at one sum with the same silos."""
+LEAST_S = 5.0
+"""Seconds of each step at least, of a deadline of ten times as many or more."""
+SHARES = {kind: 5 if kind is Kind.MASKED else 1 for kind in wire.STEPS}
+"""How the time of an attempt is divided among its steps: the vectors are what takes long on a slow line."""
 Said = tuple[dict[str, Any], dict[str, Tensor]]
 """What a silo is told at a step, beside which attempt it is: a mapping, and tensors."""
 
@@ -58,7 +63,8 @@ class ServerSums:
         self._audit, self._sizes = audit, sizes
         self._numbers: dict[int, int] = {}
         self._faults: Counter[int] = Counter()
-        self._until = self._deadline = 0.0
+        self._lost: set[int] = set()
+        self._deadline = 0.0
         self._attempt = Attempt("", OPENING, 0, 32, 0, Sizes(LEAST_SUMMED, LEAST_SUMMED, LEAST_SUMMED))
         self._kind = Kind.KEYS
         self._said: Callable[[int], Said] = lambda rank: ({}, {})
@@ -71,17 +77,21 @@ class ServerSums:
     ) -> tuple[list[int], Vector]:
         """Attempts at one sum, see :meth:`total`, until one goes well.
 
-        ``who`` is called before each: whose vectors, without some that have not kept to the protocol; it may wait. All
-        that comes has ``round_deadline_s`` together, and each attempt at least a tenth of it.
+        ``who`` is called before each: whose vectors, without these silos; it may wait. Left out is a silo that has
+        cheated, or failed in two attempts, or in one if a sum does not need it.
 
         Raises:
             RunError: too few are left, or the same silos have failed :data:`TRIES` times.
         """
         self._faults.clear()
-        self._until = self._members.clock.now + self._members.comm.round_deadline_s
         tries: Counter[tuple[int, ...]] = Counter()
+        clients: list[int] = []
         while True:
-            clients = who({client for client, faults in self._faults.items() if faults > 1})
+            failed = {client for client, faults in self._faults.items() if faults}
+            without = {client for client in failed if self._faults[client] > 1}
+            if round != OPENING and len(set(clients) - failed) >= self._members.quorum:
+                without = failed
+            clients = who(without)
             try:
                 return self.total(run, round, clients, ring, question)
             except SecureError as error:
@@ -108,8 +118,8 @@ class ServerSums:
             run, round, number, ring.bits, ring.size, self._sizes(round), question, ring.wide
         )
         self._limits[Kind.MASKED] = streams.LIMIT + 4 * ring.size
-        facts, server, clock = about(run, round, number), ServerRound(attempt, self._authority), self._members.clock
-        self._deadline = max(self._until, clock.now + self._members.comm.round_deadline_s / 10)
+        facts, server, now = about(run, round, number), ServerRound(attempt, self._authority), self._members.clock.now
+        self._lost, self._deadline = set(), (now + self._members.deadline()) / 2  # the rest is for further attempts
         try:
             there, lost, total = self._steps(server, clients)
         except SecureError as error:
@@ -118,7 +128,7 @@ class ServerSums:
         finally:
             self._close()
             for rank, what in sorted(server.cheats.items()):
-                self._faults[rank - 1] += 2
+                self._fault(rank - 1, 2)
                 self._members.warn(f"{attempt.where}: silo {rank} {what}")
         self._audit.note("sum", **facts, silos=there, lost=lost)
         if lost:
@@ -179,15 +189,25 @@ class ServerSums:
         said: Callable[[int], Said],
         taken: Callable[[int, Mapping[str, Tensor]], None],
     ) -> list[int]:
-        """Ask these clients, and wait for all who may still answer; who has."""
+        """Ask these clients, and wait for all who may still answer; who has.
+
+        No step can take the time of later ones, so that a silo which is silent at one makes no other one late.
+        """
         self._kind, self._said, self._taken = kind, said, taken
-        answers: dict[int, bool] = {}
-        what = f"{kind.name.lower()} of secure aggregation"
-        self._poll = Poll(self._members, clients, what, answers, least=0, deadline=self._deadline)
+        members, answers = self._members, dict[int, bool]()
+        members.away -= members.present.intersection(clients)
+        now, least = members.clock.now, min(LEAST_S, members.comm.round_deadline_s / 10)
+        share = SHARES[kind] / sum(SHARES[later] for later in wire.STEPS if later >= kind)
+        if self._attempt.round == OPENING and kind is Kind.KEYS:
+            share = 0.5  # silos build their networks before they answer
+        deadline = now + max(share * (self._deadline - now), least)
+        self._poll = Poll(members, clients, wire.STEPS[kind], answers, least=0, deadline=deadline)
         for client in clients:
             self._ask(client)
         for _ in self._poll.take():
             pass
+        for client in set(clients) - answers.keys() - self._lost:
+            self._fault(client)
         return sorted(answers)
 
     def came(self, client: int, *, same_process: bool) -> None:
@@ -197,6 +217,7 @@ class ServerSums:
                 self._ask(client)
             else:
                 self._poll.settled.add(client)
+                self._fault(client)
                 self._members.warn(f"{self._attempt.where}: silo {client + 1} has lost its keys by a restart")
 
     def take(self, message: Message) -> None:
@@ -205,16 +226,24 @@ class ServerSums:
         current = (self._kind, attempt.round, attempt.number)
         if (message.kind, message.round, message.meta.get("attempt")) != current or not self._poll.awaits(client):
             return  # too late, or sent twice as its connection broke
+        why = reason(message)
         try:
-            if (why := reason(message)) is not None:
+            if why is not None:
                 raise attempt.error(f"silo {client + 1} takes no part: {why}")
             self._taken(message.sender, message.tensors)
-        except SecureError as error:
+        except Exception as error:
             self._poll.settled.add(client)
-            self._faults[client] += 1  # the first may be that of a process which has just begun anew
-            self._members.warn(str(error))
+            self._fault(client, 0 if why is not None and self._lost else 1)  # who has too few others is not at fault
+            whose = f"silo {client + 1}"
+            shown = error if isinstance(error, SecureError) else senseless(attempt.round, whose, error)
+            self._members.warn(str(shown))
         else:
             self._poll.answers[client] = True
+
+    def _fault(self, client: int, faults: int = 1) -> None:
+        """A silo is lost to this attempt, and has failed in it."""
+        self._lost.add(client)
+        self._faults[client] += faults
 
     def _ask(self, client: int) -> None:
         meta, tensors = self._said(client + 1)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.engine.ring import Vector, parts, unit
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 
 LEAST = LEAST_SUMMED
@@ -113,6 +114,11 @@ def where(round: int) -> str:
     text = f"round {tested_round(round) + 1}"
     text = "opening exchange" if round == OPENING else f"test after {text}" if round < OPENING else text
     return f"secure aggregation, {text}"
+
+
+def senseless(round: int, whose: str, error: Exception) -> SecureError:
+    """What somebody has sent led to an error that nobody foresaw."""
+    return SecureError(f"{where(round)}: a message of {whose} makes no sense: {clean(repr(error))}")
 
 
 def number_of_test(round: int) -> int:

@@ -36,9 +36,9 @@ def checked(attempt: Attempt, roster: bytes) -> bytes:
 class SiloRound:
     """A silo, by its rank from 1, in one attempt; its secrets are in memory alone, and end with it.
 
-    ``least``: silos that a sum has to be of, by this silo's own policy; ``noisy``: the vector has noise of this attempt
-    only. All steps raise :class:`SecureError` where the
-    server, or a silo behind it, does not keep to the protocol, and each can be taken once.
+    ``least``: silos that a sum has to be of, by this silo's own policy; ``noisy`` adds noise of this attempt to the
+    vector, once all checks of the step have passed. All steps raise :class:`SecureError` where the server, or a silo
+    behind it, does not keep to the protocol, and each can be taken once.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SiloRound:
         account: Account,
         *,
         least: int = 0,
-        noisy: bool = False,
+        noisy: Callable[[SiloRound, Vector], Vector] | None = None,
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.attempt, self.rank = attempt, rank
@@ -144,8 +144,7 @@ class SiloRound:
                 raise attempt.error(f"silo {rank} has not signed that all shares fit")
         self._enough(sharing, "share masks")
         self._shares = {rank: self._shares[rank] for rank in sharing}
-        if not self._noisy:
-            vector = self._account.only(attempt, vector)
+        vector = self._account.only(attempt, vector) if self._noisy is None else self._noisy(self, vector)
         masked = attempt.vector(vector, "what this silo would send").copy()
         masks.add_own(masked, self._seed, self.rank, attempt)
         for peer in self._shares.keys() - {self.rank}:

@@ -11,8 +11,15 @@ from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt
 from fl_labelskew_plugins.runtimes.transport import Kind
 
-STEPS = (Kind.KEYS, Kind.SHARES, Kind.CHECKED, Kind.MASKED, Kind.THERE, Kind.REVEALED)
-"""Messages of the steps, in their order; the server asks with one, and the silo answers with it."""
+STEPS = {
+    Kind.KEYS: "keys",
+    Kind.SHARES: "sealed shares",
+    Kind.CHECKED: "checks of shares",
+    Kind.MASKED: "masked vectors",
+    Kind.THERE: "signatures",
+    Kind.REVEALED: "revealed shares",
+}
+"""Messages of the steps, in their order, and what they hold; the server asks with one, the silo answers with it."""
 VECTOR = "vector"
 MOST = 10**6
 """Bytes of a text: as many as the commitments of some thousand silos."""

@@ -15,6 +15,8 @@ from scenes import finished, left_out, same
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runtimes.silo import facts
+from fl_labelskew_plugins.runtimes.silo.secure import wire
+from fl_labelskew_plugins.runtimes.transport import Kind
 
 METHODS = {
     "fedmr": ["method_args.method=fedmr"],
@@ -375,6 +377,7 @@ SILOS = {
     "sends_values_out_of_range": "what silo 4 sends has values of more than 20 bits",
     "deals_wrong_shares": "silo 4 has dealt silo ",
     "deals_a_wrong_share": "silo 4 has dealt silo 2 shares that do not fit",
+    "shows_a_certificate_of_another_version": "silo 4 shows no certificate of this federation",
 }
 
 
@@ -391,11 +394,57 @@ def test_a_silo_that_cheats(secure, cheat):
     assert left_out(federation) == [[], [] if reveals else [3], []]
 
 
-def test_a_silo_that_answers_each_step_late_has_one_deadline(secure):
-    """Six steps of two seconds are more than the deadline of the round, which each of them keeps."""
+def test_a_silo_that_answers_each_step_late_is_left_out(secure):
+    """Six steps of two seconds are more than a step may take of the deadline of the round."""
     federation = secure(*NOISY, "comm_args.round_deadline_s=8")
     server, silos = federation.server(), federation.silos(1, 2, 3)
     late = federation.silo(4, cheat="answers_each_step_late")
     finished(server, *silos)
-    assert "round 2: silo 4 missed the deadline of 8 s; left out until it speaks again" in server.text
+    assert "round 2: silo 4 sent no keys in time; left out until it speaks again" in server.text
     killed(late)
+
+
+@pytest.mark.parametrize("kind", wire.STEPS, ids=lambda kind: kind.name)
+def test_a_silo_that_is_silent_at_a_step(secure, kind):
+    """It takes no time from honest silos on slow lines, and their ledgers are charged once a round."""
+    federation = secure(*NOISY, "comm_args.round_deadline_s=30")
+    server = federation.server()
+    honest = [federation.silo(rank, cheat="has_a_slow_line") for rank in (1, 2, 3)]
+    silent = federation.silo(4, cheat=f"silent_at_{kind.name}")
+    finished(server, *honest)
+    came = kind in (Kind.THERE, Kind.REVEALED)
+    assert left_out(federation) == [[], [] if came else [3], [3]]
+    assert f"round 2: silo 4 sent no {wire.STEPS[kind]} in time; left out until it speaks again" in server.text
+    for rank in (1, 2, 3):
+        ledger = (federation.folder / f"silo-{rank}" / "privacy.jsonl").read_text().splitlines()
+        assert [json.loads(line)["round"] for line in ledger] == [-1, 0, 1, 2]
+    killed(silent)
+
+
+def test_a_silo_whose_policy_needs_more_silos_is_not_charged_for_a_lost_one(secure):
+    """Nothing of it leaves, so nothing is spent; and it is not the one that is left out."""
+    federation = secure(*NOISY, "comm_args.min_clients=4", "comm_args.quorum_timeout_s=5")
+    files = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, careful.yaml, four.yaml]}\n"
+    federation.recipe.write_text(federation.recipe.read_text() + files)
+    for name in ("one", "two", "four"):
+        (federation.folder / f"{name}.yaml").write_text("{}")
+    (federation.folder / "careful.yaml").write_text("policy: {min_clients: 4}")
+    server, silos = federation.server(), federation.silos(1, 2, 3)
+    federation.silo(4, cheat="dies_at_check")
+    assert server.wait() == 1, server.text
+    assert "silo 3 takes no part: " in server.text
+    assert "3 silos share masks, and this silo takes part with 4 at least" in server.text
+    assert "error: round 2: 3 of at least 4 uploads came" in server.text
+    ledger = (federation.folder / "silo-3" / "privacy.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in ledger] == [-1, 0]
+    killed(*silos)
+
+
+def test_a_silo_that_denies_its_opening(secure):
+    federation = secure(*FOUR)
+    server, silos = federation.server(), federation.silos(1, 2, 3)
+    cheating = federation.silo(4, cheat="denies_its_opening")
+    assert server.wait() == 1
+    assert "error: opening exchange: smoothed is the sum of -1 clients; allowed: 1 to 4; begin a new run" in server.text
+    assert "Traceback" not in server.text
+    killed(*silos, cheating)

@@ -83,7 +83,7 @@ def test_repeated_with_new_masks(hospitals):
     with pytest.raises(SecureError) as few:
         first.total()
     assert str(few.value) == "secure aggregation, round 1: 2 silos have sent a vector, and it needs 3 at least"
-    second = Play(wards[:3], attempt(number=1), values, noisy=True)
+    second = Play(wards[:3], attempt(number=1), values, noisy=lambda silo, vector: vector)
     assert second.total() == naive([values[rank] for rank in (1, 2, 3)], about)
     assert not np.array_equal(first.sent[3, 1], second.sent[3, 1])
 
