@@ -48,9 +48,7 @@ def save_atomic(tensors: State, path: Path, metadata: dict[str, str] | None = No
 
     ``private``: only the owner can read the file; else the umask decides, as for other files.
     """
-    with replacing(path) as part:
-        part.unlink(missing_ok=True)
-        part.touch(0o600 if private else 0o666)
+    with replacing(path, 0o600 if private else 0o666) as part:
         mode = part.stat().st_mode
         try:
             save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, part, metadata)

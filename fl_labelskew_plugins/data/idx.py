@@ -11,6 +11,7 @@ import math
 import string
 import zlib
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +22,11 @@ from pydantic import Field
 
 from fl_labelskew_plugins.data.files import unpacks
 from fl_labelskew_plugins.data.torchvision_sets import TorchvisionSet
+from fl_labelskew_plugins.machine.files import open_regular
 from fl_labelskew_plugins.params import Params
 
+PIECE = 2**20
+"""Bytes that are read at a time."""
 FASHION = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
 
 
@@ -33,14 +37,20 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         LabelSkewError: the file cannot be read, is cut short, or is not such a file.
     """
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+        with (
+            open(path, "rb", opener=open_regular) as file,
+            gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream,
+        ):
             kind, dims = stream.read(3), stream.read(1)
-            if kind != b"\0\0\x08" or not dims:
-                raise ValueError("it is not an IDX file of bytes")
+            if kind != b"\0\0\x08" or not b"\1" <= dims <= b"\4":
+                raise ValueError("it is not an IDX file of bytes in 1 to 4 dimensions")
             shape = np.frombuffer(stream.read(4 * dims[0]), ">u4", dims[0]).tolist()
-            unpacks(path, math.prod(shape), "its samples", 1000, "the published file")
-            content = stream.read(math.prod(shape) + 1)
-            return np.frombuffer(content, np.uint8).reshape(shape).copy()
+            size, content = math.prod(shape), bytearray()
+            unpacks(path, size, "its samples", 100, "the published file")
+            # grows with what is there: a header may claim more
+            while len(content) <= size and (piece := stream.read(min(PIECE, size + 1 - len(content)))):
+                content += piece
+            return np.frombuffer(content, np.uint8).reshape(shape)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise LabelSkewError(f"{path}: cannot be read ({reason}); make it readable, or get it again") from error

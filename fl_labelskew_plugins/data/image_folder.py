@@ -26,6 +26,7 @@ from fl_labelskew_plugins.data.files import MOST_SHOWN, fits, gathered, readable
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.pictures import OnBadSample, decode, faults, opened, settle
 from fl_labelskew_plugins.data.stats import moments
+from fl_labelskew_plugins.machine.files import read_pieces, read_text
 from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.partition.stratified import drawn, joined, picked, stratified
@@ -385,7 +386,10 @@ class ImageFolder(Dataset):
         def one(i: int) -> None:
             path, _ = samples[i]
             x[i] = decode(path, size=size, channels=channels)
-            contents[i] = np.frombuffer(hashlib.blake2b(path.read_bytes(), digest_size=16).digest(), np.uint8)
+            digest = hashlib.blake2b(digest_size=16)
+            for piece in read_pieces(path):
+                digest.update(piece)
+            contents[i] = np.frombuffer(digest.digest(), np.uint8)
 
         return x, contents, dict(faults(one, range(len(samples)), what))
 
@@ -510,7 +514,7 @@ def list_annotated(file: Path) -> LabelledFiles:
     Raises:
         LabelSkewError: there is no line, or another one.
     """
-    rows = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    rows = [line.split("\t") for line in read_text(file).splitlines() if line.strip()]
     if not rows or any(len(row) < 2 for row in rows):
         raise mistake(file, "is not a list of images and their classes", "lines of image, tab, class")
     return [(file.parent / "images" / row[0], row[1]) for row in rows]

@@ -17,6 +17,7 @@ from pydantic import Field
 from fl_labelskew_plugins.data.image_folder import ImageFolder, ImageParams, LabelledFiles, list_images
 from fl_labelskew_plugins.data.stats import IMAGENET
 from fl_labelskew_plugins.data.torchvision_sets import CLASSES_10
+from fl_labelskew_plugins.machine.files import open_regular
 
 
 class CINIC10(ImageFolder):
@@ -182,7 +183,7 @@ class ODIR(ImageFolder):
         """
         table = data_dir / "full_df.csv"
         samples: LabelledFiles = []
-        with table.open(encoding="utf-8", newline="") as file:
+        with open(table, encoding="utf-8", newline="", opener=open_regular) as file:
             for row in csv.DictReader(file):
                 image, label = row.get("filename") or "", re.fullmatch(r"\['([NDGCAHMO])'\]", row.get("labels") or "")
                 if label is None or not re.fullmatch(r"\d+_(left|right)\.jpg", image):

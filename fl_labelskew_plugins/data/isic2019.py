@@ -26,7 +26,7 @@ from fl_labelskew_plugins.data import fakes, lesions, pictures
 from fl_labelskew_plugins.data.files import readable, sound
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.table import SOUND
-from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.machine.files import check_regular, read_text, write_text
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.partition.stratified import stratified
 
@@ -248,6 +248,7 @@ def _read(file: Path, needed: Sequence[str]) -> pd.DataFrame:
     import pandas as pd
 
     with sound(file, *SOUND):
+        check_regular(file)
         frame = pd.read_csv(file, dtype=str, encoding="utf-8-sig", index_col=False, usecols=lambda name: name in needed)
     if missing := [name for name in needed if name not in frame]:
         raise mistake(file, f"has no column {', '.join(missing)}", f"the columns {','.join(needed)}")
@@ -315,7 +316,7 @@ def checked(folder: Path, images: Sequence[str]) -> list[str]:
     file = folder / CHECKED
     known: dict[str, list[str]] = {}
     with suppress(OSError, ValueError, AttributeError, TypeError):
-        known = {k: list(map(str, v)) for k, v in json.loads(file.read_text(encoding="utf-8")).items()}
+        known = {k: list(map(str, v)) for k, v in json.loads(read_text(file)).items()}
     if key not in known:
         with _alone(folder):
             known[key] = [image for image, _ in _broken(folder, images)]

@@ -26,6 +26,7 @@ from fl_labelskew_plugins import params, seeds
 from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.files import readable, sound
 from fl_labelskew_plugins.data.fingerprint import digest
+from fl_labelskew_plugins.machine.files import open_regular
 
 UserArrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
 PARTS = ("train", "test")
@@ -159,7 +160,10 @@ class Leaf(Dataset):
         Raises:
             LabelSkewError: it cannot be read, or is not as LEAF writes it.
         """
-        with sound(path, "JSON file", "one that LEAF has written"), path.open(encoding="utf-8") as stream:
+        with (
+            sound(path, "JSON file", "one that LEAF has written"),
+            open(path, encoding="utf-8", opener=open_regular) as stream,
+        ):
             # pixels have 256 values: each is made once, which takes a third of the time
             content = json.load(stream, object_hook=self._converted, parse_float=lru_cache(512)(float))
         keys = ("users", "num_samples", "user_data")

@@ -20,6 +20,7 @@ from pydantic import Field
 from fl_labelskew_plugins.data.files import only_file, sound, unpacks
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.stats import moments
+from fl_labelskew_plugins.machine.files import open_regular
 from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.partition.stratified import picked, stratified
@@ -44,7 +45,7 @@ def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, 
     Raises:
         LabelSkewError: the file cannot be read, is no such archive, holds pickled objects, or needs too much memory.
     """
-    with sound(path, *SOUND), path.open("rb") as stream:
+    with sound(path, *SOUND), open(path, "rb", opener=open_regular) as stream:
         if stream.read(6) == np.lib.format.MAGIC_PREFIX:  # which np.load would read at once, of whatever size
             raise mistake(path, "holds a single array", "an .npz archive with x and y")
         stream.seek(0)

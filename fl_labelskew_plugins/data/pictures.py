@@ -12,8 +12,9 @@ import numpy as np
 from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 from numpy.typing import NDArray
 
-from fl_labelskew_plugins.data.files import capped
+from fl_labelskew_plugins.data.files import capped, size_text
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.files import check_regular
 from fl_labelskew_plugins.machine.text import clean, few
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ Item = TypeVar("Item")
 OnBadSample = Literal["stop", "skip"]
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are opened, whatever a file's name says; of others, such as EPS, Pillow starts another program."""
+MOST_BYTES = 2**29
+"""Bytes of a picture's file at most: those of :data:`LARGEST` pixels of four channels of 16 bits, not packed."""
 LARGEST = 2**26
 """Pixels of a picture at most, in its file and after its shorter side is resized; such as 8192 x 8192."""
 
@@ -42,6 +45,8 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
 
     where = clean(file, 4096)
     try:
+        if isinstance(file, (str, Path)) and (size := check_regular(file)) > MOST_BYTES:
+            raise mistake(where, f"is of {size_text(size)}", f"a picture of at most {size_text(MOST_BYTES)}")
         with Image.open(file, formats=FORMATS) as image:
             width, height = image.size
             if width * height > LARGEST:  # before any of them is decoded

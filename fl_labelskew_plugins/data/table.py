@@ -27,6 +27,7 @@ from fl_labelskew_plugins.data.files import fits, gathered, only_file, refuse, s
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.stats import moments
 from fl_labelskew_plugins.machine import extras
+from fl_labelskew_plugins.machine.files import check_regular, open_regular
 from fl_labelskew_plugins.machine.log import warn
 from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.params import Params
@@ -57,10 +58,11 @@ def header(path: Path) -> list[str]:
         LabelSkewError: the file cannot be read, has too many columns, or one without a name, or two of one name.
     """
     with sound(path, *SOUND):
+        check_regular(path)
         if path.suffix.lower() in PARQUET:
             names = [name for name in _parquet(path).schema_arrow.names if not name.startswith("__index_level_")]
         else:
-            with path.open(encoding="utf-8-sig", newline="") as stream:
+            with open(path, encoding="utf-8-sig", newline="", opener=open_regular) as stream:
                 names = next(csv.reader(stream, delimiter=_signs(path)[0], skipinitialspace=True), [])
             names = [name.strip() for name in names]
     if not names:
@@ -113,7 +115,7 @@ def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
 def _signs(path: Path) -> tuple[str, str]:
     """Separator and decimal sign of a text file; numbers such as ``1,5`` may be where commas do not separate."""
-    with path.open(encoding="utf-8-sig", newline="") as stream:
+    with open(path, encoding="utf-8-sig", newline="", opener=open_regular) as stream:
         head = stream.read(HEAD)
     separator = max(",;\t|", key=head.partition("\n")[0].count)
     return separator, "," if separator != "," and re.search(r"\d,\d", head) else "."

@@ -24,7 +24,7 @@ from fl_labelskew_plugins.diagnostics.observed_probability import ObservedProbab
 from fl_labelskew_plugins.diagnostics.proxy_gradients import ProxyGradients
 from fl_labelskew_plugins.diagnostics.tsne import TSNE
 from fl_labelskew_plugins.engine.local import LocalResult
-from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.machine.files import open_regular, read_lines
 from fl_labelskew_plugins.recipe.sections import IN_TRAINING, DiagnosticName
 from fl_labelskew_plugins.tensors import Weights
 
@@ -105,7 +105,7 @@ class Watch:
             if diagnostic.lines:
                 self.folder.mkdir(exist_ok=True)
                 text = "".join(json.dumps({"round": round, **line}) + "\n" for line in diagnostic.lines)
-                with diagnostic.numbers.open("a", encoding="utf-8") as stream:
+                with open(diagnostic.numbers, "a", encoding="utf-8", opener=open_regular) as stream:
                     stream.write(text)
                 diagnostic.lines.clear()
 

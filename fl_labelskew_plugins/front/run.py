@@ -17,6 +17,7 @@ from fl_labelskew_registry import LabelSkewError, Method, Network, Partitioner, 
 
 from fl_labelskew_plugins.engine.globals import restored
 from fl_labelskew_plugins.front import start
+from fl_labelskew_plugins.machine.files import read_bytes
 from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.models.module import Headed
 from fl_labelskew_plugins.recipe import compatibility, parse, yaml
@@ -360,7 +361,7 @@ class Run:
 
 
 def _base64(file: Path) -> str:
-    return base64.b64encode(file.read_bytes()).decode()
+    return base64.b64encode(read_bytes(file)).decode()
 
 
 def simulate(recipe: Recipe | str | Path | Mapping[str, Any], folder: str | Path | None = None, **objects: Any) -> Loop:

@@ -17,7 +17,7 @@ from fl_labelskew_registry import LabelSkewError, RunError, mistake
 from fl_labelskew_plugins.engine.globals import restored
 from fl_labelskew_plugins.ledgers import privacy
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.files import FULL
+from fl_labelskew_plugins.machine.files import FULL, IRREGULAR
 from fl_labelskew_plugins.machine.place import launched, mpi_rank
 from fl_labelskew_plugins.machine.signals import interrupting, terminal_closed
 from fl_labelskew_plugins.machine.text import clean
@@ -136,6 +136,9 @@ def _go(recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progress) 
             _run(runtime)
         return None
     except OSError as error:
+        if error.errno in IRREGULAR and error.filename is not None:
+            what = f"{clean(error.filename, 4096)} cannot be used: {error.strerror}; remove it"
+            raise RunError(f"{what}; {options.resume_command(folder.path)}") from error
         if error.errno not in FULL:
             raise
         raise RunError(
@@ -194,7 +197,7 @@ def _train(runtime: Runtime, record: Record) -> None:
     federation = session.federation
     rounds, clients = federation.rounds, federation.clients_per_round
     try:
-        with interrupting(), record.tracked():
+        with interrupting(), record.tracked(), interrupting():  # so that trackers, too, see an interruption as one
             show.start(session.recipe.name, record.next_round, rounds, clients, record.pause)
             runtime.run(session, record)
             if record.next_round == rounds:
@@ -203,7 +206,8 @@ def _train(runtime: Runtime, record: Record) -> None:
         if isinstance(end, OSError) and not terminal_closed():
             raise
         again = runtime.options.resume_command(folder.path)
-        raise KeyboardInterrupt(f"interrupted after {record.next_round} of {rounds} rounds; {again}") from None
+        why = f"interrupted after {record.next_round} of {rounds} rounds; {again}"
+        raise KeyboardInterrupt(why) from end.__cause__
     finally:
         show.stop()
     if record.next_round < rounds:

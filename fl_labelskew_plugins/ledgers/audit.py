@@ -25,6 +25,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.files import open_regular
 from fl_labelskew_plugins.machine.text import clean, utc
 
 NAME = "audit.jsonl"
@@ -203,11 +204,11 @@ class Audit:
     def _reopen(self) -> None:
         """Open the file where it ends; a line cut in half, by a kill or a full disk, is taken out, which is noted."""
         assert self._folder is not None
-        self._file = os.open(self._folder / NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = open_regular(self._folder / NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._size = os.fstat(self._file).st_size
         tail, self.last = b"", ""
         for path in reversed(files(self._folder)):
-            with path.open("rb") as file:
+            with open(path, "rb", opener=open_regular) as file:
                 file.seek(max(0, path.stat().st_size - 2**16))
                 tail = file.read()
             if tail:
@@ -260,7 +261,7 @@ def read(folder: Path) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
         raise LabelSkewError(f"{folder}: no {NAME} in it; use the folder of a server's run, or a silo's own folder")
     for path in there:
         try:
-            with path.open("rb") as file:
+            with open(path, "rb", opener=open_regular) as file:
                 for number, line in enumerate(file, 1):
                     yield f"{path.name} line {number}", line, _content(f"{path.name} line {number}", line)
         except OSError as error:

@@ -25,6 +25,7 @@ from fl_labelskew_registry import LabelSkewError, RunError, shareable
 from pydantic import BaseModel
 
 from fl_labelskew_plugins.machine import extras
+from fl_labelskew_plugins.machine.files import open_regular, read_bytes
 from fl_labelskew_plugins.machine.text import utc
 from fl_labelskew_plugins.recipe.conflicts import fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
@@ -147,10 +148,11 @@ class Ledger:
     def _alone(self) -> Iterator[None]:
         """No other process writes between what is read and what is written: a silo may be in several runs at a time."""
         try:
-            file = self.file.open("ab")
+            # a link is the operator's own; what is not a ledger behind it is refused before anything is written
+            handle = open_regular(os.path.realpath(self.file), os.O_WRONLY | os.O_CREAT)
         except OSError as error:
             raise self._unwritable(error) from None
-        with file:
+        with os.fdopen(handle, "ab") as file:
             with suppress(OSError):  # a network file system that locks nothing
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -164,7 +166,7 @@ class Ledger:
             if not self.file.exists() or self.file.stat().st_size == self._size:
                 return
             # a line that a kill has cut is of an answer that was not given
-            whole, newline, _ = self.file.read_bytes().rpartition(b"\n")
+            whole, newline, _ = read_bytes(self.file).rpartition(b"\n")
             lines = [LedgerEntry.model_validate_json(line) for line in whole.splitlines()]
         except (OSError, ValueError):
             raise LabelSkewError(

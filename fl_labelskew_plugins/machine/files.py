@@ -6,19 +6,75 @@ import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.machine.text import clean
+
+IRREGULAR = (errno.ELOOP, errno.EISDIR, errno.EEXIST)
+"""What :func:`open_regular` and :func:`replacing` say of a link, FIFO or folder in the place of a file."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.EFBIG)
 """What a disk that is full or has gone away says."""
 
 
+def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
+    """An ``opener`` for ``open``: refuses FIFOs and devices, which may block for ever, and links if it is to write.
+
+    Raises:
+        OSError: the file cannot be opened, or is not a regular file.
+    """
+    writes = flags & (os.O_WRONLY | os.O_RDWR)
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if writes else 0), mode)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # ENXIO: a FIFO that nobody reads, or a socket
+            raise OSError(errno.ELOOP, "it is a link, FIFO or socket, not a regular file", str(path)) from None
+        raise
+    kind = os.fstat(handle).st_mode
+    if stat.S_ISREG(kind) or stat.S_ISDIR(kind):  # open() itself refuses a folder
+        return handle
+    os.close(handle)
+    raise OSError(errno.ELOOP, "it is a FIFO or device, not a regular file", str(path))
+
+
+def check_regular(path: str | Path) -> int:
+    """The size of a file that a library opens by its name; raises as :func:`open_regular`."""
+    with open(path, "rb", opener=open_regular) as stream:
+        return os.fstat(stream.fileno()).st_size
+
+
+def read_bytes(path: str | Path, most: int = -1) -> bytes:
+    """The content of a regular file, or its first ``most`` bytes; raises as :func:`open_regular`."""
+    with open(path, "rb", opener=open_regular) as stream:
+        return stream.read(most)
+
+
+def read_pieces(path: str | Path) -> Iterator[bytes]:
+    """The content of a regular file, 1 MiB at a time; raises as :func:`open_regular`."""
+    with open(path, "rb", opener=open_regular) as stream:
+        while piece := stream.read(2**20):
+            yield piece
+
+
+def read_text(path: str | Path, errors: str = "strict") -> str:
+    """The content of a regular file as text; raises as :func:`open_regular`, and UnicodeDecodeError."""
+    return read_bytes(path).decode("utf-8", errors)
+
+
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Where to write a file that takes the place of ``path`` once it is whole; of one that fails nothing is left."""
+def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
+    """Where to write a file that takes the place of ``path`` once it is whole; of one that fails nothing is left.
+
+    The file is there, empty, with ``mode`` and the umask: nobody's link or FIFO of this name is written to.
+    """
     part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     try:
         yield part
         part.replace(path)
@@ -38,7 +94,7 @@ def copied(path: Path, to: Path) -> None:
     if to.exists() and to.samefile(path):
         return  # to rename one of two links of a file to the other does nothing, and would leave the part
     with replacing(to) as part:
-        part.unlink(missing_ok=True)
+        part.unlink()
         try:
             os.link(path, part)
         except OSError:  # a file system without links
@@ -46,14 +102,21 @@ def copied(path: Path, to: Path) -> None:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file's lines; stops at a line that was cut in half, or is damaged otherwise."""
+    """The JSON objects of a file's lines; stops at a line that was cut in half, or is damaged otherwise.
+
+    Raises:
+        LabelSkewError: the file exists, and cannot be read.
+    """
     lines: list[dict[str, Any]] = []
-    if file.exists():
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            value = None
-            with suppress(ValueError, RecursionError):  # such as a number of 5000 digits
-                value = json.loads(line)
-            if not isinstance(value, dict):
-                break
-            lines.append(value)
+    try:
+        text = read_text(file, "replace") if file.exists() else ""
+    except OSError as error:
+        raise LabelSkewError(f"{clean(file, 4096)}: cannot be read: {error.strerror}") from None
+    for line in text.splitlines():
+        value = None
+        with suppress(ValueError, RecursionError):  # such as a number of 5000 digits
+            value = json.loads(line)
+        if not isinstance(value, dict):
+            break
+        lines.append(value)
     return lines

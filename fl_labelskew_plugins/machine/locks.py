@@ -32,6 +32,7 @@ from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, RunError
 
+from fl_labelskew_plugins.machine.files import open_regular, read_bytes
 from fl_labelskew_plugins.machine.text import clean
 
 NAME, NEXT = ".lock", ".lock.next"
@@ -179,7 +180,7 @@ def _replaced(file: Path, content: bytes) -> int | None:
 def _content(file: Path) -> bytes | None:
     """What a lock's file says; None if there is none."""
     try:
-        return file.read_bytes()[:1000]
+        return read_bytes(file, 1000)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ESTALE):  # NFS has the latter for what was just removed elsewhere
             raise
@@ -188,7 +189,7 @@ def _content(file: Path) -> bytes | None:
 
 def _stale(file: Path, content: bytes) -> bool:
     """Whether the process that wrote a lock's file has ended, as far as one can tell from here."""
-    with contextlib.suppress(FileNotFoundError), file.open("rb") as opened:
+    with contextlib.suppress(FileNotFoundError), open(file, "rb", opener=open_regular) as opened:
         if _said(content).get("here") == _here():
             try:
                 fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)

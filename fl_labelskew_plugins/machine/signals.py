@@ -17,6 +17,8 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from fl_labelskew_registry import RunError
+
 from fl_labelskew_plugins.hook import end
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -72,9 +74,25 @@ def ending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupting() -> Iterator[None]:
-    """The signals :data:`ENDING` do what Ctrl-C does: a job or session that ends leaves a checkpoint."""
-    with handled(*ENDING, handler=interrupt):
-        yield
+    """The signals :data:`ENDING` do what Ctrl-C does: a job or session that ends leaves a checkpoint.
+
+    C and Rust code may replace KeyboardInterrupt by an error of its own. After a signal, any error is an interruption,
+    except those of files and of a run that another process has taken over: they say what was not saved.
+    """
+    signalled = False
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        nonlocal signalled
+        signalled = True
+        interrupt(signum, frame)
+
+    with handled(*ENDING, handler=stop):
+        try:
+            yield
+        except Exception as error:
+            if not signalled or isinstance(error, (OSError, RunError)):
+                raise
+            raise KeyboardInterrupt from error
 
 
 @contextlib.contextmanager

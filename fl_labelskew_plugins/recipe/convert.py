@@ -15,6 +15,7 @@ from typing import Any
 
 from fl_labelskew_registry import PluginError, catalog
 
+from fl_labelskew_plugins.machine.files import open_regular
 from fl_labelskew_plugins.recipe import addresses, parse, yaml
 from fl_labelskew_plugins.recipe.mistakes import RecipeError, keys_of, nearest, show, shown
 from fl_labelskew_plugins.recipe.model import PLUGGED, SECTIONS
@@ -210,7 +211,7 @@ def _server_in(file: Path) -> str | None:
     """The address of rank 0 in FedML's CSV file of ``eid,rank,grpc_server_ip,grpc_server_port``; None without one."""
     with (
         contextlib.suppress(OSError, ValueError, KeyError, TypeError, csv.Error),
-        file.open(encoding="utf-8-sig") as lines,
+        open(file, encoding="utf-8-sig", opener=open_regular) as lines,
     ):
         for row in csv.DictReader(lines, skipinitialspace=True):
             if row["rank"] == "0":

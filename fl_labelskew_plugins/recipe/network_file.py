@@ -27,6 +27,7 @@ from pydantic import Field, create_model
 from torch import nn
 
 from fl_labelskew_plugins import params
+from fl_labelskew_plugins.machine.files import read_bytes, read_pieces
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.models.module import ModuleNetwork
 from fl_labelskew_plugins.params import IS_PATH
@@ -141,7 +142,7 @@ def find(name: str) -> Function:
     file = _file_of(module) if module else Path(place).expanduser().absolute()
     where = clean(file, 4096)
     try:
-        content = file.read_bytes()
+        content = read_bytes(file)
         tree = ast.parse(content, str(file))
     except OSError as error:
         raise LabelSkewError(f"{where}: cannot be read: {error.strerror or error}") from None
@@ -210,7 +211,10 @@ def files(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 @cache
 def _digest(path: str, size: int, mtime_ns: int) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    digest = hashlib.sha256()
+    for piece in read_pieces(path):
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def portable(recipe: Recipe) -> dict[str, dict[str, Any]]:

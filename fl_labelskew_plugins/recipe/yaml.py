@@ -14,14 +14,18 @@ from typing import Any
 
 import yaml
 
+from fl_labelskew_plugins.machine.files import read_bytes
 from fl_labelskew_plugins.machine.text import clean
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
+MAX_DIGITS = 100
+"""Characters of a number."""
 
 _FLOAT = "tag:yaml.org,2002:float"
+_INT = "tag:yaml.org,2002:int"
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
-_EXPONENT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+\Z")
+_EXPONENT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+\Z")
 _SCALARS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str")}
 
 
@@ -45,6 +49,11 @@ for _tool in (_Loader, _Dumper):
         for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     _tool.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+0123456789."))
+# 1:30 is text, not 90: base 60 was dropped in YAML 1.2, and takes a time that grows with the square of the length.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, re.compile("(?!.*:)" + pattern.pattern, pattern.flags)) for tag, pattern in pairs]
+    for first, pairs in _Loader.yaml_implicit_resolvers.items()
+}
 
 
 def read(text: str) -> tuple[Any, list[str]]:
@@ -76,8 +85,7 @@ def text_of(path: Path) -> str:
         YamlError: it cannot be read, or is none.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        content = read_bytes(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise YamlError(f"cannot be read: {reason}") from None
@@ -151,17 +159,21 @@ def _unfolded(node: yaml.Node, sizes: dict[int, int], open_nodes: set[int]) -> i
     return sizes[key]
 
 
-def _value(loader: _Loader, node: yaml.Node, twice: list[str]) -> Any:
+def _value(loader: _Loader, node: yaml.Node, twice: list[str], place: str = "") -> Any:
+    """The value of a node; ``place`` is what messages begin with: the key that it belongs to, and a colon."""
     if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
         return _mapping(loader, node, twice)
     if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
-        return [_value(loader, part, twice) for part in node.value]
+        return [_value(loader, part, twice, place) for part in node.value]
     if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
-        return _scalar(loader, node)
+        return _scalar(loader, node, place)
     raise YamlError(f"{_line(node)}: tag {_short(node.tag)} is not allowed; allowed: plain values")
 
 
-def _scalar(loader: _Loader, node: yaml.ScalarNode) -> Hashable:
+def _scalar(loader: _Loader, node: yaml.ScalarNode, place: str) -> Hashable:
+    if node.tag in (_INT, _FLOAT) and len(node.value) > MAX_DIGITS:
+        what = f"a number of {len(node.value)} characters; use at most {MAX_DIGITS}, or quotes for text"
+        raise YamlError(f"{_line(node)}: {place}{what}")
     try:
         value: Hashable = loader.construct_object(node)
     except (ValueError, KeyError, OverflowError, yaml.YAMLError):
@@ -182,7 +194,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, twice: list[str]) -> dict[
         if key in lines:
             twice.append(f"{_line(key_node)}: key '{_short(key)}' stands twice; first on {lines[key]}")
         lines.setdefault(key, _line(key_node))
-        values[key] = _value(loader, value_node, twice)
+        values[key] = _value(loader, value_node, twice, f"{_short(key)}: ")
     return values
 
 

@@ -16,6 +16,7 @@ from fl_labelskew_registry import LabelSkewError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fl_labelskew_plugins.machine.files import check_regular
 from fl_labelskew_plugins.tensors import State, Weights, group
 
 CPU = torch.device("cpu")
@@ -65,6 +66,7 @@ def read(file: Path, device: torch.device = CPU, *, tensors: bool = True) -> Che
 def _opened(file: Path, device: torch.device = CPU) -> Iterator[tuple[dict[str, Any], Any]]:
     """A checkpoint's header, and what its tensors are read from; raise LabelSkewError where it is broken."""
     try:
+        check_regular(file)
         with safe_open(file, "pt", device=str(device)) as opened:
             yield json.loads(opened.metadata()["labelskew"]), opened
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -20,7 +20,7 @@ from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.machine import locks
-from fl_labelskew_plugins.machine.files import copied, read_lines, write_text
+from fl_labelskew_plugins.machine.files import copied, open_regular, read_lines, read_text, write_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import yaml
 from fl_labelskew_plugins.runs import checkpoint, status
@@ -90,9 +90,12 @@ class RunFolder(RunReader):
             raise mistake(f"--resume {self.path}", "no such folder", "the folder of an earlier run")
         if not self.recipe.is_file():
             raise LabelSkewError(f"--resume {self.path}: no recipe.yaml in it, so it is not the folder of a run")
-        if link := next((file for file in self.path.rglob("*") if file.is_symlink()), None):
-            what = f"{clean(link, 4096)} is a link, and could make the run write outside its folder"
-            raise LabelSkewError(f"--resume {self.path}: {what}; remove it")
+        inside = os.path.join(os.path.realpath(self.path), "")
+        for file in self.path.rglob("*"):
+            leads_out = file.is_symlink() and not os.path.realpath(file).startswith(inside)
+            if leads_out or not (file.is_symlink() or file.is_file() or file.is_dir()):
+                what = "a link that leads out of the folder" if leads_out else "a FIFO or device, not a regular file"
+                raise LabelSkewError(f"--resume {self.path}: {clean(file, 4096)} is {what}; remove it")
         environment = self.environment
         if environment and (not environment.get("run") or "source" not in environment.get("optimizer", {})):
             raise self.damaged(self.path / "environment.json")
@@ -174,7 +177,7 @@ class RunFolder(RunReader):
     def append(self, file: Path, value: Mapping[str, Any]) -> None:
         """Add one line of JSON; a number that is not finite is null there."""
         self.still_held()
-        with file.open("a", encoding="utf-8") as stream:
+        with open(file, "a", encoding="utf-8", opener=open_regular) as stream:
             stream.write(json.dumps(finite(value), allow_nan=False) + "\n")
 
     def change_rounds(self, rounds: int, *, tested: bool, observed: bool) -> None:
@@ -185,7 +188,7 @@ class RunFolder(RunReader):
             tested: whether such a run tests the global model in the round that was the last one.
             observed: whether its diagnostics look at that round.
         """
-        text = self.recipe.read_text(encoding="utf-8")
+        text = read_text(self.recipe)
         content, _ = yaml.read(text)
         last = content["train_args"]["comm_round"] - 1
         if rounds == last + 1:

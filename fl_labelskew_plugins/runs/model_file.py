@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from safetensors import SafetensorError, safe_open
 
 from fl_labelskew_plugins.data.table import NOTE, Encoding, Table
+from fl_labelskew_plugins.machine.files import check_regular
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import mistakes
@@ -170,6 +171,7 @@ def read(file: Path) -> tuple[About, Weights]:
     """
     where = clean(file, 4096)
     try:
+        check_regular(file)
         with safe_open(file, "pt") as opened:
             text = (opened.metadata() or {}).get(KEY)
             weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # no mapping

@@ -9,7 +9,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError, mistake
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
-from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.machine.files import read_lines, read_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import yaml
 from fl_labelskew_plugins.recipe.model import EXPECTED
@@ -109,7 +109,7 @@ class RunReader:
     def _content(self, name: str, kind: type[RunFile]) -> dict[str, Any]:
         file = self.path / name
         try:
-            content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            content: dict[str, Any] = json.loads(read_text(file))
             kind.model_validate(content)
         except FileNotFoundError:
             return {}

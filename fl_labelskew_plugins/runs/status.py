@@ -20,7 +20,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import locks
-from fl_labelskew_plugins.machine.files import read_lines, write_text
+from fl_labelskew_plugins.machine.files import read_lines, read_text, write_text
 from fl_labelskew_plugins.machine.text import clean, counted, utc
 from fl_labelskew_plugins.runs.measure import main_measure, main_tests
 
@@ -223,7 +223,7 @@ def _go_on(folder: Path, facts: Mapping[str, Any]) -> str:
 def _facts(file: Path) -> dict[str, Any]:
     """What the file says; nothing where there is none. Raises LabelSkewError where it is no such file."""
     try:
-        facts = json.loads(file.read_text(encoding="utf-8"))
+        facts = json.loads(read_text(file))
         return {**facts, "silos": [asdict(Silo(**silo)) for silo in facts.get("silos", [])]}
     except FileNotFoundError:
         return {}

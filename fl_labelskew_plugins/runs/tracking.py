@@ -16,7 +16,7 @@ from fl_labelskew_registry import LabelSkewError, TrackedRun, Tracker, catalog
 
 from fl_labelskew_plugins.engine.globals import restored
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.machine.files import open_regular, read_lines
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import failure
 from fl_labelskew_plugins.recipe.model import Recipe
@@ -102,7 +102,7 @@ class Trackers:
         elif raised:
             reason = _reason(raised[0], self._on.get(name))
             try:
-                with (self._path / LOG).open("a", encoding="utf-8") as stream:
+                with open(self._path / LOG, "a", encoding="utf-8", opener=open_regular) as stream:
                     traceback.print_exception(raised[0], file=stream)
             except OSError as error:
                 reason += f"; no {LOG}: {error.strerror}"

@@ -14,7 +14,7 @@ from fl_labelskew_registry import LabelSkewError, mistake
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.machine.files import read_lines, read_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import unknown
 from fl_labelskew_plugins.recipe.sections import DiagnosticName
@@ -108,7 +108,7 @@ def _reading(file: Path) -> Iterator[None]:
 def _partition(run: FinishedRun) -> NDArray[np.int64]:
     """Training samples ``(K, C)`` of a run's clients."""
     with _reading(file := Path(run.name) / "partition.json"):
-        counts = np.array(json.loads(file.read_text(encoding="utf-8"))["counts"], np.int64)
+        counts = np.array(json.loads(read_text(file))["counts"], np.int64)
         if counts.ndim != 2 or not counts.size or (counts < 0).any():
             raise ValueError("counts is not a table of numbers of samples")
     return counts

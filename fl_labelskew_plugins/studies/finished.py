@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.machine.files import read_lines, read_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.model import of_sums
 from fl_labelskew_plugins.runs.measure import Measure, main_measure, main_tests
@@ -196,7 +196,7 @@ def read(folder: Path) -> FinishedRun:
 def sweep_names(folder: Path) -> dict[str, dict[str, str]]:
     """What a sweep calls the runs in its folder: name of a run's folder to ``setting`` and ``label``."""
     try:
-        content = json.loads((folder / SWEEP).read_text(encoding="utf-8"))
+        content = json.loads(read_text(folder / SWEEP))
         return {
             run: {key: clean(name, 60) for key, name in names.items() if name}
             for run, names in content.items()

@@ -20,7 +20,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 
 from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine import locks
-from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.machine.files import read_lines, read_text
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.recipe.sections import Expected
@@ -223,7 +223,7 @@ def _seconds(folder: RunFolder) -> float:
     """How long a run has taken so far."""
     try:
         if folder.summary.exists():
-            return float(json.loads(folder.summary.read_text(encoding="utf-8"))["seconds"])
+            return float(json.loads(read_text(folder.summary))["seconds"])
         return sum(float(line["seconds"]) for line in read_lines(folder.timings))
     except (OSError, ValueError, TypeError, KeyError):
         raise LabelSkewError(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from fl_labelskew_registry import TrackedRun, Tracker
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.machine.files import open_regular, write_text
 
 
 class CSV(Tracker):
@@ -34,7 +34,7 @@ class CSV(Tracker):
         if len(self._columns) > columns:
             self._write()
             return
-        with self._file.open("a", newline="", encoding="utf-8") as stream:
+        with open(self._file, "a", newline="", encoding="utf-8", opener=open_regular) as stream:
             csv.DictWriter(stream, [*self._columns]).writerow(self._rows[-1])
 
     def _add(self, line: Mapping[str, float]) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pty
 import re
+import ssl
 import sys
 
 import commands
@@ -57,6 +58,15 @@ def test_a_folder_without_certificates_is_said(call):
     assert call("show", ".", code=2).stderr == (
         "error: .: holds no certificate; use a folder that `labelskew certs new` made\n"
     )
+
+
+def test_show_of_a_certificate_of_an_odd_version(call, tmp_path):
+    call("new", "--silos", "1")
+    file = tmp_path / "certs" / "silo-1.pem"
+    pem = ssl.DER_cert_to_PEM_cert(ssl.PEM_cert_to_DER_cert(file.read_text()).replace(b"\xa0\3\2\1\2", b"\xa0\3\2\1\5"))
+    file.write_text(pem)
+    line = "error: certs/silo-1.pem: is no PEM certificate as `labelskew certs new` makes it\n"
+    assert call("show", "certs", code=2).stderr == line
 
 
 def test_revoke_and_renew_say_what_goes_to_whom(call):

@@ -85,6 +85,34 @@ def test_a_large_picture_is_refused_before_it_is_decoded(tmp_path):
     assert outcome(DECODE, file) == ""
 
 
+@pytest.mark.parametrize("end", [b"", b"RIFF\0\0\0\x20WEBPVP8 "], ids=["no picture", "WEBP"])
+def test_a_picture_file_of_many_bytes_is_refused_before_it_is_read(tmp_path, end):
+    """A sparse file of 4 GB; Pillow reads a WEBP as a whole, and so did the digest of a data set's files."""
+    file = tmp_path / "large.webp"
+    file.write_bytes(end)
+    os.truncate(file, 4 * 10**9)
+    assert outcome(DECODE, file, most=200_000) == (f"{file}: is of 4.0 GB; use a picture of at most 536.9 MB\n")
+
+
+def test_digest_of_a_large_picture_file_takes_little_memory(tmp_path):
+    """A sound picture, and 400 MB after its end."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(4):
+            (tmp_path / name / f"{number}.png").write_bytes(png(32, 32))
+    os.truncate(tmp_path / "a" / "0.png", 400 * 10**6)
+    code = "from fl_labelskew_plugins.data.image_folder import ImageFolder as F; "
+    code += "F(F.Params(image_size=32)).load(Path(sys.argv[1]), download=False, seed=0)"
+    assert outcome(code, tmp_path, most=300_000) == ""
+
+
+def test_a_picture_that_is_a_fifo_is_one_line(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    line = outcome(DECODE, tmp_path / "a.png")
+    assert line.startswith(f"{tmp_path}/a.png: is not a sound image (")
+    assert "it is a FIFO or device, not a regular file" in line
+
+
 @pytest.mark.parametrize("kind", [2, 5, 7, 12])
 def test_a_crafted_tiff_is_one_line(tmp_path, kind):
     """The tag that says where the pixels begin is of another type; Pillow raises TypeError."""

@@ -181,24 +181,38 @@ BROKEN = {
     "magic": b"\x00\x00\x09\x01" + idx([1, 2])[4:],
     "html": b"<html>not found</html>",
     "head": idx([1, 2])[:6],
+    "axes": b"\x00\x00\x08\xff" + b"\xff" * 4 * 255,
+    "no axes": b"\x00\x00\x08\x00\x01",
     "short": idx([1, 2, 3])[:-1],
     "long": idx([1, 2, 3]) + b"x",
 }
 
 
-@pytest.mark.parametrize("name", [*BROKEN, "none", "folder", "bomb.gz"])
+@pytest.mark.parametrize("name", [*BROKEN, "none", "folder", "bomb.gz", "fifo"])
 def test_a_broken_idx_file_is_one_line(tmp_path, name):
     path = tmp_path / name
     if name == "folder":
         path.mkdir()
+    elif name == "fifo":
+        os.mkfifo(path)
     elif name == "bomb.gz":
         path.write_bytes(gzip.compress(b"\x00\x00\x08\x01\xff\xff\xff\xff" + bytes(10**6)))
     elif name in BROKEN:
         path.write_bytes(BROKEN[name])
     text = message(lambda: read_idx(path))
-    says = "become 4.3 GB of memory, more than 1000 times as many; use the published file"
+    says = "become 4.3 GB of memory, more than 100 times as many; use the published file"
     assert text.startswith(f"{path}: ")
     assert (says if name == "bomb.gz" else "cannot be read (") in text
+
+
+def test_read_idx_refuses_what_unpacks_to_far_more(tmp_path):
+    """600 MB in 0.6 MB, which is about the most that gzip can do. The header has the size, so nothing is unpacked."""
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(
+        gzip.compress(b"\0\0\x08\x03" + np.array([765_306, 28, 28], ">u4").tobytes() + os.urandom(600_000))
+    )
+    says = "become 600.0 MB of memory, more than 100 times as many; use the published file"
+    assert says in message(lambda: read_idx(path))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """Run folders of strangers: commands that read them show one line for a damaged file, and no markup of theirs."""
 
 import json
+import os
 import shutil
+import signal
 
 import numpy as np
 import pytest
 from commands import call, errors
+from fl_labelskew_registry import LabelSkewError
 
 import fl_labelskew_plugins as fl
 
@@ -86,3 +89,72 @@ def test_page_escapes_markup_of_a_stranger(run):
     page = (run.parent / "page.html").read_text()
     assert "<img src=x" not in page
     assert "<script>alert" not in page
+
+
+@pytest.fixture
+def in_time():
+    """A command that waits for ever is a failure, no hang."""
+
+    def late(signum, frame):
+        raise AssertionError("it waits for ever")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+IRREGULAR = "is a FIFO or device, not a regular file"
+RESUME = ["--host", "none", "--set", "train_args.comm_round=2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("status.json", ["status", "{}"]),
+        (".lock", ["run", "--resume", "{}", *RESUME]),
+        ("metrics.jsonl", ["status", "{}"]),
+        ("metrics.jsonl", ["report", "{}"]),
+        ("summary.json", ["report", "{}"]),
+        ("environment.json", ["run", "--resume", "{}", *RESUME]),
+        ("timings.jsonl", ["run", "--resume", "{}", *RESUME]),
+        ("recipe.yaml", ["run", "--resume", "{}", *RESUME]),
+        ("recipe.yaml", ["validate", "{}/recipe.yaml"]),
+        ("checkpoint/latest.safetensors", ["run", "--resume", "{}", *RESUME]),
+        ("checkpoint/clients/0.safetensors", ["run", "--resume", "{}", *RESUME]),
+        ("model.safetensors", ["evaluate", "{}/model.safetensors", "{}/../data.npz"]),
+    ],
+)
+def test_commands_do_not_wait_for_a_fifo(run, in_time, name, words):
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    (line,) = errors(*(word.format(run) for word in words))
+    assert str(run) in line
+    assert IRREGULAR in line or (name, words[0]) == ("recipe.yaml", "run")  # which has no recipe then
+
+
+@pytest.mark.parametrize(
+    ("name", "plant", "says"),
+    [
+        ("metrics.jsonl", os.symlink, "cannot be used: it is a link, FIFO or socket, not a regular file; remove it; "),
+        ("metrics.jsonl", lambda _, file: os.mkfifo(file), f"cannot be read: it {IRREGULAR}"),
+        ("summary.json.part", lambda _, file: os.mkdir(file), "cannot be used: Is a directory; remove it; to go on: "),
+    ],
+    ids=["link", "FIFO", "folder"],
+)
+def test_a_run_in_whose_folder_a_link_or_fifo_appears(run, in_time, name, plant, says):
+    (run.parent / "outside").write_text("secret")
+
+    class Plant(fl.Callback):
+        def on_round(self, _, line):
+            (run / name).unlink(missing_ok=True)
+            plant(run.parent / "outside", run / name)
+
+    with pytest.raises(LabelSkewError) as error:
+        fl.load_run(run).resume(comm_round=3, quiet=True, callbacks=[Plant()])
+    line = str(error.value)
+    assert line.startswith((f"{run / name} {says}", f"{run / name}: {says}"))
+    assert "\n" not in line
+    assert (run.parent / "outside").read_text() == "secret"

@@ -177,6 +177,37 @@ def test_an_interruption_leaves_a_checkpoint_and_a_line(start, finish, undisturb
     assert_same(undisturbed[0], tmp_path / "run")
 
 
+def test_an_interruption_that_an_extension_replaces_by_another_error(finish, undisturbed, tmp_path):
+    """The Rust code of safetensors, for example; the sleep stands for its work on a private model."""
+    code = """
+import sys, time
+from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.engine import client_state
+def load_file(*arguments, **options):
+    print("loading", flush=True)
+    try:
+        time.sleep(60)
+    except BaseException:
+        pass
+    raise ValueError("could not determine the shape of object type 'torch.storage.UntypedStorage'")
+client_state.load_file = load_file
+main(["run", "recipe.yaml", "--run-dir", "run", "--quiet", "--host", "none"])
+"""
+    write(tmp_path)
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while "loading" not in process.stdout.readline():
+            assert process.poll() is None, process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert re.search(r"interrupted after \d of 8 rounds; to go on: labelskew run recipe.yaml --resume run", err)
+    assert len(err.splitlines()) == 1
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "stopped"
+    assert finish(tmp_path, "recipe.yaml", "--resume", "run")[0] == 0
+    assert_same(undisturbed[0], tmp_path / "run")
+
+
 def test_a_closed_terminal_leaves_a_checkpoint(tmp_path):
     write(tmp_path, "fedavg", rounds=9999)
     command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", "recipe.yaml", "--host", "none"]

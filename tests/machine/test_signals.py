@@ -1,10 +1,12 @@
 """Signals: held back, left alone where they are ignored, and sent once the process at the other end has gone."""
 
+import contextlib
 import os
 import signal
 import threading
 
 import pytest
+from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.machine import signals
 
@@ -30,6 +32,27 @@ def test_a_signal_ends_a_block_at_once_or_when_it_is_done(number):
             work()
         assert signal.getsignal(number) is before
     assert done == ["recorded"]
+
+
+def swallowed(error):
+    """What an extension does that has errors of its own in place of an interruption."""
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    raise error
+
+
+def test_interrupting_takes_any_error_after_a_signal_for_the_interruption():
+    with pytest.raises(ValueError, match="no signal"), signals.interrupting():
+        raise ValueError("no signal")
+    with pytest.raises(KeyboardInterrupt) as interruption, signals.interrupting():
+        swallowed(ValueError("no shape"))
+    assert str(interruption.value.__cause__) == "no shape"
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RunError("taken over")])
+def test_interrupting_keeps_errors_that_say_what_was_not_saved(error):
+    with pytest.raises(type(error)), signals.interrupting():
+        swallowed(error)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])  # in a script's background, and after nohup

@@ -1,6 +1,7 @@
 """Recipes: what is right loads and survives a round trip; every mistake is one line, and all come together."""
 
 import re
+import time
 
 import pytest
 from fl_labelskew_registry import LabelSkewError, Method, PluginError, catalog
@@ -117,8 +118,16 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
         ("[" * 5000, "nested too deeply"),
         ("a: !!python/object/apply:os.system [x]", "line 1: tag tag:yaml.org,2002:python/object/apply:os.system"),
         ("a: !!binary aGk=", "line 1: tag tag:yaml.org,2002:binary is not allowed"),
+        ("a:\n  b: 0x" + "f" * 900_000, "line 2: b: a number of 900002 characters; use"),
+        ("a: 0b" + "1" * 99, "line 1: a: a number of 101 characters; use"),
+        ("a: 1." + "0" * 900_000, "line 1: a: a number of 900002 characters; use"),
+        ("a: " + "1" * 900_000 + "e5", "line 1: a: a number of 900002 characters; use"),
+        (
+            'a:\n- [1, !!int "' + "59:" * 100 + '59"]',
+            "line 2: a: a number of 302 characters; use at most 100, or quotes",
+        ),
         ("a: !!int x", "line 1: x is no int"),
-        ("a: " + "9" * 5000, "line 1: 9999"),
+        ("a: " + "9" * 5000, "line 1: a: a number of 5000 characters; use at most 100, or quotes for text"),
         ("? [a]\n: 1", "line 1: a key that is no single value"),
         ('a: "\\ud800"', "line 1: half of a surrogate pair"),
         ("a: *b", "line 1, column 4: found undefined alias 'b'"),
@@ -598,3 +607,15 @@ def test_mean_and_std_go_together(values, line):
         assert parse.parse(made.dump()).data == made.data
     else:
         assert f"data_args.{line}" in only_line(text_with(), *overrides)
+
+
+@pytest.mark.parametrize("text", ["59:" * 300_000 + "59", "9" * 1_000_000 + "x", "+" * 1_000_000])
+def test_text_that_nearly_is_a_number_takes_no_time(text):
+    begun = time.process_time()
+    assert plain_yaml.read(f"a: {text}") == ({"a": text}, [])
+    assert time.process_time() - begun < 10
+
+
+def test_numbers_of_base_60_are_text():
+    assert plain_yaml.read("[1:30, -1:30.5, 90, 1_000, 1e-5, 1:3a]")[0] == ["1:30", "-1:30.5", 90, 1000, 1e-5, "1:3a"]
+    assert plain_yaml.read(plain_yaml.write({"a": "1:30"}))[0] == {"a": "1:30"}

@@ -191,3 +191,29 @@ def test_who_has_lost_its_folder_to_another_machine_writes_nothing_more(tmp_path
         locks.NAME: theirs,
         "metrics.jsonl": '{"round": 0}\n',
     }
+
+
+@pytest.mark.parametrize(
+    "target", ["../secret", "../elsewhere", "../missing", "../run2", "link", "checkpoint/../../secret"]
+)
+def test_check_resumable_rejects_links_that_lead_out_of_the_folder(tmp_path, target):
+    (tmp_path / "secret").write_text("secret")
+    for name in ("elsewhere", "run2", "run/checkpoint"):
+        (tmp_path / name).mkdir(parents=True)
+    run = tmp_path / "run"
+    (run / "recipe.yaml").write_text("{}")
+    (run / "latest-run").symlink_to("checkpoint")
+    (run / "checkpoint" / "log").symlink_to(run / "recipe.yaml")
+    (run / "checkpoint" / "empty").symlink_to("not-there-yet")
+    RunFolder(run).check_resumable()  # W&B makes such links
+    link = run / "checkpoint" / "metrics.jsonl"
+    link.symlink_to("../link" if target == "link" else f"../{target}")
+    if target == "link":
+        (run / "link").symlink_to(tmp_path / "secret")
+    with pytest.raises(LabelSkewError) as error:
+        RunFolder(run).check_resumable()
+    line = str(error.value)
+    assert line in {
+        f"--resume {run}: {file} is a link that leads out of the folder; remove it" for file in (link, run / "link")
+    }
+    assert (tmp_path / "secret").read_text() == "secret"

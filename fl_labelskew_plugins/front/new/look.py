@@ -16,6 +16,7 @@ from fl_labelskew_registry import Data, LabelSkewError, MistakesError, catalog, 
 from fl_labelskew_plugins.data.files import readable, refuse
 from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.data.table import PARQUET, TEXT
+from fl_labelskew_plugins.machine.files import check_regular
 from fl_labelskew_plugins.machine.text import clean, few
 
 KINDS = "a folder of pictures, an .npz file, or a CSV or Parquet table"
@@ -200,6 +201,7 @@ def sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
     sides, modes = [], set()
     for file in files[:: -(-len(files) // SAMPLED)]:
         try:
+            check_regular(file)
             with Image.open(file, formats=FORMATS) as image:
                 sides.append(min(image.size))
                 modes.add(image.mode)

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
+from fl_labelskew_plugins.machine.files import read_text
 from fl_labelskew_plugins.machine.place import DOOR, RANKS, mpi_rank
 from fl_labelskew_plugins.machine.signals import ENDING, handled, terminal_closed
 from fl_labelskew_plugins.machine.text import clean
@@ -83,7 +84,7 @@ def slots(hostfile: str) -> int:
         LabelSkewError: it cannot be read, or does not begin with this machine, where the server runs.
     """
     try:
-        text = Path(hostfile).read_text(encoding="utf-8")
+        text = read_text(hostfile)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", "no text")
         raise mistake("comm_args.hostfile", f"{hostfile}: {why}", "a file with a line for each node") from None

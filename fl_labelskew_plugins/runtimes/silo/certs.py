@@ -20,13 +20,14 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.files import read_bytes
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runtimes.silo import keys
@@ -40,6 +41,11 @@ AUTHORITY_DAYS = 3650
 """How long the authority lasts at least, so that silos can be added later."""
 Issued = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 """A certificate and its key."""
+DAMAGED = (
+    *(ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion),
+    *(x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
+)
+"""Errors of certificates and lists that are damaged, or not by the authority they are checked against."""
 SHOWN = ("file", "who", "until", "revoked", "fingerprint", "hosts")
 """Columns of :func:`show`."""
 
@@ -63,7 +69,7 @@ def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files
         raise LabelSkewError(f"{path}: is the certificate of {who}, not of {name}")
     try:
         certificate.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature):
+    except DAMAGED:
         raise mistake(path, f"is not by the authority of {ca_path}", "the two that were made together") from None
     warnings = (*_expiring(ca_path, ca), *_expiring(path, certificate), *keys.readable_by_others(key_path))
     return Files(name, content(ca_path), content(path), key, warnings)
@@ -117,7 +123,8 @@ def load_certificate(path: Path, *, expired: bool = False) -> x509.Certificate:
     """
     try:
         certificate = x509.load_pem_x509_certificate(content(path))
-    except ValueError:
+        _ = certificate.subject, certificate.extensions, certificate.public_key()  # parsed only here
+    except DAMAGED:
         raise LabelSkewError(f"{path}: is no PEM certificate as `labelskew certs new` makes it") from None
     now = datetime.now(timezone.utc)
     if not expired and certificate.not_valid_after_utc < now:
@@ -359,7 +366,7 @@ def revoked(path: Path, authority: x509.Certificate) -> Listed:
         LabelSkewError: it is none, or not this authority's.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except FileNotFoundError:
         return Listed()
     except OSError as error:
@@ -370,7 +377,7 @@ def revoked(path: Path, authority: x509.Certificate) -> Listed:
         signed = crl.issuer == authority.subject and crl.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
         number = crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
         entries = {line.serial_number: line.revocation_date_utc for line in crl}
-    except (ValueError, TypeError, x509.ExtensionNotFound):
+    except DAMAGED:
         raise LabelSkewError(f"{path}: is no list of revoked certificates, or a damaged one; {copy}") from None
     if not signed:
         raise LabelSkewError(f"{path}: is not signed by the authority of ca.pem, or was changed; {copy}")
@@ -421,7 +428,7 @@ class Revocations:
         with self._lock:
             if self._kept is not None and self._kept.parent.is_dir() and self._listed.number:
                 with contextlib.suppress(OSError):  # a restart would take an older list, no more
-                    keys.write(self._kept, self._path.read_bytes(), 0o644)
+                    keys.write(self._kept, read_bytes(self._path), 0o644)
 
     def look(self) -> Listed:
         """The list that counts now: the newest that was good."""

@@ -26,7 +26,7 @@ from fl_labelskew_plugins.engine.client_state import Versions
 from fl_labelskew_plugins.engine.local import LocalResult, forms
 from fl_labelskew_plugins.ledgers.privacy import Ledger
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.machine.files import read_bytes, read_lines
 from fl_labelskew_plugins.machine.text import clean, counted, without_paths
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.network_file import portable
@@ -443,7 +443,7 @@ def secret(folder: Path) -> int:
     for warning in keys.readable_by_others(file):
         log.warn(warning)
     try:
-        return int(file.read_text(encoding="ascii"), 16)
+        return int(read_bytes(file), 16)
     except ValueError as error:
         raise LabelSkewError(f"{file}: is no secret of a silo; remove it to have a new one made") from error
 

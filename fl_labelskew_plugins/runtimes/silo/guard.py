@@ -14,7 +14,7 @@ from fl_labelskew_registry import Federation, LabelSkewError, RunError, shareabl
 from pydantic import BaseModel
 from torch import Tensor, uint8
 
-from fl_labelskew_plugins.machine.files import replacing
+from fl_labelskew_plugins.machine.files import read_bytes, replacing
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import show
 from fl_labelskew_plugins.recipe.model import POLICY, Recipe
@@ -117,7 +117,7 @@ class Guard:
     def _runs(self) -> dict[str, dict[str, list[str]]]:
         """Questions answered, by run and round; read each time, for another process may have written them."""
         try:
-            return Account.model_validate_json(self.account.read_bytes()).runs
+            return Account.model_validate_json(read_bytes(self.account)).runs
         except FileNotFoundError:
             return {}
         except (OSError, ValueError):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import extras
-from fl_labelskew_plugins.machine.files import replacing
+from fl_labelskew_plugins.machine.files import read_bytes, replacing
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
@@ -111,7 +111,7 @@ def content(path: Path) -> bytes:
         LabelSkewError: it is missing or unreadable.
     """
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except FileNotFoundError:
         raise mistake(path, "is not there", "`labelskew certs new` to make it, and copy it here") from None
     except OSError as error:
@@ -214,13 +214,11 @@ def readable_by_others(path: Path) -> Iterator[str]:
 
 def write(path: Path, content: bytes, mode: int) -> None:
     """Write a file as a whole or not at all."""
-    with replacing(path) as part:
-        part.unlink(missing_ok=True)
-        # Never, not for a moment, is a key in a file that others can open.
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+    # Never, not for a moment, is a key in a file that others can open.
+    with replacing(path, mode) as part, part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

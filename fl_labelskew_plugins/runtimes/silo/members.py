@@ -17,7 +17,7 @@ from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.machine.files import read_text, write_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.conflicts import fewest_opened, quorum
@@ -370,7 +370,7 @@ def excluded(folder: Path) -> set[int]:
     """
     file = folder / NAME
     try:
-        return set(map(int, json.loads(file.read_text(encoding="utf-8"))))
+        return set(map(int, json.loads(read_text(file))))
     except FileNotFoundError:
         return set()
     except (OSError, ValueError, TypeError) as error:

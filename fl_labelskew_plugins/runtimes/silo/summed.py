@@ -24,6 +24,7 @@ from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Ring, Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, arrived, travelling
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.files import read_text
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.conflicts import fewest_opened, fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
@@ -78,7 +79,7 @@ class SummedOpening(Opening):
     @property
     def content(self) -> dict[str, Any]:
         """The file of the opening sum; empty before it."""
-        return json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else {}
+        return json.loads(read_text(self._file)) if self._file.exists() else {}
 
     @property
     def known(self) -> list[int]:

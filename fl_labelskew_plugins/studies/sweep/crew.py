@@ -26,7 +26,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError, MistakesError
 
 from fl_labelskew_plugins.machine import locks, log
-from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.machine.files import open_regular, read_lines, read_text
 from fl_labelskew_plugins.machine.place import available_cores, free_memory
 from fl_labelskew_plugins.machine.signals import end_with_parent, interrupting
 from fl_labelskew_plugins.machine.text import counted, few
@@ -308,7 +308,7 @@ def _tidy(file: Path) -> None:
 def last_words(file: Path) -> str:
     """What a run that failed said last: its mistake, or the last line of a traceback and where the rest is."""
     with contextlib.suppress(OSError):
-        lines = [line for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        lines = [line for line in read_text(file, "replace").splitlines() if line.strip()]
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         if errors:
             return "; ".join(errors)
@@ -330,7 +330,7 @@ def _work(
     os.setsid()  # Ctrl-C is the sweep's, which tells this process
     signal.signal(signal.SIGINT, signal.default_int_handler)  # for what the run starts; see .forkserver
     try:
-        out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        out = open_regular(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError:
         out = os.open(os.devnull, os.O_WRONLY)
     os.dup2(out, 1)

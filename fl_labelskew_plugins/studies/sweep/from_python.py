@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins.front.run import Run, as_json, overrides_of
-from fl_labelskew_plugins.machine.files import read_lines, write_text
+from fl_labelskew_plugins.machine.files import read_bytes, read_lines, write_text
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import shipped, yaml
 from fl_labelskew_plugins.runs import status
@@ -133,7 +133,7 @@ def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path |
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in texts:
-            if (file := folder / name).exists() and not file.read_bytes().startswith(MARK.encode()):
+            if (file := folder / name).exists() and not read_bytes(file).startswith(MARK.encode()):
                 raise mistake(file, "was not written by fl.sweep", "another folder for out=, or remove the file")
         for name, text in texts.items():
             write_text(folder / name, f"{MARK}\n{text}")

@@ -19,7 +19,7 @@ from fl_labelskew_registry import LabelSkewError, shareable
 from pydantic import BaseModel
 
 from fl_labelskew_plugins.engine.ring import Vector
-from fl_labelskew_plugins.machine.files import replacing
+from fl_labelskew_plugins.machine.files import check_regular, read_bytes, read_text, replacing
 from fl_labelskew_plugins.recipe.model import POLICY
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, Attempt, SecureError, SitsOutError, listed
 
@@ -77,6 +77,7 @@ class Account:
         kind = "round" if attempt.round > OPENING else "test" if attempt.round < OPENING else "opening"
         file, key = self.file.with_name(KEPT.format(kind)), f"{attempt.run} {attempt.round}"
         try:
+            check_regular(file)
             with np.load(file, allow_pickle=False) as kept:
                 if str(kept["key"]) == key:
                     return cast(Vector, kept["vector"])
@@ -85,12 +86,10 @@ class Account:
         except (OSError, ValueError, KeyError, EOFError, BadZipFile):
             raise SecureError(f"{attempt.where}: {file} is damaged; begin a new run") from None
         try:
-            with replacing(file) as part:
-                part.touch(0o600)
-                with part.open("wb") as opened:
-                    np.savez(opened, key=np.array(key), vector=vector)
-                    opened.flush()
-                    os.fsync(opened.fileno())
+            with replacing(file, 0o600) as part, part.open("wb") as opened:
+                np.savez(opened, key=np.array(key), vector=vector)
+                opened.flush()
+                os.fsync(opened.fileno())
         except OSError as error:
             what = f"{file} cannot be written ({error.strerror}), and without it this silo sends nothing"
             raise SecureError(f"{attempt.where}: {what}") from None
@@ -126,7 +125,7 @@ class Account:
         Raises:
             LabelSkewError: it answers another one; the message says how its operator agrees.
         """
-        before = self.joined.read_text(encoding="ascii", errors="replace").strip() if self.joined.exists() else run
+        before = read_text(self.joined, "replace").strip() if self.joined.exists() else run
         if before != run:
             what = "the server begins another run, and could compare its sums with those of a run that has not ended"
             agree = f"to agree, remove {self.joined}, or set {POLICY}.several_runs in the silo's file"
@@ -188,7 +187,7 @@ class Account:
 
     def _read(self) -> Opened:
         try:
-            return Opened.model_validate_json(self.file.read_bytes())
+            return Opened.model_validate_json(read_bytes(self.file))
         except FileNotFoundError:
             return Opened(runs={})
         except (OSError, ValueError):

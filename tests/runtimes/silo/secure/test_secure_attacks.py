@@ -67,6 +67,9 @@ def test_a_server_that_plays_silos_of_its_own(play, tmp_path):
     assert refused(play.silos[1].share, roster | {2: forged}) == (
         "silo 2 shows no certificate of this federation's authority"
     )
+    odd = Advert.unpack(roster[3])
+    odd = replace(odd, certificate=odd.certificate.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x05"))
+    assert refused(play.silos[2].share, roster | {3: odd.pack()}).startswith("silo 3 shows no certificate")
     assert refused(play.silos[3].share, roster | {4: roster[1]}) == "the certificate that silo 4 shows is another's"
     assert refused(play.silos[4].share, roster | {1: b"x" * 40}).startswith("silo 1 shows no certificate")
 
