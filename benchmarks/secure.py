@@ -6,9 +6,9 @@
 
 It prints two Markdown tables. The first is of one silo's shares: CPU milliseconds for verifiable ones (Feldman), and
 for those of Shamir's scheme of pycryptodome, alternately; medians of several times. The second is of whole rounds.
-ResNet18 (45 MB), 5 silos or more of 16 images of 8 by 8, one epoch in one batch, no test
-but the last; certificates, one torch thread a process, 32 bits. *Lost*: so many silos have shared their masks and then
-send nothing, in every round, so that the others open those masks; the clear run loses nobody. Processes share this
+An MLP of 45 MB, 5 silos or more of 16 images of 8 by 8, one epoch in one batch, no test but the last; certificates, one
+torch thread a process, 32 bits. *Lost*: so many silos have shared their masks and then send nothing, in every round, so
+that the others open those masks; sums that may lose silos have noise; the clear run loses nobody. Processes share this
 machine, and do without FedML. So seconds are CPU seconds of one process in a round, the median over rounds but the
 first (and over silos that are not lost), and *MB* is all that the server received and sent in a round, of its audit
 log, the same for each.
