@@ -38,7 +38,8 @@ def main(folders: list[str]) -> None:
         for label, run, colour in zip(LABELS, runs, ("#228833", "#ee6677", "#4477aa"), strict=True):
             rounds = run.metrics.index + 1
             curves.plot(rounds, 100 * run.metrics["accuracy"], label=label, color=colour)
-        curves.set(title="Effect on the global model", xlabel="round", ylabel="accuracy, %", ylim=(0, 100), xticks=range(0, len(rounds) + 1, 5))
+        curves.set(title="Effect on the global model", xlabel="round", ylabel="accuracy, %", ylim=(0, 100))
+        curves.set_xticks(range(0, len(rounds) + 1, 5))
         curves.legend(frameon=False, loc="lower right")
         picture.savefig(OUT, dpi=150)
 
