@@ -28,17 +28,19 @@ $(STAMP): pyproject.toml registry/pyproject.toml
 demo: setup  ## a first run: several minutes to set up, then a short training on the digits
 	$(BIN)/labelskew run recipes/quickstart.yaml
 
-# Files in the order of tests/conftest.py, slow ones first: xdist would sort them by their number of tests.
-SUITE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Files in the order of tests/conftest.py: xdist would sort them by their number of tests.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+SYSTEM = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/system
 
-test: setup  ## the whole suite
-	$(SUITE)
+test: test-fast  ## all tests, first the unit tests
+	$(SYSTEM)
 
-coverage: setup  ## the whole suite, and which lines it runs: half as long again
-	$(SUITE) --cov --cov-report=term-missing:skip-covered
+test-fast: setup  ## the unit tests: no processes, no network, no long training; FASTTIME
+	$(PYTEST) -n 2 --dist worksteal tests/unit
 
-test-fast: setup  ## all that needs no processes, browser or long training: 3 minutes on two idle cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+coverage: setup  ## all tests, and which lines they run: half as long again
+	$(PYTEST) -n 2 --dist worksteal --cov --cov-report= --cov-fail-under=0 tests/unit
+	$(SYSTEM) --cov --cov-append --cov-report=term-missing:skip-covered
 
 lint: setup  ## ruff, mypy strict on both packages, and the order of imports (import-linter)
 	$(BIN)/ruff check .

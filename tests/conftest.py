@@ -33,6 +33,8 @@ for _name in ("COLUMNS", "LINES"):  # readline sets them for child processes; ou
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parents[1]
+HELPERS = ROOT / "tests" / "helpers"
+UNIT = ROOT / "tests" / "unit"
 
 
 PROCESSES = {"forker", "make_venv", "wheels", "browser", "slurm"}
@@ -43,20 +45,21 @@ LONGEST = ("test_benchmarks.py", "test_export.py", "test_packaging.py", "test_fa
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
-    """What starts processes is slow, and comes first, the longest files before all; those marked gpu need one.
+    """Order the tests, skip those that cannot run here, and keep processes out of unit tests.
 
-    What is marked host is skipped where FedML is not installed; it imports FedML in its functions alone.
+    Files go to workers whole (``--dist loadfile``): the longest come first, then all other system tests, so that the
+    last ones are short. Tests marked host are skipped without FedML, which they import in their functions only.
 
-    Files go to workers whole (``--dist loadfile``), in this order: the quick ones fill what time is left at the end.
+    Raises:
+        UsageError: a unit test uses a fixture that starts processes.
     """
     for item in items:
-        if PROCESSES & {*item.fixturenames}:
-            item.add_marker("slow")
+        if UNIT in item.path.parents and (starts := PROCESSES & {*item.fixturenames}):
+            raise pytest.UsageError(f"{item.nodeid}: {min(starts)} starts processes; move the file to tests/system")
         if item.get_closest_marker("host") and find_spec("fedml") is None:
             item.add_marker(pytest.mark.skip("FedML is not installed"))
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
     place = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: (place.get(item.path.name, len(place)), item.path not in slow))
+    items.sort(key=lambda item: (place.get(item.path.name, len(place)), UNIT in item.path.parents))
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu:
         return
@@ -253,7 +256,7 @@ class Forker:
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", **environment}
         if "coverage" in sys.modules and sys.modules["coverage"].Coverage.current() is not None:
             self.environment["MEASURED"] = str(ROOT / "pyproject.toml")
-        script = Path(__file__).with_name("forker.py")
+        script = HELPERS / "forker.py"
         self.process = subprocess.Popen(
             [sys.executable, script, str(theirs)],
             stdin=subprocess.PIPE,
@@ -285,10 +288,10 @@ class Forker:
         return pid
 
     def mpirun(self, script, argv, *, ranks=3, options=(), environment=None, cwd=None, timeout=240):
-        """A hand-typed mpirun of a script (None: labelskew), to its end. Its ranks are forked, see rank.py."""
+        """A hand-typed mpirun of a script (None: labelskew), to its end. Its ranks are forked, see mpi_rank.py."""
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         command = ["mpirun", *root, "--oversubscribe", "--bind-to", "none", *options, "-np", ranks]
-        command += [sys.executable, "-ES", Path(__file__).with_name("rank.py")]
+        command += [sys.executable, "-ES", HELPERS / "mpi_rank.py"]
         command += [self._door.getsockname()[1:].decode(), script or "", *argv]
         env = self.environment | {"OMPI_MCA_btl_tcp_if_include": "127.0.0.1/8"}  # as launch.py has it
         env |= environment or {}
@@ -302,7 +305,7 @@ class Forker:
             threading.Thread(target=self._play, args=(peer,), daemon=True).start()
 
     def _play(self, peer):
-        """Fork what a rank.py asks for, and end it with this."""
+        """Fork what a mpi_rank.py asks for, and end it with this."""
         with peer, peer.makefile() as orders:
             pid = self.fork(**json.loads(orders.readline()))
             while pid not in self.ended:

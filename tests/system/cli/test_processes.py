@@ -1,0 +1,171 @@
+"""The commands as a user starts them: exit codes, what is imported, pipes and signals."""
+
+import json
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+QUICK = ROOT / "recipes" / "quickstart.yaml"
+LABELSKEW = Path(sysconfig.get_path("scripts")) / "labelskew"
+HEAVY = ("torch", "fedml", "numpy", "pydantic", "sklearn", "matplotlib", "rich", "pandas", "jinja2")
+
+
+def labelskew(*args, code=0, **options):
+    done = subprocess.run([LABELSKEW, *args], capture_output=True, text=True, timeout=120, check=False, **options)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+WORDS = [["--help"], ["-h"], ["--version"], ["run", "-h"], ["methods"], ["recipes", "ls"], ["run", "quickstrat"]]
+
+
+@pytest.mark.parametrize("args", WORDS)
+def test_nothing_heavy_is_imported_before_it_is_needed(args):
+    needed = {("recipes", "ls"): ["pydantic", "rich"], ("run", "quickstrat"): ["pydantic"], ("methods",): ["rich"]}
+    script = f"""
+import sys
+from fl_labelskew_plugins.cli.main import main
+try:
+    main({args!r})
+except SystemExit as end:
+    assert (end.code or 0) == {2 * (args[-1] == "quickstrat")}
+assert not (found := sys.modules.keys() & set({HEAVY!r}) - set({needed.get(tuple(args), [])!r})), found
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.host
+def test_a_person_at_a_terminal_hears_a_word_before_what_takes_long(tmp_path):
+    script = f"""
+import io, json, os, sys
+os.environ.update(FL_LABELSKEW_LOG="", TERM="dumb")
+said = {{}}
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+    def write(self, text):
+        said.setdefault(text.strip(), [name for name in ("torch", "fedml") if name in sys.modules])
+        return len(text)
+sys.stdout = Screen()
+from fl_labelskew_plugins.cli.main import main
+try:
+    main(["run", {str(QUICK)!r}, "--set", "train_args.comm_round=1", "--run-dir", {str(tmp_path / "run")!r}])
+finally:
+    sys.stdout = sys.__stdout__
+    print(json.dumps(said))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    said = json.loads(done.stdout)
+    assert next(iter(said)) == "reading recipe ...", done
+    assert said["reading recipe ..."] == []
+    assert said["loading FedML ..."] == ["torch"]
+    assert any(text.startswith("results: ") and names == ["torch", "fedml"] for text, names in said.items())
+
+
+def test_a_run_from_start_to_report(tmp_path, forker):
+    few = ["--set", "train_args.comm_round=2", "--quiet"]
+    labelskew("run", QUICK, *few, "--host", "none", "--run-dir", "s0", cwd=tmp_path)
+    rows = labelskew("report", "s0", cwd=tmp_path).stdout.splitlines()
+    assert rows[1].split()[:6] == ["fedrs", "digits", "pcdd", "2", "1", "2"]
+
+    def refused(name, *more):
+        process = forker.start(["run", QUICK, *few, *more], tmp_path / name, cwd=tmp_path)
+        assert process.wait() == 2
+        assert "Traceback" not in process.text
+        return process.text
+
+    assert refused("again", "--run-dir", "s0").startswith("error: run directory s0 is not empty")
+    other = refused("other", "--resume", "s0", "--set", "method_args.alpha=0.1")
+    assert "the recipe differs from the run's in method_args.alpha" in other
+
+
+def test_a_mistake_ends_with_2_and_a_line(tmp_path):
+    done = labelskew("run", QUICK, "--set", "train_args.epochs=0", cwd=tmp_path, code=2)
+    assert done.stderr == "error: --set train_args.epochs: 0 is out of range; allowed: an integer of at least 1\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_ends_with_1_and_keeps_its_traceback():
+    script = """
+import fl_labelskew_plugins.recipe.parse as recipe
+from fl_labelskew_plugins.cli.main import main
+def bug(*args): raise ZeroDivisionError
+recipe.read_text = bug
+main(["validate", "x.yaml"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("ZeroDivisionError")
+
+
+@pytest.mark.parametrize("args", [["schema"], ["recipes", "ls"], ["--help"]])
+def test_a_reader_that_stops_early_is_no_error(args):
+    with subprocess.Popen([LABELSKEW, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()  # before anything was written
+        stderr = process.stderr.read()
+    assert "Traceback" not in stderr
+    assert "BrokenPipe" not in stderr
+
+
+def interrupted_after(module, command):
+    """What a command ends with, and says, that is interrupted as soon as it has imported this module.
+
+    Python reads the hook 20 to 60 ms after its start. What comes before that is Python's own, with its own traceback.
+    """
+    python = [sys.executable, "-Ximporttime", LABELSKEW.with_name(command[0]), *command[1:]]
+    with subprocess.Popen(python, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        said = []
+        for line in process.stderr:
+            if not line.startswith("import time:"):
+                said.append(line)
+            elif line.split("|")[-1].strip() == module:
+                process.send_signal(signal.SIGINT)
+        return process.wait(), said, process.stdout.read()
+
+
+HOSTED = partial(pytest.param, marks=pytest.mark.host)
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        HOSTED(["fedml", "run", QUICK], "re"),  # the hook's own
+        HOSTED(["fedml", "run", QUICK], "numpy"),  # the host's, of which nothing is ours
+        HOSTED(["fedml", "run", QUICK], "fl_labelskew_plugins.runtimes.mpi.rank"),  # in our verb
+        HOSTED(["fedml", "run", "--resume", "nowhere"], "torch"),
+        (["labelskew", "reproduce", QUICK], "click"),
+        (["labelskew", "partition", QUICK], "torch"),
+    ],
+)
+def test_an_interrupt_while_it_imports_is_a_line(command, module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert interrupted_after(module, command) == (130, ["interrupted\n"], "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.host
+def test_an_interrupt_of_anything_else_is_the_host_s_own():
+    code, said, _ = interrupted_after("click", ["fedml", "run", "list", "--help"])
+    assert code == -signal.SIGINT
+    assert "Traceback (most recent call last):\n" in said
+
+
+def test_an_interrupt_ends_with_130(tmp_path, forker):
+    many = ["--set", "train_args.comm_round=100000", "--run-dir", "run"]
+    process = forker.start(["run", QUICK, *many], tmp_path / "log", cwd=tmp_path)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    limit = time.monotonic() + 90
+    while not metrics.exists() and time.monotonic() < limit and process.pid not in forker.ended:
+        time.sleep(0.1)
+    process.kill(signal.SIGINT)
+    assert process.wait(60) == 130, process.text
+    assert "Traceback" not in process.text

@@ -1,0 +1,410 @@
+"""ISIC 2019 in FLamby's layout, on small trees of made-up pictures: what is read, prepared, left out and refused."""
+
+import csv
+import functools
+import itertools
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from error_messages import message
+from fl_labelskew_registry import LabelSkewError, MistakesError
+from PIL import Image
+
+from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.data import isic2019 as isic
+from fl_labelskew_plugins.data import lesions
+from fl_labelskew_plugins.data.isic2019 import ISIC2019
+from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.partition.clients import divide
+from fl_labelskew_plugins.partition.natural import Natural
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "fedmr_isic2019.yaml"
+
+
+dataset, load = (functools.partial(call, ISIC2019) for call in (datasets.made, datasets.load))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A prepared tree with FLamby's split, and one of raw pictures without it."""
+    folder = tmp_path_factory.mktemp("isic")
+    for name, samples in (("prepared", 120), ("raw", 80)):
+        dataset().fake(folder / name, samples=samples, seed=0)
+    raw, sizes = folder / "raw", itertools.cycle([(400, 300), (300, 300), (300, 390)])
+    without_split(raw)
+    (raw / isic.PREPARED).rename(raw / isic.RAW)
+    for file, size in zip((raw / isic.RAW).iterdir(), sizes, strict=False):
+        Image.open(file).resize(size).save(file)
+    return folder
+
+
+def without_split(root):
+    """Put the ground truth and the metadata in the place of FLamby's split."""
+    datasets_of = ("BCN_nan", *isic.CENTRES[1:4], "MSK4nan", isic.CENTRES[5])
+    with (root / isic.SPLIT).open(newline="") as stream:
+        rows = sorted(csv.DictReader(stream), key=lambda row: row["image"])
+    for name, lines in (
+        (isic.TRUTH, [isic.TRUTH_COLUMNS, *([row[key] for key in isic.TRUTH_COLUMNS] for row in rows)]),
+        (isic.META, [["image", "sex", "dataset"], *([r["image"], "", datasets_of[int(r["center"])]] for r in rows)]),
+    ):
+        with (root / name).open("w", newline="") as stream:
+            csv.writer(stream).writerows(lines)
+    (root / isic.SPLIT).unlink()
+
+
+@pytest.fixture
+def tree(made, tmp_path):
+    """A prepared tree to spoil."""
+    return shutil.copytree(made / "prepared", tmp_path / "tree")
+
+
+def pictures(root):
+    return sorted((root / isic.PREPARED).glob("*.jpg"))
+
+
+def rewrite(file, change):
+    """Rows of a CSV file, as lists, through ``change``."""
+    with file.open(newline="") as stream:
+        rows = list(csv.reader(stream))
+    with file.open("w", newline="") as stream:
+        csv.writer(stream).writerows(change(rows))
+
+
+def test_the_table_is_that_of_flamby():
+    sizes = [[sum(centre) for centre in isic.TABLE[fold]] for fold in ("train", "test")]
+    assert sizes == [[9930, 3163, 2691, 1807, 655, 351], [2483, 791, 672, 452, 164, 88]]
+
+
+def test_what_is_read_are_flambys_rows(made):
+    data = load(made / "prepared")
+    with (made / "prepared" / isic.SPLIT).open() as stream:
+        rows = list(csv.DictReader(stream))
+    for part, fold in ((data.train, "train"), (data.test, "test")):
+        chosen = [row for row in rows if row["fold"] == fold]
+        assert [os.path.basename(file)[:-4] for file in part.x.files] == [row["image"] for row in chosen]
+        assert part.y.tolist() == [int(row["target"]) for row in chosen]
+        assert part.groups.tolist() == [int(row["center"]) for row in chosen]
+        assert all(row[data.class_names[int(row["target"])]] == "1.0" for row in chosen)
+        assert all(row["fold2"] == f"{fold}_{row['center']}" for row in chosen)
+    assert data.train.x.shape == (len(data.train.y), 3, 200, 200)
+    assert data.notes == {}
+
+
+def test_six_centres_are_six_clients_with_tests_of_their_own(made):
+    data = load(made / "prepared")
+    clients = divide(data, Natural(Natural.Params()), clients=6, seed=0)
+    for centre in range(6):
+        assert set(data.train.groups[clients.train[centre]]) == {centre}
+        assert set(data.test.groups[clients.test[centre]]) == {centre}
+    table = np.array(isic.TABLE["train"])
+    assert ((clients.counts > 0) == (table > 0)).all()  # the same classes are missing
+    assert clients.names == list(isic.CENTRES)
+
+
+def test_the_crop_is_the_middle_and_augmentation_draws_from_torch(made):
+    data = load(made / "prepared", crop=64)
+    file = data.train.x.files[0]
+    whole = np.asarray(Image.open(file).convert("RGB"))
+    top, left = (round((side - 64) / 2) for side in whole.shape[:2])
+    middle = data.train.x.read(file, False)
+    assert torch.equal(middle, torch.from_numpy(whole[top : top + 64, left : left + 64].copy()).permute(2, 0, 1))
+    drawn = []
+    for seed in (1, 1, 2, 3):
+        torch.manual_seed(seed)
+        drawn.append(data.train.x.read(file, True))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert all(image.shape == (3, 64, 64) and image.dtype == torch.uint8 for image in drawn)
+
+
+def test_holes_are_one_to_eight_squares_half_of_the_time():
+    torch.manual_seed(0)
+    black = [int((lesions.with_holes(torch.full((1, 64, 64), 9)) == 0).sum()) for _ in range(200)]
+    assert 70 < sum(count == 0 for count in black) < 130
+    assert {count for count in black if count <= 256} == {0, 256}
+    assert max(black) <= 8 * 256
+
+
+# Raw pictures
+
+
+def test_colour_constancy_by_hand():
+    pixels = np.zeros((1, 2, 3), np.uint8)
+    pixels[0, 0], pixels[0, 1] = (100, 50, 0), (200, 50, 0)
+    red = ((100.0**6 + 200.0**6) / 2) ** (1 / 6)
+    length = np.hypot(red, 50.0)
+    expected = [
+        [min(value / (np.sqrt(3) * e / length), 255) for value, e in ((row, red), (50, 50.0))] for row in (100, 200)
+    ]
+    got = lesions.colour_constancy(pixels)
+    np.testing.assert_allclose(got[0, :, :2], np.floor(expected), atol=1)
+    assert (got[..., 2] == 0).all()
+    grey = np.full((3, 4, 3), 77, np.uint8)
+    assert abs(lesions.colour_constancy(grey).astype(int) - 77).max() <= 1
+    assert not lesions.colour_constancy(np.zeros((2, 2, 3), np.uint8)).any()
+
+
+def test_raw_pictures_are_prepared_once(made, tmp_path):
+    root = shutil.copytree(made / "raw", tmp_path / "raw")
+    data = load(root)
+    assert len(pictures(root)) == len(data.train.y) + len(data.test.y) == 80
+    for file in pictures(root):
+        small, large = Image.open(file).size, Image.open(root / isic.RAW / file.name).size
+        assert min(small) == 224
+        assert abs(max(small) / 224 - max(large) / min(large)) < 0.02
+    lost, kept = pictures(root)[0], pictures(root)[1]
+    lost.unlink()  # as after a break
+    before = kept.stat().st_mtime_ns
+    time.sleep(0.01)
+    load(root)
+    assert lost.exists()
+    assert kept.stat().st_mtime_ns == before
+    assert [file.name for file in (root / isic.PREPARED).iterdir() if file.suffix != ".jpg"] == [isic.CHECKED]
+
+
+@pytest.mark.parametrize(("name", "folder"), [("raw", isic.RAW), ("prepared", isic.PREPARED)])
+def test_a_new_picture_becomes_a_sample_as_those_of_training_did(made, tmp_path, name, folder):
+    root = shutil.copytree(made / name, tmp_path / name)
+    images = load(root, crop=64).test.x
+    for file in images.files[:5]:
+        sample = dataset(crop=64).picture(root / folder / Path(file).name)
+        np.testing.assert_array_equal(sample, images.read(file, False).numpy())
+
+
+def test_a_broken_raw_picture_is_not_prepared(made, tmp_path):
+    root = shutil.copytree(made / "raw", tmp_path / "raw")
+    victim = sorted((root / isic.RAW).glob("*.jpg"))[3]
+    victim.write_bytes(victim.read_bytes()[:2000])
+    line = rf"{isic.RAW}: 1 picture \(first: {victim.stem}\) broken, or no picture at all; .*on_bad_sample: skip"
+    for _ in range(2):
+        with pytest.raises(MistakesError, match=line):
+            load(root)
+    assert not (root / isic.PREPARED / victim.name).exists()
+    data = load(root, on_bad_sample="skip")
+    assert len(data.train.y) + len(data.test.y) == 79
+
+
+# Without FLamby's split
+
+
+def test_without_the_split_one_is_drawn_by_centre_and_class_and_kept(tree):
+    with_split = load(tree)
+    without_split(tree)
+    data = load(tree)
+    strata = [part.groups * 8 + part.y for part in (data.train, data.test)]
+    for stratum in np.unique(np.concatenate(strata)):
+        train, test = ((part == stratum).sum() for part in strata)
+        assert test == min(round((train + test) * 0.2), train + test - 1)
+    everything = [
+        sorted(
+            zip(
+                p.train.x.files + p.test.x.files,
+                [*p.train.y, *p.test.y],
+                [*p.train.groups, *p.test.groups],
+                strict=True,
+            )
+        )
+        for p in (data, with_split)
+    ]
+    assert everything[0] == everything[1]
+    again, other = load(tree), dataset().load(tree, download=False, seed=1)
+    assert again.test.x.files == data.test.x.files != other.test.x.files
+    assert again.fingerprint == other.fingerprint != ""
+    (tree / isic.SPLIT).write_text(data.notes[isic.SPLIT])
+    same = load(tree)
+    assert same.test.x.files == data.test.x.files
+    assert same.notes == {}
+
+
+# What is wrong on disk
+
+
+def with_centre(root, text):
+    rewrite(root / isic.SPLIT, lambda rows: [rows[0], [*rows[1][:11], text, *rows[1][12:]], *rows[2:]])
+
+
+BAD = {
+    "broken": (
+        lambda root: pictures(root)[0].write_bytes(pictures(root)[0].read_bytes()[:900]),
+        r"1 picture \(first: ISIC_\d+\) broken, or no picture at all",
+    ),
+    "no picture": (
+        lambda root: pictures(root)[0].unlink(),
+        r"no picture for 1 picture \(first: ISIC_\d+\) of the tables",
+    ),
+    "no row": (
+        lambda root: shutil.copy(pictures(root)[0], root / isic.PREPARED / "ISIC_9999999.jpg"),
+        r"1 picture \(first: ISIC_9999999\) without a row in the tables",
+    ),
+    "unknown centre": (
+        lambda root: with_centre(root, "6"),
+        r"1 picture \(first: ISIC_\d+\) of a centre that is none of FLamby's six",
+    ),
+    "a centre that is no number": (
+        lambda root: with_centre(root, "\u00b2"),  # a digit, and no number
+        r"1 picture \(first: ISIC_\d+\) of a centre that is none of FLamby's six",
+    ),
+    "no class": (
+        lambda root: rewrite(
+            root / isic.SPLIT, lambda rows: [rows[0], [rows[1][0], *["0.0"] * 9, *rows[1][10:]], *rows[2:]]
+        ),
+        r"1 picture \(first: ISIC_\d+\) without exactly one of the 8 classes",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_sample_is_a_line_with_a_count_and_may_be_left_out(name, tree, capsys):
+    spoil, line = BAD[name]
+    spoil(tree)
+    with pytest.raises(MistakesError, match=f"{line}.*; data_args.on_bad_sample: skip leaves them out") as error:
+        load(tree)
+    assert len(error.value.mistakes) == 1
+    data = load(tree, on_bad_sample="skip")
+    assert len(data.train.y) + len(data.test.y) == 120 - (name != "no row")
+    warnings = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("warning: ") and line.endswith("; left out") for line in warnings)
+
+
+def test_the_metadatas_centres_and_rows_that_others_lack(tree):
+    without_split(tree)
+    rewrite(tree / isic.META, lambda rows: [rows[0], [*rows[1][:2], "HAM_elsewhere"], *rows[3:]])
+    rewrite(tree / isic.TRUTH, lambda rows: rows[:-1])
+    with pytest.raises(MistakesError) as error:
+        load(tree)
+    text = "\n".join(error.value.mistakes)
+    assert "of a centre that is none of FLamby's six" in text
+    assert f"no row for 1 picture (first: {pictures(tree)[1].stem}) of {isic.TRUTH}" in text
+    assert f"no row for 1 picture (first: {pictures(tree)[-1].stem}) of {isic.META}" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "line"),
+    [
+        (
+            isic.SPLIT,
+            lambda rows: [row[:-3] for row in rows],
+            "train_test_split: has no column center, fold, fold2; use the columns image,",
+        ),
+        (isic.SPLIT, lambda rows: [*rows, rows[1]], "has two rows; keep one of them"),
+        (isic.SPLIT, lambda rows: [*rows[:5], rows[5][:4], *rows[6:]], "line 6 is cut short; fetch the file again"),
+        (isic.SPLIT, lambda rows: rows[:1], "has no sample of train and test"),
+    ],
+)
+def test_tables_that_are_none(file, change, line, tree):
+    rewrite(tree / file, change)
+    with pytest.raises(LabelSkewError, match=line):
+        load(tree, on_bad_sample="skip")
+
+
+def test_a_missing_tree_names_the_files_their_source_and_size(tmp_path):
+    for folder in (None, tmp_path):
+        assert re.search(
+            r"FLamby.* 9 GB, CC-BY-NC", message(lambda folder=folder: dataset().check(folder, download=False))
+        )
+    assert "download: true is not offered" in message(lambda: dataset().check(tmp_path, download=True))
+
+
+def test_a_silo_reads_its_own_centre_alone(tree):
+    for row in csv.DictReader((tree / isic.SPLIT).open()):
+        if row["center"] != "3":
+            (tree / isic.PREPARED / f"{row['image']}.jpg").unlink()
+    data = load(tree, centres=(3,))
+    assert set(data.train.groups) == set(data.test.groups) == {3}
+    with pytest.raises(MistakesError, match="no picture for"):
+        load(tree)
+
+
+def test_a_server_needs_the_pictures_of_the_test_part_alone(tree):
+    train = [row["image"] for row in csv.DictReader((tree / isic.SPLIT).open()) if row["fold"] == "train"]
+    for image in train:
+        (tree / isic.PREPARED / f"{image}.jpg").unlink()
+    data = dataset().load_test(tree, download=False, seed=0)
+    assert data.train.x.shape == (0, 3, 200, 200)
+    assert len(data.test.y) == 120 - len(train)
+
+
+def test_pictures_are_checked_once(tree, monkeypatch):
+    load(tree)
+    monkeypatch.setattr(isic.pictures, "opened", lambda file, **_: pytest.fail("checked again"))
+    load(tree)
+    (tree / isic.PREPARED / isic.CHECKED).write_text("[")
+    monkeypatch.undo()
+    load(tree)
+
+
+def test_a_deep_check_lists_the_broken_pictures_of_its_centres(tree):
+    centre = {row["image"]: int(row["center"]) for row in csv.DictReader((tree / isic.SPLIT).open())}
+    victims = [next(file for file in pictures(tree) if centre[file.stem] == c) for c in (0, 1)]
+    for victim in victims:
+        victim.write_bytes(victim.read_bytes()[:900])
+    lines = dataset().broken(tree)
+    assert sorted(line.partition(": is not a sound image")[0] for line in lines) == sorted(map(str, victims))
+    (line,) = dataset(centres=(1,)).broken(tree)
+    assert line.startswith(f"{victims[1]}: ")
+
+
+def test_the_check_counts_and_names_what_is_missing(tree, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def check(folder):
+        return CliRunner().invoke(main, ["data", "check", "isic2019", str(folder)])
+
+    pictures(tree)[0].unlink()
+    BAD["unknown centre"][0](tree)
+    rows = dataset().survey(tree)
+    for what, count in (("rows without a picture", "1"), ("pictures without a row", "0")):
+        assert (what, count, "0") in rows
+    assert ("rows of no known centre or class", "1", "0") in rows
+    result = check(tree)
+    assert result.exit_code == 1
+    assert "2279 3363 2245 606 923 97 87 330" in result.stdout
+    assert "rows without a picture" in result.stderr
+    (tree / isic.SPLIT).write_bytes(b"\xff\xfe\x00")
+    result = check(tree)
+    assert result.exit_code == 2
+    assert re.fullmatch(r"error: .+: is not a sound table \(UnicodeDecodeError: .+\n", result.stderr)
+
+
+def test_the_recipe_runs_and_measures_every_centre(made, tmp_path):
+    sets = [
+        f"data_args.data_cache_dir={made / 'prepared'}", "data_args.crop=32", "train_args.comm_round=1",
+        "train_args.epochs=1",
+    ]  # fmt: skip
+    argv = [
+        "run",
+        str(RECIPE),
+        "--run-dir",
+        str(tmp_path / "run"),
+        *(word for setting in sets for word in ("--set", setting)),
+    ]
+    result = CliRunner().invoke(main, argv)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("warning: model") == result.stderr.count("training from scratch") == 1
+    assert re.search(r"accuracy, each client's tests +(\w+ \d+\.\d(, )?){6}\n", result.stdout)
+    (line,) = read_lines(tmp_path / "run" / "metrics.jsonl")
+    sizes = np.bincount(load(made / "prepared").test.groups)
+    assert np.dot(line["client_accuracy"], sizes) / sizes.sum() == pytest.approx(line["accuracy"])
+    assert all(0 <= value <= 1 for value in line["client_balanced_accuracy"])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["client_accuracy"] == line["client_accuracy"]
+    assert summary["balanced_last_mean"] == line["balanced_accuracy"]
+    assert not (tmp_path / "run" / isic.SPLIT).exists()
+
+
+def test_a_drawn_split_is_kept_with_the_results(tree, tmp_path):
+    without_split(tree)
+    sets = [f"data_args.data_cache_dir={tree}", "data_args.crop=16", "model_args.model=logistic", "train_args.epochs=1"]
+    words = [word for setting in [*sets, "train_args.comm_round=1"] for word in ("--set", setting)]
+    result = CliRunner().invoke(main, ["run", str(RECIPE), "--run-dir", str(tmp_path / "run"), *words])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "run" / isic.SPLIT).read_text() == load(tree).notes[isic.SPLIT]

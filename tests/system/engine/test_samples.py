@@ -1,0 +1,169 @@
+"""Samples that are streamed from files: in order, the same with any number of processes, and to a clean end."""
+
+import contextlib
+import dataclasses
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from fl_labelskew_registry import Images, LabelSkewError, RunError
+
+sys.path.append(str(Path(__file__).parents[2] / "helpers"))  # which processes that decode have, too
+reading = importlib.import_module("made_up_pictures")
+read, streamed, SIZE = reading.read, reading.streamed, reading.SIZE
+BATCHES = [torch.tensor([5, 0, 2]), torch.tensor([1]), torch.tensor([11, 3, 4, 5])]
+
+
+def in_memory():
+    x = np.repeat(np.arange(12, dtype=np.uint8), 48).reshape(12, *SIZE)
+    return reading.parts(x, x[:7])
+
+
+def flat(stream):
+    return torch.cat([inputs for _, inputs in stream])
+
+
+@pytest.fixture(scope="module", params=[(0, "fork"), (2, "fork"), (2, "forkserver")], ids=str)
+def parts(request):
+    """Both parts, decoded here, by forked processes, or as where gRPC's threads forbid to fork."""
+    workers, method = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, "grpc", raising=False)
+        if method == "forkserver":
+            patch.setitem(sys.modules, "grpc", types.ModuleType("grpc"))
+        made = streamed(workers)
+        made[0].inputs(slice(0, 1))  # now they start
+    return made
+
+
+def test_they_are_those_of_memory(parts):
+    for part, known in zip(parts, in_memory(), strict=True):
+        assert torch.equal(part.y, known.y)
+        assert torch.equal(part.inputs(slice(2, 6)), known.inputs(slice(2, 6)))
+        slices = [slice(0, 3), slice(3, 7)]
+        found = list(part.stream(iter(slices)))
+        assert [index for index, _ in found] == slices
+        for (_, one), (_, other) in zip(found, known.stream(slices), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_every_batch_comes_with_its_indices(parts):
+    train, _ = parts
+    for (index, inputs), expected in zip(train.stream(BATCHES), BATCHES, strict=True):
+        assert torch.equal(index, expected)
+        assert torch.equal(inputs, in_memory()[0].inputs(expected))
+
+
+def test_augmentation_depends_on_seed_and_place_alone(parts):
+    train, _ = parts
+    state = torch.get_rng_state()
+    once, again, other = (flat(train.stream(BATCHES, seed=seed)) for seed in (7, 7, 8))
+    assert torch.equal(torch.get_rng_state(), state)  # training draws what it would draw without
+    assert torch.equal(once, again)
+    assert torch.equal(once, flat(streamed(1)[0].stream(BATCHES, seed=7)))
+    assert not torch.equal(once[:, 0], other[:, 0])
+    assert torch.equal(once[:, 1:], other[:, 1:])
+    drawn = once[:, 0, 0, 0]
+    assert len(drawn.unique()) > 4  # every sample has a draw of its own, sample 5 has two
+    assert drawn[0] != drawn[-1]
+
+
+def test_a_stream_that_is_left_half_read_leaves_nothing_behind(parts):
+    train, test = parts
+    left = train.stream(BATCHES * 20)
+    next(left)
+    assert torch.equal(test.inputs(slice(0, 7)), in_memory()[1].inputs(slice(0, 7)))
+    assert torch.equal(flat(train.stream(BATCHES)), flat(in_memory()[0].stream(BATCHES)))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_picture_is_a_line(workers):
+    files = [str(number) for number in range(12)]
+    files[4] = "broken"
+    train, _ = streamed(workers, files)
+    stream = train.stream(BATCHES)
+    next(stream)
+    next(stream)
+    with pytest.raises(LabelSkewError, match=r"^broken: is not a sound picture$"):
+        next(stream)
+    assert torch.equal(train.inputs(torch.tensor([1])), in_memory()[0].inputs(torch.tensor([1])))
+
+
+def test_a_process_that_is_killed_is_a_line():
+    files = [str(number) for number in range(12)]
+    files[4] = "killer"
+    train, _ = streamed(1, files)
+    with pytest.raises(RunError, match=r"^a process that decodes pictures has ended \(.*\); where memory was short, "):
+        flat(train.stream(BATCHES))
+
+
+READING = """
+import sys, time, types
+from fl_labelskew_plugins.machine.signals import interrupting
+if sys.argv[2] == "forkserver":
+    sys.modules["grpc"] = types.ModuleType("grpc")
+sys.path.append(sys.argv[1])
+import made_up_pictures, torch
+stream = reading.streamed(2)[0].stream([torch.arange(12)] * 50)
+next(stream), next(stream)  # both processes have begun
+try:
+    with interrupting():
+        print("reading", flush=True)
+        sys.stdin.read()
+except KeyboardInterrupt:
+    time.sleep(1)  # as one does who saves a checkpoint
+    print("saved", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def reader(method):
+    """A process of its own session that reads with two others; and these."""
+    command = [sys.executable, "-c", READING, str(Path(__file__).parents[2] / "helpers"), method]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+        assert process.stdout.readline() == "reading\n"
+        yield process, psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_process_that_is_killed_leaves_none_that_decode(method):
+    with reader(method) as (process, family):
+        assert len(family) == (2 if method == "fork" else 4)  # with the server itself, and what tracks its resources
+        process.kill()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_signal_to_all_processes_lets_the_reader_save(method):
+    with reader(method) as (process, family):
+        os.killpg(process.pid, signal.SIGTERM)
+        said, errors = process.communicate(timeout=60)
+        assert (said, "RuntimeError" in errors) == ("saved\n", False)
+    assert process.returncode == 0
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+
+
+def test_an_empty_part_streams_nothing():
+    train, _ = streamed(0)
+    assert list(train.stream([])) == []
+
+
+def test_pictures_are_indexed_like_an_array():
+    images = Images([str(number) for number in range(5)], SIZE, read)
+    assert len(images) == 5
+    assert images.shape == (5, *SIZE)
+    assert images[:2].files == ["0", "1"]
+    assert images[np.array([4, 0])].files == ["4", "0"]
+    assert images[np.array([], np.int64)].shape == (0, *SIZE)
+    assert dataclasses.replace(images, files=[]).shape == (0, *SIZE)

@@ -1,0 +1,160 @@
+"""What a look at somebody's own data says, and what it asks for where more has to be said."""
+
+import shutil
+
+import numpy as np
+import pytest
+from error_messages import message
+from PIL import Image
+
+from fl_labelskew_plugins.front.new.look import look
+
+CLASSES = ["benign", "malign", "unclear"]
+
+
+def picture(path, side, mode="L"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, (side, side + 9)).save(path)
+
+
+def test_folders_of_classes(own):
+    seen = look(own / "flat")
+    assert (seen.dataset, seen.classes, seen.groups, seen.samples) == ("image_folder", CLASSES, [], 60)
+    assert seen.args == {"data_cache_dir": str(own / "flat"), "image_size": 64, "channels": 3}
+    assert seen.shape == (3, 64, 64)
+
+
+def test_folders_of_hospitals(own):
+    seen = look(own / "tree")
+    assert (seen.classes, seen.groups) == (CLASSES, ["St. Mary's", "north", "south"])
+    assert seen.samples == 45  # the training parts'
+
+
+def test_folders_are_hospitals_to_it_as_they_are_to_a_run(tmp_path):
+    for name in ("north/train/a", "north/train/b", "south/train/a"):
+        picture(tmp_path / name / "0.png", 20)
+    (tmp_path / ".cache" / "train").mkdir(parents=True)
+    assert look(tmp_path).groups == ["north", "south"]
+    picture(tmp_path / "west" / "a" / "0.png", 20)
+    assert "no train/ in west, but in north; use <group>/train/" in message(lambda: look(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("side", "mode", "fits"),
+    [
+        (5, "L", (1, 8, 8)),
+        (20, "RGB", (3, 16, 16)),
+        (28, "1", (1, 28, 28)),
+        (31, "P", (3, 28, 28)),
+        (700, "L", (1, 64, 64)),
+    ],
+)
+def test_size_and_colours_are_those_of_the_pictures(tmp_path, side, mode, fits):
+    for name in "ab":
+        picture(tmp_path / "train" / name / "0.png", side, mode)
+    assert look(tmp_path).shape == fits
+
+
+def test_a_broken_picture_among_sound_ones_is_passed_over(tmp_path):
+    for name in "ab":
+        picture(tmp_path / name / "0.png", 40)
+    (tmp_path / "a" / "1.png").write_text("none")
+    assert look(tmp_path).shape == (1, 32, 32)
+    for name in "ab":
+        (tmp_path / name / "0.png").write_text("none")
+    assert message(lambda: look(tmp_path)).endswith("has no picture that opens among those looked at; use sound ones")
+
+
+def test_a_table_beside_folders_of_pictures_is_not_the_data(tmp_path):
+    for name in "ab":
+        picture(tmp_path / name / "0.png", 40)
+    (tmp_path / "notes.csv").write_text("a,label\n1,2\n")
+    assert look(tmp_path).dataset == "image_folder"
+
+
+def test_an_archive(own):
+    seen = look(own / "grouped.npz")
+    assert (seen.dataset, seen.shape, seen.classes) == ("npz", (1, 8, 8), ["0", "1", "2"])
+    assert seen.args == {"data_cache_dir": str(own / "grouped.npz"), "classes": 3}
+    assert len(seen.groups) == 3
+    assert seen.samples == 72  # a fifth of them are split off
+
+
+def test_an_archive_in_a_folder_is_seen_and_of_several_one_is_asked_for(own, tmp_path):
+    shutil.copy(own / "grouped.npz", tmp_path / "a.npz")
+    assert look(tmp_path).args["data_cache_dir"] == str(tmp_path / "a.npz")
+    shutil.copy(own / "grouped.npz", tmp_path / "b.npz")
+    assert message(lambda: look(tmp_path)).endswith("has 2 files of data; use one of a.npz, b.npz")
+
+
+@pytest.mark.parametrize(("shape", "layout"), [((20, 5, 16, 16), "nchw"), ((20, 16, 16, 5), "nhwc")])
+def test_the_channels_of_an_archive_are_told_where_they_can_be_told_from_the_shape_alone(tmp_path, shape, layout):
+    np.savez(tmp_path / "a.npz", x=np.zeros(shape, np.float32), y=np.arange(20) % 2)
+    seen = look(tmp_path / "a.npz")
+    assert (seen.args["layout"], seen.shape) == (layout, (5, 16, 16))
+    assert seen.notes[0].startswith("layout: ")
+
+
+def test_a_gap_in_the_labels_is_a_class_without_samples(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((20, 4), np.float32), y=np.arange(20) % 2 * 2)
+    assert look(tmp_path / "a.npz").classes == ["0", "1", "2"]
+
+
+def test_a_table(table):
+    seen = look(table)
+    assert (seen.dataset, seen.classes, seen.groups) == ("table", CLASSES, ["coast", "north", "south"])
+    assert seen.args == {
+        "data_cache_dir": str(table),
+        "label": "diagnosis",
+        "group": "hospital",
+        "features": ["age", "sex", "pressure"],  # and not patient_id
+        "categorical": {"sex": ["f", "m"]},
+        "missing": "mean",
+    }
+    assert seen.shape == (4,)
+    assert [note.partition(":")[0] for note in seen.notes] == ["features", "categorical", "missing"]
+
+
+def test_a_table_s_columns_are_asked_for_where_their_names_do_not_say(table, tmp_path):
+    text = table.read_text()
+    plain = tmp_path / "plain.csv"
+    plain.write_text(text.replace("diagnosis", "outcome").replace("hospital", "place"))
+    assert message(lambda: look(plain)).endswith(
+        "has no column called label, class, target or the like; "
+        "use --label with one of patient_id, age, sex, pressure, place, outcome"
+    )
+    assert look(plain, "outcome").groups == []
+    assert look(plain, "outcome", "place").groups == ["coast", "north", "south"]
+    assert message(lambda: look(plain, "outcom")).endswith("did you mean outcome?")
+    plain.write_text(text.replace("hospital", "class"))
+    assert message(lambda: look(plain)).endswith(
+        "has columns class, diagnosis; use --label with one of class, diagnosis"
+    )
+
+
+def test_rows_without_a_class_are_left_out(table, tmp_path):
+    (tmp_path / "a.csv").write_text(table.read_text() + "p999,50,m,100,north,\n")
+    assert look(tmp_path / "a.csv").args["missing"] == "drop"
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda path: path.with_name("none"), "does not exist; use a folder of pictures, an .npz file, or a CSV"),
+        (lambda path: path.write_text("x") and path, "is neither folder, archive nor table; use a folder of pictures"),
+        (lambda path: path.mkdir() or path, "has no class folders; use <class>/<image>"),
+        (lambda path: picture(path / "a" / "0.png", 9) or path, "holds one class alone (a); use data of two classes"),
+        (
+            lambda path: picture(path / "a" / "b" / "0.png", 9) or path,
+            "has no image but the folders b, so a may be",
+        ),
+    ],
+)
+def test_what_is_no_data_is_one_line(tmp_path, make, says):
+    assert says in message(lambda: look(make(tmp_path / "data")))
+
+
+def test_columns_are_a_table_s_alone(own):
+    assert message(lambda: look(own / "flat", "class")) == (
+        "--label: is for tables, and these data are none; use neither"
+    )

@@ -1,0 +1,179 @@
+"""With FedML around a run and without it: the same numbers, and what only FedML has."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from error_messages import message
+from fl_labelskew_registry import LabelSkewError, catalog
+from recipe_texts import DIGITS, SILOS, simulation
+from safetensors.torch import load_file
+
+import fl_labelskew_plugins as fl
+from fl_labelskew_plugins.front import start
+from fl_labelskew_plugins.recipe import compatibility, parse
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.progress import Pause
+from fl_labelskew_plugins.runtimes.options import RunOptions
+
+pytestmark = pytest.mark.host
+METHODS = [entry.name for entry in catalog.entries("methods")]
+SCRIPT = Path(sys.executable).with_name("labelskew")
+KEPT = ("metrics.jsonl", "model.safetensors")
+
+
+def changed(**train):
+    return DIGITS | {"train_args": DIGITS["train_args"] | train}
+
+
+def content(folder):
+    return [(folder / name).read_bytes() for name in KEPT]
+
+
+def both(recipe, tmp_path):
+    runs = {host: fl.run(recipe, tmp_path / host, host=host, quiet=True).folder for host in ("fedml", "none")}
+    assert (runs["fedml"] / "fedml.yaml").exists()
+    assert not (runs["none"] / "fedml.yaml").exists()
+    return content(runs["fedml"]), content(runs["none"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_s_numbers_are_the_same(method, tmp_path):
+    hosted, alone = both(DIGITS | {"method_args": {"method": method}}, tmp_path)
+    assert hosted == alone
+
+
+@pytest.mark.parametrize("optimizer", ["SCAFFOLD", "FedDyn", "Mime", "FedDC"])
+def test_each_optimiser_s_numbers_are_the_same(optimizer, tmp_path):
+    hosted, alone = both(changed(federated_optimizer=optimizer), tmp_path)
+    assert hosted == alone
+
+
+@pytest.mark.parametrize("optimizer", ["FedProx", "FedOpt", "FedNova"])
+def test_what_is_fedml_s_own_code_is_ours_without_it(optimizer, tmp_path):
+    """By default these run in FedML's code, corrected; ours differs from it in the last digits alone."""
+    asked = changed(federated_optimizer=optimizer, optimizer_source="own")
+    hosted, alone = both(asked, tmp_path)
+    assert hosted == alone
+    run = fl.run(changed(federated_optimizer=optimizer), tmp_path / "default", host="none", quiet=True)
+    assert (run.folder / "metrics.jsonl").read_bytes() == alone[0]
+
+
+@pytest.mark.parametrize(("first", "then"), [("fedml", "none"), ("none", "fedml"), ("none", None)])
+def test_a_run_is_gone_on_with_on_the_other_side(first, then, tmp_path):
+    whole = fl.run(DIGITS | {"method_args": {"method": "map"}}, tmp_path / "whole", quiet=True).folder
+    cut = tmp_path / "cut"
+    start.start(RunOptions(whole / "recipe.yaml", run_dir=cut, pause=Pause(1, float("inf")), quiet=True, host=first))
+    assert RunFolder(cut).environment["host"] == first
+    start.start(RunOptions(resume=cut, quiet=True, host=then))
+    assert content(cut)[0] == content(whole)[0]
+
+
+def test_a_host_that_is_none_of_both_is_refused(tmp_path):
+    line = message(lambda: fl.run(DIGITS, tmp_path / "run", host="None"))
+    assert line == "host None: is unknown; use fedml or none"
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_optimiser_s_memory_is_of_one_side(tmp_path):
+    recipe = parse.parse(SILOS_ALONE, overrides=["train_args.federated_optimizer=FedProx"])
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe.dump())
+    start.start(RunOptions(path, run_dir=tmp_path / "run", pause=Pause(1, float("inf")), quiet=True, host="fedml"))
+    line = message(lambda: start.start(RunOptions(resume=tmp_path / "run", quiet=True, host="none")))
+    assert line == (
+        f"--resume {tmp_path / 'run'}: its FedProx ran in code that is corrected, not own as here "
+        "(train_args.optimizer_source); use --host fedml"
+    )
+
+
+SILOS_ALONE = """
+common_args: {training_type: simulation}
+data_args: {dataset: digits}
+model_args: {model: logistic}
+train_args: {client_num_in_total: 3, comm_round: 2}
+method_args: {method: fedavg}
+device_args: {threads: 1}
+"""
+ATTACK = [
+    "security_args.attack_type=byzantine",
+    "security_args.attack_mode=zero",
+    "security_args.byzantine_client_num=1",
+]
+DEFENCE = ["security_args.defense_type=norm_diff_clipping", "security_args.norm_bound=1"]
+DP = [
+    "dp_args.dp_solution_type=ldp",
+    "dp_args.mechanism_type=laplace",
+    "dp_args.epsilon=1",
+    "dp_args.delta=0",
+    "dp_args.sensitivity=0.1",
+]
+NEEDS_FEDML = [
+    (["security_args.enable_attack=true", *ATTACK], "true", "false"),
+    (["security_args.enable_defense=true", *DEFENCE], "true", "false"),
+    (["dp_args.enable_dp=true", *DP], "true", "false"),
+    (["train_args.optimizer_source=corrected", "train_args.federated_optimizer=FedNova"], "corrected", "own, null"),
+]
+
+
+def test_fl_fedml_without_fedml(monkeypatch):
+    monkeypatch.setattr(compatibility, "find_spec", lambda name: None)
+    line = "fl.fedml: FedML is not installed; use Python 3.10 or 3.11, or labelskew run"
+    assert message(lambda: fl.fedml) == line
+    exec("from fl_labelskew_plugins import *", names := {})
+    assert names.keys() - {"__builtins__"} == {*fl.__all__}
+    assert "fedml" in dir(fl)
+
+
+@pytest.mark.parametrize(("overrides", "value", "right"), NEEDS_FEDML)
+def test_what_needs_fedml_is_refused_without_it(overrides, value, right, tmp_path, monkeypatch):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(SILOS_ALONE)
+
+    def line(**options):
+        return message(
+            lambda: start.start(RunOptions(path, overrides, run_dir=tmp_path / "run", quiet=True, **options))
+        )
+
+    said = f"{overrides[0].partition('=')[0]}: {value} is code of FedML's, and this run is without it; use {right}, or"
+    assert line(host="none") == f"{said} --host fedml"
+    monkeypatch.setattr(compatibility, "find_spec", lambda name: None)
+    where = "Python 3.10 or 3.11, where FedML installs"
+    assert line() == f"{said} {where}"
+    assert line(host="fedml") == f"--host fedml: FedML is not installed here; use --host none, or {where}"
+    with pytest.raises(LabelSkewError, match=r"or fl\.run, which has FedML where it is installed"):
+        fl.simulate(parse.load(path, overrides))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("backend", ["MPI", "GRPC"])
+def test_other_processes_run_without_it_too(backend, tmp_path):
+    """To the weights of one process; all other tests of both have it where it is installed, and compare alike."""
+    path, run = tmp_path / "recipe.yaml", tmp_path / "run"
+    path.write_text(SILOS if backend == "GRPC" else SILOS_ALONE + "comm_args: {backend: MPI, workers: 2}\n")
+    command = [SCRIPT, "run", path, "--host", "none", "--run-dir", run, "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    text = simulation(SILOS) if backend == "GRPC" else SILOS_ALONE
+    alone = fl.run(parse.parse(text), tmp_path / "sp", quiet=True, host="fedml")
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (run, alone.folder))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    assert not [*run.rglob("fedml.yaml")]
+
+
+def test_a_run_without_it_imports_nothing_of_it(tmp_path):
+    words = ["run", "quickstart", "--host", "none", "--quiet", "--run-dir", str(tmp_path / "run")]
+    script = f"""
+import sys
+from fl_labelskew_plugins.cli.main import main
+try:
+    main({words})
+finally:
+    assert "fedml" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "summary.json").exists()

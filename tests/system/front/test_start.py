@@ -1,0 +1,335 @@
+"""Whole runs in real processes: the same numbers twice, after a kill, and after Ctrl-C; mistakes in one line."""
+
+import json
+import os
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+import fl_labelskew_plugins as fl
+from fl_labelskew_plugins.cli.main import main
+
+RECIPE = """\
+common_args: {{random_seed: 3}}
+data_args: {{dataset: digits}}
+partition_args: {{partition_method: pcdd, classes_per_client: 2}}
+model_args: {{model: mlp}}
+train_args: {{client_num_in_total: 6, client_num_per_round: 4, comm_round: {rounds}, epochs: 2, batch_size: 16,
+             learning_rate: 0.05, momentum: 0.9}}
+method_args: {{method: {method}}}
+device_args: {{threads: 1}}
+tracking_args: {{checkpoint_every: 3, state_memory_mb: 0}}
+"""
+DRAWN = {"FL_LABELSKEW_PICTURES": "yes"}
+"""With this, a process of the forker draws its run's pictures."""
+
+
+@pytest.fixture(scope="module")
+def start(forker, tmp_path_factory):
+    """Starts ``labelskew run`` in a folder."""
+
+    def start(folder, *arguments, **more):
+        log = tmp_path_factory.mktemp("said")
+        return forker.start(["run", *arguments], log / "out", errors=log / "err", cwd=folder, **more)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def finish(start):
+    """The same, to its end: the exit code, and what was said."""
+
+    def finish(folder, *arguments, **more):
+        return ended(start(folder, *arguments, **more))
+
+    return finish
+
+
+def ended(process):
+    return process.wait(), process.log.read_text(), process.log.with_name("err").read_text()
+
+
+def wait_for_rounds(folder, rounds, process):
+    file = folder / "metrics.jsonl"
+    while not (file.exists() and len(file.read_text().splitlines()) >= rounds):
+        assert process.pid not in process.forker.ended, ended(process)
+        time.sleep(0.005)
+
+
+def write(folder, method="map", rounds=8):
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(RECIPE.format(method=method, rounds=rounds))
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, finish):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    code, out, err = finish(folder, write(folder), "--run-dir", folder / "run", environment=DRAWN)
+    assert (code, err) == (0, "")
+    return folder / "run", out
+
+
+def assert_same(run, other):
+    assert (run / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+    a, b = load_file(run / "model.safetensors"), load_file(other / "model.safetensors")
+    assert all(a[key].equal(b[key]) for key in a)
+    assert (run / "best.safetensors").read_bytes() == (other / "best.safetensors").read_bytes()
+    clients = sorted(f.name for f in (run / "clients").iterdir())
+    assert clients == sorted(f.name for f in (other / "clients").iterdir())
+    for name in clients:
+        a, b = load_file(run / "clients" / name), load_file(other / "clients" / name)
+        assert all(a[key].equal(b[key]) for key in a)
+
+
+def test_a_run_leaves_everything_behind(undisturbed):
+    run, out = undisturbed
+    names = {f.name for f in run.iterdir()}
+    assert names >= {
+        "recipe.yaml", "environment.json", "partition.json", "partition.png", "metrics.jsonl", "timings.jsonl",
+        "summary.json", "curves.png", "model.safetensors", "clients", "checkpoint",
+        "best.safetensors", "MODEL_CARD.md", "confusion.csv", "confusion.png",
+    }  # fmt: skip
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(8))
+    assert all(len(line["clients"]) == 4 for line in lines)
+    assert {tuple(line["clients"]) for line in lines} != {(0, 1, 2, 3)}
+    summary = json.loads((run / "summary.json").read_text())
+    tail = [line["accuracy"] for line in lines[-5:]]
+    assert summary["last_mean"] == pytest.approx(sum(tail) / 5)
+    assert summary["final_accuracy"] > 0.3
+    assert 0.5 < summary["private_models_accuracy"] <= 1
+    # lines count from 0, people from 1: in the summary as on the screen
+    assert lines[summary["rounds_to_best"] - 1]["accuracy"] == summary["best_accuracy"]
+    assert f"{100 * summary['best_accuracy']:.2f} % in round {summary['rounds_to_best']}\n" in out
+    environment = json.loads((run / "environment.json").read_text())
+    assert (environment["personal_models"], environment["class_names"]) == (True, [str(c) for c in range(10)])
+    assert "personalised models, own test splits" in out
+    assert len(out.splitlines()) == 8 + 4 + 8 + 1  # rounds, opening lines, table, folder
+
+
+def test_the_same_recipe_gives_the_same_numbers(finish, undisturbed, tmp_path):
+    code, out, _ = finish(tmp_path, write(tmp_path), "--run-dir", "run", "--quiet")
+    assert (code, out) == (0, "")
+    assert_same(undisturbed[0], tmp_path / "run")
+
+
+@pytest.mark.parametrize("rounds", [0, 2, 5])
+def test_kill_9_and_resume_give_the_same_numbers(start, finish, undisturbed, tmp_path, rounds):
+    recipe = write(tmp_path)
+    process = start(tmp_path, recipe, "--run-dir", "run")
+    if rounds:
+        wait_for_rounds(tmp_path / "run", rounds, process)
+    else:  # after the folder was begun, before the first round
+        while not (tmp_path / "run" / "recipe.yaml").exists():
+            time.sleep(0.005)
+    process.kill()
+    process.wait()
+    arguments = [recipe, "--resume", "run"] if rounds == 2 else ["--resume", "run"]
+    code, _, err = finish(tmp_path, *arguments)
+    assert (code, err) == (0, "")
+    assert_same(undisturbed[0], tmp_path / "run")
+
+
+def test_a_run_goes_back_to_a_round_and_gives_the_same_numbers(finish, undisturbed, tmp_path):
+    """Twice: within a run that stopped, and in one that was over."""
+    keep = ("--set", "tracking_args.keep_checkpoints=3", "--set", "tracking_args.checkpoint_every=2")
+    code, _, err = finish(tmp_path, write(tmp_path), "--run-dir", "run", *keep)
+    assert (code, err) == (0, "")
+    run = tmp_path / "run"
+    assert sorted(f.name for f in (run / "checkpoint").glob("*.s*")) == [
+        "latest.safetensors", "round000004.safetensors", "round000006.safetensors",
+    ]  # fmt: skip
+    (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().replace("accuracy", "spoilt"))
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    whole = (undisturbed[0] / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join([*whole[:4], *lines[4:]]))
+    code, out, err = finish(tmp_path, "--resume", "run", "--from-round", "4", *keep)
+    assert (code, err) == (0, "")
+    assert "back at the end of round 4; what was written of later rounds is in run/abandoned-1\n" in out
+    assert_same(undisturbed[0], run)
+    assert (run / "abandoned-1" / "metrics.jsonl").read_text() == "".join(lines[4:])
+    assert (run / "abandoned-1" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_leaves_a_checkpoint_and_a_line(start, finish, undisturbed, tmp_path, number):
+    process = start(tmp_path, write(tmp_path), "--run-dir", "run")
+    wait_for_rounds(tmp_path / "run", 4, process)
+    process.kill(number)
+    code, _, err = ended(process)
+    assert code == 130, err
+    lines = err.splitlines()
+    assert len(lines) == 1
+    done, typed = re.fullmatch(r"interrupted after (\d) of 8 rounds; to go on: labelskew run (.*)", lines[0]).groups()
+    assert typed == f"{tmp_path / 'recipe.yaml'} --resume run"
+    code, out, _ = finish(tmp_path, *shlex.split(typed))
+    assert code == 0
+    assert f"{done} done already" in out  # nothing that was complete is trained again
+    assert_same(undisturbed[0], tmp_path / "run")
+
+
+def test_an_interruption_that_an_extension_replaces_by_another_error(finish, undisturbed, tmp_path):
+    """The Rust code of safetensors, for example; the sleep stands for its work on a private model."""
+    code = """
+import sys, time
+from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.engine import client_state
+def load_file(*arguments, **options):
+    print("loading", flush=True)
+    try:
+        time.sleep(60)
+    except BaseException:
+        pass
+    raise ValueError("could not determine the shape of object type 'torch.storage.UntypedStorage'")
+client_state.load_file = load_file
+main(["run", "recipe.yaml", "--run-dir", "run", "--quiet", "--host", "none"])
+"""
+    write(tmp_path)
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while "loading" not in process.stdout.readline():
+            assert process.poll() is None, process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert re.search(r"interrupted after \d of 8 rounds; to go on: labelskew run recipe.yaml --resume run", err)
+    assert len(err.splitlines()) == 1
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "stopped"
+    assert finish(tmp_path, "recipe.yaml", "--resume", "run")[0] == 0
+    assert_same(undisturbed[0], tmp_path / "run")
+
+
+def test_a_closed_terminal_leaves_a_checkpoint(tmp_path):
+    write(tmp_path, "fedavg", rounds=9999)
+    command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", "recipe.yaml", "--host", "none"]
+    command += ["--run-dir", "run"]
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    file = tmp_path / "run" / "metrics.jsonl"
+    while not (file.exists() and len(file.read_text().splitlines()) >= 2):
+        if select.select([ours], [], [], 0.01)[0]:
+            os.read(ours, 2**16)
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 130
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "stopped"
+    lines = file.read_text().splitlines()
+    fl.load_run(tmp_path / "run").resume(comm_round=len(lines) + 1, quiet=True)
+    assert file.read_text().splitlines()[:-1] == lines
+
+
+def test_a_run_that_is_under_way_is_resumed_by_nobody_else(start, finish, tmp_path):
+    process = start(tmp_path, write(tmp_path, rounds=9999), "--run-dir", "run")
+    wait_for_rounds(tmp_path / "run", 2, process)
+    code, out, err = finish(tmp_path, "--resume", "run")
+    process.kill()
+    assert (code, out) == (2, "")
+    holder = f"process {process.pid} is writing this run already"
+    assert err == f"error: run: {holder}; wait until it has ended, or use another folder\n"
+
+
+def test_resuming_a_finished_run_changes_nothing(finish, undisturbed):
+    run, _ = undisturbed
+    before = (run / "summary.json").read_bytes()
+    code, out, _ = finish(run.parent, "--resume", run)
+    assert code == 0
+    assert "all 8 rounds are done already" in out
+    assert (run / "summary.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("largest", [5_000, 40_000])
+def test_a_full_disk_is_a_line_and_the_run_goes_on_afterwards(finish, undisturbed, tmp_path, largest):
+    code, _, err = finish(tmp_path, write(tmp_path), "--run-dir", "run", largest=largest, environment=DRAWN)
+    assert code == 1
+    assert re.fullmatch(
+        r"error: run directory run can no longer be written: .*; make room there; to go on: labelskew run .*\n", err
+    )
+    if largest == 5_000:  # not even the pictures and the recipe were there
+        return
+    code, _, err = finish(tmp_path, "--resume", "run")
+    assert (code, err) == (0, "")
+    assert_same(undisturbed[0], tmp_path / "run")
+
+
+MISTAKES = {
+    "is not empty": "{recipe} --run-dir {run}",
+    "is a file": "{recipe} --run-dir {tmp}/file",
+    "cannot be written": "{recipe} --run-dir /proc/labelskew/run",
+    "no such folder": "--resume {tmp}/nowhere",
+    "no recipe.yaml": "--resume {tmp}/empty",
+    "is no checkpoint": "--resume {tmp}/broken",
+    "differs from the run's in method_args.method": "{tmp}/other.yaml --resume {run}",
+    "only train_args.comm_round can change": "--resume {run} --set train_args.epochs=3",
+    "use one of them": "{recipe} --resume {run} --run-dir {tmp}/x",
+    "dataset-fashion-mnist": "{recipe} --set data_args.dataset=fashion_mnist --set data_args.data_cache_dir={tmp}/no",
+    "classes_per_client": "{recipe} --set partition_args.classes_per_client=11",
+    "samples": "{recipe} --set partition_args.partition_method=iid --set train_args.client_num_in_total=5000",
+    "no GPU": "{recipe} --set device_args.using_gpu=true --set device_args.gpu_ids=[63]",
+    "no recipe given": "",
+    "use it with --resume": "{recipe} --from-round 3",
+    "depend on this number (method_args.method: map); use": "--resume {run} --set train_args.comm_round=9",
+    "there are those of": "--resume {run} --from-round 9",
+    "remove --dry-run": "--resume {run} --from-round 8 --dry-run",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_2(undisturbed, tmp_path, words):
+    run, recipe = undisturbed[0], write(tmp_path)
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "broken" / "recipe.yaml").write_text((run / "recipe.yaml").read_text())
+    (tmp_path / "broken" / "checkpoint" / "latest.safetensors").write_bytes(b"\x80\x04junk")
+    (tmp_path / "other.yaml").write_text(RECIPE.format(method="fedrs", rounds=8))
+    arguments = ["run", *MISTAKES[words].format(recipe=recipe, run=run, tmp=tmp_path).split(), "--quiet"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert words in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_nothing_contacts_the_network(tmp_path):
+    code = """
+import socket, sys
+calls = []
+def refuse(*arguments, **options):
+    calls.append(arguments)
+    raise OSError("no network in this test")
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.gethostbyname = refuse
+from fl_labelskew_plugins.cli.main import main
+main(["run", sys.argv[1], "--run-dir", "run", "--quiet"], standalone_mode=False)
+print(calls)
+"""
+    command = [sys.executable, "-c", code, str(write(tmp_path, "fedshift", rounds=2))]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_dry_run_writes_nothing(finish, tmp_path):
+    recipe = write(tmp_path)
+    code, out, err = finish(tmp_path, recipe, "--dry-run")
+    assert (code, err) == (0, "")
+    assert "1438 training samples of 10 classes, 6 clients" in out
+    assert [f.name for f in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+def test_divergence_is_one_line_and_exit_code_1(finish, tmp_path):
+    recipe = write(tmp_path, "fedavg")
+    code, _, err = finish(tmp_path, recipe, "--run-dir", "run", "--set", "train_args.learning_rate=1.0e+30")
+    assert code == 1
+    assert re.fullmatch(r"error: round 1: upload of client \d: \S+ is not finite, training diverged; .*\n", err)

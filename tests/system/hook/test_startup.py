@@ -1,0 +1,124 @@
+"""The hook in real interpreters: installed, switched off, broken, left behind. The host's module is its own file."""
+
+import shutil
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.host
+PACKAGE = Path(__file__).parents[3] / "fl_labelskew_plugins"
+COMMAND = """
+import click
+
+@click.command("run")
+@click.argument("recipe", required=False)
+@click.option("--resume")
+def run_command(recipe, resume):
+    click.echo(f"ours {recipe} {resume}")
+"""
+ROOT_GROUP = """
+import click
+from fedml.cli.modules import run
+
+cli = click.Group("fedml")
+cli.add_command(run.fedml_run)
+"""
+NAMES = "import sys; print('\\n'.join(sorted(sys.modules)))"
+
+
+@pytest.fixture
+def venv(make_venv):
+    """An environment with the hook, a stand-in for our command, and the host's module in a shell that imports fast."""
+    made = make_venv()
+    made.add_dependencies()
+    ours = made.site / "fl_labelskew_plugins"
+    shutil.copytree(PACKAGE / "hook", ours / "hook", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PACKAGE / "__init__.py", ours)
+    shutil.copy(PACKAGE / "hook" / "fl_labelskew_fedml_run.pth", made.site)
+    (ours / "cli").mkdir()
+    (ours / "cli" / "__init__.py").touch()
+    (ours / "cli" / "run.py").write_text(COMMAND)
+    modules = made.site / "fedml" / "cli" / "modules"
+    modules.mkdir(parents=True)
+    for package in (modules, modules.parent, modules.parent.parent):
+        (package / "__init__.py").touch()
+    (made.site / "fedml" / "api.py").touch()
+    shutil.copy(distribution("fedml").locate_file("fedml/cli/modules/run.py"), modules)
+    (modules.parent / "cli.py").write_text(ROOT_GROUP)
+    return made
+
+
+def untouched(venv):
+    """Python starts without a word, and the stock command line answers as ever."""
+    done = venv.run("python", "-c", "pass")
+    assert (done.stdout, done.stderr) == ("", "")
+    done = venv.run("fedml", "run", "list", "--help")
+    assert done.stdout.startswith("Usage: fedml run list [OPTIONS]")
+    assert done.stderr == ""
+    done = venv.run("fedml", "run", "r.yaml", check=False)
+    assert done.returncode == 2
+    assert "No such command 'r.yaml'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_hook_at_work(venv):
+    assert venv.run("fedml", "run", "no/such.yaml").stdout == "ours no/such.yaml None\n"
+    assert venv.run("fedml", "run", "--resume", "runs/x").stdout == "ours None runs/x\n"
+    assert venv.run("fedml", "run", "list", "--help").stdout.startswith("Usage: fedml run list [OPTIONS]")
+    wrong = venv.run("fedml", "run", "lst", check=False)
+    assert wrong.returncode == 2
+    assert "No such command 'lst'" in wrong.stderr
+
+
+def test_recipes_start_without_the_host(venv):
+    (venv.site / "fedml" / "__init__.py").write_text("print('all of the host')\n")
+
+    def answers(*words, host, **environment):
+        done = venv.run("fedml", "run", *words, check=False, **environment)
+        assert done.stdout.startswith("all of the host\n") == host, done
+        return done.returncode, done.stdout.removeprefix("all of the host\n"), done.stderr
+
+    off = {"FL_LABELSKEW_NO_HOOK": "1"}
+    assert answers("no/such.yaml", host=False) == (0, "ours no/such.yaml None\n", "")
+    assert answers("--resume", "runs/x", host=False) == (0, "ours None runs/x\n", "")
+    assert answers("quickstrat", host=False) == (0, "ours quickstrat None\n", "")
+    for words in ([], ["list", "--help"], ["-v", "dev", "list", "--help"], ["--bogus"], ["lst"]):
+        assert answers(*words, host=True) == answers(*words, host=True, **off)
+
+
+def test_the_interpreter_s_start_reads_two_small_modules_and_no_more(venv):
+    with_hook = set(venv.run("python", "-c", NAMES).stdout.split())
+    without = set(venv.run("python", "-c", NAMES, FL_LABELSKEW_NO_HOOK="1").stdout.split())
+    assert with_hook - without - {"__future__"} == {"fl_labelskew_plugins", "fl_labelskew_plugins.hook"}
+
+
+def test_switched_off(venv):
+    done = venv.run("fedml", "run", "r.yaml", check=False, FL_LABELSKEW_NO_HOOK="1")
+    assert done.returncode == 2
+    assert "No such command 'r.yaml'" in done.stderr
+
+
+def test_left_behind_by_an_uninstall(venv):
+    shutil.rmtree(venv.site / "fl_labelskew_plugins")
+    untouched(venv)
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("__init__.py", "raise RuntimeError"),
+        *[("hook/__init__.py", s) for s in ("raise RuntimeError", "def broken(:", "", "import no_such_module")],
+        ("hook/__init__.py", "def install():\n    1 / 0\n"),
+    ],
+)
+def test_broken_package_or_hook(venv, file, source):
+    (venv.site / "fl_labelskew_plugins" / file).write_text(source)
+    untouched(venv)
+
+
+def test_broken_command_says_why_and_leaves_the_rest(venv):
+    (venv.site / "fl_labelskew_plugins" / "cli" / "run.py").write_text("raise RuntimeError('torn')")
+    untouched(venv)
+    done = venv.run("fedml", "run", "r.yaml", check=False)
+    assert "fl-labelskew-plugins cannot run r.yaml: RuntimeError: torn\n" in done.stderr

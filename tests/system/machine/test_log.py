@@ -1,0 +1,127 @@
+"""Lines of a run where they are not for a person at a terminal: with time and level, or as JSON."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.runtimes.processes import ProcessPart, together
+
+QUICK = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+CHILD = """
+import sys
+from pathlib import Path
+from fl_labelskew_plugins.machine import log
+log.begin()
+log.note("  a table's row")
+log.warn("w")
+log.error("error: e")
+print("Traceback (most recent call last):", file=sys.stderr)
+"""
+
+
+@pytest.fixture(autouse=True)
+def begin(monkeypatch):
+    """Begin as a process with this variable."""
+
+    def start(value=None):
+        monkeypatch.delenv(log.FORM) if value is None else monkeypatch.setenv(log.FORM, value)
+        log.begin()
+
+    yield start
+    log.end()
+
+
+def say():
+    log.note("one\ntwo")
+    log.note("odd", log.WARNING)
+    log.warn("w")
+    log.error("error: a\nerror: b")
+
+
+def test_a_pipe_gets_time_and_level(begin, capsys):
+    begin()
+    say()
+    out, err = capsys.readouterr()
+    assert [re.fullmatch(f"{TIME} (.*)", line)[1] for line in out.splitlines()] == [
+        "INFO    one", "INFO    two", "WARNING odd",
+    ]  # fmt: skip
+    assert [re.fullmatch(f"{TIME} (.*)", line)[1] for line in err.splitlines()] == [
+        "WARNING w", "ERROR   a", "ERROR   b",
+    ]  # fmt: skip
+
+
+def test_json(begin, capsys):
+    begin("json")
+    say()
+    lines = [json.loads(line) for text in capsys.readouterr() for line in text.splitlines()]
+    assert all(re.fullmatch(TIME, line.pop("time")) for line in lines)
+    assert lines[2:4] == [{"level": "WARNING", "message": "odd"}, {"level": "WARNING", "message": "w"}]
+    assert lines[-1] == {"level": "ERROR", "message": "b"}
+
+
+@pytest.mark.parametrize("form", ["plain", None])
+def test_plain_lines_are_those_of_a_terminal(form, begin, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    begin(form)
+    say()
+    assert capsys.readouterr() == ("one\ntwo\nodd\n", "warning: w\nerror: a\nerror: b\n")
+
+
+def test_any_other_form_is_a_mistake(begin):
+    with pytest.raises(LabelSkewError, match=r"^FL_LABELSKEW_LOG=xml: allowed: plain, text, json$"):
+        begin("xml")
+
+
+def test_a_mistake_in_a_recipe_has_a_time_and_a_level_too_and_other_commands_have_none(monkeypatch, tmp_path):
+    monkeypatch.setenv(log.FORM, "text")
+    run = CliRunner().invoke(main, ["run", str(tmp_path / "none.yaml")])
+    assert run.exit_code == 2
+    assert re.fullmatch(f"{TIME} ERROR   .*none.yaml: cannot be read: No such file or directory\n", run.stderr)
+    other = CliRunner().invoke(main, ["validate", str(tmp_path / "none.yaml")])
+    assert other.stderr == f"error: {tmp_path}/none.yaml: cannot be read: No such file or directory\n"
+
+
+@pytest.mark.parametrize("form", ["plain", "text", "json"])
+def test_lines_that_are_passed_on_have_one_time(form, begin, capfd):
+    begin(form)
+    together([ProcessPart("silo 1", [sys.executable, "-c", CHILD])], environment={log.FORM: form})
+    out, err = capfd.readouterr()
+    expected = [("INFO", "  a table's row"), ("WARNING", "w"), ("ERROR", "e")]
+    expected.append(("WARNING", "Traceback (most recent call last):"))
+    lines = [*out.splitlines(), *err.splitlines()]
+    if form == "json":
+        last = ("WARNING", "silo 1 | Traceback (most recent call last):")  # it had no form
+        records = [json.loads(line) for line in lines]
+        assert [(line["level"], line["message"]) for line in records] == [*expected[:3], last]
+        assert [line.get("part") for line in records] == ["silo 1"] * 3 + [None]
+    elif form == "text":
+        wanted = [f"{level:<7} silo 1 | {text}" for level, text in expected]
+        assert [re.fullmatch(f"{TIME} (.*)", line)[1] for line in lines] == wanted
+    else:
+        texts = ["  a table's row", "warning: w", "error: e", "Traceback (most recent call last):"]
+        assert lines == [f"silo 1 | {text}" for text in texts]
+
+
+def test_a_real_run_in_a_pipe_and_on_a_terminal(tmp_path, forker):
+    recipe = [QUICK, "--set", "train_args.comm_round=1"]
+    piped = forker.start(["run", *recipe, "--run-dir", tmp_path / "a"], tmp_path / "log", environment={log.FORM: ""})
+    assert piped.wait() == 0
+    lines = piped.text.splitlines()
+    assert len(lines) > 8
+    assert all(re.match(f"{TIME} INFO    ", line) for line in lines)
+    ours, theirs = pty.openpty()
+    environment = os.environ | {log.FORM: "", "TERM": "xterm"}
+    script = "from fl_labelskew_plugins.machine import log; log.begin(); log.warn('w'); print(log.form)"
+    subprocess.run([sys.executable, "-c", script], env=environment, stdout=theirs, stderr=theirs, check=True)
+    assert os.read(ours, 1000).decode().split() == ["warning:", "w", "plain"]

@@ -1,0 +1,396 @@
+"""Real ranks under a real mpirun: how each way of ending is told, and that nothing stays behind."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.engine import devices
+from fl_labelskew_plugins.machine import place
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runtimes.mpi import launch
+
+# What a rank does, by the way it is to end. The pids that it writes show afterwards whether it is gone.
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+from fl_labelskew_registry import LabelSkewError, RunError
+from fl_labelskew_plugins.runtimes.mpi.rank import as_rank, world
+from fl_labelskew_plugins.cli.exits import guarded
+
+how = sys.argv[1]
+
+def interrupt(*_):
+    if "CANNOT_SAVE" in os.environ:
+        os._exit(9)
+    Path("saved").touch()
+    raise KeyboardInterrupt("interrupted after 3 rounds; to go on: labelskew run --resume run")
+
+@guarded
+def work():
+    with as_rank():
+        comm = world()
+        rank = comm.Get_rank()
+        Path(f"pid{rank}").write_text(str(os.getpid()))
+        print(f"rank {rank} of {comm.Get_size()}", flush=True)
+        if how == "mistake":
+            raise LabelSkewError("recipe.yaml: a mistake that every rank finds")
+        if how == "lonely" and rank == 2:
+            raise LabelSkewError("a mistake of this worker alone")
+        if how == "fine":
+            print(sys.stdout.isatty(), sys.stdin.read(), os.environ.get("OMP_NUM_THREADS", "no"))
+            print("heard at once", file=sys.stderr)
+            return
+        signal.signal(signal.SIGTERM, interrupt if rank == 0 else signal.SIG_DFL)
+        if how == "deaf":  # to everything but SIGKILL
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        Path(f"up{rank}").touch()
+        while not all(Path(f"up{other}").exists() for other in range(3)):
+            time.sleep(0.01)
+        if how == "killed" and rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "server killed" and rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "code" and rank == 1:
+            os._exit(7)
+        if how == "leaves" and rank == 1:
+            os._exit(0)
+        if how == "bug" and rank == 1:
+            raise ZeroDivisionError
+        if how == "server fails" and rank == 0:
+            raise RunError("round 3: training diverged")
+        time.sleep(60)
+
+work()
+"""
+
+PARENT = """
+import os, sys
+from pathlib import Path
+from fl_labelskew_plugins.runtimes.mpi import launch
+from fl_labelskew_plugins.cli.exits import guarded
+
+@guarded
+def parent():
+    Path("parent").write_text(str(os.getpid()))
+    go_on = {"FL_LABELSKEW_GO_ON": "to go on: labelskew run --resume run"}
+    launch.launch([sys.executable, "rank.py", sys.argv[1]], 3, run_dir=Path("run"), environment=go_on)
+    print("done")
+
+parent()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "rank.py").write_text(RANK)
+    (tmp_path / "parent.py").write_text(PARENT)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").touch()
+    return tmp_path
+
+
+def start(folder, how, **environment):
+    kept = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    return subprocess.Popen(
+        [sys.executable, "parent.py", how],
+        cwd=folder,
+        env=kept | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process):
+    out, err = process.communicate(timeout=150)
+    return process.returncode, out, err
+
+
+def run(folder, how, **environment):
+    return end(start(folder, how, **environment))
+
+
+def alive(pid):
+    """Whether a process is there and not only waiting for somebody to ask after it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def pids(folder):
+    return [int(file.read_text()) for file in folder.glob("pid*")]
+
+
+def wait_for(condition, seconds=90):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def all_up(folder):
+    return lambda: all((folder / f"up{rank}").exists() for rank in range(3))
+
+
+def test_a_run_that_ends_well(folder):
+    code, out, err = run(folder, "fine")
+    assert (code, err) == (0, "heard at once\n")
+    assert out == "rank 0 of 3\nFalse  no\ndone\n"
+    assert len(pids(folder)) == 3
+    assert not any(map(alive, pids(folder)))
+
+
+def test_threads_that_the_user_has_set_stay(folder):
+    code, out, _ = run(folder, "fine", OMP_NUM_THREADS="3")
+    assert code == 0
+    assert "False  3\n" in out
+
+
+LEFT = "interrupted after 3 rounds; to go on: labelskew run --resume run\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "err"),
+    [
+        ("killed", 1, LEFT + "error: worker 2 was killed by signal 9\n"),
+        (
+            "server killed",
+            1,
+            "error: the server (rank 0) was killed by signal 9; to go on: labelskew run --resume run\n",
+        ),
+        ("code", 7, LEFT + "error: worker 1 ended with exit code 7\n"),
+        ("leaves", 1, LEFT + "error: worker 1 ended with exit code 1\n"),  # which mpirun makes of it
+        ("server fails", 1, "error: round 3: training diverged\n"),
+        ("mistake", 2, "error: recipe.yaml: a mistake that every rank finds\n"),
+        ("lonely", 2, LEFT + "error: a mistake of this worker alone\n"),
+    ],
+)
+def test_how_a_job_ends_is_a_line(folder, how, code, err):
+    assert run(folder, how)[::2] == (code, err)
+    assert not any(map(alive, pids(folder)))
+
+
+def test_a_bug_keeps_its_traceback(folder):
+    code, _, err = run(folder, "bug")
+    assert code == 1
+    assert err.count("Traceback") == 1
+    assert err.endswith("ZeroDivisionError\nerror: worker 1 ended with exit code 1\n")
+    assert not any(map(alive, pids(folder)))
+
+
+def test_where_the_server_cannot_save_the_parent_says_how_to_go_on(folder):
+    code, _, err = run(folder, "killed", CANNOT_SAVE="1")
+    assert (code, err) == (1, "error: worker 2 was killed by signal 9; to go on: labelskew run --resume run\n")
+
+
+@pytest.mark.parametrize(
+    ("how", "number", "environment", "err"),
+    [
+        ("sleep", signal.SIGINT, {}, LEFT),
+        ("sleep", signal.SIGTERM, {}, LEFT),
+        ("sleep", signal.SIGHUP, {}, LEFT),
+        ("sleep", signal.SIGINT, {"CANNOT_SAVE": "1"}, "interrupted; to go on: labelskew run --resume run\n"),
+        ("deaf", signal.SIGTERM, {}, "interrupted; to go on: labelskew run --resume run\n"),
+    ],
+)
+def test_an_interruption_ends_everything(folder, number, how, environment, err):
+    process = start(folder, how, **environment)
+    wait_for(all_up(folder))
+    begun = time.monotonic()
+    process.send_signal(number)
+    assert end(process)[::2] == (130, err)
+    # what is promised, on a machine that does nothing else
+    assert time.monotonic() - begun < 10 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+    assert not any(map(alive, pids(folder)))
+
+
+def test_an_interruption_before_the_ranks_are_up(folder):
+    process = start(folder, "sleep")
+    wait_for((folder / "parent").exists)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    code, _, err = end(process)
+    assert code == 130
+    assert "Traceback" not in err
+    assert not any(map(alive, pids(folder)))
+
+
+def test_a_parent_that_is_killed_takes_everything_along(folder):
+    process = start(folder, "sleep")
+    wait_for(all_up(folder))
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not any(map(alive, pids(folder))), 60)
+    assert (folder / "saved").exists()
+
+
+def test_an_mpirun_that_is_killed_leaves_a_checkpoint_and_nobody(folder):
+    process = start(folder, "sleep")
+    wait_for(all_up(folder))
+    (mpirun,) = psutil.Process(process.pid).children()
+    mpirun.kill()
+    assert end(process)[::2] == (1, LEFT + "error: mpirun was killed by signal 9\n")
+    assert not any(map(alive, pids(folder)))
+
+
+def test_the_ranks_see_the_terminal_that_the_parent_sees(folder):
+    ours, theirs = os.openpty()
+    process = subprocess.Popen([sys.executable, "parent.py", "fine"], cwd=folder, stdout=theirs, start_new_session=True)
+    os.close(theirs)
+    assert process.wait(60) == 0
+    assert b"True" in os.read(ours, 4096)
+    os.close(ours)
+
+
+def by_hand(folder, how):
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    command = ["mpirun", *root, "--oversubscribe", "-np", "3", sys.executable, "rank.py", how]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "line"),
+    [
+        ("mistake", 2, "error: recipe.yaml: a mistake that every rank finds"),
+        ("lonely", 2, "error: a mistake of this worker alone"),
+        ("server fails", 1, "error: round 3: training diverged"),
+        ("killed", 137, LEFT.strip()),
+    ],
+)
+def test_an_mpirun_typed_by_hand_says_it_once(folder, how, code, line):
+    process = by_hand(folder, how)
+    out, err = process.communicate(timeout=150)
+    assert process.returncode == code
+    assert (out + err).count(line) == 1
+    assert "rank 1" not in out
+    wait_for(lambda: not any(map(alive, pids(folder))), 60)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_mpirun_typed_by_hand_is_interrupted(folder, number):
+    process = by_hand(folder, "sleep")
+    wait_for(all_up(folder))
+    process.send_signal(number)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode != 0
+    assert "Traceback" not in err
+    wait_for(lambda: not any(map(alive, pids(folder))), 60)
+
+
+def test_srun_without_pmix_is_a_line_and_not_a_run_for_each_task(monkeypatch):
+    for name, _ in place.RANKS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
+    with pytest.raises(LabelSkewError, match=r"srun started 3 processes .*; use srun --mpi=pmix"):
+        launch.check()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert launch.check()
+
+
+def program(folder, name, text):
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_another_mpi_is_a_line(folder):
+    program(folder, "mpirun", "echo HYDRA build details")
+    code, _, err = run(folder, "fine", PATH=f"{folder}:{os.environ['PATH']}")
+    assert code == 2
+    assert "MPI needs Open MPI" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_an_mpirun_that_cannot_start_is_a_line(folder):
+    program(folder, "mpirun", 'test "$1" = --version && echo Open MPI && exit; echo ----; echo no memory >&2; exit 3')
+    code, _, err = run(folder, "fine", PATH=f"{folder}:{os.environ['PATH']}")
+    assert (code, err) == (1, "error: comm_args.backend: mpirun could not start: no memory\n")
+
+
+def test_an_mpirun_inside_a_single_rank(folder):
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    command = ["mpirun", *root, "-np", "1", sys.executable, "parent.py", "fine"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("rank 0 of 3\n")
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, (2, 3)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2)),
+        ({"PMIX_RANK": "4", "SLURM_NTASKS": "5"}, (4, 5)),
+        ({"SLURM_NTASKS": "5"}, None),
+        ({"PMI_RANK": "x", "PMI_SIZE": "2"}, None),
+    ],
+)
+def test_mpi_rank(monkeypatch, environment, expected):
+    for name in [n for pair in place.RANKS for n in pair]:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert place.mpi_rank() == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (1, 2)),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, None),
+        ({"SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_NUM_NODES": "2"}, (0, 3)),
+        ({"SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_NUM_NODES": "1"}, None),
+        ({}, None),
+    ],
+)
+def test_the_place_on_a_node_among_several(monkeypatch, environment, expected):
+    for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"):
+        monkeypatch.delenv(name, raising=False)
+    assert place.place_on_node() is None
+    world = {"OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_SIZE": "5"}
+    for name, value in (world | environment).items():
+        monkeypatch.setenv(name, value)
+    assert place.place_on_node() == expected
+
+
+TEXT = """\
+data_args: {dataset: digits}
+model_args: {model: mlp}
+train_args: {client_num_in_total: 10, client_num_per_round: 4}
+method_args: {method: fedavg}
+comm_args: {backend: MPI}
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "expected"),
+    [
+        (["comm_args.workers=3"], [], 3),
+        ([], [0], 1),
+        ([], [0, 1], 2),
+        (["device_args.workers_per_gpu=2"], [0], 2),
+        (["device_args.workers_per_gpu=9"], [0], 4),
+        (["comm_args.workers=9"], [], 4),
+    ],
+)
+def test_workers(capsys, overrides, gpus, expected):
+    assert devices.workers(parse.parse(TEXT, overrides=overrides), gpus) == expected
+    warning = "warning: comm_args.workers: 9 is more than the 4 clients of a round; 4 start\n"
+    assert capsys.readouterr().err == (warning if "comm_args.workers=9" in overrides else "")
+
+
+def test_workers_by_default_and_under_mpirun(monkeypatch):
+    plain = parse.parse(TEXT)
+    assert devices.workers(plain, []) == min(4, len(os.sched_getaffinity(0)))
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "7")
+    assert devices.workers(plain, []) == 6

@@ -1,0 +1,282 @@
+"""Several nodes: what ranks tell of themselves; and two of them, as network namespaces with a cable between them.
+
+A namespace has addresses and a host name of its own, and its ranks reach those of the other over that cable alone. It
+has the files of this machine, but the folder with the runs is seen by the first node alone.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+from commands import call
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runs.session import build
+from fl_labelskew_plugins.runtimes.mpi import launch, nodes
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
+
+RECIPE = """\
+common_args: {random_seed: 3}
+data_args: {dataset: digits}
+partition_args: {partition_method: pcdd, classes_per_client: 2}
+model_args: {model: mlp}
+train_args: {client_num_in_total: 6, client_num_per_round: 4, comm_round: 60, epochs: 2, batch_size: 16,
+             learning_rate: 0.05, momentum: 0.9}
+method_args: {method: map}
+validation_args: {frequency_of_the_test: 20}
+device_args: {threads: 1}
+comm_args: {backend: MPI}
+tracking_args: {checkpoint_every: 4}
+"""
+
+
+@pytest.fixture(scope="module")
+def session():
+    return build(parse.parse(RECIPE))
+
+
+class Line(Transport):
+    """To the server, from workers that each say one thing."""
+
+    size = 3
+
+    def __init__(self, *words):
+        super().__init__()
+        for rank, word in enumerate(words, 1):
+            self.arrived.put(Message(Kind.HELLO, rank, 0, meta=word))
+
+    def send_message(self, msg):
+        self.arrived.put(msg)
+
+
+def greeting(has, node, **changed):
+    """What a worker sends, from another node."""
+    line = Line()
+    line.rank = 1
+    nodes.greet(line, has)
+    return {**line.arrived.get_nowait().meta, "node": node, **changed}
+
+
+def test_who_is_where(session, capsys):
+    here = nodes.socket.gethostname()
+    alone = nodes.Nodes(Line(greeting(session, here), greeting(session, here)), session)
+    assert (str(alone), alone.name(2)) == ("", "worker 2")
+    two = nodes.Nodes(Line(greeting(session, here), greeting(session, "far\x1b")), session)
+    assert str(two) == f"nodes: {here} (server, 1 worker), far? (1 worker)"
+    assert (two.name(1), two.name(2)) == (f"worker 1 on {here}", "worker 2 on far?")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        (
+            {"samples": "0f"},
+            r"the fingerprint of its samples is 0f, and on \S+ made from .*; use the same data .*",
+        ),
+        (
+            {"clients": "0f"},
+            r"the fingerprint of its clients is 0f, and on \S+ [0-9a-f]+; use the same data .*",
+        ),
+        ({"of": {}}, r"it has fl-labelskew-plugins None, and the server \S+; use the same on all nodes"),
+    ],
+)
+def test_a_worker_with_something_else_is_a_line(session, changed, line):
+    with pytest.raises(LabelSkewError) as error:
+        nodes.Nodes(Line(greeting(session, "far"), greeting(session, "far", **changed)), session)
+    assert re.fullmatch(f"worker 2 on far: {line}", str(error.value)), error.value
+
+
+def test_another_recipe_is_a_line_and_another_path_of_the_data_is_none(session):
+    said = greeting(session, "far")
+    said["recipe"]["data_args"]["data_cache_dir"] = "/scratch"
+    assert nodes.Nodes(Line(said, said), session)
+    said["recipe"]["train_args"]["epochs"] = 3
+    with pytest.raises(
+        LabelSkewError, match=r"^worker 1 on far: it has another recipe, which differs in train_args\.epochs;"
+    ):
+        nodes.Nodes(Line(said), session)
+
+
+def test_what_may_change_the_last_digits_is_said_once_for_each_node(session, capsys):
+    said = greeting(session, "far")
+    versions = {**said["of"], "torch": "1.0"}
+    nodes.Nodes(Line({**said, "of": versions}, {**said, "of": versions}), session)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"warning: far: torch 1\.0, and \S+ where the server is; the last digits may differ", line)
+
+
+def test_what_keeps_a_worker_from_beginning_names_its_node(session):
+    reason = LabelSkewError("data set npz: /data/a.npz does not exist")
+    with pytest.raises(LabelSkewError, match=r"^worker 1 on far: data set npz: /data/a\.npz does not exist$"):
+        nodes.Nodes(Line(greeting(reason, "far")), session)
+
+
+NAMES = f"lska{os.getpid()}", f"lskb{os.getpid()}"
+AGENT = """\
+#!/bin/sh
+shift  # the name of the only other node
+exec env -i PATH="$PATH" HOME="$HOME" ip netns exec {node} unshare --uts --mount \\
+    sh -c "hostname {node}; mount -t tmpfs none {runs}; $*"
+"""
+"""In place of ssh: starts a node's daemon, with none of our variables."""
+
+
+class Pair:
+    """Two nodes; the first one has the run's folder."""
+
+    def __init__(self, folder):
+        self.folder, self.runs, self.recipe = folder, folder / "runs", folder / "recipe.yaml"
+        self.recipe.write_text(RECIPE)
+        self.runs.mkdir()
+        (folder / "hosts").write_text("10.77.0.1 slots=2\n10.77.0.2 slots=1\n")
+        agent = folder / "agent"
+        agent.write_text(AGENT.format(node=NAMES[1], runs=self.runs))
+        agent.chmod(0o755)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "SLURM_"))}
+        self.environment = kept | {
+            "OMPI_MCA_plm_rsh_agent": str(agent),
+            "OMPI_MCA_oob_tcp_keepalive_time": "2",
+            "OMPI_MCA_oob_tcp_keepalive_intvl": "1",
+            "OMPI_MCA_oob_tcp_keepalive_probes": "3",
+            "OMPI_MCA_orte_tmpdir_base": tempfile.mkdtemp(prefix="lsk", dir="/tmp"),
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
+
+    def type(self, *words, mpirun=()):
+        """What a user types on the first node: the command, or, with options, an mpirun of it."""
+        inside = ["ip", "netns", "exec", NAMES[0], "unshare", "--uts", "sh", "-c"]
+        command = [*mpirun, sys.executable, "-m", "fl_labelskew_plugins.cli.main", *map(str, words)]
+        return subprocess.Popen(
+            [*inside, f"hostname {NAMES[0]}; exec {shlex.join(command)}"],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def broken(self, process, run, rounds, breaks):
+        """Break something once a run has so many rounds; how long it took to end, and what was said."""
+        until = time.monotonic() + 120
+        while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < rounds:
+            assert time.monotonic() < until
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        begun = time.monotonic()
+        breaks()
+        out, err = process.communicate(timeout=120)
+        return time.monotonic() - begun, out + err
+
+    def wait_until_nobody_is_left(self):
+        """On either node; a node that is cut off notices it as late as the other does, and may begin to wait later."""
+        until = time.monotonic() + 30
+        while left := [*inside(NAMES[0]), *inside(NAMES[1])]:
+            assert time.monotonic() < until, left
+            time.sleep(0.1)
+
+    def carried(self):
+        """Bytes that the second node has sent over the cable."""
+        line = re.search(r"cable: *(.*)", ip("netns", "exec", NAMES[1], "cat", "/proc/net/dev"))
+        return int(line[1].split()[8])
+
+
+def ip(*words):
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+
+
+def inside(name):
+    """Processes of a node."""
+    return [int(pid) for pid in ip("netns", "pids", name).split()]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    if os.geteuid() or shutil.which("ip") is None or shutil.which("mpirun") is None:
+        pytest.skip("needs root, ip (apt-get install iproute2) and mpirun")
+    made = []
+    try:
+        for name in NAMES:
+            if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
+                pytest.skip("may not make network namespaces")
+            made.append(name)
+        ip("link", "add", "cable", "netns", NAMES[0], "type", "veth", "peer", "name", "cable", "netns", NAMES[1])
+        for number, name in enumerate(NAMES, 1):
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "cable")
+            for link in ("lo", "cable"):
+                ip("-n", name, "link", "set", link, "up")
+        nodes = Pair(tmp_path_factory.mktemp("nodes"))
+        yield nodes
+        shutil.rmtree(nodes.environment["OMPI_MCA_orte_tmpdir_base"])
+    finally:
+        for name in made:
+            for pid in inside(name):
+                os.kill(pid, signal.SIGKILL)
+            ip("netns", "del", name)
+
+
+def test_a_node_killed_a_cable_cut_and_yet_the_run_is_that_of_one_process(pair):
+    run = pair.runs / "mine"
+    process = pair.type("run", "recipe.yaml", "--set", "comm_args.hostfile=hosts", "--run-dir", run, "--host", "none")
+    seconds, said = pair.broken(process, run, 6, lambda: [os.kill(pid, signal.SIGKILL) for pid in inside(NAMES[1])])
+    assert said.startswith(f"nodes: {NAMES[0]} (server, 1 worker), {NAMES[1]} (1 worker)\n"), said
+    assert seconds < 30, said
+    (error,) = re.findall("error: (.*)", said)
+    assert re.match(r"(node 10\.77\.0\.2|a node) is gone: ", error), said
+    assert "ORTE" not in said
+    pair.wait_until_nobody_is_left()
+    assert (run / "checkpoint" / "latest.safetensors").exists()
+    assert pair.carried() > 5 * 38_000  # an upload of each round
+    go_on = shlex.split(re.search("to go on: labelskew (.*)", said)[1])
+
+    process = pair.type(*go_on, mpirun=("mpirun", "--hostfile", "hosts", "-np", "3"))
+    seconds, said = pair.broken(process, run, 12, lambda: ip("-n", NAMES[1], "link", "set", "cable", "down"))
+    assert seconds < 40, said
+    assert "lost communication with a remote daemon" in said
+    pair.wait_until_nobody_is_left()
+
+    done = pair.type(*go_on, "--set", "comm_args.hostfile=null", "--set", "comm_args.workers=1").communicate(
+        timeout=150
+    )
+    assert (run / "summary.json").exists(), done
+    alone = pair.folder / "alone"
+    call("run", pair.recipe, "--set", "comm_args.backend=sp", "--run-dir", alone, "--host", "none", "--quiet")
+    for name in ("metrics.jsonl", "model.safetensors"):
+        assert (run / name).read_bytes() == (alone / name).read_bytes(), name
+
+
+def test_a_file_of_nodes(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("# the lab\nlocalhost slots=2 max_slots=4\n\nfar slots = 3  # the old one\nfarther\n")
+    assert launch.slots(hosts) == 6
+    hosts.write_text("192.0.2.1\nlocalhost\n")
+    with pytest.raises(
+        LabelSkewError, match=r"hosts: its first node, 192\.0\.2\.1, is not this machine, where the server"
+    ):
+        launch.slots(hosts)
+    hosts.write_text("")
+    with pytest.raises(LabelSkewError, match="its first node, none, is not this machine"):
+        launch.slots(hosts)
+    with pytest.raises(LabelSkewError, match=r"comm_args\.hostfile: \S+/none: .*No such file"):
+        launch.slots(tmp_path / "none")
+
+
+def test_more_workers_than_slots_are_a_line_and_nothing_is_begun(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    sets = ("--set", f"comm_args.hostfile={tmp_path / 'hosts'}", "--set", "comm_args.workers=3")
+    done = call("run", tmp_path / "recipe.yaml", *sets, "--run-dir", tmp_path / "run", "--host", "none", code=2)
+    assert done.stderr == (
+        "error: comm_args.hostfile: 2 slots, and the server and 3 workers need 4; use more slots, or fewer "
+        "comm_args.workers\n"
+    )
+    assert not (tmp_path / "run").exists()

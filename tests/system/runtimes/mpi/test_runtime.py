@@ -1,0 +1,408 @@
+"""MPI simulation by its real commands: all ways of breaking off, and yet the numbers of one process."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import shlex
+import signal
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+from commands import call
+from safetensors.torch import load_file
+
+from fl_labelskew_plugins.front.start import train
+from fl_labelskew_plugins.recipe.parse import parse
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.host import Host
+from fl_labelskew_plugins.runs.progress import Progress
+from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.session import build
+from fl_labelskew_plugins.runtimes.mpi.nodes import Nodes, greet
+from fl_labelskew_plugins.runtimes.mpi.runtime import MPIServer, Worker
+from fl_labelskew_plugins.runtimes.options import RunOptions
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
+from fl_labelskew_plugins.runtimes.wire import Header, decode, encode
+
+MODULE = """
+import os
+from pathlib import Path
+from fl_labelskew_plugins.methods.map import MAP
+
+class Unruly(MAP):
+    def loss(self, batch, client):
+        if client.round and Path(os.environ["UNRULY"]).exists():
+            raise ZeroDivisionError("of this plugin")
+        return super().loss(batch, client)
+"""
+"""A method of another package: MAP, unless a file is there."""
+
+RECIPE = """\
+common_args: {random_seed: 3}
+data_args: {dataset: digits}
+partition_args: {partition_method: pcdd, classes_per_client: 2}
+model_args: {model: mlp}
+train_args: {client_num_in_total: 6, client_num_per_round: 2, comm_round: 30, epochs: 6, batch_size: 16,
+             learning_rate: 0.05, momentum: 0.9}
+method_args: {method: unruly}
+device_args: {threads: 1}
+comm_args: {backend: MPI}
+tracking_args: {checkpoint_every: 2, keep_checkpoints: 1}
+"""
+
+
+DRAWN = {"FL_LABELSKEW_PICTURES": "yes"}
+"""Processes that mpirun has started draw a run's pictures; those of the forker do so, too, with this."""
+
+
+def promised():
+    """Seconds in which everything ends, on a machine that does nothing else."""
+    return 10 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
+def rounds(folder):
+    file = folder / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def ranks(processes):
+    """The ranks among processes, by their number."""
+    results = {}
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            results[int(process.environ().get("OMPI_COMM_WORLD_RANK", -1))] = process
+    return {number: process for number, process in results.items() if number >= 0}
+
+
+def alive(processes):
+    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def same_bytes(one, other):
+    """All numbers of two runs; a checkpoint also holds the seconds that it took."""
+    files = sorted(str(file.relative_to(one)) for file in one.rglob("*") if file.is_file())
+    assert files == sorted(str(file.relative_to(other)) for file in other.rglob("*") if file.is_file())
+    for name in files:
+        if name.endswith((".jsonl", ".safetensors")) and name not in ("timings.jsonl", "checkpoint/latest.safetensors"):
+            a, b = ((folder / name).read_bytes() for folder in (one, other))
+            if name == "privacy.jsonl":  # whose lines have the time and the run's name
+                a, b = (re.sub(rb'"(time|run)": "[^"]*"', b"", content) for content in (a, b))
+            assert a == b, name
+
+
+class Sittings:
+    """One run in many sittings, each of which breaks off in its own way."""
+
+    def __init__(self, forker, plugin, folder):
+        self.forker, self.plugin, self.run = forker, plugin, folder / "run"
+        self.logs, self.recipe = folder / "logs", folder / "recipe.yaml"
+        self.unruly = Path(plugin["UNRULY"])
+        self.recipe.write_text(RECIPE)
+        self.logs.mkdir()
+        self.ends, self.remains = {}, []
+
+    def sit(self, name, *sets, stop=None):
+        """Start or go on, until a signal to a rank, or (None) the command, breaks it off; else the method does."""
+        self.unruly.touch() if stop is None else self.unruly.unlink(missing_ok=True)
+        words = [word for override in sets for word in ("--set", override)]
+        where = ["--resume", self.run] if self.run.exists() else [self.recipe, "--run-dir", self.run, "--host", "none"]
+        before = rounds(self.run)
+        process = self.forker.start(["run", *where, *words], self.logs / name, environment=self.plugin)
+        launcher, until = psutil.Process(process.pid), time.monotonic() + 240  # a busy machine takes its time to import
+        family, seen = {process.pid: launcher}, {}
+        while process.pid not in self.forker.ended:
+            assert time.monotonic() < until, process.text
+            with contextlib.suppress(psutil.Error):
+                family |= {child.pid: child for child in launcher.children(recursive=True)}
+            if not seen and rounds(self.run) > before:
+                seen = ranks(family.values())
+                if stop is not None:
+                    rank, number = stop
+                    os.kill(process.pid if rank is None else seen[rank].pid, number)
+                    until = time.monotonic() + promised()
+            time.sleep(0.03)
+        self.remains += alive(family.values())
+        self.ends[name] = process.wait(), process.text, len(seen)
+
+
+@pytest.fixture(scope="module")
+def plugin(write_plugin, tmp_path_factory):
+    """The variables with which every process finds the method."""
+    folder = tmp_path_factory.mktemp("plugin")
+    write_plugin(folder, "fl_labelskew.methods", MODULE, name="unruly", module="unruly", target="Unruly")
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return {"PYTHONPATH": paths, "UNRULY": str(folder / "now")}
+
+
+@pytest.fixture(scope="module")
+def sittings(forker, plugin, tmp_path_factory):
+    """What became of each sitting; the last one is a hand-typed mpirun that ends well."""
+    made = Sittings(forker, plugin, tmp_path_factory.mktemp("sittings"))
+    made.sit("raise", "comm_args.workers=9")
+    made.sit("worker", "comm_args.workers=1", stop=(1, signal.SIGKILL))
+    made.sit("server", "comm_args.workers=1", stop=(0, signal.SIGKILL))
+    made.sit("interrupt", "comm_args.workers=1", stop=(None, signal.SIGINT))
+    _, text, _ = made.ends["interrupt"]
+    typed = shlex.split(text.rpartition("to go on: ")[2])
+    made.last = forker.mpirun(None, typed[1:], environment=plugin | DRAWN)
+    return made
+
+
+GO_ON = r"to go on: labelskew run .*--resume \S+ --host none\n"
+LEFT = r"interrupted after \d+ of 30 rounds; " + GO_ON
+RAISED = (
+    r"error: worker [12]: Unruly\.loss \(unruly\) raised ZeroDivisionError: of this plugin; the frames below are of "
+    r'its own code\n  File "\S+/unruly\.py", line 9, in loss\n    raise ZeroDivisionError\("of this plugin"\)\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "end"),
+    [
+        ("raise", 1, RAISED),
+        ("worker", 1, LEFT + r"error: worker 1 was killed by signal 9\n"),
+        ("server", 1, r"error: the server \(rank 0\) was killed by signal 9; " + GO_ON),
+        ("interrupt", 130, LEFT),
+    ],
+)
+def test_however_it_breaks_off_there_is_a_line_and_no_process_remains(sittings, name, code, end):
+    results, text, _ = sittings.ends[name]
+    assert results == code, text
+    assert re.search(f"{end}$", text, re.DOTALL), text
+    assert text.count("error:") == (code != 130)
+    assert "Traceback" not in text
+    assert sittings.remains == []
+
+
+def test_workers_are_at_most_the_clients_of_a_round(sittings):
+    _, text, processes = sittings.ends["raise"]
+    assert text.count("warning: comm_args.workers: 9 is more than the 2 clients of a round; 2 start\n") == 1
+    assert processes == 3
+    assert sittings.ends["interrupt"][2] == 2
+
+
+def test_after_all_that_the_run_is_that_of_one_process(sittings, forker, plugin, tmp_path):
+    assert sittings.last.returncode == 0, sittings.last.stderr
+    lines = sittings.last.stdout.splitlines()
+    assert lines[0] == "run: unruly with FedAvg, MPI"
+    assert lines[-1] == f"results: {sittings.run}"
+    assert "\x1b" not in sittings.last.stdout  # plain lines, although mpirun shows a terminal
+    sp = alone(forker, sittings.recipe, tmp_path, host="none", environment=plugin | DRAWN)
+    same_bytes(sp, sittings.run)
+
+
+def alone(forker, recipe, folder, *overrides, host=None, **more):
+    """The folder of the same run in one process."""
+    sets = [word for override in [*overrides, "comm_args.backend=sp"] for word in ("--set", override)]
+    sets += ["--host", host] if host else []
+    process = forker.start(["run", recipe, *sets, "--run-dir", folder / "sp", "--quiet"], folder / "log", **more)
+    assert process.wait() == 0, process.text
+    return folder / "sp"
+
+
+SMALL = ["method_args.method=fedavg", "train_args.client_num_per_round=4", "train_args.comm_round=2"]
+DP = ["dp_args.enable_dp=true", "dp_args.mechanism_type=gaussian", "dp_args.delta=0.01", "dp_args.sensitivity=1.0e-4"]
+ATTACK = ["security_args.enable_attack=true"]
+DEFENCE = ["security_args.enable_defense=true"]
+SWITCHES = {
+    "none": [],
+    "ldp": [*DP, "dp_args.dp_solution_type=ldp", "dp_args.epsilon=0.5"],
+    "cdp": [*DP, "dp_args.dp_solution_type=cdp", "dp_args.epsilon=0.5"],
+    "clipping": [*DEFENCE, "security_args.defense_type=norm_diff_clipping", "security_args.norm_bound=0.1"],
+    "krum": [
+        *DEFENCE, "security_args.defense_type=krum", "security_args.byzantine_client_num=0",
+        *ATTACK, "security_args.attack_type=byzantine", "security_args.attack_mode=random",
+    ],
+    "flipping": [
+        *ATTACK, "security_args.attack_type=label_flipping", "security_args.original_class_list=[0,1,2,3,4]",
+        "security_args.target_class_list=[9,9,9,9,9]", "security_args.ratio_of_poisoned_client=0.6",
+    ],
+}  # fmt: skip
+"""The host's switches, which act through all of its hooks: before and after training, aggregation, and on the data."""
+
+HEAVY = [
+    "method_args.method=fedavg", "partition_args.classes_per_client=1", "train_args.client_num_in_total=40",
+    "train_args.comm_round=1", "train_args.epochs=1", "train_args.batch_size=256", "model_args.hidden=[2000,2400]",
+    "validation_args.personalised=false", "comm_args.upload_memory_mb=16",
+]  # fmt: skip
+"""A model of 20 MB; a waiting upload fits into the memory that they may take, the next does not."""
+OTHERS = {
+    "tests": [
+        *SMALL, "train_args.comm_round=4", "validation_args.frequency_of_the_test=2",
+        "validation_args.personalised=false",
+    ],
+    "few": [*HEAVY, "train_args.client_num_per_round=4"],
+    "many": [*HEAVY, "train_args.client_num_per_round=40"],
+    "watched": [
+        *SMALL, "model_args.hidden=[16,2]",
+        "tracking_args.diagnostics=[class_accuracy,client_drift,effective_rank,features_2d,label_heatmap]",
+    ],
+    "diverging": [*SMALL, "train_args.learning_rate=1.0e+30"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def played(forker, plugin, tmp_path_factory):
+    """A folder with a run for each name, and what each cost each rank; and how their one hand-typed mpirun ended."""
+    folder = tmp_path_factory.mktemp("jobs")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    possible = SWITCHES if find_spec("fedml") else ["none"]
+    todo = {name: [*SMALL, *SWITCHES[name]] for name in possible} | OTHERS
+    (folder / "jobs.json").write_text(json.dumps(todo))
+    argv = [folder / "recipe.yaml", folder / "jobs.json", folder]
+    return folder, forker.mpirun(Path(__file__).parents[3] / "helpers" / "mpi_jobs.py", argv, environment=plugin)
+
+
+@pytest.fixture
+def jobs(played):
+    folder, done = played
+    assert (folder / "diverging").exists(), done.stdout + done.stderr
+    return folder
+
+
+def cost(jobs, name, rank):
+    return json.loads((jobs / f"{name}-{rank}.json").read_text())
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("name", SWITCHES)
+def test_the_hosts_hooks_act_as_in_one_process(jobs, forker, tmp_path, name):
+    same_bytes(alone(forker, jobs / "recipe.yaml", tmp_path, *SMALL, *SWITCHES[name]), jobs / name)
+    without, under = (load_file(jobs / sitting / "model.safetensors") for sitting in ("none", name))
+    assert all(without[key].equal(under[key]) for key in under) == (name == "none")
+
+
+def test_each_test_sample_is_tested_once_a_tested_round(jobs):
+    tested = [cost(jobs, "tests", rank)["tested"] for rank in range(3)]
+    assert tested[0] == 0  # the server has other things to do
+    assert all(tested[1:])
+    assert sum(tested) == 359 * 3  # rounds 0, 2 and the last
+
+
+def test_diagnostics_beside_training_are_those_of_one_process(jobs, forker, tmp_path):
+    sp = alone(forker, jobs / "recipe.yaml", tmp_path, *OTHERS["watched"])
+    files = sorted(file.name for file in (sp / "diagnostics").iterdir())
+    assert len(files) == 11  # lines and a picture of each, and the points of features_2d
+    assert files == sorted(file.name for file in (jobs / "watched" / "diagnostics").iterdir())
+    for name in files:
+        here, there = (run / "diagnostics" / name for run in (sp, jobs / "watched"))
+        assert here.read_bytes() == there.read_bytes(), name
+
+
+def test_the_server_s_memory_does_not_grow_with_the_clients_of_a_round(jobs):
+    few, many = (cost(jobs, name, 0)["memory"] for name in ("few", "many"))
+    assert many - few < 100  # MB; the other 36 uploads are 720
+
+
+def test_no_more_than_the_room_for_uploads_is_taken(jobs):
+    """Three of each worker, as the memory for them holds none; few clients are at most all of them."""
+    assert 2 <= cost(jobs, "few", 0)["under_way"] <= 4
+    assert cost(jobs, "many", 0)["under_way"] == 6
+
+
+class Turns(Transport):
+    """A server and its workers in one process: whoever's turn it is to train is drawn while the server waits."""
+
+    def __init__(self, session, workers):
+        super().__init__()
+        self.size, self.draw, self.dealt = workers + 1, random.Random(0), []
+        self.todo, self.most, self.server = [], 0, None
+        self.workers = {
+            rank: Worker(Host(), Back(self, rank), rank, self.size, session) for rank in range(1, self.size)
+        }
+
+    def send_message(self, msg):
+        if msg.kind is Kind.TRAIN:
+            self.dealt.append(msg.meta["client"])
+        self.todo.append(msg)
+
+    def _next(self, timeout):
+        while self.arrived.empty():
+            message = self.todo.pop(self.draw.randrange(len(self.todo)))
+            self.workers[message.receiver].receive_message(message.kind, message)
+        self.most = max(self.most, len(self.server._arrived) + 1 if self.server else 0)
+        return self.arrived.get_nowait()
+
+
+class Back(Transport):
+    """A worker's side of it; numbers travel as bytes, so that nobody changes another's tensors."""
+
+    def __init__(self, turns, rank):
+        super().__init__()
+        self.turns, self.rank = turns, rank
+
+    def send_message(self, msg):
+        data = b"".join(encode(msg.kind, self.rank, 0, msg.round, msg.meta, msg.tensors))[Header.SIZE :]
+        meta, tensors = decode(bytearray(data))
+        self.turns.arrived.put(Message(msg.kind, self.rank, 0, round=msg.round, meta=meta, tensors=tensors))
+
+
+UNEQUAL = """\
+data_args: {dataset: digits}
+partition_args: {partition_method: dirichlet, beta: 0.5, min_samples: 4}
+model_args: {model: mlp, hidden: [16]}
+train_args: {client_num_in_total: 20, comm_round: 2, batch_size: 64}
+method_args: {method: map}
+validation_args: {personalised: false}
+device_args: {threads: 1}
+"""
+
+
+@pytest.mark.parametrize(("memory", "most"), [(0, 6), (256, 20)])
+def test_dealing_keeps_to_its_room_and_gives_the_numbers_of_one_process(tmp_path, memory, most):
+    recipe = parse(UNEQUAL, overrides=[f"comm_args.upload_memory_mb={memory}"])
+    session = build(recipe)
+    turns = Turns(session, workers=2)
+    for worker in turns.workers.values():
+        greet(worker.transport, session)
+    nodes = Nodes(turns, session)
+    (tmp_path / "mpi").mkdir()
+    record = Record(session, RunFolder(tmp_path / "mpi"), Progress(), resume=False)
+    turns.server = MPIServer(Host(), turns, turns.size, session, record, nodes)
+    turns.server.train()
+    record.finish()
+    longest = sorted(range(20), key=lambda client: (-session.sizes[client], client))
+    if memory:  # room for all
+        assert turns.dealt[:20] == longest
+    else:  # half of the room for the longest, and the rest for those that are added first
+        assert turns.dealt[:3] == longest[:3]
+        assert turns.dealt[3] == min({*range(20)} - {*longest[:3]})
+    assert sorted(turns.dealt[:20]) == sorted(turns.dealt[20:]) == [*range(20)]
+    assert most // 2 < turns.most <= most
+    train(parse(UNEQUAL), RunFolder(tmp_path / "sp"), RunOptions(quiet=True, host="none"))
+    for name in ("metrics.jsonl", "model.safetensors"):
+        assert (tmp_path / "mpi" / name).read_bytes() == (tmp_path / "sp" / name).read_bytes(), name
+
+
+def test_training_that_diverges_is_a_line(jobs, played):
+    done = played[1]
+    said = (done.stdout + done.stderr).splitlines()
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in said if "error:" in line]
+    assert re.fullmatch(r"error: round 1: upload of client \d: \S+ is not finite, training diverged; .*", line)
+
+
+def test_a_recipe_for_one_process_is_refused_under_mpirun(forker, plugin, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    argv = ["run", "recipe.yaml", "--set", "comm_args.backend=sp"]
+    done = forker.mpirun(None, argv, ranks=2, cwd=tmp_path, environment=plugin)
+    assert done.returncode == 2
+    line = "error: comm_args.backend: sp is one process, and mpirun started 2; use MPI, or no mpirun"
+    assert [said for said in (done.stdout + done.stderr).splitlines() if "error:" in said] == [line]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_mpirun_it_is_a_line_and_nothing_is_begun(tmp_path, monkeypatch):
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("unruly", "map"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert call("run", tmp_path / "recipe.yaml", "--run-dir", tmp_path / "run", code=2).stderr == (
+        "error: comm_args.backend: MPI needs mpirun on PATH, which is missing; to install it: "
+        "apt-get install openmpi-bin libopenmpi-dev\n"
+    )
+    assert not (tmp_path / "run").exists()

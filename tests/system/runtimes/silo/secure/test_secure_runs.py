@@ -1,0 +1,450 @@
+"""Secure aggregation by real processes with certificates: the same bits as in one process, losses, and cheating."""
+
+import contextlib
+import json
+import re
+import shutil
+import signal
+import time
+
+import pytest
+import torch
+from cheating import ROUND, STEPS
+from federations import finished, left_out, same
+
+from fl_labelskew_plugins.recipe import parse as recipes
+from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runtimes.silo import facts
+from fl_labelskew_plugins.runtimes.silo.secure import wire
+from fl_labelskew_plugins.runtimes.transport import Kind
+
+METHODS = {
+    "fedmr": ["method_args.method=fedmr"],
+    "fedshift": ["method_args.method=fedshift"],
+    "fedrs, SCAFFOLD": ["method_args.method=fedrs", "train_args.federated_optimizer=SCAFFOLD"],
+}
+SECURE = "comm_args.secure_aggregation=true"
+WAITS = [SECURE, "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=60"]
+FEDSHIFT = "method_args.method=fedshift"
+FOUR = [*WAITS, "train_args.client_num_in_total=4", FEDSHIFT]
+NOISE = ["method_args.method=fedavg", "privacy_args.noise_multiplier=0.5", "privacy_args.clip=1"]
+NOISY = [*FOUR, *NOISE, "comm_args.secure_threshold=3"]
+"""With noise, a sum needs three of the four silos."""
+
+
+@pytest.fixture
+def secure(federation, certificates):
+    """The federation, with these overrides and certificates."""
+
+    def prepare(*overrides):
+        federation.overrides = [SECURE, *overrides, f"comm_args.certs={certificates}"]
+        return federation
+
+    return prepare
+
+
+def audited(folder, event):
+    lines = map(json.loads, (folder / "audit.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == event]
+
+
+def killed(*processes):
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):  # it is about to end by itself
+            process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("overrides", METHODS.values(), ids=METHODS)
+def test_the_same_bits_as_in_one_process(secure, sp_weights, overrides):
+    federation = secure(*overrides)
+    processes = [federation.server(), *federation.silos()]
+    finished(*processes)
+    warning = "ca.key: the authority's key; whoever reads it can make certificates of other silos; move it to"
+    assert all(warning in process.text for process in processes)
+    same(federation.weights(), sp_weights(SECURE, *overrides))
+    sums = audited(federation.run_dir, "sum")
+    assert [(line.get("round"), line["silos"], line["lost"]) for line in sums] == [
+        (round, [1, 2, 3], []) for round in (None, 0, 1, 2)
+    ]
+    assert [line.get("round") for line in audited(federation.folder / "silo-2", "revealed")] == [None, 0, 1, 2]
+    kinds = {line["kind"] for line in audited(federation.run_dir, "received")}
+    assert kinds == {"HELLO", "UPLOAD", "FINISH", "KEYS", "SHARES", "CHECKED", "MASKED", "THERE", "REVEALED"}
+    sizes = [line["bytes"] for line in audited(federation.run_dir, "received") if line["kind"] == "UPLOAD"]
+    assert max(sizes) < 200  # an upload says that it is ready; what it holds is in the masked vector
+    assert "sizes" not in (federation.run_dir / "opened.json").read_text()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_silo_killed_at_a_step(secure, step):
+    """The round goes on with the others; after its vector has come, it is in the sum, though it is gone."""
+    federation = secure(*NOISY)
+    server, silos = federation.server(), federation.silos(1, 2, 3)
+    victim = federation.silo(4, cheat=f"dies_at_{step}")
+    finished(server, *silos)
+    assert victim.wait() == -signal.SIGKILL
+    came = step in STEPS[4:]
+    assert left_out(federation) == [[], [] if came else [3], [3]]
+    sums = {line["round"]: line for line in audited(federation.run_dir, "sum") if "round" in line}
+    assert sums[ROUND]["silos"] == ([1, 2, 3, 4] if came else [1, 2, 3])
+    assert sums[ROUND]["lost"] == ([4] if step == "mask" else [])
+    if step == "mask":
+        assert "round 2: silo 4 lost after masks were shared; the sum is of silos 1, 2, 3" in server.text
+
+
+@pytest.mark.parametrize(("step", "what"), [("mask", "sent a vector"), ("reveal", "revealed their shares")])
+def test_too_few_are_left_until_the_killed_one_is_back(secure, sp_weights, step, what):
+    """Of three silos none can be missed: nothing is opened, and the round is repeated with new masks.
+
+    Where two have revealed their shares, they do so again for the same three alone.
+    """
+    federation = secure("comm_args.reconnect_s=1")
+    server, silos = federation.server(), federation.silos(1, 2)
+    victim = federation.silo(3, cheat=f"dies_at_{step}")
+    assert victim.wait() == -signal.SIGKILL
+    server.says(f"2 silos have {what}, and it needs 3 at least; nothing is opened, and it is repeated with new masks")
+    finished(federation.silo(3), server, *silos)
+    same(federation.weights(), sp_weights(SECURE))
+    assert left_out(federation) == [[], [], []]
+
+
+def test_a_server_killed_and_resumed(secure, sp_weights):
+    rounds = ["train_args.comm_round=6", "train_args.epochs=20"]
+    federation = secure(*rounds, "validation_args.per_client=true", "comm_args.send_measures=true")
+    server, silos = federation.server(), federation.silos()
+    server.says("round 2/6")
+    server.kill()
+    finished(federation.server(resume=True), *silos)
+    same(federation.weights(), sp_weights(SECURE, *rounds))
+    assert all(POOLED in line for line in federation.lines())
+    (opened,) = (line for line in audited(federation.run_dir, "sum") if "round" not in line)
+    assert opened["silos"] == [1, 2, 3]  # once in a run
+
+
+def test_a_silo_that_comes_after_the_opening_sum(secure):
+    federation = secure(*NOISY, "comm_args.quorum_timeout_s=15", "train_args.epochs=40")
+    server, silos = federation.server(), federation.silos(1, 2, 3)
+    server.says("training samples of silos 1, 2, 3 together")
+    late = federation.silo(4)
+    assert late.wait() == 2
+    assert "the samples of this run were summed without it, and a second sum would tell its own" in late.text
+    finished(server, *silos)
+
+
+def test_a_silo_that_claims_too_many_samples(secure):
+    """With 5e11 samples in the opening the changes of all others would count for nothing."""
+    federation = secure()
+    server, silos = federation.server(), [*federation.silos(1, 2), federation.silo(3, cheat="claims_too_many_samples")]
+    assert server.wait() == 1
+    line = "test samples of silos 1, 2, 3 together; allowed: 1 to 3000000000 (comm_args.max_samples of each); begin a"
+    assert line in server.text
+    killed(*silos)
+
+
+PER_CLIENT = [*FOUR, "validation_args.per_client=true"]
+POOLED, SAMPLES = "client_accuracy_pooled", "client_test_samples"
+
+
+def own_tests(federation, rank):
+    """Of a silo's own files: accuracy by round; and its number of test samples."""
+    (file,) = (federation.folder / f"silo-{rank}").glob("*/metrics.jsonl")
+    lines = map(json.loads, file.read_text().splitlines())
+    data = facts.load(recipes.load(federation.recipe, federation.overrides), rank - 1).data
+    return {line["round"]: line["accuracy"] for line in lines if "accuracy" in line}, len(data.test.y)
+
+
+def test_accuracy_in_the_sum_is_that_of_the_silos_own_files(secure, sp_run):
+    federation = secure(*PER_CLIENT, "comm_args.send_measures=true")
+    server, silos = federation.server(), federation.silos(1, 2, 3, 4)
+    finished(server, *silos)
+    accuracies, sizes = zip(*(own_tests(federation, rank) for rank in (1, 2, 3, 4)), strict=True)
+    lines = federation.lines()
+    for line in lines:
+        right = sum(round(own[line["round"]] * size) for own, size in zip(accuracies, sizes, strict=True))
+        assert (line[POOLED], line[SAMPLES]) == (right / sum(sizes), sum(sizes))
+        assert "client_accuracy" not in line
+    one_process = sp_run(*PER_CLIENT, "comm_args.send_measures=true") / "metrics.jsonl"
+    one_process = map(json.loads, one_process.read_text().splitlines())
+    assert POOLED not in (sp_run(*PER_CLIENT) / "metrics.jsonl").read_text()
+    assert [line[POOLED] for line in lines] == [line[POOLED] for line in one_process]
+    assert json.loads((federation.run_dir / "summary.json").read_text())[POOLED] == lines[-1][POOLED]
+    assert f"{100 * lines[-1][POOLED]:.2f} % of {sum(sizes)} samples together" in server.text
+    for silo, own, size in zip(silos, accuracies, sizes, strict=True):
+        assert f"on this silo's own {size} test samples: {100 * own[2]:.2f} %" in silo.text
+    tests = [(line["round"], line["silos"]) for line in audited(federation.run_dir, "sum") if "of" in line]
+    assert tests == [(round, [1, 2, 3, 4]) for round in range(3)]
+    answers = {line["bytes"] for line in audited(federation.run_dir, "received") if line["kind"] == "TESTED"}
+    assert len(answers) == 1  # they say nothing
+
+
+def test_a_round_without_all_silos_of_the_opening_has_no_accuracy(secure):
+    """Silos that report nothing have no sample in it; a lost one would be the difference of two sums."""
+    federation = secure(*PER_CLIENT, "comm_args.reconnect_s=1")
+    reports = ("--set", "comm_args.send_measures=true")
+    server, silos = federation.server(), [federation.silo(1, *reports), *federation.silos(2, 3)]
+    assert federation.silo(4, *reports, cheat="dies_in_a_test").wait() == -signal.SIGKILL
+    server.says("no accuracy of this round, for its sum is over all silos of the opening only")
+    finished(federation.silo(4, *reports), server, *silos)
+    (own, size), (_, other) = own_tests(federation, 1), own_tests(federation, 4)
+    first, second, third = federation.lines()
+    assert first[SAMPLES] == third[SAMPLES] == size + other
+    assert first[POOLED] * first[SAMPLES] > round(own[0] * size)
+    assert POOLED not in second
+
+
+def test_with_noise_a_server_that_asks_for_right_answers_gets_none(secure):
+    federation = secure(*NOISE, "validation_args.per_client=true", "train_args.comm_round=1")
+    server, silos = federation.server(cheat="asks_for_right_answers_under_noise"), federation.silos()
+    finished(server, *silos)
+    assert "test after round 1: " in server.text
+    revealed = [audited(federation.folder / f"silo-{rank}", "revealed") for rank in (1, 2, 3)]
+    assert [[line["of"] for line in lines if "of" in line] for lines in revealed] == [[], [], []]
+    assert POOLED not in federation.lines()[0]
+
+
+def test_with_noise_no_right_answers_are_summed(sp_run):
+    run = sp_run(*PER_CLIENT, *NOISE)
+    assert POOLED not in (run / "metrics.jsonl").read_text()
+    sums = session.build(recipes.load(run / "recipe.yaml")).sums
+    assert "tests" not in sums.opening.entries
+    assert sums.right is None
+
+
+def test_a_silo_whose_budget_is_spent_takes_part_no_more(secure):
+    """Noise in the sum is each silo's own, and so is the account of it: one question, one line, one price."""
+    federation = secure(*NOISE, "privacy_args.budget={epsilon: 40, delta: 1.0e-5}", "comm_args.reconnect_s=1")
+    server, silos = federation.server(), federation.silos()
+    for rank, silo in enumerate(silos, 1):
+        assert silo.wait() == 1
+        assert "privacy_args.budget: epsilon 40 at delta 1e-05 does not allow an answer to round 2: 25.9 " in silo.text
+        ledger = (federation.folder / f"silo-{rank}" / "privacy.jsonl").read_text().splitlines()
+        assert [json.loads(line)["round"] for line in ledger] == [-1, 0]
+    killed(server)
+    assert [line["round"] for line in federation.lines()] == [0]
+
+
+def test_another_run_has_other_noise_and_is_spent_again(secure):
+    """It asks the same first, and may be of other silos: with the same noise the difference would be bare."""
+    federation = secure(*NOISE, "train_args.comm_round=1")
+    weights = []
+    for _ in range(2):
+        finished(federation.server(), *federation.silos())
+        weights.append(federation.weights())
+        federation.run_dir = federation.folder / "another run"
+    ledger = (federation.folder / "silo-1" / "privacy.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in ledger] == [-1, 0, 0]
+    assert not any(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_another_attempt_has_other_noise_and_is_spent_again(secure):
+    """A masked vector that has left is charged, though its sum was not opened; silo 3 dies in the second round."""
+    federation = secure(*NOISE, "comm_args.reconnect_s=1")
+    server, silos = federation.server(), federation.silos(1, 2)
+    victim = federation.silo(3, cheat="dies_at_agree")
+    assert victim.wait() == -signal.SIGKILL
+    server.says("nothing is opened, and it is repeated with new masks")
+    finished(federation.silo(3), server, *silos)
+    for rank in (1, 2, 3):
+        lines = (federation.folder / f"silo-{rank}" / "privacy.jsonl").read_text().splitlines()
+        entries = [json.loads(line) for line in lines]
+        assert [entry["round"] for entry in entries] == [-1, 0, 1, 1, 2]
+        assert len({entry["answer"] for entry in entries}) == 5
+
+
+def test_a_sum_of_fewer_than_the_noise_is_made_for_is_not_opened(secure):
+    federation = secure(*NOISY, "comm_args.secure_threshold=4")
+    server, silos = federation.server(), federation.silos(1, 2, 3)
+    victim = federation.silo(4, cheat="dies_at_share")
+    assert victim.wait() == -signal.SIGKILL
+    server.says("3 silos have shared, and it needs 4 at least")
+    killed(server, *silos)
+    assert [line["round"] for line in federation.lines()] == [0]
+
+
+SERVERS = {
+    "replaces_a_key": "the keys of silo 2 are not signed with its certificate's key for this attempt; somebody has re",
+    "replays_shares": "the server has changed this silo's own commitments",
+    "says_that_too_few_are_there": "2 silos are there, and the sum needs 3 (comm_args.secure_threshold)",
+    "lies_about_who_is_in_the_sum": "the server says that the sum is of silos 1, 2, 3, 4, 7, and silos 1, 2, 3, 4",
+    "drops_a_silo_after_the_masks": "the server says that the sum is of silos 1, 2, 3, and silos 1, 2, 3, 4 have sh",
+    "asks_for_both_kinds_of_share": "silo 1 has not signed that the sum is of silos 1, 2, 3",
+    "shows_one_silo_another_model": "the keys of silo 4 are not signed with its certificate's key for this attempt",
+    "continues_from_another_state": "the server continues from round 0 and has selected this silo 2 times; here 1 sums",
+    "continues_from_a_sum_that_was_not_opened": "the server continues from round 2 and has selected this silo 2 times",
+}
+
+
+WITHOUT_NOISE = ("continues_from_another_state", "continues_from_a_sum_that_was_not_opened")
+
+
+@pytest.mark.parametrize("cheat", SERVERS)
+def test_a_server_that_cheats(secure, cheat):
+    """One line at honest silos names it, and nothing is opened: their logs show no share of that round."""
+    federation = secure(*(FOUR if cheat in WITHOUT_NOISE else NOISY))
+    server, silos = federation.server(cheat=cheat), federation.silos(1, 2, 3, 4)
+    line, end = f": {SERVERS[cheat]}", time.monotonic() + 120
+    while not any(line in silo.text for silo in silos):
+        assert time.monotonic() < end, [silo.text for silo in silos]
+        time.sleep(0.1)
+    killed(server, *silos)
+    assert not any("Traceback" in silo.text for silo in silos)
+    noted = [audited(federation.folder / f"silo-{rank}", "sum") for rank in (1, 2, 3, 4)]
+    assert any(SERVERS[cheat] in entry["why"] for entries in noted for entry in entries)
+    revealed = [audited(federation.folder / f"silo-{rank}", "revealed") for rank in (1, 2, 3, 4)]
+    opened = [line["silos"] for lines in revealed for line in lines if line.get("round") == ROUND]
+    allowed = {"drops_a_silo_after_the_masks": [1, 2, 3]}
+    assert all(silos == allowed.get(cheat) for silos in opened)
+
+
+def test_a_server_that_begins_a_second_run_on_live_connections(secure):
+    """The difference of two runs' sums would be silo 4's vector: a silo process answers one run."""
+    federation = secure(*FOUR)
+    server = federation.server(cheat="begins_a_second_run")
+    silos = [*federation.silos(1, 2, 3), federation.silo(4, cheat="shows_its_vector")]
+    for silo in silos[:3]:
+        assert silo.wait() == 2
+        assert "the server begins another run, and could compare its sums with those of a run that has" in silo.text
+    silos[3].says("vector ")
+    killed(server, silos[3])
+    assert "difference" not in server.text
+
+
+def test_a_silo_that_was_killed_in_a_run_joins_no_other_one(secure):
+    """A service manager restarts a silo that was killed or has failed, which is no consent of its operator."""
+    federation = secure()
+    server, silos = federation.server(), federation.silos()
+    server.says("round 1/")
+    killed(server, *silos)
+    shutil.rmtree(federation.run_dir)
+    server = federation.server()
+    silos = federation.silos()
+    assert [silo.wait() for silo in silos] == [2, 2, 2]
+    assert all("the server begins another run, and could compare its sums" in silo.text for silo in silos)
+    for rank in (1, 2, 3):
+        (federation.folder / f"silo-{rank}" / "joined_run").unlink()
+    finished(server, *federation.silos())
+    assert not (federation.folder / "silo-1" / "joined_run").exists()
+
+
+def test_with_noise_a_silo_that_fails_sends_noise_and_no_reason(secure):
+    """A model can be made so that training fails if a known sample is among the data."""
+    federation = secure(*NOISE)
+    server, silos = federation.server(), [*federation.silos(1, 3), federation.silo(2, cheat="fails_in_training")]
+    finished(server, *silos)
+    assert "fc.weight is not finite; this silo adds only noise to the sum of this round" in silos[2].text
+    known = server.text.partition("round 1/")[2].replace("silos 1, 2, 3", "")
+    assert "silo 2" not in known.replace("silo 2 has left", "")  # as each silo does after the last round
+    assert left_out(federation) == [[], [], []]
+    ledger = (federation.folder / "silo-2" / "privacy.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in ledger] == [-1, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("cheat", "reason"),
+    [
+        ("fails_in_training", "round 2: client 2: fc.weight is not finite"),
+        ("fails_with_a_bug", "IndexError('index 8 is out of bounds for dimension 0 with size 5')"),
+    ],
+)
+def test_without_noise_a_silo_that_fails_sends_no_reason(secure, cheat, reason):
+    federation = secure()
+    server, silos = federation.server(), [*federation.silos(1, 3), federation.silo(2, cheat=cheat)]
+    assert silos[2].wait() == 2  # so that no service manager starts it again
+    assert f"error: {reason}; the server was not told why" in silos[2].text
+    server.says("silo 2 cannot go on: its training failed")
+    assert reason not in server.text
+    killed(server, *silos[:2])
+
+
+def test_a_server_that_asks_for_the_size_of_a_silo(secure):
+    """A silo that cannot believe the number of all samples sends no message with its own number."""
+    federation = secure()
+    server, silos = federation.server(cheat="says_that_all_silos_have_one_sample"), federation.silos()
+    assert [silo.wait() for silo in silos] == [2, 2, 2]
+    what = "the server's federation: num_samples is 1 at the server"
+    sizes = [re.search(f"error: {what}; expected here: a whole number from (\\d+) to", silo.text) for silo in silos]
+    for rank in (1, 2, 3):
+        server.says(f"silo {rank} cannot go on: {what}, which this silo does not accept")
+    killed(server)
+    assert not any(re.search(rf"\b{size[1]}\b", server.text) for size in sizes)
+
+
+SILOS = {
+    "shows_the_point_at_infinity": "silo 4 shows keys that are no three points of the curve",
+    "complains_of_others": "silo 4 complains of silo 1, whose shares fit",
+    "reveals_wrong_shares": "silo 1 reveals wrong shares",  # which are needed, as the first ones
+    "reveals_no_shares": "silo 4 reveals no share of silos 1, 2, 3",
+    "sends_values_out_of_range": "what silo 4 sends has values of more than 20 bits",
+    "deals_wrong_shares": "silo 4 has dealt silo ",
+    "deals_a_wrong_share": "silo 4 has dealt silo 2 shares that do not fit",
+    "shows_a_certificate_of_another_version": "silo 4 shows no certificate of this federation",
+}
+
+
+@pytest.mark.parametrize("cheat", SILOS)
+def test_a_silo_that_cheats(secure, cheat):
+    """The server names it, and goes on with the others, also with the one that got wrong shares."""
+    federation = secure(*NOISY, "comm_args.secure_bits=20")
+    rank = 1 if cheat == "reveals_wrong_shares" else 4
+    server, honest = federation.server(), federation.silos(*{1, 2, 3, 4} - {rank})
+    cheating = federation.silo(rank, cheat=cheat)
+    finished(server, *honest, cheating)
+    assert f"round 2: {SILOS[cheat]}" in server.text
+    reveals = cheat.startswith("reveals")
+    assert left_out(federation) == [[], [] if reveals else [3], []]
+
+
+def test_a_silo_that_answers_each_step_late_is_left_out(secure):
+    """Six steps of two seconds are more than a step may take of the deadline of the round."""
+    federation = secure(*NOISY, "comm_args.round_deadline_s=8")
+    server, silos = federation.server(), federation.silos(1, 2, 3)
+    late = federation.silo(4, cheat="answers_each_step_late")
+    finished(server, *silos)
+    assert "round 2: silo 4 sent no keys in time; left out until it speaks again" in server.text
+    killed(late)
+
+
+@pytest.mark.parametrize("kind", wire.STEPS, ids=lambda kind: kind.name)
+def test_a_silo_that_is_silent_at_a_step(secure, kind):
+    """It takes no time from honest silos on slow lines, and their ledgers are charged once a round."""
+    federation = secure(*NOISY, "comm_args.round_deadline_s=30")
+    server = federation.server()
+    honest = [federation.silo(rank, cheat="has_a_slow_line") for rank in (1, 2, 3)]
+    silent = federation.silo(4, cheat=f"silent_at_{kind.name}")
+    finished(server, *honest)
+    came = kind in (Kind.THERE, Kind.REVEALED)
+    assert left_out(federation) == [[], [] if came else [3], [3]]
+    assert f"round 2: silo 4 sent no {wire.STEPS[kind]} in time; left out until it speaks again" in server.text
+    for rank in (1, 2, 3):
+        ledger = (federation.folder / f"silo-{rank}" / "privacy.jsonl").read_text().splitlines()
+        assert [json.loads(line)["round"] for line in ledger] == [-1, 0, 1, 2]
+    killed(silent)
+
+
+def test_a_silo_whose_policy_needs_more_silos_is_not_charged_for_a_lost_one(secure):
+    """Nothing of it leaves, so nothing is spent; and it is not the one that is left out."""
+    federation = secure(*NOISY, "comm_args.min_clients=4", "comm_args.quorum_timeout_s=5")
+    files = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, careful.yaml, four.yaml]}\n"
+    federation.recipe.write_text(federation.recipe.read_text() + files)
+    for name in ("one", "two", "four"):
+        (federation.folder / f"{name}.yaml").write_text("{}")
+    (federation.folder / "careful.yaml").write_text("policy: {min_clients: 4}")
+    server, silos = federation.server(), federation.silos(1, 2, 3)
+    federation.silo(4, cheat="dies_at_check")
+    assert server.wait() == 1, server.text
+    assert "silo 3 takes no part: " in server.text
+    assert "3 silos share masks, and this silo takes part with 4 at least" in server.text
+    assert "error: round 2: 3 of at least 4 uploads came" in server.text
+    ledger = (federation.folder / "silo-3" / "privacy.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in ledger] == [-1, 0]
+    killed(*silos)
+
+
+def test_a_silo_that_denies_its_opening(secure):
+    federation = secure(*FOUR)
+    server, silos = federation.server(), federation.silos(1, 2, 3)
+    cheating = federation.silo(4, cheat="denies_its_opening")
+    assert server.wait() == 1
+    assert "error: opening exchange: smoothed is the sum of -1 clients; allowed: 1 to 4; begin a new run" in server.text
+    assert "Traceback" not in server.text
+    killed(*silos, cheating)

@@ -1,0 +1,268 @@
+"""What goes wrong in a federation of silos: for each fault, what happens, and that the others finish."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sysconfig
+import time
+
+import pytest
+from federations import finished, left_out, same
+from recipe_texts import NETWORK
+from wiretap import watched
+
+SLOW = "train_args.epochs=40"
+FOUR = "train_args.comm_round=4"
+STATEFUL = "method_args.method=map"
+
+
+def test_a_silo_killed_in_training_is_left_out_and_the_others_finish(federation):
+    federation.overrides = [SLOW, "train_args.comm_round=8", "comm_args.reconnect_s=1"]
+    server, silos = federation.server(), federation.silos()
+    silos[2].says("round 2: trained")  # so its upload of round 1 has been taken
+    silos[2].kill()
+    finished(server, *silos[:2])
+    assert "silo 3 has left" in server.text
+    assert "silo 3 did not come back within 1 s; left out until it speaks again" in server.text
+    assert left_out(federation)[0] == []
+    assert left_out(federation)[-1] == [2]
+    assert [line["clients"] for line in federation.lines()][-1] == [0, 1]
+
+
+def test_a_silo_killed_in_training_and_started_again_goes_on_with_its_own_state(federation, sp_weights):
+    federation.overrides = [SLOW, FOUR, STATEFUL]
+    server, silos = federation.server(), federation.silos()
+    silos[1].says("round 2: trained")
+    silos[1].kill()
+    again = federation.silo(2)
+    finished(server, silos[0], again, silos[2])
+    assert left_out(federation) == [[]] * 4
+    same(federation.weights(), sp_weights(SLOW, FOUR, STATEFUL))
+    models = [next((federation.folder / f"silo-{rank}").glob("*/personalised.safetensors")) for rank in (1, 2, 3)]
+    assert len({model.read_bytes() for model in models}) == 3
+
+
+@pytest.mark.parametrize("method", ["map", "fedshift", "fedmr"])
+def test_a_server_killed_and_resumed_ends_with_the_weights_of_an_undisturbed_run(method, federation, sp_weights):
+    numbers = ["train_args.epochs=12" if method == "fedmr" else SLOW, FOUR, f"method_args.method={method}"]
+    federation.overrides = [*numbers, "tracking_args.checkpoint_every=2"]
+    server, silos = federation.server(), federation.silos()
+    silos[0].says("round 3: trained")  # after the checkpoint of two rounds
+    server.kill().wait()
+    again = federation.server(resume=True)
+    finished(again, *silos)
+    assert left_out(federation) == [[]] * 4
+    same(federation.weights(), sp_weights(*numbers))
+
+
+def test_a_server_killed_before_its_first_checkpoint_begins_again(federation, sp_weights):
+    federation.overrides = [SLOW, STATEFUL]
+    server, silos = federation.server(), federation.silos()
+    silos[0].says("round 1: trained")
+    server.kill().wait()
+    finished(federation.server(resume=True), *silos)
+    same(federation.weights(), sp_weights(*federation.overrides))
+
+
+def test_a_server_told_to_end_saves_and_the_silos_wait_for_it(federation, sp_weights):
+    federation.overrides = [SLOW, STATEFUL, "tracking_args.checkpoint_every=100"]
+    server, silos = federation.server("--host", "none"), federation.silos()
+    silos[0].says("round 2: trained")
+    server.kill(signal.SIGHUP)  # as when its terminal is closed
+    assert server.wait(60) == 130
+    assert "Traceback" not in server.text
+    *_, last = server.text.splitlines()
+    assert re.match(r"interrupted after [12] of 3 rounds; to go on: labelskew run ", last)
+    silos[0].says("waiting for the server")
+    path = {"PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"}
+    typed = last.rpartition("to go on: ")[2]
+    again = subprocess.run(
+        typed, shell=True, env=os.environ | path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert again.returncode == 0, again.stderr
+    assert "starting the server" not in again.stdout  # and silos, all on this machine
+    finished(*silos)
+    assert left_out(federation) == [[]] * 3
+    same(federation.weights(), sp_weights(SLOW, STATEFUL))
+
+
+def test_a_server_that_pauses_lets_its_silos_end_and_goes_on_with_them(federation, sp_weights):
+    federation.overrides, federation.environment = [STATEFUL], {"FL_LABELSKEW_PAUSE": "2 inf"}
+    server, silos = federation.server(), federation.silos()
+    finished(server, *silos)
+    assert "paused after 2 of 3 rounds\n" in server.text
+    assert len(federation.lines()) == 2
+    federation.environment = {}
+    server, silos = federation.server(resume=True), federation.silos()
+    finished(server, *silos)
+    assert len(federation.lines()) == 3
+    same(federation.weights(), sp_weights(STATEFUL))
+
+
+def test_a_connection_that_breaks_is_taken_up_again_by_the_same_process(federation, sp_weights):
+    federation.overrides = [SLOW, FOUR, "method_args.method=fedshift"]
+    server, proxy = watched(federation)
+    silos = federation.silos()
+    for round in range(4):
+        silos[round % 3].says(f"round {round + 1}: trained")  # an upload may be on its way, or training be under way
+        proxy.cut()
+    finished(server, *silos)
+    assert server.text.count("has left") >= 3
+    assert left_out(federation) == [[]] * 4
+    same(federation.weights(), sp_weights(*federation.overrides))
+
+
+def test_silos_started_twenty_seconds_before_the_server_wait_for_it(federation, sp_weights):
+    silos = federation.silos()
+    time.sleep(20)
+    assert all("waiting for the server at 127.0.0.1" in silo.text for silo in silos)
+    finished(federation.server(), *silos)
+    same(federation.weights(), sp_weights())
+
+
+def test_a_silo_that_never_comes_is_gone_on_without(federation):
+    federation.overrides = ["comm_args.quorum_timeout_s=4"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    finished(server, *silos)
+    assert "silo 3 has not come; going on without it" in server.text
+    assert left_out(federation) == [[2]] * 3
+
+
+def test_a_silo_that_comes_late_joins_from_the_next_round_on(federation):
+    federation.overrides = [SLOW, FOUR, "method_args.method=fedshift", "comm_args.quorum_timeout_s=4"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    silos[0].says("round 1: trained")
+    silos[0].kill(signal.SIGSTOP)  # so that the run waits
+    late = federation.silo(3)
+    server.says("silo 3 is here")
+    silos[0].kill(signal.SIGCONT)
+    finished(server, *silos, late)
+    assert left_out(federation)[0] == [2]
+    assert left_out(federation)[-1] == []
+
+
+def test_below_the_quorum_the_server_stops_with_a_checkpoint_and_goes_on_later(
+    federation, sp_weights, forker, tmp_path
+):
+    federation.overrides = [SLOW, FOUR, STATEFUL, "tracking_args.checkpoint_every=100"]
+    federation.overrides += ["comm_args.reconnect_s=0.5", "comm_args.quorum_timeout_s=5", "comm_args.min_clients=3"]
+    server, silos = federation.server(), federation.silos()
+    silos[2].says("round 2: trained")
+    silos[2].kill()
+    assert server.wait() == 1
+    *_, last = server.text.strip().splitlines()
+    assert re.search(r"error: round [23]: \d of at least 3 .*; to go on: labelskew run ", last)
+    typed = shlex.split(last.rpartition("to go on: ")[2])
+    again = [federation.silo(3), forker.start(typed[1:], tmp_path / "again.log")]
+    finished(*again, *silos[:2])
+    same(federation.weights(), sp_weights(*federation.overrides[:3]))
+
+
+def test_nobody_comes_at_all(federation):
+    federation.overrides = ["comm_args.quorum_timeout_s=1"]
+    server = federation.server()
+    assert server.wait() == 1
+    assert "0 of at least 2 silos came within 1 s" in server.text
+    assert "Traceback" not in server.text
+    federation.overrides = []
+    finished(federation.server(), *federation.silos())  # the same folder will do
+
+
+def test_a_straggler_is_left_out_and_back_once_it_speaks(federation):
+    federation.overrides = [SLOW, "train_args.comm_round=12", "comm_args.round_deadline_s=3"]
+    server, silos = federation.server(), federation.silos()
+    silos[2].says("round 2: trained")
+    silos[2].kill(signal.SIGSTOP)
+    server.says("silo 3 missed the deadline of 3 s; left out until it speaks again")
+    silos[2].kill(signal.SIGCONT)
+    finished(server, *silos)
+    out = left_out(federation)
+    assert [2] in out
+    assert out[-1] == []
+    assert "the server left this silo's upload out: it came too late" in silos[2].text
+
+
+def test_a_silo_with_other_settings_is_told_which(federation):
+    server = federation.server()
+    others = federation.silos(1, 2)
+    odd = federation.silo(3, "--set", "train_args.epochs=3")
+    assert odd.wait() == 2
+    *_, last = odd.text.strip().splitlines()
+    assert last == "error: train_args.epochs: 3 here and 2 at the server; use the server's recipe"
+    assert (
+        "silo 3 cannot go on: train_args.epochs: 2 at the server, another value here; use the server's recipe"
+        in server.text
+    )
+    finished(server, *others)
+
+
+def test_a_server_cannot_choose_the_file_that_a_silo_imports(federation, tmp_path):
+    files = {name: tmp_path / f"{name}.py" for name in ("ours", "theirs")}
+    for name, file in files.items():
+        ran = f"import os\n\nopen({str(tmp_path / name)!r}, 'a').write(f'{{os.getpid()}} ')\n"
+        file.write_text(f"{ran}{NETWORK}# {name}\n")
+    model = {name: ("--set", f"model_args.model={file}:make_network") for name, file in files.items()}
+    server, silos = federation.server(*model["theirs"]), [federation.silo(rank, *model["ours"]) for rank in (1, 2, 3)]
+    for silo in silos:
+        assert silo.wait() == 2
+        *_, last = silo.text.strip().splitlines()
+        digests = r"SHA-256 \w{16}\.\.\. here and SHA-256 \w{16}\.\.\. at the server"
+        assert re.fullmatch(rf"error: model_args.model: .*ours.py: {digests}; use the same file", last), last
+    server.kill()
+    assert len((tmp_path / "theirs").read_text().split()) == 1  # the server's process
+    assert not (tmp_path / "ours").exists()  # settings are compared before a network is built
+
+
+def test_a_silo_may_not_change_its_data_in_a_run(federation):
+    federation.overrides = [SLOW, FOUR]
+    server, silos = federation.server(), federation.silos()
+    silos[2].says("round 1: trained")
+    silos[2].kill()
+    odd = federation.silo(3, "--set", "partition_args.classes_per_client=5")
+    assert odd.wait() == 2
+    assert "the server turned this silo away: it had" in odd.text
+    assert odd.text.count("\nerror: ") == 1
+    for process in (server, *silos[:2]):
+        process.kill()
+
+
+UNRULY = """
+import torch
+from fl_labelskew_plugins.methods.fedavg import FedAvg
+
+class Unruly(FedAvg):
+    def loss(self, batch, client):
+        if client.round and client.id == 0:
+            raise ValueError(f"sample {batch.inputs[0, 0, 0, 0]} of /data/ann")
+        terms = super().loss(batch, client)
+        if client.round and client.id == 1:
+            terms["more"] = terms["cross_entropy"].detach() * float("nan")
+        return terms
+"""
+
+
+def test_a_method_that_fails_at_a_silo_ends_that_silo_with_a_line(federation, write_plugin):
+    """What its author's exception says stays there: it may hold values of samples."""
+    write_plugin(federation.folder, "fl_labelskew.methods", UNRULY, module="unruly", target="Unruly")
+    paths = os.pathsep.join(filter(None, [str(federation.folder), os.environ.get("PYTHONPATH")]))
+    federation.environment = {"PYTHONPATH": paths}
+    federation.overrides = ["method_args.method=acme", "comm_args.min_clients=1", "comm_args.reconnect_s=1"]
+    server, silos = federation.server(), federation.silos()
+    finished(server, silos[2])
+    assert [silo.wait() for silo in silos[:2]] == [1, 1]
+    raised = "Unruly.loss (unruly) raised ValueError"
+    (start, *frames) = silos[0].text[silos[0].text.index("error: ") :].splitlines()
+    assert re.fullmatch(
+        re.escape(f"error: {raised}: sample ") + r"\S+ of /data/ann; the frames below are of its own code", start
+    )
+    assert frames == [
+        f'  File "{federation.folder}/unruly.py", line 8, in loss',
+        '    raise ValueError(f"sample {batch.inputs[0, 0, 0, 0]} of /data/ann")',
+    ]
+    diverged = "round 2: client 1: loss term more is nan, training diverged; use a smaller train_args.learning_rate"
+    assert silos[1].text.splitlines()[-1] == f"error: {diverged}"
+    said = [line for line in server.text.splitlines() if "cannot go on" in line]
+    assert sorted(said) == [f"silo 1 cannot go on: {raised}", f"silo 2 cannot go on: {diverged}"]
+    assert left_out(federation) == [[], [0, 1], [0, 1]]

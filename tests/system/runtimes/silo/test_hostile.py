@@ -1,0 +1,360 @@
+"""Silos and strangers that mean harm: what happens to what they send, and that the federation finishes unharmed."""
+
+import json
+import pickle
+import socket
+import ssl
+import struct
+import time
+
+import grpc
+import pytest
+import torch
+from federations import FACTS, Echo, Hostile, finished, left_out, same
+
+from fl_labelskew_plugins.runtimes.silo import certs, members
+from fl_labelskew_plugins.runtimes.silo.keys import Files
+from fl_labelskew_plugins.runtimes.silo.streams import METHOD, SERVICE
+from fl_labelskew_plugins.runtimes.transport import Kind, Message
+from fl_labelskew_plugins.runtimes.wire import Header
+
+GIANT = {"input_shape": [10**6] * 5}
+SLOW = "train_args.epochs=40"
+
+
+class FakeSilo(Echo):
+    """Silo 3, which answers every request for training with whatever a test says."""
+
+    def __init__(self, address, answers, *, opening=None, **options):
+        self.opening = opening
+        self.answers, self.verdicts, self.finish = list(answers), [], None
+        super().__init__(address, 3, **options)
+
+    def receive_message(self, kind, arrived):
+        if kind == Kind.WELCOME:
+            if self.opening is not None:
+                self.transport.send_message(Message(Kind.OPENING, 3, 0, tensors=self.opening))
+        elif kind == Kind.TRAIN and self.answers:
+            answer = self.answers.pop(0)
+            tensors, meta = answer(dict(arrived.tensors))
+            self.transport.send_message(Message(Kind.UPLOAD, 3, 0, round=arrived.round, meta=meta, tensors=tensors))
+        elif kind == Kind.VERDICT:
+            self.verdicts.append(arrived.meta.get("reason", "taken"))
+        elif kind == Kind.FINISH:
+            self.finish = arrived.meta
+            self.leave()
+
+
+def model(tensors):
+    return {k: v.clone() for k, v in tensors.items() if k.startswith("model/")}
+
+
+def changed(key, value):
+    def answer(tensors):
+        return {**model(tensors), key: value}, {}
+
+    return answer
+
+
+def without(key):
+    def answer(tensors):
+        return {k: v for k, v in model(tensors).items() if k != key}, {}
+
+    return answer
+
+
+def upload_of(**meta):
+    return lambda tensors: (model(tensors), meta)
+
+
+BIAS = "model/classifier.bias"
+BAD = {
+    "classifier.bias is not finite": changed(BIAS, torch.full((10,), float("nan"))),
+    "classifier.weight is not finite": changed("model/classifier.weight", torch.full((10, 16), -float("inf"))),
+    "expected (10,)": changed(BIAS, torch.zeros(11)),
+    "torch.float64": changed(BIAS, torch.zeros(10).double()),
+    "has other tensors than the model: backdoor": changed("model/backdoor", torch.zeros(3)),
+    "has other tensors than the model: classifier.bias": without(BIAS),
+    "neither weights nor contributions": changed("elsewhere", torch.zeros(3)),
+    "does not announce: features": changed("contribution/features", torch.zeros(3)),
+    "private state": changed("state/p", torch.zeros(3)),
+    "loss terms that are no mapping": upload_of(loss_terms="a" * 1000),
+    "loss terms with a name that is not 1 to 40 letters": upload_of(loss_terms={"$\\frac{$": 1.0}),
+    "no pair of whole numbers": upload_of(personalised=[1e308, 1]),
+    "out of range": upload_of(personalised=[5, 4]),
+}
+
+
+def test_a_silo_that_sends_what_it_should_not_is_left_out_of_those_rounds_alone(federation):
+    federation.overrides = [f"train_args.comm_round={len(BAD) + 1}"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    fake = FakeSilo(federation.address, [*BAD.values(), changed(BIAS, torch.zeros(10))])
+    finished(server, *silos)
+    fake.thread.join(20)
+    assert fake.finish == {"done": True, "state_round": len(BAD)}
+    for round, (words, verdict, line) in enumerate(zip(BAD, fake.verdicts, federation.lines(), strict=False)):
+        assert words in verdict
+        assert line["left_out"] == [2]
+        assert f"round {round + 1}: upload of silo 3 refused" in server.text
+    assert fake.verdicts[-1] == "taken"
+    assert federation.lines()[-1]["clients"] == [0, 1, 2]
+    assert all(torch.isfinite(value).all() for value in federation.weights().values())
+
+
+HUGE = 3.4e38
+
+
+def huge(tensors):
+    return {k: torch.full_like(v, HUGE) if v.is_floating_point() else v for k, v in model(tensors).items()}, {}
+
+
+def unanswered(tensors):
+    """What a silo that is left out sends: nothing that counts."""
+    return {}, {}
+
+
+def test_finite_uploads_out_of_all_proportion_are_left_out_of_the_mean(make_federation):
+    """As if that silo had not answered in those rounds."""
+    weights = []
+    for name, bad in (("poisoned", huge), ("left_out", unanswered)):
+        federation = make_federation(name)
+        federation.overrides = ["train_args.comm_round=4"]
+        server, silos = federation.server(), federation.silos(1, 2)
+        fake = FakeSilo(federation.address, [bad, changed(BIAS, torch.zeros(10)), bad, bad])
+        finished(server, *silos)
+        fake.thread.join(20)
+        assert left_out(federation) == [[2], [], [2], [2]]
+        weights.append(federation.weights())
+        if name == "poisoned":
+            for round in (1, 3, 4):
+                assert f"round {round}: upload of silo 3 refused: the norm of its update is " in server.text
+            assert "that is more than 1000 times as much (comm_args.max_update_ratio)" in server.text
+            assert "a norm of it is more than 1000 times as much" in fake.verdicts[1]
+    same(*weights)
+
+
+def test_a_run_that_is_lost_goes_back_to_an_earlier_round_without_the_silo(make_federation):
+    """And ends with the weights of a run that had stopped there, of silos with private states."""
+    poisoned, stopped = make_federation("poisoned"), make_federation("stopped")
+    for federation in (poisoned, stopped):
+        more = ["tracking_args.checkpoint_every=1", "comm_args.max_update_ratio=null"]
+        federation.overrides = ["train_args.comm_round=5", "method_args.method=map", *more]
+        federation.environment = {"FL_LABELSKEW_PAUSE": "2 inf"} if federation is stopped else {}
+        server, silos = federation.server(), federation.silos(1, 2)
+        fake = FakeSilo(federation.address, [changed(BIAS, torch.zeros(10))] * 2 + [huge] * 2)
+        assert server.wait() == (federation is poisoned), server.text
+        fake.transport.stop_receive_message()
+        members.exclude(federation.run_dir, 3)
+        federation.environment = {}
+        if federation is stopped:
+            server, silos = federation.server(resume=True), federation.silos(1, 2)
+        else:
+            assert "is not finite, training diverged" in server.text
+            server = federation.server("--from-round", 2, resume=True)
+            server.says("back at the end of round 2; what was written of later rounds is in")
+        finished(server, *silos)
+        assert all("is not in" not in process.text for process in (server, *silos))  # a state that it has lost
+    assert left_out(poisoned) == [[], [], [2], [2], [2]]
+    assert len((poisoned.run_dir / "abandoned-1" / "metrics.jsonl").read_text().splitlines()) == 1
+    same(poisoned.weights(), stopped.weights())
+    states = [sorted(f.glob("silo-[12]/*/personalised.safetensors")) for f in (poisoned.folder, stopped.folder)]
+    assert [file.read_bytes() for file in states[0]] == [file.read_bytes() for file in states[1]]
+    assert len(states[0]) == 2
+
+
+def test_where_too_few_are_left_the_server_ends_and_goes_on_without_the_silo(federation):
+    federation.overrides = ["comm_args.min_clients=3"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    fake = FakeSilo(federation.address, [huge])
+    assert server.wait() == 1
+    said = "round 1: 2 of at least 3 uploads are left without those that were refused (comm_args.min_clients, max_upda"
+    assert said in server.text
+    assert "Traceback" not in server.text
+    fake.transport.stop_receive_message()
+    federation.overrides = ["comm_args.min_clients=2"]
+    members.exclude(federation.run_dir, 3)
+    server = federation.server(resume=True)
+    finished(server, *silos)
+    assert "silo 3 is excluded" in server.text
+    assert left_out(federation) == [[2]] * 3
+
+
+def test_prototypes_and_counts_out_of_all_proportion_are_refused_too(federation):
+    federation.overrides = ["method_args.method=fedmr", "train_args.comm_round=2"]
+    server, silos = federation.server(), federation.silos(1, 2)
+
+    def with_prototypes(value, count):
+        def answer(tensors):
+            beside = {"sums": torch.full((10, 16), value), "counts": torch.full((10,), count)}
+            return model(tensors) | {f"contribution/{name}": tensor for name, tensor in beside.items()}, {}
+
+        return answer
+
+    FakeSilo(federation.address, [with_prototypes(3.4e38, 40), with_prototypes(1.0, 2**60)])
+    finished(server, *silos)
+    assert "round 1: upload of silo 3 refused: the norm of its sums is " in server.text
+    assert "round 2: upload of silo 3 refused: counts are of more than 1000000000 training samples" in server.text
+    assert left_out(federation) == [[2], [2]]
+
+
+def test_a_silo_with_most_of_the_weight_is_told_and_too_many_samples_are_turned_away(federation):
+    federation.overrides = ["train_args.comm_round=2", "comm_args.quorum_timeout_s=5", "comm_args.max_samples=100000"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    fake = FakeSilo(federation.address, [], facts=FACTS | {"samples": 10**12})
+    fake.thread.join(30)
+    why = "it says that it has 1000000000000 training samples, and 100000 are allowed at most"
+    assert fake.finish["reason"] == f"{why} (comm_args.max_samples of the server)"
+    FakeSilo(federation.address, [model_alone] * 2, facts=FACTS | {"samples": 10**4})
+    finished(server, *silos)
+    assert f"silo 3 turned away: {why}" in server.text
+    share, total = "90.82 %", "10000 of 11011 training samples"
+    assert f"warning: silo 3 has {share} of the weight of round 1: it says that it has {total}\n" in server.text
+    assert server.text.count("warning: silo 3") == 1
+
+
+def model_alone(tensors):
+    return model(tensors), {}
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (
+            FACTS | {"num_classes": 11},
+            "its samples are (1, 8, 8) of 11 classes, the federation's (1, 8, 8) of 10; use such d",
+        ),
+        (FACTS | {"input_shape": [10**6] * 5}, "its input shape is of more than 100000000 numbers"),
+        (FACTS | {"samples": -1}, "its number of samples is not a whole number above 0"),
+        (FACTS | {"classes": "names"}, "its digest of class names is not 32 hexadecimal digits"),
+        ({}, "its number of samples is not a whole number above 0"),
+    ],
+)
+def test_a_silo_that_does_not_fit_is_turned_away(facts, words, federation):
+    federation.overrides = ["comm_args.quorum_timeout_s=5", "train_args.comm_round=1"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    server.says("listening on")
+    fake = FakeSilo(federation.address, [], facts=facts)
+    fake.thread.join(30)
+    assert words in fake.finish["reason"]
+    finished(server, *silos)
+    assert "silo 3 turned away" in server.text
+
+
+def test_the_first_hello_decides_nothing_where_the_server_has_no_test_data(federation):
+    form = ["data_args.input_shape=[1, 8, 8]", "data_args.classes=10", "validation_args.server_test_data=false"]
+    federation.overrides = [*form, "comm_args.quorum_timeout_s=5", "train_args.comm_round=1"]
+    server = federation.server()
+    server.says("listening on")
+    fakes = [FakeSilo(federation.address, [], facts=FACTS | facts) for facts in ({"num_classes": 11}, GIANT)]
+    for fake in fakes:
+        fake.thread.join(30)
+        assert not fake.finish["done"]
+    finished(server, *federation.silos(1, 2))
+    assert federation.lines()[0]["clients"] == [0, 1]
+
+
+def test_a_thousand_bad_messages_are_a_line_with_a_number(federation):
+    federation.overrides = ["train_args.comm_round=1", "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=15"]
+    server = federation.server()
+    server.says("listening on")
+    fake = FakeSilo(federation.address, [])
+    server.says("silo 3 is here")
+    for number in range(1000):
+        while fake.transport._outbox is None or fake.transport._outbox._queue.qsize():
+            time.sleep(0.001)
+        fake.transport.send_message(Message(Kind.FAILED, 3, 0, meta={"reason": f"{number} reasons"}))
+    finished(server, *federation.silos(1, 2))
+    first, last = [line for line in server.text.splitlines() if "silo 3 cannot go on" in line]
+    assert first == "silo 3 cannot go on: 0 reasons"
+    assert last.startswith("silo 3 cannot go on: 999 reasons (999 more within ")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedshift"])
+def test_what_nobody_asked_for_is_dropped(method, federation):
+    federation.overrides = ["train_args.comm_round=1", f"method_args.method={method}", "comm_args.round_deadline_s=5"]
+    server = federation.server()
+    server.says("listening on")
+    fake = FakeSilo(federation.address, [])
+    server.says("silo 3 is here")  # the run has not begun
+    for kind, round, tensors in (
+        (Kind.OPENING, -1, {"smoothed": torch.full((3,), -1.0)}),
+        (Kind.UPLOAD, -1, {"model/x": torch.zeros(2)}),
+        (Kind.UPLOAD, 0, {}),
+    ):
+        fake.transport.send_message(Message(kind, 3, 0, round=round, meta={"loss_terms": 3}, tensors=tensors))
+    silos = federation.silos(1, 2)
+    finished(server, *silos)
+    assert federation.lines()[0]["left_out"] == [2]
+
+
+def test_an_opening_that_is_none_turns_a_silo_away(federation):
+    federation.overrides = ["train_args.comm_round=1", "method_args.method=fedshift"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    server.says("listening on")
+    fake = FakeSilo(federation.address, [], opening={"smoothed": torch.full((10,), float("nan"))})
+    finished(server, *silos)
+    assert "opening of silo 3: smoothed is not finite" in fake.finish["reason"]
+    assert federation.lines()[0]["left_out"] == [2]
+
+
+def test_strangers_do_no_harm_to_a_federation_with_certificates(federation, sp_weights, tmp_path):
+    certs.new(tmp_path / "certs", 3)
+    certs.new(tmp_path / "others", 3)
+    proof = tmp_path / "executed"
+    federation.overrides = [SLOW, "train_args.comm_round=6", f"comm_args.certs={tmp_path / 'certs'}"]
+    server, silos = federation.server(), federation.silos()
+    silos[0].says("round 1: trained")
+    host, port = federation.address.split(":")
+
+    def call(chunks, tls, path=f"/{SERVICE}/{METHOD}"):
+        """What a gRPC peer gets to hear."""
+        channel = grpc.insecure_channel(federation.address)
+        if tls is not None:
+            credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+            channel = grpc.secure_channel(federation.address, credentials)
+        stream = channel.stream_stream(path)(iter(chunks), timeout=20)
+        try:
+            for _ in stream:
+                pass
+            return "ended"
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        finally:
+            channel.close()
+
+    def hello(sender, length=None):
+        blob = json.dumps({"__metadata__": {"meta": json.dumps(FACTS)}}).encode()
+        payload = struct.pack("<Q", len(blob)) + blob
+        return Header(int(Kind.HELLO), sender, 0, -1, length or len(payload)).pack() + payload
+
+    one = certs.read(tmp_path / "certs", "silo-1")
+    stranger = certs.read(tmp_path / "others", "silo-3")
+    said = {
+        "no certificate": call([hello(3)], None),
+        "another authority": call([hello(3)], Files("silo-3", one.ca, stranger.certificate, stranger.key)),
+        "another's rank": call([hello(3)], one),
+        "a header of 3 GB": call([hello(1, 3 * 2**30)], one),
+        "a blob of 3 GB": call([Header(int(Kind.HELLO), 1, 0, -1, 16).pack() + struct.pack("<QQ", 3 * 2**30, 0)], one),
+        "garbage": call([b"\xff" * 5000], one),
+        "a pickle": call([pickle.dumps(Hostile(proof))], one),
+        "a pickle to the host's door": call([pickle.dumps(Hostile(proof))], one, "/gRPCCommManager/sendMessage"),
+    }
+    for bytes_ in (b"\x80\x04\x95" + pickle.dumps(Hostile(proof)), b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 100_000):
+        with socket.create_connection((host, int(port)), 10) as raw:
+            raw.sendall(bytes_)
+            raw.settimeout(20)
+            try:
+                while raw.recv(65536):
+                    pass
+            except (OSError, ssl.SSLError):
+                pass
+    assert said["no certificate"].startswith("UNAVAILABLE")
+    assert said["another authority"].startswith("UNAVAILABLE")
+    assert "claims to be silo 3" in said["another's rank"]
+    assert "bytes" in said["a header of 3 GB"]
+    assert all("ended" not in answer for answer in said.values()), said
+    finished(server, *silos)
+    assert not proof.exists()
+    assert "Traceback" not in server.text
+    assert all("left_out" not in line for line in federation.lines())
+    same(federation.weights(), sp_weights(*federation.overrides[:2]))

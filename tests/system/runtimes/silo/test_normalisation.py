@@ -1,0 +1,231 @@
+"""One mean and standard deviation for all silos: what silos send for it, what they take, and that it is one for all."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+import torch
+from federations import FACTS, finished, same
+from fl_labelskew_registry import LabelSkewError, RunError, catalog
+from recipe_texts import SILOS, simulation
+from wire_table import Wire
+from wiretap import watched
+
+from fl_labelskew_plugins.data import stats
+from fl_labelskew_plugins.recipe import parse as recipes
+from fl_labelskew_plugins.runs import model_file
+from fl_labelskew_plugins.runtimes.options import RunOptions
+from fl_labelskew_plugins.runtimes.silo import facts as silos
+
+OWN = "client_specific_args: {data_silo_config: [silo1.yaml, silo2.yaml, silo3.yaml]}\n"
+SHAPE, SIZES = (3, 2, 2), (40, 25, 60)
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory):
+    """A folder with the pictures of three hospitals, whose scanners differ, apart and all in one place."""
+    folder, rng, parts = tmp_path_factory.mktemp("hospitals"), np.random.default_rng(0), []
+    for rank, size in enumerate(SIZES, 1):
+        y = np.arange(size) % 3
+        low = 30 * rank + 20 * y[:, None, None, None]
+        x = rng.integers(low, low + 60, (size, *SHAPE)).astype(np.uint8)
+        parts.append({"x_train": x, "y_train": y, "x_test": x[:6], "y_test": y[:6]})
+        np.savez(folder / f"silo{rank}.npz", **parts[-1])
+    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    np.savez(folder / "server.npz", x_test=whole["x_test"], y_test=whole["y_test"])
+    groups = {
+        f"groups_{part}": np.repeat([0, 1, 2], [len(p[f"y_{part}"]) for p in parts]) for part in ("train", "test")
+    }
+    np.savez(folder / "all.npz", **whole, **groups)
+    return folder
+
+
+def recipe_of(hospitals, name):
+    data = f"data_args: {{dataset: npz, data_cache_dir: {hospitals}/{name}.npz, layout: nchw, classes: 3}}"
+    lines = [line for line in SILOS.splitlines() if not line.startswith(("data_args", "partition_args"))]
+    return "\n".join([data, *lines]) + "\n"
+
+
+@pytest.fixture
+def apart(make_federation, hospitals):
+    """Silos of one hospital each, by their own files."""
+    federation = make_federation("apart", recipe_of(hospitals, "server") + OWN)
+    for rank in (1, 2, 3):
+        own = recipe_of(hospitals, f"silo{rank}").splitlines()[0]
+        (federation.folder / f"silo{rank}.yaml").write_text(own + "\n")
+    return federation
+
+
+def known(folder):
+    return json.loads((folder / "environment.json").read_text())["normalisation"]
+
+
+def test_silos_apart_and_all_data_in_one_place_are_one_run(apart, hospitals, tmp_path):
+    from safetensors.torch import load_file
+
+    from fl_labelskew_plugins.front import start
+
+    finished(server := apart.server(), *apart.silos())
+    line = "mean and std of the training samples of 3 silos together: 0."
+    assert line in server.text
+    union = tmp_path / "union.yaml"
+    union.write_text(simulation(recipe_of(hospitals, "all")) + "\npartition_args: {partition_method: natural}\n")
+    start.start(RunOptions(union, run_dir=tmp_path / "sp", quiet=True))
+    whole = np.load(hospitals / "all.npz")["x_train"]
+    mean, std = stats.moments(whole)
+    assert known(apart.run_dir) == known(tmp_path / "sp") == {"mean": list(mean), "std": list(std)}
+    same(load_file(tmp_path / "sp" / "model.safetensors"), apart.weights())
+    alone = [line["accuracy"] for line in apart.lines()]
+    together = (tmp_path / "sp" / "metrics.jsonl").read_text().splitlines()
+    assert alone == [json.loads(line)["accuracy"] for line in together]
+
+
+@pytest.mark.parametrize("holds_a_test_part", [True, False])
+def test_results_that_are_written_again_say_the_run_s_numbers(holds_a_test_part, apart):
+    apart.overrides, apart.environment = ["train_args.comm_round=1"], {"FL_LABELSKEW_PICTURES": "yes"}
+    if not holds_a_test_part:
+        apart.overrides += ["validation_args.server_test_data=false", "data_args.input_shape=[3,2,2]"]
+    finished(apart.server(), *apart.silos())
+    file = apart.run_dir / "model.safetensors"
+    said = model_file.said(file)
+    assert (said.dtype, said.mean) == ("uint8", known(apart.run_dir)["mean"])
+    (apart.run_dir / "curves.png").unlink()
+    finished(apart.server(resume=True))
+    assert model_file.said(file) == said
+
+
+def test_who_comes_late_or_after_a_resume_gets_the_numbers_of_the_run(apart, hospitals):
+    apart.overrides = ["comm_args.quorum_timeout_s=3", "comm_args.min_clients=2", "train_args.comm_round=30"]
+    apart.overrides += ["train_args.epochs=20", "tracking_args.checkpoint_every=1"]
+    server, first = apart.server(), apart.silos(1, 2)
+    server.says("round  1/30")
+    two = stats.pooled([stats.sums(np.load(hospitals / f"silo{rank}.npz")["x_train"]) for rank in (1, 2)])
+    assert known(apart.run_dir) == {"mean": list(two[0]), "std": list(two[1])}
+    late = apart.silo(3)
+    late.says("trained in")
+    server.kill(signal.SIGKILL)
+    again = apart.server(resume=True)
+    finished(again, *first, late)
+    assert "together" not in again.text
+    assert known(apart.run_dir)["mean"] == list(two[0])
+
+
+@pytest.mark.parametrize("kind", ["npz", "image_folder"])
+def test_a_survey_of_silos_with_data_of_their_own_makes_no_normalisation(kind, apart, tmp_path):
+    classes = 3
+    if kind == "image_folder":
+        classes, names = 4, "circle, cross, square, star"
+        dataset = catalog.load("datasets", kind)
+        dataset(dataset.Params(groups=("1", "2", "3"))).fake(tmp_path / "tree", samples=60, seed=0)
+        data = f"data_args: {{dataset: image_folder, image_size: 8, class_names: [{names}], data_cache_dir: %s}}\n"
+        apart.recipe.write_text(data % (tmp_path / "tree") + apart.recipe.read_text().partition("\n")[2])
+        for rank in (1, 2, 3):
+            (apart.folder / f"silo{rank}.yaml").write_text(data % (tmp_path / "tree" / str(rank)))
+    server, proxy = watched(apart, "--survey")
+    finished(server, *(apart.silo(rank, "--survey") for rank in (1, 2, 3)))
+    wire = Wire(proxy, {"C": classes, "A": 3, "d": 16}, {})
+    came = {(field.message, field.name) for field in wire.seen if not isinstance(field, tuple)}
+    assert [name for name in came if name[1].startswith("tensor")] == [("SURVEY", "tensor counts")]
+    recipe = recipes.load(apart.recipe)
+    assert recipe.pools_moments
+    held = [silos.load(recipes.silo(recipe, rank), rank - 1).counts.tolist() for rank in (1, 2, 3)]
+    survey = json.loads((apart.run_dir / "survey.json").read_text())
+    assert [client["counts"] for client in survey["clients"]] == held
+
+
+def test_a_recipe_with_numbers_asks_silos_for_nothing(apart):
+    for overrides in (["data_args.mean=[0.5]", "data_args.std=[0.2]"], ["data_args.mean=imagenet"] * 2):
+        overrides[1] = overrides[1].replace("mean=imagenet", "std=imagenet")
+        recipe = recipes.silo(recipes.load(apart.recipe, overrides), 2)
+        silo = silos.load(recipe, 1)
+        assert silo.sent() == {}
+    assert silo.data.mean == (0.485, 0.456, 0.406)
+    recipe = recipes.silo(recipes.load(apart.recipe), 2)
+    told = silos.load(recipe, 1).sent()
+    assert {name: (value.dtype, tuple(value.shape)) for name, value in told.items()} == {
+        "sum": (torch.int64, (3,)), "squares": (torch.int64, (3,))
+    }  # fmt: skip
+
+
+def test_a_silo_s_own_file_may_not_say_otherwise_and_its_policy_may_refuse(apart):
+    own = apart.folder / "silo2.yaml"
+    plain = own.read_text()
+
+    def said(text, *overrides):
+        own.write_text(text)
+        with pytest.raises(LabelSkewError) as error:
+            recipes.silo(recipes.load(apart.recipe, overrides), 2)
+        return str(error.value).removeprefix(f"{own}: ")
+
+    other = plain.replace("classes: 3", "classes: 3, mean: [0.1], std: [0.1]")
+    line = "data_args.mean: [0.1] here and 'data' in the recipe, and silos share one normalisation; set mean and std"
+    assert said(other).startswith(line)
+    strict = plain + "policy: {send: [weights]}\n"
+    assert said(strict) == (
+        'policy.send: ["weights"] does not allow moments: sums over all training samples (without them: data_args.mean '
+        "and std in the server's recipe); use a recipe that keeps to it, or change this policy"
+    )
+    own.write_text(strict)
+    recipes.silo(recipes.load(apart.recipe, ["data_args.mean=imagenet", "data_args.std=imagenet"]), 2)
+    own.write_text(plain + "policy: {send: [weights, moments]}\n")
+    recipes.silo(recipes.load(apart.recipe), 2)
+
+
+def tensors(first, second, dtype=torch.int64):
+    return {"sum": torch.tensor(first, dtype=dtype), "squares": torch.tensor(second, dtype=dtype)}
+
+
+REPORTED = silos.facts(FACTS | {"samples": 10, "input_shape": [2, 1, 1]})
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {},
+        tensors([5, 5], [9, 9]) | {"more": torch.zeros(1)},
+        tensors([5], [9]),
+        tensors([5, 5], [9, 9], torch.float32),
+        tensors([5, 5], [9, 9]) | {"sum": torch.tensor([5.0, 5.0], dtype=torch.float64)},
+        tensors([5, -1], [9, 9]),
+        tensors([5, 2551], [9, 65025 * 10]),  # ten values of 255 at most
+        tensors([5, 50], [9, 249]),  # ten values that sum to 50 have squares of 250 at least
+        tensors([5, 2], [9, 511]),  # and no value is above 255
+        tensors([0.0, float("nan")], [1.0, 1.0], torch.float64),
+        tensors([0.0, 0.0], [1.0, float("inf")], torch.float64),
+        tensors([0.0, 0.0], [1.0, -1.0], torch.float64),
+        tensors([1e300, 0.0], [1.0, 1.0], torch.float64),
+    ],
+)
+def test_sums_that_no_such_samples_have_are_refused(sent):
+    with pytest.raises(RunError) as error:
+        silos.sums(sent, REPORTED)
+    assert "\n" not in str(error.value)
+
+
+def test_sums_that_samples_have_are_taken():
+    x = np.random.default_rng(0).integers(0, 256, (10, 2, 1, 1))
+    for samples in (x.astype(np.uint8), np.full_like(x, 255, np.uint8), x.astype(np.float32)):
+        made = stats.sums(samples)
+        taken = silos.sums(tensors(made.first, made.second, torch.tensor(made.first).dtype), REPORTED)
+        assert stats.pooled([taken]) == stats.pooled([made])
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"mean": None}, "mean"),
+        ({"mean": torch.zeros(3)}, "mean"),
+        ({"mean": torch.zeros(2, dtype=torch.float64)}, "mean"),
+        ({"mean": torch.tensor([0.0, float("inf"), 0.0], dtype=torch.float64)}, "mean"),
+        ({"std": torch.zeros(3, dtype=torch.float64)}, "std"),
+        ({"std": torch.tensor([1.0, float("nan"), 1.0], dtype=torch.float64)}, "std"),
+    ],
+)
+def test_a_server_s_numbers_that_cannot_be_used_end_the_silo(change, key, apart):
+    data = silos.load(recipes.silo(recipes.load(apart.recipe), 1), 0).data
+    good = {"mean": torch.full((3,), 0.5, dtype=torch.float64), "std": torch.ones(3, dtype=torch.float64)}
+    assert silos.normalised(data, good).mean == (0.5, 0.5, 0.5)
+    sent = {name: value for name, value in (good | change).items() if value is not None}
+    with pytest.raises(LabelSkewError, match=rf"^the server's {key} of all samples: is no number that samples of 3"):
+        silos.normalised(data, sent)

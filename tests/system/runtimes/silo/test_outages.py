@@ -1,0 +1,171 @@
+"""Lines that break and servers that are frozen: no part is lost without a word, and the weights stay the same."""
+
+import json
+import re
+import signal
+import threading
+import time
+
+import pytest
+from federations import Echo, finished, left_out, same
+from wiretap import watched
+
+from fl_labelskew_plugins.runtimes.transport import Kind
+
+SLOW = "train_args.epochs=40"
+FEDSHIFT = "method_args.method=fedshift"
+WELCOME = b"federation"  # in no other message
+
+
+@pytest.fixture
+def line(federation):
+    """The server's process, started through this, the line that silos have to it, and the address without it."""
+
+    def start(*overrides):
+        federation.overrides = list(overrides)
+        direct = federation.address
+        return *watched(federation), direct
+
+    return start
+
+
+class Quick(Echo):
+    """Answers when it is told to, with what it was sent times ``factor``."""
+
+    def __init__(self, address, rank, leaves_at=None, factor=1):
+        self.leaves_at, self.waits, self.may = leaves_at, [], threading.Semaphore(0)
+        super().__init__(address, rank, factor=factor)
+
+    def receive_message(self, kind, arrived):
+        if kind == self.leaves_at:
+            self.transport.stop_receive_message()
+            return
+        if kind == Kind.TRAIN:
+            self.waits.append(arrived.round)
+            assert self.may.acquire(timeout=60)
+        super().receive_message(kind, arrived)
+
+
+@pytest.fixture
+def quick(transports):
+    def make(*args, **options):
+        silo = Quick(*args, **options)
+        transports.append(silo.transport)
+        return silo
+
+    return make
+
+
+@pytest.mark.parametrize(("method", "cuts"), [("fedshift", 1), ("reweighting", 3)])
+def test_silos_cut_before_their_openings_are_waited_for(method, cuts, federation, line, sp_weights):
+    overrides = ["train_args.comm_round=2", f"method_args.method={method}"]
+    server, proxy, direct = line(*overrides)
+    proxy.last, proxy.cuts = WELCOME, cuts
+    silos = [federation.silo(3)]
+    if cuts == 1:
+        federation.address = direct
+    finished(server, *silos, *federation.silos(1, 2))
+    assert server.text.count("has left") >= cuts
+    assert left_out(federation) == left_out(federation, "opening_left_out") == [[], []]
+    same(federation.weights(), sp_weights(*overrides))
+
+
+def test_an_opening_exchange_that_breaks_off_can_be_gone_on_with(federation, line, quick, sp_weights):
+    overrides = ["train_args.comm_round=2", FEDSHIFT]
+    server, proxy, direct = line(*overrides, "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=3")
+    for rank in (1, 2, 3):
+        quick(direct, rank, leaves_at=Kind.WELCOME)
+    assert server.wait() == 1
+    assert "opening exchange: silo 1 did not come back within 1 s; left out until it speaks again" in server.text
+    *_, last = server.text.strip().splitlines()
+    assert last.startswith(
+        "error: opening exchange: 0 of at least 2 openings came (comm_args.min_clients, round_deadline_s, "
+        "quorum_timeout_s); to go on: labelskew run "
+    )
+    assert f"--resume {federation.run_dir}" in last
+    federation.overrides = overrides
+    proxy.last, proxy.cuts = WELCOME, 3
+    through, federation.address = federation.address, direct
+    killed = federation.server(resume=True)
+    killed.says("listening on")
+    federation.address = through
+    silos = federation.silos()
+    killed.says("has left")
+    killed.kill().wait()
+    federation.address = direct
+    finished(federation.server(resume=True), *silos)
+    assert left_out(federation, "opening_left_out") == [[], []]
+    same(federation.weights(), sp_weights(*overrides))
+
+
+def test_who_is_missing_from_the_opening_exchange_is_told_until_it_is_back(federation, line):
+    server, proxy, direct = line(
+        SLOW, "train_args.comm_round=4", FEDSHIFT, "comm_args.reconnect_s=1", "tracking_args.checkpoint_every=1"
+    )
+    proxy.last, proxy.cuts = WELCOME, 1
+    away = federation.silo(3)
+    server.says("silo 3 is here")
+    proxy.up = False
+    federation.address = direct
+    silos = federation.silos(1, 2)
+    server.says("opening exchange: silo 3 did not come back within 1 s; left out until it speaks again")
+    server.says("round 1/4")
+    server.kill().wait()
+    proxy.up = True
+    again = federation.server(resume=True)
+    finished(again, away, *silos)
+    rounds_left = left_out(federation, "opening_left_out")
+    assert (rounds_left[0], rounds_left[-1]) == ([2], [])
+    assert "1 left out of the opening" in server.text
+    assert re.search(r"left out of the opening +silo 3\n", again.text)
+    assert json.loads((federation.run_dir / "summary.json").read_text())["opening_left_out"] == [2]
+
+
+def test_an_outage_within_a_round_is_sat_out_for_the_time_of_a_quorum(federation, line, sp_weights):
+    overrides = [SLOW, "train_args.comm_round=3"]
+    server, proxy, _ = line(*overrides, "comm_args.reconnect_s=1", "comm_args.min_clients=3")
+    silos = federation.silos()
+    server.says("round 1/3")
+    proxy.up = False
+    proxy.cut()
+    for rank in (1, 2, 3):
+        server.says(f"silo {rank} did not come back within 1 s; left out until it speaks again")
+    time.sleep(2)
+    proxy.up = True
+    finished(server, *silos)
+    assert left_out(federation) == [[]] * 3
+    same(federation.weights(), sp_weights(*overrides))
+
+
+def test_nobody_is_waited_for_where_all_uploads_are_refused(federation, quick):
+    federation.overrides = ["comm_args.quorum_timeout_s=3600"]
+    server = federation.server()
+    for rank in (1, 2, 3):
+        quick(federation.address, rank, factor=float("nan")).may.release()
+    assert server.wait() == 1
+    assert "error: round 1: 0 of at least 2 uploads came" in server.text
+
+
+def test_time_in_which_the_server_is_frozen_is_nobodys_fault(federation, line, quick):
+    server, proxy, direct = line("train_args.comm_round=2", "comm_args.round_deadline_s=3", "comm_args.reconnect_s=2")
+    silos = [quick(address, rank) for rank, address in ((1, direct), (2, direct), (3, proxy.address))]
+
+    def frozen_while_they_answer(round):
+        until = time.monotonic() + 60
+        while not all(round in silo.waits for silo in silos):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        if round == 1:  # and one of them while it is on its way back
+            proxy.cut()
+            server.says("silo 3 has left")
+        server.kill(signal.SIGSTOP)
+        for silo in silos:
+            silo.may.release(1 + round)  # an answer without a connection is asked for again
+        time.sleep(4)
+        server.kill(signal.SIGCONT)
+
+    frozen_while_they_answer(0)
+    frozen_while_they_answer(1)
+    finished(server)
+    assert left_out(federation) == [[], []]
+    assert "left out until" not in server.text

@@ -1,0 +1,280 @@
+"""Certificates that are revoked, renewed or added while a federation runs, over real sockets and TLS."""
+
+import shutil
+import signal
+
+import pytest
+import torch
+from federations import finished
+from fl_labelskew_registry import LabelSkewError
+from recipe_texts import SILOS, simulation
+from safetensors.torch import load_file
+
+from fl_labelskew_plugins.front import start as run
+from fl_labelskew_plugins.ledgers import audit
+from fl_labelskew_plugins.runtimes.options import RunOptions
+from fl_labelskew_plugins.runtimes.silo import certs
+from fl_labelskew_plugins.runtimes.silo.certs import Revocations, revoke
+from fl_labelskew_plugins.runtimes.silo.client import secret
+from fl_labelskew_plugins.runtimes.silo.keys import REVOKED
+from fl_labelskew_plugins.runtimes.sp import runtime
+from fl_labelskew_plugins.runtimes.transport import Kind
+
+
+def refused(silo):
+    """Why the server sends this silo away for good."""
+    with pytest.raises(LabelSkewError) as error:
+        silo.wait(Kind.FINISH)  # which never comes
+    return str(error.value)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Where the certificates are made."""
+    certs.new(tmp_path / "made", 3)
+    return tmp_path / "made"
+
+
+@pytest.fixture
+def at(folder, tmp_path):
+    """A machine's own folder with what was copied to it; called again: with what is there now."""
+
+    def at(machine, name):
+        kept = tmp_path / machine
+        kept.mkdir(exist_ok=True)
+        for file in ("ca.pem", f"{name}.pem", f"{name}.key", REVOKED):
+            if (folder / file).exists():
+                shutil.copy(folder / file, kept / file)
+        return kept
+
+    return at
+
+
+@pytest.fixture
+def start(start, at):
+    """Makes servers and silos of which each has its own machine, with the list that was copied to it."""
+
+    def tls_of(kept, name):
+        tls = certs.read(kept, name)
+        return {"tls": tls, "revoked": Revocations(kept, tls)}
+
+    def server(address="127.0.0.1:0", machine="server", **options):
+        return start(address, **tls_of(at(machine, "server"), "server"), **options)
+
+    def silo(address, rank=1, thief=None, **options):
+        name = f"silo-{rank}"
+        own = tls_of(at(name, name), name) if thief is None else {"tls": certs.read(thief, name)}
+        return start.silo(address, rank, **own, **options)
+
+    server.silo = silo
+    return server
+
+
+def fingerprint(folder, name):
+    return next(row[4] for row in certs.show(folder)[0] if row[1] == name)
+
+
+def test_a_revoked_silo_is_turned_out_and_comes_back_with_another_certificate_alone(start, folder, at):
+    log = audit.Audit()
+    server = start(audit=log)
+    address, thief = server.transport.address, at("thief", "silo-2")
+    one, two = start.silo(address, 1), start.silo(address, 2)
+    server.wait(Kind.HELLO, 2)
+    old = fingerprint(folder, "silo-2")
+    revoke(folder, ["silo-2"])
+    at("server", "server")
+    why = server.wait(Kind.REFUSED).meta["reason"]
+    assert why.startswith(f"its certificate {old} was revoked on ")
+    assert why.endswith(" UTC")
+    left = [(m.sender, m.meta) for m in (server.wait(Kind.LEFT), server.wait(Kind.LEFT, 2))]
+    assert left == [(2, {}), (2, {"revoked": True})]
+    line = f"the server at {address}: it refused this silo: {why}"
+    assert refused(two) == line
+    assert refused(start.silo(address, 2, thief)) == line
+    assert server.wait(Kind.REFUSED, 2).sender == 2
+    noted = [facts for facts in log._waiting if facts["event"] == "refused"]
+    assert [(facts["rank"], facts["fingerprint"], facts["why"]) for facts in noted] == [(2, old, why)] * 2
+    # to who has the renewed one neither the thief's knocking is anything nor another list
+    certs.renew(folder, ["silo-2"])
+    again = start.silo(address, 2)
+    server.wait(Kind.HELLO, 3)
+    assert refused(start.silo(address, 2, thief)) == line
+    revoke(folder, ["silo-3"])
+    at("server", "server")
+    for silo in (one, again):
+        silo.send(Kind.FAILED)
+    server.wait(Kind.FAILED, 2)
+    assert not server.transport.receive(0.5)
+    assert sum(arrived.kind == Kind.LEFT for arrived in server.got) == 2
+
+
+def test_who_lost_its_connection_before_is_not_waited_for_either(start, folder, at):
+    server = start()
+    start.silo(server.transport.address, 2).wait(Kind.JOINED)
+    server.wait(Kind.HELLO)
+    server.transport._present[2].context.cancel()  # as a line that breaks
+    server.wait(Kind.LEFT)
+    revoke(folder, ["silo-2"])
+    at("server", "server")
+    count = 1
+    while not server.wait(Kind.LEFT, count).meta:  # as often as it was faster to come back
+        count += 1
+    assert server.wait(Kind.LEFT, count).meta == {"revoked": True}
+
+
+def test_a_silo_leaves_a_revoked_server_and_waits_for_another(start, folder, at):
+    server = start(machine="old server")
+    address = server.transport.address
+    said = []
+    silo = start.silo(address, 1, say=said.append)
+    server.wait(Kind.HELLO)
+    silo.wait(Kind.JOINED)
+    server.send(Kind.WELCOME, 1)
+    silo.wait(Kind.WELCOME)
+    old = fingerprint(folder, "server")
+    revoke(folder, ["server"])
+    certs.renew(folder, ["server"])
+    at("silo-1", "silo-1")
+    silo.send(Kind.UPLOAD)  # does not reach a server of which nothing is known
+    silo.wait(Kind.LEFT)
+    server.wait(Kind.LEFT)
+    while len(said) < 3:
+        silo.transport.receive(0.1)
+    assert said[0] == f"connected to the server at {address}"
+    assert said[1] == f"waiting for the server at {address}: there are revoked certificates now; looking again"
+    assert said[2].startswith(f"waiting for the server at {address}: its certificate {old} was revoked on ")
+    assert [m.kind for m in server.got] == [Kind.HELLO, Kind.LEFT]
+    server.transport.stop_receive_message()
+    server = start(address)
+    server.wait(Kind.HELLO)
+    silo.wait(Kind.JOINED, 2)
+    assert said[-1] == f"connected to the server at {address}"
+    # what is known to be good stays, and is heard
+    revoke(folder, ["silo-3"])
+    at("silo-1", "silo-1")
+    server.send(Kind.WELCOME, 1)
+    silo.wait(Kind.WELCOME, 2)
+
+
+def test_a_message_of_a_revoked_server_is_thrown_away_unread(start, folder, at):
+    server = start()
+    said = []
+    silo = start.silo(server.transport.address, 1, say=said.append)
+    server.wait(Kind.HELLO)
+    silo.wait(Kind.JOINED)
+    revoke(folder, ["server"])
+    at("silo-1", "silo-1")
+    server.send(Kind.TRAIN, 1)
+    silo.wait(Kind.REFUSED)
+    silo.wait(Kind.LEFT)
+    while len(said) < 3:
+        silo.transport.receive(0.1)
+    assert "its certificate" in said[2]
+    assert Kind.TRAIN not in [m.kind for m in silo.got]
+
+
+def test_a_silo_that_looks_first_is_not_counted_as_a_stranger(start, folder):
+    revoke(folder, ["silo-3"])
+    server = start()
+    start.silo(server.transport.address, 1).wait(Kind.JOINED)
+    server.wait(Kind.HELLO)
+    assert not server.transport._door._knocks  # of which those are told that have come to nothing
+
+
+def test_a_rank_may_be_made_while_the_server_waits_for_it(start, folder, tmp_path):
+    fewer = tmp_path / "fewer"
+    certs.new(fewer, 1)
+    for path in fewer.iterdir():
+        shutil.copy(path, folder)
+    for path in folder.glob("silo-[23].*"):
+        path.unlink()
+    server = start()
+    start.silo(server.transport.address, 1)
+    server.wait(Kind.HELLO)
+    certs.new(folder, 4, add=True)
+    start.silo(server.transport.address, 3)
+    assert server.wait(Kind.HELLO, 2).sender == 3
+    said = refused(start.silo(server.transport.address, 4))
+    assert said.endswith("it refused this silo: its certificate is not one of silo-1 to silo-3")
+
+
+def leave_out(monkeypatch, client, since, *, poll):
+    """Let simulations go on without a client from some round on; in that one it may have been asked for its part."""
+    uploads = runtime.Simulation.uploads
+
+    def there(round, clients, since):
+        return [k for k in clients if k != client or round < since]
+
+    def invite(self, round, clients):
+        return there(round, clients, since + poll)
+
+    monkeypatch.setattr(runtime.Simulation, "invite", invite)
+    monkeypatch.setattr(runtime.Simulation, "uploads", lambda s, round, k: uploads(s, round, there(round, k, since)))
+
+
+def test_a_silo_that_is_revoked_in_a_run_is_left_out_from_then_on(federation, folder, at, monkeypatch, tmp_path):
+    overrides = ["train_args.epochs=40", "train_args.comm_round=5"]
+    federation.overrides = [*overrides, "comm_args.reconnect_s=3600"]
+    (folder / "silo-3.pem").unlink()
+
+    def silo(rank):
+        return federation.silo(rank, "--set", f"comm_args.certs={folder.parent / f'silo-{rank}'}")
+
+    for name in ("server", "silo-1", "silo-2"):
+        at(name, name)
+    server = federation.server("--set", f"comm_args.certs={folder.parent / 'server'}")
+    silos = [silo(1), silo(2)]
+    server.says("silo 2 is here")
+    certs.new(folder, 3, add=True)  # while the server waits
+    at("silo-3", "silo-3")
+    out = silo(3)
+    silos[0].says("round 2: trained")
+    silos[0].kill(signal.SIGSTOP)  # so that the run is not over before all this is
+    shown = fingerprint(folder, "silo-3")
+    listed, _ = revoke(folder, ["silo-3"])
+    at("server", "server")
+    (entry,) = listed.entries.values()
+    why = f"its certificate {shown} was revoked on {entry:%Y-%m-%d %H:%M} UTC"
+    again = None
+    for _ in range(2):  # the second time it has just been started
+        out = again or out
+        assert out.wait() == 2, out.text
+        assert [line for line in out.text.splitlines() if "revoked on" in line] == [
+            f"error: the server at {federation.address}: it refused this silo: {why}"
+        ]
+        assert "Traceback" not in out.text
+        again = again or silo(3)
+    silos[0].kill(signal.SIGCONT)
+    finished(server, *silos)
+    assert server.text.count(f"silo 3 refused: {why}\n") == 1
+    line = "list 1 (1 revoked certificate) counts from now on"
+    assert server.text.count(line) == 1
+    assert [facts["why"] for _, _, facts in audit.read(federation.run_dir) if facts["event"] == "list"] == [line]
+    assert "did not come back" not in server.text
+    joined = [line["clients"] for line in federation.lines()]
+    since = joined.index([0, 1])
+    assert joined == [[0, 1, 2]] * since + [[0, 1]] * (5 - since)
+    log = list(audit.read(federation.run_dir))
+    refused = [line for _, _, line in log if line["event"] == "refused"]
+    assert [(line["rank"], line["fingerprint"], line["why"]) for line in refused] == [(3, shown, why)] * 2
+    refused = [line for _, _, line in audit.read(federation.folder / "silo-3") if line["event"] == "refused"]
+    assert [line["why"] for line in refused] == [f"it refused this silo: {why}"] * 2
+    # the same numbers as if it had just been away from that round on; whether it was still asked for its part, which
+    # changes the last digits, the log cannot tell where the question was lost with the connection
+    (tmp_path / "sp.yaml").write_text(simulation(SILOS))
+    weights, expected = federation.weights(), []
+    for poll in (True, False):
+        with monkeypatch.context() as patch:
+            leave_out(patch, 2, since, poll=poll)
+            run.start(RunOptions(tmp_path / "sp.yaml", overrides, run_dir=tmp_path / f"sp{poll}", quiet=True))
+        expected.append(load_file(tmp_path / f"sp{poll}" / "model.safetensors"))
+    assert weights.keys() == expected[0].keys()
+    assert any(all(torch.equal(value, other[name]) for name, value in weights.items()) for other in expected)
+
+
+def test_a_secret_that_others_can_read_is_warned_of_as_a_key_is(tmp_path, capsys):
+    made = secret(tmp_path)
+    assert capsys.readouterr().err == ""
+    (tmp_path / "secret").chmod(0o640)
+    assert secret(tmp_path) == made
+    assert capsys.readouterr().err == f"warning: {tmp_path}/secret: can be read by others; use chmod 600\n"

@@ -1,0 +1,83 @@
+"""``labelskew status`` of a federation of real processes: who is there, who is waited for, what is left of it."""
+
+import json
+import signal
+import time
+
+from commands import call
+from federations import finished
+
+from fl_labelskew_plugins.ledgers import audit
+from fl_labelskew_plugins.runs import status
+
+SLOW = "train_args.epochs=40"
+
+
+def until(federation, holds):
+    """The status, once this holds of it."""
+    end = time.monotonic() + 60
+    while True:
+        if (federation.run_dir / status.NAME).exists() and holds(known := status.read(federation.run_dir)):
+            return known
+        assert time.monotonic() < end, known
+        time.sleep(0.05)
+
+
+def waits(what, *ranks):
+    return lambda known: known["waiting_for"] == {"what": what, "silos": [*ranks]}
+
+
+def test_a_termination_signal_ends_who_has_nothing_to_lose_at_once(federation):
+    federation.environment = {"FL_LABELSKEW_LOG": "json"}
+    server, silo = federation.server(), federation.silo(1)
+    server.says("silo 1 is here")
+    assert status.read(federation.run_dir)["state"] == "waiting for silos"
+    silo.kill(signal.SIGTERM)
+    assert silo.wait() == -signal.SIGTERM
+    server.says("silo 1 has left")
+    server.kill(signal.SIGTERM)
+    assert server.wait() == -signal.SIGTERM
+    lines = [json.loads(line) for line in server.text.splitlines()]
+    assert {line["level"] for line in lines} == {"INFO"}
+    assert [line["message"] for line in lines[1:]] == ["silo 1 is here (1 of 3)", "silo 1 has left"]
+    known = status.read(federation.run_dir)
+    assert (known["state"], known["go_on"]) == ("stopped", "start it again; no round is lost")
+    again = federation.server()  # in the same folder, as a service is
+    again.says("listening on")
+    again.kill()
+
+
+def test_from_the_first_silo_to_the_last_round(federation):
+    federation.overrides = [SLOW, "tracking_args.checkpoint_every=1"]
+    server = federation.server()
+    known = until(federation, waits("to connect", 1, 2, 3))
+    assert (known["state"], known["rounds"], known["rounds_done"], known["quorum"]) == ("waiting for silos", 3, 0, 2)
+    assert known["address"] == federation.address
+    assert [silo["connected"] for silo in known["silos"]] == [False] * 3
+    silos = federation.silos(1, 2)
+    until(federation, waits("to connect", 3))
+    silos.append(federation.silo(3))
+    server.says("round 1/3")
+    silos[2].kill(signal.SIGSTOP)
+    known = until(federation, waits("uploads", 3))
+    assert known["state"] == "running"
+    first = known["silos"][0]
+    assert (first["connected"], first["left_out"], first["turned_away"]) == (True, False, None)
+    assert first["upload"]["round"] == known["rounds_done"] + 1
+    logged = [line for *_, line in audit.read(federation.run_dir) if line.get("rank") == 1]
+    assert first["bytes_in"] == sum(line["bytes"] for line in logged if line["event"] == "received")
+    assert first["bytes_out"] == sum(line["bytes"] for line in logged if line["event"] == "sent")
+    assert first["since"] in {line["time"] for line in logged if line["event"] == "connected"}
+    shown = call("status", federation.run_dir).output
+    assert f"{federation.run_dir}: running, process {server.pid} since " in shown
+    assert "\nwaiting for silos 3 (uploads)\n" in shown
+    assert first["peer"] in shown
+    server.kill().wait()
+    known = status.read(federation.run_dir)
+    assert (known["state"], known["why"]) == ("stopped", f"process {server.pid} ended without a word")
+    assert f"--resume {federation.run_dir}" in known["go_on"]
+    silos[2].kill(signal.SIGCONT)
+    server = federation.server(resume=True)
+    finished(server, *silos)
+    known = status.read(federation.run_dir)
+    assert (known["state"], known["rounds_done"], known["process"]) == ("finished", 3, server.pid)

@@ -1,0 +1,715 @@
+"""Server and silos over real sockets and real TLS, on this machine; and everybody else who may connect."""
+
+import contextlib
+import os
+import pickle
+import random
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from error_messages import message as message_of
+from federations import Hostile
+from fl_labelskew_registry import LabelSkewError, RunError
+
+from fl_labelskew_plugins.ledgers.audit import Audit
+from fl_labelskew_plugins.runtimes import wire
+from fl_labelskew_plugins.runtimes.silo import certs, door, listening
+from fl_labelskew_plugins.runtimes.silo.connecting import FROM_SERVER, SiloTransport, in_words
+from fl_labelskew_plugins.runtimes.silo.keys import Files
+from fl_labelskew_plugins.runtimes.silo.listening import FROM_SILOS, UNREAD, DaemonThreads, ServerTransport
+from fl_labelskew_plugins.runtimes.silo.runtime import free_port
+from fl_labelskew_plugins.runtimes.silo.streams import METHOD, QUEUED, SERVICE, TAKEN, cut
+from fl_labelskew_plugins.runtimes.spool import Spool
+from fl_labelskew_plugins.runtimes.transport import Kind
+from fl_labelskew_plugins.runtimes.wire import Header
+
+TENSORS = {"conv.weight": torch.randn(3, 4), "steps": torch.tensor(7), "columns": torch.randn(50, 40).t()}
+RPC = f"/{SERVICE}/{METHOD}"
+
+
+def pair(start, *, tls=False, rank=1, **options):
+    server = start(tls=tls, **options)
+    silo = start.silo(server.transport.address, rank, tls=tls)
+    server.wait(Kind.HELLO)
+    silo.wait(Kind.JOINED)
+    return server, silo
+
+
+def raw(address, chunks=(), *, tls=None, hold=None):
+    """What a stranger's own stream of bytes comes to: gRPC's status and its details."""
+    if tls is None:
+        channel = grpc.insecure_channel(address)
+    else:
+        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate))
+
+    def requests():
+        yield from chunks
+        if hold is not None:
+            hold.wait(60)
+
+    with channel:
+        try:
+            for _ in channel.stream_stream(RPC)(requests()):
+                pass
+        except grpc.RpcError as error:
+            return error.code().name, error.details()
+        return "OK", ""
+
+
+def chunks(kind, sender=1, receiver=0, **tensors):
+    return cut(wire.encode(kind, sender, receiver, 0, {}, tensors), 2**20)
+
+
+def still_serves(start, server, rank=3, *, tls=False):
+    """A silo can come and be heard."""
+    silo = start.silo(server.transport.address, rank, tls=tls)
+    silo.wait(Kind.JOINED)
+    silo.send(Kind.FAILED, meta={"reason": "none"})
+    assert server.wait(Kind.FAILED).sender == rank
+
+
+# What belongs there
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_every_kind_of_message_makes_its_way(start, tls):
+    server, silo = pair(start, tls=tls, rank=2)
+    ways = (silo, server, 0, FROM_SILOS[1:], (2, 0)), (server, silo, 2, FROM_SERVER, (0, 2))
+    for sender, peer, receiver, kinds, ends in ways:
+        for kind in kinds:
+            sender.send(kind, receiver, round=5, meta={"text": "größer"}, tensors=TENSORS)
+            arrived = peer.wait(kind)
+            assert (arrived.sender, arrived.receiver) == ends
+            assert (arrived.round, arrived.meta) == (5, {"text": "größer"})
+            assert list(arrived.tensors) == list(TENSORS)
+            assert all(torch.equal(arrived.tensors[name], tensor) for name, tensor in TENSORS.items())
+    steps = ["KEYS", "SHARES", "CHECKED", "MASKED", "THERE", "REVEALED"]
+    assert server.kinds == ["HELLO", "OPENING", "UPLOAD", "TESTED", "FAILED", "FINISH", "SURVEY", *steps]
+    assert silo.kinds == ["JOINED", "WELCOME", "TRAIN", "VERDICT", "TEST", "FINISH", "SURVEY", *steps]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_names_and_both_families_of_addresses_work(start, host):
+    server = start(f"{host}:0", tls=True)
+    assert server.transport.address.startswith(host + ":")
+    assert not server.transport.address.endswith(":0")
+    start.silo(server.transport.address, tls=True).wait(Kind.JOINED)
+
+
+def test_a_message_beyond_2_gb_waits_on_disk(start, tmp_path):
+    """Nothing but chunks and pages of zeros is in memory here, on either side."""
+
+    def anonymous():
+        with open("/proc/self/status", encoding="ascii") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) // 1024
+
+    spool = Spool(2**20, tmp_path)
+    server, silo = pair(start, spool=spool)
+    server.transport.limits[Kind.UPLOAD] = 2**32
+    before = anonymous()
+    size = 2**31 + 2**26 + 3
+    zeros = torch.from_numpy(np.zeros(size, np.uint8))  # torch.zeros would write every page
+    zeros[-1] = 7
+    silo.send(Kind.UPLOAD, tensors={"zeros": zeros})
+    arrived = server.wait(Kind.UPLOAD).tensors["zeros"]
+    assert (len(arrived), arrived[-1].item(), arrived[0].item()) == (size, 7, 0)
+    assert spool.held == 0
+    assert anonymous() - before < 300
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("digests", [True, False])
+def test_both_sides_note_a_message_alike_with_its_digest_where_that_is_wanted(start, digests):
+    here, there = [], []
+    server = start(audit=Audit(hear=here.append, digests=digests))
+    silo = start.silo(server.transport.address, audit=Audit(hear=there.append, digests=digests))
+    silo.wait(Kind.JOINED)
+    server.wait(Kind.HELLO)
+    server.send(Kind.TRAIN, 1, round=3, tensors=TENSORS)
+    silo.wait(Kind.TRAIN)
+    sent, received = [next(line for line in lines if line.get("kind") == "TRAIN") for lines in (here, there)]
+    assert [sent[key] for key in ("kind", "round", "bytes")] == [received[key] for key in ("kind", "round", "bytes")]
+    assert sent.get("sha256") == received.get("sha256")
+    assert (len(sent.get("sha256") or "") == 64) is digests
+
+
+def test_a_limit_may_be_raised_while_handling_what_came_before(start):
+    server, silo = pair(start)
+    big = {"a": torch.zeros(2**20)}
+
+    def raise_limit(welcome):
+        time.sleep(0.2)  # TRAIN is here by now
+        silo.transport.limits[Kind.TRAIN] = 2**23
+
+    silo.handlers[Kind.WELCOME] = raise_limit
+    server.send(Kind.WELCOME, 1)
+    server.send(Kind.TRAIN, 1, tensors=big)
+    assert silo.wait(Kind.TRAIN).tensors["a"].numel() == 2**20
+
+
+# Coming, going, coming back
+
+
+def script(source):
+    """A process of its own, with a silo that has joined its server."""
+    head = """
+        from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
+        from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
+        server = ServerTransport("127.0.0.1:0", silos=1)
+        silo = SiloTransport(server.address, 1)
+        silo.start()
+        server.receive(60)
+        silo.receive(60)
+    """
+    code = textwrap.dedent(head) + textwrap.dedent(source)
+    return subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_silo_waits_for_a_server_that_comes_late_or_is_started_again(start):
+    lines = []
+    address = f"127.0.0.1:{free_port()}"
+    silo = start.silo(address, say=lines.append)
+    while not lines:
+        time.sleep(0.01)
+    assert lines.pop() == f"waiting for the server at {address}: Connection refused"
+    first = start(address)
+    silo.wait(Kind.JOINED)
+    first.wait(Kind.HELLO)
+    first.transport.stop_receive_message()
+    silo.wait(Kind.LEFT)
+    silo.send(Kind.UPLOAD)  # quietly nothing
+    second = start(address)
+    second.wait(Kind.HELLO)
+    silo.wait(Kind.JOINED, 2)
+    second.send(Kind.WELCOME, 1)
+    silo.wait(Kind.WELCOME)
+    assert silo.kinds == ["JOINED", "LEFT", "JOINED", "WELCOME"]
+    assert [line.split(" the server")[0] for line in lines if "refused" not in line] == [
+        "connected to",
+        "waiting for",
+        "connected to",
+    ]
+
+
+def test_with_tls_a_new_connection_replaces_the_old_one(start):
+    server, old = pair(start, tls=True)
+    new = start.silo(server.transport.address, tls=True)
+    new.wait(Kind.JOINED)
+    server.wait(Kind.HELLO, 2)
+    assert server.kinds == ["HELLO", "LEFT", "HELLO"]
+    server.send(Kind.WELCOME, 1)
+    new.wait(Kind.WELCOME)
+    with pytest.raises(LabelSkewError, match="it refused this silo: another process with this certificate has conn"):
+        old.wait(Kind.WELCOME)
+    assert not server.transport.receive(0.3)
+
+
+def test_without_tls_nobody_is_pushed_out(start):
+    server, silo = pair(start)
+    code, details = raw(server.transport.address, chunks(Kind.HELLO))
+    assert (code, details) == ("ALREADY_EXISTS", "claims to be silo 1, which is here already")
+    assert server.wait(Kind.REFUSED).sender == -1
+    server.send(Kind.WELCOME, 1)
+    silo.wait(Kind.WELCOME)
+    assert "LEFT" not in server.kinds
+
+
+def test_messages_go_to_the_connection_whose_hello_was_handed_out(start):
+    server = start(tls=True)
+    first = start.silo(server.transport.address, tls=True)
+    server.wait(Kind.HELLO)
+    second = start.silo(server.transport.address, tls=True)
+    second.wait(Kind.JOINED)
+    server.send(Kind.TRAIN, 1)  # meant for the first, which is gone
+    server.wait(Kind.HELLO, 2)
+    server.send(Kind.WELCOME, 1)
+    second.wait(Kind.WELCOME)
+    assert second.kinds == ["JOINED", "WELCOME"]
+    with contextlib.suppress(LabelSkewError):
+        first.wait(Kind.LEFT)
+
+
+def test_what_is_queued_arrives_before_the_end(start):
+    server, silo = pair(start)
+    silo.transport.limits[Kind.FINISH] = 2**26
+    server.send(Kind.VERDICT, 1)
+    server.send(Kind.FINISH, 1, tensors={"model": torch.ones(2**23)})
+    server.transport.stop_receive_message()
+    server.transport.stop_receive_message()
+    assert silo.wait(Kind.FINISH).tensors["model"].sum() == 2**23
+    silo.transport.stop_receive_message()
+    silo.transport.stop_receive_message()
+
+
+def test_a_silos_last_word_arrives(start):
+    server, silo = pair(start)
+    server.transport.limits[Kind.FAILED] = 2**26
+    silo.send(Kind.FAILED, meta={"reason": "no more data"}, tensors={"a": torch.ones(2**23)})
+    silo.transport.stop_receive_message()
+    assert server.wait(Kind.FAILED).meta == {"reason": "no more data"}
+    server.wait(Kind.LEFT)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_silo_that_waits_can_be_stopped(start, started):
+    silo = SiloTransport(f"127.0.0.1:{free_port()}", 1)
+    if started:
+        silo.start()
+    silo.stop_receive_message()
+    assert silo._ended.is_set() == started
+
+
+def test_a_silo_that_takes_nothing_blocks_nobody(start):
+    server, good = pair(start, rank=1)
+    server.transport.limits[Kind.UPLOAD] = good.transport.limits[Kind.TRAIN] = 2**25
+    channel = grpc.insecure_channel(server.transport.address)
+    ended = threading.Event()
+
+    def requests():
+        yield from chunks(Kind.HELLO, 2)
+        ended.wait(60)
+
+    call = channel.stream_stream(RPC)(requests())  # nothing of it is ever read
+    server.wait(Kind.HELLO, 2)
+    model = {"model": torch.zeros(2**22)}
+    for round in range(QUEUED + 2):
+        server.send(Kind.TRAIN, 2, round=round, tensors=model)
+        server.send(Kind.TRAIN, 1, round=round, tensors=model)
+        good.wait(Kind.TRAIN, round + 1)
+    refused = server.wait(Kind.REFUSED)
+    assert (refused.sender, refused.meta["reason"]) == (2, "does not take what is sent to it")
+    assert server.wait(Kind.LEFT).sender == 2
+    ended.set()
+    call.cancel()
+    channel.close()
+
+
+def test_a_silo_that_sends_without_end_is_not_read_any_more(start):
+    server, silo = pair(start)
+    for round in range(QUEUED - 2):
+        silo.send(Kind.UPLOAD, round=round, tensors={"a": torch.zeros(2**16)})
+    time.sleep(0.5)
+    assert server.transport.arrived.qsize() <= UNREAD
+    server.wait(Kind.UPLOAD, QUEUED - 2)
+    assert [arrived.round for arrived in server.got[1:]] == list(range(QUEUED - 2))
+
+
+def test_a_process_that_fails_ends():
+    process = script("""
+        print("up", flush=True)
+        raise SystemExit(3)
+    """)
+    assert process.communicate(timeout=120)[0] == "up\n"
+    assert process.returncode == 3
+
+
+def test_an_idle_server_rests():
+    process = script("""
+        import time
+        server.receive(0.5)
+        before = time.process_time()
+        server.receive(2.0)
+        print(time.process_time() - before, flush=True)
+        silo.stop_receive_message()
+        server.stop_receive_message()
+    """)
+    assert float(process.communicate(timeout=120)[0]) < 0.02
+    assert process.returncode == 0
+
+
+# Who does not belong there
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_strange_bytes_do_no_harm(start, tls):
+    server = start(tls=tls)
+    host, port = server.transport.address.split(":")
+    noise = random.Random(0)
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    for sent in (
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        noise.randbytes(100_000),
+        preface + noise.randbytes(10_000),
+        preface + b"\0\0\0\4\0\0\0\0\0" + noise.randbytes(1000),
+        b"\x16\x03\x01\xff\xff" + noise.randbytes(1000),
+        b"",
+    ):
+        with socket.create_connection((host, int(port))) as stranger, contextlib.suppress(OSError):
+            stranger.sendall(sent)
+            stranger.shutdown(socket.SHUT_WR)
+            stranger.settimeout(10)
+            while stranger.recv(4096):
+                pass
+    still_serves(start, server, tls=tls)
+
+
+PAYLOAD = struct.pack("<Q", 3 * 2**30) + b"{}"
+NESTED = struct.pack("<Q", 6) + b"[[[[[["
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "reason", "sender"),
+    [
+        ([b"hello"], "INVALID_ARGUMENT", "sent 5 bytes where a message begins, fewer than its header has", -1),
+        ([b"x" * 1000], "INVALID_ARGUMENT", "sent bytes that are no message of ours", -1),
+        ([b""], "INVALID_ARGUMENT", "sent 0 bytes where a message begins, fewer than its header has", -1),
+        ([*chunks(Kind.UPLOAD)], "INVALID_ARGUMENT", "sent UPLOAD before HELLO", -1),
+        ([*chunks(Kind.TRAIN)], "INVALID_ARGUMENT", "sent a message of type 4, which no silo sends", -1),
+        ([*chunks(Kind.LEFT)], "INVALID_ARGUMENT", "sent a message of type 101, which no silo sends", -1),
+        ([*chunks(9)], "INVALID_ARGUMENT", "sent a message of type 9, which no silo sends", -1),
+        ([*chunks(Kind.HELLO, 4)], "PERMISSION_DENIED", "claims to be silo 4; 1 to 3 are expected", -1),
+        ([*chunks(Kind.HELLO, 0)], "PERMISSION_DENIED", "claims to be silo 0; 1 to 3 are expected", -1),
+        ([*chunks(Kind.HELLO, 1, 2)], "INVALID_ARGUMENT", "sent a message to 2, not to the server", -1),
+        ([*chunks(Kind.HELLO)] * 2, "INVALID_ARGUMENT", "sent a second HELLO", 1),
+        ([*chunks(Kind.HELLO), *chunks(Kind.UPLOAD, 2)], "PERMISSION_DENIED", "claims to be silo 2", 1),
+        (
+            [*chunks(Kind.HELLO), Header(Kind.UPLOAD, 1, 0, 0, 3 * 2**30).pack() + b"x" * 100],
+            "RESOURCE_EXHAUSTED",
+            "sent UPLOAD of 3221225472 bytes; 1048576 are expected at most",
+            1,
+        ),
+        (
+            [Header(Kind.HELLO, 1, 0, 0, 2**63).pack()],
+            "RESOURCE_EXHAUSTED",
+            "sent HELLO of 9223372036854775808 bytes; 1048576 are expected at most",
+            -1,
+        ),
+        (
+            [*chunks(Kind.HELLO), Header(Kind.UPLOAD, 1, 0, 0, len(PAYLOAD)).pack() + PAYLOAD],
+            "INVALID_ARGUMENT",
+            "sent a JSON header of 3221225472 bytes in a payload of 10; at most 1048576 are taken",
+            1,
+        ),
+        (
+            [Header(Kind.HELLO, 1, 0, 0, len(NESTED)).pack() + NESTED],
+            "INVALID_ARGUMENT",
+            "sent JSON that is not well-formed",
+            -1,
+        ),
+        ([*chunks(Kind.HELLO), Header(3, 1, 0, 0, 9).pack(), b""], "INVALID_ARGUMENT", "sent a chunk of no bytes", 1),
+        ([Header(1, 1, 0, 0, 1).pack() + b"12"], "INVALID_ARGUMENT", "sent more bytes than its header tells", -1),
+    ],
+)
+def test_who_breaks_the_rules_is_sent_away(start, sent, code, reason, sender):
+    server = start()
+    said, details = raw(server.transport.address, sent)
+    assert (said, details[: len(reason)]) == (code, reason)
+    refused = server.wait(Kind.REFUSED)
+    assert (refused.sender, refused.meta["reason"]) == (sender, details)
+    if sender == 1:
+        server.wait(Kind.LEFT)
+    assert server.kinds == ["HELLO", "REFUSED", "LEFT"][0 if sender == 1 else 1 : 3 if sender == 1 else 2]
+    still_serves(start, server)
+
+
+def test_half_a_message_is_a_lost_connection(start):
+    server = start()
+    raw(server.transport.address, [*chunks(Kind.HELLO), Header(Kind.UPLOAD, 1, 0, 0, 9).pack() + b"1"])
+    server.wait(Kind.LEFT)
+    assert server.kinds == ["HELLO", "LEFT"]
+    assert not server.transport.receive(0.1)
+
+
+def test_who_says_nothing_is_sent_away(start, monkeypatch):
+    monkeypatch.setattr(listening, "HELLO_S", 0.2)
+    server = start()
+    said = raw(server.transport.address, hold=(hold := threading.Event()))
+    hold.set()
+    assert said == ("DEADLINE_EXCEEDED", "did not say HELLO within 0.2 s")
+    assert server.wait(Kind.REFUSED).sender == -1
+
+
+def test_strangers_cannot_take_all_places(start, monkeypatch):
+    monkeypatch.setattr(listening, "HELLO_S", 1.0)
+    server = start(silos=3)
+    hold = threading.Event()
+    crowd = [threading.Thread(target=raw, args=(server.transport.address,), kwargs={"hold": hold}) for _ in range(40)]
+    for stranger in crowd:
+        stranger.start()
+    still_serves(start, server)
+    hold.set()
+    for stranger in crowd:
+        stranger.join()
+
+
+class Full(Spool):
+    def buffer(self, size):
+        if size > 1000:
+            raise OSError(28, "No space left on device")
+        return super().buffer(size)
+
+
+def test_a_full_disk_ends_a_silo_with_the_code_of_a_failure_which_is_worth_another_try(start):
+    server = start()
+    silo = start.silo(server.transport.address, spool=Full())
+    server.wait(Kind.HELLO)
+    server.send(Kind.WELCOME, 1, tensors={"a": torch.zeros(1000)})
+    with pytest.raises(RunError, match="no room for a message of the server: No space left on device; ") as ended:
+        silo.wait(Kind.LEFT, 9)
+    assert ended.value.exit_code == 1
+
+
+def test_a_full_disk_ends_the_connection_alone(start):
+    server, silo = pair(start, spool=Full())
+    silo.send(Kind.UPLOAD, tensors={"a": torch.zeros(1000)})
+    reason = server.wait(Kind.REFUSED).meta["reason"]
+    assert reason == "sent what there is no room for: No space left on device"
+    server.wait(Kind.LEFT)
+    silo.wait(Kind.JOINED, 2)
+
+
+def test_a_pickle_runs_nothing(start, tmp_path):
+    """Neither in the stock host's own form, to its own method, nor in ours."""
+    evil = pickle.dumps(Hostile(tmp_path / "ran"))
+    assert len(evil) < 128
+    server = start()
+    request = b"\x08\x01\x12" + bytes([len(evil)]) + evil  # its CommRequest: client_id 1, message
+    with grpc.insecure_channel(server.transport.address) as channel:
+        for method in ("sendMessage", "handleReceiveMessage"):
+            for path in ("/gRPCCommManager/", "/fl_labelskew.Silos/"):
+                with pytest.raises(grpc.RpcError) as refused:
+                    channel.unary_unary(path + method)(request)
+                assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert raw(server.transport.address, [request])[0] == "INVALID_ARGUMENT"
+    said = raw(server.transport.address, [Header(Kind.HELLO, 1, 0, 0, len(evil)).pack() + evil])
+    assert said[0] == "INVALID_ARGUMENT"
+    assert not (tmp_path / "ran").exists()
+    still_serves(start, server)
+
+
+# Certificates
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory, certificates):
+    """Certificates of another authority; ``mixed`` has them with our ca.pem."""
+    made = tmp_path_factory.mktemp("others")
+    certs.new(made, 3)
+    return made
+
+
+def files(certificates, name, ca=None):
+    """As :func:`certs.read`, for files that do not belong together."""
+    read = [(certificates / f"{name}.{ending}").read_bytes() for ending in ("pem", "key")]
+    return Files(name, ((ca or certificates) / "ca.pem").read_bytes(), *read)
+
+
+def test_who_has_no_certificate_of_ours_gets_nowhere(start, certificates, others):
+    server = start(tls=True)
+    address = server.transport.address
+    ca = (certificates / "ca.pem").read_bytes()
+    assert raw(address, chunks(Kind.HELLO))[0] == "UNAVAILABLE"
+    assert raw(address, chunks(Kind.HELLO), tls=Files("nobody", ca, None, None))[0] == "UNAVAILABLE"
+    assert raw(address, chunks(Kind.HELLO), tls=files(others, "silo-1", certificates))[0] == "UNAVAILABLE"
+    assert not server.transport.receive(0.2)
+    still_serves(start, server, tls=True)
+
+
+def test_connections_that_show_no_certificate_are_counted(start, certificates, others, monkeypatch):
+    for name, seconds in {"HANDSHAKE_S": 1.0, "LATE_S": 0.5, "TELL_S": 0.5}.items():
+        monkeypatch.setattr(door, name, seconds)
+    server, silo = pair(start, tls=True)
+    host, port = server.transport.address.split(":")
+    for _ in range(20):
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    for tls in (None, files(others, "silo-1", certificates)):
+        assert raw(server.transport.address, chunks(Kind.HELLO), tls=tls)[0] == "UNAVAILABLE"
+    times = 0
+    until = time.monotonic() + 60
+    while times < 22:
+        assert time.monotonic() < until
+        if not server.transport.receive(0.5):
+            continue
+        arrived = server.got[-1]
+        assert (arrived.kind, arrived.sender) == (Kind.REFUSED, -1)
+        assert arrived.meta["reason"].startswith("showed no certificate of this federation's authority, or ")
+        times += arrived.meta["times"]
+    assert not server.transport.receive(2)  # nothing of the silo that is here
+    silo.send(Kind.FAILED)
+    server.wait(Kind.FAILED)
+
+
+def test_a_silo_is_who_its_certificate_says(start, certificates):
+    server = start(tls=True)
+    said = raw(server.transport.address, chunks(Kind.HELLO, 2), tls=files(certificates, "silo-1"))
+    assert said == ("PERMISSION_DENIED", "claims to be silo 2")
+    assert server.wait(Kind.REFUSED).sender == 1
+    silo = start.silo(server.transport.address, 2, tls=files(certificates, "silo-1"))
+    with pytest.raises(LabelSkewError, match="it refused this silo: claims to be silo 2"):
+        silo.wait(Kind.JOINED)
+    sent = [*chunks(Kind.HELLO, 1), *chunks(Kind.UPLOAD, 2)]
+    assert raw(server.transport.address, sent, tls=files(certificates, "silo-1"))[1] == "claims to be silo 2"
+    assert server.wait(Kind.REFUSED, 3).sender == 1
+    still_serves(start, server, 2, tls=True)
+
+
+def test_a_silo_beyond_the_expected_ones_is_refused(start, certificates):
+    server = start(tls=True, silos=2)
+    silo = start.silo(server.transport.address, 3, tls=True)
+    with pytest.raises(LabelSkewError, match="its certificate is not one of silo-1 to silo-2"):
+        silo.wait(Kind.JOINED)
+
+
+@pytest.mark.parametrize("name", [None, "server"])
+def test_who_has_no_silos_certificate_is_told_what_may_be_wrong(start, certificates, name):
+    server = start(tls=True)
+    lines = []
+    silo = start.silo(server.transport.address, tls=name and files(certificates, name), say=lines.append)
+    while not lines:
+        time.sleep(0.01)
+    assert not silo.transport.receive(0.5)
+    assert lines == [
+        f"waiting for the server at {server.transport.address}: it closes connections; does one of the two have no "
+        "certificates, or another authority's?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("server_files", "silo_files", "said"),
+    [
+        (lambda ours, _: files(ours, "silo-2"), lambda ours, _: files(ours, "silo-1"), "(unsupported certificate pur"),
+        (lambda _, others: files(others, "server"), lambda ours, _: files(ours, "silo-1"), "that this silo's ca.pem v"),
+        (lambda _, others: None, lambda ours, _: files(ours, "silo-1"), "it does not speak TLS; leave comm_args"),
+    ],
+)
+def test_a_silo_says_what_it_does_not_trust(start, certificates, others, server_files, silo_files, said):
+    server = start(tls=server_files(certificates, others))
+    silo = start.silo(server.transport.address, tls=silo_files(certificates, others))
+    line = message_of(lambda: silo.wait(Kind.JOINED))
+    assert line.startswith(f"the server at {server.transport.address}: it")
+    assert said in line
+
+
+def test_a_server_of_another_name_is_not_the_server(start, tmp_path):
+    certs.new(tmp_path, 1, ["fl.example.org"])
+    server = start(tls=certs.read(tmp_path, "server"))
+    silo = start.silo(server.transport.address, tls=certs.read(tmp_path, "silo-1"))
+    with pytest.raises(LabelSkewError, match="for another host; use `labelskew certs renew server --server"):
+        silo.wait(Kind.JOINED)
+
+
+# Servers that are none of ours
+
+
+@contextlib.contextmanager
+def impostor(handle):
+    from concurrent.futures import ThreadPoolExecutor
+
+    server = grpc.server(ThreadPoolExecutor(4))
+    handler = grpc.stream_stream_rpc_method_handler(handle)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"hello", "sent 5 bytes where a message begins, fewer than its header has"),
+        (Header(Kind.UPLOAD, 0, 1, 0, 5).pack(), "sent a message of type 5 from 0 to 1"),
+        (Header(Kind.TRAIN, 2, 1, 0, 5).pack(), "sent a message of type 4 from 2 to 1"),
+        (Header(Kind.TRAIN, 0, 2, 0, 5).pack(), "sent a message of type 4 from 0 to 2"),
+        (Header(Kind.TRAIN, 0, 1, 0, 2**40).pack(), "sent TRAIN of 1099511627776 bytes; 1048576 are expected at most"),
+        (Header(Kind.TRAIN, 0, 1, 0, len(PAYLOAD)).pack() + PAYLOAD, "sent a JSON header of 3221225472 bytes in a pay"),
+    ],
+)
+def test_a_silo_takes_nothing_else_of_a_server(start, sent, reason):
+    def handle(requests, context):
+        context.send_initial_metadata(((TAKEN, "1"),))
+        next(requests)
+        yield sent
+
+    with impostor(handle) as address:
+        silo = start.silo(address)
+        assert silo.wait(Kind.REFUSED).meta["reason"].startswith(reason)
+        assert silo.wait(Kind.JOINED, 2)
+        silo.transport.stop_receive_message()
+
+
+def test_another_service_is_not_waited_for(start):
+    server = grpc.server(DaemonThreads())
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    silo = start.silo(f"127.0.0.1:{port}")
+    with pytest.raises(LabelSkewError, match="another service answers there"):
+        silo.wait(Kind.JOINED)
+    server.stop(0).wait()
+
+
+def test_a_hello_that_cannot_be_made_is_the_owners_error(start):
+    server = start()
+    silo = SiloTransport(server.transport.address, 1)
+    silo.hello = lambda: 1 / 0
+    silo.start()
+    with pytest.raises(ZeroDivisionError):
+        silo.receive(60)
+    silo.stop_receive_message()
+
+
+# Addresses
+
+
+@pytest.mark.parametrize("make", [lambda a: ServerTransport(a, silos=1), lambda a: SiloTransport(a, 1)])
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:8890", "fl.example.org:8890"])
+def test_nothing_leaves_this_machine_without_tls(make, address):
+    assert message_of(lambda: make(address)) == (
+        f"{address} leaves this machine, and there are no certificates; use comm_args.certs with a folder of "
+        "`labelskew certs new`, or an address such as 127.0.0.1:8890"
+    )
+
+
+def test_an_address_that_cannot_be_listened_at_is_said(start):
+    taken = start().transport.address
+    for address, said in {
+        "localhost": "'localhost' is no address; use host:port with a port from 0 to 65535, such as 127.0.0.1:8890 or ",
+        taken: f"cannot listen at {taken}: address already in use; use a free port of this machine",
+        "192.0.2.1:8890": "cannot listen at 192.0.2.1:8890: cannot assign requested address; use an address of this "
+        "machine, such as comm_args.listen_address: 0.0.0.0:8890 where silos reach it through a router",
+    }.items():
+        assert message_of(lambda address=address: start(address, tls=True)).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("failed to connect to all addresses; last error: UNAVAILABLE: ipv4:1.2.3.4:5: Connection refused", None),
+        (
+            "DNS resolution failed for x.example:1: errors resolving x.example:1: [field:hostname lookup error:address "
+            "lookup failed for x.example:1: Domain name not found]",
+            "its name cannot be resolved (Domain name not found)",
+        ),
+        (
+            "last error: UNAVAILABLE: ipv4:1.2.3.4:5: Failed parsing HTTP/2 (Expected SETTINGS frame as the first)",
+            "what answers there speaks another protocol",
+        ),
+        (
+            "last error: UNAVAILABLE: ipv4:1.2.3.4:5: connection attempt timed out before receiving SETTINGS frame",
+            "what takes the connection there says nothing",
+        ),
+        ("two\nlines\x1b", "two lines?"),
+        (None, "no reason given"),
+    ],
+)
+def test_grpcs_reasons_are_said_in_words(said, line):
+    assert in_words(said) == (line or "Connection refused")
+
+
+@pytest.mark.parametrize("make", [lambda a: ServerTransport(a, silos=1), lambda a: SiloTransport(a, 1)])
+def test_without_grpcio_the_extra_is_named(monkeypatch, make):
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    assert message_of(lambda: make("127.0.0.1:0")) == (
+        "comm_args.backend: GRPC needs grpcio, which is not installed; to install it: pip install "
+        "'cryptography>=42' 'grpcio>=1.60' 'pycryptodome>=3.20'"
+    )

@@ -1,0 +1,231 @@
+"""The single-process runtime beside independent loops and the host's own code."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from fl_labelskew_registry import LabelSkewError
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+
+from fl_labelskew_plugins import seeds
+from fl_labelskew_plugins.engine.aggregate import client_weights, weighted_mean
+from fl_labelskew_plugins.engine.turn import fit
+from fl_labelskew_plugins.front import start as run
+from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runtimes.options import RunOptions
+
+BASE = """\
+data_args: {dataset: digits}
+partition_args: {partition_method: pcdd, classes_per_client: 3}
+model_args: {model: mlp, hidden: [16]}
+train_args: {client_num_in_total: 6, comm_round: 3, epochs: 2, batch_size: 32, learning_rate: 0.1}
+method_args: {method: fedavg}
+device_args: {threads: 1}
+"""
+
+
+@pytest.fixture
+def go(tmp_path):
+    """Run the base recipe with overrides; returns the run's folder."""
+    path = tmp_path / "base.yaml"
+    path.write_text(BASE)
+    count = iter(range(100))
+
+    def go(*overrides):
+        folder = tmp_path / f"run{next(count)}"
+        run.start(RunOptions(path, overrides, run_dir=folder, quiet=True))
+        return folder
+
+    go.load = lambda *overrides: parse.load(path, overrides)
+    return go
+
+
+def accuracies(folder):
+    return [line["accuracy"] for line in read_lines(folder / "metrics.jsonl") if "accuracy" in line]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "aggregation"),
+    [([], "samples"), (["method_args.method=fedrs", "method_args.alpha=1.0"], "uniform")],
+)
+def test_fedavg_equals_a_loop_of_its_own(go, overrides, aggregation):
+    extra = ["train_args.client_num_per_round=4", "train_args.momentum=0.9", "train_args.weight_decay=0.001"]
+    folder = go(*extra, *overrides)
+    made = session.build(go.load(*extra))
+    local = made.trainer
+    weights, used = made.start, []
+    for round in range(3):
+        chosen = sorted(seeds.numpy_generator(0, "sampling", round).choice(6, 4, replace=False).tolist())
+        used.append(chosen)
+        uploads = []
+        for client in chosen:
+            model = copy.deepcopy(local.model)
+            model.load_state_dict(weights)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.001)
+            generator = seeds.torch_generator(0, "batches", round, client)
+            held = local.indices[client]
+            for _ in range(2):
+                for index in held[torch.randperm(len(held), generator=generator)].split(32):
+                    loss = cross_entropy(model(local.train.inputs(index)), local.train.y[index])
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+            uploads.append(model.state_dict())
+        shares = client_weights([len(local.indices[k]) for k in chosen], aggregation, 0)
+        weights = {k: sum(w * u[k] for w, u in zip(shares, uploads, strict=True)) for k in weights}
+    saved = load_file(folder / "model.safetensors")
+    for key, value in weights.items():
+        torch.testing.assert_close(saved[key], value, atol=1e-5, rtol=1e-4)
+    lines = read_lines(folder / "metrics.jsonl")
+    assert [line["clients"] for line in lines] == used
+    local.model.load_state_dict(saved)
+    right = (local.model(local.test.inputs(slice(None))).argmax(1) == local.test.y).float().mean()
+    assert lines[-1]["accuracy"] == pytest.approx(right.item())
+
+
+METHODS = ["fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr"]
+BASELINES = ["fedproc", "moon", "fedmmd", "reweighting", "fedrod"]
+
+
+@pytest.mark.parametrize("method", METHODS + BASELINES)
+def test_every_method_learns_with_partial_participation(go, method):
+    overrides = [f"method_args.method={method}", "train_args.client_num_per_round=4", "train_args.comm_round=10"]
+    folder = go(*overrides, "train_args.momentum=0.9")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["best_accuracy"] > 0.4  # chance is 0.1
+    lines = read_lines(folder / "metrics.jsonl")
+    size = sum(t.numel() * 4 for t in load_file(folder / "model.safetensors").values())
+    # prototypes and counts of four clients
+    extra = 4 * 10 * 16 * 4 + 4 * 10 * 8 if method in ("fedmr", "fedproc") else 0
+    assert lines[0]["bytes_up"] == 4 * size + extra
+    prior = 4 * 10 * 4 if method in ("fedshift", "reweighting") else 0
+    assert lines[0]["bytes_down"] == 4 * size + prior
+    personal = json.loads((folder / "environment.json").read_text())["personal_models"]
+    assert (folder / "clients").exists() == personal == (method in ("map", "fedphp", "fedrod"))
+
+
+def test_test_frequency(go):
+    folder = go("validation_args.frequency_of_the_test=2", "train_args.comm_round=4")
+    assert ["accuracy" in line for line in read_lines(folder / "metrics.jsonl")] == [True, False, True, True]
+    assert len(accuracies(go("validation_args.frequency_of_the_test=0"))) == 1
+    quiet = go("validation_args.personalised=false")
+    assert all(line["personalised_accuracy"] is None for line in read_lines(quiet / "metrics.jsonl"))
+
+
+def test_missing_classes_are_told_apart(go):
+    folder = go("train_args.client_num_per_round=1")
+    line = read_lines(folder / "metrics.jsonl")[0]
+    counts = np.array(json.loads((folder / "partition.json").read_text())["counts"])
+    assert (counts[line["clients"][0]] > 0).sum() == 3
+    assert line["observed_accuracy"] > line["missing_accuracy"]
+
+
+DP = ["dp_args.enable_dp=true", "dp_args.mechanism_type=gaussian", "dp_args.delta=0.01", "dp_args.sensitivity=1.0e-4"]
+
+
+@pytest.mark.parametrize("kind", ["ldp", "cdp"])
+def test_the_hosts_differential_privacy_acts_through_its_hooks(go, kind):
+    plain = load_file(go() / "model.safetensors")
+    noisy = go(*DP, f"dp_args.dp_solution_type={kind}", "dp_args.epsilon=0.5", "model_args.hidden=[16]")
+    noisy = load_file(noisy / "model.safetensors")
+    difference = torch.cat([(noisy[k] - plain[k]).flatten() for k in plain])
+    assert 1e-5 < difference.std() < 1e-1
+
+
+def test_the_hosts_defence_drops_an_attackers_upload(go):
+    attack = [
+        "security_args.enable_attack=true", "security_args.attack_type=byzantine", "security_args.attack_mode=random",
+        "security_args.byzantine_client_num=1",
+    ]  # fmt: skip
+    defence = [
+        "security_args.enable_defense=true", "security_args.defense_type=krum", "security_args.krum_param_m=1",
+        "security_args.byzantine_client_num=1",
+    ]  # fmt: skip
+    rounds = "train_args.comm_round=1"
+    attacked, defended, plain = (
+        load_file(go(*switches, rounds) / "model.safetensors") for switches in (attack, [*attack, *defence], [])
+    )
+    made = session.build(go.load(rounds))
+    honest = [fit(made.trainer, k, 0, made.start, times_selected=1).upload for k in range(6)]
+
+    def close(a, b):
+        return all(torch.allclose(a[key], b[key], atol=1e-5) for key in a)
+
+    mean = weighted_mean(
+        zip(client_weights([int(n) for n in made.clients.counts.sum(1)], "samples", 0), honest, strict=True), made.start
+    )
+    assert close(plain, mean)
+    assert not close(attacked, mean)
+    assert sum(close(defended, upload) for upload in honest) == 1  # Krum keeps one upload, and an honest one
+
+
+def test_the_hosts_label_flipping_reaches_the_clients_data(go):
+    flip = [
+        "security_args.enable_attack=true", "security_args.attack_type=label_flipping",
+        "security_args.original_class_list=[0,1,2,3,4]", "security_args.target_class_list=[9,9,9,9,9]",
+        "security_args.ratio_of_poisoned_client=1.0",
+    ]  # fmt: skip
+    line = read_lines(go(*flip) / "metrics.jsonl")[-1]
+    assert sum(line["recall"][:5]) == 0
+    assert sum(read_lines(go() / "metrics.jsonl")[-1]["recall"][:5]) > 0
+
+
+def test_switches_of_an_earlier_run_do_not_stay_on(go):
+    before = (go() / "model.safetensors").read_bytes()
+    go(*DP, "dp_args.dp_solution_type=ldp", "dp_args.epsilon=0.5")
+    assert (go() / "model.safetensors").read_bytes() == before
+
+
+def test_what_the_hosts_switches_would_corrupt_is_refused(go):
+    defence = ["security_args.enable_defense=true", "security_args.defense_type=rfa"]
+    privacy = [*DP, "dp_args.epsilon=1.0", "dp_args.dp_solution_type=ldp"]
+    for switch in (defence, privacy):
+        with pytest.raises(LabelSkewError, match="fedmr also sends other tensors"):
+            go("method_args.method=fedmr", *switch)
+        with pytest.raises(LabelSkewError, match="proxy_aggregation"):
+            go("train_args.proxy_aggregation=class", *switch)
+
+
+def test_private_upload_is_reported_and_bounds_the_update(go):
+    clip = ["method_args.method=fedrs", "method_args.upload_clip=0.01", "train_args.comm_round=1"]
+    folder = go(*clip)
+    start = session.build(go.load()).start
+    end = load_file(folder / "model.safetensors")
+    assert torch.cat([(end[k] - start[k]).flatten() for k in end]).norm() <= 0.0101
+    noisy = go(*clip, "method_args.upload_sigma=0.1")
+    report = json.loads((noisy / "environment.json").read_text())["report"]
+    assert report["privacy"]["delta"] == 0.01
+    assert report["privacy"]["epsilon"] > 0
+
+
+def test_the_hosts_noise_repeats_after_resuming(go, tmp_path, capsys):
+    noise = [*DP, "dp_args.dp_solution_type=ldp", "dp_args.epsilon=0.5", "tracking_args.checkpoint_every=1"]
+    whole = go(*noise)
+    cut = go(*noise)
+    # the folder as a kill after round 2 would have left it: the checkpoint of a run of 2 rounds, nothing of the third
+    two = go(*noise, "train_args.comm_round=2")
+    (cut / "checkpoint" / "latest.safetensors").write_bytes((two / "checkpoint" / "latest.safetensors").read_bytes())
+    for name in ("summary.json", "model.safetensors"):
+        (cut / name).unlink()
+    torch.rand(5)
+    run.start(RunOptions(resume=cut, quiet=True))
+    assert (cut / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert "what the host remembers" in capsys.readouterr().err
+
+
+def test_batch_norm_counters_stay_integers_and_variances_positive(go):
+    folder = go(
+        "model_args.model=wide_resnet", "model_args.depth=10", "model_args.widen=1", "train_args.comm_round=1",
+        "train_args.epochs=1", "train_args.client_num_per_round=2", "train_args.batch_size=64",
+        "validation_args.personalised=false",
+    )  # fmt: skip
+    saved = load_file(folder / "model.safetensors")
+    counters = {k: v for k, v in saved.items() if k.endswith("num_batches_tracked")}
+    assert counters
+    assert all(v.dtype == torch.int64 and v > 0 for v in counters.values())
+    assert all((v >= 0).all() for k, v in saved.items() if k.endswith("running_var"))

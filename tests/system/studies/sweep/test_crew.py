@@ -1,0 +1,216 @@
+"""The runs of a sweep: when another one may begin; interrupted, failed in part, gone on with, and then done."""
+
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from commands import call
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.front.start import start
+from fl_labelskew_plugins.runtimes.options import RunOptions
+from fl_labelskew_plugins.studies.sweep import crew, plan
+
+# When another run may begin
+
+
+def at_work(planned, slots, bound):
+    """The first run is under way."""
+    made = crew.Crew(planned, planned[1:], slots, bound, print)
+    made.running.append(crew.RunProcess(planned[0], None, 0))
+    return made
+
+
+def test_as_many_runs_as_fit_in_memory_once_it_is_known_what_one_takes(write, tmp_path):
+    planned = plan.plan(write(), out=tmp_path / "out")
+    assert not at_work(planned, 3, 10e9)._room()  # nobody knows yet
+    planned[0].folder.create()
+    planned[0].folder.append(planned[0].folder.timings, {"round": 0, "seconds": 1.0, "peak_mb": 600.0})
+    planned[0].folder.append(planned[0].folder.timings, {"round": 1, "seconds": 1.0, "peak_mb": 700.0})
+    assert at_work(planned, 3, 1.4e9)._room()
+    assert not at_work(planned, 3, 1.39e9)._room()
+    assert not at_work(planned, 1, 1.4e9)._room()
+    other = plan.plan(write(), ["model_args.model=mlp"], tmp_path / "other")
+    made = at_work(planned, 3, 10e9)
+    made.waiting = other
+    assert not made._room()  # of another network nobody knows
+    made.running.clear()
+    assert made._room()
+    assert 0 < crew.free_memory() < 1e15
+
+
+@pytest.mark.parametrize(
+    "line", [b'"x"', b"\xff\xfe", b"\0\0\0\0", b'{"peak_mb": "much"}', b'{"peak_mb": null}', b"[1]"]
+)
+def test_damaged_timings_of_a_run_that_is_done_stop_no_sweep(write, tmp_path, line):
+    planned = plan.plan(write(), out=tmp_path / "out")
+    for each in planned[:2]:
+        each.folder.create()
+        each.folder.timings.write_bytes(line + b"\n")
+    assert at_work(planned, 3, 1e9)._peaks == {}
+    planned[2].folder.create()
+    planned[2].folder.append(planned[2].folder.timings, {"round": 0, "peak_mb": 600.0})
+    assert list(at_work(planned, 3, 1e9)._peaks.values()) == [600e6]
+
+
+def test_each_run_has_a_gpu_of_its_own(write, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    gpus = ["device_args.using_gpu=true", "device_args.gpu_ids=[3, 1]"]
+    planned = plan.plan(write(), gpus, tmp_path / "out")
+    assert {tuple(each.recipe.device.gpu_ids) for each in planned} == {(0,)}  # the only one that it will see
+    assert crew.default_jobs(planned) == 2
+    assert crew.Crew(planned, planned, 2, 1e9, print)._gpus == [3, 1]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert crew._visible(3) == "3"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,GPU-a,5,6")
+    assert crew._visible(1) == "GPU-a"
+    with pytest.raises(LabelSkewError, match="no GPU 4"):
+        plan.plan(write(), [*gpus[:1], "device_args.gpu_ids=[4]"])
+
+
+def test_threads_decide_how_many_runs_there_are_at_a_time(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(crew, "available_cores", lambda: 8)
+    assert crew.default_jobs(plan.plan(write(), out=tmp_path)) == 8
+    assert crew.default_jobs(plan.plan(write(), ["device_args.threads=3"], tmp_path)) == 2
+    assert crew.default_jobs(plan.plan(write(), ["comm_args.backend=MPI"], tmp_path)) == 1
+
+
+# One sweep from start to end
+
+
+def rounds(folder):
+    file = folder / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_path):
+    file, out = write(), tmp_path / "out"
+    command = ["sweep", file, "--out", out, "--jobs", "2", "--set", "train_args.comm_round=60"]
+    names = ["fedavg-seed0", "fedavg-seed1", "fedlc-seed0"]
+
+    def interrupt():
+        until = time.monotonic() + 90
+        while rounds(out / names[0]) < 5 and time.monotonic() < until:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt).start()
+    stopped = call(*command, code=130)
+    assert re.search(r"interrupted: 0 of 3 runs finished; to go on: labelskew", stopped.stderr)
+    assert "Traceback" not in stopped.output
+    begun = out / names[0]
+    checkpoint = begun / "checkpoint" / "latest.safetensors"
+    assert 5 <= rounds(begun) < 60
+    assert re.search(rf"^{names[0]} +stopped ", call("status", out).output, re.MULTILINE)
+
+    good = checkpoint.read_bytes()
+    checkpoint.write_bytes(b"junk")
+    partly = call(*command, code=1)
+    lines = partly.stdout.splitlines()
+    assert lines[0].startswith("3 runs: 0 finished, ")
+    assert {line.split()[1] for line in lines[1:4]} == set(names)
+    assert lines[3].startswith("3/3  ")
+    failed = re.search(rf"^failed: {names[0]}: (.*)$", partly.stderr, re.MULTILINE)[1]
+    assert "latest.safetensors is no checkpoint of a run" in failed
+    assert partly.stderr.endswith("error: 1 of 3 runs failed; the same again tries them once more\n")
+    assert "is no checkpoint" in (out / "_logs" / f"{names[0]}.txt").read_text()
+
+    checkpoint.write_bytes(good)
+    lines = call(*command).stdout.splitlines()
+    assert lines[0].startswith("3 runs: 2 finished, 1 to resume")
+    assert lines[1].startswith(f"3/3  {names[0]}  accuracy ")
+    assert lines[2].split()[:3] == ["method", "data", "partition"]
+    assert [line.split()[0] for line in lines[3:5]] == ["fedavg", "fedlc"]
+    # what a report calls them, and no log where there is nothing to say
+    assert sorted(file.name for file in out.iterdir()) == [*names, "sweep.json"]
+
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    again = call(*command).stdout.splitlines()
+    assert again[0].startswith("3 runs: 3 finished, 0 to resume")
+    assert again[1:] == lines[2:]
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    other = call("sweep", file, "--out", out, "--set", "train_args.comm_round=3", code=2)
+    assert other.stderr == (
+        f"error: {begun} and 2 more: holds another run, which differs in train_args.comm_round; use another --out, or "
+        "the settings as they were\n"
+    )
+
+    # The same bytes as without a sweep, though one run was interrupted and the others ran beside each other.
+    context = multiprocessing.get_context("forkserver")
+    for each in plan.plan(file, ["train_args.comm_round=60"], out)[::2]:
+        alone = tmp_path / "alone" / each.name
+        process = context.Process(target=start, args=(RunOptions(each.base, each.settings, run_dir=alone, quiet=True),))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+        for name in ("metrics.jsonl", "model.safetensors"):
+            assert (alone / name).read_bytes() == (each.folder.path / name).read_bytes()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(write, tmp_path):
+    (tmp_path / "file").write_text("")
+    planned = plan.plan(write(), out=tmp_path / "file" / "out")
+    with pytest.raises(LabelSkewError, match="file/out: cannot be written: Not a directory"):
+        plan.write_names(planned)
+
+
+SLOW = "import pathlib, time\npathlib.Path(__file__).with_suffix('.begun').touch()\ntime.sleep({})\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_but_one_line_when_it_is_interrupted_while_it_still_imports(write, tmp_path, forker, number):
+    (tmp_path / "slow.py").write_text(SLOW.format(60))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\n"
+        "from fl_labelskew_plugins.studies.sweep import crew\nfrom fl_labelskew_plugins.cli.main import main\n"
+        "os.setsid()\ncrew.PRELOADED = ['slow']\nmain()\n"
+    )
+    out = tmp_path / "out"
+    argv = ["sweep", write(), "--out", out, "--jobs", "2"]
+    process = forker.start(argv, tmp_path / "log", script=script, environment={"PYTHONPATH": str(tmp_path)})
+    until = time.monotonic() + 60
+    while not (tmp_path / "slow.begun").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    os.killpg(process.pid, number)
+    assert process.wait() == 130
+    first, *rest = process.text.splitlines()
+    assert first.startswith("3 runs: 0 finished")
+    assert len(rest) == 1
+    assert rest[0].startswith("interrupted: 0 of 3 runs finished; to go on: ")
+    assert [file.name for file in out.iterdir()] == ["sweep.json"]
+    while processes_of(process.pid):  # what imported has gone, too
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def processes_of(group):
+    """The processes of a group; those that have ended and that nobody has asked for do not count."""
+    stats = [file.read_text().rpartition(")")[2].split() for file in Path("/proc").glob("[0-9]*/stat") if file.exists()]
+    return [fields for fields in stats if int(fields[2]) == group and fields[0] != "Z"]
+
+
+def test_the_last_words_of_a_run(tmp_path):
+    log = tmp_path / "log.txt"
+    assert crew.last_words(log) == ""
+    log.write_text("warning: x\nerror: one\nerror: two\n")
+    assert crew.last_words(log) == "one; two"
+    log.write_text("Traceback (most recent call last):\n  a\nZeroDivisionError: b\n")
+    assert crew.last_words(log) == f"ZeroDivisionError: b (all of it: {log})"
+
+
+def test_a_folder_that_was_begun_and_holds_no_recipe_is_begun_anew(write, tmp_path):
+    out, file = tmp_path / "out", write("base: base.yaml\nset: {train_args.comm_round: 2}\ngrid: [{one: {}}]")
+    (planned,) = plan.plan(file, out=out)
+    planned.folder.create()
+    planned.folder.write_json("environment.json", {"run": "broken off"})
+    (planned.folder.path / "partition.png.part").write_bytes(b"half")
+    assert call("sweep", file, "--out", out).stdout.startswith("1 run: 0 finished, 0 to resume")
+    assert planned.folder.run_id() != "broken off"
+    assert not list(planned.folder.path.glob("*.part"))
+    assert (rounds(planned.folder.path), plan.states_of([planned])) == (2, {"one": "done"})

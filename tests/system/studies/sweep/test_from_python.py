@@ -1,0 +1,128 @@
+"""``fl.sweep``: the command's runs, as objects and as a table."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fl_labelskew_registry import LabelSkewError
+from recipe_texts import DIGITS
+
+import fl_labelskew_plugins as fl
+from fl_labelskew_plugins.studies.sweep import from_python, plan
+
+GRID = {"common_args.random_seed": [0, 1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ({}, "fl.sweep: expected either `sweep`, or `base` and `grid`"),
+        ({"base": "quickstart"}, "fl.sweep: expected either `sweep`"),
+        ({"sweep": "x.yaml", "base": "quickstart", "grid": GRID}, "fl.sweep: expected either `sweep`"),
+        ({"base": "quickstart", "grid": GRID}, "out: missing; use the folder of all runs"),
+        ({"base": "quickstart", "grid": {"train_args.epoch": [1]}, "out": "o"}, "o/sweep.yaml: train_args.epoch: unk"),
+        ({"base": "quickstart", "grid": GRID, "out": "o", "only": ["seed7"]}, "--only 'seed7' is unknown"),
+        ({"sweep": "none.yaml"}, "none.yaml"),
+        ({"base": "nothing.yaml", "grid": GRID, "out": "o"}, "nothing.yaml"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_sweep(words, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LabelSkewError, match=line.replace("?", r"\?")):
+        fl.sweep(**words)
+
+
+def test_content_of_a_sweep_is_planned_like_its_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("# a recipe\n")
+    file = from_python._written({"base": Path("mine.yaml"), "grid": [{"a.b": [1]}], "out": "runs/x"}, {}, None)
+    assert file == Path("runs/x/sweep.yaml")
+    assert plan._read(file).base == str(tmp_path / "mine.yaml")
+    file = from_python._written({"base": DIGITS, "grid": [GRID]}, {"train_args.epochs": 2}, tmp_path / "other")
+    assert {run.recipe.train.epochs for run in plan.plan(file)} == {2}
+    assert [run.name for run in plan.plan(file)] == ["seed0", "seed1", "seed2"]
+    (tmp_path / "other" / "recipe.yaml").write_text("")
+    with pytest.raises(LabelSkewError, match="other: is the folder of a run; use another folder"):
+        from_python._written({"base": DIGITS, "grid": [GRID]}, {}, tmp_path / "other")
+
+
+def test_files_of_the_user_are_not_replaced(tmp_path):
+    for name in ("sweep.yaml", "base.yaml"):
+        (tmp_path / name).write_text("# mine\n")
+        with pytest.raises(LabelSkewError, match=f"{name}: was not written by fl.sweep; use another folder for out="):
+            fl.sweep(base=DIGITS, grid=GRID, out=tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        assert (tmp_path / name).read_text() == "# mine\n"
+        (tmp_path / name).unlink()
+    for _ in range(2):  # its own files are
+        from_python._written({"base": DIGITS, "grid": [GRID]}, {}, tmp_path)
+
+
+def test_values_of_a_grid_may_be_numpy_s(tmp_path):
+    grid = {"common_args.random_seed": np.arange(2), "train_args.epochs": [np.int64(2)]}
+    axes = [{key: from_python._listed(key, values)} for key, values in grid.items()]
+    changes = {"train_args.learning_rate": np.float64(0.25), "train_args.comm_round": np.int64(3)}
+    planned = plan.plan(from_python._written({"base": DIGITS, "grid": axes, "set": None}, changes, tmp_path))
+    assert [run.name for run in planned] == ["seed0-epochs2", "seed1-epochs2"]
+    train = planned[1].recipe.train
+    assert (planned[1].recipe.common.random_seed, train.epochs, train.comm_round) == (1, 2, 3)
+    assert fl.load("quickstart", {"train_args.comm_round": np.int64(3)}).train.comm_round == 3
+
+
+@pytest.mark.parametrize("values", [3, "abc", b"abc", {"a": 1}, np.array(3), None])
+def test_an_axis_without_a_list_of_values_is_one_line(values, tmp_path):
+    with pytest.raises(LabelSkewError) as error:
+        fl.sweep(base="quickstart", grid={"train_args.epochs": values}, out=tmp_path)
+    assert str(error.value).startswith("grid: train_args.epochs: ")
+    assert str(error.value).count("\n") == 0
+    assert " is not a list of values; use [" in str(error.value)
+
+
+def test_sweep_runs_resumes_and_reports_what_failed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "click.py").write_text("raise SystemExit('imported from the current folder')")
+    taken = tmp_path / "out" / "seed2" / "thesis.txt"
+    taken.parent.mkdir(parents=True)
+    taken.write_text("mine")
+    words = {"base": DIGITS, "grid": GRID, "out": tmp_path / "out", "jobs": 2, "host": "none"}
+    runs, table = fl.sweep(**words)
+    assert [run.folder.name for run in runs] == ["seed0", "seed1"]
+    assert all(run.finished for run in runs)
+    assert table.index.tolist() == ["seed0", "seed1", "seed2"]
+    assert table.state.tolist() == ["finished", "finished", "failed"]
+    assert table.why.tolist()[:2] == ["", ""]
+    assert table.why["seed2"].endswith(
+        "seed2 is not empty; use a new or empty folder, or --resume " + str(taken.parent)
+    )
+    assert table.accuracy.tolist()[:2] == [run.accuracy for run in runs]
+    assert table.best.tolist()[:2] == [run.metrics.accuracy.max() for run in runs]
+    assert table["common_args.random_seed"].tolist() == [0, 1, 2]
+    assert not [name for name in table if name.startswith("device_args")]
+    told = capsys.readouterr().out
+    assert "3 runs: 0 finished, 0 to resume; at most 2 at a time" in told
+    assert "failed: seed2: run directory" in told
+
+    monkeypatch.setattr(subprocess, "Popen", None)  # nothing is left to run, so no process is needed
+    again = fl.sweep(**words | {"only": ["seed0", "seed1"], "quiet": True})
+    assert [run.summary for run in again.runs] == [run.summary for run in runs]
+    assert fl.report(again.runs, last=1).table.seeds.tolist() == [2]
+
+
+def test_sweep_is_interrupted_with_a_checkpoint(tmp_path):
+    words = {"base": DIGITS, "grid": GRID, "out": "out", "jobs": 1, "host": "none"}
+    script = f"import fl_labelskew_plugins as fl\nfl.sweep(None, {{'train_args.comm_round': 4000}}, **{words!r})\n"
+    (tmp_path / "sweep.py").write_text(script)  # without a guard of __main__, which runs must not import
+    process = subprocess.Popen([sys.executable, "sweep.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    metrics, until = tmp_path / "out" / "seed0" / "metrics.jsonl", time.monotonic() + 120
+    while not metrics.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert told.endswith("KeyboardInterrupt: interrupted: 0 of 3 runs finished\n")
+    assert fl.load_run(tmp_path / "out" / "seed0").metrics.index.max() < 3999
+    assert (tmp_path / "out" / "seed0" / "checkpoint" / "latest.safetensors").exists()

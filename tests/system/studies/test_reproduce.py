@@ -1,0 +1,383 @@
+"""Recipes beside their papers' numbers: what is run, gone on with, cut, compared and written."""
+
+import csv
+import json
+import math
+import os
+import re
+import statistics
+from types import SimpleNamespace
+
+import pytest
+from commands import call
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe.sections import Expected
+from fl_labelskew_plugins.runs import status
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.progress import Pause
+from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.studies import report, reproduce
+
+TEXT = """
+data_args: {dataset: digits}
+partition_args: {partition_method: pcdd, classes_per_client: 2}
+model_args: {model: logistic}
+train_args: {client_num_in_total: 5, comm_round: 6, epochs: 1, batch_size: 64, learning_rate: 0.1}
+method_args: {method: fedrs}
+validation_args: {last_rounds: 4, personalised: false}
+expected:
+- {value: 70.0, tolerance: 1, paper: P, table: Table 1}
+- {value: 90, measure: best_accuracy, tolerance: 50, paper: P, table: Table 2}
+- {value: 3, measure: rounds_to, target: 99.9, paper: P, table: Table 3}
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "one.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def table(out):
+    with (out / "table.csv").open(encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+# What is compared
+
+
+def number(value=70.0, tolerance=1.0, **more):
+    return Expected(value=value, tolerance=tolerance, paper="P", table="Table 1", **more)
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ([69.0, 69.0], "reached"),
+        ([71.0], "reached"),
+        ([60.0, 80.0], "reached"),  # the mean counts
+        ([71.1], "beyond"),
+        ([68.9], "fell short"),
+        ([70.0, None], "not measured"),
+    ],
+)
+def test_a_verdict_on_accuracies(values, word):
+    assert reproduce.verdict(number(), values) == word
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [([20.0, 30.0], "reached"), ([19.0], "beyond"), ([31.0], "fell short"), ([20.0, None], "fell short")],
+)
+def test_fewer_rounds_are_better(values, word):
+    assert reproduce.verdict(number(25, 5, measure="rounds_to", target=50.0), values) == word
+
+
+def test_what_a_run_has_for_each_measure(file, tmp_path):
+    (experiment,) = reproduce.experiments({"one": file}, [], tmp_path)
+    accuracies = [0.1, 0.5, 0.9, 0.6, 0.7, 0.8]
+    run = report.FinishedRun(
+        "r", {}, [{"round": r, "accuracy": a, "balanced_accuracy": a / 2} for r, a in enumerate(accuracies)]
+    )
+    assert reproduce.measured(run, number(), experiment, 6) == pytest.approx(75)  # the last 4
+    assert reproduce.measured(run, number(), experiment, 3) == pytest.approx(75)  # a recipe cut to half: the last 2
+    assert reproduce.measured(run, number(measure="balanced_accuracy"), experiment, 6) == pytest.approx(37.5)
+    assert reproduce.measured(run, number(measure="best_accuracy"), experiment, 6) == pytest.approx(90)
+    assert reproduce.measured(run, number(measure="rounds_to", target=50.0), experiment, 6) == 2
+    assert reproduce.measured(run, number(measure="rounds_to", target=91.0), experiment, 6) is None
+    assert reproduce.measured(run, number(measure="personalised_accuracy"), experiment, 6) is None
+
+
+def test_what_counts_as_another_experiment(file):
+    plain = parse.load(file)
+    same = [
+        "common_args.random_seed=3",
+        "tracking_args.run_dir=x",
+        "device_args.threads=1",
+        "data_args.data_cache_dir=x",
+    ]
+    assert reproduce.differences(plain, parse.load(file, same)) == ()
+    other = parse.load(
+        file, ["method_args.alpha=0.9", "device_args.precision=bf16", "partition_args.partition_method=iid"]
+    )
+    assert set(reproduce.differences(plain, other)) == {
+        "alpha: 0.5 -> 0.9",
+        "precision: fp32 -> bf16",
+        "partition_method: pcdd -> iid",
+        "classes_per_client: 2 -> null",
+    }
+
+
+# What a budget cuts
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1h30m", 5400), ("0.5h", 1800)]
+)
+def test_budgets(text, seconds):
+    assert reproduce.seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "90", "2x", "h", "-2h", "2h 30", "0s", "two hours"])
+def test_what_is_no_budget(text):
+    with pytest.raises(LabelSkewError, match=r"^--budget .*; use a "):
+        reproduce.seconds_of(text)
+
+
+@pytest.mark.parametrize(("seconds", "done"), [(20, [2, 3, 3]), (9, [1, 1, 1]), (400, [6, 6, 6]), (2, [0, 0, 0])])
+def test_a_budget_is_shared_equally_and_the_rest_of_finished_runs_is_shared_on(
+    file, tmp_path, monkeypatch, seconds, done
+):
+    """Rounds of 2 s, and a start of 1 s each."""
+    now = 0.0
+
+    def complete(path, settings, folder, *, quiet, pause):
+        nonlocal now
+        folder.create()
+        now += 1
+        while len(metrics(folder.path) if folder.metrics.exists() else []) < pause.rounds and now + 2 <= pause.at:
+            folder.append(folder.metrics, {"round": 0})
+            now += 2
+
+    monkeypatch.setattr(reproduce, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(reproduce, "complete", complete)
+    (experiment,) = experiments = reproduce.experiments({"one": file}, [], tmp_path / "out")
+    reproduce.run_within(experiments, 3, seconds, [].append, quiet=True)
+    assert [experiment.done(seed) for seed in range(3)] == done
+    assert now <= max(seconds, 3)
+
+
+SCHEDULED = [
+    "method_args.method=map", "train_args.lr_schedule=step", "train_args.comm_round=12",
+    "validation_args.personalised=true",
+]  # fmt: skip
+
+
+def test_rounds_within_a_budget_are_the_first_ones_of_the_whole_run(file, tmp_path):
+    whole, short, parts = (RunFolder(tmp_path / name) for name in ("whole", "short", "parts"))
+    reproduce.complete(file, SCHEDULED, whole, quiet=True)
+    reproduce.complete(file, [*SCHEDULED[:2], "train_args.comm_round=5", *SCHEDULED[3:]], short, quiet=True)
+    assert metrics(short.path) != metrics(whole.path)[:5]  # rate and inheritance depend on how many there are in all
+    for rounds in (5, 5, 9):
+        reproduce.complete(file, SCHEDULED, parts, quiet=True, pause=Pause(rounds, math.inf))
+        assert metrics(parts.path) == metrics(whole.path)[:rounds]
+        assert reproduce.held(file, SCHEDULED, parts) == "begun"
+    reproduce.complete(file, SCHEDULED, parts, quiet=True, pause=Pause(12, 0.0))  # the time is up
+    assert len(metrics(parts.path)) == 9
+    reproduce.complete(file, SCHEDULED, parts, quiet=True)
+    for name in ("metrics.jsonl", "model.safetensors"):
+        assert (parts.path / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+def test_a_round_that_its_time_cuts_off_is_repeated_to_the_same_bytes(file, tmp_path, capsys):
+    whole, parts = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parts")
+    settings = ["train_args.comm_round=2", *SCHEDULED[:2], SCHEDULED[3]]
+    reproduce.complete(file, settings, whole, quiet=True, host="none")
+    reproduce.complete(file, settings, parts, quiet=False, pause=Pause(2, math.inf, 0.0), host="none")
+    assert "paused after 0 of 2 rounds; round 1 is incomplete; resuming repeats it" in capsys.readouterr().out
+    pace = status.read(parts.path)["pace"]
+    assert pace["batches"] == 3  # then the 0 seconds of training are over
+    assert 0 < pace["round"] < 100
+    for pause in (Pause(1, math.inf), Pause(2, math.inf, 0.0)):  # a whole round, and one that is cut off
+        reproduce.complete(file, settings, parts, quiet=True, pause=pause, host="none")
+        assert len(metrics(parts.path)) == 1
+    reproduce.complete(file, settings, parts, quiet=True, host="none")
+    for name in ("metrics.jsonl", "model.safetensors"):
+        assert (parts.path / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+def test_processes_of_a_run_pause_with_it(file, tmp_path):
+    here, there = (RunFolder(tmp_path / name) for name in ("here", "there"))
+    reproduce.complete(file, [], here, quiet=True)
+    over_mpi = ["comm_args.backend=MPI", "comm_args.workers=1"]
+    reproduce.complete(file, over_mpi, there, quiet=True, pause=Pause(2, math.inf))
+    assert metrics(there.path) == metrics(here.path)[:2]
+    assert not there.summary.exists()
+
+
+def test_a_budget_for_real(file, tmp_path):
+    file.write_text(TEXT.replace("comm_round: 6", "comm_round: 100000"))
+    out = tmp_path / "out"
+    done = call("reproduce", file, "--seeds", 1, "--budget", "3s", "--out", out)
+    run = out / "one" / "seed0"
+    rounds = len(metrics(run))
+    assert 1 <= rounds < 100000
+    seconds = [line["seconds"] for line in map(json.loads, (run / "timings.jsonl").read_text().splitlines())]
+    assert sum(seconds[:-1]) < 3  # the last round began in time
+    mean, _, reach = table(out)
+    assert (mean["rounds"], mean["verdict"]) == (f"{rounds} of 100000", f"not comparable ({rounds} of 100000 rounds)")
+    assert (float(mean["ours"]) > 0, mean["difference"]) == (True, "")
+    assert (reach["ours"], reach["verdict"]) == ("0 of 1 got there", mean["verdict"])
+    assert "one, seed 0: from round 1, for 0:0" in done.output
+    assert f"paused after {rounds} of 100000 rounds" in done.output
+    assert re.search(r"budget: \d+ of 3 s used; ", done.output)
+    again = call("reproduce", file, "--seeds", 2, "--budget", "1s", "--out", out)
+    assert "Traceback" not in again.output
+    assert len(metrics(run)) >= rounds
+
+
+# What is run
+
+
+def test_a_table_beside_the_paper_s_numbers(file, tmp_path):
+    out = tmp_path / "out"
+    done = call("reproduce", file, "--seeds", 2, "--out", out, "--set", "method_args.alpha=0.9")
+    runs = [metrics(out / "one" / f"seed{seed}") for seed in (0, 1)]
+    assert [line["round"] for line in runs[0]] == list(range(6))
+    assert runs[0] != runs[1]
+    ours = [100 * statistics.fmean(line["accuracy"] for line in run[-4:]) for run in runs]
+    best = [100 * max(line["accuracy"] for line in run) for run in runs]
+    mean, highest, reach = table(out)
+    assert mean["ours"] == f"{statistics.fmean(ours):.2f}"
+    assert mean["std"] == f"{statistics.stdev(ours):.2f}"
+    assert mean["difference"] == f"{statistics.fmean(ours) - 70:+.2f}"
+    assert mean["verdict"] == ("beyond" if statistics.fmean(ours) > 71 else "fell short")
+    assert (mean["recipe"], mean["paper"], mean["rounds"], mean["seeds"]) == ("one", "P, Table 1", "6 of 6", "2")
+    assert mean["changed"] == "alpha: 0.5 -> 0.9"
+    assert highest["ours"] == f"{statistics.fmean(best):.2f}"
+    assert highest["verdict"] == "reached"
+    assert (reach["measure"], reach["ours"], reach["verdict"]) == ("rounds_to 99.9", "0 of 2 got there", "fell short")
+    written = (out / "table.md").read_text()
+    assert written in done.output
+    assert len(written.splitlines()) == 2 + 3
+
+    # the same again runs nothing; other settings are refused, more seeds are added
+    kept = (out / "one" / "seed0" / "metrics.jsonl").stat().st_mtime_ns
+    again = call("reproduce", file, "--seeds", 3, "--out", out, "--set", "method_args.alpha=0.9", "--quiet")
+    assert (out / "one" / "seed0" / "metrics.jsonl").stat().st_mtime_ns == kept
+    assert table(out)[0]["seeds"] == "3"
+    assert again.output == (out / "table.md").read_text()
+    (line,) = call("reproduce", file, "--out", out, code=2).stderr.splitlines()
+    assert line.startswith(f"error: {out / 'one' / 'seed0'}: holds another run, which differs in method_args.alpha; ")
+
+
+def test_what_broke_off_is_gone_on_with_to_the_same_numbers(file, tmp_path, monkeypatch):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    call("reproduce", file, "--seeds", 2, "--out", whole)
+    real = Record.round
+
+    def interrupted(self, line, *args, **more):
+        real(self, line, *args, **more)
+        if line["round"] == 2 and self.folder.path.name == "seed1":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Record, "round", interrupted)
+    done = call("reproduce", file, "--seeds", 2, "--out", broken, code=130)
+    assert done.stderr.startswith("interrupted; to go on: labelskew")
+    assert len(metrics(broken / "one" / "seed1")) == 3
+    assert not (broken / "table.csv").exists()
+    monkeypatch.setattr(Record, "round", real)
+    # and one that was killed while it was being prepared
+    late = broken / "one" / "seed2"
+    late.mkdir()
+    for name, text in {"environment.json": '{"notes": ["features.txt"]}', "features.txt": "", ".lock": ""}.items():
+        (late / name).write_text(text)
+    os.utime(late / ".lock", (0, 0))
+    (late / "partition.json").write_text("{}")
+    (late / "partition.png.part").write_text("")
+    assert "3/3  one, seed" in call("reproduce", file, "--seeds", 3, "--out", broken, "--jobs", 2).output
+    for seed in ("seed0", "seed1"):
+        assert (broken / "one" / seed / "metrics.jsonl").read_bytes() == (
+            whole / "one" / seed / "metrics.jsonl"
+        ).read_bytes()
+    assert len(metrics(late)) == 6
+
+
+def test_a_folder_of_somebody_else_s_is_left_alone(file, tmp_path):
+    mine = tmp_path / "out" / "one" / "seed0"
+    mine.mkdir(parents=True)
+    (mine / "thesis.txt").write_text("mine")
+    (mine / "environment.json").write_text("[]")
+    (line,) = call("reproduce", file, "--out", tmp_path / "out", code=2).stderr.splitlines()
+    assert f"run directory {mine} is not empty" in line
+    assert (mine / "thesis.txt").read_text() == "mine"
+
+
+def test_a_recipe_without_a_number_is_run_all_the_same(file, tmp_path):
+    file.write_text(TEXT.partition("expected:")[0])
+    call("reproduce", file, "--seeds", 1, "--out", tmp_path / "out")
+    (row,) = table(tmp_path / "out")
+    assert (row["expected"], row["verdict"]) == ("", "no number to compare with")
+    assert float(row["ours"]) > 10
+
+
+def test_it_is_nothing_for_mpirun(monkeypatch):
+    for name, value in (("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    (line,) = call("reproduce", "quickstart", code=2).stderr.splitlines()
+    assert line.endswith("reproduce: starts its processes itself; use it without mpirun")
+
+
+def test_rounds_that_were_set_lower_are_cut_rounds_and_a_broken_summary_is_a_line(file, tmp_path):
+    words = ["reproduce", file, "--seeds", 1, "--out", tmp_path / "out", "--set", "train_args.comm_round=3"]
+    call(*words)
+    rows = table(tmp_path / "out")
+    assert {row["rounds"] for row in rows} == {"3 of 6"}
+    assert {row["verdict"] for row in rows} == {"not comparable (3 of 6 rounds)"}
+    lines = metrics(tmp_path / "out" / "one" / "seed0")
+    assert float(rows[0]["ours"]) == pytest.approx(50 * (lines[1]["accuracy"] + lines[2]["accuracy"]), abs=0.006)
+    summary = tmp_path / "out" / "one" / "seed0" / "summary.json"
+    summary.write_text("{")
+    (line,) = call(*words, code=2).stderr.splitlines()
+    assert line == f"error: {summary}: holds no summary; delete it, and start the same command again"
+    summary.unlink()
+    call(*words)
+    assert [row["ours"] for row in table(tmp_path / "out")] == [row["ours"] for row in rows]
+
+
+def test_made_up_data_get_no_verdict(tmp_path):
+    call("data", "fake", "svhn", "--out", tmp_path / "data", "--samples", 200)
+    # of the recipe's 100 rounds of a ResNet18, a round of something small
+    small = ["model_args.model=logistic", "train_args.epochs=1", "train_args.comm_round=1"]
+    words = [word for each in (*small, f"data_args.data_cache_dir={tmp_path / 'data'}") for word in ("--set", each)]
+    done = call("reproduce", "fedmr/table1_svhn_p5c2", "--seeds", 1, "--out", tmp_path / "out", *words)
+    (row,) = table(tmp_path / "out")
+    assert (row["recipe"], row["expected"], row["verdict"]) == (
+        "fedmr/table1_svhn_p5c2",
+        "83.1",
+        "none: the data are made up",
+    )
+    assert row["changed"] == "model: resnet18 -> logistic; stem: small -> null; comm_round: 100 -> 1; epochs: 10 -> 1"
+    assert row["rounds"] == "1 of 100"
+    assert "warning: data_args.data_cache_dir: made up" in done.output
+    assert (tmp_path / "out" / "fedmr" / "table1_svhn_p5c2" / "seed0" / "summary.json").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_a_line(file):
+    out = file / "out"
+    (line,) = call("reproduce", file, "--out", out, code=2).stderr.splitlines()
+    assert line == f"error: --out {out}: cannot be written: Not a directory"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["nosuch"], "recipe 'nosuch' is unknown; use one of labelskew recipes ls"),
+        (["quickstart", "quickstart.yaml"], "quickstart.yaml: quickstart is there twice; give each recipe once"),
+        (
+            ["quickstart", "--budget", "soon"],
+            "--budget soon: no time; use a number with its unit, such as 90s,",
+        ),
+        (
+            ["quickstart", "--budget", "1m", "--jobs", "2"],
+            "--budget has one run after the other; use it without --jobs",
+        ),
+        (
+            ["quickstart", "--set", "method_args.alhpa=1"],
+            "--set method_args.alhpa: unknown key; allowed: method, alpha",
+        ),
+        (["fedmr/isic2019"], "fedmr/isic2019: data set isic2019: data_args.data_cache_dir is not set; get it from"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_runs(tmp_path, monkeypatch, words, line):
+    monkeypatch.chdir(tmp_path)
+    (said,) = call("reproduce", *words, code=2).stderr.splitlines()
+    assert line in said
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,185 @@
+"""Every benchmark in its tiny form: that it works, and what it prints; no number of these means anything."""
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fl_labelskew_registry import LabelSkewError, RunError, catalog
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "benchmarks").glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def tables(forker, tmp_path_factory):
+    """The cells of all table rows that a benchmark prints."""
+
+    def run(name, tiny="--tiny"):
+        out = tmp_path_factory.mktemp(name)
+        script = ROOT / "benchmarks" / f"{name}.py"
+        beside = {"PYTHONPATH": str(script.parent)}
+        process = forker.start([tiny], out / "log", errors=out / "errors", script=script, environment=beside)
+        assert process.wait(600) == 0, (out / "errors").read_text()
+        rows = [line.strip("|").split("|") for line in process.text.splitlines() if line.startswith("|")]
+        return [[cell.strip() for cell in cells] for cells in rows if "---" not in cells[0]]
+
+    return run
+
+
+def test_host_sp(tables):
+    _, *variants = tables("host_sp")
+    assert [row[0] for row in variants] == [
+        "host FedAvg, test every round", "ours, test every round", "ours, test every round, no personalised measure",
+        "host FedAvg, no test", "host FedAvg, no test, start weights copied", "ours, no test",
+        "ours, no test, channels_last: false", "ours, no test, bf16",
+    ]  # fmt: skip
+    assert all(float(cell) >= 0 for row in variants for cell in row[1:-1])
+    accuracy = {row[0]: float(row[-1].rstrip(" %")) for row in variants}
+    assert min(accuracy.values()) > 60  # the same digits in all of them, and learned
+    # what is and is not tested does not change what is trained
+    assert accuracy["ours, test every round"] == accuracy["ours, no test"]
+
+
+def test_mixing(tables):
+    _, *rows = tables("mixing")
+    methods, optimizers = ([entry.name for entry in catalog.entries(group)] for group in ("methods", "optimizers"))
+    running, large = "fedmr, prototypes: running", ["ResNet18: FedAvg", "ResNet18: fedmr"]
+    assert [row[0] for row in rows] == [*methods, running, *optimizers, *large, f"ResNet18: {running}"]
+    assert [row[2] for row in rows if row[0].endswith("FedAvg")] == ["1.000", "1.000"]
+    assert all(float(row[1]) > 0 for row in rows)
+
+
+def test_isic_loader(tables):
+    _, *rows = tables("isic_loader")
+    assert [row[0] for row in rows] == [*(f"client {k}" for k in range(6)), "test", "round"]
+    *parts, total = [int(row[1]) for row in rows]
+    assert total == sum(parts) == 80
+
+
+def test_scaling(tables):
+    rows = tables("scaling")
+    heads = ("runtime", "transport", "clients a round")
+    names = ["runtime", "sp", "MPI, 1 worker", "transport", "loopback, TLS", "clients a round", "8", "16"]
+    assert [row[0] for row in rows] == names
+    assert all(float(row[1]) > 0 for row in rows if row[0] not in heads)
+    assert all(float(row[3]) > 100 for row in rows[-2:])  # MB
+
+
+def test_clients(tables):
+    _, *rows = tables("clients")
+    rounds, checkpoints = rows[:4], rows[5:]
+    kinds = ["stateless"] * 2 + ["private states"] * 2
+    assert [row[:3] for row in rounds] == [["5", k, kind] for k, kind in zip(["20", "40"] * 2, kinds, strict=True)]
+    assert all(float(row[4]) > 0 for row in rounds)
+    assert [row[0] for row in checkpoints] == ["20", "40"]
+
+
+def test_secure(tables):
+    """The clear run, and one with masks of a silo that is lost in each round."""
+    _, shares, _, *rows = tables("secure")
+    assert shares[:2] == ["4", "3"]
+    assert all(float(cell) > 0 for cell in shares[2:])
+    assert [row[:2] for row in rows] == [["4", "clear"], ["4", "1"]]
+    assert all(float(row[2]) > 0 for row in rows)
+    assert all(float(cell) >= 0 for row in rows for cell in (row[4], row[6]))  # a tick of the clock is 0.01 s
+
+
+def test_soak(tables):
+    """Its exit code says whether the disturbed run's results are those of the other."""
+    head, *rows = tables("soak")
+    assert head[:3] == ["fault", "where", "times"]
+    assert all(int(row[2]) > 0 and float(row[3]) > 0 for row in rows)
+    assert rows
+
+
+def test_gpu(tables):
+    """All of it, on the CPU."""
+    rows = tables("gpu", "--smoke")
+    heads = [i for i, row in enumerate(rows) if row[0] == "name"]
+    assert len(heads) == 5
+    tests, steps, rounds, workers, scale = (rows[a + 1 : b] for a, b in zip(heads, [*heads[1:], None], strict=True))
+    assert tests == [["marked gpu", "all", "4", "0", "0"]]
+    names = [*(entry.name for group in ("methods", "optimizers") for entry in catalog.entries(group))]
+    assert {row[1] for row in steps if row[0] == "small CNN"} == {*names, "fedmr, prototypes: running"}
+    assert {row[3] for row in steps if row[1] == "FedAvg"} == {"1"}
+    assert [row[0] for row in rounds] == [f"{net}, {p}" for p in ("bf16", "fp32") for net in ("small CNN", "ResNet18")]
+    assert [row[:2] for row in workers] == [["ResNet18", n] for n in ("sp", "1")]
+    assert all(float(cell) > 0 for row in (*rounds, *workers) for cell in row[2:])
+    # a run of each method with each split, all as far
+    assert len({row[1] for row in scale}) == 10
+    assert {row[2] for row in scale} == {"67.33", "74.97", "67.29", "75.51", ""}
+    assert {row[6] for row in scale} == {"2 of 100"}
+
+
+def test_gpu_keeps_what_it_has(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from gpu import Bench
+
+    def bench(seconds):
+        return Bench(smoke=True, seconds=seconds, out=tmp_path, begun=time.monotonic(), data=None)
+
+    bench(0).run()
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert len(lines) == 1 + 1 + 2 + 4 + 1  # the machine, tests, steps, rounds, workers; no scale without time
+    assert all(json.loads(line)["missing"] == "no time was left" for line in lines[1:])
+    asked = []
+
+    def measured(value):
+        asked.append(value)
+        if value == "broken":
+            raise ValueError("no | such\nthing")
+        return [{"s": 0.5, "of": value}]
+
+    for value in ("broken", "first", "second"):
+        bench(60).measure("steps", "small CNN", lambda value=value: measured(value))
+        text = (tmp_path / "results.md").read_text()
+        assert ("- not measured: small CNN: ValueError: no | such thing" in text) == (value == "broken")
+    assert "| small CNN | 0.5 | first |" in text
+    assert asked == ["broken", "first"]
+    assert "steps, small CNN: s: 0.5, of: first" in capsys.readouterr().out
+    kept = (tmp_path / "results.jsonl").read_text()
+    (tmp_path / "results.jsonl").write_text(kept.replace('"device": "cpu"', '"device": "another"'))
+    with pytest.raises(LabelSkewError, match=r"holds results of .*another.*; use a new folder"):
+        bench(60)
+
+
+def test_gpu_tells_which_test_fails(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import gpu
+
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    (tmp_path / "tests").mkdir()
+    text = "import pytest\ndef test_good():\n  pass  # mark.gpu\ndef test_bad_fedmr_cpu():\n  assert 1 == 2\n"
+    text += "@pytest.fixture\ndef broken():\n  raise OSError\ndef test_unready_fedmr_cpu(broken):\n  pass\n"
+    text += "def test_left_fedmr_cpu():\n  pytest.skip('why')\n"
+    (tmp_path / "tests" / "test_some.py").write_text(text)
+    bench = gpu.Bench(smoke=True, seconds=60, out=tmp_path, begun=time.monotonic(), data=None)
+    every, *wrong = bench.tests()
+    assert every == {"test": "all", "passed": 0, "failed": 2, "skipped": 1}
+    assert [row["test"] for row in wrong] == ["test_bad_fedmr_cpu", "test_unready_fedmr_cpu"]
+    assert wrong[0]["why"] == "assert 1 == 2"
+
+
+def test_gpu_stops_a_process_that_takes_too_long(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from gpu import Bench
+
+    bench = Bench(smoke=True, seconds=0, out=tmp_path, begun=time.monotonic(), data=None)
+    with pytest.raises(RunError, match="the time was up"):
+        bench.process([sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+def test_each_has_a_test():
+    tests = {name for name in globals() if name.startswith("test_")}
+    assert FILES
+    assert {f"test_{path.stem}" for path in FILES} <= tests
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_each_opens_with_its_commands(path):
+    commands = re.findall(rf"python benchmarks/{path.name}(.*?)(?:#|\n)", path.read_text(encoding="utf-8"))
+    assert commands[0].split() == []
+    assert ["--smoke" if path.stem == "gpu" else "--tiny"] in [more.split() for more in commands]

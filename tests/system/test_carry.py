@@ -1,0 +1,64 @@
+"""What tools/carry.py says of what it has packed; nothing is fetched here."""
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fl_labelskew_registry import LabelSkewError
+
+CARRY = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "carry.py"))
+
+
+@pytest.fixture
+def packed(tmp_path):
+    (tmp_path / "fashion-mnist").mkdir()
+    for name, size in (("a.whl", 2**20), ("fashion-mnist/b.gz", 3 * 2**19)):
+        (tmp_path / name).write_bytes(bytes(size))
+    return tmp_path
+
+
+def test_it_lists_all_files_and_their_sum(packed):
+    lines = CARRY["table"](packed).splitlines()
+    assert lines[2:] == ["| a.whl | 1.00 |", "| fashion-mnist/b.gz | 1.50 |", "| all | 2.50 |"]
+
+
+def test_too_much_is_a_mistake(packed):
+    with (packed / "large.whl").open("wb") as file:
+        file.truncate(62 * 2**20)
+    with pytest.raises(LabelSkewError, match=r"holds 64.50 MiB; use less than 64; the largest file is large.whl"):
+        CARRY["table"](packed)
+
+
+def test_its_packages_are_all_that_a_run_needs(fashion_mnist, tmp_path):
+    """Beside what comes with torch and torchvision: no FedML, SciPy, pandas and whatever else is installed here."""
+    script = f"""
+import sys
+from importlib.metadata import distribution, packages_distributions
+from packaging.requirements import Requirement
+
+allowed, todo = set(), [*{list(CARRY["NEEDED"])}, "torch", "torchvision", "safetensors", "packaging"]
+while todo:
+    if (name := todo.pop().lower().replace("_", "-")) not in allowed:
+        allowed.add(name)
+        lines = distribution(name).requires or []
+        wanted = [Requirement(line) for line in lines]
+        todo += [one.name for one in wanted if one.marker is None or one.marker.evaluate({{"extra": ""}})]
+
+of = packages_distributions()
+
+class Others:
+    def find_spec(self, name, path=None, target=None):
+        owners = {{owner.lower().replace("_", "-") for owner in of.get(name, ())}}
+        if owners and not owners & allowed and not name.startswith("fl_labelskew"):
+            raise ModuleNotFoundError(f"{{name}} is not carried", name=name)
+
+sys.meta_path.insert(0, Others())
+import fl_labelskew_plugins as fl
+changes = dict([{fashion_mnist!r}.split("="), ("train_args.comm_round", 1)])
+assert [line["round"] for line in fl.simulate(fl.load("small/fedmr_fmnist", changes), {str(tmp_path / "run")!r})] == [0]
+print(*sorted(allowed))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,178 @@
+"""The two wheels, installed away from the checkout: everything a user needs is in them."""
+
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from importlib.util import find_spec
+from pathlib import Path
+
+import fl_labelskew_registry
+import numpy as np
+import pytest
+from packaging.requirements import Requirement
+
+import fl_labelskew_plugins
+from fl_labelskew_plugins.front.start import start
+from fl_labelskew_plugins.runtimes.options import RunOptions
+
+ROOT = Path(__file__).parents[2]
+RUN = "fedml" if find_spec("fedml") else "labelskew"
+METHODS = ["fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr"]
+METHODS += ["fedproc", "moon", "fedmmd", "reweighting", "fedrod", "fedaws", "fd", "flda"]
+
+
+@pytest.fixture(scope="module")
+def venv(make_venv, wheels):
+    """An environment with our wheels and others' packages."""
+    made = make_venv()
+    made.install(*wheels)
+    made.add_dependencies()
+    return made
+
+
+def contents(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
+        return names, Parser().parsestr(archive.read(metadata).decode())
+
+
+def test_the_wheels_hold_what_they_should(wheels):
+    for wheel, package in zip(wheels, ("fl_labelskew_registry", "fl_labelskew_plugins"), strict=True):
+        names, metadata = contents(wheel)
+        assert f"{package}/py.typed" in names
+        assert any(name.endswith("licenses/LICENSE") for name in names)
+        assert metadata["License-Expression"] == "Apache-2.0"
+        assert metadata["Description-Content-Type"] == "text/markdown"
+        assert len(metadata.get_payload()) > 20
+    assert "fl_labelskew_fedml_run.pth" in names
+    assert "fl_labelskew_plugins/studies/page.html.j2" in names
+    assert "fl_labelskew_plugins/surveys/measured.json" in names
+    recipes = {name.partition("/recipes/")[2] for name in names}
+    assert {
+        "quickstart.yaml",
+        *(f"papers/{paper}.yaml" for paper in ("fedrs", "map", "fedlc", "fedshift", "fedmr")),
+    } <= recipes
+    tops = {"tests", "recipes", "examples", "sweeps", "benchmarks", "registry", "docs"}
+    assert not [name for name in names if name.split("/")[0] in tops]
+    kept = subprocess.run(
+        ["git", "ls-files", "recipes", "examples", "sweeps"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    inside = {name.removeprefix("fl_labelskew_plugins/") for name in names}
+    assert {name for name in inside if name.startswith(("recipes/", "examples/", "sweeps/"))} == {
+        *kept.stdout.splitlines()
+    }
+
+
+def test_a_wheel_built_from_the_sdist_is_the_same(wheels, tmp_path):
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT]  # the wheel from the sdist
+    subprocess.run(command, capture_output=True, timeout=120, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    records = []
+    for path in (wheel, wheels[1]):
+        with zipfile.ZipFile(path) as archive:
+            records.append(archive.read(next(name for name in archive.namelist() if name.endswith("/RECORD"))))
+    assert records[0] == records[1]  # every file and its hash
+
+
+def test_the_registry_needs_stevedore_alone(wheels):
+    _, metadata = contents(wheels[0])
+    assert metadata.get_all("Requires-Dist") == ["stevedore>=5.2"]
+
+
+def test_a_version_is_written_in_one_place(wheels):
+    """The package says it; the wheel, the changelog and what the plugins ask of the registry follow."""
+    packages = {"registry": fl_labelskew_registry, ".": fl_labelskew_plugins}
+    for (folder, package), wheel in zip(packages.items(), wheels, strict=True):
+        assert contents(wheel)[1]["Version"] == package.__version__
+        assert "\nversion =" not in (ROOT / folder / "pyproject.toml").read_text()
+    assert f"\n## [{fl_labelskew_plugins.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    needs = map(Requirement, contents(wheels[1])[1].get_all("Requires-Dist"))
+    registry = next(need for need in needs if need.name == "fl-labelskew-registry")
+    assert registry.specifier.contains(fl_labelskew_registry.__version__)
+
+
+def test_the_code_comes_from_the_wheels(venv):
+    source = "import fl_labelskew_plugins as p, fl_labelskew_registry as r; print(p.__file__); print(r.__file__)"
+    for line in venv.run("python", "-c", source).stdout.splitlines():
+        assert line.startswith(str(venv.site)), line
+
+
+def test_all_methods_are_listed(venv):
+    lines = [line.split() for line in venv.run("labelskew", "methods").stdout.splitlines()]
+    assert {*METHODS} <= {line[0] for line in lines if len(line) > 1}
+
+
+def all_of(venv, cwd, *commands):
+    """What these commands of ``labelskew`` say, one after the other in one process: starting one takes seconds."""
+    script = "import shlex, sys\nfrom fl_labelskew_plugins.cli.main import main\n"
+    script += "for words in sys.argv[1:]:\n    main(shlex.split(words), standalone_mode=False)"
+    return venv.run("python", "-c", script, *commands, cwd=cwd).stdout
+
+
+def test_a_recipe_can_be_copied_out_checked_and_tried(venv, tmp_path):
+    venv.run("labelskew", "recipes", "cp", "quickstart", cwd=tmp_path)
+    assert (tmp_path / "quickstart.yaml").is_file()
+    commands = ["validate quickstart.yaml", "run quickstart.yaml --dry-run", "run fedlc/table4_synthetic_0_0 --dry-run"]
+    said = all_of(venv, tmp_path, *commands)
+    assert said.startswith("quickstart.yaml: ok\n")
+    assert "quickstart: fedrs with FedAvg" in said
+    assert "table4_synthetic_0_0: fedlc with FedAvg" in said
+
+
+def test_a_packaged_recipe_runs_by_its_name_from_anywhere(venv, tmp_path):
+    venv.run(RUN, "run", "quickstart", "--set", "train_args.comm_round=1", "--run-dir", "run", cwd=tmp_path)
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    asked = venv.run("labelskew", "run", "recipes/quickstart.yaml", "--dry-run", cwd=tmp_path)
+    assert "fedrs" in asked.stdout
+    assert asked.stderr.count("(labelskew recipes cp quickstart makes a file of it)") == 1
+
+
+def test_examples_and_sweeps_can_be_copied_out_and_run(venv, tmp_path):
+    all_of(venv, tmp_path, "examples cp hospitals", "examples cp sweeps/digits")
+    venv.run("python", "make_data.py", cwd=tmp_path / "hospitals")
+    commands = ["run federation.yaml --role server --dry-run", "sweep ../digits.yaml --tasks"]
+    said = all_of(venv, tmp_path / "hospitals", *commands)
+    assert "fedshift" in said
+    assert "16" in said.splitlines()
+
+
+def test_folders_to_begin_with_are_written_from_the_wheel_alone(venv, tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.eye(40, dtype=np.float32), y=np.arange(40) % 2, groups=np.arange(40) % 3)
+    kinds = ("simulation", "federation")
+    recipes = [f"{kind}/{kind}.yaml" for kind in kinds]
+    commands = [f"new {kind} {kind} --data a.npz" for kind in kinds] + [f"validate {' '.join(recipes)}"]
+    said = all_of(venv, tmp_path, *commands, "new method mine")
+    assert all(f"{recipe}: ok\n" in said for recipe in recipes)
+    assert all((tmp_path / kind / "README.md").is_file() for kind in kinds)
+    assert (tmp_path / "labelskew-mine" / "labelskew_mine.py").is_file()
+
+
+@pytest.mark.host
+def test_the_host_s_own_command_line_still_answers(venv):
+    done = venv.run("fedml", "run", "--help")
+    assert "Manage runs" in done.stdout
+
+
+def test_without_the_host_it_runs_to_the_same_bytes(make_venv, wheels, tmp_path):
+    """From the wheels and what they need beside FedML, and nothing else."""
+    venv = make_venv()
+    venv.install(*wheels)
+    venv.link_dependencies(without="fedml")
+    alone = venv.run("python", "-c", "import fl_labelskew_plugins, torch; import fedml", check=False)
+    assert alone.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'fedml'"
+    few = "train_args.comm_round=2"
+    venv.run("labelskew", "run", "quickstart", "--set", few, "--run-dir", "alone", cwd=tmp_path)
+    start(RunOptions("quickstart", [few], run_dir=tmp_path / "here", quiet=True))
+    for name in ("metrics.jsonl", "model.safetensors", "partition.json"):
+        assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
+
+
+def test_a_recipe_that_is_missing_is_one_line(venv):
+    done = venv.run("labelskew", "run", "none.yaml", check=False)
+    assert done.returncode == 2
+    assert [line.partition("Z ")[2] for line in done.stderr.splitlines() if " ERROR " in line] == [
+        "ERROR   none.yaml: cannot be read: No such file or directory"
+    ]
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,66 @@
+"""The example with Optuna: trials end at a round, and a killed process harms no study."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+from commands import call
+
+FILE = Path(__file__).parents[2] / "examples" / "search_optuna.py"
+
+
+@pytest.fixture
+def search(tmp_path, monkeypatch):
+    """The example, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    spec = importlib.util.spec_from_file_location("search_optuna", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_docs_show_the_example():
+    (shown,) = re.findall(r"```python\n(class Pruning.*?)```", (FILE.parents[1] / "docs/python.md").read_text(), re.S)
+    assert shown in FILE.read_text()
+
+
+def test_a_study_prunes_at_rounds_and_goes_on_without_a_killed_process(search, capfd):
+    first = Path("search/trial0/metrics.jsonl")
+    process = subprocess.Popen([sys.executable, FILE], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 120
+        while not (first.exists() and first.stat().st_size) and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    assert first.stat().st_size
+    begun = len(search.study().trials)  # one, or more where this process was slow to kill it
+    # whoever is below 99 % in the third round is cut off, which everyone is
+    study = search.study(optuna.pruners.ThresholdPruner(lower=0.99, n_warmup_steps=2))
+    study.optimize(search.objective, n_trials=2)
+    study.pruner = optuna.pruners.NopPruner()
+    study.optimize(search.objective, n_trials=1)
+    pruned, finished = study.trials[begun : begun + 2], study.trials[begun + 2]
+    for trial in pruned:
+        assert trial.state is optuna.trial.TrialState.PRUNED
+        folder = Path("search", f"trial{trial.number}")
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert trial.intermediate_values == {line["round"]: line["accuracy"] for line in lines}
+        assert len(lines) == 3
+        assert "why: pruned after round 3" in call("status", folder).output
+    assert len(finished.intermediate_values) == 10
+    assert finished.value == finished.intermediate_values[9]
+    assert study.trials[begun - 1].state is optuna.trial.TrialState.RUNNING  # for good: nobody waits for it
+    assert "Traceback" not in "".join(capfd.readouterr())
+    table = call("report", "search", "--format", "markdown")
+    assert f"trial{finished.number}" not in table.stderr  # which is whole
+    assert f"trial{pruned[0].number}: 3 of 10 rounds: shown without a rank" in table.stderr

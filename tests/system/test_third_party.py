@@ -1,0 +1,88 @@
+"""The example of a method from another package: it is built, installed and run, and the tutorial's code works."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from fl_labelskew_registry import Method
+from recipe_texts import DIGITS
+
+import fl_labelskew_plugins as fl
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "third_party_method"
+TUTORIAL = ROOT / "docs" / "adding-a-method.md"
+
+
+@pytest.fixture(scope="module")
+def installed(make_venv, wheels, build, tmp_path_factory):
+    """An environment with our wheels and the example's, and the folder that the example was built in."""
+    folder = tmp_path_factory.mktemp("example") / "example"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    venv = make_venv()
+    venv.install(*wheels, build(folder, folder / "dist"))
+    venv.add_dependencies()
+    return venv, folder
+
+
+def test_it_is_listed_with_its_distribution_and_parameters(installed):
+    venv, _ = installed
+    listed = venv.run("labelskew", "methods").stdout
+    assert " ldam Margins for the true class, by the client's own class counts. (labelskew-ldam) " in " ".join(
+        listed.split()
+    )
+    assert "\nfedmr " in listed
+    assert "margin" in venv.run("labelskew", "methods", "ldam").stdout
+
+
+def test_a_recipe_that_names_it_trains(installed, tmp_path):
+    venv, folder = installed
+    run_dir = tmp_path / "run"
+    recipe = folder / "ldam_digits.yaml"
+    venv.run("labelskew", "run", recipe, "--run-dir", run_dir, "--host", "none", "--quiet")
+    rounds = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert len(rounds) == 5
+    assert json.loads((run_dir / "summary.json").read_text())["final_accuracy"] > 0.3  # chance is 0.1
+
+
+def test_its_parameters_are_checked_like_ours(installed):
+    venv, folder = installed
+    recipe = folder / "ldam_digits.yaml"
+    wrong = venv.run("labelskew", "validate", recipe, "--set", "method_args.margin=-1", check=False)
+    assert wrong.returncode == 2
+    assert "method_args.margin" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+
+
+def test_its_own_tests_pass(installed):
+    venv, folder = installed
+    done = venv.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", folder / "test_ldam.py", cwd=folder)
+    assert "7 passed" in done.stdout
+
+
+def test_the_tutorial_s_code_runs(tmp_path):
+    names = {}
+    blocks = re.findall(r"```python\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(blocks) == 8
+    for block in blocks:
+        exec(block, names)
+    names["test_equals_a_loop"]()
+    names["test_temperature_1_changes_nothing"]()
+    names["test_its_hooks_return_what_runs_expect"]()
+    assert issubclass(names["Tempered"], Method)
+    assert issubclass(names["Centred"], Method)
+    method = names["Tempered"](names["Tempered"].Params(temperature=4.0))
+    assert method.calibrate(torch.tensor([[2.0, 4.0]]), None).tolist() == [[0.5, 1.0]]
+    for name, term in (("Distilled", "distillation"), ("Headed", "spread")):
+        run = fl.run(DIGITS, tmp_path / name, method=names[name](), quiet=True, host="none")
+        assert run.metrics[f"loss_terms.{term}"].iloc[-1] > 0
+
+
+def test_the_tutorial_names_every_hook():
+    hooks = [name for name, value in vars(Method).items() if callable(value) and not name.startswith("_")]
+    text = TUTORIAL.read_text(encoding="utf-8")
+    assert len(hooks) > 10
+    assert [hook for hook in hooks if f"`{hook}(" not in text] == []

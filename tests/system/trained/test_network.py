@@ -1,0 +1,187 @@
+"""Models from files: what they are, and what strange files, and strangers', come to."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from commands import errors
+from error_messages import message
+from fl_labelskew_registry import LabelSkewError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import fl_labelskew_plugins as fl
+from fl_labelskew_plugins.data import files
+from fl_labelskew_plugins.models.efficientnet import EfficientNetB0
+from fl_labelskew_plugins.runs import model_file
+from fl_labelskew_plugins.trained import network
+from fl_labelskew_plugins.trained.network import build, file_of, load
+
+
+def test_a_file_alone_is_the_network_of_its_run(pictures, tmp_path):
+    _, run = pictures
+    file = tmp_path / "alone.safetensors"
+    file.write_bytes((run.folder / "model.safetensors").read_bytes())
+    before = torch.get_rng_state()
+    trained = load(file)
+    assert torch.equal(before, torch.get_rng_state())
+    assert not trained.network.training
+    expected = run.model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in trained.network.state_dict().items())
+    about = trained.about
+    assert (about.network, about.input_shape, about.dtype) == ("lenet", [3, 16, 16], "uint8")
+    assert about.class_names == ["circle", "cross", "square", "star"]
+    assert (about.dataset, about.picture) == ("image_folder", {"image_size": 16, "channels": 3})
+    assert (about.method, about.round, about.client) == ("map", 4, None)
+    own = load(run.folder / "clients" / "client000002.safetensors").about
+    assert (own.client, own.client_name, own.round) == (2, "2", 4)
+
+
+def test_the_normalisation_is_that_of_training(pictures):
+    _, run = pictures
+    trained = load(run.folder / "model.safetensors")
+    x = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
+    mean, std = (torch.tensor(v).reshape(3, 1, 1) for v in (trained.about.mean, trained.about.std))
+    with torch.no_grad():
+        expected = run.model((x / 255 - mean) / std)
+    torch.testing.assert_close(trained.logits(x.numpy()), expected)
+
+
+def rewritten(run, file, **changes):
+    """The run's model in another file, which says other things of it."""
+    weights = load_file(run.folder / "model.safetensors")
+    said = model_file.said(run.folder / "model.safetensors").model_dump() | changes
+    save_file(weights, file, {model_file.KEY: json.dumps(said)})
+    return file
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"network": "lenot"}, "needs the model 'lenot', which is not installed here; install the package that has"),
+        ({"network": "a\x1b[31m"}, "needs the model 'a?[31m', which"),
+        ({"network_params": {"hidden": [3]}}, "model lenet: hidden: unknown key; allowed: features, relu_features"),
+        ({"network_params": {"features": 3, "relu_features": True}}, "weights are of another network: "),
+        ({"network": "mlp", "network_params": {"hidden": [10**9] * 3}}, "its weights are of another network: "),
+        # of the last two layers even the shapes are refused, and the first one has 300 GB
+        ({"network": "mlp", "network_params": {"hidden": [10**8, 2**40, 2**40]}}, "the file has far fewer of them"),
+        ({"network": "mlp", "network_params": {"hidden": [1] * 10**5}}, "the file has far fewer of them; use the file"),
+        ({"network": "char_lstm", "network_params": {"layers": 10**6}, "input_shape": [3]}, "the file has far fewer"),
+        ({"network": "mlp", "network_params": {"hidden": [10**30]}}, "its network cannot be built: "),
+        ({"network": "lenet", "input_shape": [3, 2, 2]}, "model lenet: needs images of at least"),
+        (
+            {"network": None, "module": "Net, 7 parameters"},
+            "was an object (Net, 7 parameters); use fl.load_run(RUN",
+        ),
+    ],
+)
+def test_what_a_stranger_says_is_a_line_and_takes_no_memory(pictures, tmp_path, changes, says):
+    file = rewritten(pictures[1], tmp_path / "x.safetensors", **changes)
+    line = message(lambda: load(file))
+    assert says in line
+    assert "\x1b" not in line
+
+
+def test_samples_that_do_not_fit_together_are_taken_one_by_one(pictures, monkeypatch):
+    """Layers of a stranger's network may take far more than its samples."""
+    trained = load(pictures[1].folder / "model.safetensors")
+    x = np.random.default_rng(0).integers(0, 256, (3, 3, 16, 16)).astype(np.uint8)
+    expected, taken = trained.logits(x), []
+    monkeypatch.setattr(network, "SMALL", 0)
+    trained.network.register_forward_hook(lambda _, given, made: taken.append(len(given[0])))
+    first = 6 * 12 * 12 * 4  # bytes of what the first convolution makes of a sample; its samples are 3 x 16 x 16
+    monkeypatch.setattr(network, "free_memory", lambda: 3.5 * (first + 3 * 16 * 16 * 4))
+    monkeypatch.setattr(files, "free_memory", network.free_memory)
+    torch.testing.assert_close(trained.logits(x), expected)
+    assert taken[-3:] == [1, 1, 1]
+    monkeypatch.setattr(files, "free_memory", lambda: 3 * first)
+    line = message(lambda: trained.logits(x))
+    assert "model.safetensors: the layers of its network need 0.0 GB, and 0.0 GB are free; use a machine with" in line
+
+
+def test_a_file_without_a_normalisation_says_where_there_is_one(pictures, tmp_path):
+    file = rewritten(pictures[1], tmp_path / "x.safetensors", mean=None, std=None)
+    line = message(load(file).whole)
+    assert line.endswith("use the model.safetensors of a silo, which says how that silo's own are")
+
+
+def test_a_trained_network_asks_for_no_weights_to_begin_with(tmp_path):
+    params = EfficientNetB0.Params(weights=str(tmp_path / "gone.pth"))
+    start = EfficientNetB0(EfficientNetB0.Params(weights="none"))
+    weights = start.build((3, 32, 32), 4).state_dict()
+    built = build(EfficientNetB0(params), (3, 32, 32), 4, weights, "x").state_dict()
+    assert all(torch.equal(value, built[name]) for name, value in weights.items())
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+
+
+def test_a_module_of_somebodys_own_says_so_and_needs_it(tmp_path):
+    recipe = {
+        "data_args": {"dataset": "digits"},
+        "model_args": {"model": "mlp"},
+        "train_args": {"client_num_in_total": 2, "comm_round": 1},
+        "method_args": {"method": "fedavg"},
+    }
+    for _ in (loop := fl.simulate(recipe, tmp_path / "run", model=Net())):
+        pass
+    said = model_file.said(tmp_path / "run" / "model.safetensors")
+    assert said.network is None
+    assert said.module.startswith("Net, 650 parameters, shapes ")
+    (line,) = errors("predict", tmp_path / "run", tmp_path)
+    assert "its network was an object (Net, 650 parameters" in line
+    run = fl.load_run(tmp_path / "run", model=Net())
+    x = torch.rand(3, 1, 8, 8)
+    with torch.no_grad():
+        expected = torch.softmax(loop.run.model((x - 0.3053) / 0.3761), 1).max(1)
+    rows = run.predict(x)
+    assert rows["class"].tolist() == [str(c) for c in expected.indices.tolist()]
+    assert rows["probability"].tolist() == pytest.approx(expected.values.tolist())
+
+
+def test_which_file_is_meant(pictures, arrays, tmp_path):
+    run = pictures[1].folder
+    assert file_of(run) == run / "model.safetensors"
+    assert file_of(run, best=True) == run / "best.safetensors"
+    assert file_of(run, client="3") == run / "clients" / "client000003.safetensors"
+    assert file_of(run / "best.safetensors") == run / "best.safetensors"
+    for more, says in (
+        ({"client": "9"}, "--client 9: .* has no model of that client; use 0, 1, 2, 3$"),
+        ({"best": True, "client": "1"}, "--best is of the global model and --client of a client's own; use one"),
+    ):
+        with pytest.raises(LabelSkewError, match=says):
+            file_of(run, **more)
+    with pytest.raises(LabelSkewError, match="use no --client; a method such as map or fedphp keeps one"):
+        file_of(arrays[1].folder, client="north")
+    with pytest.raises(LabelSkewError, match="does not exist; use the folder of a run, or"):
+        file_of(tmp_path / "nothing")
+    with pytest.raises(LabelSkewError, match=r"has no model.safetensors, which is in the folder of a run alone"):
+        file_of(tmp_path)
+    (tmp_path / "recipe.yaml").touch()
+    with pytest.raises(LabelSkewError, match=r"is written after the last round$"):
+        file_of(tmp_path)
+    (tmp_path / "after-2-rounds").mkdir()  # kept by a run that was resumed for more rounds
+    (tmp_path / "after-2-rounds" / "model.safetensors").touch()
+    with pytest.raises(LabelSkewError, match=r"is written after the last round$"):
+        file_of(tmp_path)
+    with pytest.raises(LabelSkewError, match=r"has no best.safetensors; use tracking_args.keep_best: true and"):
+        file_of(tmp_path, best=True)
+    with pytest.raises(LabelSkewError, match=r"--best: .* is a single model; use the folder of a run with it"):
+        file_of(run / "best.safetensors", best=True)
+
+
+def test_a_client_is_meant_by_its_name_before_its_number(pictures, tmp_path):
+    (tmp_path / "clients").mkdir()
+    for number, name in enumerate(("1", "north")):
+        file = tmp_path / "clients" / f"client{number:06d}.safetensors"
+        rewritten(pictures[1], file, client=number, client_name=name)
+    assert file_of(tmp_path, client="north").name == "client000001.safetensors"
+    assert file_of(tmp_path, client="1").name == "client000000.safetensors"
+    assert file_of(tmp_path, client="0").name == "client000000.safetensors"

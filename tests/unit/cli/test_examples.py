@@ -1,0 +1,72 @@
+"""Examples and sweeps, and recipes, are copied out whole, and nothing is written over."""
+
+from pathlib import Path
+
+import pytest
+from commands import call, errors
+
+from fl_labelskew_plugins.cli import examples
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.studies.sweep import plan
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_all_that_there_are_have_a_line():
+    there = {path.name for path in (ROOT / "examples").iterdir()}
+    there |= {f"sweeps/{path.stem}" for path in (ROOT / "sweeps").glob("*.yaml")}
+    assert examples.ABOUT.keys() == there
+    listed = call("examples", "ls").output
+    assert all(f"\n{name} " in listed for name in there)
+
+
+def test_a_copy_is_whole_but_for_what_trying_it_has_made(here, tmp_path_factory, monkeypatch):
+    shipped = tmp_path_factory.mktemp("package")
+    for file in ("README.md", "certs/ca.key", "data/x.npz", "__pycache__/a.pyc"):
+        (shipped / "hospitals" / file).parent.mkdir(parents=True, exist_ok=True)
+        (shipped / "hospitals" / file).write_text(file)
+    monkeypatch.setattr(examples.shipped, "folder", lambda kind: shipped)
+    assert call("examples", "cp", "hospitals/").output == "hospitals\n"
+    assert [path.name for path in (here / "hospitals").iterdir()] == ["README.md"]
+
+
+@pytest.mark.parametrize("name", examples.ABOUT)
+def test_each_can_be_copied(here, name):
+    target = here / Path(call("examples", "cp", name).output.strip())
+    assert target.exists()
+    assert name != "hospitals" or (target / ".gitignore").read_text() == "certs/\ndata/\n"
+    if name == "sweeps/digits":
+        assert len(plan.plan(target, ["train_args.comm_round=1"])) == 16  # its base is there wherever it lies
+
+
+def test_nothing_is_written_over(here):
+    (here / "services").write_text("mine")
+    assert errors("examples", "cp", "services") == ["services: exists already; use another DEST"]
+    assert errors("recipes", "cp", "quickstart", "services") == ["services: exists already; use another DEST"]
+    call("examples", "cp", "services", "other")
+    assert (here / "other" / "compose.yaml").is_file()
+    assert errors("examples", "cp", "first_run.ipynb", "no/where") == [
+        "no/where: cannot be written: No such file or directory"
+    ]
+    (line,) = errors("examples", "cp", "hospital")
+    assert line.endswith("; did you mean hospitals?")
+
+
+def test_a_recipe_s_path_that_is_not_here_says_how_it_is_had(capsys):
+    assert parse.load("recipes/mpi_digits.yaml").name == "mpi_digits"
+    parse.load("recipes/mpi_digits.yaml")
+    warned = (
+        "warning: recipes/mpi_digits.yaml is not here; taking the recipe mpi_digits of the package "
+        "(labelskew recipes cp mpi_digits makes a file of it)\n"
+    )
+    assert capsys.readouterr().err == warned
+    (line,) = errors("validate", "mine/quickstart.yaml")
+    assert line.endswith(
+        "; the package has a recipe quickstart: type its name alone, or labelskew recipes cp quickstart"
+    )

@@ -1,0 +1,378 @@
+"""Methods in a row: what they compute together, what is refused, and how a recipe names them."""
+
+import json
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+from error_messages import message
+from fl_labelskew_registry import Batch, Method
+from method_totals import total_of
+from torch.nn.functional import cross_entropy
+
+from fl_labelskew_plugins.methods import combined
+from fl_labelskew_plugins.methods.fedavg import FedAvg
+from fl_labelskew_plugins.methods.fedlc import FedLC, calibrated_logits
+from fl_labelskew_plugins.methods.fedmr import FedMR, intra_class_loss
+from fl_labelskew_plugins.methods.fedphp import FedPHP
+from fl_labelskew_plugins.methods.fedproc import FedProc
+from fl_labelskew_plugins.methods.fedrs import FedRS
+from fl_labelskew_plugins.methods.fedshift import FedShift, shifted_logits
+from fl_labelskew_plugins.methods.map import MAP
+from fl_labelskew_plugins.methods.moon import MOON
+from fl_labelskew_plugins.ops import restricted_logits
+from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.recipe import parse, schema
+from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.progress import Progress
+from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.simulation import Simulation
+from fl_labelskew_plugins.runtimes.silo import facts
+
+TEXT = """\
+data_args: {dataset: digits}
+model_args: {model: mlp}
+method_args: {method: [fedshift, fedmr], fedshift: {smoothing: 2.0}, fedmr: {mu1: 0.5}}
+"""
+
+
+@pytest.fixture
+def samples(world):
+    """A client of three of five classes, and a batch of it."""
+    batch, prior = world.batch(), torch.tensor([0.1, 0.2, 0.3, 0.3, 0.1])
+
+    def view(stage="train"):
+        return world.client(stage=stage, shared={"prior": prior})
+
+    def loss(method, stage="train"):
+        return method.loss(batch, view(stage))
+
+    return SimpleNamespace(**vars(batch), counts=world.counts, prior=prior, view=view, loss=loss)
+
+
+def test_a_calibration_inside_the_loss_of_another(samples):
+    """FedShift's calibration inside FedMR's cross-entropy."""
+    both = combined.combine({"fedshift": FedShift(), "fedmr": FedMR(FedMR.Params(mu1=0.5))})
+    terms = samples.loss(both)
+    shifted = shifted_logits(samples.logits, samples.counts, samples.prior, smoothing=1.0)
+    assert torch.equal(terms["cross_entropy"], cross_entropy(shifted, samples.labels))
+    assert torch.equal(terms["intra"], 0.5 * intra_class_loss(samples.features, samples.labels, num_classes=5))
+
+
+def test_a_calibration_ends_with_the_upload(samples):
+    """MAP's second stage is tested without any calibration, and is trained without; FedPHP's only one is uploaded."""
+    plain = cross_entropy(samples.logits, samples.labels)
+    lowered = calibrated_logits(samples.logits, samples.counts, tau=1.0)
+    restricted = restricted_logits(lowered, samples.counts, alpha=0.5)
+    both = combined.combine({"fedlc": FedLC(), "map": MAP()})
+    assert [stage.name for stage in both.stages(2)] == ["aggregate", "personalise"]
+    assert torch.equal(samples.loss(both, "aggregate")["cross_entropy"], cross_entropy(restricted, samples.labels))
+    assert torch.equal(samples.loss(both, "personalise")["cross_entropy"], plain)
+    both = combined.combine({"fedlc": FedLC(), "fedphp": FedPHP()})
+    assert torch.equal(samples.loss(both, "personalise")["cross_entropy"], cross_entropy(lowered, samples.labels))
+
+
+def test_calibrations_in_the_order_in_which_they_stand(samples):
+    parts = {"fedrs": FedRS(), "fedlc": FedLC()}
+    first = combined.combine(parts).calibrate(samples.logits, samples.view())
+    second = combined.combine(dict(reversed(parts.items()))).calibrate(samples.logits, samples.view())
+    scaled = restricted_logits(samples.logits, samples.counts, alpha=0.5)
+    lowered = calibrated_logits(samples.logits, samples.counts, tau=1.0)
+    assert torch.equal(first, calibrated_logits(scaled, samples.counts, tau=1.0))
+    assert torch.equal(second, restricted_logits(lowered, samples.counts, alpha=0.5))
+    assert not torch.equal(first, second)
+
+
+ADDITIVE = """\
+data_args: {dataset: digits}
+partition_args: {partition_method: pcdd, classes_per_client: 2}
+model_args: {model: mlp, hidden: [8]}
+train_args: {client_num_in_total: 5, client_num_per_round: 3, comm_round: 2, learning_rate: 0.1}
+device_args: {threads: 1}
+method_args: {method: %s, fedmr: {lite: 4, prototypes: running}, fedproc: {schedule: constant}}
+"""
+
+
+def played(methods, folder, more):
+    folder.mkdir()
+    made = session.build(parse.parse(ADDITIVE % methods, overrides=more))
+    record = Record(made, RunFolder(folder), Progress(), resume=False)
+    return [line["loss_terms"] for line in Simulation(record)], record
+
+
+@pytest.mark.parametrize("optimizer", ["FedAvg", "Mime"])  # Mime computes each loss a second time
+def test_the_order_of_additive_methods_does_not_matter(optimizer, tmp_path):
+    """Though both send prototypes under the same names, and FedMR draws from the client's generator."""
+    more = ["method_args.moon.mu=0.5", f"train_args.federated_optimizer={optimizer}"]
+    terms, one = played("[moon, fedmr, fedproc, fedlc]", tmp_path / "one", more)
+    again, other = played("[fedproc, fedlc, fedmr, moon]", tmp_path / "other", more)
+    assert terms == again
+    assert list(terms[-1]) == ["cross_entropy", "fedmr.intra", "fedmr.inter", "fedproc.contrast", "moon.contrast"]
+    assert all(terms[-1].values())
+    assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+    assert {f"{part}/{name}" for part in ("fedmr", "fedproc") for name in ("prototypes", "known")} <= {*one.shared}
+    assert not any(name.startswith("moon") for name in one.shared)
+
+
+def test_terms_are_those_of_each_method(samples):
+    parts = {"moon": MOON(), "fedlc": FedLC(), "fedmr": FedMR(FedMR.Params(mu1=0.5))}
+    terms = samples.loss(combined.combine(parts))
+    assert list(terms) == ["cross_entropy", "fedmr.intra"]  # MOON's first round has no contrast
+    lowered = calibrated_logits(samples.logits, samples.counts, tau=1.0)
+    assert torch.equal(terms["cross_entropy"], cross_entropy(lowered, samples.labels))
+    assert torch.equal(terms["fedmr.intra"], 0.5 * intra_class_loss(samples.features, samples.labels, num_classes=5))
+
+
+class Confident(Method):
+    """A term of the calibrated logits, a calibration and an opening of its own."""
+
+    Params = Params
+    sends: ClassVar = {"n": "counts"}
+
+    def opening_shapes(self, federation):
+        return {"n": (1,)}
+
+    def opening(self, client):
+        return {"n": client.counts.sum().reshape(1)}
+
+    def open(self, total):
+        return {"all": total.tensors["n"]}
+
+    def calibrate(self, logits, client):
+        return logits * client.shared["all"]
+
+    def terms(self, batch, client):
+        client.scratch["calls"] = client.scratch.get("calls", 0) + 1
+        client.state["calls"] = torch.tensor(client.scratch["calls"])
+        return {"confidence": self.calibrate(batch.logits, client).logsumexp(1).mean()}
+
+
+def test_a_part_has_its_own_state_and_all_calibrations(samples):
+    both = combined.combine({"one": Confident(), "fedlc": FedLC(), "two": Confident()})
+    assert both.additive()
+    assert both.sends == {"one/n": "counts", "two/n": "counts"}
+    assert both.opening_shapes(None) == {"one/n": (1,), "two/n": (1,)}
+    client = samples.view()
+    sent = both.opening(client)
+    assert sent.keys() == {"one/n", "two/n"}
+    client.shared = both.open(total_of({"one/n": torch.tensor([2.0]), "two/n": torch.tensor([0.5])}))
+    terms = both.loss(Batch(samples.inputs, samples.features, samples.logits, samples.labels), client)
+    lowered = calibrated_logits(samples.logits * 2, samples.counts, tau=1.0) * 0.5
+    assert torch.equal(terms["one.confidence"], lowered.logsumexp(1).mean())
+    assert torch.equal(terms["one.confidence"], terms["two.confidence"])
+    assert {**client.state} == {"one/calls": 1, "two/calls": 1}
+
+
+def test_fedproc_is_additive_with_a_constant_weight():
+    assert not FedProc().additive()
+    assert FedProc(FedProc.Params(schedule="constant")).additive()
+    assert FedProc(FedProc.Params(mu=0)).additive()
+
+
+def test_it_is_what_its_parts_are():
+    logits = combined.combine({"fedrs": FedRS(), "fedlc": FedLC()})
+    assert logits.logits_only()
+    assert not logits.protects()
+    assert not logits.personalises()
+    assert not logits.uses("contribute")  # so the host's switches may be on
+    assert logits.aggregation == "samples"  # the last one's
+    assert combined.combine({"fedlc": FedLC(), "fedrs": FedRS()}).aggregation == "uniform"
+    both = combined.combine({"fedshift": FedShift(), "fedmr": FedMR()})
+    assert not both.logits_only()
+    assert both.uses("contribute")
+    assert both.uses("opening")
+    assert not both.uses("stages", "personalised")
+    assert "Classifier Shift" in both.paper
+    assert "Manifold Reshaping" in both.paper
+
+
+def test_opening_and_prototypes_live_side_by_side():
+    both = combined.combine({"fedshift": FedShift(), "fedmr": FedMR()})
+    opened = both.open(total_of({"smoothed": torch.tensor([1.0, 1.0])}, {"smoothed": torch.tensor([2.0, 0.0])}))
+    assert list(opened) == ["prior"]
+    sent = {"sums": torch.ones(2, 3), "counts": torch.tensor([1, 1])}
+    assert set(both.combine(total_of(sent), opened)) == {"prior", "prototypes", "known"}
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    [
+        ("[flda, moon]", "flda does not go with moon: it does more than change logits"),
+        (
+            "[fedmr, map]",
+            "map does not go with fedmr: it does more than change logits and add terms to the loss; use map with "
+            "methods that only change logits",
+        ),
+        ("fedrs+map", "fedrs and map both correct logits for missing classes; use one of them"),
+        ("fedlc+fedshift", "fedlc and fedshift both correct logits for class counts; use one of them"),
+        ("fedlc+fedlx", "'fedlx' is unknown; allowed: fd, fedavg, "),
+        ("fedlc+fedlc", "fedlc stands there twice; allowed: each method once"),
+        ("fedlc + fedlc", "fedlc stands there twice; allowed: each method once"),
+        ("[]", "[] is no method; allowed: a name, or a list of two names or more"),
+        ("[fedlc]", '["fedlc"] is no method; allowed: a name, or a list of two names or more'),
+        ("[1, fedmr]", '[1, "fedmr"] is no method; allowed: a name, or a list of two names or more'),
+        ("null", "null is no method; allowed: a name, or a list of two names or more"),
+        ("+", "'' is unknown; allowed: fd, fedavg, "),
+        ("fedlc+", "'' is unknown; allowed: fd, fedavg, "),
+    ],
+)
+def test_what_has_no_meaning_is_refused(method, line):
+    assert f"--set method_args.method: {line}" in message(
+        lambda: parse.parse(TEXT, overrides=[f"method_args.method={method}"])
+    )
+
+
+@pytest.mark.parametrize("same", ["fedshift+fedmr", " fedshift + fedmr", "[fedshift, fedmr]", "[fedmr, fedshift]"])
+def test_the_same_methods_keep_the_files_parameters(same):
+    keys = parse.parse(TEXT, overrides=[f"method_args.method={same}"]).resolved()["method_args"]
+    assert (keys["fedshift"]["smoothing"], keys["fedmr"]["mu1"]) == (2.0, 0.5)
+
+
+def test_a_dotted_key_reaches_a_parameter_of_one_of_them():
+    """And leaves the others of the file; in any order with what names the methods, of which the file's are dropped."""
+    keys = parse.parse(TEXT, overrides=["method_args.fedmr.mu2=0.25"]).resolved()["method_args"]
+    assert (keys["fedshift"]["smoothing"], keys["fedmr"]["mu1"], keys["fedmr"]["mu2"]) == (2.0, 0.5, 0.25)
+    overrides = ["method_args.fedmr.mu2=0.25", "method_args.method=fedlc+fedmr", "method_args.fedlc.tau=5"]
+    for order in (overrides, overrides[::-1]):
+        keys = parse.parse(TEXT, overrides=order).resolved()["method_args"]
+        assert (keys["fedlc"]["tau"], keys["fedmr"]["mu1"], keys["fedmr"]["mu2"]) == (5.0, 0.01, 0.25)
+
+
+def test_the_last_ones_weights_are_in_force_and_the_record_says_so():
+    both = combined.combine({"fedshift": FedShift(), "fedmr": FedMR()})
+    assert both.aggregation == "samples"
+    assert both.deviations()[-1] == (
+        "uploads are weighed as fedmr has it (samples), not as fedshift has it (population)"
+    )
+    assert combined.combine({"fedmr": FedMR(), "fedshift": FedShift()}).aggregation == "population"
+    assert not any("weighed" in line for line in combined.combine({"fedlc": FedLC(), "fedmr": FedMR()}).deviations())
+    assert "denominator" not in parse.parse(TEXT).resolved()["method_args"]["fedshift"]
+
+
+@pytest.mark.parametrize("value", ["participants", "population"])
+def test_weights_that_would_not_be_in_force_are_refused(value):
+    override = f"method_args.fedshift={{denominator: {value}}}"
+    assert message(lambda: parse.parse(TEXT, overrides=[override])) == (
+        "recipe.yaml: method_args.method: fedshift.denominator chooses the weights of the uploads, which are those of "
+        "the last method, fedmr; remove it, or put fedshift last"
+    )
+    last = parse.parse(TEXT, overrides=[override, "method_args.method=[fedmr, fedshift]"])
+    assert last.resolved()["method_args"]["fedshift"]["denominator"] == value
+    assert last.method.aggregation == ("samples" if value == "participants" else "population")
+
+
+# Silos' own choices
+
+FEDERATION = """\
+common_args: {training_type: cross_silo}
+data_args: {dataset: digits}
+model_args: {model: mlp}
+train_args: {client_num_in_total: 2}
+comm_args: {backend: GRPC}
+client_specific_args: {data_silo_config: [one.yaml, two.yaml]}
+method_args: {method: [fedshift, fedmr], fedmr: {mu1: 0.5}, fedshift: {smoothing: 2.0}}
+"""
+
+
+@pytest.fixture
+def silo(tmp_path):
+    """The federation's recipe as silo 1 runs it, with a section of its own."""
+    path = tmp_path / "federation.yaml"
+    path.write_text(FEDERATION)
+    whole = parse.load(path)
+
+    def parsed(section):
+        (tmp_path / "one.yaml").write_text(f"data_args: {{dataset: digits}}\nmethod_args: {section}\n")
+        return whole, parse.silo(whole, 1)
+
+    return parsed
+
+
+def test_a_silo_sets_its_own_noise_under_the_parts_name(silo, samples):
+    whole, one = silo("{fedshift: {count_noise: 4.0}}")
+    shift, mr = one.method.parts["fedshift"].params, one.method.parts["fedmr"].params
+    assert (shift.count_noise, shift.smoothing, mr.mu1) == (4.0, 2.0, 0.5)
+    assert one.method.report(None)["privacy"]["epsilon"] == 0.5
+    facts.check_agreement(facts.agreed(whole), one)
+    # built anew, not on top of what is there: calibrated once
+    assert torch.equal(samples.loss(one.method)["cross_entropy"], samples.loss(whole.method)["cross_entropy"])
+    assert silo("{}")[1].resolved() == whole.resolved()
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        ("{count_noise: 4.0}", "method_args.count_noise: unknown key; allowed: fedshift"),
+        ("{fedmr: {mu1: 1.0}}", "method_args.fedmr: unknown key; allowed: fedshift"),
+        (
+            "{fedshift: {smoothing: 1.0}}",
+            "method_args.fedshift.smoothing: unknown key; allowed: count_noise, count_noise_type",
+        ),
+        ("{fedshift: {count_noise: -1}}", "method_args.fedshift.count_noise: -1 is out of range"),
+        ("{fedshift: 4}", "method_args.fedshift: 4 is no mapping of keys to values; allowed: count_noise, "),
+    ],
+)
+def test_no_more_than_that(silo, section, line):
+    assert f"one.yaml: {line}" in message(lambda: silo(section))
+
+
+def test_another_smoothing_is_no_agreement(silo):
+    whole, one = silo("{fedshift: {count_noise: 4.0}}")
+    server = facts.agreed(whole)
+    assert "count_noise" not in server["method_args"]["fedshift"]
+    server["method_args"]["fedshift"]["smoothing"] = 1.0
+    assert "method_args.fedshift" in message(lambda: facts.check_agreement(server, one))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["method_args.fedmr={mu1: -1}"], "--set method_args.fedmr.mu1: -1 is out of range"),
+        (["method_args.fedmr={mu3: 1}"], "--set method_args.fedmr.mu3: unknown key; allowed: mu1, mu2"),
+        (["method_args.fedmr=3"], "--set method_args.fedmr: 3 is no mapping; allowed: the parameters of fedmr"),
+        (["method_args.fedmr.mu1=-1"], "--set method_args.fedmr.mu1: -1 is out of range"),
+        (["method_args.fedmr.mu3=1"], "--set method_args.fedmr.mu3: unknown key; allowed: mu1, mu2"),
+        (["method_args.fedlc.tau=1"], "--set method_args.fedlc: unknown key; allowed: method, fedshift, fedmr"),
+        (["method_args.fedmr.mu1.x=1"], "--set method_args.fedmr.mu1.x: unknown key; allowed: mu1, mu2"),
+        (["method_args.fedrm.mu1=1"], "--set method_args.fedrm.mu1: unknown key; allowed: method, fedshift, fedmr"),
+        (["method_args.fedmr=3", "method_args.fedmr.mu1=1"], "--set method_args.fedmr: 3 is no mapping; allowed: the"),
+        (["method_args.mu1=1"], "--set method_args.mu1: unknown key; allowed: method, fedshift, fedmr"),
+    ],
+)
+def test_parameters_stand_under_their_methods_names(overrides, line):
+    assert line in message(lambda: parse.parse(TEXT, overrides=overrides))
+
+
+def test_a_recipe_comes_back_as_it_was():
+    loaded = parse.parse(TEXT)
+    assert loaded.method_name == "fedshift+fedmr"
+    again = parse.parse(loaded.dump())
+    assert again.resolved() == loaded.resolved()
+    keys = loaded.resolved()["method_args"]
+    assert (keys["fedshift"]["smoothing"], keys["fedmr"]["mu1"]) == (2.0, 0.5)
+    assert parse.parse(TEXT, overrides=["method_args.method=fedlc"]).resolved()["method_args"] == {
+        "method": "fedlc",
+        "tau": 1.0,
+        "missing": "one",
+        "denominator": "full",
+    }  # the parameters of the combination are gone with it
+
+
+def test_the_schema_knows_lists():
+    key = schema.json_schema()["$defs"]["recipe"]["properties"]["method_args"]["properties"]["method"]
+    assert key["anyOf"][2]["minItems"] == 2
+    assert "fedmr" in json.dumps(key)
+
+
+def test_a_method_with_a_loss_of_its_own_is_not_calibrated():
+    class Own(FedAvg):
+        combines = False
+
+        def loss(self, batch, client):
+            return {}
+
+    assert "own has a loss of its own that takes no calibrated logits" in message(
+        lambda: combined.combine({"fedlc": FedLC(), "own": Own()})
+    )

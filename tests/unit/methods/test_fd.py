@@ -1,0 +1,149 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loss_checks import assert_finite, softmax
+from method_totals import total_of
+from torch.nn.functional import cross_entropy
+
+from fl_labelskew_plugins.methods.fd import FD, distillation, without_own
+
+
+def naive(logits, labels, teacher, known):
+    total = 0.0
+    for z, y in zip(logits.tolist(), labels.tolist(), strict=True):
+        if known[y]:
+            total -= sum(a * math.log(b) for a, b in zip(softmax(teacher[y].tolist()), softmax(z), strict=True))
+    return total / len(labels)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 5), st.lists(st.booleans(), min_size=5, max_size=5))
+def test_distillation_equals_loops(rows, classes, flags):
+    logits, teacher = 3 * torch.randn(rows, classes).double(), 3 * torch.randn(classes, classes).double()
+    labels, known = torch.randint(classes, (rows,)), torch.tensor(flags[:classes])
+    ours = distillation(logits, labels, teacher, known)
+    assert ours.item() == pytest.approx(naive(logits, labels, teacher, known), abs=1e-12)
+
+
+def test_hand_numbers():
+    z, y, known = torch.tensor([[math.log(3), 0.0]]), torch.tensor([1]), torch.tensor([False, True])
+    teacher = torch.tensor([[math.nan, math.nan], [0.0, 0.0]])  # what is not known is never read
+    expected = -0.5 * math.log(0.75) - 0.5 * math.log(0.25)
+    assert distillation(z, y, teacher, known).item() == pytest.approx(expected, rel=1e-6)
+    assert distillation(z, torch.tensor([0]), teacher, known).item() == 0
+
+
+def test_huge_values_bf16_and_gradients():
+    z = (1e6 * torch.randn(4, 3)).requires_grad_()
+    teacher, labels, known = torch.eye(3) * 1e6, torch.tensor([0, 1, 2, 0]), torch.tensor([True, True, False])
+    assert_finite(distillation(z, labels, teacher, known), z)
+    assert torch.equal(z.grad[2], torch.zeros(3))
+    assert distillation(torch.randn(1, 3).bfloat16(), labels[:1], teacher, known).dtype == torch.float32
+    small = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    means = torch.randn(3, 3, dtype=torch.float64).softmax(dim=1)
+    assert torch.autograd.gradcheck(lambda z: distillation(z, labels, means, known), small)
+
+
+def test_without_own_equals_a_loop():
+    sent = torch.randn(4, 3, 3)
+    held = torch.tensor([[1, 0, 1], [1, 1, 0], [0, 0, 1], [1, 0, 0]])
+    total, senders = (sent * held[:, :, None]).sum(0), held.sum(0)
+    for k in range(4):
+        teacher, known = without_own(total, senders, sent[k], held[k] > 0)
+        for c in range(3):
+            others = [sent[j, c] for j in range(4) if j != k and held[j, c]]
+            assert known[c] == bool(others)
+            if others:
+                torch.testing.assert_close(teacher[c], torch.stack(others).mean(0))
+
+
+def played(method, world, *, indices=(slice(0, 16), slice(16, 40)), **changes):
+    """A client's round with these batches."""
+    view = world.client(**changes)
+    method.before_round(view)
+    terms = [method.loss(world.batch(index), view) for index in indices]
+    sent = method.contribute(view)
+    method.after_round(view)
+    return view, terms, sent
+
+
+class TestFD:
+    def test_neutral_setting_sends_and_keeps_nothing(self, world, federation):
+        method = FD(FD.Params(gamma=0.0))
+        view, _, sent = played(method, world, shared=FD().combine(total_of(played(FD(), world)[2]), {}))
+        assert (view.state, view.scratch, sent, method.deviations()) == ({}, {}, {}, [])
+        assert method.contribution_shapes(federation) == {}
+
+    def test_what_is_sent_is_the_mean_over_the_round_s_batches(self, world, federation):
+        method = FD()
+        view, terms, sent = played(method, world)
+        assert [list(names) for names in terms] == [["cross_entropy"]] * 2  # nobody has taught yet
+        logits = torch.cat([world.batch(slice(0, 16)).logits, world.batch(slice(16, 40)).logits]).detach()
+        for c in range(3):
+            torch.testing.assert_close(sent["outputs"][c], logits[world.y == c].mean(0))
+        assert (sent["outputs"][3:] == 0).all()
+        assert sent["held"].tolist() == [1, 1, 1, 0, 0]
+        assert {k: tuple(v.shape) for k, v in sent.items()} == method.contribution_shapes(federation)
+        assert all(torch.equal(view.state[k], v) for k, v in sent.items())
+        assert view.state["round"] == 0
+        assert not sent["outputs"].requires_grad
+
+    def test_others_teach(self, world):
+        method = FD(FD.Params(gamma=0.5))
+        view, _, sent = played(method, world)
+        other = {"outputs": torch.randn(5, 5), "held": torch.tensor([1, 0, 0, 1, 0])}
+        other["outputs"][other["held"] == 0] = 0
+        shared = method.combine(total_of(sent, other), {})
+        assert shared["senders"].tolist() == [2, 1, 1, 1, 0]
+        next_round = world.client(round=1, shared=shared, state=view.state)
+        method.before_round(next_round)
+        batch = world.batch()
+        terms = method.loss(batch, next_round)
+        expected = naive(batch.logits, batch.labels, other["outputs"], other["held"] > 0)
+        assert terms["distillation"].item() == pytest.approx(0.5 * expected, rel=1e-4)
+        assert torch.equal(terms["cross_entropy"], cross_entropy(batch.logits, batch.labels))
+
+    def test_what_was_not_in_the_sum_is_not_taken_out(self, world):
+        """A client that stayed away, or whose outputs its silo kept, learns from all who sent."""
+        method = FD()
+        before, kept = played(method, world)[0], played(method, world, round=1, sends=False)[0]
+        assert kept.state == {}
+        other = {"outputs": torch.randn(5, 5), "held": torch.ones(5).long()}
+        shared = method.combine(total_of(other, round=1), {})
+        for state in (before.state, kept.state):
+            next_round = world.client(round=2, shared=shared, state=state)
+            method.before_round(next_round)
+            teacher, known = next_round.scratch["fd.teacher"]
+            torch.testing.assert_close(teacher, other["outputs"])
+            assert known.all()
+
+    def test_a_round_without_outputs_leaves_no_teacher(self, world):
+        method = FD()
+        sent = played(method, world)[2]
+        shared = method.combine(total_of(sent), {"prior": torch.ones(5)})
+        assert set(shared) == {"prior", "total", "senders", "round"}
+        assert set(method.combine(total_of({}), shared)) == {"prior"}
+
+    def test_a_client_that_trained_on_nothing_sends_nothing(self, world):
+        assert played(FD(), world, indices=())[2] == {}
+
+    def test_batch_of_one(self, world):
+        sent = played(FD(), world)[2]
+        teachers = FD().combine(total_of(sent), {})
+        world.net.eval()
+        _, terms, _ = played(FD(), world, indices=([0],), shared=teachers, round=1)
+        assert terms[0]["distillation"].isfinite()
+
+    def test_two_rounds_on_digits(self, digits):
+        plain, method = digits("fedavg"), digits("fd", gamma=1.0)
+        for run in (plain, method):
+            run.play([0, 1])
+        assert all(torch.equal(method.server.weights[k], v) for k, v in plain.server.weights.items())  # none has taught
+        results = method.play([0, 2])
+        for client in (0, 2):
+            assert results[client].loss_terms["distillation"] > 0
+            assert results[client].contributions["held"].tolist() == (method.made.counts[client] > 0).long().tolist()
+        assert all(v.isfinite().all() for v in method.server.weights.values())

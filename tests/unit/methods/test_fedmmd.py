@@ -1,0 +1,71 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from loss_checks import assert_finite
+from torch.nn.functional import cross_entropy
+
+from fl_labelskew_plugins.methods.fedmmd import FedMMD
+from fl_labelskew_plugins.ops import mmd
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("size", [0.0, 1e-6, 1e6])
+def test_equal_and_huge_outputs_have_a_gradient(rows, size):
+    frozen = size * torch.randn(rows, 3)
+    for start in (frozen.clone(), size * torch.randn(rows, 3)):
+        local = start.requires_grad_()
+        assert_finite(mmd(local, frozen), local)
+
+
+def test_the_servers_model_stays_beside_the_trained_one(world):
+    method, view = FedMMD(FedMMD.Params(lam=0.5)), world.client()
+    method.before_round(view)
+    server = view.frozen(world.net.state_dict())
+    with torch.no_grad():
+        world.net.body[0].weight.add_(0.5)  # training has begun
+        world.net.classifier.weight.mul_(2)
+    batch = world.batch()
+    terms = method.loss(batch, view)
+    expected = mmd(batch.features, server.features(batch.inputs)).item()
+    assert terms["mmd"].item() == pytest.approx(0.5 * expected, rel=1e-4)
+    assert torch.equal(terms["cross_entropy"], cross_entropy(batch.logits, batch.labels))
+    before = {k: v.clone() for k, v in view.scratch["fedmmd.teacher"].state_dict().items()}
+    assert_finite(sum(terms.values()), *world.net.parameters())
+    assert all(torch.equal(v, before[k]) for k, v in view.scratch["fedmmd.teacher"].state_dict().items())
+
+
+def test_two_rounds_on_digits(digits):
+    run = digits("fedmmd")
+    for clients in ([0, 1], [1, 2]):
+        for result in run.play(clients).values():
+            assert result.loss_terms["mmd"] > 0  # from the first step on the trained model leaves the frozen one
+            assert result.state == {}
+    plain = digits("fedmmd", lam=0.0)
+    plain.play([0, 1])
+    assert "mmd" not in plain.fit(2).loss_terms
+
+
+def test_the_discrepancy_holds_a_client_near_the_server(digits):
+    def moved(lam):
+        run = digits("fedmmd", lam=lam)
+        result = run.play([0])[0]
+        distance = sum((result.upload[k] - v).square().sum() for k, v in run.made.start.items())
+        return distance, result.loss_terms["mmd"] / lam
+
+    free, held = moved(1e-9), moved(0.1)
+    assert held[0] < 0.8 * free[0]
+    assert held[1] < 0.6 * free[1]
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_last_batch_of_one_sample_moves_no_more_than_cross_entropy_does(digits, last):
+    def moved(method, samples):
+        run = digits(method)
+        settings = replace(run.trainer.settings, batch_size=64, learning_rate=0.01, momentum=0.9)
+        indices = {**run.trainer.indices, 0: run.trainer.indices[0][:samples]}
+        run.trainer = replace(run.trainer, settings=settings, indices=indices)
+        result = run.fit(0)
+        return sum((result.upload[k] - v).square().sum().item() for k, v in run.made.start.items()) ** 0.5
+
+    assert moved("fedmmd", 64 + last) < 1.1 * moved("fedavg", 64 + last)

@@ -1,0 +1,437 @@
+import dataclasses
+
+import pytest
+import torch
+from fl_labelskew_registry import RunError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loss_checks import assert_finite
+from method_totals import total_of
+from torch.nn.functional import cross_entropy
+
+from fl_labelskew_plugins.methods.fedmr import FedMR, inter_class_loss, intra_class_loss
+
+
+def naive_intra(z, y, scale, eps=1e-8):
+    """Equation 3 class by class, with the (d, d) matrix written out; differentiable by autograd."""
+    losses, used = [], 0
+    d = z.shape[1]
+    for c in sorted(set(y.tolist())):
+        rows = z[y == c]
+        n = len(rows)
+        if n < 2:
+            continue
+        used += n
+        zhat = (rows - rows.mean(0)) / (rows.var(0, unbiased=True) + eps).sqrt()
+        matrix = zhat.T @ zhat
+        if scale == "paper":
+            losses.append((matrix / (n - 1)).square().sum())
+        elif d > 1:
+            losses.append(sum(matrix[i, j] ** 2 for i in range(d) for j in range(d) if i != j) / (d * (d - 1)))
+    if not losses:
+        return z.sum() * 0
+    return sum(losses) / (len(losses) if scale == "paper" else used)
+
+
+def naive_inter(z, y, g, known, negatives, *, observed=None):
+    """Equation 4 pair by pair."""
+    classes = len(g)
+    if negatives == "all":
+        allowed = range(classes)
+    else:
+        allowed = set(y.tolist()) if observed is None else [c for c in range(classes) if observed[c]]
+    total, pairs = z.sum() * 0, 0
+    for i in range(classes):
+        rows = z[y == i]
+        if len(rows) == 0 or not known[i]:
+            continue
+        for j in allowed:
+            if j == i or not known[j]:
+                continue
+            pairs += 1
+            total = total + sum(torch.relu((r - g[i]).norm() - (r - g[j]).norm()) for r in rows) / len(rows)
+    return total / max(pairs, 1)
+
+
+def same_value_and_gradient(ours, theirs, z, **tolerance):
+    torch.testing.assert_close(ours, theirs, **tolerance)
+    (a,), (b,) = torch.autograd.grad(ours, z), torch.autograd.grad(theirs, z)
+    torch.testing.assert_close(a, b, **tolerance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 20),
+    d=st.integers(1, 6),
+    classes=st.integers(1, 5),
+    scale=st.sampled_from(["code", "paper"]),
+    known_classes=st.booleans(),
+    size=st.sampled_from([1.0, 1e-4]),  # the latter's variance is as large as what is added to it
+    seed=st.integers(0, 10**6),
+)
+def test_intra_equals_loops(*, rows, d, classes, scale, known_classes, size, seed):
+    torch.manual_seed(seed)
+    z = (size * torch.randn(rows, d, dtype=torch.float64)).requires_grad_()
+    y = torch.randint(0, classes, (rows,))
+    ours = intra_class_loss(z, y, scale=scale, num_classes=classes if known_classes else None)
+    same_value_and_gradient(ours, naive_intra(z, y, scale), z)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 12),
+    d=st.integers(1, 6),
+    flags=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=6),
+    negatives=st.sampled_from(["all", "observed"]),
+    with_observed=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_inter_equals_loops(*, rows, d, flags, negatives, with_observed, seed):
+    torch.manual_seed(seed)
+    known, observed = (torch.tensor(column) for column in zip(*flags, strict=True))
+    z = torch.randn(rows, d, dtype=torch.float64, requires_grad=True)
+    y, g = torch.randint(0, len(flags), (rows,)), torch.randn(len(flags), d, dtype=torch.float64)
+    observed = observed if with_observed else None
+    ours = inter_class_loss(z, y, g, known, negatives=negatives, observed=observed)
+    same_value_and_gradient(ours, naive_inter(z, y, g, known, negatives, observed=observed), z)
+
+
+@pytest.mark.parametrize("scale", ["code", "paper"])
+def test_intra_at_the_size_of_real_batches(scale):
+    z, y = torch.randn(64, 50, requires_grad=True), torch.randint(0, 4, (64,))
+    same_value_and_gradient(intra_class_loss(z, y, scale=scale), naive_intra(z, y, scale), z, rtol=1e-4, atol=1e-5)
+
+
+def test_intra_hand_numbers():
+    # two samples: zhat is +-1/sqrt(2) in both dimensions, so the matrix is all ones
+    z = torch.tensor([[0.0, 5.0], [1.0, 9.0], [7.0, 7.0]])
+    y = torch.tensor([4, 4, 1])  # the third is alone in its class
+    assert intra_class_loss(z, y).item() == pytest.approx(0.5)  # mean off-diagonal 1, over 2 samples used
+    assert intra_class_loss(z, y, scale="paper").item() == pytest.approx(4)  # 2 x 2 ones, one class
+    # with the printed 1/n in the variance zhat is +-1, and M = zhat^T zhat / (n - 1) is all twos: 16, and eigenvalues
+    # of mean 2, while lemma 1 (the sum of (eigenvalue - mean)^2 is ||M||^2 - d) needs a mean of 1
+    zhat = (z[:2] - z[:2].mean(0)) / z[:2].std(0, correction=0)
+    printed = zhat.T @ zhat / (2 - 1)
+    assert printed.square().sum().item() == pytest.approx(16)
+    for matrix, spread in ((printed, 16 - 2), (printed / 2, 4 - 2)):
+        eigenvalues = torch.linalg.eigvalsh(matrix)
+        holds = (eigenvalues - eigenvalues.mean()).square().sum().item() == pytest.approx(spread)
+        assert holds == (matrix is not printed)
+    # uncorrelated dimensions
+    z = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    assert intra_class_loss(z, torch.zeros(4, dtype=torch.long)).item() == pytest.approx(0, abs=1e-6)
+    assert intra_class_loss(z, torch.zeros(4, dtype=torch.long), scale="paper").item() == pytest.approx(2)
+
+
+def test_two_samples_of_a_class_after_a_relu():
+    """One of them is 0 in the second dimension, the other all but 0: the variance is that which is added to it."""
+    z = torch.tensor([[1.0, 0.0], [2.0, 2**0.5 * 1e-4]])
+    # variances 1/2 and 1e-8: zhat is +-1/sqrt(2) and +-1/2, the off-diagonal 2 * 1/sqrt(2) * 1/2
+    assert intra_class_loss(z, torch.tensor([0, 0])).item() == pytest.approx(1 / 2 / 2)
+    assert intra_class_loss(z, torch.tensor([0, 0]), eps=0.5).item() == pytest.approx(0, abs=1e-7)
+
+
+def test_inter_hand_numbers():
+    g = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 3.0]])
+    z = torch.tensor([[3.0, 0.0], [0.0, 0.0], [4.0, 0.0]])
+    y, known = torch.tensor([0, 0, 1]), torch.tensor([True, True, True])
+    # class 0 against 1: (3 - 1) / 2; against 2: 0; class 1 against 0 and 2: 0; four pairs
+    assert inter_class_loss(z, y, g, known).item() == pytest.approx(1 / 4)
+    # against observed classes: the pairs (0, 1) and (1, 0)
+    assert inter_class_loss(z, y, g, known, negatives="observed").item() == pytest.approx(1 / 2)
+    # unknown class 1: only class 0 against 2
+    assert inter_class_loss(z, y, g, torch.tensor([True, False, True])).item() == 0
+
+
+@pytest.mark.parametrize("scale", ["code", "paper"])
+@pytest.mark.parametrize("labels", [[0], [0, 1, 2], []], ids=["batch of one", "one sample a class", "empty batch"])
+def test_intra_without_usable_classes(scale, labels):
+    z = torch.randn(len(labels), 4, requires_grad=True)
+    value = intra_class_loss(z, torch.tensor(labels, dtype=torch.long), scale=scale)
+    value.backward()
+    assert value.item() == 0
+    assert not z.grad.any()
+
+
+def test_one_dimension_has_no_pairs():
+    z = torch.randn(4, 1, requires_grad=True)
+    value = intra_class_loss(z, torch.zeros(4, dtype=torch.long))
+    value.backward()
+    assert value.item() == 0
+    assert not z.grad.any()
+    assert intra_class_loss(z, torch.zeros(4, dtype=torch.long), scale="paper").item() == pytest.approx(1)
+
+
+def test_single_samples_do_not_change_the_loss():
+    z, y = torch.randn(8, 3), torch.tensor([0, 0, 0, 1, 1, 1, 2, 3])
+    for scale in ("code", "paper"):
+        whole = intra_class_loss(z, y, scale=scale)
+        torch.testing.assert_close(whole, intra_class_loss(z[:6], y[:6], scale=scale))
+    z.requires_grad_()
+    intra_class_loss(z, y).backward()
+    assert not z.grad[6:].any()
+
+
+@pytest.mark.parametrize("scale", ["code", "paper"])
+@pytest.mark.parametrize("offset", [0.0, 3.0])
+def test_constant_dimensions(scale, offset):
+    z = torch.randn(6, 4)
+    z[:, 1] = offset
+    z[:, 2] = offset + 1e-4 * torch.randn(6)  # a variance as small as what is added to it
+    z = z.double().requires_grad_()
+    y = torch.tensor([0, 0, 0, 1, 1, 1])
+    same_value_and_gradient(intra_class_loss(z, y, scale=scale), naive_intra(z, y, scale), z)
+    single = z.detach().float().requires_grad_()
+    intra_class_loss(single, y, scale=scale).backward()
+    (expected,) = torch.autograd.grad(naive_intra(z, y, scale), z)
+    torch.testing.assert_close(single.grad.double(), expected, rtol=0.02, atol=1e-3)
+
+
+@pytest.mark.parametrize("scale", ["code", "paper"])
+def test_all_samples_equal(scale):
+    z = torch.full((5, 3), 0.1, requires_grad=True)
+    value = intra_class_loss(z, torch.zeros(5, dtype=torch.long), scale=scale)
+    value.backward()
+    assert value.item() == pytest.approx(0, abs=1e-9)
+    assert z.grad.abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("scale", ["code", "paper"])
+def test_intra_gradcheck(scale):
+    z = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([0, 2, 0, 2, 0, 1, 2])
+    assert torch.autograd.gradcheck(lambda z: intra_class_loss(z, y, scale=scale), z)
+    assert torch.autograd.gradcheck(lambda z: intra_class_loss(z, y, scale=scale, eps=2.0), z)  # more than the variance
+
+
+@pytest.mark.parametrize("negatives", ["all", "observed"])
+def test_inter_gradcheck(negatives):
+    z = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    y, g = torch.tensor([0, 2, 0, 2, 0, 1, 2]), torch.randn(5, 3, dtype=torch.float64)
+    known = torch.tensor([True, True, True, False, True])
+    assert torch.autograd.gradcheck(lambda z: inter_class_loss(z, y, g, known, negatives=negatives), z)
+
+
+def test_inter_without_pairs():
+    z, g = torch.randn(3, 2, requires_grad=True), torch.randn(4, 2)
+    none, one = torch.zeros(4, dtype=torch.bool), torch.tensor([True, False, False, False])
+    y = torch.tensor([0, 0, 0])
+    for known, negatives in ((none, "all"), (one, "all"), (~none, "observed")):  # the last: |C_k| = 1
+        value = inter_class_loss(z, y, g, known, negatives=negatives)
+        z.grad = None
+        value.backward()
+        assert value.item() == 0
+        assert not z.grad.any()
+
+
+def test_inter_at_a_prototype():
+    g = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    z = g.clone().requires_grad_()  # the first lies on the other class's prototype
+    inter_class_loss(z, torch.tensor([1, 1]), g, torch.ones(2, dtype=torch.bool)).backward()
+    assert z.grad.isfinite().all()
+    assert z.grad.tolist() == [[-0.5, 0.0], [0.0, 0.0]]
+
+
+def test_unknown_prototypes_are_never_read():
+    z, y = torch.randn(4, 2, requires_grad=True), torch.tensor([0, 1, 2, 2])
+    known = torch.tensor([True, True, False])
+    g = torch.randn(3, 2)
+    g[2] = torch.nan
+    assert_finite(inter_class_loss(z, y, g, known), z)
+    assert not z.grad[2:].any()
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e6])
+def test_sizes(size):
+    z, y = (size * torch.randn(8, 4)).requires_grad_(), torch.arange(8) % 2
+    g = size * torch.randn(2, 4)
+    for value in (intra_class_loss(z, y), inter_class_loss(z, y, g, torch.ones(2, dtype=torch.bool))):
+        (grad,) = torch.autograd.grad(value, z)
+        assert value.isfinite()
+        assert grad.isfinite().all()
+
+
+def test_bf16_features_and_autocast_are_computed_in_float32():
+    z, y = torch.randn(16, 8), torch.arange(16) % 3
+    low = z.bfloat16().requires_grad_()
+    g, known = torch.randn(3, 8), torch.ones(3, dtype=torch.bool)
+    for f in (intra_class_loss, lambda z, y: inter_class_loss(z, y, g, known)):
+        exact = low.detach().float().requires_grad_()
+        value, reference = f(low, y), f(exact, y)
+        assert value.dtype == torch.float32
+        assert torch.equal(value, reference)
+        (grad,) = torch.autograd.grad(value, low)
+        assert grad.dtype == torch.bfloat16
+        assert torch.equal(grad, torch.autograd.grad(reference, exact)[0].bfloat16())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(f(low, y), reference)
+
+
+def test_losses_without_a_gradient():
+    z, y = torch.randn(4, 2), torch.tensor([0, 0, 1, 1])
+    assert not intra_class_loss(z, y).requires_grad
+    assert not inter_class_loss(z, y, torch.randn(2, 2), torch.ones(2, dtype=torch.bool)).requires_grad
+
+
+def test_clear_errors():
+    z, y = torch.randn(4, 2), torch.tensor([0, 0, 1, 1])
+    with pytest.raises(ValueError, match="`scale` to be one of code, paper but got 'x'"):
+        intra_class_loss(z, y, scale="x")
+    with pytest.raises(ValueError, match="`negatives` to be one of all, observed"):
+        inter_class_loss(z, y, z, torch.ones(4, dtype=torch.bool), negatives="x")
+
+
+class TestMethod:
+    def shared(self):
+        return {"prototypes": torch.randn(5, 3), "known": torch.tensor([True, True, True, True, False])}
+
+    @pytest.mark.parametrize("scale", ["code", "paper"])
+    @pytest.mark.parametrize("negatives", ["all", "observed"])
+    @pytest.mark.parametrize("eps", [1e-8, 0.5])
+    def test_terms(self, world, scale, negatives, eps):
+        method = FedMR(FedMR.Params(mu1=0.5, mu2=0.25, scale=scale, eps=eps, negatives=negatives))
+        shared, batch = self.shared(), world.batch([0, 1, 3, 4])  # classes 0 and 1 of the client's 0, 1, 2
+        terms = method.loss(batch, world.client(shared=shared))
+        assert list(terms) == ["cross_entropy", "intra", "inter"]
+        torch.testing.assert_close(terms["cross_entropy"], cross_entropy(batch.logits, batch.labels))
+        torch.testing.assert_close(terms["intra"], 0.5 * naive_intra(batch.features, batch.labels, scale, eps))
+        inter = naive_inter(batch.features, batch.labels, *shared.values(), negatives, observed=world.counts > 0)
+        torch.testing.assert_close(terms["inter"], 0.25 * inter)
+        sum(terms.values()).backward()
+
+    def test_zero_weights_leave_their_terms_out(self, world):
+        view = world.client(shared=self.shared())
+        assert list(FedMR(FedMR.Params(mu1=0.0)).loss(world.batch(), view)) == ["cross_entropy", "inter"]
+        assert list(FedMR(FedMR.Params(mu2=0.0)).loss(world.batch(), view)) == ["cross_entropy", "intra"]
+
+    def test_no_inter_loss_before_the_first_prototypes(self, world):
+        assert list(FedMR().loss(world.batch(), world.client())) == ["cross_entropy", "intra"]
+
+    def test_lite(self, world):
+        shared, batch = self.shared(), world.batch()
+        whole = FedMR().loss(batch, world.client(shared=shared))["inter"]
+        assert "inter" not in FedMR(FedMR.Params(lite=0)).loss(batch, world.client(shared=shared))
+        for many in (16, 50):  # as many samples as the batch has, or more
+            lite = FedMR(FedMR.Params(lite=many)).loss(batch, world.client(shared=shared))["inter"]
+            assert torch.equal(lite, whole)
+        method, view = FedMR(FedMR.Params(lite=4)), world.client(shared=shared)
+        picked = torch.randperm(16, generator=torch.Generator().manual_seed(1))[:4]
+        expected = naive_inter(batch.features[picked], batch.labels[picked], *shared.values(), "all")
+        first, second = (method.loss(batch, view)["inter"] for _ in range(2))
+        torch.testing.assert_close(first, 1e-4 * expected)
+        assert not torch.equal(first, second)
+        torch.manual_seed(99)  # the global generator plays no part
+        assert torch.equal(method.loss(batch, world.client(shared=shared))["inter"], first)
+
+    def test_prototypes_after_training(self, world):
+        contribution = FedMR().contribute(world.client())
+        h, y = world.client().features()
+        assert torch.equal(contribution["counts"], world.counts)
+        announced = FedMR().contribution_shapes(world.federation)
+        assert {name: tuple(tensor.shape) for name, tensor in contribution.items()} == announced
+        for c in range(3):
+            torch.testing.assert_close(contribution["sums"][c], h[y == c].sum(0))
+
+    def test_running_prototypes_equal_the_pass_if_the_model_stands_still(self, world):
+        world.net.eval()
+        method, view = FedMR(FedMR.Params(prototypes="running")), world.client()
+        method.before_round(view)
+        for last in (False, True):  # only the last epoch counts
+            for part in torch.randperm(40).split(16):
+                method.loss(world.batch(part, last_epoch=last), view)
+        running, after = method.contribute(view), FedMR().contribute(world.client())
+        assert torch.equal(running["counts"], after["counts"])
+        torch.testing.assert_close(running["sums"], after["sums"])
+        assert not running["sums"].requires_grad
+
+    def test_running_without_any_batch(self, world):
+        method, view = FedMR(FedMR.Params(prototypes="running")), world.client()
+        method.before_round(view)
+        assert method.contribute(view) == {}
+
+    def test_without_features_there_is_a_clear_error(self, world):
+        with pytest.raises(RuntimeError, match=r"`client.features`"):
+            FedMR().contribute(world.client(features=None))
+
+    def test_combine(self, world):
+        method = FedMR()
+        counts = torch.tensor([[2, 0, 1, 0, 0], [4, 3, 0, 0, 0]])
+        sums = torch.randn(2, 5, 3) * (counts > 0)[:, :, None]
+        sent = [{"sums": sums[i], "counts": counts[i]} for i in range(2)]
+        shared = method.combine(total_of(sent[0], {}, sent[1]), {"extra": torch.ones(1)})
+        assert set(shared) == {"extra", "prototypes", "known"}
+        assert shared["known"].tolist() == [True, True, True, False, False]
+        torch.testing.assert_close(shared["prototypes"][0], (sums[0, 0] + sums[1, 0]) / 6)
+        later = method.combine(total_of(sent[0]), shared)
+        torch.testing.assert_close(later["prototypes"][0], sums[0, 0] / 2)
+        torch.testing.assert_close(later["prototypes"][1], sums[1, 1] / 3)
+        assert later["known"].tolist() == shared["known"].tolist()
+        assert method.combine(total_of({}), shared) is shared
+        assert method.combine(total_of(), {}) == {}
+
+    def test_sums_that_overflow_end_the_round_in_one_line(self):
+        huge = {"sums": torch.full((2, 3), 3e38), "counts": torch.ones(2, dtype=torch.int64)}
+        with pytest.raises(
+            RunError, match=r"^round 5: the sum of sums over 2 clients is not finite, training diverged"
+        ):
+            total_of(huge, huge, round=4)
+
+    @pytest.mark.parametrize(("fraction", "number"), [(0.0, 0), (0.5, 5), (0.8, 8), (0.25, 3), (1.0, 10)])
+    def test_a_fixed_fraction_of_clients_submits(self, world, federation, fraction, number):
+        method = FedMR(FedMR.Params(share_prototypes=fraction))
+        rounds = [{k for k in range(10) if method.contribute(world.client(id=k, round=r))} for r in range(3)]
+        assert len(rounds[0]) == number
+        assert rounds[0] == rounds[1] == rounds[2]
+        if 0 < number < 10:
+            sets = set()
+            for seed in range(8):
+                run = dataclasses.replace(federation, seed=seed)
+                sets.add(frozenset(k for k in range(10) if method.shares(world.client(id=k, federation=run))))
+            assert len(sets) > 1
+
+    def test_clients_that_keep_their_prototypes_do_no_work_for_them(self, world):
+        method = FedMR(FedMR.Params(share_prototypes=0.0, prototypes="running"))
+        view = world.client()
+        method.before_round(view)
+        method.loss(world.batch(last_epoch=True), view)
+        assert view.scratch == {}
+        assert method.contribute(view) == {}
+
+    @pytest.mark.parametrize(
+        ("method", "unused", "used"),
+        [
+            ("fedproc", {"schedule": "constant", "mu": 0.0}, {"mu": 1e-30}),
+            *[
+                ("fedmr", {"prototypes": prototypes, **unused}, {"mu2": 1e-30, "lite": "null"})
+                for prototypes in ("after", "running")
+                for unused in ({"mu2": 0.0}, {"lite": 0})
+            ],
+        ],
+    )
+    def test_prototypes_that_nobody_uses_are_not_sent_and_nothing_else_changes(self, digits, method, unused, used):
+        silent, sends = digits(method, **unused), digits(method, **unused | used)
+        for clients in ([0, 1], [1, 2]):
+            assert all(result.contributions == {} for result in silent.play(clients).values())
+            assert all(result.contributions for result in sends.play(clients).values())
+        assert silent.method.contribution_shapes(silent.made.federation) == {}
+        assert silent.server.shared == {}
+        assert all(torch.equal(v, sends.server.weights[k]) for k, v in silent.server.weights.items())
+
+    def test_batch_of_one(self, world):
+        world.net.eval()
+        terms = FedMR().loss(world.batch(slice(0, 1)), world.client(shared=self.shared()))
+        assert terms["intra"].item() == 0
+        assert_finite(sum(terms.values()), *world.net.parameters())
+
+    def test_deviations_and_warnings(self, federation):
+        assert [text.split()[1] for text in FedMR().deviations()] == ["code", "all"]
+        printed = FedMR(FedMR.Params(scale="paper", negatives="observed"))
+        (line,) = printed.deviations()
+        assert line.startswith("scale: paper divides the variance by n - 1")
+        assert FedMR(FedMR.Params(scale="paper", negatives="observed", mu1=0.0)).deviations() == []
+        assert "eps: 1e-05" in FedMR(FedMR.Params(eps=1e-5)).deviations()[1]
+        assert len(FedMR(FedMR.Params(eps=1e-5, mu1=0.0)).deviations()) == 1
+        assert "chance" in printed.warnings(federation)[0]
+        assert FedMR(FedMR.Params(scale="paper", mu1=1e-4)).warnings(federation) == []
+        assert FedMR().warnings(federation) == []
+        assert "final weights" in FedMR(FedMR.Params(prototypes="running")).deviations()[-1]

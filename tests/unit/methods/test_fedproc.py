@@ -1,0 +1,137 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loss_checks import assert_finite
+from method_totals import total_of
+from torch.nn.functional import cross_entropy
+
+from fl_labelskew_plugins.methods.fedproc import FedProc, contrast_share, prototype_contrast
+
+
+def naive(z, y, g, known, temperature):
+    """Each sample against each prototype, with numbers."""
+
+    def cosine(a, b):
+        length = math.sqrt(sum(v * v for v in a)) * math.sqrt(sum(v * v for v in b))
+        return sum(v * w for v, w in zip(a, b, strict=True)) / length if length else 0.0
+
+    losses = []
+    for row, label in zip(z.tolist(), y.tolist(), strict=True):
+        if not known[label]:
+            losses.append(0.0)
+            continue
+        e = {c: math.exp(cosine(row, p) / temperature) for c, p in enumerate(g.tolist()) if known[c]}
+        losses.append(-math.log(e[label] / sum(e.values())))
+    return losses
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 8),
+    d=st.integers(1, 5),
+    known=st.lists(st.booleans(), min_size=1, max_size=6),
+    temperature=st.floats(0.1, 5),
+    seed=st.integers(0, 10**6),
+)
+def test_equals_loops(*, rows, d, known, temperature, seed):
+    torch.manual_seed(seed)
+    z, g = torch.randn(rows, d, dtype=torch.float64), torch.randn(len(known), d, dtype=torch.float64)
+    y = torch.randint(0, len(known), (rows,))
+    ours = prototype_contrast(z, y, g, torch.tensor(known), temperature=temperature)
+    assert ours.tolist() == pytest.approx(naive(z, y, g, known, temperature), rel=1e-9, abs=1e-12)
+
+
+def test_hand_numbers():
+    g = torch.tensor([[2.0, 0.0], [0.0, 5.0], [-1.0, 0.0]])  # lengths do not count
+    z, y = torch.tensor([[7.0, 0.0]]), torch.tensor([0])
+    e = math.e
+    every = prototype_contrast(z, y, g, torch.tensor([True, True, True]), temperature=1.0)
+    assert every.item() == pytest.approx(-math.log(e / (e + 1 + 1 / e)), rel=1e-5)
+    some = prototype_contrast(z, y, g, torch.tensor([True, False, True]), temperature=1.0)
+    assert some.item() == pytest.approx(-math.log(e / (e + 1 / e)), rel=1e-5)
+    alone = prototype_contrast(z, y, g, torch.tensor([True, False, False]))
+    assert alone.item() == 0  # no other class to be told from
+
+
+def test_what_is_no_prototype_is_never_read():
+    z, g = torch.randn(4, 2, requires_grad=True), torch.randn(3, 2)
+    g[2] = torch.nan
+    y = torch.tensor([0, 1, 2, 2])
+    for known in (torch.tensor([True, True, False]), torch.zeros(3, dtype=torch.bool)):
+        value = prototype_contrast(z, y, g, known)
+        z.grad = None
+        assert_finite(value, z)
+        assert not value[~known[y]].any()
+        assert not z.grad[~known[y]].any()
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-6, 1e6])
+def test_sizes_one_sample_and_a_small_temperature(size):
+    z, g = (size * torch.randn(1, 3)).requires_grad_(), size * torch.randn(4, 3)
+    assert_finite(prototype_contrast(z, torch.tensor([2]), g, torch.ones(4, dtype=torch.bool), temperature=1e-3), z)
+
+
+def test_gradcheck_and_bf16():
+    z = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    y, g = torch.tensor([0, 2, 3, 1, 1]), torch.randn(4, 3, dtype=torch.float64)
+    known = torch.tensor([True, True, True, False])
+    assert torch.autograd.gradcheck(lambda z: prototype_contrast(z, y, g, known), z)
+    low, exact = z.detach().bfloat16(), z.detach().bfloat16().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(prototype_contrast(low, y, g, known), prototype_contrast(exact, y, g, known))
+
+
+def test_share():
+    assert [contrast_share(t, 4) for t in range(4)] == [1, 0.75, 0.5, 0.25]
+    assert contrast_share(2, 4, mu=0.1) == pytest.approx(0.05)
+
+
+def shared():
+    return {"prototypes": torch.randn(5, 3), "known": torch.tensor([True, True, False, True, False])}
+
+
+def test_before_the_first_prototypes_it_is_plain_cross_entropy(assert_plain):
+    assert_plain(FedProc())
+
+
+def test_linear_schedule(world):
+    tensors, batch = shared(), world.batch()  # classes 0, 1 and 2, of which 2 has no prototype
+    terms = FedProc().loss(batch, world.client(shared=tensors, round=5))  # of 20
+    losses = naive(batch.features, batch.labels, *tensors.values(), 0.5)
+    entropies = cross_entropy(batch.logits, batch.labels, reduction="none")
+    shares = torch.tensor([0.25 if y < 2 else 1.0 for y in batch.labels.tolist()])
+    assert terms["contrast"].item() == pytest.approx(0.75 * sum(losses) / len(losses), rel=1e-5)
+    torch.testing.assert_close(terms["cross_entropy"], (shares * entropies).mean())
+    assert_finite(sum(terms.values()), *world.net.parameters())
+
+
+def test_constant_schedule(world):
+    tensors, batch = shared(), world.batch()
+    method = FedProc(FedProc.Params(mu=0.01, schedule="constant", temperature=2.0))
+    first, last = (method.loss(batch, world.client(shared=tensors, round=t)) for t in (0, 19))
+    assert first == last
+    losses = naive(batch.features, batch.labels, *tensors.values(), 2.0)
+    assert first["contrast"].item() == pytest.approx(0.01 * sum(losses) / len(losses), rel=1e-5)
+    assert torch.equal(first["cross_entropy"], cross_entropy(batch.logits, batch.labels))
+
+
+def test_prototypes_travel(world):
+    method = FedProc()
+    sent = method.contribute(world.client())
+    assert {name: tuple(tensor.shape) for name, tensor in sent.items()} == method.contribution_shapes(world.federation)
+    merged = method.combine(total_of(sent), {})
+    assert merged["known"].tolist() == [True, True, True, False, False]
+    torch.testing.assert_close(merged["prototypes"], sent["sums"] / sent["counts"].clamp(min=1)[:, None])
+
+
+def test_two_rounds_on_digits(digits):
+    run = digits("fedproc")
+    assert {name for result in run.play([0, 1]).values() for name in result.loss_terms} == {"cross_entropy"}
+    held = run.made.counts[[0, 1]].sum(0) > 0
+    assert torch.equal(run.server.shared["known"], held)
+    second = run.play([1, 2])
+    assert all(result.loss_terms["contrast"] > 0 for result in second.values())
+    assert run.server.shared["prototypes"].isfinite().all()

@@ -1,0 +1,152 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loss_checks import assert_finite
+from torch import nn
+from torch.nn.functional import cross_entropy, dropout, linear
+
+from fl_labelskew_plugins.methods.fedrod import FedRoD, balanced_logits
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 5),
+    counts=st.lists(st.integers(0, 10**6), min_size=1, max_size=7),
+    gamma=st.floats(0, 4),
+    missing=st.sampled_from(["one", "mask"]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_balanced_logits_equal_a_double_loop(*, rows, counts, gamma, missing, dtype):
+    logits = torch.randn(rows, len(counts), dtype=dtype)
+    ours = balanced_logits(logits, torch.tensor(counts), gamma=gamma, missing=missing)
+    assert ours.dtype == dtype
+    for row in range(rows):
+        for c, n in enumerate(counts):
+            expected = logits[row, c].item() + gamma * math.log(max(n, 1))
+            if missing == "mask" and n == 0:
+                expected = -math.inf
+            assert ours[row, c].item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_balanced_softmax_by_hand():
+    # 3 e^0 of 3 e^0 + 1 e^0
+    z, n = torch.zeros(1, 2), torch.tensor([3, 1])
+    assert cross_entropy(balanced_logits(z, n), torch.tensor([1])).item() == pytest.approx(math.log(4))
+    # a class that a client lacks is as one sample, or is not there
+    n = torch.tensor([3, 0])
+    assert cross_entropy(balanced_logits(z, n), torch.tensor([0])).item() == pytest.approx(math.log(4 / 3))
+    assert cross_entropy(balanced_logits(z, n, missing="mask"), torch.tensor([0])).item() == 0
+
+
+def test_gradcheck_huge_logits_and_clear_errors():
+    n, y = torch.tensor([9, 0, 1]), torch.tensor([0, 2])
+    for missing in ("one", "mask"):
+        loss = lambda z, m=missing: cross_entropy(balanced_logits(z, n, missing=m), y)  # noqa: E731
+        assert torch.autograd.gradcheck(loss, torch.randn(2, 3, dtype=torch.float64, requires_grad=True))
+        z = (1e4 * torch.randn(2, 3)).requires_grad_()
+        assert_finite(loss(z), z)
+    with pytest.raises(ValueError, match="`missing` to be one of one, mask"):
+        balanced_logits(torch.zeros(1, 3), n, missing="zero")
+    with pytest.raises(ValueError, match=r"`counts` to be of shape \(2,\)"):
+        balanced_logits(torch.zeros(1, 2), n)
+
+
+def test_neutral_setting_keeps_nothing(world):
+    method, view = FedRoD(FedRoD.Params(gamma=0.0, private=0.0)), world.client()
+    method.before_round(view)
+    assert list(method.private_parameters(view)) == []
+    method.after_round(view)
+    assert view.state == {}
+    assert method.personalised(view.state) is None
+    world.net.eval()
+    assert torch.equal(method.private_logits(world.x, view), world.net(world.x))
+
+
+def test_nothing_flows_from_the_private_head_into_the_generic_part(world):
+    method, view, batch = FedRoD(FedRoD.Params(private=3.0)), world.client(), world.batch()
+    method.before_round(view)
+    head = list(method.private_parameters(view))
+    with torch.no_grad():
+        head[0].normal_()
+    terms = method.loss(batch, view)
+    generic = cross_entropy(balanced_logits(batch.logits, world.counts), batch.labels)
+    assert torch.equal(terms["cross_entropy"], generic)
+    both = batch.logits + linear(batch.features, *head)
+    torch.testing.assert_close(terms["private"], 3 * cross_entropy(both, batch.labels))
+    weights = list(world.net.parameters())
+    ours = torch.autograd.grad(sum(terms.values()), weights, retain_graph=True)
+    theirs = torch.autograd.grad(generic, weights, retain_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert all(g.any() for g in torch.autograd.grad(terms["private"], head))
+
+
+def test_the_private_head_starts_at_zero_and_comes_back(world):
+    method, first = FedRoD(), world.client()
+    method.before_round(first)
+    head = method.private_parameters(first)
+    assert [tuple(p.shape) for p in head] == [(5, 3), (5,)]
+    assert not any(p.any() for p in head)
+    with torch.no_grad():
+        for p in head:
+            p.normal_()
+    method.after_round(first)
+    second = world.client(state=dict(first.state))
+    method.before_round(second)
+    again = method.private_parameters(second)
+    assert all(torch.equal(a, b) for a, b in zip(again, head, strict=True))
+    assert all(a is not b for a, b in zip(again, head, strict=True))
+
+
+def test_the_personalised_model_has_both_heads(world):
+    method, view = FedRoD(), world.client()
+    method.before_round(view)
+    with torch.no_grad():
+        for p in method.private_parameters(view):
+            p.normal_()
+    before = {k: v.clone() for k, v in world.net.state_dict().items()}
+    method.after_round(view)
+    assert all(torch.equal(v, before[k]) for k, v in world.net.state_dict().items())
+    world.net.eval()
+    both = method.private_logits(world.x, view)
+    net = view.frozen(method.personalised(view.state))
+    torch.testing.assert_close(net(world.x), both)
+    assert not torch.allclose(both, world.net(world.x))
+
+
+def test_a_classifier_without_bias(world):
+    world.net.classifier = nn.Linear(3, 5, bias=False)
+    method, view = FedRoD(), world.client()
+    method.before_round(view)
+    assert len(method.private_parameters(view)) == 1
+    sum(method.loss(world.batch(), view).values()).backward()
+    method.after_round(view)
+    assert method.personalised(view.state).keys() == world.net.state_dict().keys()
+
+
+def test_two_rounds_on_digits(digits):
+    run = digits("fedrod")
+    first = run.play([0, 1])
+    assert all(result.upload.keys() == run.made.start.keys() for result in first.values())
+    assert all(result.loss_terms["private"] > 0 for result in first.values())
+    head = first[1].state["fedrod.head.weight"]
+    assert head.any()
+    result = run.play([1, 2])[1]
+    assert not torch.equal(result.state["fedrod.head.weight"], head)
+    # the measure is that of the personalised model
+    index = run.trainer.test_indices[1]
+    logits, labels = run.trainer.predict(index, run.method.personalised(result.state))
+    assert result.personalised == (int((logits.argmax(1) == labels).sum()), len(index))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_without_balance_the_upload_is_fedavgs_bit_for_bit(digits, share):
+    """In a network with dropout, too: the private head draws nothing from its generator."""
+    plain, ours = digits("fedavg"), digits("fedrod", gamma=0.0)
+    for run in (plain, ours):
+        run.trainer.model.body.register_forward_hook(lambda body, _, h: dropout(h, share, body.training))
+        run.play([0, 1])
+        run.play([1, 2])
+    assert all(torch.equal(v, plain.server.weights[k]) for k, v in ours.server.weights.items())

@@ -1,0 +1,199 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loss_checks import assert_finite, softmax
+from torch.nn.functional import cross_entropy
+
+from fl_labelskew_plugins.engine.turn import Turn
+from fl_labelskew_plugins.methods.flda import FLDA, mixed
+
+
+def naive(general, private, score, mixture):
+    rows = []
+    for g, p, s in zip(general.tolist(), private.tolist(), score.tolist(), strict=True):
+        a = 1 / (1 + math.exp(-s))
+        if mixture == "probabilities":
+            rows.append([math.log(a * x + (1 - a) * y) for x, y in zip(softmax(g), softmax(p), strict=True)])
+        else:
+            rows.append([a * x + (1 - a) * y for x, y in zip(g, p, strict=True)])
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.sampled_from(["logits", "probabilities"]))
+def test_mixture_equals_loops(rows, classes, mixture):
+    general, private = 3 * torch.randn(2, rows, classes, dtype=torch.float64)
+    score = torch.randn(rows, dtype=torch.float64)
+    torch.testing.assert_close(mixed(general, private, score, mixture=mixture), naive(general, private, score, mixture))
+    one = mixed(general, private, score[0], mixture=mixture)  # a share for all
+    torch.testing.assert_close(one, naive(general, private, score[:1].expand(rows), mixture))
+
+
+@pytest.mark.parametrize("mixture", ["logits", "probabilities"])
+def test_hand_numbers_and_a_closed_gate(mixture):
+    g, p = torch.tensor([[math.log(3), 0.0]]), torch.tensor([[0.0, 0.0]])
+    assert mixed(g, p, torch.tensor([1e4]), mixture=mixture).softmax(1).tolist() == [pytest.approx([0.75, 0.25])]
+    assert mixed(g, p, torch.tensor([-1e4]), mixture=mixture).softmax(1).tolist() == [pytest.approx([0.5, 0.5])]
+    third = math.log(1 / 2)  # a = 1/3: 1/3 of 3/4 and 2/3 of 1/2, or a third of the logits
+    first = 1 / 4 + 1 / 3 if mixture == "probabilities" else 3 ** (1 / 3) / (1 + 3 ** (1 / 3))
+    half = mixed(g, p, torch.tensor([third]), mixture=mixture).softmax(1)
+    assert half[0, 0].item() == pytest.approx(first, rel=1e-6)
+
+
+@pytest.mark.parametrize("mixture", ["logits", "probabilities"])
+def test_huge_values_bf16_and_gradients(mixture):
+    parts = [(1e4 * torch.randn(4, 3)).requires_grad_() for _ in range(2)]
+    score = torch.tensor([1e4, -1e4, 0.0, 3.0], requires_grad=True)
+    assert_finite(cross_entropy(mixed(*parts, score, mixture=mixture), torch.tensor([0, 1, 2, 0])), *parts, score)
+    assert mixed(torch.zeros(1, 2).bfloat16(), torch.zeros(1, 2), torch.zeros(1)).dtype == torch.float32
+    small = [torch.randn(n, dtype=torch.float64, requires_grad=True) for n in ((4, 3), (4, 3), (4,))]
+    assert torch.autograd.gradcheck(lambda *x: mixed(*x, mixture=mixture), small)
+    with pytest.raises(ValueError, match="Expected argument `mixture` to be one of logits, probabilities but got 'x'"):
+        mixed(torch.zeros(1, 2), torch.zeros(1, 2), torch.zeros(1), mixture="x")
+
+
+def begun(method, world, **changes):
+    view = world.client(**changes)
+    method.before_round(view)
+    return view
+
+
+class TestFLDA:
+    def test_neutral_setting_keeps_nothing(self, world):
+        method = FLDA(FLDA.Params(general_share=1.0))
+        view = begun(method, world)
+        assert method.private_parameters(view) == []
+        method.after_round(view)
+        assert view.state == {}
+        world.net.eval()
+        assert torch.equal(method.private_logits(world.x, view), world.net(world.x))
+        assert method.deviations() == []
+
+    @pytest.mark.parametrize("mixture", ["logits", "probabilities"])
+    def test_it_may_begin_as_the_general_model(self, world, mixture):
+        """Two equal models mix to one of them, whatever the gate, which so learns nothing."""
+        method = FLDA(FLDA.Params(mixture=mixture, private_start="general"))
+        view, batch = begun(method, world), world.batch()
+        loss = method.loss(batch, view)["cross_entropy"]
+        torch.testing.assert_close(loss, cross_entropy(batch.logits, batch.labels))
+        loss.backward()
+        private = method.private_parameters(view)
+        assert len(private) == len(list(world.net.parameters())) + 1
+        assert all(p.grad is not None for p in private)
+        torch.testing.assert_close(private[0].grad, next(world.net.parameters()).grad)
+        assert private[-1].tolist() == [0.0] * 4  # d features and a bias: a gate of one half
+        assert not private[-1].grad.any()
+
+    @pytest.mark.parametrize("mixture", ["logits", "probabilities"])
+    def test_it_begins_as_another_random_network_and_the_gate_learns_at_once(self, world, mixture):
+        method = FLDA(FLDA.Params(mixture=mixture))
+        view, batch = begun(method, world), world.batch()
+        begins = view.scratch["flda.private"].state_dict()
+        assert all(torch.equal(begins[name], tensor) for name, tensor in view.fresh().items())
+        method.loss(batch, view)["cross_entropy"].backward()
+        assert all(p.grad.any() for p in (method.private_parameters(view)[0], method.private_parameters(view)[-1]))
+
+    @pytest.mark.parametrize("share", [None, 0.25])
+    def test_loss_gate_and_state(self, world, share):
+        method = FLDA(FLDA.Params(general_share=share))
+        state = {f"private.{k}": v + 0.3 if v.is_floating_point() else v for k, v in world.net.state_dict().items()}
+        if share is None:
+            state["gate"] = torch.tensor([1.0, -2.0, 0.5, 0.1])
+        kept = {k: v.clone() for k, v in state.items()}
+        view, batch = begun(method, world, state=state), world.batch()
+        expert = view.frozen({k.removeprefix("private."): v for k, v in state.items() if k != "gate"}).train()
+        score = torch.full((16,), math.log(1 / 3))
+        if share is None:
+            score = batch.features @ torch.tensor([1.0, -2.0, 0.5]) + 0.1
+        expected = cross_entropy(naive(batch.logits, expert(batch.inputs), score, "logits").float(), batch.labels)
+        loss = method.loss(batch, view)["cross_entropy"]
+        torch.testing.assert_close(loss, expected)
+        parameters = method.private_parameters(view)
+        assert len(parameters) == len(list(expert.parameters())) + (share is None)
+        loss.backward()
+        torch.optim.SGD(parameters, lr=0.1).step()
+        method.after_round(view)
+        assert view.state.keys() == kept.keys()
+        changed = {k for k in kept if not torch.equal(view.state[k], kept[k])}
+        assert changed >= {"private.classifier.weight", "private.body.0.weight", *(["gate"] if share is None else [])}
+        assert not any(v.requires_grad for v in view.state.values())
+
+    def test_its_own_measure_is_the_mixture_s(self, world):
+        method = FLDA()
+        state = {f"private.{k}": v + 0.3 if v.is_floating_point() else v for k, v in world.net.state_dict().items()}
+        view = begun(method, world, state=state | {"gate": torch.tensor([1.0, -2.0, 0.5, 0.1])})
+        world.net.eval()
+        with torch.inference_mode():
+            ours, features = method.private_logits(world.x, view), world.net.features(world.x)
+            private = view.frozen({k.removeprefix("private."): v for k, v in state.items()})(world.x)
+            score = features @ torch.tensor([1.0, -2.0, 0.5]) + 0.1
+        torch.testing.assert_close(ours, naive(world.net(world.x), private, score, "logits").float())
+
+    def test_batch_of_one(self, world):
+        method, view = FLDA(), begun(FLDA(), world)
+        batch = world.batch()
+        single = type(batch)(batch.inputs[:1], batch.features[:1], batch.logits[:1], batch.labels[:1])
+        assert method.loss(single, view)["cross_entropy"].isfinite()
+        assert not view.scratch["flda.private"].training
+        method.loss(batch, view)
+        assert view.scratch["flda.private"].training
+
+    def test_frozen_layers_stay_frozen(self, world):
+        world.net.body[0].requires_grad_(False)
+        view = begun(FLDA(), world)
+        assert len(FLDA().private_parameters(view)) == 4 + 1
+
+    def test_two_rounds_on_digits(self, digits):
+        method = digits("flda")
+        method.play([0, 1])
+        first = dict(method.states[0])
+        assert first.keys() == {"gate", *(f"private.{k}" for k in method.server.weights)}
+        assert not torch.equal(first["private.classifier.weight"], method.states[1]["private.classifier.weight"])
+        results = method.play([0, 2])
+        assert all(not torch.equal(first[k], v) for k, v in method.states[0].items())
+        assert results[0].upload.keys() == method.server.weights.keys()
+        assert results[0].contributions == {}
+        right, number = results[0].personalised
+        assert 0 < right <= number
+
+    def test_all_clients_begin_with_the_same_other_network(self, digits):
+        method, again = digits("flda"), digits("flda")
+        torch.rand(1)
+        views = [Turn(run.trainer, client).view for run, client in ((method, 0), (method, 2), (again, 0))]
+        for view in views:
+            method.method.before_round(view)
+        first, *others = ([p.detach() for p in method.method.private_parameters(view)] for view in views)
+        assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+        start = [tensor for name, tensor in method.server.weights.items() if name.endswith("weight")]
+        assert all(not torch.equal(a, b) for a, b in zip(first[::2], start, strict=False))
+
+    def test_an_optimiser_gets_the_mixture_s_gradient(self, digits):
+        """Mime asks for it before the first step; with equal models and half a gate, it is half."""
+        from fl_labelskew_plugins.optimizers.mime import Mime
+
+        sent = {}
+        for name in ("fedavg", "flda"):
+            run = digits(name, **({"private_start": "general"} if name == "flda" else {}))
+            run.server.optimizer = Mime()
+            run.trainer = replace(run.trainer, optimizer=run.server.optimizer)
+            sent[name] = run.fit(0).contributions["optimizer/classifier.weight"]
+        torch.testing.assert_close(sent["flda"], sent["fedavg"] / 2)
+
+    def test_both_models_learn(self, digits):
+        """A client alone with its data: its mixture and the general model end above chance."""
+        method = digits("flda")
+        for _ in range(15):
+            right, number = method.play([0])[0].personalised
+        assert right / number > 0.5
+        logits, labels = method.trainer.predict(method.trainer.test_indices[0], method.server.weights)
+        assert (logits.argmax(1) == labels).float().mean() > 0.3
+
+    def test_what_it_says(self):
+        assert ["gate" in FLDA().deviations()[0], "mixture: logits" in FLDA().deviations()[1]] == [True, True]
+        fixed = FLDA(FLDA.Params(general_share=0.5, mixture="probabilities")).deviations()
+        assert len(fixed) == 1
+        assert "fixed share" in fixed[0]

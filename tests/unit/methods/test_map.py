@@ -1,0 +1,155 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loss_checks import assert_finite, softmax
+from torch.nn.functional import cross_entropy
+
+from fl_labelskew_plugins.methods.fedphp import FedPHP
+from fl_labelskew_plugins.methods.map import MAP, distillation, hpm_momentum
+from fl_labelskew_plugins.ops import mmd, restricted_logits
+
+
+def naive_distillation(student, teacher, temperature):
+    total = 0.0
+    for s, t in zip(student.tolist(), teacher.tolist(), strict=True):
+        pairs = zip(softmax(t, temperature), softmax(s, temperature), strict=True)
+        total += sum(p * math.log(p / q) for p, q in pairs)
+    return total / len(student)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 6), st.floats(0.5, 10))
+def test_distillation_equals_a_double_loop(rows, classes, temperature):
+    s, t = torch.randn(2, rows, classes, dtype=torch.float64) * 3
+    expected = naive_distillation(s, t, temperature)
+    assert distillation(s, t, temperature=temperature).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_distillation_hand_numbers():
+    s, t = torch.tensor([[0.0, 0.0]]), torch.tensor([[4 * math.log(3), 0.0]])  # 1/2 1/2 against 3/4 1/4
+    expected = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    assert distillation(s, t).item() == pytest.approx(expected, rel=1e-5)
+    assert distillation(t, t).item() == pytest.approx(0, abs=1e-7)
+
+
+def test_huge_values_and_bf16():
+    s = (1e6 * torch.randn(4, 3)).requires_grad_()
+    assert_finite(distillation(s, 1e6 * torch.randn(4, 3)), s)
+    assert distillation(torch.randn(4, 3).bfloat16(), torch.randn(4, 3)).dtype == torch.float32
+
+
+def test_gradcheck():
+    s, t = torch.randn(3, 4, dtype=torch.float64, requires_grad=True), torch.randn(3, 4, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda s: distillation(s, t), s)
+
+
+def test_hpm_momentum():
+    assert hpm_momentum(1, rounds=1000, fraction=0.1) == pytest.approx(0.009)
+    assert hpm_momentum(100, rounds=1000, fraction=0.1) == pytest.approx(0.9)
+    assert hpm_momentum(500, rounds=1000, fraction=0.1) == 1.0
+    assert hpm_momentum(0, rounds=10, fraction=1.0) == 0.0
+    assert hpm_momentum(5, rounds=10, fraction=1.0, mu0=0.0) == 0.0
+
+
+@pytest.mark.parametrize(("epochs", "first", "second"), [(1, 0.5, 0.5), (2, 1, 1), (3, 2, 1), (5, 3, 2), (10, 5, 5)])
+def test_stages(epochs, first, second):
+    stages = MAP().stages(epochs)
+    assert [(s.name, s.epochs, s.upload) for s in stages] == [
+        ("aggregate", first, True),
+        ("personalise", second, False),
+    ]
+
+
+def test_the_first_stage_is_restricted_the_second_is_not(world):
+    method, batch = MAP(MAP.Params(alpha=0.25)), world.batch()
+    first = method.loss(batch, world.client(stage="aggregate"))["cross_entropy"]
+    restricted = restricted_logits(batch.logits, world.counts, alpha=0.25)
+    assert torch.equal(first, cross_entropy(restricted, batch.labels))
+    second = method.loss(batch, world.client(stage="personalise"))
+    assert list(second) == ["cross_entropy"]  # a first round has no private model
+    assert torch.equal(second["cross_entropy"], cross_entropy(batch.logits, batch.labels))
+
+
+def moved(net):
+    """A state dict unlike the network's own."""
+    return {k: v + 0.3 if v.is_floating_point() else v + 5 for k, v in net.state_dict().items()}
+
+
+@pytest.mark.parametrize(("transfer", "lam", "weight"), [("kd", None, 0.05), ("mmd", None, 0.1), ("kd", 0.5, 0.5)])
+def test_the_private_model_teaches_in_the_second_stage(world, transfer, lam, weight):
+    method = MAP(MAP.Params(transfer=transfer, lam=lam))
+    private = moved(world.net)
+    view = world.client(state={f"hpm.{k}": v for k, v in private.items()}, stage="personalise", times_selected=2)
+    method.before_round(view)
+    batch = world.batch()
+    terms = method.loss(batch, view)
+    teacher = view.frozen(private)
+    ce = cross_entropy(batch.logits, batch.labels)
+    assert terms["cross_entropy"].item() == pytest.approx((1 - weight) * ce.item())
+    if transfer == "kd":
+        expected = naive_distillation(batch.logits, teacher(batch.inputs), 4.0)
+    else:
+        expected = mmd(batch.features, teacher.features(batch.inputs)).item()
+    assert terms["transfer"].item() == pytest.approx(weight * expected, rel=1e-4)
+    before = {k: v.clone() for k, v in view.scratch["map.teacher"].state_dict().items()}
+    sum(terms.values()).backward()
+    assert all(torch.equal(v, before[k]) for k, v in view.scratch["map.teacher"].state_dict().items())
+    assert not view.scratch["map.teacher"].training
+    view.stage = "aggregate"
+    assert list(method.loss(world.batch(), view)) == ["cross_entropy"]
+
+
+def test_first_round_keeps_the_personalised_model(world):
+    method, view = MAP(), world.client()
+    method.before_round(view)
+    assert view.scratch == {}
+    assert method.personalised(view.state) is None
+    method.after_round(view)
+    weights = world.net.state_dict()
+    private = method.personalised(view.state)
+    assert set(view.state) == {f"hpm.{k}" for k in weights}
+    assert all(torch.equal(private[k], v) for k, v in weights.items())
+    with torch.no_grad():
+        world.net.classifier.weight.add_(1)
+    assert not torch.equal(private["classifier.weight"], world.net.classifier.weight)  # a copy, not a view
+
+
+@pytest.mark.parametrize("method", [MAP, FedPHP])
+@pytest.mark.parametrize(("count", "mu"), [("text", 0.45), ("algorithm", 0.225)])
+def test_later_rounds_blend_it(world, method, count, mu):
+    """Equation 10, with Q = 2/10, T = 20, so mu = 0.9 z / 4, where the second selection is z = 2 or 1."""
+    method, private = method(method.Params(hpm_count=count)), moved(world.net)
+    state = {f"hpm.{k}": v.clone() for k, v in private.items()} | {"other": torch.ones(1)}
+    untouched = dict(state)
+    view = world.client(state=state, times_selected=2)
+    method.after_round(view)
+    new = method.personalised(view.state)
+    for k, theta in world.net.state_dict().items():
+        expected = (1 - mu) * theta + mu * private[k] if theta.is_floating_point() else theta
+        torch.testing.assert_close(new[k], expected)
+        assert torch.equal(untouched[f"hpm.{k}"], private[k])  # replaced, not changed in place
+    assert "other" not in new
+
+
+def test_momentum_zero_and_one(world):
+    private = moved(world.net)
+    for mu0, times, expected in ((0.0, 3, world.net.state_dict()), (0.9, 50, private)):
+        view = world.client(state={f"hpm.{k}": v for k, v in private.items()}, times_selected=times)
+        method = MAP(MAP.Params(mu0=mu0))
+        method.after_round(view)
+        assert torch.equal(method.personalised(view.state)["classifier.weight"], expected["classifier.weight"])
+
+
+def test_deviations():
+    assert MAP(MAP.Params(mu0=0.0)).deviations() == []
+    assert "eq. 8" in MAP(MAP.Params(scaling="proportional")).deviations()[1]
+
+
+@pytest.mark.parametrize("method", [MAP, FedPHP])
+@pytest.mark.parametrize(("count", "verb"), [("text", "counts"), ("algorithm", "leaves")])
+def test_it_says_which_count_is_in_force(method, count, verb):
+    (sentence,) = method(method.Params(hpm_count=count)).deviations()
+    assert sentence.startswith(f"hpm_count: {count} {verb} this round")

@@ -1,0 +1,137 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loss_checks import assert_finite
+from torch import nn
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from fl_labelskew_plugins.methods.moon import MOON, model_contrast
+
+
+def naive(z, positive, negative, temperature):
+    total = 0.0
+    for row, p, n in zip(z, positive, negative, strict=True):
+        a, b = (math.exp(cosine_similarity(row, other, dim=0).item() / temperature) for other in (p, n))
+        total -= math.log(a / (a + b))
+    return total / len(z)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 5), st.floats(0.1, 5), st.integers(0, 10**6))
+def test_equals_a_loop(rows, d, temperature, seed):
+    torch.manual_seed(seed)
+    z, p, n = torch.randn(3, rows, d, dtype=torch.float64)
+    ours = model_contrast(z, p, n, temperature=temperature)
+    assert ours.item() == pytest.approx(naive(z, p, n, temperature), rel=1e-9, abs=1e-12)
+
+
+def test_hand_numbers():
+    z = torch.tensor([[3.0, 0.0], [0.0, 2.0]])
+    p, n = torch.tensor([[1.0, 0.0], [0.0, -4.0]]), torch.tensor([[0.0, 5.0], [0.0, 1.0]])
+    # temperature 1: cosines 1 against 0, and -1 against 1
+    expected = (math.log(1 + math.exp(-1)) + math.log(1 + math.exp(2))) / 2
+    assert model_contrast(z, p, n, temperature=1.0).item() == pytest.approx(expected, rel=1e-5)
+    # both models alike: nothing to tell apart, and nothing to follow
+    z.requires_grad_()
+    same = model_contrast(z, p, p)
+    same.backward()
+    assert same.item() == pytest.approx(math.log(2))
+    assert not z.grad.any()
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-6, 1e6])
+@pytest.mark.parametrize("temperature", [1e-3, 0.5])
+def test_sizes_and_one_sample(size, temperature):
+    z = (size * torch.randn(1, 4)).requires_grad_()
+    assert_finite(model_contrast(z, size * torch.randn(1, 4), torch.zeros(1, 4), temperature=temperature), z)
+
+
+def test_gradcheck_and_bf16():
+    z, p, n = torch.randn(3, 4, 3, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda z: model_contrast(z, p, n), z.requires_grad_())
+    assert model_contrast(z.bfloat16(), p, n.float()).dtype == torch.float64
+    assert model_contrast(z.bfloat16(), p.bfloat16(), n.bfloat16()).dtype == torch.float32
+
+
+def moved(net):
+    """A state dict unlike the network's own."""
+    return {f"moon.{k}": v + 0.3 if v.is_floating_point() else v + 5 for k, v in net.state_dict().items()}
+
+
+def test_mu_zero_keeps_nothing(world):
+    empty = world.client()
+    MOON(MOON.Params(mu=0.0)).after_round(empty)
+    assert empty.state == {}
+
+
+def test_a_clients_first_round_has_no_contrast(world, assert_plain):
+    method, view = MOON(), world.client()
+    method.before_round(view)
+    assert view.scratch == {}
+    assert_plain(method, scratch=view.scratch)
+    method.after_round(view)
+    kept = dict(view.state)
+    assert kept.keys() == {f"moon.{k}" for k in world.net.state_dict()}
+    with torch.no_grad():
+        world.net.classifier.weight.add_(1)
+    assert not torch.equal(kept["moon.classifier.weight"], world.net.classifier.weight)  # a copy, not a view
+
+
+def test_later_rounds_contrast_the_servers_model_with_the_last_own(world):
+    method = MOON(MOON.Params(mu=5.0, temperature=0.7))
+    state = moved(world.net)
+    view = world.client(state=dict(state))
+    method.before_round(view)
+    server = view.frozen(world.net.state_dict())
+    previous = view.frozen({k.removeprefix("moon."): v for k, v in state.items()})
+    with torch.no_grad():
+        world.net.body[0].weight.add_(0.5)  # training has begun
+    batch = world.batch()
+    terms = method.loss(batch, view)
+    assert torch.equal(terms["cross_entropy"], cross_entropy(batch.logits, batch.labels))
+    expected = naive(batch.features, server.features(batch.inputs), previous.features(batch.inputs), 0.7)
+    assert terms["contrast"].item() == pytest.approx(5 * expected, rel=1e-5)
+    assert_finite(sum(terms.values()), *world.net.parameters())
+    for teacher in view.scratch["moon.teachers"]:
+        assert not teacher.training
+        assert all(p.grad is None for p in teacher.parameters())
+    method.after_round(view)
+    assert torch.equal(view.state["moon.body.0.weight"], world.net.body[0].weight)
+
+
+def test_contrast_of_projected_features(world):
+    """Each model projects with the head of its own weights."""
+    method = MOON(MOON.Params(projection="mlp"))
+    world.net.shared_modules = nn.ModuleDict(method.shared_modules(world.federation))
+    assert [tuple(p.shape) for p in world.net.shared_modules.parameters()] == [(3, 3), (3,), (256, 3), (256,)]
+    state = moved(world.net)
+    view = world.client(state=dict(state))
+    method.before_round(view)
+    models = [view.frozen(world.net.state_dict()), view.frozen({k.removeprefix("moon."): v for k, v in state.items()})]
+    batch = world.batch()
+    positive, negative = (m.shared_modules["projection"](m.features(batch.inputs)) for m in models)
+    expected = naive(world.net.shared_modules["projection"](batch.features), positive, negative, 0.5)
+    term = method.terms(batch, view)["contrast"]
+    assert term.item() == pytest.approx(expected, rel=1e-5)
+    term.backward()
+    assert all(p.grad is not None for p in world.net.shared_modules.parameters())
+
+
+def test_two_rounds_on_digits(digits):
+    run = digits("moon")
+    first = run.play([0, 1])
+    assert all(result.loss_terms.keys() == {"cross_entropy"} for result in first.values())
+    last = {k.removeprefix("moon."): v for k, v in first[1].state.items()}
+    assert all(torch.equal(last[k], v) for k, v in first[1].upload.items())
+    second = run.play([1, 2])
+    assert second[1].loss_terms["contrast"] > 0
+    assert second[2].loss_terms.keys() == {"cross_entropy"}  # its first round
+
+
+def test_deviations():
+    assert MOON(MOON.Params(mu=0.0)).deviations() == []
+    assert "projection head" in MOON().deviations()[0]
+    assert "projection: mlp" in MOON(MOON.Params(projection="mlp")).deviations()[0]

@@ -1,0 +1,38 @@
+"""What does not go with an optimiser, in one line each."""
+
+import pytest
+from error_messages import message
+
+from fl_labelskew_plugins.recipe import parse
+
+TEXT = """\
+data_args: {{dataset: digits}}
+model_args: {{model: mlp}}
+method_args: {{method: fedavg}}
+train_args: {{federated_optimizer: {}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "override", "line"),
+    [
+        ("FedDC", "client_optimizer=adam", "adam does not go with federated_optimizer FedDC; allowed: sgd"),
+        ("FedDC", "feddc_alpha=-1", "train_args.feddc_alpha: -1 is out of range; allowed: a number of at least 0"),
+        ("adam", "server_momentum=0.9", "server_momentum does not go with adam; use sgd, or 0"),
+        ("adam", "server_lr=1e39", "train_args.server_lr: 1e+39 is out of range; allowed: numbers up to 1e+30"),
+        ("adam", "server_optimizer=adamw", "'adamw' is unknown; allowed: sgd, adam, adagrad; did you mean adam?"),
+        ("Mime", "momentum=0.9", "train_args.momentum: 0.9 does not go with federated_optimizer Mime, "),
+        ("SCAFFOLD", "client_optimizer=adam", "adam does not go with federated_optimizer SCAFFOLD; allowed: sgd"),
+        ("SCAFFOLD", "server_lr=0", "train_args.server_lr: 0 is out of range; allowed: a number above 0"),
+        ("SCAFFOLD", "fedprox_mu=1", "train_args.fedprox_mu: unknown key; allowed: federated_optimizer, "),
+    ],
+)
+def test_what_it_does_not_go_with(optimizer, override, line):
+    text = TEXT.format("FedOpt, server_optimizer: adam" if optimizer == "adam" else optimizer)
+    assert line in message(lambda: parse.parse(text, overrides=[f"train_args.{override}"]))
+
+
+def test_a_protection_of_uploads_does_not_go_with_what_sends_more():
+    overrides = ["method_args.method=fedrs", "method_args.upload_clip=1.0"]
+    line = "SCAFFOLD sends more than weights, which the method's protection of uploads would not cover"
+    assert line in message(lambda: parse.parse(TEXT.format("SCAFFOLD"), overrides=overrides))

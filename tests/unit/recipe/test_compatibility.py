@@ -1,0 +1,168 @@
+"""Every method with every optimiser: what runs, whose code runs it, and what is refused."""
+
+import json
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from fl_labelskew_registry import Aggregated, LabelSkewError
+
+from fl_labelskew_plugins.front import start
+from fl_labelskew_plugins.methods.fedlc import FedLC
+from fl_labelskew_plugins.recipe import compatibility, parse
+from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.progress import Progress
+from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.simulation import Simulation
+
+DOCS = Path(__file__).parents[3] / "docs" / "mixing.md"
+GENERATE = runpy.run_path(str(DOCS.parents[1] / "tools" / "generate.py"))
+TEXT, cell, names = GENERATE["GRID"], GENERATE["cell"], GENERATE["names"]
+
+
+@pytest.mark.parametrize("optimizer", names("optimizers"))
+@pytest.mark.parametrize("method", names("methods"))
+def test_two_rounds_of_every_pair(method, optimizer, tmp_path):
+    """Through our own loop, which every runtime has; refused pairs say why in one line."""
+    said = cell(method, optimizer)
+    if said.startswith("no:"):
+        assert re.search(r"; (allowed|use) ", said)
+        assert "\n" not in said
+        return
+    recipe = parse.parse(TEXT.format(method=method, optimizer=optimizer))
+    made = session.build(compatibility.without_host(recipe, ""))
+    record = Record(made, RunFolder(tmp_path), Progress(), resume=False)
+    before = record.weights
+    for line in Simulation(record):  # of three clients two a round, so that one at least comes twice
+        assert len(line["clients"]) == 2
+        assert record.weights.keys() == before.keys()
+        assert all(value.isfinite().all() for value in record.weights.values())
+        assert any(not torch.equal(record.weights[key], before[key]) for key in before)
+        before = record.weights
+    assert record.next_round == 2
+    record.finish()  # the method's private models are whole ones, whatever else a client keeps
+
+
+def test_the_docs_own_optimiser_goes_halfway():
+    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    namespace = {}
+    exec(code, namespace)
+    halfway = namespace["Halfway"]()
+    old, mean = (
+        {"w": torch.tensor([1.0]), "steps": torch.tensor(3)},
+        {"w": torch.tensor([3.0]), "steps": torch.tensor(9)},
+    )
+    new = halfway.step(Aggregated(old, mean, {}, 2, ["w"], {}, {}, None))
+    assert (new["w"].item(), new["steps"].item()) == (2, 9)
+
+
+BASE = TEXT.format(method="fedlc", optimizer="FedProx")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "source"),
+    [
+        ([], "corrected"),
+        (["train_args.federated_optimizer=FedAvg"], "own"),
+        (["train_args.federated_optimizer=SCAFFOLD"], "own"),
+        (["train_args.federated_optimizer=SCAFFOLD", "train_args.optimizer_source=corrected"], "own"),
+        (["train_args.optimizer_source=own"], "own"),
+        (["train_args.optimizer_source=corrected"], "corrected"),
+        (["train_args.gradient_clip_norm=1.0"], "own"),
+        (["train_args.client_optimizer=adam"], "own"),
+        (["method_args.denominator=others"], "own"),
+        (["method_args.method=fedmr"], "own"),
+        (["method_args.method=fedrs+fedlc"], "corrected"),
+        (["comm_args.backend=MPI"], "own"),
+        (["model_args.model=resnet18"], "own"),
+    ],
+)
+def test_whose_code_runs(overrides, source):
+    loaded = parse.parse(BASE, overrides=overrides)
+    assert compatibility.source(loaded, loaded.network.build((1, 8, 8), 10)) == source
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["method_args.method=fedmr"], "the method changes more than logits, which the host's training does not know"),
+        (["comm_args.backend=MPI"], "the host's code runs with backend sp, not MPI"),
+        (["train_args.gradient_clip_norm=1.0"], "the host clips no gradients (train_args.gradient_clip_norm)"),
+        (["train_args.proxy_aggregation=class"], "the host weighs all rows alike (train_args.proxy_aggregation)"),
+        (["device_args.precision=bf16"], "the host trains with fp32 alone (device_args.precision)"),
+    ],
+)
+def test_the_hosts_code_is_refused_with_the_reason(overrides, line):
+    with pytest.raises(LabelSkewError) as error:
+        parse.parse(BASE, overrides=["train_args.optimizer_source=corrected", *overrides])
+    assert f"--set train_args.optimizer_source: corrected: {line}; allowed: own, or null" in str(error.value)
+
+
+def test_a_network_with_buffers_is_refused_where_the_host_is_asked_for():
+    loaded = parse.parse(BASE, overrides=["train_args.optimizer_source=corrected", "model_args.model=resnet18"])
+    with pytest.raises(LabelSkewError, match="the host cannot train resnet18, which has batch normalisation"):
+        compatibility.source(loaded, loaded.network.build((1, 8, 8), 10))
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer", "more", "line"),
+    [
+        ("fedshift", "SCAFFOLD", [], "as SCAFFOLD has it (uniform), not as fedshift has it (population)"),
+        ("fedlc+fedmr", "Mime", [], "as Mime has it (uniform), not as fedlc+fedmr has it (samples)"),
+        ("fedavg", "FedDyn", [], "as FedDyn has it (uniform), not as fedavg has it (samples)"),
+        ("fedlc", "FedDC", [], None),
+        ("fedrs", "SCAFFOLD", [], None),
+        pytest.param("fedshift", "FedOpt", [], None, marks=pytest.mark.host),
+    ],
+)
+def test_whose_weights_of_the_uploads_are_in_force_is_said(method, optimizer, more, line, tmp_path):
+    """In the first lines of a run, and in its record."""
+    overrides = [f"train_args.{option}" for option in more]
+    made = session.build(parse.parse(TEXT.format(method=method, optimizer=optimizer), overrides=overrides))
+    Record(made, RunFolder(tmp_path), Progress(), resume=False)
+    recorded = json.loads((tmp_path / "environment.json").read_text())["deviations"]
+    for lines in (start.describe(made).splitlines(), recorded):
+        expected = [f"uploads are weighed {line}"] if line else []
+        assert [found for found in lines if found.startswith("uploads are weighed as ") and "not" in found] == expected
+
+
+def test_changes_are_no_weights_to_protect():
+    optimizer = session.build(parse.parse(TEXT.format(method="fedavg", optimizer="FedProx"))).recipe.optimizer
+    assert not compatibility.sends_more(optimizer)
+    optimizer.sends_change = True
+    assert compatibility.sends_more(optimizer)
+
+
+def test_contributions_that_must_not_leave_are_refused_where_the_optimiser_needs_them():
+    silos = ["common_args.training_type=cross_silo", "comm_args.backend=GRPC", "comm_args.send_contributions=false"]
+    with pytest.raises(
+        LabelSkewError, match=r"send_contributions: false does not go with federated_optimizer SCAFFOLD"
+    ):
+        parse.parse(BASE, overrides=["train_args.federated_optimizer=SCAFFOLD", *silos])
+    parse.parse(BASE, overrides=silos)
+    drift = ["train_args.federated_optimizer=FedDC", *silos]
+    with pytest.raises(LabelSkewError, match="FedDC, which sends more than weights"):
+        parse.parse(BASE, overrides=drift)
+
+
+def test_a_method_that_needs_single_contributions_does_not_go_with_sums(monkeypatch):
+    sums = ["comm_args.secure_aggregation=true", "train_args.client_num_per_round=3"]
+    parse.parse(BASE, overrides=sums)
+    monkeypatch.setattr(FedLC, "individual", True)
+    with pytest.raises(LabelSkewError, match="a method that needs what each client sends, not their sum; allowed: fal"):
+        parse.parse(BASE, overrides=sums)
+
+
+@pytest.mark.parametrize("wanted", ["corrected", "null"])
+def test_the_hosts_code_sees_single_uploads(wanted):
+    overrides = ["train_args.federated_optimizer=FedProx", f"train_args.optimizer_source={wanted}"]
+    overrides += ["comm_args.secure_aggregation=true", "train_args.client_num_per_round=3"]
+    if wanted == "null":
+        loaded = parse.parse(BASE, overrides=overrides)
+        assert compatibility.source(loaded, loaded.network.build((1, 8, 8), 10)) == "own"
+    else:
+        with pytest.raises(LabelSkewError, match=f"optimizer_source: {wanted}: the host's server sees single uploads"):
+            parse.parse(BASE, overrides=overrides)

@@ -1,0 +1,84 @@
+"""Recipes by name."""
+
+from pathlib import Path
+
+import pytest
+from fl_labelskew_registry import MistakesError
+
+from fl_labelskew_plugins.recipe import parse, shipped
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "recipes.md"
+TABLE = DOCUMENT.read_text("utf-8").split("```yaml\n")[1].split("```")[0]
+PAPERS = {"fedlc", "fedmr", "fedrs", "fedshift", "map"}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def mistake(path):
+    with pytest.raises(MistakesError) as caught:
+        parse.load(path)
+    (line,) = caught.value.mistakes
+    return line
+
+
+def test_files_and_rows_have_names():
+    names = shipped.names()
+    assert len(set(names)) == len(names) > 500
+    assert {"quickstart", "small/fedmr_fmnist", "fedmr/simulation", "map/femnist"} <= {*names}
+    assert shipped.papers().keys() == PAPERS
+    assert not any(name.startswith("papers/") for name in names)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_name_is_as_good_as_a_path():
+    assert parse.load("quickstart").resolved() == parse.load(shipped.folder() / "quickstart.yaml").resolved()
+    recipe = parse.load("fedmr/table1_fmnist_p10c2", ["train_args.epochs=3"])
+    assert (recipe.name, recipe.train.epochs, recipe.method_name) == ("table1_fmnist_p10c2", 3, "fedmr")
+    assert parse.load("recipes/fedmr/table1_fmnist_p10c2.yaml").dump() == parse.load("fedmr/table1_fmnist_p10c2").dump()
+
+
+def test_a_file_goes_before_a_name_and_a_folder_does_not(here):
+    text = Path(shipped.files()["quickstart"]).read_text("utf-8")
+    (here / "small").mkdir()
+    (here / "small" / "fedmr_fmnist").write_text(text.replace("comm_round: 10", "comm_round: 3"))
+    assert parse.load("small/fedmr_fmnist").train.comm_round == 3
+    (here / "quickstart").mkdir()
+    assert parse.load("quickstart").train.comm_round == 10
+
+
+def test_a_row_of_a_table_of_one_s_own(here):
+    (here / "deep").mkdir()
+    (here / "deep" / "mine.yaml").write_text(TABLE)
+    assert parse.load("deep/mine/wide").network.params.hidden == [256]
+    assert parse.load(here / "deep" / "mine" / "wide").name == "wide"
+    line = "recipe 'deep/mine/wid' is unknown; use one of labelskew recipes ls; did you mean deep/mine/wide"
+    assert mistake("deep/mine/wid").startswith(line)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("fedmr/table1_fmnits_p10c2", "; did you mean fedmr/table1_fmnist_p10c2 or "),
+        ("fedmmr/table1_fmnist_p10c2", "; did you mean fedmr/table1_fmnist_p10c2"),
+        ("quickstrat", "recipe 'quickstrat' is unknown; use one of labelskew recipes ls; did you mean qu"),
+        ("quickstart.yaml", "quickstart.yaml: cannot be read: No such file or directory"),
+        ("fedmr/none.yaml", "recipe 'fedmr/none.yaml' is unknown"),
+        ("/quickstart", "/quickstart: cannot be read: No such file or directory"),
+        ("..", "..: cannot be read: Is a directory"),
+        ("x" * 5000, "unknown"),
+        ("a\0b", "unknown"),
+    ],
+)
+def test_what_is_neither_file_nor_name_is_one_line(path, words):
+    assert words in mistake(path)
+
+
+def test_one_row_is_had_without_the_other_papers_tables(monkeypatch):
+    shipped.table.cache_clear()
+    parse.load("map/femnist")
+    assert shipped.table.cache_info().currsize == 1

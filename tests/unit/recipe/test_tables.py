@@ -1,0 +1,114 @@
+"""Tables of recipes: what a row becomes, and what is said of a mistake in one."""
+
+import re
+from pathlib import Path
+
+import pytest
+from fl_labelskew_registry import MistakesError
+
+from fl_labelskew_plugins.recipe import parse, tables, yaml
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "recipes.md"
+TEXT = re.search(r"^```yaml\n(.*?)^```$", DOCUMENT.read_text("utf-8"), re.MULTILINE | re.DOTALL)[1]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def read(text=TEXT):
+    Path("mine.yaml").write_text(text)
+    return tables.read(Path("mine.yaml"))
+
+
+def edited(change):
+    """The document's table after a change of its content."""
+    content, _ = yaml.read(TEXT)
+    change(content)
+    return yaml.write(content)
+
+
+def first_row(**keys):
+    return edited(lambda content: content["tables"][0]["rows"][0].update(keys))
+
+
+def test_the_document_s_table_has_the_recipes_that_it_says():
+    table = read()
+    assert list(table.cells) == ["exp1_mlp_pcdd_fedavg", "exp1_mlp_pcdd", "wide_fedavg", "wide"]
+    for name in table.cells:
+        recipe = parse.parse(table.text(name, f"mine/{name}"))
+        assert recipe.data.dataset == "digits"
+        assert recipe.train.client_num_per_round == recipe.train.client_num_in_total == 10
+
+
+def test_the_last_part_that_has_a_key_wins():
+    table = read()
+    wide, wide_fedavg, row = (parse.parse(table.text(name, name)) for name in ("wide", "wide_fedavg", "exp1_mlp_pcdd"))
+    assert (wide.network.params.hidden, row.network.params.hidden) == ([256], [64])
+    assert [recipe.train.epochs for recipe in (wide, wide_fedavg, row)] == [2, 1, 1]
+    assert [recipe.method.params.mu1 for recipe in (wide, row)] == [0.1, 0.01]
+    assert wide_fedavg.method_name == "fedavg"
+
+
+def test_numbers_come_with_their_tolerance():
+    table = read(first_row(rounds_to={"target": 80, "table": "Exp 2", "values": [None, 14]}))
+    mean = {"value": 83.2, "measure": "accuracy", "tolerance": 1.0, "paper": "Mine", "table": "Exp 1"}
+    rounds = {"value": 14, "measure": "rounds_to", "target": 80.0, "tolerance": 1, "paper": "Mine", "table": "Exp 2"}
+    assert table.content("exp1_mlp_pcdd")["expected"] == [mean, rounds]
+    assert table.content("exp1_mlp_pcdd_fedavg")["expected"] == [mean | {"value": 81.5, "tolerance": 2.0}]
+    assert "expected" not in table.content("wide")
+    assert "# Mine, Exp 1: mlp, pcdd, fedmr; no number is printed.\n" in table.text("wide", "mine/wide")
+
+
+def test_a_path_is_relative_to_the_table(tmp_path):
+    text = first_row(set={"comm_args.certs": "certs", "client_specific_args.data_silo_config": ["a.yaml", "/b.yaml"]})
+    content = read(text).content("exp1_mlp_pcdd")
+    assert content["comm_args"]["certs"] == str(tmp_path / "certs")
+    assert content["client_specific_args"]["data_silo_config"] == [str(tmp_path / "a.yaml"), "/b.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("tables: [", "line 1, column 10: expected the node content, but found '<stream end>'"),
+        ("- tables:", '[{"tables": null}] is no mapping; allowed: paper, source, comment, base, data,'),
+        (edited(lambda content: content.pop("paper")), "paper: missing; allowed: text"),
+        (edited(lambda content: content.update(bse={})), "bse: unknown key; allowed: paper,"),
+        (edited(lambda content: content.update(default="fedmmr")), "default: 'fedmmr' is unknown; allowed: fedavg"),
+        (edited(lambda content: content["base"].update(trian_args={})), "base.trian_args: unknown section; did you"),
+        (edited(lambda content: content["tables"].append(3)), "tables, item 2: 3 is no mapping; allowed: table"),
+        (edited(lambda content: content["tables"][0].pop("rows")), "tables, item 1: rows: missing; allowed: a list"),
+        (
+            edited(lambda content: content["tables"][0].update(columns=["fedavg", "fedrm"])),
+            "Exp 1: columns: 'fedrm' is unknown; allowed: fedavg, fedmr; did you mean fedmr?",
+        ),
+        (edited(lambda content: content["tables"][0]["rows"].append("x")), "Exp 1, row 3: 'x' is no mapping; allowed"),
+        (first_row(name="a/b"), "a/b_fedavg: a recipe cannot be called 'a/b_fedavg'; use a name of"),
+        (first_row(value=[1.0]), "Exp 1, row 1: value: unknown key; allowed: data, split, name, values"),
+        (first_row(data="mpl"), "Exp 1, row 1, exp1_mpl_pcdd_fedavg: data: 'mpl' is unknown; allowed: mlp; did you"),
+        (first_row(split="x"), "Exp 1, row 1, exp1_mlp_x_fedavg: split: 'x' is unknown; allowed: pcdd"),
+        (first_row(values=[1.0]), "Exp 1, row 1, exp1_mlp_pcdd_fedavg: values: 1 for 2 columns; use null where"),
+        (first_row(args={}), "Exp 1, row 1, exp1_mlp_pcdd_fedavg: args.mu1: missing; $mu1 stands in a method"),
+        (first_row(args={"mu1": 1, "m": 2}), "Exp 1, row 1, exp1_mlp_pcdd_fedavg: args.m: unknown key; allowed: mu1"),
+        (first_row(set={"trian_args.x": 1}), "exp1_mlp_pcdd_fedavg: 'trian_args.x' is no section.key, such as"),
+        (first_row(each={"fedrs": {}}), "each: 'fedrs' is unknown; allowed: fedavg, fedmr"),
+        (first_row(name="wide"), "Exp 1, row 2, wide_fedavg: a second recipe of the name wide; use another name"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_a_line_with_its_place(text, line):
+    with pytest.raises(MistakesError) as caught:
+        read(text)
+    lines = [told for told in caught.value.mistakes if line in told]
+    assert lines, caught.value.mistakes
+    assert lines[0].startswith("mine.yaml: ")
+
+
+def test_what_is_written_stays_in_the_comment():
+    text = edited(lambda content: content.update(paper="A\nb: 1", source="C\nd: 2", comment="E\nf: 3"))
+    assert yaml.read(read(text).text("wide", "a\nb"))[0].keys() == yaml.read(read().text("wide", "a"))[0].keys()
+
+
+def test_a_key_that_stands_twice_is_a_mistake():
+    with pytest.raises(MistakesError, match=r"mine.yaml: line \d+: key 'paper' stands twice"):
+        read(f"{TEXT}paper: again\n")

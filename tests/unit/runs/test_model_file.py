@@ -1,0 +1,124 @@
+"""Files of models, and what they say: written the same each time, read with suspicion."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from error_messages import message
+from recipe_texts import text_with
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runs import model_file, session
+
+SAID = {
+    "format": 1,
+    "network": "mlp",
+    "network_params": {"hidden": [8]},
+    "module": None,
+    "input_shape": [1, 8, 8],
+    "dtype": "float32",
+    "class_names": ["a", "b"],
+    "mean": [0.5],
+    "std": [0.25],
+    "dataset": "digits",
+    "picture": None,
+    "method": "fedavg",
+    "recipe": "0" * 64,
+    "round": 3,
+    "client": None,
+    "client_name": None,
+}
+
+
+TABLE = {"label": "kind", "group": None, "missing": "mean", "features": [{"name": "a"}, {"name": "a"}]}
+
+
+def written(file, text):
+    save_file({"w": torch.ones(2)}, file, {model_file.KEY: text if isinstance(text, str) else json.dumps(text)})
+    return file
+
+
+def test_what_is_written_is_read_and_the_same_bytes_each_time(tmp_path):
+    made = session.build(parse.parse(text_with()))
+    said = model_file.about(made, round=2, client=1, client_name="north")
+    for name in ("a", "b"):
+        model_file.save({"w": torch.ones(2)}, tmp_path / name, said)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    about, weights = model_file.read(tmp_path / "a")
+    assert about == said
+    assert weights["w"].tolist() == [1, 1]
+    assert about.mean == [0.3053]
+    assert (about.input_shape, about.dtype, about.picture) == ([1, 8, 8], "float32", None)
+    assert (about.network, about.round, about.client, about.client_name) == ("mlp", 2, 1, "north")
+    with safe_open(tmp_path / "a", "pt") as file:
+        assert [*file.metadata()] == [model_file.KEY]
+
+
+def test_the_hash_is_of_what_decides_about_the_numbers():
+    def hashed(*overrides):
+        return model_file.recipe_hash(parse.parse(text_with(), source=Path("x.yaml"), overrides=overrides))
+
+    same = ("data_args.data_cache_dir=/data", "tracking_args.run_dir=there", "comm_args.backend=MPI")
+    assert hashed(*same, "comm_args.secure_bits=16") == hashed()  # of sums that are not taken
+    assert len({hashed(), hashed("method_args.mu1=0.2"), hashed("common_args.random_seed=1")}) == 3
+    sums = "comm_args.secure_aggregation=true"
+    assert len({hashed(), hashed(sums), hashed(sums, "comm_args.secure_bits=16")}) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"format": 2}, "is of format 2, and this version knows 1 at most; use a newer fl-labelskew-plugins"),
+        ({"format": 0}, "says what cannot be: format: 0 is out of range"),
+        ({"format": True}, "what it says of its network is damaged; use the file as the run has written it"),
+        ({"format": "1"}, "is damaged"),
+        ({"more": 1}, "says what cannot be: more: unknown key; allowed: format, network"),
+        ({"round": 0}, "says what cannot be: round: 0 is out of range; allowed: an integer of at least 1"),
+        ({"input_shape": [10**6, 10**6]}, "input_shape: [1000000, 1000000] are too many numbers; allowed: 100000000"),
+        ({"input_shape": []}, "input_shape: [] has the wrong length"),
+        ({"class_names": []}, "class_names: [] has the wrong length"),
+        ({"std": [0.0]}, "std: item 1: 0.0 is out of range"),
+        ({"mean": [0.1, 0.2]}, "mean and std are not of one length; allowed: 1 numbers, 1 or none"),
+        ({"dtype": "float64"}, "dtype: 'float64' is unknown; allowed: uint8, float32"),
+        ({"recipe": "x"}, "recipe: 'x' has the wrong form"),
+        ({"client": -1}, "client: -1 is out of range"),
+        ({"table": TABLE}, "table is not the encoding of samples of shape [1, 8, 8]"),
+        ({"table": TABLE, "input_shape": [2]}, "table is not the encoding of samples of shape [2]"),
+        ({"table": {**TABLE, "missing": "guess"}}, "says what cannot be: table"),
+        ({"table": TABLE | {"means": [0.0]}, "input_shape": [4]}, "table is not the encoding of samples of shape [4]"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path, change, says):
+    file = written(tmp_path / "x.safetensors", SAID | change)
+    line = message(lambda: model_file.read(file))
+    assert line.startswith(f"{file}: ")
+    assert says in line
+    assert model_file.said(file) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, '{"format": 1, "x": "' + "x" * 2**24 + '"}'])
+def test_damaged_words_are_one_line(tmp_path, text):
+    file = written(tmp_path / "x.safetensors", text)
+    assert message(lambda: model_file.read(file)).startswith(f"{file}: what it says of its network is damaged; use ")
+
+
+def test_broken_files_are_one_line(tmp_path):
+    file = tmp_path / "x.safetensors"
+    assert "no such file; use a model.safetensors of a run" in message(lambda: model_file.read(file))
+    assert "is no sound .safetensors file" in message(lambda: model_file.read(tmp_path))
+    for content in (b"", b"words", written(file, SAID).read_bytes()[:-3]):
+        file.write_bytes(content)
+        assert "is no sound .safetensors file (" in message(lambda: model_file.read(file))
+    save_file({"w": torch.ones(2)}, file)
+    assert "does not say of which network it is; use a model.safetensors of a run" in message(
+        lambda: model_file.read(file)
+    )
+
+
+def test_names_are_clean(tmp_path):
+    file = written(tmp_path / "x.safetensors", SAID | {"class_names": ["a\x1b[31m", "b\n"], "method": "\x07"})
+    about, _ = model_file.read(file)
+    assert (about.class_names, about.method) == (["a?[31m", "b?"], "?")

@@ -1,0 +1,316 @@
+"""Certificates: made with our code, judged by OpenSSL through Python's ssl module, read back."""
+
+import base64
+import socket
+import ssl
+import threading
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from error_messages import message
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.runtimes.silo import certs
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with the certificates of two silos; not to be changed."""
+    folder = tmp_path_factory.mktemp("made") / "certs"
+    assert certs.new(folder, 2) == ["ca", "server", "silo-1", "silo-2"]
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The same, to be changed."""
+    certs.new(tmp_path / "certs", 2)
+    return tmp_path / "certs"
+
+
+def aged(folder, silos, hosts=(), *, ago, **options):
+    """Certificates that were made so many days ago, or, below 0, in the future."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(timezone.utc) - timedelta(days=ago)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certs, "datetime", Clock)
+        certs.new(folder, silos, hosts, **options)
+
+
+def context(folder, name, *, server):
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    made.verify_mode = ssl.CERT_REQUIRED
+    made.load_verify_locations(folder / "ca.pem")
+    made.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
+    return made
+
+
+def shake_hands(server, client, host):
+    """What the server learns of the client; raises what either side objects to."""
+    ours, theirs = socket.socketpair()
+    raised = []
+
+    def answer():
+        try:
+            with client.wrap_socket(theirs, server_hostname=host) as wrapped:
+                wrapped.recv(1)
+        except OSError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        with server.wrap_socket(ours, server_side=True) as wrapped:
+            wrapped.send(b"x")
+            return wrapped.getpeercert()
+    except OSError:
+        thread.join()
+        if raised:
+            raise raised[0] from None
+        raise
+    finally:
+        ours.close()
+        thread.join()
+
+
+@pytest.mark.parametrize("host", certs.HOSTS)
+def test_openssl_takes_the_server_and_a_silo_for_what_they_are(made, host):
+    peer = shake_hands(context(made, "server", server=True), context(made, "silo-2", server=False), host)
+    assert peer["subject"] == ((("commonName", "silo-2"),),)
+
+
+@pytest.mark.parametrize(("server", "client"), [("silo-1", "silo-2"), ("server", "server")])
+def test_a_certificate_is_good_for_one_side_alone(made, server, client):
+    with pytest.raises(ssl.SSLError, match=r"unsuitable certificate purpose|unsupported certificate"):
+        shake_hands(context(made, server, server=True), context(made, client, server=False), "localhost")
+
+
+def test_another_host_is_not_the_server(made):
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        shake_hands(context(made, "server", server=True), context(made, "silo-1", server=False), "fl.example.org")
+
+
+def test_another_authority_is_not_trusted(made, tmp_path):
+    certs.new(tmp_path / "other", 1)
+    with pytest.raises(ssl.SSLError, match="verify failed"):
+        shake_hands(context(made, "server", server=True), context(tmp_path / "other", "silo-1", server=False), "::1")
+
+
+def test_the_server_has_the_hosts_that_it_is_given(tmp_path):
+    certs.new(tmp_path / "certs", 1, ["fl.example.org", "192.0.2.1", "2001:db8::1"])
+    rows, *_ = certs.show(tmp_path / "certs")
+    assert [row[-1] for row in rows] == ["-", "fl.example.org 192.0.2.1 2001:db8::1", "-"]
+
+
+def test_keys_are_their_owners_alone(made):
+    assert made.stat().st_mode & 0o777 == 0o700
+    for key in made.glob("*.key"):
+        assert key.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in made.iterdir()) == sorted(
+        f"{name}.{ending}" for name in ("ca", "server", "silo-1", "silo-2") for ending in ("pem", "key")
+    )
+
+
+def test_nothing_is_overwritten(folder):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(LabelSkewError, match=r"ca\.pem: exists already; use --add"):
+        certs.new(folder, 2)
+    assert certs.new(folder, 4, add=True) == ["silo-3", "silo-4"]
+    assert certs.new(folder, 4, add=True) == []
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert before == {name: after[name] for name in before}
+    for name in ("server", "silo-1", "silo-4"):
+        assert certs.read(folder, name).warnings == ()
+
+
+def test_a_key_that_is_left_alone_is_kept_too(tmp_path):
+    (tmp_path / "silo-1.key").write_text("precious")
+    with pytest.raises(LabelSkewError, match=r"silo-1\.key: exists already"):
+        certs.new(tmp_path, 1)
+    assert (tmp_path / "silo-1.key").read_text() == "precious"
+
+
+def test_what_was_given_away_is_not_made_again(folder):
+    (folder / "silo-1.key").unlink()
+    assert certs.new(folder, 2, add=True) == []
+
+
+def test_certificates_are_renewed_with_new_keys_and_the_old_ones_kept(tmp_path):
+    aged(tmp_path, 2, ["fl.example.org"], ago=9, days=10)
+    before = {name: certs.read(tmp_path, name) for name in ("server", "silo-1", "silo-2")}
+    assert certs.renew(tmp_path, ["server", "silo-2", "server"]) == ["server", "silo-2"]
+    after = {name: certs.read(tmp_path, name) for name in before}
+    assert after["silo-1"] == before["silo-1"]
+    for name in ("server", "silo-2"):
+        assert after[name].ca == before[name].ca
+        assert after[name].key != before[name].key
+        assert after[name].warnings == () != before[name].warnings
+        (kept,) = (tmp_path / "old").glob(f"{name}-*.pem")
+        assert kept.read_bytes() == before[name].certificate
+    assert certs.show(tmp_path)[0][1][-1] == "fl.example.org"
+    certs.renew(tmp_path, ["all"], ["192.0.2.1"])
+    assert certs.show(tmp_path)[0][1][-1] == "192.0.2.1"
+    assert len(list((tmp_path / "old").iterdir())) == 5
+
+
+def test_an_expired_certificate_can_be_renewed(tmp_path):
+    aged(tmp_path, 1, ago=11, days=10)
+    certs.renew(tmp_path, ["silo-1"])
+    assert certs.read(tmp_path, "silo-1").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "hosts", "said"),
+    [
+        (["silo-3"], [], "{}: 'silo-3' is unknown; allowed: server, silo-1, silo-2, all; did you mean silo-"),
+        (["2"], [], "{}: '2' is unknown; allowed: server, silo-1, silo-2, all"),
+        (["ca"], [], "ca: the authority can be neither revoked nor renewed; use `labelskew certs new` with another"),
+        (["silo-1"], ["fl.example.org"], "--server: is for the server's certificate; name it, or leave --server away"),
+        (["server"], ["a b"], "--server: 'a b' is neither a host's name nor an IP address"),
+    ],
+)
+def test_what_is_wrong_with_renewing_is_said(made, names, hosts, said):
+    assert message(lambda: certs.renew(made, names, hosts)).startswith(said.format(made))
+
+
+def test_an_added_certificate_lasts_no_longer_than_its_authority(folder):
+    certs.new(folder, 3, days=20_000, add=True)
+    until = {row[1].split()[0]: row[2] for row in certs.show(folder)[0]}
+    assert until["silo-3"] == until["labelskew"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "arguments", "said"),
+    [
+        (lambda f: (f / "ca.key").unlink(), {}, "ca.key: is not there; use the machine on which"),
+        (lambda f: (f / "ca.key").write_text("no key"), {}, "ca.key: is no private key as"),
+        (lambda f: (f / "ca.key").write_bytes((f / "server.key").read_bytes()), {}, "ca.key: is not the key of"),
+        (lambda f: (f / "ca.pem").unlink(), {}, "ca.pem: is not there; use --add where"),
+        (
+            lambda f: None,
+            {"hosts": ["fl.example.org"]},
+            "--server: {}/server.pem exists already; use `labelskew certs renew server`",
+        ),
+        (lambda f: None, {"hosts": ["a b"]}, "--server: 'a b' is neither a host's name nor an IP address"),
+    ],
+)
+def test_what_is_wrong_with_adding_is_said(folder, spoil, arguments, said):
+    spoil(folder)
+    assert said.format(folder) in message(lambda: certs.new(folder, 3, add=True, **arguments))
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(LabelSkewError, match="cannot be written: Not a directory"):
+        certs.new(tmp_path / "file" / "certs", 1)
+
+
+# Reading
+
+
+def test_the_files_of_one_process_are_read(made):
+    files = certs.read(made, "silo-2")
+    assert files.name == "silo-2"
+    assert (files.ca, files.certificate, files.key) == tuple(
+        (made / name).read_bytes() for name in ("ca.pem", "silo-2.pem", "silo-2.key")
+    )
+    assert files.warnings == ()
+
+
+def test_no_representation_shows_the_key(made):
+    assert "PRIVATE" not in repr(certs.read(made, "server"))
+
+
+def copy(folder, source, target):
+    (folder / target).write_bytes((folder / source).read_bytes())
+
+
+def of_another_authority(folder):
+    certs.new(folder / "other", 1)
+    (folder / "ca.pem").write_bytes((folder / "other" / "ca.pem").read_bytes())
+
+
+CERTIFICATE = (x509.load_pem_x509_certificate, b"CERTIFICATE")
+CRL = (x509.load_pem_x509_crl, b"X509 CRL")
+MUTATIONS = {
+    "version 6": (b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x05"),
+    "extension twice": (b"\x55\x1d\x0e", b"\x55\x1d\x13"),
+    "curve": (b"\x2a\x86\x48\xce\x3d\x03\x01\x07", b"\x2a\x86\x48\xce\x3d\x03\x01\x77"),
+}
+
+
+def mutate(path, old, new, kind=CERTIFICATE):
+    """Change bytes of a file's DER."""
+    load, label = kind
+    der = load(path.read_bytes()).public_bytes(serialization.Encoding.DER)
+    assert old in der
+    text = base64.encodebytes(der.replace(old, new))
+    path.write_bytes(b"-----BEGIN %b-----\n%b-----END %b-----\n" % (label, text, label))
+
+
+@pytest.mark.parametrize("name", ["ca", "silo-1"])
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_certificate_that_is_damaged_inside(folder, name, mutation):
+    mutate(folder / f"{name}.pem", *MUTATIONS[mutation])
+    line = f"{folder}/{name}.pem: is no PEM certificate as `labelskew certs new` makes it"
+    assert message(lambda: certs.show(folder)) == line
+    assert message(lambda: certs.read(folder, "silo-1")) == line
+
+
+def test_revocation_list_of_an_odd_version(folder):
+    certs.revoke(folder, ["silo-2"])
+    mutate(folder / "revoked.crl", b"\x02\x01\x01\x30\x0a", b"\x02\x01\x05\x30\x0a", CRL)
+    assert message(lambda: certs.show(folder)).startswith(f"{folder}/revoked.crl: is no list of revoked certificates")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda f: (f / "ca.pem").unlink(), "ca.pem: is not there; use `labelskew certs new` to make it"),
+        (lambda f: (f / "silo-1.pem").unlink(), "silo-1.pem: is not there"),
+        (lambda f: (f / "silo-1.key").unlink(), "silo-1.key: is not there"),
+        (lambda f: ((f / "silo-1.pem").unlink(), (f / "silo-1.pem").mkdir()), "silo-1.pem: cannot be read: Is a dir"),
+        (lambda f: (f / "silo-1.pem").write_text("hello"), "silo-1.pem: is no PEM certificate"),
+        (lambda f: (f / "silo-1.key").write_text("hello"), "silo-1.key: is no private key"),
+        (lambda f: copy(f, "silo-2.key", "silo-1.key"), "silo-1.key: is not the key of silo-1.pem; use the two"),
+        (
+            lambda f: (copy(f, "silo-2.key", "silo-1.key"), copy(f, "silo-2.pem", "silo-1.pem")),
+            "silo-1.pem: is the certificate of silo-2, not of silo-1",
+        ),
+        (of_another_authority, "silo-1.pem: is not by the authority of"),
+    ],
+)
+def test_what_is_wrong_with_files_is_said(folder, spoil, said):
+    spoil(folder)
+    assert message(lambda: certs.read(folder, "silo-1")).startswith(f"{folder}/{said}")
+
+
+def test_an_expired_certificate_is_refused(tmp_path):
+    aged(tmp_path, 1, ago=11, days=10)
+    with pytest.raises(LabelSkewError, match=r"silo-1\.pem: expired on 20\d\d-\d\d-\d\d; use `labelskew certs renew`"):
+        certs.read(tmp_path, "silo-1")
+    assert [warning.split("/")[-1][:18] for warning in certs.show(tmp_path)[2]] == [
+        "server.pem: expire",
+        "silo-1.pem: expire",
+    ]
+
+
+def test_a_certificate_of_tomorrow_is_refused(tmp_path):
+    aged(tmp_path, 1, ago=-1)
+    with pytest.raises(LabelSkewError, match=r"ca\.pem: holds from .* UTC only; is this machine's clock right\?"):
+        certs.read(tmp_path, "silo-1")
+
+
+def test_a_certificate_that_ends_soon_and_an_open_key_are_warned_of(tmp_path):
+    certs.new(tmp_path, 1, days=29)
+    (tmp_path / "silo-1.key").chmod(0o640)
+    for warnings in (certs.read(tmp_path, "silo-1").warnings, certs.show(tmp_path)[2][1:]):
+        soon, opened = warnings
+        assert soon.startswith(f"{tmp_path}/silo-1.pem: expires on ")
+        assert opened == f"{tmp_path}/silo-1.key: can be read by others; use chmod 600"

@@ -1,0 +1,183 @@
+"""Encrypted keys, and the ways of a passphrase to them."""
+
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from error_messages import message
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.runtimes.silo import certs, keys
+from fl_labelskew_plugins.runtimes.silo.keys import Passphrase
+
+WORD = "correct horse, größer"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder of encrypted keys; not to be changed."""
+    folder = tmp_path_factory.mktemp("keys") / "certs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(keys.VARIABLE, WORD)
+        certs.new(folder, 1, encrypt=True)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch):
+    """No variable, no terminal."""
+    monkeypatch.delenv(keys.VARIABLE, raising=False)
+    monkeypatch.setattr(keys, "_terminal", lambda: False)
+
+
+@pytest.fixture
+def word(monkeypatch):
+    """Sets the variable to a passphrase."""
+    return lambda word=WORD: monkeypatch.setenv(keys.VARIABLE, word)
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """A terminal at which these words are typed; what it asked for."""
+    questions = []
+
+    def type_(*words):
+        left = iter(words)
+
+        def getpass(question):
+            questions.append(question)
+            if (word := next(left, None)) is None:
+                raise EOFError
+            return word
+
+        monkeypatch.setattr(keys, "_terminal", lambda: True)
+        monkeypatch.setattr(keys.getpass, "getpass", getpass)
+        return questions
+
+    return type_
+
+
+def test_every_key_is_encrypted_and_read_back_plain(made, word):
+    word()
+    for path in made.glob("*.key"):
+        content = path.read_bytes()
+        assert content.startswith(b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
+        assert path.stat().st_mode & 0o777 == 0o600
+        private = serialization.load_pem_private_key(content, WORD.encode())  # by nothing of ours
+        plain = private.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        if path.stem != "ca":
+            assert certs.read(made, path.stem).key == plain
+
+
+def test_a_key_that_somebody_else_encrypted_is_read_too(tmp_path, word):
+    certs.new(tmp_path, 1)
+    path = tmp_path / "silo-1.key"
+    key = serialization.load_pem_private_key(path.read_bytes(), None)
+    hidden = serialization.BestAvailableEncryption(WORD.encode())
+    path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, hidden)
+    )
+    word()
+    assert certs.read(tmp_path, "silo-1").key == keys.pem(key)
+    word("wrong")
+    with pytest.raises(LabelSkewError, match=rf"silo-1\.key: does not open with the passphrase of {keys.VARIABLE}"):
+        certs.read(tmp_path, "silo-1")
+
+
+def test_a_plain_key_asks_for_nothing(tmp_path, typed):
+    questions = typed()
+    certs.new(tmp_path, 1)
+    certs.read(tmp_path, "silo-1")
+    assert questions == []
+
+
+def test_the_variable_goes_before_the_terminal(made, typed, word):
+    questions = typed(WORD)
+    certs.read(made, "server")
+    assert questions == [f"passphrase of {made}/server.key: "]
+    word()
+    certs.read(made, "server")
+    assert len(questions) == 1
+
+
+def test_one_passphrase_is_asked_for_once_and_goes_on_to_processes_of_ours(made, typed):
+    questions = typed(WORD)
+    passphrase = Passphrase()
+    assert passphrase.environment() == {}
+    certs.read(made, "server", passphrase)
+    certs.read(made, "silo-1", passphrase)
+    assert len(questions) == 1
+    assert passphrase.environment() == {keys.VARIABLE: WORD}
+    assert WORD not in repr(passphrase)
+
+
+def test_a_new_passphrase_is_typed_twice(tmp_path, typed, word):
+    questions = typed("one", "two", WORD, WORD)
+    with pytest.raises(LabelSkewError, match="the two passphrases differ; nothing is written"):
+        certs.new(tmp_path / "certs", 1, encrypt=True)
+    assert not (tmp_path / "certs").exists()
+    certs.new(tmp_path / "certs", 1, encrypt=True)
+    assert questions == [f"new passphrase of {tmp_path}/certs/ca.key: ", "once more: "] * 2
+    word()
+    assert certs.read(tmp_path / "certs", "silo-1")
+
+
+def test_an_encrypted_authority_makes_encrypted_keys_alone_and_opens_for_everything(tmp_path, word, monkeypatch):
+    word()
+    certs.new(tmp_path, 1, encrypt=True)
+    for work in (
+        lambda: certs.new(tmp_path, 2, add=True),
+        lambda: certs.renew(tmp_path, ["silo-1"]),
+        lambda: certs.revoke(tmp_path, ["server"]),
+    ):
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+        word("wrong")
+        with pytest.raises(LabelSkewError, match=r"ca\.key: does not open with the passphrase of"):
+            work()
+        monkeypatch.delenv(keys.VARIABLE)
+        with pytest.raises(LabelSkewError, match=r"ca\.key: needs a passphrase, and there is no terminal"):
+            work()
+        assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+        word()
+        work()
+    assert all(keys.encrypted(path.read_bytes()) for path in tmp_path.glob("*.key"))
+
+
+def test_keys_of_a_plain_authority_can_be_encrypted(tmp_path, typed):
+    certs.new(tmp_path, 1)
+    questions = typed(WORD, WORD)
+    certs.renew(tmp_path, ["silo-1"], encrypt=True)
+    assert len(questions) == 2
+    assert [path.name for path in tmp_path.glob("*.key") if keys.encrypted(path.read_bytes())] == ["silo-1.key"]
+
+
+@pytest.mark.parametrize("wrong", ["", "a" * 1001])
+def test_what_is_no_passphrase_is_said(made, wrong, word):
+    word(wrong)
+    with pytest.raises(LabelSkewError, match=f"^{keys.VARIABLE}: is no passphrase; use 1 to 1000 bytes"):
+        certs.read(made, "server")
+
+
+def test_where_a_passphrase_is_missing_or_wrong_is_said(made, typed, word, monkeypatch):
+    def said():
+        text = message(lambda: certs.read(made, "server"))
+        assert "wrong" not in text
+        return text.removeprefix(f"{made}/server.key: ")
+
+    assert said() == f"needs a passphrase, and there is no terminal to ask for it; set {keys.VARIABLE}"
+    word("wrong")
+    assert said() == f"does not open with the passphrase of {keys.VARIABLE}, or it is damaged"
+    monkeypatch.delenv(keys.VARIABLE)
+    typed("wrong")
+    assert said() == "does not open with the passphrase of the terminal, or it is damaged"
+    assert said() == "no passphrase was typed"
+
+
+def test_a_file_that_others_can_read_is_warned_of(tmp_path):
+    path = Path(tmp_path / "secret")
+    path.touch()
+    for mode, warnings in ((0o600, []), (0o400, []), (0o640, [f"{path}: can be read by others; use chmod 600"])):
+        path.chmod(mode)
+        assert list(keys.readable_by_others(path)) == warnings

@@ -1,0 +1,252 @@
+"""The list of revoked certificates: made with our code, judged by OpenSSL, read back, and what is not to be trusted."""
+
+import base64
+import subprocess
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from error_messages import message
+
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runtimes.silo import certs, keys
+from fl_labelskew_plugins.runtimes.silo.certs import Revocations, revoke
+from fl_labelskew_plugins.runtimes.silo.keys import REVOKED
+
+
+@pytest.fixture
+def folder(tmp_path):
+    certs.new(tmp_path / "certs", 3)
+    return tmp_path / "certs"
+
+
+@pytest.fixture
+def watch(folder):
+    """A list at work beside the server's certificate; what it says, and what it warns of."""
+
+    def watch(name="server", **options):
+        said, warned = [], []
+        made = Revocations(folder, certs.read(folder, name), say=said.append, warn=warned.append, **options)
+        return made, said, warned
+
+    return watch
+
+
+def barred(revocations, folder, *names):
+    return [name for name in names if revocations.barred((folder / f"{name}.pem").read_bytes())]
+
+
+def crl(folder, number, *, signer=None):
+    """A list without a certificate, of this number."""
+    authority, key = certs.load_authority(signer or folder, keys.Passphrase())
+    return certs._signed(certs.Listed(number), authority, key)
+
+
+ALL = ("server", "silo-1", "silo-2", "silo-3")
+
+
+def test_openssl_takes_the_list_and_refuses_who_is_on_it(folder):
+    revoke(folder, ["silo-2"])
+
+    def verify(name):
+        return subprocess.run(
+            ["openssl", "verify", "-crl_check", "-CAfile", folder / "ca.pem", "-CRLfile", folder / REVOKED,
+             folder / f"{name}.pem"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    assert verify("silo-1").returncode == 0
+    refused = verify("silo-2")
+    assert refused.returncode != 0
+    assert "certificate revoked" in refused.stderr + refused.stdout
+
+
+def test_lists_grow_in_number_and_in_certificates(folder, watch):
+    assert certs.show(folder)[1] == certs.Listed()
+    listed, new = revoke(folder, ["silo-2"])
+    assert (listed.number, new, len(listed.entries)) == (1, 1, 1)
+    (first,) = listed.entries.values()
+    assert abs(datetime.now(timezone.utc) - first) < timedelta(minutes=1)
+    assert revoke(folder, ["silo-2"]) == (listed, 0)
+    listed, new = revoke(folder, ["silo-2", "server", "silo-3"])
+    assert (listed.number, new, len(listed.entries)) == (2, 2, 3)
+    assert certs.show(folder)[1] == listed
+    made, *_ = watch("silo-1")
+    assert barred(made, folder, *ALL) == ["server", "silo-2", "silo-3"]
+    line = made.barred((folder / "silo-2.pem").read_bytes())
+    fingerprint = next(row[4] for row in certs.show(folder)[0] if row[1] == "silo-2")
+    assert line == f"its certificate {fingerprint} was revoked on {first:%Y-%m-%d %H:%M} UTC"
+
+
+def test_all_that_a_silo_ever_had_is_revoked(folder, watch):
+    old = (folder / "silo-2.pem").read_bytes()
+    certs.renew(folder, ["silo-2"])
+    made, *_ = watch()
+    assert revoke(folder, ["silo-2"])[1] == 2
+    assert made.barred(old)
+    assert barred(made, folder, *ALL) == ["silo-2"]
+    certs.renew(folder, ["silo-2"])  # and so it may come back
+    assert barred(made, folder, *ALL) == []
+
+
+def test_a_list_is_read_when_it_comes_and_when_it_changes(folder, watch):
+    made, said, warned = watch()
+    assert barred(made, folder, *ALL) == []
+    revoke(folder, ["silo-1"])
+    assert barred(made, folder, *ALL) == ["silo-1"]
+    revoke(folder, ["silo-3"])
+    assert barred(made, folder, *ALL) == ["silo-1", "silo-3"]
+    assert said == [
+        "list 1 (1 revoked certificate) counts from now on",
+        "list 2 (2 revoked certificates) counts from now on",
+    ]
+    assert warned == []
+
+
+def damaged(folder):
+    (folder / REVOKED).write_bytes((folder / REVOKED).read_bytes()[:200])
+
+
+def changed(folder):
+    """Another silo is on it."""
+    der = bytearray(x509.load_pem_x509_crl((folder / REVOKED).read_bytes()).public_bytes(Encoding.DER))
+    serial = certs.load_certificate(folder / "silo-1.pem").serial_number
+    at = der.index(serial.to_bytes((serial.bit_length() + 7) // 8, "big"))
+    der[at + 3] ^= 1
+    (folder / REVOKED).write_bytes(
+        b"-----BEGIN X509 CRL-----\n" + base64.encodebytes(bytes(der)) + b"-----END X509 CRL-----\n"
+    )
+
+
+def of_another(folder):
+    if not (folder / "other").exists():
+        certs.new(folder / "other", 1)
+    (folder / REVOKED).write_bytes(crl(folder, 9, signer=folder / "other"))
+
+
+def of_an_impostor(folder):
+    """Another authority's, with this one's name."""
+    authority, _ = certs.load_authority(folder, keys.Passphrase())
+    certs.new(folder / "impostor", 1)
+    _, key = certs.load_authority(folder / "impostor", keys.Passphrase())
+    (folder / REVOKED).write_bytes(certs._signed(certs.Listed(9), authority, key))
+
+
+BAD = [
+    (
+        lambda folder: (folder / REVOKED).write_bytes(b""),
+        "is no list of revoked certificates, or a damaged one; copy it",
+    ),
+    (lambda folder: (folder / REVOKED).write_bytes((folder / "ca.pem").read_bytes()), "is no list of revoked certific"),
+    (damaged, "is no list of revoked certificates, or a damaged one; copy it again from where the certificates were"),
+    (changed, "is not signed by the authority of ca.pem, or was changed; copy it again from where"),
+    (of_another, "is not signed by the authority of ca.pem, or was changed"),
+    (of_an_impostor, "is not signed by the authority of ca.pem, or was changed"),
+    (lambda folder: ((folder / REVOKED).unlink(), (folder / REVOKED).mkdir()), "cannot be read: Is a directory"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "said"), BAD)
+def test_a_list_that_cannot_be_trusted_begins_nothing_and_the_last_good_one_counts(folder, watch, spoil, said):
+    revoke(folder, ["silo-1"])
+    good = (folder / REVOKED).read_bytes()
+    made, _, warned = watch()
+    spoil(folder)
+    assert barred(made, folder, *ALL) == ["silo-1"]
+    assert barred(made, folder, *ALL) == ["silo-1"]
+    (line,) = warned
+    assert line.startswith(f"{folder / REVOKED}: {said}")
+    assert line.endswith("; the last good one, list 1 (1 revoked certificate), still counts")
+    for begin in (watch, lambda: certs.show(folder), lambda: revoke(folder, ["silo-2"])):  # nor is it written anew
+        assert message(begin).startswith(f"{folder / REVOKED}: {said}")
+    if (folder / REVOKED).is_dir():
+        (folder / REVOKED).rmdir()
+    (folder / REVOKED).write_bytes(good)
+    revoke(folder, ["silo-2"])
+    assert barred(made, folder, *ALL) == ["silo-1", "silo-2"]
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder, older: (folder / REVOKED).write_bytes(older), "list 1 is not newer than list 2"),
+        (lambda folder, older: (folder / REVOKED).unlink(), "is not there any more, after list 2"),
+        (lambda folder, older: (folder / REVOKED).write_bytes(crl(folder, 2)), "list 2 is not newer than list 2"),
+    ],
+)
+def test_no_older_list_takes_the_place_of_a_newer_one(folder, watch, tmp_path, spoil, said):
+    kept = tmp_path / "run" / REVOKED
+    revoke(folder, ["silo-1"])
+    older = (folder / REVOKED).read_bytes()
+    made, _, warned = watch(kept=kept)
+    made.keep()  # with nowhere to keep it
+    kept.parent.mkdir()
+    revoke(folder, ["silo-2"])
+    assert barred(made, folder, *ALL) == ["silo-1", "silo-2"]
+    spoil(folder, older)
+    assert barred(made, folder, *ALL) == ["silo-1", "silo-2"]
+    assert len(warned) == 1
+    said = f"{folder / REVOKED}: {said}, which was seen here; copy the newest one"
+    assert warned[0].startswith(said)
+    # nor after a restart
+    assert message(lambda: watch(kept=kept)) == said
+    (folder / REVOKED).write_bytes(kept.read_bytes())
+    assert barred(watch(kept=kept)[0], folder, *ALL) == ["silo-1", "silo-2"]
+    RunFolder(kept.parent).check_new()  # for a run that has not begun
+
+
+def test_what_was_seen_of_another_authority_is_none_of_this_ones(folder, watch, tmp_path):
+    kept = tmp_path / "kept.crl"
+    certs.new(tmp_path / "other", 1)
+    kept.write_bytes(crl(folder, 9, signer=tmp_path / "other"))
+    revoke(folder, ["silo-1"])
+    made, *_ = watch(kept=kept)
+    made.keep()
+    assert kept.read_bytes() == (folder / REVOKED).read_bytes()
+
+
+def test_a_list_of_nobody_bars_nobody(folder, watch):
+    (folder / REVOKED).write_bytes(crl(folder, 1))
+    made, *_ = watch()
+    assert made.look().number == 1
+    assert barred(made, folder, *ALL) == []
+
+
+def test_a_process_does_not_begin_with_a_revoked_certificate_and_is_warned_of_it_later(folder, watch):
+    made, _, warned = watch("silo-1")
+    listed, _ = revoke(folder, ["silo-1"])
+    made.look()
+    (entry,) = map(listed.entry, listed.entries)
+    line = f"{folder}/silo-1.pem: was {entry}; use `labelskew certs renew silo-1` where it was made, and copy what it"
+    assert [text[: len(line)] for text in warned] == [line]
+    assert message(lambda: watch("silo-1")).startswith(line)
+    certs.renew(folder, ["silo-1"])
+    watch("silo-1")
+
+
+@pytest.mark.parametrize(
+    ("names", "spoil", "said"),
+    [
+        (
+            ["silo-4"],
+            lambda f: None,
+            "{}: 'silo-4' is unknown; allowed: server, silo-1, silo-2, silo-3, all; did you mean",
+        ),
+        (["ca"], lambda f: None, "ca: the authority can be neither revoked nor renewed; use `labelskew certs new`"),
+        (["silo-1"], lambda f: (f / "ca.key").unlink(), "{}/ca.key: is not there; use the machine on which"),
+        (["silo-1"], lambda f: (f / "ca.key").write_text("x"), "{}/ca.key: is no private key as"),
+        (["silo-1"], lambda f: (f / "ca.pem").unlink(), "{}/ca.pem: is not there"),
+        (["silo-1"], lambda f: (f / "silo-1.pem").write_text("x"), "{}/silo-1.pem: is no PEM certificate"),
+    ],
+)
+def test_what_is_wrong_with_revoking_is_said(folder, names, spoil, said):
+    spoil(folder)
+    assert message(lambda: revoke(folder, names)).startswith(said.format(folder))
+    assert not (folder / REVOKED).exists()
+
+
+def test_a_folder_that_cannot_be_written_is_said(folder, monkeypatch):
+    monkeypatch.setattr(keys, "write", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert message(lambda: revoke(folder, ["silo-1"])) == f"{folder}: cannot be written: No space left on device"

@@ -1,0 +1,69 @@
+"""Numbers and names in words, and where a run says them; the words of the source."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from recipe_texts import text_with
+
+from fl_labelskew_plugins.front import start
+from fl_labelskew_plugins.machine import text as words
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runs.folder import RunFolder, summary
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [([1], "1 class"), ([2, 2], "2 classes"), ([3, 1], "1 to 3 classes"), ([0, 1], "0 to 1 classes")],
+)
+def test_a_range_of_one_number_is_that_number(numbers, says):
+    assert words.ranged(numbers, "class", "classes") == says
+
+
+def test_names_are_cut_and_clean():
+    assert words.few([]) == ""
+    assert words.few(["a\x1b[31m\n", "b" * 100]) == f"a?[31m?, {'b' * 37}..."
+    assert words.few([str(n) for n in range(1000)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, ... 999"
+
+
+def test_somebody_elses_words_are_fit_for_a_line():
+    assert words.clean("ä b", 3) == "ä b"
+    assert words.clean("two\nlines\u2028\u202e\x9b") == "two?lines???"
+    assert words.clean("x" * 300_000) == "x" * 197 + "..."
+    assert words.clean({"a": None}) == "{'a': None}"
+
+
+def described(*overrides):
+    recipe = parse.parse(text_with(train_args={"client_num_in_total": 5}), overrides=overrides)
+    return start.describe(session.build(recipe)).splitlines()[1]
+
+
+def test_the_opening_lines_count_as_people_do():
+    assert described().startswith("data: digits, 1438 training samples of 10 classes, 5 clients of ")
+    assert described().endswith(" samples and 2 classes (pcdd)")
+    one = described("partition_args.partition_method=iid", "train_args.client_num_in_total=1")
+    assert one == "data: digits, 1438 training samples of 10 classes, 1 client of 1438 samples and 10 classes (iid)"
+
+
+def test_classes_are_named_and_those_that_nobody_holds_are_not_counted():
+    import torch
+
+    names = ["ant", "bee", "cat"]
+    assert session.of_classes(names, None, 0) == "3 classes (ant, bee, cat)"
+    held = torch.tensor([[4, 0, 0], [0, 0, 2]])
+    assert session.of_classes(names, held, 6) == "6 training samples of 2 of 3 classes (ant, cat)"
+    assert session.of_classes(["0", "1"], held[:1, :2], 1) == "1 training sample of 1 of 2 classes"
+
+
+@pytest.mark.parametrize(("tests", "says"), [(1, "accuracy, last test "), (3, "accuracy, last 3 tests ")])
+def test_the_final_table_counts_its_tests(tmp_path, tests, says):
+    folder = RunFolder(tmp_path)
+    line = {"round": 0, "accuracy": 0.5, "balanced_accuracy": 0.5, "bytes_up": 1, "bytes_down": 1}
+    result = summary([line | {"round": r} for r in range(tests)], 5)
+    folder.write_json("summary.json", result | {"seconds": 1.0})
+    assert f"\n  {says}" in start.table(
+        SimpleNamespace(folder=folder, session=SimpleNamespace(own_models="local models"))
+    )
