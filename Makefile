@@ -35,7 +35,7 @@ SYSTEM = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/sy
 test: test-fast  ## all tests, first the unit tests
 	$(SYSTEM)
 
-test-fast: setup  ## the unit tests: no processes, no network, no long training; FASTTIME
+test-fast: setup  ## the unit tests: no processes, no network, no long training; one minute on two cores
 	$(PYTEST) -n 2 --dist worksteal tests/unit
 
 coverage: setup  ## all tests, and which lines they run: half as long again
