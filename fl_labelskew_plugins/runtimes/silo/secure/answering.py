@@ -77,16 +77,18 @@ class SiloSums:
         if step != self._answered:
             try:
                 tensors = self._tensors(run, message)
-            except Exception as caught:
-                if isinstance(caught, LabelSkewError) and not isinstance(caught, SecureError):
-                    raise
-                error = caught if isinstance(caught, SecureError) else senseless(round, "the server", caught)
+            except SecureError as error:
                 self._audit.note("sum", **about(run, round, number), why=str(error))
                 if not isinstance(error, SitsOutError):
-                    raise error from None
+                    raise
                 self._round = None
                 self._warn(str(error))
                 self._answer = {"meta": {"attempt": number, "reason": without_paths(error.public)}}
+            except LabelSkewError:
+                raise
+            except Exception as error:
+                self._warn(str(senseless(round, "the server", error)))  # which may show values of this silo
+                raise SecureError(f"{where(round)}: a message of the server makes no sense here") from None
             else:
                 if tensors is None:
                     return

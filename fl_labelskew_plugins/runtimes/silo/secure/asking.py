@@ -64,7 +64,7 @@ class ServerSums:
         self._numbers: dict[int, int] = {}
         self._faults: Counter[int] = Counter()
         self._lost: set[int] = set()
-        self._deadline = 0.0
+        self._seconds = 0.0
         self._attempt = Attempt("", OPENING, 0, 32, 0, Sizes(LEAST_SUMMED, LEAST_SUMMED, LEAST_SUMMED))
         self._kind = Kind.KEYS
         self._said: Callable[[int], Said] = lambda rank: ({}, {})
@@ -118,8 +118,9 @@ class ServerSums:
             run, round, number, ring.bits, ring.size, self._sizes(round), question, ring.wide
         )
         self._limits[Kind.MASKED] = streams.LIMIT + 4 * ring.size
-        facts, server, now = about(run, round, number), ServerRound(attempt, self._authority), self._members.clock.now
-        self._lost, self._deadline = set(), (now + self._members.deadline()) / 2  # the rest is for further attempts
+        facts, server, members = about(run, round, number), ServerRound(attempt, self._authority), self._members
+        self._lost = set()
+        self._seconds = (members.deadline() - members.clock.now) / 2  # the rest is for other attempts
         try:
             there, lost, total = self._steps(server, clients)
         except SecureError as error:
@@ -195,12 +196,13 @@ class ServerSums:
         """
         self._kind, self._said, self._taken = kind, said, taken
         members, answers = self._members, dict[int, bool]()
+        clients = [client for client in clients if client not in self._lost]
         members.away -= members.present.intersection(clients)
-        now, least = members.clock.now, min(LEAST_S, members.comm.round_deadline_s / 10)
-        share = SHARES[kind] / sum(SHARES[later] for later in wire.STEPS if later >= kind)
+        share = SHARES[kind] / sum(SHARES.values())
         if self._attempt.round == OPENING and kind is Kind.KEYS:
             share = 0.5  # silos build their networks before they answer
-        deadline = now + max(share * (self._deadline - now), least)
+        least = min(LEAST_S, members.comm.round_deadline_s / 10)
+        deadline = members.clock.now + max(share * self._seconds, least)
         self._poll = Poll(members, clients, wire.STEPS[kind], answers, least=0, deadline=deadline)
         for client in clients:
             self._ask(client)
@@ -212,13 +214,12 @@ class ServerSums:
 
     def came(self, client: int, *, same_process: bool) -> None:
         """A silo has come back: asked again, or left out of the attempt where its process, and so its keys, are new."""
-        if self._poll.awaits(client):
-            if same_process:
-                self._ask(client)
-            else:
-                self._poll.settled.add(client)
-                self._fault(client)
-                self._members.warn(f"{self._attempt.where}: silo {client + 1} has lost its keys by a restart")
+        if not same_process and client in self._poll.clients and client not in self._lost:
+            self._poll.settled.add(client)
+            self._fault(client)
+            self._members.warn(f"{self._attempt.where}: silo {client + 1} has lost its keys by a restart")
+        elif self._poll.awaits(client):
+            self._ask(client)
 
     def take(self, message: Message) -> None:
         """A silo's answer."""
