@@ -13,7 +13,7 @@ from fl_labelskew_plugins.cli.options import HOST, PATH, SET
 from fl_labelskew_plugins.machine.text import few
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.recipe.tables import Table
+    from fl_labelskew_plugins.recipe.tables import RecipeTable
 
 
 @click.command("validate")
@@ -43,7 +43,7 @@ def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...], host: 
         raise MistakesError(wrong)
 
 
-def rows(table: Table, overrides: tuple[str, ...], host: str | None) -> int:
+def rows(table: RecipeTable, overrides: tuple[str, ...], host: str | None) -> int:
     """Check every recipe of a table; returns how many there are.
 
     Raises:

@@ -19,7 +19,7 @@ from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.isolation import Baseline, Unchanged
 from fl_labelskew_plugins.engine.samples import Samples, Streamed
 from fl_labelskew_plugins.ops import full
-from fl_labelskew_plugins.optimizers.fedavg import FedAvg
+from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.tensors import Weights, evict
 
 TEST_BATCH = {"cpu": 128, "cuda": 1024}
@@ -72,7 +72,7 @@ class LocalResult:
     noise_seed: int | None = field(default=None, repr=False)
 
 
-class Observer(Protocol):
+class TrainingObserver(Protocol):
     """Watches local training as far as it is uploaded; it changes nothing of it and draws from no generator."""
 
     def before(self, view: ClientView) -> None:
@@ -108,7 +108,7 @@ class LocalTrainer:
     test: Samples | Streamed
     test_indices: Mapping[int, Tensor]
     secret: int | None = None
-    optimizer: Optimizer = field(default_factory=FedAvg)
+    optimizer: Optimizer = field(default_factory=FedAvgOptimizer)
     fresh: Callable[[], Weights] | None = None
     names: Mapping[int, str] = field(default_factory=dict)
     sends: bool = True

@@ -28,7 +28,7 @@ from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, Sums, arrived
 from fl_labelskew_plugins.ops import added
-from fl_labelskew_plugins.optimizers.fedavg import FedAvg
+from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
 Hooks = Callable[["Server", int, list[tuple[int, Weights]]], Weights]
@@ -63,7 +63,7 @@ class Server:
         name: Callable[[int], str] = "client {}".format,
     ) -> None:
         self.method, self.federation = method, federation
-        self.optimizer = FedAvg() if optimizer is None else optimizer
+        self.optimizer = FedAvgOptimizer() if optimizer is None else optimizer
         self.parameters = [name for name, p in model.named_parameters() if p.requires_grad]
         self.weights = weights
         self.shared: Mapping[str, Tensor] = {}

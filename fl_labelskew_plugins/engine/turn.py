@@ -19,7 +19,7 @@ from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.checked import backward, hook_name
 from fl_labelskew_plugins.engine.aggregate import ALL, check_form, check_terms
 from fl_labelskew_plugins.engine.isolation import BETWEEN
-from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer, Observer, learning_rate, load, snapshot
+from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer, TrainingObserver, learning_rate, load, snapshot
 from fl_labelskew_plugins.engine.samples import Samples, Streamed
 from fl_labelskew_plugins.engine.sgd import SGD
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
@@ -77,7 +77,9 @@ class Turn:
             sends=trainer.sends,
         )
 
-    def fit(self, weights: Weights, *, personalised: bool = False, observer: Observer | None = None) -> LocalResult:
+    def fit(
+        self, weights: Weights, *, personalised: bool = False, observer: TrainingObserver | None = None
+    ) -> LocalResult:
         """Local training from ``weights``, then what the server gets.
 
         ``personalised``: also test the final weights on the client's own test split.
@@ -216,7 +218,9 @@ class Turn:
         )
         check_form(state, weights, f"{hook_name(self.method, *hooks)} left a network", use)
 
-    def _train(self, work: LocalWork, weights: Weights, observer: Observer | None) -> tuple[Weights, dict[str, float]]:
+    def _train(
+        self, work: LocalWork, weights: Weights, observer: TrainingObserver | None
+    ) -> tuple[Weights, dict[str, float]]:
         trainer, model, method, view = self.trainer, self.model, self.method, self.view
         settings = trainer.settings
         private = list(method.private_parameters(view))
@@ -339,7 +343,7 @@ def fit(
     weights: Weights,
     *,
     personalised: bool = False,
-    observer: Observer | None = None,
+    observer: TrainingObserver | None = None,
     **turn: Any,
 ) -> LocalResult:
     """A client's whole turn in a round, see :class:`Turn` for ``turn`` and :meth:`Turn.fit` for the rest."""

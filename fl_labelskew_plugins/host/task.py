@@ -18,7 +18,7 @@ from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer
 from fl_labelskew_plugins.engine.samples import Samples
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.models.module import Headed, ModuleNetwork
-from fl_labelskew_plugins.optimizers.fedavg import FedAvg
+from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.recipe import plugins
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, keys_of
 from fl_labelskew_plugins.recipe.plugins import from_objects
@@ -110,7 +110,7 @@ class Task:
             names=_names(network),
             dataset=dataset,
             counts=known,
-            shapes=announced(plugin, FedAvg(), federation, network.state_dict(), trained),
+            shapes=announced(plugin, FedAvgOptimizer(), federation, network.state_dict(), trained),
             plain=plugin.aggregation == "samples" and plugin.logits_only() and not plugin.uses("opening"),
             simulated=simulated,
             frequency=max(1, int(getattr(args, "frequency_of_the_test", 1))),

@@ -13,7 +13,7 @@ from fl_labelskew_registry.contracts import Optimizer
 from fl_labelskew_plugins import params
 
 
-class FedAvg(Optimizer):
+class FedAvgOptimizer(Optimizer):
     """Local SGD and the mean of the uploads."""
 
     Params = params.Params

@@ -13,7 +13,7 @@ from fl_labelskew_registry import MistakesError
 from fl_labelskew_plugins.machine import log
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.recipe.tables import Table
+    from fl_labelskew_plugins.recipe.tables import RecipeTable
 
 COPY = "labelskew recipes cp {}"
 SCHEMA = "recipe.schema.json"
@@ -44,7 +44,7 @@ def papers() -> dict[str, Path]:
 
 
 @cache
-def table(paper: str) -> Table:
+def table(paper: str) -> RecipeTable:
     """A paper's table, read once."""
     from fl_labelskew_plugins.recipe import tables
 

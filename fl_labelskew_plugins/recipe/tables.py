@@ -115,7 +115,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class RecipeTable:
     """A table that was read from ``path``; ``cells``: name of a recipe to where it stands."""
 
     path: Path
@@ -163,7 +163,7 @@ def is_table(text: str) -> bool:
     return re.search(r"^tables *:", text, re.MULTILINE) is not None
 
 
-def read(path: Path) -> Table:
+def read(path: Path) -> RecipeTable:
     """The table in a file.
 
     Raises:
@@ -181,7 +181,7 @@ def read(path: Path) -> Table:
         cells = _cells(page, wrong)
     if page is None or wrong:
         raise MistakesError([clean(f"{path}: {line}", 4096) for line in wrong])
-    return Table(path, page, cells)
+    return RecipeTable(path, page, cells)
 
 
 def _cells(page: TablePage, wrong: list[str]) -> dict[str, Cell]:

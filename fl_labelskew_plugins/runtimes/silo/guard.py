@@ -27,7 +27,7 @@ class PolicyError(RunError):
     """What a server asked for, or a method was about to send, and a silo's policy does not allow."""
 
 
-class Account(BaseModel):
+class AnswersFile(BaseModel):
     """A file of answers: digests of the questions that were answered, by run and round."""
 
     runs: dict[str, dict[str, list[str]]]
@@ -117,7 +117,7 @@ class Guard:
     def _runs(self) -> dict[str, dict[str, list[str]]]:
         """Questions answered, by run and round; read each time, for another process may have written them."""
         try:
-            return Account.model_validate_json(read_bytes(self.account)).runs
+            return AnswersFile.model_validate_json(read_bytes(self.account)).runs
         except FileNotFoundError:
             return {}
         except (OSError, ValueError):

@@ -9,7 +9,7 @@ from fl_labelskew_registry import Contribution, Method, RunError
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.server import Server
-from fl_labelskew_plugins.optimizers.fedavg import FedAvg
+from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 
@@ -116,7 +116,7 @@ def test_contributions_reach_the_method_as_their_sum(individual):
     assert total.contributions == ([Contribution(2, sent[2]), Contribution(3, sent[3])] if individual else [])
 
 
-class Watches(FedAvg):
+class Watches(FedAvgOptimizer):
     """Keeps a round."""
 
     def step(self, round):

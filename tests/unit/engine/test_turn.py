@@ -15,7 +15,7 @@ from fl_labelskew_plugins.engine.local import TEST_BATCH, LocalSettings, LocalTr
 from fl_labelskew_plugins.engine.samples import ClientBatches, Samples, samples
 from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.methods.flda import FLDA
-from fl_labelskew_plugins.optimizers.fedavg import FedAvg
+from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.optimizers.mime import Mime
 from fl_labelskew_plugins.params import Params
 
@@ -313,7 +313,9 @@ class Keeps(Plain):
         self.views.append(weakref.ref(client))
 
 
-@pytest.mark.parametrize("optimizer", [FedAvg(), Mime(Mime.Params(server_momentum=0.0))], ids=["FedAvg", "Mime"])
+@pytest.mark.parametrize(
+    "optimizer", [FedAvgOptimizer(), Mime(Mime.Params(server_momentum=0.0))], ids=["FedAvg", "Mime"]
+)
 def test_nothing_of_a_turn_outlives_it(optimizer):
     """Without waiting for the garbage collector: a client's private tensors may be a whole network."""
     trainer = replace(make(method=Keeps()), optimizer=optimizer)
@@ -462,7 +464,7 @@ def test_mimes_first_step_follows_what_the_server_sent(sizes, norm, dropout, dev
 def test_a_loss_that_is_run_again_leaves_a_private_network_as_it_was(dropout):
     """Its running statistics are those of a loss that is run once a step; without a step, weights cannot differ."""
     kept = []
-    for optimizer in (FedAvg(), Mime(Mime.Params())):
+    for optimizer in (FedAvgOptimizer(), Mime(Mime.Params())):
         method = FLDA(FLDA.Params(private_start="general"))
         trainer = replace(make(norm=True, dropout=dropout, method=method, learning_rate=0.0), optimizer=optimizer)
         sent = {f"optimizer/{name}": torch.zeros_like(p) for name, p in trainer.model.named_parameters()}

@@ -8,7 +8,7 @@ from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.ops import sum_of_coefficients
-from fl_labelskew_plugins.optimizers.fedavg import FedAvg
+from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.optimizers.fednova import FedNova
 
 
@@ -58,7 +58,7 @@ def test_who_does_not_say_its_steps_is_refused(world):
 
 
 def test_with_equal_steps_it_is_fedavg(world):
-    ours, plain = world(FedNova()), world(FedAvg())
+    ours, plain = world(FedNova()), world(FedAvgOptimizer())
     for _ in range(5):
         assert ours.play() == pytest.approx(plain.play())
 
@@ -74,5 +74,5 @@ def test_steps_do_not_pull_harder(world):
             two.play()
         return two.at
 
-    assert fixed_point(FedAvg()) < 0.15
+    assert fixed_point(FedAvgOptimizer()) < 0.15
     assert fixed_point(FedNova()) == pytest.approx(0.5, abs=0.05)

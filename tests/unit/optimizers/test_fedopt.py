@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fl_labelskew_plugins.optimizers.fedavg import FedAvg
+from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.optimizers.fedopt import FedOpt
 
 
@@ -15,12 +15,12 @@ def changes(world, rounds):
     """What clients would have changed from where ``world`` stands, round by round."""
     for _ in range(rounds):
         before = world.at
-        plain = type(world)(FedAvg(), at=before)
+        plain = type(world)(FedAvgOptimizer(), at=before)
         yield before, plain.play() - before, world.play()
 
 
 def test_sgd_with_rate_one_is_fedavg(world):
-    ours, plain = world(make()), world(FedAvg())
+    ours, plain = world(make()), world(FedAvgOptimizer())
     for _ in range(3):
         assert ours.play() == pytest.approx(plain.play())
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fl_labelskew_plugins.optimizers.fedavg import FedAvg
+from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.optimizers.fedprox import FedProx
 
 
@@ -16,7 +16,7 @@ def test_two_steps_by_hand(world):
 
 
 def test_without_a_proximal_term_it_is_fedavg_bit_for_bit(world):
-    ours, plain = world(make(0.0)), world(FedAvg())
+    ours, plain = world(make(0.0)), world(FedAvgOptimizer())
     assert [ours.play() for _ in range(3)] == [plain.play() for _ in range(3)]
 
 

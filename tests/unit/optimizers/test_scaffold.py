@@ -2,7 +2,7 @@
 
 import pytest
 
-from fl_labelskew_plugins.optimizers.fedavg import FedAvg
+from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.optimizers.scaffold import SCAFFOLD
 
 
@@ -34,7 +34,7 @@ def test_who_stays_away_keeps_its_control_variate_and_c_moves_by_its_share(world
 
 def test_it_finds_the_minimum_of_the_sum_where_fedavg_does_not(world):
     """The sum's minimum is (0 + 3) / 4; FedAvg stops where the clients' changes cancel out."""
-    drift = world(FedAvg(), steps=(8, 2))
+    drift = world(FedAvgOptimizer(), steps=(8, 2))
     two = world(make(), steps=(8, 2))
     for _ in range(30):
         drift.play()
