@@ -478,8 +478,7 @@ class Bench:
         ]
         write_text(self.out / "curves.csv", comma_separated(("split", "method", "round", "accuracy"), points) + "\n")
         if importlib.util.find_spec("matplotlib") is not None:
-            with plots.forgiving(self.out / "curves.png"):
-                plots.compare(curves, self.out / "curves.png")
+            plots.of_run(self.out / "curves.png", lambda: plots.compare(curves, self.out / "curves.png"))
 
 
 def shown(value: object) -> str:

@@ -480,6 +480,11 @@ def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[
     return made, axes
 
 
+def wanted() -> bool:
+    """Whether runs draw their pictures."""
+    return os.environ.get(PICTURES) != "no"
+
+
 def of_run(path: Path, draw: Callable[[], None]) -> None:
     """Draw a picture of a run, unless the environment variable :data:`PICTURES` is ``no``.
 
@@ -488,7 +493,7 @@ def of_run(path: Path, draw: Callable[[], None]) -> None:
     Raises:
         OSError: the disk is full, as the run has to say.
     """
-    if os.environ.get(PICTURES) == "no":
+    if not wanted():
         return
     try:
         draw()

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
+from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.ledgers import audit
@@ -118,12 +119,14 @@ class RunFolder(RunReader):
                 file.unlink(missing_ok=True)
 
     def is_whole(self, rounds: int) -> bool:
-        """Whether all results of a run of so many rounds are there, and none of its pictures is missing."""
+        """Whether all results of a run of so many rounds are there, and none of the wanted pictures is missing."""
         try:
             if self.results.get("rounds") != rounds:
                 return False
         except LabelSkewError:
             return False
+        if not plots.wanted():
+            return (self.path / "model.safetensors").exists()
         results = [self.path / name for name in ("model.safetensors", "curves.png")]
         drawn = [*self.path.glob("partition.json"), *self.path.glob("confusion.csv"), *self.diagnostics.glob("*.jsonl")]
         drawn += self.diagnostics.glob("*.safetensors")

@@ -1,4 +1,4 @@
-"""What the ranks of test_transport.py do: ``mpirun -np 3 python mpi_scenes.py SCENE ...``; rank 0 tells."""
+"""What the ranks of test_transport.py do: ``mpirun -np 3 python mpi_messages.py SCENE ...``; rank 0 tells."""
 
 import pickle
 import sys

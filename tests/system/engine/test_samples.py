@@ -112,7 +112,7 @@ if sys.argv[2] == "forkserver":
     sys.modules["grpc"] = types.ModuleType("grpc")
 sys.path.append(sys.argv[1])
 import made_up_pictures, torch
-stream = reading.streamed(2)[0].stream([torch.arange(12)] * 50)
+stream = made_up_pictures.streamed(2)[0].stream([torch.arange(12)] * 50)
 next(stream), next(stream)  # both processes have begun
 try:
     with interrupting():

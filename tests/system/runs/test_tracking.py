@@ -57,7 +57,7 @@ def plain(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory):
+def shown(tmp_path_factory, pictures):
     """A run that is shown to all trackers, in a namespace without a network where that can be had; what it said."""
     folder = tmp_path_factory.mktemp("shown") / "runs" / "first"
     command = [sys.executable, "-c", LOOP, json.dumps(with_trackers(*ALL)), folder]

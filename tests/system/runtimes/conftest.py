@@ -19,7 +19,7 @@ def transports():
 @pytest.fixture
 def start(certificates, transports):
     """Makes servers, and by ``start.silo`` silos; ``tls``: a process's files, or True for its own certificate."""
-    from scenes import Peer
+    from federations import Peer
 
     from fl_labelskew_plugins.runtimes.silo import certs
     from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
