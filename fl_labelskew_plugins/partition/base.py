@@ -6,13 +6,22 @@ sample indices of each client, int64; disjoint, and together all samples.
 """
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from fl_labelskew_registry import LabelSkewError, Partitioner, mistake
 from numpy.typing import NDArray
+from pydantic import Field
 
 Indices = NDArray[np.int64]
+PartitionSeed = Annotated[
+    int | None,
+    Field(
+        ge=0,
+        description="Seed of numpy's default_rng for this partition; null: from random_seed. Seeds of a sweep "
+        "then share the clients.",
+    ),
+]
 
 
 class ByLabels(Partitioner):
@@ -23,8 +32,11 @@ class ByLabels(Partitioner):
     def split(
         self, labels: Indices, groups: Indices | None, *, clients: int, rng: np.random.Generator
     ) -> list[Indices]:
-        """What ``deal`` returns."""
-        return type(self).deal(labels, clients=clients, rng=rng, **self.params.model_dump())
+        """What ``deal`` returns; with the parameter ``partition_seed``, from a generator of that seed."""
+        options = self.params.model_dump()
+        if (seed := options.pop("partition_seed", None)) is not None:
+            rng = np.random.default_rng(seed)
+        return type(self).deal(labels, clients=clients, rng=rng, **options)
 
 
 def by_class(name: str, labels: Indices, clients: int) -> tuple[Indices, list[Indices]]:

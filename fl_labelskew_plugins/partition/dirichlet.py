@@ -10,7 +10,7 @@ from fl_labelskew_registry import LabelSkewError, mistake
 from pydantic import Field
 
 from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.partition.base import ByLabels, Indices, by_class, gather
+from fl_labelskew_plugins.partition.base import ByLabels, Indices, PartitionSeed, by_class, gather
 
 MAX_DRAWS = 1000
 
@@ -54,6 +54,23 @@ def balanced_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Ge
     return counts
 
 
+def capped_pieces(
+    members: list[Indices], clients: int, beta: float, rng: np.random.Generator
+) -> tuple[Indices, list[list[Indices]]]:
+    """Samples of each client ``(K,)`` and its pieces, where a client with ``N / K`` samples gets no further class."""
+    cap = sum(len(samples) for samples in members) / clients
+    totals = np.zeros(clients, np.int64)
+    pieces: list[list[Indices]] = [[] for _ in range(clients)]
+    for samples in members:
+        order = rng.permutation(samples)
+        shares = (rng.dirichlet(np.full(clients, beta)) + 1e-300) * (totals < cap)  # never all 0
+        cuts = (np.cumsum(shares / shares.sum()) * len(samples)).astype(np.int64)[:-1]
+        for client, piece in zip(pieces, np.split(order, cuts), strict=True):
+            client.append(piece)
+        totals += np.diff(cuts, prepend=0, append=len(samples))
+    return totals, pieces
+
+
 def dirichlet(
     labels: Indices,
     *,
@@ -61,22 +78,32 @@ def dirichlet(
     beta: float,
     min_samples: int = 1,
     balanced: bool = False,
+    capped: bool = False,
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Deal each class in proportions of concentration ``beta``: :func:`plain_counts`, or :func:`balanced_counts`.
+    """Deal each class in proportions of concentration ``beta``.
+
+    :func:`plain_counts`, :func:`balanced_counts` or :func:`capped_pieces` draws them.
 
     Proportions are drawn again until each client has ``min_samples``, at most ``MAX_DRAWS`` times.
 
     Raises:
-        LabelSkewError: ``min_samples`` cannot be had.
+        LabelSkewError: ``min_samples`` cannot be had, or both ``balanced`` and ``capped``.
     """
     _, members = by_class("dirichlet", labels, clients)
     sizes = np.array([len(samples) for samples in members], dtype=np.int64)
     if clients * min_samples > len(labels):
         few = f"min_samples={min_samples} for each of {clients} clients, but there are {len(labels)} training samples"
         raise mistake("partition dirichlet", few, f"min_samples={len(labels) // clients} or less")
+    if balanced and capped:
+        raise LabelSkewError("partition dirichlet: balanced and capped exclude each other; use one of them")
     draw = balanced_counts if balanced else plain_counts
     for _ in range(MAX_DRAWS):
+        if capped:
+            totals, pieces = capped_pieces(members, clients, beta, rng)
+            if totals.min() >= min_samples:
+                return gather("dirichlet", pieces, "use min_samples=1 or more")
+            continue
         counts = draw(sizes, clients, beta, rng)
         if counts.sum(axis=0).min() >= min_samples:
             break
@@ -85,7 +112,7 @@ def dirichlet(
             f"partition dirichlet: no draw of {MAX_DRAWS} gave each of {clients} clients {min_samples} samples at "
             f"beta={beta:g}; use a larger beta, a smaller min_samples, fewer clients or balanced=true"
         )
-    pieces: list[list[Indices]] = [[] for _ in range(clients)]
+    pieces = [[] for _ in range(clients)]
     for samples, share in zip(members, counts, strict=True):
         for client, piece in zip(pieces, np.split(rng.permutation(samples), np.cumsum(share)[:-1]), strict=True):
             client.append(piece)
@@ -101,5 +128,9 @@ class Dirichlet(ByLabels):
         beta: float = Field(gt=0, le=1e6, description="Concentration: small is skewed (FedLC: 0.05 to 0.5).")
         min_samples: int = Field(1, ge=1, description="Draw again until every client has this many samples.")
         balanced: bool = Field(False, description="Whether client totals are equal, up to one sample.")
+        capped: bool = Field(
+            False, description="Whether a client with N / K samples gets no further class (NIID-Bench)."
+        )
+        partition_seed: PartitionSeed = None
 
     deal = staticmethod(dirichlet)

@@ -2,14 +2,20 @@
 
 FedMR, "Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping", TMLR 2024, section C.1.2.
 The authors' loop runs twice, which puts every sample into two clients; here each sample has one owner.
+
+``assignment: niid_bench`` is the partition "#C = k" of Li, Diao, Chen and He, "Federated Learning on Non-IID Data
+Silos: An Experimental Study", ICDE 2022, as in the function ``partition_data_label_quantity`` of Flower's baseline
+``niid_bench``. With the same generator it draws the same clients as that function.
 """
+
+from typing import Literal
 
 import numpy as np
 from fl_labelskew_registry import LabelSkewError, mistake
 from pydantic import Field
 
 from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.partition.base import ByLabels, Indices, by_class, gather
+from fl_labelskew_plugins.partition.base import ByLabels, Indices, PartitionSeed, by_class, gather
 
 
 def deal_classes(classes: int, clients: int, per_client: int, rng: np.random.Generator) -> list[list[int]]:
@@ -22,8 +28,26 @@ def deal_classes(classes: int, clients: int, per_client: int, rng: np.random.Gen
     return held
 
 
-def pcdd(labels: Indices, *, clients: int, classes_per_client: int, rng: np.random.Generator) -> list[Indices]:
-    """Deal each client ``classes_per_client`` classes.
+def deal_niid_bench(classes: int, clients: int, per_client: int, rng: np.random.Generator) -> list[list[int]]:
+    """Which classes each client holds: client ``i`` class ``i mod classes``, then others at random, none twice."""
+    held = [[i % classes] for i in range(clients)]
+    for client in held:
+        while len(client) < per_client:
+            c = int(rng.choice(classes))
+            if c not in client:
+                client.append(c)
+    return held
+
+
+def pcdd(
+    labels: Indices,
+    *,
+    clients: int,
+    classes_per_client: int,
+    assignment: Literal["fedmr", "niid_bench"] = "fedmr",
+    rng: np.random.Generator,
+) -> list[Indices]:
+    """Deal each client ``classes_per_client`` classes, by :func:`deal_classes` or :func:`deal_niid_bench`.
 
     A class's samples are shuffled and split among its holders, sizes differ by at most 1; a class with fewer samples
     than holders leaves some of these without it. Classes that do not occur are not dealt.
@@ -41,7 +65,13 @@ def pcdd(labels: Indices, *, clients: int, classes_per_client: int, rng: np.rand
             f"of {len(classes)} classes, so the others would be in no client; "
             f"use classes_per_client={-(-len(classes) // clients)} or more"
         )
-    held = deal_classes(len(classes), clients, classes_per_client, rng)
+    deal = deal_niid_bench if assignment == "niid_bench" else deal_classes
+    held = deal(len(classes), clients, classes_per_client, rng)
+    if missing := set(range(len(classes))) - {c for client in held for c in client}:
+        raise LabelSkewError(
+            f"partition pcdd: no client holds class {classes[min(missing)]} ({len(missing)} in all) with "
+            f"assignment=niid_bench and fewer clients than classes; use assignment=fedmr or {len(classes)} clients"
+        )
     pieces: list[list[Indices]] = [[] for _ in range(clients)]
     for c, samples in enumerate(members):
         holders = [k for k in range(clients) if c in held[k]]
@@ -57,5 +87,11 @@ class PCDD(ByLabels):
         """Parameters of pcdd."""
 
         classes_per_client: int = Field(ge=1, description="Classes that each client holds (FedMR: 2 to 5 of 10).")
+        assignment: Literal["fedmr", "niid_bench"] = Field(
+            "fedmr",
+            description="First classes: fedmr: in order until each is taken; niid_bench: client i class i mod C. Then "
+            "random ones.",
+        )
+        partition_seed: PartitionSeed = None
 
     deal = staticmethod(pcdd)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fl_labelskew_plugins.partition.dirichlet import Dirichlet, balanced_counts, dirichlet
 from fl_labelskew_plugins.partition.iid import IID, iid
 from fl_labelskew_plugins.partition.natural import Natural, natural
-from fl_labelskew_plugins.partition.pcdd import PCDD, deal_classes, pcdd
+from fl_labelskew_plugins.partition.pcdd import PCDD, deal_classes, deal_niid_bench, pcdd
 from fl_labelskew_plugins.partition.quantity import Quantity, quantity
 from fl_labelskew_plugins.partition.shards import Shards, shards
 
@@ -98,6 +98,96 @@ def test_pcdd_errors():
     few = np.array([0] * 9 + [1])
     assert "gets no sample" in message(lambda: pcdd(few, clients=9, classes_per_client=1, rng=rng(2)))
     assert [len(p) for p in pcdd(few, clients=3, classes_per_client=2, rng=rng())] == [4, 3, 3]
+
+
+def naive_label_quantity(labels, clients, held, rng):
+    """NIID-Bench's "#C = k", step by step, in the order of random numbers of Flower's baseline."""
+    classes = len(set(labels.tolist()))
+    chosen = []
+    for client in range(clients):
+        mine = [client % classes]
+        while len(mine) < held:
+            drawn = int(rng.choice(classes))
+            if drawn not in mine:
+                mine.append(drawn)
+        chosen.append(mine)
+    parts = [[] for _ in range(clients)]
+    for c in range(classes):
+        samples = np.flatnonzero(labels == c)
+        rng.shuffle(samples)
+        holders = [client for client in range(clients) if c in chosen[client]]
+        for holder, piece in zip(holders, np.array_split(samples, len(holders)), strict=True):
+            parts[holder].extend(piece.tolist())
+    return [np.sort(part) for part in parts]
+
+
+def naive_capped_dirichlet(labels, clients, beta, least, rng):
+    """NIID-Bench's Dirichlet partition, step by step: a client with its share of all samples gets nothing more."""
+    while True:
+        parts = [[] for _ in range(clients)]
+        for c in sorted(set(labels.tolist())):
+            samples = np.flatnonzero(labels == c)
+            rng.shuffle(samples)
+            weights = rng.dirichlet([beta] * clients)
+            weights = np.array(
+                [w if len(p) < len(labels) / clients else 0.0 for w, p in zip(weights, parts, strict=True)]
+            )
+            ends = (np.cumsum(weights / weights.sum()) * len(samples)).astype(int)
+            begin = 0
+            for client, end in enumerate([*ends[:-1], len(samples)]):
+                parts[client].extend(samples[begin:end].tolist())
+                begin = end
+        if min(map(len, parts)) >= least:
+            return [np.sort(part) for part in parts]
+
+
+@pytest.mark.parametrize(("classes", "clients", "held"), [(10, 10, 1), (10, 10, 2), (10, 10, 3), (4, 9, 3), (5, 5, 5)])
+@pytest.mark.parametrize("seed", [0, 42])
+def test_pcdd_niid_bench_draws_the_clients_of_flowers_baseline(classes, clients, held, seed):
+    labels = shuffled([30] * classes, seed)
+    options = {"clients": clients, "classes_per_client": held, "assignment": "niid_bench"}
+    theirs = naive_label_quantity(labels, clients, held, rng(seed))
+    assert same(dealt_twice(pcdd, labels, seed=seed, **options), theirs)
+    params = {"classes_per_client": held, "assignment": "niid_bench", "partition_seed": seed}
+    assert same(PCDD(PCDD.Params(**params)).split(labels, None, clients=clients, rng=rng(7)), theirs)
+
+
+def test_pcdd_niid_bench_by_hand():
+    """One class a client is class i mod C; with all classes each class is split evenly."""
+    held = deal_niid_bench(3, 5, 1, rng())
+    assert held == [[0], [1], [2], [0], [1]]
+    assert [sorted(client) for client in deal_niid_bench(2, 3, 2, rng())] == [[0, 1]] * 3
+    labels = np.array([0, 0, 0, 0, 1, 1])
+    parts = pcdd(labels, clients=3, classes_per_client=1, assignment="niid_bench", rng=rng())
+    assert [labels[part].tolist() for part in parts] == [[0, 0], [1, 1], [0, 0]]
+
+
+def test_pcdd_niid_bench_names_a_class_without_client():
+    """Two clients of two of four classes may hold a class twice; fedmr deals all classes first."""
+    labels = shuffled([20] * 4)
+    options = {"clients": 2, "classes_per_client": 2, "assignment": "niid_bench"}
+    assert deal_niid_bench(4, 2, 2, rng(1)) == [[0, 1], [1, 2]]
+    text = message(lambda: pcdd(labels, **options, rng=rng(1)))
+    assert "no client holds class 3" in text
+    assert "use assignment=fedmr or 4 clients" in text
+
+
+@pytest.mark.parametrize("seed", [0, 42])
+@pytest.mark.parametrize(("beta", "least"), [(0.5, 10), (0.1, 2), (5.0, 1)])
+def test_dirichlet_capped_draws_the_clients_of_flowers_baseline(seed, beta, least):
+    labels = shuffled([70, 60, 50, 90, 40, 80, 70, 30, 20, 90], seed)
+    options = {"clients": 10, "beta": beta, "min_samples": least, "capped": True}
+    theirs = naive_capped_dirichlet(labels, 10, beta, least, rng(seed))
+    assert same(dealt_twice(dirichlet, labels, seed=seed, **options), theirs)
+    params = {"beta": beta, "min_samples": least, "capped": True, "partition_seed": seed}
+    assert same(Dirichlet(Dirichlet.Params(**params)).split(labels, None, clients=10, rng=rng(7)), theirs)
+
+
+def test_dirichlet_capped_stays_finite_at_a_tiny_beta_and_excludes_balanced():
+    parts = dirichlet(shuffled([50] * 10), clients=5, beta=1e-4, min_samples=1, capped=True, rng=rng())
+    check(parts, 500, 5)
+    text = message(lambda: dirichlet(shuffled([9] * 3), clients=3, beta=1.0, balanced=True, capped=True, rng=rng()))
+    assert "balanced and capped exclude each other" in text
 
 
 @FEW
