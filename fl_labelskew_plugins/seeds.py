@@ -40,6 +40,11 @@ def numpy_generator(seed: int, purpose: str, round: int = 0, client: int = 0) ->
     return np.random.default_rng(sequence(seed, purpose, round, client))
 
 
+def published_generator(seed: int) -> np.random.Generator:
+    """Numpy's ``default_rng`` of a bare number, to draw the partition that somebody else has published with it."""
+    return np.random.default_rng(seed)
+
+
 def python_random(seed: int, purpose: str) -> random.Random:
     """Python's own generator, for methods, which need no numpy."""
     return random.Random(f"{seed}/{purpose}")

@@ -13,6 +13,8 @@ from fl_labelskew_registry import LabelSkewError, Partitioner, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fl_labelskew_plugins import seeds
+
 Indices = NDArray[np.int64]
 PartitionSeed = Annotated[
     int | None,
@@ -35,7 +37,7 @@ class ByLabels(Partitioner):
         """What ``deal`` returns; with the parameter ``partition_seed``, from a generator of that seed."""
         options = self.params.model_dump()
         if (seed := options.pop("partition_seed", None)) is not None:
-            rng = np.random.default_rng(seed)
+            rng = seeds.published_generator(seed)
         return type(self).deal(labels, clients=clients, rng=rng, **options)
 
 
