@@ -115,7 +115,7 @@ def curves(
     if right.lines:
         right.legend()
     for axes in (left, right):
-        finish_rounds(axes, loc=None)
+        finish_rounds(axes)
     save(picture, path)
 
 
@@ -199,16 +199,18 @@ def charts(
     width: float | None = None,
     limits: tuple[float, float] = (-math.inf, math.inf),
     log: bool = False,
+    over: str = "seeds",
 ) -> None:
     """Curves over the rounds as :func:`compare` draws them, a chart for each measure and setting.
 
     Args:
-        measures: what an axis measures, to setting to label to round to the value of each seed.
+        measures: what an axis measures, to setting to label to round to the value of each seed, or client.
         path: the file.
         methods: as for :func:`compare`.
         width: as for :func:`compare`.
         limits: ends of the bands.
         log: whether values have a logarithmic axis.
+        over: what a line is the mean over.
     """
     every = [groups for settings in measures.values() for groups in settings.values()]
     labels = list(dict.fromkeys(label for groups in every for label in groups))
@@ -225,9 +227,9 @@ def charts(
             if log:
                 axes.set_yscale("log")
         for axes in made.picture.axes:  # which share what they show of the rounds
-            finish_rounds(axes, loc=None)
+            finish_rounds(axes)
         several = any(len(values) > 1 for groups in every for r in groups.values() for values in r.values())
-        made.picture.supxlabel("round" + "; bands: ± standard deviation over seeds" * several, fontsize="medium")
+        made.picture.supxlabel("round" + f"; bands: ± standard deviation over {over}" * several, fontsize="medium")
         legend_above(made.picture, [lines[label] for label in labels], labels)
         save(made.picture, path, made.dpi)
 
@@ -356,26 +358,14 @@ def legend_above(picture: Any, lines: Sequence[Any], labels: Sequence[str], **mo
     picture.set_size_inches(width, height + taken.height / picture.dpi)
 
 
-def band(axes: Any, rounds: Mapping[int, Sequence[float]], label: str, **style: Any) -> Any:
-    """A line, which is returned, for the mean of each round's values, and a band from the lowest to the highest."""
-    xs = sorted(rounds)
-    few = "." if len(xs) < 40 else None
-    (line,) = axes.plot(xs, [float(np.mean(rounds[x])) for x in xs], label=label, marker=few, **style)
-    lows, highs = [min(rounds[x]) for x in xs], [max(rounds[x]) for x in xs]
-    axes.fill_between(xs, lows, highs, color=line.get_color(), alpha=0.15)
-    return line
-
-
-def finish_rounds(axes: Any, loc: str | None = "best") -> None:
-    """Grid, whole rounds and a legend; None: no legend."""
+def finish_rounds(axes: Any) -> None:
+    """Draw a grid, and label whole rounds only."""
     axes.grid(alpha=0.3)
     low, high = axes.get_xlim()
     if high - low < 1:  # a single round
         axes.set_xticks([round((low + high) / 2)])
     else:
         axes.xaxis.get_major_locator().set_params(integer=True)
-    if loc is not None:
-        axes.legend(loc=loc, fontsize=8)
 
 
 def bare(axes: Any, label: str) -> None:

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from fl_labelskew_plugins import plots, seeds
 from fl_labelskew_plugins.engine.local import LocalTrainer
-from fl_labelskew_plugins.tensors import Weights, save_atomic
+from fl_labelskew_plugins.tensors import Weights
 
 Rounds = dict[int, list[float]]
 """Round, from 1, to all values of a number in it, such as those of the clients."""
+Curves = dict[str, dict[str, Rounds]]
+"""What an axis measures, to the label of a line, to its values."""
 
 
 @dataclass(frozen=True)
@@ -88,23 +90,22 @@ class Diagnostic:
         """The round's global model is there."""
 
     @classmethod
-    def curves(cls, lines: Sequence[dict[str, Any]]) -> dict[str, Rounds]:
-        """Curves by which runs are compared, by what their axes measure; none for a diagnostic without curves."""
+    def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
+        """Curves over the rounds, of a run's lines; none for a diagnostic without curves."""
         return {}
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """The picture, from all lines of the run and what :meth:`keep` kept."""
-
-    def keep(self, tensors: Mapping[str, Tensor]) -> None:
-        """Keep tensors of the round, in the place of those of an earlier one."""
-        self.tensors.parent.mkdir(exist_ok=True)
-        save_atomic(dict(tensors), self.tensors, private=False)
+        """Draw the curves: mean and standard deviation over the clients of a round."""
+        curves = self.curves(lines)
+        settings = {title: {"": labels} for title, labels in curves.items()}
+        one_colour_each = {label: self.name for labels in curves.values() for label in labels}
+        plots.charts(settings, self.picture, methods=one_colour_each, log=self.log, over="clients")
 
 
 class TrainingMeans(Diagnostic):
     """Means over the batches of a client's local training, as far as it is uploaded; a line for each client.
 
-    ``panels`` are what the pictures measure, each with its lines: the name of a number, and what it is called there.
+    ``panels`` are what the charts measure, each with its lines: the name of a number, and its label.
     """
 
     panels: ClassVar[Mapping[str, Mapping[str, str]]]
@@ -135,26 +136,12 @@ class TrainingMeans(Diagnostic):
         self._sums.clear()
 
     @classmethod
-    def curves(cls, lines: Sequence[dict[str, Any]]) -> dict[str, Rounds]:
+    def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
         """Every number of every panel."""
         return {
-            title if len(labels) == 1 else f"{title}: {label}": by_round(lines, name)
+            title: {label: by_round(lines, name) for name, label in labels.items()}
             for title, labels in cls.panels.items()
-            for name, label in labels.items()
         }
-
-    def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Mean over the clients for each round, with a band from the lowest to the highest."""
-        figure, all_axes = plots.figure(6 * len(self.panels), 4.2, columns=len(self.panels), squeeze=False)
-        for axes, (title, labels) in zip(all_axes[0], self.panels.items(), strict=True):
-            for name, label in labels.items():
-                plots.band(axes, by_round(lines, name), label)
-            axes.set(xlabel="round", ylabel=title)
-            if self.log:
-                axes.set_yscale("log")
-            plots.finish_rounds(axes)
-        figure.suptitle(f"{self.scene.title}: mean over the clients, band from lowest to highest", fontsize=10)
-        plots.save(figure, self.picture)
 
 
 def by_round(lines: Sequence[dict[str, Any]], name: str) -> Rounds:

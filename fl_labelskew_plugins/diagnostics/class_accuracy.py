@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.diagnostics.base import Diagnostic, Rounds
+from fl_labelskew_plugins.diagnostics.base import Curves, Diagnostic, Rounds
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.tensors import Weights
 
@@ -44,41 +44,30 @@ class ClassAccuracy(Diagnostic):
     def _tested(self, weights: Weights) -> list[float | None]:
         return class_accuracy(*self.scene.trainer.predict(weights=weights))
 
-    @staticmethod
-    def _over_rounds(lines: Sequence[dict[str, Any]]) -> dict[str, Rounds]:
+    @classmethod
+    def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
         """Each kind's mean over the classes, of each model, in %."""
         kinds: dict[str, Rounds] = {label: {} for label in KINDS}
         for label, rounds in kinds.items():
             for line in lines:
                 if values := list(_percent(line, label).values()):
                     rounds.setdefault(line["round"] + 1, []).append(_mean(values))
-        return kinds
-
-    @classmethod
-    def curves(cls, lines: Sequence[dict[str, Any]]) -> dict[str, Rounds]:
-        """Mean over the classes of each kind."""
-        return {f"accuracy in %, {label}": rounds for label, rounds in cls._over_rounds(lines).items()}
+        return {"accuracy in %": kinds}
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """The last round's classes, and their mean over the rounds."""
-        figure, (left, right) = plots.figure(12, 5, columns=2)
-        for label, rounds in self._over_rounds(lines).items():
-            plots.band(right, rounds, label)
-        right.set(xlabel="round", ylabel="accuracy in %, mean over the classes", ylim=plots.PERCENT)
-        plots.finish_rounds(right, loc=None)
+        """Bars of the classes, in the last round; before aggregation, the mean over the clients."""
+        figure, axes = plots.figure(8, 5)
         last = [line for line in lines if line["round"] == lines[-1]["round"]]
         names = self.scene.class_names
         for position, label in enumerate(KINDS):
             recalls = [_percent(line, label) for line in last]
             heights = [_mean([recall[c] for recall in recalls if c in recall]) for c in range(len(names))]
-            left.bar(np.arange(len(names)) + 0.27 * (position - 1), heights, width=0.27, label=label)
-        left.set(
-            xlabel="class", ylabel="accuracy in %", title=f"round {lines[-1]['round'] + 1}", ylim=(0, plots.PERCENT[1])
-        )
+            axes.bar(np.arange(len(names)) + 0.27 * (position - 1), heights, width=0.27, label=label)
+        title = f"{self.scene.title}: round {lines[-1]['round'] + 1}, global test set"
+        axes.set(xlabel="class", ylabel="accuracy in %", title=title, ylim=(0, plots.PERCENT[1]))
         if len(names) <= 20:
-            left.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 3 else 0, ha="right")
-        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-        figure.suptitle(f"{self.scene.title}: global test set, before (mean over the clients) and after aggregation")
+            axes.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 3 else 0, ha="right")
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
         plots.save(figure, self.picture)
 
 

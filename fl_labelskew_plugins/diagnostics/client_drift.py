@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.diagnostics.base import Diagnostic, Rounds, Scene, by_round
+from fl_labelskew_plugins.diagnostics.base import Curves, Diagnostic, Scene, by_round
 from fl_labelskew_plugins.tensors import Weights
 
 IN_MEMORY = 2**28
@@ -80,22 +79,10 @@ class ClientDrift(Diagnostic):
         return torch.cat([(weights[name] - self._start[name]).flatten().float().cpu() for name in self._parameters])
 
     @classmethod
-    def curves(cls, lines: Sequence[dict[str, Any]]) -> dict[str, Rounds]:
-        """Norms and cosines of the clients."""
-        clients = [line for line in lines if line["client"] is not None]
+    def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
+        """Norms of the updates of the clients and of the global model, and cosines."""
+        clients, of_global = ([line for line in lines if (line["client"] is None) == kind] for kind in (False, True))
         return {
-            "norm of a client's update": by_round(clients, "norm"),
-            "cosine with the global update": by_round(clients, "cosine"),
+            "norm of the update": {"clients": by_round(clients, "norm"), "global model": by_round(of_global, "norm")},
+            "cosine with the global update": {"clients": by_round(clients, "cosine")},
         }
-
-    def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Norms, beside that of the global update, and cosines."""
-        figure, both = plots.figure(11, 4.2, columns=2)
-        for axes, (title, rounds) in zip(both, self.curves(lines).items(), strict=True):
-            plots.band(axes, rounds, "clients")
-            axes.set(xlabel="round", ylabel=title)
-        plots.band(both[0], by_round([line for line in lines if line["client"] is None], "norm"), "global model")
-        for axes in both:
-            plots.finish_rounds(axes)
-        figure.suptitle(f"{self.scene.title}: mean over the clients, band from lowest to highest", fontsize=10)
-        plots.save(figure, self.picture)

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from fl_labelskew_registry import ClientView
-from safetensors.torch import load_file
 from torch import Tensor
 
-from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.diagnostics.base import Diagnostic, Rounds, Scene, by_round, calibrated
+from fl_labelskew_plugins.diagnostics.base import Curves, Diagnostic, by_round, calibrated
 from fl_labelskew_plugins.ops import class_means
-from fl_labelskew_plugins.tensors import Weights
-
-SHARE = "n_j / n_r above D_jr, in % of the pairs"
 
 
 def deviation_bound(probabilities: Tensor, features: Tensor, labels: Tensor) -> Tensor:
@@ -59,10 +53,6 @@ def pairs(bound: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 class DeviationBound(Diagnostic):
     """Over each client's training samples, under the weights it begins a round with and the method's own softmax."""
 
-    def __init__(self, name: str, scene: Scene, folder: Path) -> None:
-        super().__init__(name, scene, folder)
-        self._pairs: list[tuple[Tensor, Tensor]] = []
-
     def before(self, view: ClientView) -> None:
         """The client's line: pairs, the share of them whose ``n_j / n_r`` is above the bound, and the median bound."""
         assert view.features is not None  # the local trainer gives it
@@ -71,39 +61,18 @@ class DeviationBound(Diagnostic):
             logits = self.scene.trainer.model.classifier(features)  # type: ignore[operator]
         bound = deviation_bound(calibrated(view, logits, self.scene), features, labels)
         ratio, bounds = (values.cpu() for values in pairs(bound, view.counts))
-        self._pairs.append((ratio, bounds))
         numbers: dict[str, float | None] = {"exceeded": None, "median": None}
         if len(ratio):
             numbers = {"exceeded": float((ratio > bounds).double().mean()), "median": float(bounds.median())}
         self.lines.append({"client": view.id, "pairs": len(ratio), **numbers})
 
-    def aggregated(self, round: int, weights: Weights) -> None:
-        """Keep the round's pairs."""
-        if self._pairs:
-            ratios, bounds = (torch.cat(parts) for parts in zip(*self._pairs, strict=True))
-            self.keep({"ratio": ratios, "bound": bounds})
-        self._pairs.clear()
-
     @classmethod
-    def curves(cls, lines: Sequence[dict[str, Any]]) -> dict[str, Rounds]:
-        """The share of the pairs."""
+    def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
+        """The share of the pairs, and the median bound."""
         shares = by_round(lines, "exceeded")
-        return {SHARE: {x: [100 * value for value in values] for x, values in shares.items()}}
-
-    def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """The share over the rounds, and the last round's pairs."""
-        figure, (left, right) = plots.figure(11, 4.4, columns=2)
-        plots.band(left, self.curves(lines)[SHARE], "pairs of classes of a client")
-        left.set(xlabel="round", ylabel=SHARE, ylim=plots.PERCENT)
-        plots.finish_rounds(left)
-        kept = load_file(self.tensors) if self.tensors.exists() else {}
-        if len(kept.get("ratio", ())):
-            ratio, bound = kept["ratio"], kept["bound"]
-            right.scatter(ratio, bound, s=10, alpha=0.5, label="a pair, last round")
-            ends = [float(torch.cat([ratio, bound]).min()), float(torch.cat([ratio, bound]).max())]
-            right.plot(ends, ends, color="black", linestyle="--", label="n_j / n_r = D_jr; below: wrong way")
-            right.set(xscale="log", yscale="log", xlabel="n_j / n_r", ylabel="D_jr")
-            right.legend(fontsize=8)
-            right.grid(alpha=0.3)
-        figure.suptitle(f"{self.scene.title}: deviation bound; mean over the clients, band from lowest to highest")
-        plots.save(figure, self.picture)
+        return {
+            "n_j / n_r above D_jr, in % of the pairs": {
+                "pairs of classes of a client": {at: [100 * value for value in values] for at, values in shares.items()}
+            },
+            "median of D_jr": {"pairs of classes of a client": by_round(lines, "median")},
+        }

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.diagnostics.base import Diagnostic, Rounds, by_round, some_test_samples, test_features
+from fl_labelskew_plugins.diagnostics.base import Curves, Diagnostic, by_round, some_test_samples, test_features
 from fl_labelskew_plugins.tensors import Weights
 
 TOP, BATCH, BATCHES = 50, 128, 8
@@ -64,15 +63,6 @@ class EigenvalueVariance(Diagnostic):
         self.lines.append({"variance": float(values.mean()) if len(values) else None})
 
     @classmethod
-    def curves(cls, lines: Sequence[dict[str, Any]]) -> dict[str, Rounds]:
+    def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
         """The value."""
-        return {f"variance of the top {TOP} eigenvalues": by_round(lines, "variance")}
-
-    def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """The value over the rounds."""
-        figure, axes = plots.figure(6.4, 4)
-        for title, rounds in self.curves(lines).items():
-            plots.band(axes, rounds, "global model, test samples")
-            axes.set(xlabel="round", ylabel=title, title=self.scene.title)
-        plots.finish_rounds(axes)
-        plots.save(figure, self.picture)
+        return {f"variance of the top {TOP} eigenvalues": {"global model, test samples": by_round(lines, "variance")}}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,10 +13,12 @@ from torch import Tensor
 
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.diagnostics.base import Diagnostic, Scene, some_test_samples, test_features
-from fl_labelskew_plugins.tensors import Weights
+from fl_labelskew_plugins.tensors import Weights, save_atomic
 
 MOST = 1000
 """Test samples that are drawn."""
+STAGE_TITLES = {"start": "client before training", "local": "client after training", "global": "global model"}
+"""Stages of a round, and the names of their rows of panels."""
 
 
 class Points(Diagnostic):
@@ -50,7 +53,7 @@ class Points(Diagnostic):
     def panel(
         axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float = 1.0
     ) -> None:
-        """Draw what :meth:`line` counts; ``held``: classes that the client has, None for the global model.
+        """Draw a stage; ``held``: classes that the client has, None for the global model.
 
         ``scale``: of the marks.
         """
@@ -67,35 +70,17 @@ class Points(Diagnostic):
         """The global model; the round is complete."""
         if self._kept:
             self._add("global", weights)
-            self.keep({**self._kept, "labels": self._labels()})
+            self.tensors.parent.mkdir(exist_ok=True)
+            save_atomic({**self._kept, "labels": self._labels()}, self.tensors, private=False)
         self._kept = {}
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """A panel for each stage."""
-        if not self.tensors.exists():
-            return
-        kept = load_file(self.tensors)
-        client, labels = int(kept["client"]), kept["labels"]
-        name = self.scene.trainer.name(client)
-        titles = {
-            "start": f"{name}, before its training",
-            "local": f"{name}, after its training",
-            "global": "global model",
-        }
-        held = self.scene.held(client)
-        projection = {"subplot_kw": {"projection": "3d"}} if self.three_d else {}
-        figure, all_axes = plots.figure(self.width * len(self.stages), 5, columns=len(self.stages), **projection)
-        for axes, stage in zip(all_axes, self.stages, strict=True):
-            solid = None if stage == "global" else held
-            self.panel(axes, kept[f"{stage}.points"], kept[f"{stage}.proxies"], labels, solid)
-            axes.set_title(titles[stage])
-        handles, names = all_axes[0].get_legend_handles_labels()
-        names = [self.scene.class_names[int(name)] for name in names]
-        if names:
-            figure.legend(handles, names, loc="outside right center", title="class", markerscale=1.5)
-        classes = ", ".join(self.scene.class_names[c] for c in held)
-        figure.suptitle(f"{self.scene.title}: {len(labels)} test samples; {name} holds {classes}"[:160])
-        plots.save(figure, self.picture)
+        """Draw a panel for each stage."""
+        if self.tensors.exists():
+            kept = load_file(self.tensors)
+            title = f"{self.scene.title}: {self.scene.trainer.name(int(kept['client']))}"
+            held = self.scene.held(int(kept["client"]))
+            draw_points(type(self), {title: ClientPoints(kept, held, self.scene.class_names)}, self.picture)
 
     def _labels(self) -> Tensor:
         return self.scene.trainer.test.y[self._index].cpu()
@@ -108,3 +93,56 @@ class Points(Diagnostic):
             if line := self.line(points, proxies, self._labels()):
                 who = {} if stage == "global" else {"client": int(self._kept["client"])}
                 self.lines.append({"stage": stage, **who, **line})
+
+
+@dataclass(frozen=True)
+class ClientPoints:
+    """The points of a run that are drawn.
+
+    Args:
+        kept: as :class:`Points` keeps them.
+        held: classes that the client has training samples of.
+        class_names: ``C`` names.
+    """
+
+    kept: Mapping[str, Tensor]
+    held: list[int]
+    class_names: Sequence[str]
+
+    def check(self, kind: type[Points]) -> None:
+        """Raise ValueError, KeyError or IndexError unless the tensors are those of this diagnostic."""
+        labels = self.kept["labels"]
+        for stage in kind.stages:
+            points, classes = self.kept[f"{stage}.points"], len(self.kept[f"{stage}.proxies"])
+            if points.shape != (len(labels), 3 if kind.three_d else 2) or labels.is_floating_point():
+                raise ValueError("points or labels of another shape")
+            if classes != len(self.class_names) or not set(labels.tolist()) <= set(range(classes)):
+                raise ValueError("labels of other classes")
+
+
+def draw_points(
+    kind: type[Points], columns: Mapping[str, ClientPoints], path: Path, width: float | None = None
+) -> None:
+    """Draw the stages of runs in rows, a run in each column; a single run has its stages side by side.
+
+    Args:
+        kind: the diagnostic.
+        columns: titles, to the points of a run.
+        path: the file.
+        width: of a paper's column, in inches; default: of a screen.
+    """
+    rows = {STAGE_TITLES[stage]: stage for stage in kind.stages}
+    space = {"projection": "3d" if kind.three_d else None}
+    legend: dict[int, tuple[Any, str]] = {}
+    with plots.panels(list(rows), list(columns), width, height=0.9, share=False, subplot_kw=space) as made:
+        for (row, column), axes in made.axes.items():
+            run, stage, title = columns[column], rows[row], axes.get_ylabel()
+            points, proxies = run.kept[f"{stage}.points"], run.kept[f"{stage}.proxies"]
+            held = None if stage == "global" else run.held
+            kind.panel(axes, points, proxies, run.kept["labels"], held, made.side / kind.width)
+            plots.bare(axes, title)
+            for handle, number in zip(*axes.get_legend_handles_labels(), strict=True):
+                legend[int(number)] = handle, run.class_names[int(number)]  # of the global model, drawn last: solid
+        handles, texts = zip(*(legend[number] for number in sorted(legend)), strict=True)
+        plots.legend_above(made.picture, handles, texts, handlelength=1.0, markerscale=kind.width / made.side)
+        plots.save(made.picture, path, made.dpi)

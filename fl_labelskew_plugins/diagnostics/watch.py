@@ -14,7 +14,6 @@ from fl_labelskew_plugins.diagnostics.base import Diagnostic, Scene
 from fl_labelskew_plugins.diagnostics.class_accuracy import ClassAccuracy
 from fl_labelskew_plugins.diagnostics.client_drift import ClientDrift
 from fl_labelskew_plugins.diagnostics.deviation_bound import DeviationBound
-from fl_labelskew_plugins.diagnostics.effective_rank import EffectiveRank
 from fl_labelskew_plugins.diagnostics.eigenvalue_variance import EigenvalueVariance
 from fl_labelskew_plugins.diagnostics.feature_sphere import FeatureSphere
 from fl_labelskew_plugins.diagnostics.features_2d import Features2D
@@ -32,7 +31,6 @@ KINDS: dict[DiagnosticName, type[Diagnostic]] = {
     "class_accuracy": ClassAccuracy,
     "client_drift": ClientDrift,
     "deviation_bound": DeviationBound,
-    "effective_rank": EffectiveRank,
     "eigenvalue_variance": EigenvalueVariance,
     "feature_sphere": FeatureSphere,
     "features_2d": Features2D,

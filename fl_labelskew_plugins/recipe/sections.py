@@ -39,7 +39,6 @@ DiagnosticName = Literal[
     "class_accuracy",
     "client_drift",
     "deviation_bound",
-    "effective_rank",
     "eigenvalue_variance",
     "feature_sphere",
     "features_2d",
@@ -59,9 +58,7 @@ OUTSIDE_TRAINING: tuple[DiagnosticName, ...] = tuple(
 )
 """Those that look at uploads and global models alone."""
 
-OF_UPLOADS: tuple[DiagnosticName, ...] = (
-    *("class_accuracy", "client_drift", "effective_rank", "features_2d", "feature_sphere", "tsne"),
-)
+OF_UPLOADS: tuple[DiagnosticName, ...] = (*("class_accuracy", "client_drift", "features_2d", "feature_sphere", "tsne"),)
 """Those that take a client's upload for the model that it has trained."""
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 from fl_labelskew_registry import LabelSkewError, mistake
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 HEATMAP = "label_heatmap"
 """The one that needs no recording: every run keeps its partition."""
-STAGE_TITLES = {"start": "client before training", "local": "client after training", "global": "global model"}
-"""Stages of a round, and the names of their rows of panels."""
 LABELLED = 20
 """Classes of a heat map that have room for their names."""
 
@@ -71,7 +69,12 @@ def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None)
         for setting, label, runs in zip(frame["setting"], frame["label"], frame["runs"], strict=True):
             for file in (Path(run.name) / f"diagnostics/{name}.jsonl" for run in runs):
                 with _reading(file):
-                    for title, rounds in kind.curves(read_lines(file)).items():
+                    curves = [
+                        (measure if len(lines) == 1 else f"{measure}: {line}", rounds)
+                        for measure, lines in kind.curves(read_lines(file)).items()
+                        for line, rounds in lines.items()
+                    ]
+                    for title, rounds in curves:
                         curve = measures.setdefault(title, {}).setdefault(setting, {}).setdefault(label, {})
                         for at, values in rounds.items():
                             curve.setdefault(int(at), []).append(statistics.fmean(map(float, values)))
@@ -122,32 +125,20 @@ def _class_names(run: FinishedRun, classes: int) -> list[str]:
 def _points(frame: DataFrame, name: str, kind: type[Points], path: Path, width: float | None) -> None:
     from safetensors.torch import load_file
 
+    from fl_labelskew_plugins.diagnostics.points import ClientPoints, draw_points
+
     frame = frame.drop_duplicates(["label", "setting"])
     several = frame["setting"].nunique() > 1
-    columns = (frame["label"] + (", " + frame["setting"] if several else "")).tolist()
-    rows = {STAGE_TITLES[stage]: stage for stage in kind.stages}
-    space = {"projection": "3d" if kind.three_d else None}
-    legend: dict[int, tuple[Any, str]] = {}
-    with plots.panels(list(rows), columns, width, height=0.9, share=False, subplot_kw=space) as made:
-        for column, run in zip(columns, [runs[0] for runs in frame["runs"]], strict=True):
-            counts = _partition(run)
-            with _reading(file := Path(run.name) / f"diagnostics/{name}.safetensors"):
-                kept = load_file(file)
-                held = np.flatnonzero(counts[int(kept["client"])]).tolist()
-                for row, stage in rows.items():
-                    axes, title = made.axes[row, column], made.axes[row, column].get_ylabel()
-                    points, proxies, labels = kept[f"{stage}.points"], kept[f"{stage}.proxies"], kept["labels"]
-                    if points.shape != (len(labels), 3 if kind.three_d else 2) or labels.is_floating_point():
-                        raise ValueError("points or labels of another shape")
-                    of_client = None if stage == "global" else held
-                    kind.panel(axes, points, proxies, labels, of_client, made.side / kind.width)
-                    plots.bare(axes, title)
-                    names = _class_names(run, len(proxies))
-                    for handle, number in zip(*axes.get_legend_handles_labels(), strict=True):
-                        legend[int(number)] = handle, names[int(number)]  # of the global model, drawn last: solid
-        handles, texts = zip(*(legend[number] for number in sorted(legend)), strict=True)
-        plots.legend_above(made.picture, handles, texts, handlelength=1.0, markerscale=kind.width / made.side)
-        plots.save(made.picture, path, made.dpi)
+    titles = frame["label"] + (", " + frame["setting"] if several else "")
+    columns = {}
+    for title, runs in zip(titles, frame["runs"], strict=True):
+        counts = _partition(runs[0])
+        with _reading(file := Path(runs[0].name) / f"diagnostics/{name}.safetensors"):
+            kept = load_file(file)
+            held = np.flatnonzero(counts[int(kept["client"])]).tolist()
+            columns[title] = ClientPoints(kept, held, _class_names(runs[0], counts.shape[1]))
+            columns[title].check(kind)
+    draw_points(kind, columns, path, width)
 
 
 def _partitions(frame: DataFrame, path: Path, width: float | None) -> None:

@@ -12,7 +12,6 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fl_labelskew_plugins.diagnostics import client_drift
-from fl_labelskew_plugins.diagnostics.effective_rank import effective_rank
 from fl_labelskew_plugins.diagnostics.watch import KINDS
 from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.front import start
@@ -124,14 +123,6 @@ def test_client_drift_is_the_same_from_a_file(watched, go, monkeypatch):
     folder = go("train_args.comm_round=1", names=["client_drift"])
     count = len(lines(folder, "client_drift"))
     assert lines(folder, "client_drift") == lines(watched, "client_drift")[:count]
-
-
-def test_effective_rank_is_that_of_the_features(watched):
-    kept = load_file(watched / "diagnostics" / "features_2d.safetensors")  # of all 360 test samples, in another order
-    of_round = {line["client"]: line["rank"] for line in lines(watched, "effective_rank") if line["round"] == 3}
-    assert of_round[None] == pytest.approx(effective_rank(kept["global.points"]), rel=1e-5)
-    assert of_round[int(kept["client"])] == pytest.approx(effective_rank(kept["local.points"]), rel=1e-5)
-    assert all(1 <= rank <= 2 for rank in of_round.values())
 
 
 def test_a_client_of_a_watched_round_has_its_own_numbers(go, watched):

@@ -14,7 +14,7 @@ from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.diagnostics.points import Points
 from fl_labelskew_plugins.diagnostics.watch import KINDS
 
-VALUES = {"norm": 2.0, "cosine": 0.5, "rank": 3.0, "missing": 0.1, "observed": 0.2, "own": 0.3, "exceeded": 0.25}
+VALUES = {"norm": 2.0, "cosine": 0.5, "median": 3.0, "missing": 0.1, "observed": 0.2, "own": 0.3, "exceeded": 0.25}
 VALUES |= {"paper": 4.0, "code": 5.0, "variance": 6.0}
 
 
@@ -31,7 +31,7 @@ def record(path, seed=0, method="fedavg", partition="pcdd", scale=1.0):
             for r in range(2)
             for k in range(2)
         ]
-        lines.append({"round": 1, "client": None, "norm": 1.0, "rank": scale * 7.0, "recall": [0.5, 0.5]})
+        lines.append({"round": 1, "client": None, "norm": 1.0, "recall": [0.5, 0.5]})
         (path / "diagnostics" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         if issubclass(kind, Points):
             kept = {"client": torch.tensor(1), "labels": torch.arange(20) % 2}
@@ -65,16 +65,16 @@ def test_curves_are_means_over_clients_and_then_over_seeds(runs, tmp_path, drawn
     call("report", runs, "--plot", tmp_path / "a.pdf", "--diagnostic", "client_drift")
     (picture,) = drawn
     titles = [axes.get_title() for axes in picture.axes]
-    assert titles == ["pcdd", "iid", "", ""]  # a row of charts for each number
+    assert titles == ["pcdd", "iid", "", "", "", ""]  # a row of charts for each number
     rows = [axes.get_ylabel() for axes in picture.axes[::2]]
-    assert rows == ["norm of a client's update", "cosine with the global update"]
+    assert rows == ["norm of the update: clients", "norm of the update: global model", "cosine with the global update"]
     fedavg, fedrs = picture.axes[0].lines
     # clients have 2 and 4 with the first seed, 4 and 8 with the second, and twice as much in round 2
     assert (fedavg.get_xdata().tolist(), fedavg.get_ydata().tolist()) == ([1, 2], [4.5, 9])
     assert fedrs.get_ydata().tolist() == [9, 18]
     ends = picture.axes[0].collections[0].get_paths()[0].vertices[:, 1]
     assert (ends.min(), ends.max()) == (pytest.approx(4.5 - math.sqrt(4.5)), pytest.approx(9 + math.sqrt(18)))
-    assert picture.axes[2].lines[1].get_ydata().tolist() == [2.25, 4.5]
+    assert picture.axes[4].lines[1].get_ydata().tolist() == [2.25, 4.5]
     assert [text.get_text() for text in picture.legends[0].get_texts()] == ["fedavg", "fedrs"]
     looks = plots.looks({"fedavg": "fedavg", "fedrs": "fedrs"})
     assert [line.get_color() for line in (fedavg, fedrs)] == [plots.COLOURS[looks[m].colour] for m in looks]
@@ -128,8 +128,8 @@ def test_runs_without_the_diagnostic_are_named(runs, tmp_path):
     [
         ("client_drift", "client_drift.jsonl", b'{"round": "x", "client": 0, "norm": 1}\n'),
         ("client_drift", "client_drift.jsonl", b'{"round": 0}\n'),
-        ("effective_rank", "effective_rank.jsonl", b'{"round": 0, "client": null, "rank": "x"}\n'),
-        ("effective_rank", "effective_rank.jsonl", b'{"round": 0, "client": null, "rank": 1' + b"0" * 400 + b"}\n"),
+        ("client_drift", "client_drift.jsonl", b'{"round": 0, "client": null, "norm": "x"}\n'),
+        ("client_drift", "client_drift.jsonl", b'{"round": 0, "client": null, "norm": 1' + b"0" * 400 + b"}\n"),
         ("tsne", "tsne.safetensors", b"{}"),
     ],
 )

@@ -10,7 +10,6 @@ import torch
 from fl_labelskew_plugins.diagnostics.class_accuracy import class_accuracy
 from fl_labelskew_plugins.diagnostics.client_drift import norm_and_cosine
 from fl_labelskew_plugins.diagnostics.deviation_bound import deviation_bound, pairs
-from fl_labelskew_plugins.diagnostics.effective_rank import effective_rank
 from fl_labelskew_plugins.diagnostics.eigenvalue_variance import eigenvalue_variance
 from fl_labelskew_plugins.diagnostics.feature_sphere import principal_shares
 from fl_labelskew_plugins.diagnostics.features_2d import arrows
@@ -130,23 +129,6 @@ def test_norm_and_cosine_of_an_update():
     assert norm_and_cosine(torch.tensor([0.0, -2.0]), torch.tensor([0.0, 3.0])) == (2, -1)
     assert norm_and_cosine(torch.zeros(2), torch.ones(2)) == (0, None)
     assert norm_and_cosine(torch.ones(2), torch.zeros(2)) == (pytest.approx(math.sqrt(2)), None)
-
-
-def test_effective_rank_by_a_loop_over_eigenvalues():
-    rng = np.random.default_rng(5)
-    features = rng.normal(size=(30, 6)) @ np.diag([5, 3, 1, 0.5, 0.1, 0.0]) + 7
-    values = [math.sqrt(max(value, 0)) for value in np.linalg.eigvalsh(np.cov(features.T))]
-    entropy = -sum(value / sum(values) * math.log(value / sum(values)) for value in values if value > 1e-6)
-    assert effective_rank(torch.from_numpy(features)) == pytest.approx(math.exp(entropy), rel=1e-5)
-
-
-def test_effective_rank_of_three_to_one_of_equal_and_of_no_directions():
-    # singular values 3 and 1 (times sqrt(2)): p is 3/4 and 1/4
-    features = torch.tensor([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]]) + 100
-    assert effective_rank(features) == pytest.approx(math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25)))
-    assert effective_rank(torch.eye(5)) == pytest.approx(4)  # n - 1: the mean is one direction
-    assert effective_rank(torch.full((4, 3), 0.1)) is None
-    assert effective_rank(torch.zeros(4, 3)) is None
 
 
 def test_tsne_keeps_far_groups_apart_and_depends_on_the_seed_alone():

@@ -77,8 +77,8 @@ NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "ep
             "nothing",
         ),
         (
-            ["tracking_args.diagnostics=[class_accuracy, client_drift, effective_rank, label_heatmap]"],
-            "tracking_args.diagnostics: class_accuracy, client_drift, effective_rank: look at single uploads, which "
+            ["tracking_args.diagnostics=[class_accuracy, client_drift, label_heatmap]"],
+            "tracking_args.diagnostics: class_accuracy, client_drift: look at single uploads, which "
             f"nobody sees with {SUMS}; allowed: others",
         ),
         (

@@ -240,7 +240,7 @@ OTHERS = {
     "many": [*HEAVY, "train_args.client_num_per_round=40"],
     "watched": [
         *SMALL, "model_args.hidden=[16,2]",
-        "tracking_args.diagnostics=[class_accuracy,client_drift,effective_rank,features_2d,label_heatmap]",
+        "tracking_args.diagnostics=[class_accuracy,client_drift,features_2d,label_heatmap]",
     ],
     "diverging": [*SMALL, "train_args.learning_rate=1.0e+30"],
 }  # fmt: skip
