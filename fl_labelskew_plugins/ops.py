@@ -232,7 +232,7 @@ def global_prototypes(total: Total, shared: Mapping[str, Tensor]) -> Mapping[str
     {'prototypes': tensor([[2.],
             [0.]]), 'known': tensor([ True, False])}
     """
-    if not total.tensors:
+    if not {"sums", "counts"} <= total.tensors.keys():
         return shared
     sums, counts = total.tensors["sums"], total.tensors["counts"]
     prototypes, known = sums / counts.clamp(min=1)[:, None], counts > 0

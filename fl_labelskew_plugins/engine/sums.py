@@ -251,10 +251,7 @@ class Sums:
             RunError: it says that a tensor was sent by no client, or by more than there are.
         """
         sums = self.opening.decode(vector)
-        for name, number in group(sums, "sent").items():
-            if not 1 <= (count := round(float(number))) <= clients:
-                what = f"{name} is the sum of {count} clients; allowed: 1 to {clients}"
-                raise RunError(f"opening exchange: {what}; begin a new run without the client that is wrong")
+        _check_sent(sums, 1, clients, "opening exchange")
         tests = 0 if self.noise else round(float(sums["tests"]))
         return round(float(sums["samples"])), tests, Total(_those_sent(sums), clients)
 
@@ -264,8 +261,15 @@ class Sums:
         return round(float(self.right.decode(vector)["right"]))
 
     def read(self, vector: Vector, old: Weights, clients: int, round: int) -> Read:
-        """What a round's sum over so many clients says; ``old``: the state dict that the round started from."""
+        """What a round's sum over so many clients says; ``old``: the state dict that the round started from.
+
+        Measures that cannot be are left out: they are each client's own word.
+
+        Raises:
+            RunError: it says that a tensor was sent by more clients than there are, or by fewer than none.
+        """
         sums, share = self.round.decode(vector), self.shares(clients)
+        _check_sent(sums, 0, clients, f"round {round + 1}")
         start = origin(old, self.optimizer, self.parameters)
         of_mean = 1.0 if self.aggregation == "population" else share
         mean = {n: _moved(value, sums[f"model/{n}"] / of_mean) for n, value in _averaged(start).items()}
@@ -279,9 +283,7 @@ class Sums:
                 whole[name], mean[name] = mean[name], _moved(start[name], change)
         sent = {name: value / share for name, value in group(sums, OPTIMIZER).items()}
         sent = {name: value.to(old.get(name, value)) for name, value in sent.items()}
-        loss, losses, accuracy, accuracies = sums["measured"].tolist() if "measured" in sums else [0.0] * 4
-        measured = {"loss": loss / losses} if losses >= 0.5 else {}
-        measured |= {"accuracy": accuracy / accuracies} if accuracies >= 0.5 else {}
+        measured = _means(sums["measured"].tolist(), clients) if "measured" in sums else {}
         device = next(iter(old.values())).device
         total = Total({n: v.to(device) for n, v in _those_sent(sums).items()}, clients, round)
         return Read(mean, whole, sent, total, measured)
@@ -299,6 +301,22 @@ def arrived(tensor: Tensor) -> Vector:
 
 def _type(ring: Ring) -> torch.dtype:
     return torch.int16 if ring.bits == 16 else torch.int32
+
+
+def _means(measured: list[float], clients: int) -> dict[str, float]:
+    """Mean loss and accuracy from the sums of each and of who told it; without what cannot be."""
+    loss, losses, accuracy, accuracies = measured
+    possible = range(1, clients + 1)
+    means = {"loss": loss / losses} if round(losses) in possible else {}
+    told = round(accuracies) in possible and 0 <= accuracy <= accuracies
+    return means | ({"accuracy": accuracy / accuracies} if told else {})
+
+
+def _check_sent(sums: Mapping[str, Tensor], least: int, most: int, where: str) -> None:
+    for name, number in group(sums, "sent").items():
+        if not least <= (count := round(float(number))) <= most:
+            what = f"{name} is the sum of {count} clients; allowed: {least} to {most}"
+            raise RunError(f"{where}: {what}; begin a new run without the client that is wrong")
 
 
 def _sent(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Narrow | Wide]:

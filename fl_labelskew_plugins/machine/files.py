@@ -83,10 +83,13 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
         raise
 
 
-def write_text(path: Path, text: str) -> None:
-    """A text file, as a whole or not at all."""
-    with replacing(path) as part:
-        part.write_text(text, encoding="utf-8")
+def write_text(path: Path, text: str, *, durable: bool = False) -> None:
+    """A text file, as a whole or not at all; ``durable``: on disk when this returns."""
+    with replacing(path) as part, part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def copied(path: Path, to: Path) -> None:

@@ -323,6 +323,12 @@ class CommArgs(Params):
     reconnect_s: float = Field(
         60.0, ge=0, description="cross_silo: how long a silo that lost its connection in a round is waited for"
     )
+    answer_after_s: float | None = Field(
+        None,
+        ge=0,
+        description="cross_silo with secure_aggregation and noise: a silo is ready with a round no sooner than so many"
+        " seconds after it was asked, as the time of training may tell something; default: round_deadline_s / 4",
+    )
     min_clients: Positive | None = Field(
         None, description="cross_silo: uploads that a round needs; default: 2, or 1 where one client joins a round"
     )
@@ -368,6 +374,11 @@ class CommArgs(Params):
         description="cross_silo with secure_aggregation: silos that a round's sum needs to its end; default: all of"
         " the round, or more than two thirds with privacy_args.noise_multiplier",
     )
+
+    @property
+    def answers_after(self) -> float:
+        """``answer_after_s``, or its default."""
+        return self.round_deadline_s / 4 if self.answer_after_s is None else self.answer_after_s
 
     @property
     def largest_change(self) -> float:

@@ -17,6 +17,7 @@ from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.engine import sums, turn
+from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Ring, Wide, parts, trim
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares, wire
 from fl_labelskew_plugins.runtimes.silo.secure.answering import SiloSums
@@ -25,7 +26,8 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError, numbe
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.silo.secure.silo import STEPS, SiloRound
-from fl_labelskew_plugins.runtimes.silo.summed import SummedOpening, SummedUploads
+from fl_labelskew_plugins.runtimes.silo.server import ClientTests
+from fl_labelskew_plugins.runtimes.silo.summed import SummedAnswers, SummedOpening, SummedUploads
 
 ROUND = 1
 CHEATS = {}
@@ -143,6 +145,19 @@ def asks_for_right_answers_under_noise():
 
     sums.Sums.__init__ = init
     SummedOpening.content = property(lambda self: (known := content(self)) and known | {"test_samples": 9})
+
+
+@cheat
+def tests_two_models():
+    """In one round; the second one is the first one halved."""
+    honest = ClientTests.of
+
+    def of(self, weights):
+        if self.server.members.round == ROUND:
+            honest(self, {name: value / 2 for name, value in weights.items()})
+        return honest(self, weights)
+
+    ClientTests.of = of
 
 
 @cheat
@@ -311,6 +326,19 @@ def fails_in_training():
 
 
 @cheat
+def trains_at_once():
+    """What a model does that fails with the first sample; other silos' training is not as fast."""
+    honest = SummedAnswers.turn
+
+    def turn(self, take, client, round, weights, **more):
+        if round == ROUND:
+            return LocalResult(dict(weights), {}, {}, {})
+        return honest(self, take, client, round, weights, **more)
+
+    SummedAnswers.turn = turn
+
+
+@cheat
 def fails_with_a_bug():
     """As tensors of another shape bring about, if a silo holds certain classes."""
 
@@ -332,6 +360,25 @@ def has_a_slow_line():
     """An honest silo: each of its answers to a step leaves 0.4 seconds later."""
     honest = SiloSums.take
     SiloSums.take = lambda self, run, message: (time.sleep(0.4), honest(self, run, message))
+
+
+@cheat
+def sends_its_vector_2_s_late():
+    """An honest silo on a slow line, in that round."""
+    replaced(SiloRound, "mask", lambda silo, honest, *_: (honest(), time.sleep(2))[0])
+
+
+@cheat
+def is_ready_just_in_time():
+    """Half a second before the deadline of the round."""
+    honest = SummedAnswers.send
+
+    def send(self, round, result):
+        if round == ROUND:
+            time.sleep(self.silo.recipe.comm.round_deadline_s - 1)
+        honest(self, round, result)
+
+    SummedAnswers.send = send
 
 
 @cheat

@@ -48,6 +48,9 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, group, num_b
 class Answers:
     """How a silo's answers leave it; as it stands, each by itself."""
 
+    tells_tests = True
+    """Whether the server is told what a test of the global model gave, and so how long it took."""
+
     def __init__(self, silo: SiloClient) -> None:
         self.silo = silo
 
@@ -90,6 +93,10 @@ class Answers:
         meta = upload_meta(result) if self.silo.recipe.comm.send_measures else {}
         tensors = upload_tensors(result, with_state=False)
         self.silo.send(Kind.UPLOAD, SERVER, round=round, meta=meta, tensors=tensors)
+
+    def may_test(self, session: Session, message: Message) -> bool:
+        """Whether this silo tests a model that the server sends."""
+        return True
 
     def tested(self, session: Session, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
         """What leaves this silo of its answer to a test."""
@@ -274,11 +281,11 @@ class SiloClient(Manager):
         sent = num_bytes(upload.upload.values()) + num_bytes(upload.contributions.values())
         self.run_folder.trained(round, result, bytes_up=sent, bytes_down=num_bytes(message.tensors.values()))
         self.upload = (round, upload)
-        self._send_upload()
-        self.transport.audit.sync()
         self.show.note(
             f"round {round + 1}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send"
         )
+        self._send_upload()
+        self.transport.audit.sync()
 
     @property
     def _draws(self) -> bool:
@@ -315,8 +322,10 @@ class SiloClient(Manager):
         facts.number({"round": round}, "round", 0, session.federation.rounds - 1, "TEST")
         weights = group(message.tensors, "model")
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
+        if not self.answers.tells_tests:
+            self.send(Kind.TESTED, SERVER, round=round)
         answer: dict[str, Any] = {}
-        if self.recipe.validation.per_client and len(self.data.test):
+        if self.recipe.validation.per_client and len(self.data.test) and self.answers.may_test(session, message):
             trainer = session.trainer
             logits, labels = trainer.predict(trainer.test_indices[self.client], weights)
             matrix = metrics.confusion(logits.argmax(1), labels, session.federation.num_classes).cpu()
@@ -325,7 +334,8 @@ class SiloClient(Manager):
             if self.recipe.comm.send_measures and self._may_tell(round, message):
                 right = [int(matrix.diag().sum()), int(matrix.sum())]
                 answer = {"accuracy": right, "balanced_accuracy": measures["balanced_accuracy"]}
-        self.send(Kind.TESTED, SERVER, round=round, meta=self.answers.tested(session, message, answer))
+        if self.answers.tells_tests:
+            self.send(Kind.TESTED, SERVER, round=round, meta=self.answers.tested(session, message, answer))
 
     def _may_tell(self, round: int, message: Message) -> bool:
         """Whether the policy allows another test to be told; it is then counted."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,7 @@ from fl_labelskew_registry import Federation, LabelSkewError, RunError, shareabl
 from pydantic import BaseModel
 from torch import Tensor, uint8
 
-from fl_labelskew_plugins.machine.files import read_bytes, replacing
+from fl_labelskew_plugins.machine.files import read_bytes, write_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import show
 from fl_labelskew_plugins.recipe.model import POLICY, Recipe
@@ -92,10 +91,7 @@ class Guard:
             self._refuse("max_answers_per_round", f"another answer to {what}")
         answered.append(question)
         try:
-            with replacing(self.account) as part, part.open("w", encoding="utf-8") as file:
-                json.dump({"policy": self.file, "runs": runs}, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
+            write_text(self.account, json.dumps({"policy": self.file, "runs": runs}, indent=1), durable=True)
         except OSError as error:
             raise RunError(
                 f"{self.account}: cannot be written: {error.strerror}; without the account of its policy this silo "

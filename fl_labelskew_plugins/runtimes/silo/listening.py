@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
 UNREAD = 4
-"""Messages of one silo that wait for their turn; after that, nothing more is read from it."""
+"""Messages of one silo that wait for their turn, also of its earlier connections; then nothing more is read from it."""
+LOOK_S = 0.2
+"""How often a connection whose silo has so many looks whether it is still open."""
 HELLO_S = 10.0
 SILENT = 2
 """Streams that one certificate may hold before HELLO; a further one takes the place of the oldest."""
@@ -64,7 +66,6 @@ class _Connection:
         if self.certificate:
             self.known["fingerprint"] = keys.fingerprint(self.certificate)
         self.outbox = streams.Outbox(audit, lambda: {"rank": self.rank, **self.known})
-        self.slots = threading.Semaphore(UNREAD)
         self.greeted = self.closed = self.gone = False
         self.peer = ""
         """What the door knows it by, once its certificate is one of the federation's."""
@@ -118,6 +119,7 @@ class ServerTransport(Transport):
         self._spool = spool or Spool()
         self._lock = threading.Lock()
         self._connections: dict[_Connection, None] = {}  # the oldest first
+        self._slots = {rank: threading.Semaphore(UNREAD) for rank in range(1, silos + 1)}
         self._present: dict[int, _Connection] = {}
         self._open: dict[int, _Connection] = {}
         self._shown: dict[int, bytes] = {}
@@ -179,9 +181,10 @@ class ServerTransport(Transport):
             # From here on the owner means this connection when it names the rank.
             if arrived.kind == Kind.HELLO:
                 self._open[connection.rank] = connection
-            elif arrived.kind == Kind.LEFT:
+            if arrived.kind == Kind.LEFT:
                 self._open.pop(connection.rank, None)
-            connection.slots.release()
+            else:
+                self._slots[arrived.sender].release()
         return arrived
 
     # -- one thread that sends and one that reads for each connection
@@ -223,8 +226,8 @@ class ServerTransport(Transport):
         timer = _later(HELLO_S, lambda: self._too_late(connection))
         try:
             hashing = streams.Hashing(requests, wanted=self.audit.digests)
-            while self._read(connection, hashing):
-                timer.cancel()
+            while self._read(connection, hashing, timer):
+                pass
         except (streams.CutShortError, self._grpc.RpcError):
             pass  # the connection is lost, which is told as LEFT
         except WireError as error:
@@ -235,20 +238,30 @@ class ServerTransport(Transport):
             timer.cancel()
             connection.outbox.close(flush=False)
 
-    def _read(self, connection: _Connection, requests: streams.Hashing) -> bool:
+    def _read(self, connection: _Connection, requests: streams.Hashing, timer: threading.Timer) -> bool:
         got = streams.received(requests, lambda header: self._admit(connection, header), self._spool)
         if got is None:
             return False
         arrived, facts = got
         self.audit.note("received", rank=arrived.sender, **connection.known, **facts)
         arrived.connection = connection
-        connection.slots.acquire()
-        with self._lock:
+        timer.cancel()
+        slots = self._slots[arrived.sender]
+        while not slots.acquire(timeout=LOOK_S):
             if connection.closed or connection.gone:
                 return False
-            if not connection.greeted:
-                self._greet(connection, arrived.sender)
-            self.arrived.put(arrived)
+        taken = False
+        try:
+            with self._lock:
+                if connection.closed or connection.gone:
+                    return False
+                if not connection.greeted:
+                    self._greet(connection, arrived.sender)
+                self.arrived.put(arrived)
+                taken = True
+        finally:
+            if not taken:
+                slots.release()
         return True
 
     def _admit(self, connection: _Connection, header: Header) -> None:
@@ -297,7 +310,6 @@ class ServerTransport(Transport):
         if connection.peer:
             self._door.leave(connection.peer)
         connection.outbox.close(flush=False)
-        connection.slots.release()
 
     def _turned_out(self, count: int) -> None:
         shown = "" if self.tls is None else "showed no certificate of this federation's authority, or "

@@ -20,7 +20,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import read_text, write_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import parse as recipes
-from fl_labelskew_plugins.recipe.conflicts import fewest_opened, quorum
+from fl_labelskew_plugins.recipe.conflicts import fewest_opened, fewest_summed, quorum
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
@@ -129,7 +129,7 @@ class Members:
     ) -> None:
         self.comm, self.warn, self.go_on = recipe.comm, warn, go_on
         self.quorum, self.fewest_opened = quorum(recipe), fewest_opened(recipe)
-        summed = self.quorum > self.comm.quorum(recipe.train.clients_per_round)
+        summed = recipe.sums_alone and self.quorum == fewest_summed(recipe)
         self.needs = f"comm_args.{'secure_threshold' if summed else 'min_clients'}"
         """Key that says how many silos a round needs."""
         self.clock = ListeningClock(transport, self.tell)
@@ -235,7 +235,7 @@ class Members:
             self.warn(f"silo {client + 1} has not come; going on without it")
 
     def invite(self, round: int, sampled: list[int]) -> list[int]:
-        """Those of a round's sampled clients that are there; waits for who has just left, and for the quorum.
+        """Those of a round's sampled clients that are there; waits for the quorum, and a while for who has left.
 
         In the place of a client that is excluded another one is drawn, where there is one.
 
@@ -243,14 +243,15 @@ class Members:
             RunError: too few of them are there.
         """
         seconds = self.comm.quorum_timeout_s
-        until, over = self.clock.now + seconds, False
+        until, patient, over = self.clock.now + seconds, self.clock.now + self.comm.reconnect_s, False
         clients, needed = sampled, min(self.quorum, len(sampled))
         self.wanted = status.WAITING, "to come back", lambda: [k for k in clients if k not in self.present]
         while True:
             self.read_excluded()
             clients = self._excluded.replaced(sampled, round, self._seed)
             here = [k for k in clients if k in self.present and k not in self.away]
-            returning = not over and any(self._may_return(k) for k in clients)
+            # who comes and goes all the time is waited for no longer than who has left once
+            returning = not over and self.clock.now < patient and any(self._may_return(k) for k in clients)
             if not returning and len(here) >= needed:
                 break
             if over:

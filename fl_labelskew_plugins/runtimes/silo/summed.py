@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -101,12 +102,12 @@ class SummedOpening(Opening):
         assert made is not None
         members.begin(OPENING)
 
-        def there(without: Collection[int]) -> list[int]:
-            until = clock.now + members.comm.quorum_timeout_s
+        def there(without: Collection[int], begun: Collection[int]) -> list[int]:
+            until, only = clock.now + members.comm.quorum_timeout_s, known or set(begun)
             while True:
                 here = members.present - members.excluded - set(without)
-                if (known <= here if known else len(here) >= members.fewest_opened) or not clock.listen(until):
-                    return sorted(here & known if known else here)
+                if (only <= here if only else len(here) >= members.fewest_opened) or not clock.listen(until):
+                    return sorted(here & only if only else here)
 
         clients, vector = self._sums.repeated(self.server.record.run, OPENING, there, made.opening)
         samples, tests, _ = made.read_opening(vector, len(clients))
@@ -169,20 +170,26 @@ class SummedUploads(Uploads):
         self._news = plain(joined(model=server.weights, shared=server.shared))
         about = common_question(server.federation, round, self._news, personalised=self.personalised)
 
-        def ready(without: Collection[int]) -> list[int]:
-            waited, least = [k for k in clients if k not in without], min(members.quorum, len(clients))
+        def ready(without: Collection[int], begun: Collection[int]) -> list[int]:
+            waited = sorted(set(begun) - members.excluded) if begun else [k for k in clients if k not in without]
+            least = min(members.quorum, len(clients))
             if len(waited) < least:
                 what = f"{len(waited)} of at least {least} silos are left without those that failed ({members.needs})"
                 raise RunError(f"{members.where}: {what}; {members.go_on}")
             for client in [client for client in self._ready if client not in members.present]:
                 del self._ready[client]  # until it is back and has trained again
-            self._poll = Poll(members, waited, "uploads", self._ready)
+            self._poll = Poll(members, waited, "uploads", self._ready, least=len(begun) or None)
             for client in members.present.intersection(waited) - self._ready.keys():
                 self.ask(client)
-            return list(self._poll.take())
+            try:
+                return list(self._poll.take())
+            except RunError:
+                if not begun:
+                    raise
+                return sorted(self._ready)
 
         came, vector = self._sums.repeated(self.server.record.run, round, ready, made.round, about)
-        for client in clients:
+        for client in sorted({*clients, *came}):
             verdict = TAKEN if client in came else {"taken": False, "reason": "it is not in the sum"}
             self.server.send(Kind.VERDICT, client + 1, round=round, meta=verdict)
         states = self.rounds.record.states
@@ -262,7 +269,13 @@ def exchanges(server: SiloServer) -> TrainingExchanges:
         server.warn(warning)
     transport, authority = server.transport, _identity(server.transport)[1]
     sums = ServerSums(
-        server.members, authority, server.send, transport.limits, transport.audit, sizes=sizes(server.recipe)
+        server.members,
+        authority,
+        server.send,
+        transport.limits,
+        transport.audit,
+        server.folder,
+        sizes=sizes(server.recipe),
     )
     opening = SummedOpening(server, sums)
     return TrainingExchanges(opening, SummedUploads(server, sums), SummedTests(server, sums, opening))
@@ -278,6 +291,7 @@ class SummedAnswers(Answers):
         silo.transport.limits[Kind.CHECKED] = streams.LIMIT + 3 * POINT * silos**2  # of each its commitments
         self._several_runs = policy is not None and policy.several_runs
         self._noise = recipe.privacy.noise_multiplier is not None
+        self.tells_tests, self._answers_at = not self._noise, 0.0
         if warning := comparable(recipe):
             silo.show.note(warning, log.WARNING)
         self._account, self._question = Account(silo.folder), ""
@@ -351,7 +365,9 @@ class SummedAnswers(Answers):
         """With noise on the sum, the ledger is charged later, for each masked vector that leaves."""
         if not self._noise:
             super().charge(request, round)
-        elif self.silo.ledger is not None:
+            return
+        self._answers_at = time.monotonic() + self.silo.recipe.comm.answers_after
+        if self.silo.ledger is not None:
             self.silo.ledger.check(self.silo.revealed()[1], round=round)
 
     def turn(self, take: Callable[..., LocalResult], *args: Any, **turn: Any) -> LocalResult:
@@ -381,14 +397,33 @@ class SummedAnswers(Answers):
         return LocalResult({VECTOR: travelling(vector)}, {}, {}, {})
 
     def send(self, round: int, result: LocalResult) -> None:
-        """Say that this silo is ready; the sum is made once enough are."""
+        """Say that this silo is ready; the sum is made once enough are.
+
+        With noise it says so ``answer_after_s`` after it was asked: no account bounds what the time of training tells.
+        """
+        key, note = "comm_args.answer_after_s", self.silo.show.note
+        if (left := self._answers_at - time.monotonic()) > 0:
+            note(f"round {round + 1}: ready in {left:.1f} s ({key})")
+            time.sleep(left)
+        elif self._answers_at:
+            what = f"training took longer than {self.silo.recipe.comm.answers_after:g} s ({key})"
+            note(f"round {round + 1}: {what}, and its time may tell the server something; use more", log.WARNING)
+        self._answers_at = 0.0
         self.silo.send(Kind.UPLOAD, SERVER, round=round)
 
-    def tested(self, session: Session, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
-        """Report nothing; keep the right answers for a sum if they are of the opening's test samples.
+    def may_test(self, session: Session, message: Message) -> bool:
+        """With noise, one model a round: no account covers tests, and the server is told nothing of them."""
+        try:
+            if self._noise:
+                question = common_question(session.federation, message.round, message.tensors)
+                self._account.ask(self.silo.run_name, number_of_test(message.round), question)
+        except SecureError as error:
+            self.silo.show.note(str(error), log.WARNING)
+            return False
+        return True
 
-        With noise they are never summed, whatever the server asks for: the privacy account does not cover them.
-        """
+    def tested(self, session: Session, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
+        """Report nothing; keep the right answers for a sum if they are of the opening's test samples."""
         made, round, run = session.sums, number_of_test(message.round), self.silo.run_name
         right, samples = answer.get("accuracy", (0, 0))
         self._tested = None
@@ -433,7 +468,7 @@ class SummedAnswers(Answers):
         """
         silo, round = self.silo, part.attempt.round
         assert silo.session is not None
-        if silo.session.sums is None or round <= OPENING:
+        if silo.session.sums is None:
             return vector
         request = part.roster.hex()
         if silo.ledger is not None:

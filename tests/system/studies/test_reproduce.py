@@ -112,6 +112,7 @@ def test_what_counts_as_another_experiment(file):
         "precision: fp32 -> bf16",
         "partition_method: pcdd -> iid",
         "classes_per_client: 2 -> null",
+        "assignment: fedmr -> null",
     }
 
 

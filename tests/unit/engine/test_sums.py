@@ -145,6 +145,41 @@ def test_what_clients_tell_is_told_as_means():
     assert run.made.sums.round.decode(silent)["measured"].tolist() == [0.0] * 4
 
 
+def test_measures_that_cannot_be_are_left_out():
+    """One client of three tells an accuracy of 40, or that 50 clients told theirs."""
+    made = Federation(SECURE).made
+    vector = made.sums.round.zeros()
+    for measured in ([0.5, 1, 0.25, 1], [0.5, 1, 40, 1]), ([0.5, 50, 0.25, 50],), ([0.5, -1, 0.25, -1],):
+        total = made.sums.round.zeros()
+        for numbers in measured:
+            zeros = made.sums.round.decode(vector) | {"measured": torch.tensor(numbers, dtype=torch.float64)}
+            made.sums.round.add(total, made.sums.round.encode(zeros, share=0, where="", words={}))
+        read = made.sums.read(total, made.start, 3, 0).measured
+        assert read == ({"loss": 0.5} if len(measured) == 2 else {})
+
+
+@pytest.mark.parametrize("method", ["fedmr", "fedproc", "fd"])
+@pytest.mark.parametrize("name", ["sums", "counts", "outputs", "held"])
+def test_a_client_that_denies_what_all_have_sent(method, name):
+    """The sum then says that nobody sent it, or fewer than nobody; the run goes on, or ends with a line."""
+    run = Federation(f"method_args.method={method}", SECURE)
+    entries = run.made.sums.round.entries
+    if f"sent/{name}" not in entries:
+        return
+    for denied in (2, 3):
+        total = run.made.sums.round.zeros()
+        for client, result in run.results(0, [0, 1]):
+            run.made.sums.round.add(total, run.made.sums.added(client, 0, run.made.start, result))
+        nothing = run.made.sums.round.decode(run.made.sums.round.zeros())
+        minus = nothing | {f"sent/{name}": torch.tensor(-float(denied))}
+        run.made.sums.round.add(total, run.made.sums.round.encode(minus, share=0, where="", words={}))
+        if denied == 2:
+            run.server.run_sum([0, 1], total)
+            continue
+        with pytest.raises(RunError, match=f"{name} is the sum of -1 clients; allowed: 0 to 2; begin a new run"):
+            run.server.run_sum([0, 1], total)
+
+
 def test_a_tensor_that_nobody_sent_is_missing_and_those_of_others_are_not(monkeypatch):
     seen = []
     monkeypatch.setattr(FedMR, "combine", lambda self, total, shared: seen.append(total) or shared)

@@ -19,7 +19,7 @@ from fl_labelskew_registry import LabelSkewError, shareable
 from pydantic import BaseModel
 
 from fl_labelskew_plugins.engine.ring import Vector
-from fl_labelskew_plugins.machine.files import check_regular, read_bytes, read_text, replacing
+from fl_labelskew_plugins.machine.files import check_regular, read_bytes, read_text, replacing, write_text
 from fl_labelskew_plugins.recipe.model import POLICY
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, Attempt, SecureError, SitsOutError, listed
 
@@ -49,11 +49,14 @@ class Account:
         self.file, self.joined = folder / NAME, folder / JOINED
         self._read()
 
-    def check(self, attempt: Attempt, there: list[int]) -> None:
-        """Raise SitsOutError if this round's sum, or of a test the run's opening, was opened with other silos."""
+    def check(self, attempt: Attempt, there: list[int], *, final: bool = True) -> None:
+        """Raise SitsOutError if this round's sum, or of a test the run's opening, was opened with other silos.
+
+        ``final``: whether ``there`` is who is in the sum; else some of them may still be lost.
+        """
         opened = self._read().runs.get(attempt.run, {})
         before = opened.get(OPENING, []) if attempt.round < OPENING else opened.get(attempt.round)
-        if before is not None and before != there:
+        if before is not None and (before != there if final else not {*before} <= {*there}):
             what = f"this silo has opened its sum of {listed(before)}, and is now asked for that of {listed(there)}"
             raise SitsOutError(f"{attempt.where}: {what}; the two would differ by single uploads ({self.file})")
 
@@ -131,8 +134,7 @@ class Account:
             agree = f"to agree, remove {self.joined}, or set {POLICY}.several_runs in the silo's file"
             raise shareable(LabelSkewError(f"{what}; {agree}"), what)
         try:
-            with replacing(self.joined) as part:
-                part.write_text(run, encoding="ascii")
+            write_text(self.joined, run, durable=True)
         except OSError as error:
             raise SecureError(
                 f"{self.joined} cannot be written ({error.strerror}); this silo answers nothing"
@@ -177,10 +179,7 @@ class Account:
 
     def _write(self, opened: Opened, where: str, does: str) -> None:
         try:
-            with replacing(self.file) as part, part.open("w", encoding="utf-8") as file:
-                json.dump(opened.model_dump(), file)
-                file.flush()
-                os.fsync(file.fileno())
+            write_text(self.file, json.dumps(opened.model_dump()), durable=True)
         except OSError as error:
             what = f"{self.file} cannot be written ({error.strerror})"
             raise SecureError(f"{where}{what}, and without that account this silo {does} nothing") from None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from fl_labelskew_registry import RunError
@@ -12,7 +13,9 @@ from torch import Tensor
 from fl_labelskew_plugins.engine.ring import Ring, Vector
 from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.files import read_text
 from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
+from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
 from fl_labelskew_plugins.runtimes.silo.secure import wire
@@ -31,10 +34,15 @@ from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 
 TRIES = 3
 """Attempts at one sum with the same silos."""
+BEGUN = "begun_sum.json"
+"""In the server's folder: the last sum that silos were asked to open, and whose it is. They open no other of its round.
+"""
 LEAST_S = 5.0
 """Seconds of each step at least, of a deadline of ten times as many or more."""
 SHARES = {kind: 5 if kind is Kind.MASKED else 1 for kind in wire.STEPS}
 """How the time of an attempt is divided among its steps: the vectors are what takes long on a slow line."""
+FOR_VECTORS = 1 / 4
+"""Share of ``round_deadline_s`` that the vectors have at least, however late a silo was ready to send its own."""
 Said = tuple[dict[str, Any], dict[str, Tensor]]
 """What a silo is told at a step, beside which attempt it is: a mapping, and tensors."""
 
@@ -46,6 +54,7 @@ class ServerSums:
         members: who is there.
         send: sends a message.
         limits: bytes of a message of each kind, at most; changed here.
+        folder: of the server's run.
         sizes: numbers of silos of a round's sum.
     """
 
@@ -56,15 +65,16 @@ class ServerSums:
         send: Callable[..., None],
         limits: dict[Kind, int],
         audit: Audit,
+        folder: RunFolder,
         *,
         sizes: Callable[[int], Sizes],
     ) -> None:
         self._members, self._authority, self._send, self._limits = members, authority, send, limits
-        self._audit, self._sizes = audit, sizes
+        self._audit, self._folder, self._sizes = audit, folder, sizes
         self._numbers: dict[int, int] = {}
         self._faults: Counter[int] = Counter()
         self._lost: set[int] = set()
-        self._seconds = 0.0
+        self._seconds, self._patience = 0.0, 1
         self._attempt = Attempt("", OPENING, 0, 32, 0, Sizes(LEAST_SUMMED, LEAST_SUMMED, LEAST_SUMMED))
         self._kind = Kind.KEYS
         self._said: Callable[[int], Said] = lambda rank: ({}, {})
@@ -73,17 +83,19 @@ class ServerSums:
         self._close()
 
     def repeated(
-        self, run: str, round: int, who: Callable[[set[int]], list[int]], ring: Ring, question: str = ""
+        self, run: str, round: int, who: Callable[[set[int], set[int]], list[int]], ring: Ring, question: str = ""
     ) -> tuple[list[int], Vector]:
         """Attempts at one sum, see :meth:`total`, until one goes well.
 
-        ``who`` is called before each: whose vectors, without these silos; it may wait. Left out is a silo that has
-        cheated, or failed in two attempts, or in one if a sum does not need it.
+        ``who`` is called before each: whose vectors, without these silos, or of none but these; it may wait. Left out
+        is a silo that has cheated, or failed in two attempts, or in one if a sum does not need it. A sum that some
+        silos may have opened is repeated over the same ones, also by a resumed server.
 
         Raises:
             RunError: too few are left, or the same silos have failed :data:`TRIES` times.
         """
         self._faults.clear()
+        self._patience = 1
         tries: Counter[tuple[int, ...]] = Counter()
         clients: list[int] = []
         while True:
@@ -91,7 +103,11 @@ class ServerSums:
             without = {client for client in failed if self._faults[client] > 1}
             if round != OPENING and len(set(clients) - failed) >= self._members.quorum:
                 without = failed
-            clients = who(without)
+            begun = self._begun(round)
+            clients = who(set() if begun else without, begun)
+            if missing := begun.difference(clients):
+                what = f"its sum was begun over {_silos(begun)}, and {_silos(missing)} cannot be reached"
+                raise RunError(f"{self._members.where}: {what}; {self._members.go_on} once it can, or begin a new run")
             try:
                 return self.total(run, round, clients, ring, question)
             except SecureError as error:
@@ -120,7 +136,7 @@ class ServerSums:
         self._limits[Kind.MASKED] = streams.LIMIT + 4 * ring.size
         facts, server, members = about(run, round, number), ServerRound(attempt, self._authority), self._members
         self._lost = set()
-        self._seconds = (members.deadline() - members.clock.now) / 2  # the rest is for other attempts
+        self._seconds = members.deadline() - members.clock.now
         try:
             there, lost, total = self._steps(server, clients)
         except SecureError as error:
@@ -146,7 +162,7 @@ class ServerSums:
             Kind.KEYS, clients, lambda rank: ({}, {}), lambda rank, got: server.advertised(rank, alone(rank, got))
         )
         if attempt.round < OPENING and (missing := set(clients).difference(here)):
-            raise attempt.error(f"{listed([client + 1 for client in missing])} sent no keys")
+            raise attempt.error(f"{_silos(missing)} sent no keys")
         roster = wire.tensors(server.roster())
         here = self._step(
             Kind.SHARES,
@@ -175,6 +191,8 @@ class ServerSums:
             lambda rank, got: server.agreed(rank, alone(rank, got)),
         )
         signatures = wire.tensors(server.signatures())
+        if attempt.round >= OPENING:
+            self._folder.write_json(BEGUN, {"round": attempt.round, "clients": [rank - 1 for rank in there]})
         self._step(
             Kind.REVEALED,
             here,
@@ -192,7 +210,8 @@ class ServerSums:
     ) -> list[int]:
         """Ask these clients, and wait for all who may still answer; who has.
 
-        No step can take the time of later ones, so that a silo which is silent at one makes no other one late.
+        No step can take the time of later ones, so that a silo which is silent at one makes no other one late. If so
+        few send vectors in time that there is no sum, the next attempt gives them twice as long, and nobody has failed.
         """
         self._kind, self._said, self._taken = kind, said, taken
         members, answers = self._members, dict[int, bool]()
@@ -201,16 +220,26 @@ class ServerSums:
         share = SHARES[kind] / sum(SHARES.values())
         if self._attempt.round == OPENING and kind is Kind.KEYS:
             share = 0.5  # silos build their networks before they answer
-        least = min(LEAST_S, members.comm.round_deadline_s / 10)
+        whole = members.comm.round_deadline_s
+        least = whole * FOR_VECTORS * self._patience if kind is Kind.MASKED else min(LEAST_S, whole / 10)
         deadline = members.clock.now + max(share * self._seconds, least)
         self._poll = Poll(members, clients, wire.STEPS[kind], answers, least=0, deadline=deadline)
         for client in clients:
             self._ask(client)
         for _ in self._poll.take():
             pass
-        for client in set(clients) - answers.keys() - self._lost:
-            self._fault(client)
+        silent = set(clients) - answers.keys() - self._lost
+        slow = kind is Kind.MASKED and len(answers) < self._attempt.sizes.at_least
+        self._patience *= 2 if slow else 1
+        for client in silent:
+            self._fault(client, 0 if slow else 1)
         return sorted(answers)
+
+    def _begun(self, round: int) -> set[int]:
+        """Clients of a sum of this round that some silos may have opened; empty if there is none."""
+        file = self._folder.path / BEGUN
+        begun = json.loads(read_text(file)) if file.exists() else {}
+        return set(begun["clients"]) if begun.get("round") == round else set()
 
     def came(self, client: int, *, same_process: bool) -> None:
         """A silo has come back: asked again, or left out of the attempt where its process, and so its keys, are new."""
@@ -255,3 +284,7 @@ class ServerSums:
         """Nobody is asked any more, and nothing is kept of the attempt."""
         self._poll = Poll(self._members, [], "", {}, least=0)
         self._said, self._taken = lambda rank: ({}, {}), lambda rank, got: None
+
+
+def _silos(clients: Collection[int]) -> str:
+    return listed([client + 1 for client in clients])

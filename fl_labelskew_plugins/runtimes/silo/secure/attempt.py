@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.engine.ring import Vector, parts, unit
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import clean, few
 from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 
 LEAST = LEAST_SUMMED
@@ -143,4 +143,4 @@ def listed(ranks: Collection[int]) -> str:
     >>> listed([3, 1])
     'silos 1, 3'
     """
-    return f"silo{'' if len(ranks) == 1 else 's'} {', '.join(map(str, sorted(ranks)))}"
+    return f"silo{'' if len(ranks) == 1 else 's'} {few([str(rank) for rank in sorted(ranks)], 100)}"

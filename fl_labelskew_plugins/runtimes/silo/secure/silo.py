@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from fl_labelskew_plugins.engine.ring import Vector, trim
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, Attempt, SitsOutError, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, OPENING, Attempt, SitsOutError, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert, Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.secure.shares import Way
 
@@ -37,8 +37,8 @@ class SiloRound:
     """A silo, by its rank from 1, in one attempt; its secrets are in memory alone, and end with it.
 
     ``least``: silos that a sum has to be of, by this silo's own policy; ``noisy`` adds noise of this attempt to the
-    vector, once all checks of the step have passed. All steps raise :class:`SecureError` where the server, or a silo
-    behind it, does not keep to the protocol, and each can be taken once.
+    vector of a round, once all checks of the step have passed. All steps raise :class:`SecureError` where the server,
+    or a silo behind it, does not keep to the protocol, and each can be taken once.
     """
 
     def __init__(
@@ -143,8 +143,10 @@ class SiloRound:
             if not self._authority.signed(rank, self._adverts[rank], signature, text):
                 raise attempt.error(f"silo {rank} has not signed that all shares fit")
         self._enough(sharing, "share masks")
+        self._account.check(attempt, sorted(sharing), final=False)  # before anything is charged
         self._shares = {rank: self._shares[rank] for rank in sharing}
-        vector = self._account.only(attempt, vector) if self._noisy is None else self._noisy(self, vector)
+        noisy = None if attempt.round <= OPENING else self._noisy
+        vector = self._account.only(attempt, vector) if noisy is None else noisy(self, vector)
         masked = attempt.vector(vector, "what this silo would send").copy()
         masks.add_own(masked, self._seed, self.rank, attempt)
         for peer in self._shares.keys() - {self.rank}:

@@ -287,7 +287,7 @@ def test_each_test_sample_is_tested_once_a_tested_round(jobs):
 def test_diagnostics_beside_training_are_those_of_one_process(jobs, forker, tmp_path):
     sp = alone(forker, jobs / "recipe.yaml", tmp_path, *OTHERS["watched"])
     files = sorted(file.name for file in (sp / "diagnostics").iterdir())
-    assert len(files) == 6  # lines of each, and the points of features_2d
+    assert len(files) == 5  # lines of each, and the points of features_2d
     assert files == sorted(file.name for file in (jobs / "watched" / "diagnostics").iterdir())
     for name in files:
         here, there = (run / "diagnostics" / name for run in (sp, jobs / "watched"))

@@ -303,6 +303,22 @@ def test_a_silo_that_sends_without_end_is_not_read_any_more(start):
     assert [arrived.round for arrived in server.got[1:]] == list(range(QUEUED - 2))
 
 
+def test_a_silo_that_comes_and_goes_fills_no_queue(start, certificates):
+    """Messages of its earlier connections count, too."""
+    server, tls = start(tls=True), files(certificates, "silo-1")
+    sent = [*chunks(Kind.HELLO)] + 9 * [*chunks(Kind.UPLOAD, a=torch.zeros(2**16))]
+    for _ in range(5):
+        credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+        with grpc.secure_channel(server.transport.address, credentials) as channel:
+            call = channel.stream_stream(RPC)(iter(sent))
+            time.sleep(0.5)
+            call.cancel()
+    time.sleep(1)
+    arrived = server.transport.arrived
+    waiting = [arrived.get_nowait().kind for _ in range(arrived.qsize())]
+    assert len([kind for kind in waiting if kind in (Kind.HELLO, Kind.UPLOAD)]) == UNREAD
+
+
 def test_a_process_that_fails_ends():
     process = script("""
         print("up", flush=True)

@@ -94,7 +94,7 @@ def test_data_of_ones_own_make_runs_of_their_own(write, tmp_path):
 @pytest.mark.parametrize("file", sorted(SWEEPS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_sweeps_that_come_with_the_source(file, fashion_mnist):
     planned = plan.plan(file, [fashion_mnist] if "fmnist" in file.stem else [])
-    assert file.read_text().startswith(f"# labelskew sweep sweeps/{file.name}\n")
+    assert file.read_text().startswith(f"# labelskew sweep sweeps/{file.name}")
     assert len({json.dumps(each.recipe.resolved(), sort_keys=True) for each in planned}) == len(planned)
 
 

@@ -63,6 +63,16 @@ def test_who_has_left_is_waited_for_for_a_while(members):
     assert members.invite(1, [0, 1, 2]) == [0, 1, 2]
 
 
+def test_who_comes_and_goes_is_waited_for_no_longer_than_who_left_once(members):
+    """It is away whenever the server looks, for quorum_timeout_s."""
+    members.comm = members.comm.model_copy(update={"quorum_timeout_s": 60.0})
+    honest = members.clock.listen
+    members.clock.listen = lambda until: (honest(until), members.came(1), members.left(1))[0]
+    members.left(1)
+    assert members.invite(0, [0, 1, 2]) == [0, 2]
+    assert members.clock.now < 5
+
+
 # The clock
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import time
+from datetime import datetime
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ WAITS = [SECURE, "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=60"]
 FEDSHIFT = "method_args.method=fedshift"
 FOUR = [*WAITS, "train_args.client_num_in_total=4", FEDSHIFT]
 NOISE = ["method_args.method=fedavg", "privacy_args.noise_multiplier=0.5", "privacy_args.clip=1"]
+NOISE += ["comm_args.answer_after_s=0.2"]
 NOISY = [*FOUR, *NOISE, "comm_args.secure_threshold=3"]
 """With noise, a sum needs three of the four silos."""
 
@@ -46,6 +48,12 @@ def secure(federation, certificates):
 def audited(folder, event):
     lines = map(json.loads, (folder / "audit.jsonl").read_text().splitlines())
     return [line for line in lines if line["event"] == event]
+
+
+def charged(federation, rank):
+    """Rounds that a silo's ledger was charged for; -1: the opening."""
+    lines = (federation.folder / f"silo-{rank}" / "privacy.jsonl").read_text().splitlines()
+    return [json.loads(line)["round"] for line in lines]
 
 
 def killed(*processes):
@@ -335,8 +343,7 @@ def test_with_noise_a_silo_that_fails_sends_noise_and_no_reason(secure):
     known = server.text.partition("round 1/")[2].replace("silos 1, 2, 3", "")
     assert "silo 2" not in known.replace("silo 2 has left", "")  # as each silo does after the last round
     assert left_out(federation) == [[], [], []]
-    ledger = (federation.folder / "silo-2" / "privacy.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in ledger] == [-1, 0, 1, 2]
+    assert charged(federation, 2) == [-1, 0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -415,9 +422,7 @@ def test_a_silo_that_is_silent_at_a_step(secure, kind):
     came = kind in (Kind.THERE, Kind.REVEALED)
     assert left_out(federation) == [[], [] if came else [3], [3]]
     assert f"round 2: silo 4 sent no {wire.STEPS[kind]} in time; left out until it speaks again" in server.text
-    for rank in (1, 2, 3):
-        ledger = (federation.folder / f"silo-{rank}" / "privacy.jsonl").read_text().splitlines()
-        assert [json.loads(line)["round"] for line in ledger] == [-1, 0, 1, 2]
+    assert [charged(federation, rank) for rank in (1, 2, 3)] == [[-1, 0, 1, 2]] * 3
     killed(silent)
 
 
@@ -435,9 +440,73 @@ def test_a_silo_whose_policy_needs_more_silos_is_not_charged_for_a_lost_one(secu
     assert "silo 3 takes no part: " in server.text
     assert "3 silos share masks, and this silo takes part with 4 at least" in server.text
     assert "error: round 2: 3 of at least 4 uploads came" in server.text
-    ledger = (federation.folder / "silo-3" / "privacy.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in ledger] == [-1, 0]
+    assert charged(federation, 3) == [-1, 0]
     killed(*silos)
+
+
+def test_two_silos_killed_in_the_last_step_are_waited_for(secure):
+    """Some may have opened the sum, so no silo would open that of the others; nobody is charged in vain."""
+    federation = secure(*NOISY)
+    server, silos = federation.server(), federation.silos(1, 2)
+    victims = [federation.silo(rank, cheat="dies_at_reveal") for rank in (3, 4)]
+    assert [victim.wait() for victim in victims] == [-signal.SIGKILL] * 2
+    server.says("2 silos have revealed their shares, and it needs 3 at least")
+    finished(*federation.silos(3, 4), server, *silos)
+    assert left_out(federation) == [[], [], []]
+    assert [charged(federation, rank) for rank in (1, 2, 3, 4)] == [[-1, 0, 1, 1, 2]] * 4
+
+
+def test_a_resumed_server_waits_for_the_silos_of_a_sum_that_some_may_have_opened(secure):
+    federation = secure(*NOISY, "comm_args.quorum_timeout_s=3")
+    server, silos = federation.server(), federation.silos(1, 2)
+    victims = [federation.silo(rank, cheat="dies_at_reveal") for rank in (3, 4)]
+    assert server.wait() == 1
+    line = "error: round 2: its sum was begun over silos 1, 2, 3, 4, and silos 3, 4 cannot be reached; run "
+    assert line in server.text
+    killed(*silos, *victims)
+    assert charged(federation, 1) == [-1, 0, 1]
+    finished(federation.server(resume=True), *federation.silos(1, 2, 3, 4))
+    assert [charged(federation, rank) for rank in (1, 4)] == [[-1, 0, 1, 1, 2]] * 2
+
+
+def test_a_silo_that_is_ready_just_in_time_makes_no_slow_line_late(secure):
+    """Vectors have a quarter of the deadline; what was left of it, divided among the steps, was a sixteenth."""
+    federation = secure(*NOISY, "comm_args.round_deadline_s=12")
+    honest = [federation.silo(rank, cheat="sends_its_vector_2_s_late") for rank in (1, 2, 3)]
+    server, late = federation.server(), federation.silo(4, cheat="is_ready_just_in_time")
+    finished(server, *honest, late)
+    assert left_out(federation) == [[], [], []]
+    assert charged(federation, 1) == [-1, 0, 1, 2]
+
+
+def test_more_slow_lines_than_a_sum_can_lose_are_given_more_time(secure):
+    federation = secure(*NOISY, "comm_args.round_deadline_s=5")
+    slow = [federation.silo(rank, cheat="sends_its_vector_2_s_late") for rank in (3, 4)]
+    server = federation.server()
+    finished(server, *federation.silos(1, 2), *slow)
+    assert left_out(federation) == [[], [], []]
+    assert "nothing is opened, and it is repeated with new masks" in server.text
+
+
+def test_the_time_of_an_answer_does_not_tell_how_long_training_took(secure):
+    """With the model of a server that cheats, training may end at once for who has a known sample."""
+    federation = secure(*NOISE, "comm_args.answer_after_s=3")
+    server, silos = federation.server(), federation.silos(1, 3)
+    finished(server, *silos, federation.silo(2, cheat="trains_at_once"))
+    for rank in (1, 2, 3):
+        folder, at = federation.folder / f"silo-{rank}", {}
+        for line in audited(folder, "received") + audited(folder, "sent"):
+            if line["round"] == ROUND:
+                at[line["kind"]] = datetime.fromisoformat(line["time"].replace("Z", "+00:00"))
+        assert (at["UPLOAD"] - at["TRAIN"]).total_seconds() >= 2.9, rank
+
+
+def test_with_noise_a_silo_tests_one_model_a_round_and_says_nothing_of_it(secure):
+    federation = secure(*NOISE, "comm_args.send_measures=true")
+    server, silos = federation.server(cheat="tests_two_models"), federation.silos()
+    finished(server, *silos)
+    line = "round 2: the server asks something else than before in this round of this run"
+    assert all(line in silo.text for silo in silos)
 
 
 def test_a_silo_that_denies_its_opening(secure):
