@@ -362,10 +362,13 @@ def has_a_slow_line():
     SiloSums.take = lambda self, run, message: (time.sleep(0.4), honest(self, run, message))
 
 
-@cheat
-def sends_its_vector_2_s_late():
+def sends_its_vector_late(seconds):
     """An honest silo on a slow line, in that round."""
-    replaced(SiloRound, "mask", lambda silo, honest, *_: (honest(), time.sleep(2))[0])
+    replaced(SiloRound, "mask", lambda silo, honest, *_: (honest(), time.sleep(seconds))[0])
+
+
+for seconds in (2, 5):
+    CHEATS[f"sends_its_vector_{seconds}_s_late"] = partial(sends_its_vector_late, seconds)
 
 
 @cheat

@@ -21,7 +21,14 @@ from pydantic import BaseModel
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.machine.files import check_regular, read_bytes, read_text, replacing, write_text
 from fl_labelskew_plugins.recipe.model import POLICY
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, Attempt, SecureError, SitsOutError, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
+    OPENING,
+    Attempt,
+    SecureError,
+    SitsOutError,
+    listed,
+    where,
+)
 
 NAME, JOINED = "secure.json", "joined_run"
 KEPT = "secure_vector_{}.npz"
@@ -160,9 +167,9 @@ class Account:
             return
         if before is not None:
             what = "the server asks something else than before in this round of this run, and could compare two answers"
-            raise SecureError(f"round {round + 1}: {what} ({self.file}); begin a new run")
+            raise SecureError(f"{where(round)}: {what} ({self.file}); begin a new run")
         opened.questions[run][round] = question
-        self._write(opened, f"round {round + 1}: ", "answers")
+        self._write(opened, f"{where(round)}: ", "answers")
 
     def count(self, run: str, samples: int) -> None:
         """Write down the number of all silos' training samples, as the server says; once in a run.
@@ -177,12 +184,12 @@ class Account:
             raise shareable(LabelSkewError(what))
         self._write(opened, "", "answers")
 
-    def _write(self, opened: Opened, where: str, does: str) -> None:
+    def _write(self, opened: Opened, begins: str, does: str) -> None:
         try:
             write_text(self.file, json.dumps(opened.model_dump()), durable=True)
         except OSError as error:
             what = f"{self.file} cannot be written ({error.strerror})"
-            raise SecureError(f"{where}{what}, and without that account this silo {does} nothing") from None
+            raise SecureError(f"{begins}{what}, and without that account this silo {does} nothing") from None
 
     def _read(self) -> Opened:
         try:

@@ -74,7 +74,7 @@ class ServerSums:
         self._numbers: dict[int, int] = {}
         self._faults: Counter[int] = Counter()
         self._lost: set[int] = set()
-        self._seconds, self._patience = 0.0, 1
+        self._seconds, self._slow, self._for_vectors = 0.0, False, FOR_VECTORS * members.comm.round_deadline_s
         self._attempt = Attempt("", OPENING, 0, 32, 0, Sizes(LEAST_SUMMED, LEAST_SUMMED, LEAST_SUMMED))
         self._kind = Kind.KEYS
         self._said: Callable[[int], Said] = lambda rank: ({}, {})
@@ -95,7 +95,7 @@ class ServerSums:
             RunError: too few are left, or the same silos have failed :data:`TRIES` times.
         """
         self._faults.clear()
-        self._patience = 1
+        self._slow, self._for_vectors = False, FOR_VECTORS * self._members.comm.round_deadline_s
         tries: Counter[tuple[int, ...]] = Counter()
         clients: list[int] = []
         while True:
@@ -107,7 +107,8 @@ class ServerSums:
             clients = who(set() if begun else without, begun)
             if missing := begun.difference(clients):
                 what = f"its sum was begun over {_silos(begun)}, and {_silos(missing)} cannot be reached"
-                raise RunError(f"{self._members.where}: {what}; {self._members.go_on} once it can, or begin a new run")
+                use = "bring them back, or begin a new run without them"
+                raise RunError(f"{self._members.where}: {what}; {use}; {self._members.go_on}")
             try:
                 return self.total(run, round, clients, ring, question)
             except SecureError as error:
@@ -220,8 +221,11 @@ class ServerSums:
         share = SHARES[kind] / sum(SHARES.values())
         if self._attempt.round == OPENING and kind is Kind.KEYS:
             share = 0.5  # silos build their networks before they answer
-        whole = members.comm.round_deadline_s
-        least = whole * FOR_VECTORS * self._patience if kind is Kind.MASKED else min(LEAST_S, whole / 10)
+        least, for_vectors = min(LEAST_S, members.comm.round_deadline_s / 10), self._for_vectors
+        if kind is Kind.MASKED:
+            least = for_vectors
+        elif kind is Kind.KEYS and self._slow:
+            least = for_vectors / 2  # as long again as the vectors had, which may still be on their way
         deadline = members.clock.now + max(share * self._seconds, least)
         self._poll = Poll(members, clients, wire.STEPS[kind], answers, least=0, deadline=deadline)
         for client in clients:
@@ -230,7 +234,8 @@ class ServerSums:
             pass
         silent = set(clients) - answers.keys() - self._lost
         slow = kind is Kind.MASKED and len(answers) < self._attempt.sizes.at_least
-        self._patience *= 2 if slow else 1
+        if slow:
+            self._slow, self._for_vectors = True, 2 * for_vectors
         for client in silent:
             self._fault(client, 0 if slow else 1)
         return sorted(answers)
