@@ -1,4 +1,4 @@
-"""What docs/security.md lists of the wire, and what a proxy recorded held against it, to the last byte."""
+"""What docs/wire.md lists of the wire, and what a proxy recorded held against it, to the last byte."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from wiretap import payloads
 
 from fl_labelskew_plugins.runtimes.transport import Kind
 
-PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")
 
 
 def rows(head):
@@ -133,7 +133,7 @@ class Wire:
 
     def _field(self, kind, sender, name):
         here = [f for f in FIELDS if (f.message, f.sender) == (kind, sender) and fnmatchcase(name, f.name)]
-        assert len(here) == 1, f"docs/security.md lists {len(here)} fields {name} of {kind} that the {sender} sends"
+        assert len(here) == 1, f"docs/wire.md lists {len(here)} fields {name} of {kind} that the {sender} sends"
         self.seen.add(here[0])
         return here[0]
 
@@ -145,8 +145,8 @@ class Wire:
         missing = [
             f for f in FIELDS if f not in came and (f.when in whens or (f.when == "always" and f.message in kinds))
         ]
-        assert not odd, f"came where docs/security.md does not say so: {odd}"
-        assert not missing, f"did not come, though docs/security.md lists it: {missing}"
+        assert not odd, f"came where docs/wire.md does not say so: {odd}"
+        assert not missing, f"did not come, though docs/wire.md lists it: {missing}"
         for sender, listed in HEADERS.items():
             names = {name for headers in self.headers[sender] for name in headers}
             assert names == listed, f"HTTP headers of the {sender}: {names ^ listed}"

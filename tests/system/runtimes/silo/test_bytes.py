@@ -1,4 +1,4 @@
-"""Whole runs read off the wire, both ways, to the last byte: what docs/security.md lists travels, and nothing else."""
+"""Whole runs read off the wire, both ways, to the last byte: what docs/wire.md lists travels, and nothing else."""
 
 import getpass
 import json
