@@ -1,10 +1,10 @@
-"""How does a server learn the sum of what silos send, and nothing else? One round of masks, without any network.
+"""Secure aggregation: a server learns the sum of the silos' vectors, and nothing else.
 
-After Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017
-(https://doi.org/10.1145/3133956.3133982), figure 4, with its check against an active server. What differs: keys are
-made anew for each attempt and signed each time, a secret is 16 bytes that keys are derived from, and silos commit
-themselves to the shares that they deal, so that a wrong one is known, and whose it is.
+Protocol: Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017
+(https://doi.org/10.1145/3133956.3133982), figure 4, with its consistency check against an active server. Differences:
+keys are new and signed in each attempt, and silos commit to the shares that they deal, so that wrong shares and their
+dealer are detected.
 
-Messages are ``{rank: bytes}``, and vectors of the ring. :mod:`.silo` and :mod:`.server` are the two sides; nothing here
-sends. Needs cryptography and pycryptodome.
+:mod:`.silo` and :mod:`.server` are the two sides, without any network; :mod:`.asking` and :mod:`.answering` connect
+them. Messages are ``{rank: bytes}`` and vectors of the ring. Needs cryptography and pycryptodome.
 """

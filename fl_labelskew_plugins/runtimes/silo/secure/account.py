@@ -1,9 +1,9 @@
-"""A silo's account of the sums that it has helped to open: of one round, one set of silos, also after a restart.
+"""A silo's record of the sums that it has helped to open. It outlives restarts.
 
-Of two sums over sets that differ in one silo, the difference is what that one has sent; of two sums over one set, of
-which one silo was asked something else, that of its two answers. So of one round it takes one question, too. Without
-noise it adds one vector to a round, even if its data or settings have changed since. Numbers of right answers change
-little from round to round, so all sums of them are over the silos of the opening.
+Two sums over sets that differ in one silo reveal that silo's vector. So a silo opens sums of a round only over one set.
+Two sums in which one silo answered different requests reveal the difference of its answers. So a silo answers one
+request per round. Without noise it adds the same vector to all sums of a round, even if its data or settings have
+changed. Numbers of right answers change little between rounds, so all sums of them are over the silos of the opening.
 """
 
 from __future__ import annotations
@@ -32,12 +32,16 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
 
 NAME, JOINED = "secure.json", "joined_run"
 KEPT = "secure_vector_{}.npz"
-"""The vector of the last sum of its kind: ``opening``, ``round`` or ``test``."""
+"""File of the vector of the last sum of a kind: ``opening``, ``round`` or ``test``."""
 
 
 class Opened(BaseModel):
-    """The file: by run and round, the ranks in the sum that was opened, and the digest of the question to this silo; by
-    run, the number of all silos' training samples.
+    """The file's content.
+
+    Args:
+        runs: ranks in the opened sum, by run and round.
+        questions: digest of the request to this silo, by run and round.
+        samples: all silos' training samples, by run.
     """
 
     runs: dict[str, dict[int, list[int]]]
@@ -46,7 +50,7 @@ class Opened(BaseModel):
 
 
 class Account:
-    """The account in a silo's folder.
+    """The record in a silo's folder.
 
     Raises:
         LabelSkewError: it cannot be read.
@@ -57,9 +61,9 @@ class Account:
         self._read()
 
     def check(self, attempt: Attempt, there: list[int], *, final: bool = True) -> None:
-        """Raise SitsOutError if this round's sum, or of a test the run's opening, was opened with other silos.
+        """Raise SitsOutError if the sum of this round (of a test: the run's opening) was opened over other silos.
 
-        ``final``: whether ``there`` is who is in the sum; else some of them may still be lost.
+        ``final``: whether ``there`` are the silos in the sum; otherwise some of them may still be lost.
         """
         opened = self._read().runs.get(attempt.run, {})
         before = opened.get(OPENING, []) if attempt.round < OPENING else opened.get(attempt.round)
@@ -68,10 +72,10 @@ class Account:
             raise SitsOutError(f"{attempt.where}: {what}; the two would differ by single uploads ({self.file})")
 
     def open(self, attempt: Attempt, there: list[int]) -> None:
-        """Write down that this round's sum is opened; on disk when this returns.
+        """Record that this round's sum is opened; on disk when this returns.
 
         Raises:
-            SecureError: it was opened with others, or nothing can be written.
+            SecureError: it was opened over other silos, or the file cannot be written.
         """
         self.check(attempt, there)
         opened = self._read()
@@ -79,10 +83,10 @@ class Account:
         self._write(opened, f"{attempt.where}: ", "opens")
 
     def only(self, attempt: Attempt, vector: Vector) -> Vector:
-        """The vector that this silo adds to a round's sum: the first one, also after a restart; on disk by then.
+        """Return the first vector that this silo had for this sum, also after a restart; it is on disk by then.
 
         Raises:
-            SecureError: the file is damaged, or nothing can be written.
+            SecureError: the file is damaged, or cannot be written.
         """
         kind = "round" if attempt.round > OPENING else "test" if attempt.round < OPENING else "opening"
         file, key = self.file.with_name(KEPT.format(kind)), f"{attempt.run} {attempt.round}"
@@ -106,16 +110,16 @@ class Account:
         return vector
 
     def check_state(self, run: str, round: int, before: int, times: int) -> None:
-        """Raise SecureError unless a server names this silo's last state, and goes from round to round.
+        """Raise SecureError unless the server continues from this silo's last state, in ascending rounds.
 
-        Without noise, all silos open each sum. If a server could choose the state of one silo, the sum of one more
-        round would differ by this silo's answer only, or contain only its change.
+        Without noise, all silos open each sum. If the server could choose the state of one silo, the sum of another
+        round would differ only in this silo's answer, or contain only its change.
 
         Args:
             run: the run's name.
-            round: that the server asks for.
-            before: the round whose private state it is to continue from, or -1.
-            times: how often it was selected, this round included.
+            round: the requested round.
+            before: the round whose private state the silo continues from, or -1.
+            times: how often it was selected, including this round.
         """
         account = self._read()
         opened = {number for number in account.runs.get(run, {}) if number >= 0}
@@ -130,10 +134,10 @@ class Account:
             raise SecureError(f"round {round + 1}: {what}; {here} ({self.file})")
 
     def join(self, run: str) -> None:
-        """Write down the run that this silo answers, until :meth:`leave`.
+        """Record the run that this silo answers, until :meth:`leave`.
 
         Raises:
-            LabelSkewError: it answers another one; the message says how its operator agrees.
+            LabelSkewError: it answers another run; the message says how the operator agrees.
         """
         before = read_text(self.joined, "replace").strip() if self.joined.exists() else run
         if before != run:
@@ -148,18 +152,18 @@ class Account:
             ) from None
 
     def leave(self) -> None:
-        """The run is over."""
+        """Remove that record: the run is over."""
         self.joined.unlink(missing_ok=True)
 
     def question_of(self, run: str, round: int) -> str:
-        """What this silo was asked in a round; empty if nothing."""
+        """Return the digest of a round's request to this silo; empty if there was none."""
         return self._read().questions.get(run, {}).get(round, "")
 
     def ask(self, run: str, round: int, question: str) -> None:
-        """Write down what this silo is asked in a round, before it is worked out.
+        """Record the request of a round, before the silo computes its answer.
 
         Raises:
-            SecureError: it was asked something else in this round, or nothing can be written.
+            SecureError: the request of this round was another one, or the file cannot be written.
         """
         opened = self._read()
         before = opened.questions.setdefault(run, {}).get(round)
@@ -172,10 +176,10 @@ class Account:
         self._write(opened, f"{where(round)}: ", "answers")
 
     def count(self, run: str, samples: int) -> None:
-        """Write down the number of all silos' training samples, as the server says; once in a run.
+        """Record the number of all silos' training samples that the server reports; once per run.
 
         Raises:
-            LabelSkewError: it was another one before; a lower one would show how many this silo has.
+            LabelSkewError: it was another number before; a lower one would show how many samples this silo has.
         """
         opened = self._read()
         before = opened.samples.setdefault(run, samples)

@@ -1,4 +1,4 @@
-"""A silo's side of secure sums over the wire."""
+"""A silo's side of secure sums over the network."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class SiloSums:
     """A silo's part in secure sums.
 
     Args:
-        rank: the silo's, from 1.
-        vector: the ring of a round's sum, what this silo has for it, and the digest of the question; None: nothing.
+        rank: of the silo, from 1.
+        vector: returns the ring of a round's sum, this silo's vector, and the digest of the request; None if it has none.
         send: sends a message.
-        warn: told in a line why this silo sits an attempt out.
-        least: silos that a sum has to be of, by this silo's policy.
-        sizes: numbers of silos of a round's sum.
-        noisy: adds noise to a vector before it is masked; None: sums have none.
+        warn: prints why this silo skips an attempt.
+        least: silos that a sum needs by this silo's policy.
+        sizes: returns the numbers of silos for a round's sum.
+        noisy: adds noise to a vector before it is masked; None: no noise.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class SiloSums:
         self._answer: dict[str, Any] = {}
 
     def take(self, run: str, message: Message) -> None:
-        """Answer a step that the server asks for; the same answer where it asks again.
+        """Answer a request of the server; a repeated request gets the same answer.
 
         Raises:
-            SecureError: what it asks for is against the protocol; nothing is answered.
+            SecureError: the request violates the protocol; there is no answer.
         """
         kind, round, number = message.kind, message.round, message.meta["attempt"]
         if type(number) is not int:
@@ -87,7 +87,7 @@ class SiloSums:
             except LabelSkewError:
                 raise
             except Exception as error:
-                self._warn(str(senseless(round, "the server", error)))  # which may show values of this silo
+                self._warn(str(senseless(round, "the server", error)))  # the error may contain values of this silo
                 raise SecureError(f"{where(round)}: a message of the server makes no sense here") from None
             else:
                 if tensors is None:
@@ -97,7 +97,7 @@ class SiloSums:
         self._send(kind, SERVER, round=round, **self._answer)
 
     def end(self) -> None:
-        """Forget all keys and masks: the round is over."""
+        """Forget all keys and masks after a round."""
         self._round, self._answered, self._answer = None, (), {}
 
     def _tensors(self, run: str, message: Message) -> dict[str, Tensor] | None:
@@ -120,7 +120,7 @@ class SiloSums:
             return wire.tensors({self._rank: self._round.advertise()})
         part = self._round
         if part is None or (part.attempt.run, part.attempt.round, part.attempt.number) != (run, round, number):
-            return None  # of an attempt that this process has no keys of
+            return None  # this process has no keys of that attempt
         attempt, tensors = part.attempt, message.tensors
         if kind == Kind.MASKED:
             sharing = wire.texts(tensors, attempt)

@@ -1,4 +1,4 @@
-"""The server's side of secure sums over the wire: who is asked for what, waited for, and left out."""
+"""The server's side of secure sums over the network: it asks silos, waits for them, and excludes faulty ones."""
 
 from __future__ import annotations
 
@@ -33,29 +33,31 @@ from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 
 TRIES = 3
-"""Attempts at one sum with the same silos."""
+"""Largest number of attempts at one sum with the same silos."""
 BEGUN = "begun_sum.json"
-"""In the server's folder: the last sum that silos were asked to open, and whose it is. They open no other of its round.
+"""File in the server's folder: round and silos of the last sum that silos were asked to open.
+
+They open no sum of this round over other silos.
 """
 LEAST_S = 5.0
-"""Seconds of each step at least, of a deadline of ten times as many or more."""
+"""Least time of a step in seconds, if the deadline is at least ten times as long."""
 SHARES = {kind: 5 if kind is Kind.MASKED else 1 for kind in wire.STEPS}
-"""How the time of an attempt is divided among its steps: the vectors are what takes long on a slow line."""
+"""Shares of an attempt's time by step. Vectors take longest on a slow line."""
 FOR_VECTORS = 1 / 4
-"""Share of ``round_deadline_s`` that the vectors have at least, however late a silo was ready to send its own."""
+"""Least time for the vectors, as a share of ``round_deadline_s``, however late the last silo was ready."""
 Said = tuple[dict[str, Any], dict[str, Tensor]]
-"""What a silo is told at a step, beside which attempt it is: a mapping, and tensors."""
+"""Content of a request to a silo: metadata and tensors."""
 
 
 class ServerSums:
-    """Asks silos for what a secure sum takes, step by step.
+    """Runs the steps of secure sums with silos.
 
     Args:
-        members: who is there.
+        members: the connected silos.
         send: sends a message.
-        limits: bytes of a message of each kind, at most; changed here.
-        folder: of the server's run.
-        sizes: numbers of silos of a round's sum.
+        limits: largest message in bytes, by kind; changed here.
+        folder: of the run.
+        sizes: returns the numbers of silos for a round's sum.
     """
 
     def __init__(
@@ -85,14 +87,17 @@ class ServerSums:
     def repeated(
         self, run: str, round: int, who: Callable[[set[int], set[int]], list[int]], ring: Ring, question: str = ""
     ) -> tuple[list[int], Vector]:
-        """Attempts at one sum, see :meth:`total`, until one goes well.
+        """Attempt a sum until it succeeds, see :meth:`total`.
 
-        ``who`` is called before each: whose vectors, without these silos, or of none but these; it may wait. Left out
-        is a silo that has cheated, or failed in two attempts, or in one if a sum does not need it. A sum that some
-        silos may have opened is repeated over the same ones, also by a resumed server.
+        A silo is excluded if it cheated, failed in two attempts, or failed in one and the sum does not need it. A sum
+        that some silos may have opened is repeated over the same silos, also by a resumed server.
+
+        Args:
+            who: called before each attempt with the silos to exclude and, if not empty, the only silos to include; it
+                may wait, and returns the clients.
 
         Raises:
-            RunError: too few are left, or the same silos have failed :data:`TRIES` times.
+            RunError: too few silos are left, or the same silos failed :data:`TRIES` times.
         """
         self._faults.clear()
         self._slow, self._for_vectors = False, FOR_VECTORS * self._members.comm.round_deadline_s
@@ -120,15 +125,15 @@ class ServerSums:
     def total(
         self, run: str, round: int, clients: Sequence[int], ring: Ring, question: str = ""
     ) -> tuple[list[int], Vector]:
-        """One attempt at the sum of what these clients have for a round, with new masks.
+        """Attempt the sum of these clients' vectors once, with new masks.
 
         ``question``: see :class:`.Attempt`.
 
         Returns:
-            Whose vectors are in it, ascending, and the sum.
+            The clients in the sum, ascending, and the sum.
 
         Raises:
-            SecureError: too few are left, or somebody has cheated; nothing is known of any vector then.
+            SecureError: too few silos are left, or one cheated; the server then knows nothing of any vector.
         """
         number = self._numbers[round] = self._numbers.get(round, -1) + 1
         self._attempt = attempt = Attempt(
@@ -209,10 +214,10 @@ class ServerSums:
         said: Callable[[int], Said],
         taken: Callable[[int, Mapping[str, Tensor]], None],
     ) -> list[int]:
-        """Ask these clients, and wait for all who may still answer; who has.
+        """Ask these clients, and wait for the answers; return the clients that answered.
 
-        No step can take the time of later ones, so that a silo which is silent at one makes no other one late. If so
-        few send vectors in time that there is no sum, the next attempt gives them twice as long, and nobody has failed.
+        Each step has its own time, so a silo that is silent at one step makes no other silo late. If too few vectors
+        arrive in time, the next attempt gives them twice as long, and no silo has failed.
         """
         self._kind, self._said, self._taken = kind, said, taken
         members, answers = self._members, dict[int, bool]()
@@ -241,13 +246,13 @@ class ServerSums:
         return sorted(answers)
 
     def _begun(self, round: int) -> set[int]:
-        """Clients of a sum of this round that some silos may have opened; empty if there is none."""
+        """Return the clients of a sum of this round that some silos may have opened; empty if there is none."""
         file = self._folder.path / BEGUN
         begun = json.loads(read_text(file)) if file.exists() else {}
         return set(begun["clients"]) if begun.get("round") == round else set()
 
     def came(self, client: int, *, same_process: bool) -> None:
-        """A silo has come back: asked again, or left out of the attempt where its process, and so its keys, are new."""
+        """Handle a reconnected silo: ask again, or exclude it if its process, and so its keys, are new."""
         if not same_process and client in self._poll.clients and client not in self._lost:
             self._poll.settled.add(client)
             self._fault(client)
@@ -256,11 +261,11 @@ class ServerSums:
             self._ask(client)
 
     def take(self, message: Message) -> None:
-        """A silo's answer."""
+        """Take a silo's answer."""
         client, attempt = message.sender - 1, self._attempt
         current = (self._kind, attempt.round, attempt.number)
         if (message.kind, message.round, message.meta.get("attempt")) != current or not self._poll.awaits(client):
-            return  # too late, or sent twice as its connection broke
+            return  # too late, or sent twice after a lost connection
         why = reason(message)
         try:
             if why is not None:
@@ -276,7 +281,7 @@ class ServerSums:
             self._poll.answers[client] = True
 
     def _fault(self, client: int, faults: int = 1) -> None:
-        """A silo is lost to this attempt, and has failed in it."""
+        """Exclude a silo from this attempt, and count its faults."""
         self._lost.add(client)
         self._faults[client] += faults
 
@@ -286,7 +291,7 @@ class ServerSums:
         self._send(self._kind, client + 1, round=self._attempt.round, meta=attempt | meta, tensors=tensors)
 
     def _close(self) -> None:
-        """Nobody is asked any more, and nothing is kept of the attempt."""
+        """End the attempt, and forget its keys."""
         self._poll = Poll(self._members, [], "", {}, least=0)
         self._said, self._taken = lambda rank: ({}, {}), lambda rank, got: None
 

@@ -1,4 +1,4 @@
-"""What one attempt at a secure sum is about; all its silos have to mean the same one."""
+"""One attempt at a secure sum; keys, masks and signatures are bound to it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 
 LEAST = LEAST_SUMMED
 OPENING = -1
-"""Stands for a round's number in what comes before the first."""
+"""The round number of the opening exchange, before round 0."""
 
 
 class SecureError(RunError):
-    """Somebody did not keep to the protocol, or too few are left of it."""
+    """A participant violated the protocol, or too few are left."""
 
     @property
     def public(self) -> str:  # type: ignore[override]
-        """All of it: it names silos and steps, and nothing of their data."""
+        """The whole message: it names silos and steps, and contains no data."""
         return str(self)
 
 
 class SitsOutError(SecureError):
-    """Why a silo takes no part in an attempt; it stays in the run, for this need not be the server's doing."""
+    """A silo skips an attempt and stays in the run, because this may not be the server's fault."""
 
 
 class Sizes(NamedTuple):
-    """Numbers of silos: that a sum needs, from the first step to the last; that it has at most; of the federation."""
+    """Numbers of silos: least and most of a sum, and of the federation."""
 
     at_least: int
     at_most: int
@@ -46,12 +46,12 @@ class Attempt:
     Args:
         run: the run's name.
         round: from 0, or :data:`OPENING`, or :func:`number_of_test` a round.
-        number: which attempt at it this is, from 0.
+        number: of the attempt at this sum, from 0.
         bits: of the ring; sums of narrow entries are modulo ``2 ** bits``.
         length: entries of a vector.
-        sizes: numbers of silos, of each silo's own recipe; in the sum of a test all of the opening must be there.
-        question: digest of what all of them were asked; with another model for each, a sum would be of one of them.
-        wide: values of 64 bits, with which a vector begins.
+        sizes: numbers of silos, from each silo's own recipe; the sum of a test needs all silos of the opening.
+        question: digest of the server's request; if it differed between silos, a sum could be of one silo.
+        wide: number of 64-bit values at the beginning of a vector.
     """
 
     run: str
@@ -69,14 +69,14 @@ class Attempt:
         return where(self.round)
 
     def about(self, step: str, *more: object) -> bytes:
-        """What keys are derived for, and what is signed: this attempt, a step of it and no other."""
+        """Return the bytes that bind keys and signatures to one step of this attempt."""
         return json.dumps(["fl-labelskew secure aggregation 2", asdict(self), step, *more]).encode()
 
     def threshold(self, ranks: Collection[int]) -> int:
-        """How many of these silos have to be there to the end.
+        """Return how many of these silos must stay to the end.
 
         Raises:
-            SecureError: they are too few, or so many that the server could open two sums of them.
+            SecureError: there are too few, or so many that the server could open two sums of them.
 
         >>> Attempt("", 0, 0, 32, 1, Sizes(at_least=4, at_most=5, federation=8)).threshold([1, 2, 3, 4, 8])
         4
@@ -92,14 +92,14 @@ class Attempt:
         return silos if self.round < OPENING else least
 
     def error(self, what: str) -> SecureError:
-        """An error that says where it was."""
+        """Create an error that names the round."""
         return SecureError(f"{self.where}: {what}")
 
     def vector(self, values: Vector, whose: str) -> Vector:
-        """The values, checked.
+        """Check a vector and return it.
 
         Raises:
-            SecureError: they are no vector of the ring.
+            SecureError: its shape, type or range is wrong.
         """
         if values.shape != (self.length,) or values.dtype != unit(self.bits):
             raise self.error(f"{whose} is no vector of {self.length} numbers of the ring")
@@ -117,22 +117,22 @@ def where(round: int) -> str:
 
 
 def senseless(round: int, whose: str, error: Exception) -> SecureError:
-    """What somebody has sent led to an error that nobody foresaw."""
+    """Create the error for a message that caused an unexpected exception."""
     return SecureError(f"{where(round)}: a message of {whose} makes no sense: {clean(repr(error))}")
 
 
 def number_of_test(round: int) -> int:
-    """Stand for the round's number in the sum of right answers of the model after it."""
+    """Return the number that stands for the test after a round."""
     return OPENING - 1 - round
 
 
 def tested_round(round: int) -> int:
-    """Round that a sum belongs to, the inverse of :func:`number_of_test`; as it is for other sums."""
+    """Return the round of a sum; the inverse of :func:`number_of_test`."""
     return round if round >= OPENING else OPENING - 1 - round
 
 
 def about(run: str, round: int, number: int) -> dict[str, Any]:
-    """What the audit log says of the attempt ``number`` at a sum."""
+    """Return the audit log's facts about an attempt."""
     known = tested_round(round) if round != OPENING else None
     return {"run": run, "round": known, "attempt": number, "of": "test" if round < OPENING else None}
 

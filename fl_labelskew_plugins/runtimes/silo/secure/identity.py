@@ -1,4 +1,4 @@
-"""Who a silo is: its keys of an attempt, signed with the key of its certificate, and checked against the authority."""
+"""Identity of a silo: its keys of an attempt, signed with its certificate's key, and their verification."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SitsOutEr
 from fl_labelskew_plugins.runtimes.silo.secure.masks import POINT, is_point
 
 MOST = 10_000
-"""Bytes of an advertisement."""
+"""Largest advertisement in bytes."""
 
 
 @dataclass(frozen=True)
 class Advert:
-    """What a silo shows of itself for an attempt.
+    """The public keys of a silo for one attempt, with signature and certificate.
 
     Args:
-        share_key: public key that shares are sealed for it with.
-        mask_key: public key of the masks that it shares with others.
-        seed_key: public key of the secret of its own mask.
-        signature: over all of them, with the certificate's key.
+        share_key: public key with which others encrypt shares for this silo.
+        mask_key: public key for the masks that it shares with others.
+        seed_key: public key of the seed of its own mask.
+        signature: of all three, with the certificate's key.
         certificate: DER.
     """
 
@@ -42,7 +42,7 @@ class Advert:
 
     @property
     def keys(self) -> bytes:
-        """What is signed."""
+        """The signed bytes."""
         return b"".join(self.points)
 
     def has_keys(self) -> bool:
@@ -55,12 +55,12 @@ class Advert:
         return self.share_key, self.mask_key, self.seed_key
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """Convert to bytes."""
         return self.keys + bytes([len(self.signature)]) + self.signature + self.certificate
 
     @classmethod
     def unpack(cls, text: bytes) -> Advert:
-        """Of bytes; whether they make sense is for :meth:`Authority.check` to say."""
+        """Convert from bytes; :meth:`Authority.check` validates them."""
         length = text[3 * POINT] if 3 * POINT < len(text) <= MOST else 0
         end = 3 * POINT + 1 + length
         return cls(
@@ -69,13 +69,13 @@ class Advert:
 
 
 class Authority:
-    """Checks who has signed. ``ca``: PEM; ``barred`` says why a certificate (PEM) counts no longer, or nothing."""
+    """Verifies signatures. ``ca``: PEM; ``barred``: returns why a certificate (PEM) is revoked, or an empty text."""
 
     def __init__(self, ca: bytes, barred: Callable[[bytes], str] = lambda pem: "") -> None:
         self._ca, self._barred = x509.load_pem_x509_certificate(ca), barred
 
     def check(self, rank: int, advert: Advert, attempt: Attempt) -> None:
-        """Raise SecureError unless this silo has shown these keys for this attempt."""
+        """Raise SecureError unless this silo has signed these keys for this attempt."""
         certificate = self._certificate(rank, advert, attempt)
         if not advert.has_keys():
             raise attempt.error(f"silo {rank} shows keys that are no three points of the curve")
@@ -87,7 +87,7 @@ class Authority:
             raise attempt.error(f"{what}; {why}") from None
 
     def signed(self, rank: int, advert: Advert, signature: bytes, text: bytes) -> bool:
-        """Whether a silo, whose advertisement was checked, has signed a text."""
+        """Whether a silo has signed a text; its advertisement must have been checked."""
         try:
             _verify(x509.load_der_x509_certificate(advert.certificate), signature, text)
         except InvalidSignature:
@@ -112,7 +112,7 @@ class Authority:
 
 
 class Identity:
-    """A silo's certificate and key at work."""
+    """Signs with a silo's certificate and key."""
 
     def __init__(self, files: Files) -> None:
         key = load_pem_private_key(files.key, None)
@@ -122,11 +122,11 @@ class Identity:
         self._certificate = x509.load_pem_x509_certificate(files.certificate).public_bytes(Encoding.DER)
 
     def sign(self, text: bytes) -> bytes:
-        """A signature."""
+        """Sign a text."""
         return self._key.sign(text, ECDSA(SHA256()))
 
     def advert(self, rank: int, share_key: bytes, mask_key: bytes, seed_key: bytes, attempt: Attempt) -> Advert:
-        """An advertisement, signed."""
+        """Create a signed advertisement."""
         signature = self.sign(attempt.about("keys", rank) + share_key + mask_key + seed_key)
         return Advert(share_key, mask_key, seed_key, signature, self._certificate)
 

@@ -1,4 +1,4 @@
-"""Secrets and what is drawn from them: keys (P-256, HKDF), and masks (ChaCha20) that are as long as a vector."""
+"""Secrets, keys derived from them (P-256, HKDF), and masks as long as a vector (ChaCha20)."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from fl_labelskew_plugins.engine.ring import Vector, parts
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt
 
 ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-"""Points of P-256; secrets are numbers from 1 to this one, not included (FIPS 186-4, D.1.2.3)."""
+"""Number of points of P-256. Secrets are from 1 to ``ORDER - 1`` (FIPS 186-4, D.1.2.3)."""
 SECRET, POINT = 32, 65
 """Bytes of a secret, and of a point."""
 CHUNK = 2**18
-"""Bytes of a mask at a time: they stay in the processor's cache."""
+"""Bytes of a mask that are drawn at a time, so that they stay in the CPU's cache."""
 
 
 def derived(secret: bytes, about: bytes) -> bytes:
-    """A key of 32 bytes."""
+    """Derive a key of 32 bytes."""
     return HKDF(SHA256(), 32, salt=None, info=about).derive(secret)
 
 
 def scalar(random: Callable[[int], bytes]) -> int:
-    """A random secret; 16 bytes more than it has make all of them equally likely."""
+    """Draw a secret; 16 bytes more than its own make all secrets equally likely."""
     return int.from_bytes(random(SECRET + 16), "big") % (ORDER - 1) + 1
 
 
 def key_pair(secret: int) -> EllipticCurvePrivateKey:
-    """The private key that a secret is; raises ValueError where it is none."""
+    """Return the private key of a secret; ValueError if it is out of range."""
     return derive_private_key(secret, SECP256R1())
 
 
 def public(key: EllipticCurvePrivateKey) -> bytes:
-    """The point that others may see."""
+    """Return the public key: an uncompressed point of 65 bytes."""
     return key.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
 
 
 def is_point(text: bytes) -> bool:
-    """Whether these bytes are an uncompressed point of the curve, and not the one at infinity."""
+    """Whether these bytes are an uncompressed point of the curve other than infinity."""
     try:
         EllipticCurvePublicKey.from_encoded_point(SECP256R1(), text)
     except ValueError:
@@ -58,13 +58,13 @@ def is_point(text: bytes) -> bool:
 
 
 def common(key: EllipticCurvePrivateKey, other: bytes, about: bytes) -> bytes:
-    """The key of 32 bytes that two have together; raises ValueError for a public key that is none."""
+    """Return the shared key of two silos, 32 bytes; ValueError if ``other`` is no public key."""
     both = b"".join(sorted((public(key), other)))
     return derived(key.exchange(ECDH(), EllipticCurvePublicKey.from_encoded_point(SECP256R1(), other)), about + both)
 
 
 def add_own(vector: Vector, secret: int, rank: int, attempt: Attempt, *, remove: bool = False) -> None:
-    """Add a silo's own mask, which its secret stands for, or take it off; modulo the dtype's range, in place."""
+    """Add a silo's own mask, drawn from its secret, or remove it; in place, modulo the dtype's range."""
     _add(
         vector, attempt.wide, derived(secret.to_bytes(SECRET, "big"), attempt.about("own mask", rank)), negative=remove
     )
@@ -80,9 +80,9 @@ def add_shared(
     *,
     remove: bool = False,
 ) -> None:
-    """Add the mask that two silos share, as ``rank`` adds it: the other adds its negative; ``remove``: take it off.
+    """Add the mask that two silos share as ``rank`` does, or remove it; ``peer`` adds its negative.
 
-    ``key`` is the private key of one of the two, and ``other`` the public key of the other.
+    ``key`` is the private key of one of them, ``other`` the public key of the other.
     """
     about = attempt.about("shared mask", *sorted((rank, peer)))
     _add(vector, attempt.wide, common(key, other, about), negative=(rank > peer) != remove)

@@ -1,4 +1,4 @@
-"""The server's part in a secure sum: it passes on, adds, and takes off what masks are left."""
+"""The server's part in a secure sum: it forwards messages, adds vectors, and removes the remaining masks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from fl_labelskew_plugins.runtimes.silo.secure.silo import agreement, checked, r
 
 
 class ServerRound:
-    """One attempt. What silos send is taken one by one, and refused with a :class:`.SecureError` that names what was
-    wrong; a step is closed by asking for what follows from it, which raises one where too few are left.
+    """The server in one attempt.
+
+    Each answer of a silo is checked, and refused with a :class:`.SecureError`. Asking for the result of a step ends the
+    step, and raises one if too few silos are left.
     """
 
     def __init__(self, attempt: Attempt, authority: Authority) -> None:
@@ -29,7 +31,7 @@ class ServerRound:
         self._dealt: dict[int, tuple[dict[int, bytes], bytes]] = {}
         self._fine: dict[int, bytes] = {}
         self.cheats: dict[int, str] = {}
-        """Silos that have cheated, which is proven, and how."""
+        """Silos that provably cheated, and how."""
         self._wronged: list[int] = []
         self._passed_on: list[int] = []
         self._sharing: dict[int, bytes] = {}
@@ -42,7 +44,7 @@ class ServerRound:
     # -- what silos send
 
     def advertised(self, rank: int, advert: bytes) -> None:
-        """Step 0: a silo's keys."""
+        """Take the keys of a silo; step 0."""
         self._in_time(rank, self._roster)
         shown = Advert.unpack(advert)
         self._authority.check(rank, shown, self.attempt)
@@ -51,7 +53,7 @@ class ServerRound:
         self._adverts[rank], self._shown[rank] = advert, shown
 
     def shared(self, rank: int, sealed: Mapping[int, bytes], commitments: bytes) -> None:
-        """Step 1: a silo's sealed shares, and the commitments to its secrets."""
+        """Take the encrypted shares of a silo and its commitments; step 1."""
         self._among(rank, self._roster, "shares")
         self._in_time(rank, self._passed_on)
         wrong = [len(text) for text in sealed.values() if len(text) != shares.SEALED]
@@ -62,7 +64,7 @@ class ServerRound:
         self._dealt[rank] = dict(sealed), commitments
 
     def checked(self, rank: int, answer: Mapping[int, bytes]) -> None:
-        """Step 2: a silo's signature that all shares fit, or with its key, those who have dealt it wrong ones."""
+        """Take a silo's signature that all shares match, or its complaints, each with its key; step 2."""
         self._among(rank, self._passed_on, "an answer")
         self._in_time(rank, self._sharing)
         if answer.keys() == {rank}:
@@ -81,7 +83,7 @@ class ServerRound:
         self._wronged.append(rank)
 
     def masked(self, rank: int, vector: Vector) -> None:
-        """Step 3: a silo's masked vector, which is added; once."""
+        """Add the masked vector of a silo; step 3."""
         self._among(rank, self._sharing, "a vector")
         self._in_time(rank, self._there)
         if rank in self._added:
@@ -91,7 +93,7 @@ class ServerRound:
         self._added.add(rank)
 
     def agreed(self, rank: int, signature: bytes) -> None:
-        """Step 4: a silo's signature of who is in the sum."""
+        """Take a silo's signature of the silos in the sum; step 4."""
         self._among(rank, self._there, "a signature")
         text = agreement(self.attempt, self._digest, self._there)
         if not self._authority.signed(rank, self._shown[rank], signature, text):
@@ -99,7 +101,7 @@ class ServerRound:
         self._signatures[rank] = signature
 
     def revealed(self, rank: int, given: Mapping[int, bytes]) -> None:
-        """Step 5: a silo's shares, one of each silo that shares masks."""
+        """Take a silo's shares, one per silo that shares masks; step 5."""
         self._among(rank, self._there, "shares")
         if given.keys() != set(self._sharing):
             raise self.attempt.error(f"silo {rank} reveals no share of {listed(set(self._sharing) - given.keys())}")
@@ -108,7 +110,7 @@ class ServerRound:
     # -- what they are told
 
     def roster(self) -> dict[int, bytes]:
-        """Everybody's keys, for everybody; closes step 0."""
+        """Return all keys, for all silos; ends step 0."""
         if not self._roster:
             self._threshold = self.attempt.threshold(self._adverts)
             self._roster = dict(sorted(self._adverts.items()))
@@ -116,7 +118,7 @@ class ServerRound:
         return self._roster
 
     def dealt(self, rank: int) -> dict[int, tuple[bytes, bytes]]:
-        """The shares for a silo and the commitments, of all who have shared; closes step 1."""
+        """Return the shares for a silo and the commitments, by dealer; ends step 1."""
         if not self._passed_on:
             self._enough(self._dealt, "have shared")
             self._passed_on = sorted(self._dealt)
@@ -124,7 +126,7 @@ class ServerRound:
         return {dealer: (sealed[rank], commitments) for dealer, (sealed, commitments) in dealt.items()}
 
     def sharing(self) -> dict[int, bytes]:
-        """Who shares masks, with their signatures; closes step 2, and the attempt if a complaint is proven."""
+        """Return the silos that share masks, with signatures; ends step 2, or the attempt if a complaint is proven."""
         if not self._sharing:
             if self._wronged:
                 raise self.attempt.error(f"{listed(self._wronged)} got wrong shares")
@@ -133,19 +135,19 @@ class ServerRound:
         return self._sharing
 
     def there(self) -> list[int]:
-        """Who is in the sum; closes step 3."""
+        """Return the silos in the sum; ends step 3."""
         if not self._there:
             self._enough(self._added, "have sent a vector")
             self._there = sorted(self._added)
         return self._there
 
     def signatures(self) -> dict[int, bytes]:
-        """Everybody's signatures, for everybody; those that come later are as good."""
+        """Return all signatures, for all silos; later ones are valid, too."""
         self._enough(self._signatures, "have signed who is in the sum")
         return self._signatures
 
     def total(self) -> Vector:
-        """The sum modulo ``2 ** bits``."""
+        """Return the sum modulo ``2 ** bits``; ends step 5."""
         attempt, total = self.attempt, self._total
         self._enough(self._revealed, "have revealed their shares")
         for dealer in self._sharing:
@@ -162,11 +164,11 @@ class ServerRound:
 
     @property
     def lost(self) -> list[int]:
-        """Who shares masks and is not in the sum."""
+        """Silos that share masks and are not in the sum."""
         return sorted(set(self._sharing) - set(self._there))
 
     def _secret(self, dealer: int) -> int:
-        """A silo's seed, or if it is not in the sum, its key; shares are checked one by one only if they do not fit."""
+        """Reconstruct a silo's seed, or its key if it is not in the sum; verify single shares only if that fails."""
         shown, given = self._shown[dealer], {rank: self._revealed[rank][dealer] for rank in sorted(self._revealed)}
         what, public = (shares.SEED, shown.seed_key) if dealer in self._added else (shares.KEY, shown.mask_key)
         known = shares.commitments(self._dealt[dealer][1], shown.seed_key, shown.mask_key)[what]
@@ -182,7 +184,7 @@ class ServerRound:
         raise self.attempt.error(f"there are {len(given)} right shares of the {what} of silo {dealer}")
 
     def _proven(self, rank: int, dealer: int, secret: bytes) -> bool:
-        """Whether what a dealer has sealed for a silo is wrong, as that silo's own key shows."""
+        """Whether a silo's key proves that a dealer's shares for it are wrong."""
         number, (sealed, commitments) = int.from_bytes(secret, "big"), self._dealt[dealer]
         key = masks.key_pair(number) if len(secret) == masks.SECRET and 0 < number < masks.ORDER else None
         if key is None or masks.public(key) != self._shown[rank].share_key:

@@ -1,9 +1,9 @@
 """Verifiable shares of a silo's two secrets: dealt, sealed for one peer each, checked, and combined.
 
-Feldman, A Practical Scheme for Non-interactive Verifiable Secret Sharing, FOCS 1987, over the curve P-256 with base
-point ``G``: the shares of a secret are ``f(x)`` for each rank ``x``, with ``f`` a polynomial of degree ``t - 1`` and
-``f(0)`` the secret. The dealer publishes its commitments, ``f_j G`` of each coefficient ``f_j``. Everybody can then
-check that ``f(x) G`` is the sum of ``x^j f_j G``; shares that fit the same commitments belong to one secret.
+Feldman, A Practical Scheme for Non-interactive Verifiable Secret Sharing, FOCS 1987, over P-256 with base point ``G``.
+The share of rank ``x`` is ``f(x)``; ``f`` is a polynomial of degree ``t - 1``, and ``f(0)`` is the secret. The dealer
+publishes a commitment ``f_j G`` to each coefficient ``f_j``. Everybody can check that ``f(x) G`` is the sum of
+``x^j f_j G``. Shares that match the same commitments belong to one secret.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 from fl_labelskew_plugins.runtimes.silo.secure.masks import ORDER, POINT, SECRET
 
 SEED, KEY = "seed", "key"
-"""The two secrets: of the own mask, and of the key of shared masks."""
+"""The two secrets of a silo: the seed of its own mask, and the private key of its shared masks."""
 SEALED = 2 * SECRET + 16
 """Bytes of two shares, encrypted."""
 
@@ -31,14 +31,14 @@ SEALED = 2 * SECRET + 16
 def dealt(
     secret: int, at_least: int, ranks: Collection[int], random: Callable[[int], bytes]
 ) -> tuple[dict[int, int], list[bytes]]:
-    """A share of a secret for each of these, and the commitments, ``at_least`` points."""
+    """Return one share of a secret per rank, and the ``at_least`` commitments (points)."""
     factors = [secret, *(masks.scalar(random) for _ in range(at_least - 1))]
     shares = {rank: sum(factor * pow(rank, j, ORDER) for j, factor in enumerate(factors)) % ORDER for rank in ranks}
     return shares, [masks.public(masks.key_pair(factor)) for factor in factors]
 
 
 def combined(shares: Mapping[int, int]) -> int:
-    """The secret that these shares are of, by Lagrange's formula at 0; another number if they do not fit."""
+    """Reconstruct the secret by Lagrange interpolation at 0; another number if the shares do not match."""
     secret = 0
     for rank, share in shares.items():
         top = bottom = 1
@@ -49,7 +49,7 @@ def combined(shares: Mapping[int, int]) -> int:
 
 
 def fits(share: int, rank: int, commitments: Sequence[bytes]) -> bool:
-    """Whether a share is the one of this rank, by Horner's rule on the commitments."""
+    """Whether a share matches the dealer's commitments, by Horner's rule."""
     if not 0 < share < ORDER:
         return False
     try:
@@ -71,7 +71,7 @@ def _point(text: bytes) -> EccPoint:
 
 
 def _times(point: EccPoint, number: int) -> EccPoint:
-    """A small multiple; the library's own product takes as long for small numbers as for large ones."""
+    """Multiply by a small number; the library's product takes as long for small numbers as for large ones."""
     total = point.copy()
     for bit in bin(number)[3:]:
         total.double()
@@ -82,9 +82,9 @@ def _times(point: EccPoint, number: int) -> EccPoint:
 
 @dataclass(frozen=True)
 class Way:
-    """From the dealer of shares to one receiver, in an attempt.
+    """The encrypted channel from a dealer of shares to one receiver, in one attempt.
 
-    ``roster``: digest of everybody's keys; ``commitments``: the dealer's, of both secrets.
+    ``roster``: digest of all public keys; ``commitments``: the dealer's, for both secrets.
     """
 
     attempt: Attempt
@@ -94,12 +94,12 @@ class Way:
     commitments: bytes
 
     def sealed(self, pair: tuple[int, int], key: EllipticCurvePrivateKey, other: bytes) -> bytes:
-        """Shares of the dealer's seed and key, for the receiver's public key."""
+        """Encrypt the shares of the dealer's seed and key with the receiver's public key."""
         text = b"".join(share.to_bytes(SECRET, "big") for share in pair)
         return self._cipher(key, other).encrypt(bytes(12), text, self._about)  # a key seals once
 
     def opened(self, text: bytes, key: EllipticCurvePrivateKey, other: bytes) -> tuple[int, int] | None:
-        """The two shares, or None where they were changed on their way, or are not of this attempt and roster."""
+        """Decrypt the two shares; None if they were changed, or belong to another attempt or roster."""
         try:
             pair = self._cipher(key, other).decrypt(bytes(12), text, self._about)
         except InvalidTag:
@@ -117,14 +117,14 @@ class Way:
 def checked(
     way: Way, text: bytes, key: EllipticCurvePrivateKey, dealer: Advert, at_least: int
 ) -> tuple[int, int] | None:
-    """The pair of shares that was sealed for a receiver, or None if they do not open or do not fit the commitments.
+    """Decrypt and verify a pair of shares; None if decryption fails or they do not match the commitments.
 
     Args:
-        way: from the dealer to the receiver.
-        text: the sealed pair.
-        key: the receiver's, for shares.
-        dealer: its public keys.
-        at_least: shares that make a secret, as many as commitments to each.
+        way: the channel from the dealer to the receiver.
+        text: the encrypted pair.
+        key: the receiver's private key for shares.
+        dealer: the dealer's public keys.
+        at_least: number of shares that reconstruct a secret, and of commitments to each.
     """
     pair = way.opened(text, key, dealer.share_key)
     of_secrets = list(commitments(way.commitments, dealer.seed_key, dealer.mask_key).values())
@@ -135,12 +135,12 @@ def checked(
 
 
 def published(seed: Sequence[bytes], key: Sequence[bytes]) -> bytes:
-    """Commitments of both secrets; the first points are the dealer's public keys, which are known."""
+    """Join the commitments to both secrets, without the first ones: these are the dealer's public keys."""
     return b"".join([*seed[1:], *key[1:]])
 
 
 def commitments(text: bytes, seed: bytes, key: bytes) -> dict[str, list[bytes]]:
-    """What :func:`published` made, by secret, with the dealer's public keys."""
+    """Split the result of :func:`published` by secret, and add the dealer's public keys."""
     points = [text[start : start + POINT] for start in range(0, len(text), POINT)]
     half = len(points) // 2
     return {SEED: [seed, *points[:half]], KEY: [key, *points[half:]]}

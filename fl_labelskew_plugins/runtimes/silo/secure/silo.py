@@ -1,4 +1,4 @@
-"""One silo's part in a secure sum: each method is a step, and takes what the server sent for it."""
+"""A silo's part in a secure sum: one method per step, which takes the server's message."""
 
 from __future__ import annotations
 
@@ -17,28 +17,31 @@ STEPS = ("advertise", "share", "check", "mask", "agree", "reveal")
 
 
 def roster_digest(attempt: Attempt, roster: Mapping[int, bytes]) -> bytes:
-    """Which keys of which silos an attempt is with."""
+    """Return the digest of all silos' keys in an attempt."""
     parts = [attempt.about("roster", sorted(roster))]
     parts += [hashlib.sha256(roster[rank]).digest() for rank in sorted(roster)]
     return hashlib.sha256(b"".join(parts)).digest()
 
 
 def agreement(attempt: Attempt, roster: bytes, there: Collection[int]) -> bytes:
-    """What silos sign of who is in the sum."""
+    """Return the text that silos sign to confirm the silos in the sum."""
     return attempt.about("there", sorted(there), roster.hex())
 
 
 def checked(attempt: Attempt, roster: bytes) -> bytes:
-    """What a silo signs after it has checked its shares, if all of them fit."""
+    """Return the text that a silo signs if all of its shares match."""
     return attempt.about("checked", roster.hex())
 
 
 class SiloRound:
-    """A silo, by its rank from 1, in one attempt; its secrets are in memory alone, and end with it.
+    """A silo in one attempt; its secrets exist only in memory, and end with it.
 
-    ``least``: silos that a sum has to be of, by this silo's own policy; ``noisy`` adds noise of this attempt to the
-    vector of a round, once all checks of the step have passed. All steps raise :class:`SecureError` where the server,
-    or a silo behind it, does not keep to the protocol, and each can be taken once.
+    Each step can be taken once, and raises :class:`.SecureError` if the server or another silo violates the protocol.
+
+    Args:
+        rank: of this silo, from 1.
+        least: silos that a sum needs by this silo's own policy.
+        noisy: adds noise to the vector of a round, after all checks of the step.
     """
 
     def __init__(
@@ -64,11 +67,11 @@ class SiloRound:
         self._advert = b""
         self._adverts: dict[int, Advert] = {}
         self.roster = b""
-        """Digest of everybody's keys, which no other attempt has."""
+        """Digest of all keys, unique to this attempt."""
         self._threshold = LEAST
         self._shares: dict[int, tuple[int, int]] = {}
         self.there: list[int] = []
-        """Who is in the sum, once this silo has agreed to it."""
+        """The silos in the sum, once this silo has agreed."""
 
     @property
     def step(self) -> str:
@@ -77,18 +80,18 @@ class SiloRound:
 
     @property
     def lost(self) -> list[int]:
-        """Who has shared masks and is not in the sum."""
+        """Silos that have shared masks and are not in the sum."""
         return sorted(self._shares.keys() - set(self.there))
 
     def advertise(self) -> bytes:
-        """Step 0: this silo's public keys, signed."""
+        """Return this silo's signed public keys; step 0."""
         self._begin("advertise")
         share, mask, seed = map(masks.public, (self._share_key, self._mask_key, masks.key_pair(self._seed)))
         self._advert = self._identity.advert(self.rank, share, mask, seed, self.attempt).pack()
         return self._advert
 
     def share(self, roster: Mapping[int, bytes]) -> tuple[dict[int, bytes], bytes]:
-        """Step 1: of everybody's keys, a pair of sealed shares for each, and the commitments of both secrets."""
+        """Check all keys; return an encrypted pair of shares per silo, and the commitments; step 1."""
         self._begin("share")
         attempt, ranks = self.attempt, sorted(roster)
         if roster.get(self.rank) != self._advert:
@@ -105,17 +108,20 @@ class SiloRound:
         seeds, of_seed = shares.dealt(self._seed, self._threshold, ranks, self._random)
         keys, of_key = shares.dealt(self._secret, self._threshold, ranks, self._random)
         self._commitments = shares.published(of_seed, of_key)
-        # its own pair, too: it is one of those that open the sum
+        # including its own pair, because it also helps to open the sum
         return {rank: self._sealed((seeds[rank], keys[rank]), rank) for rank in ranks}, self._commitments
 
     def check(self, dealt: Mapping[int, tuple[bytes, bytes]]) -> dict[int, bytes]:
-        """Step 2: by dealer, the pair that it has sealed for this silo, and its commitments.
+        """Verify the shares for this silo; step 2.
+
+        Args:
+            dealt: by dealer, the encrypted pair for this silo, and the dealer's commitments.
 
         Returns:
-            By its own rank, this silo's signature that all shares fit. Else for each dealer whose shares are wrong, the
-            key of this silo that opens them, so that the server can see it; this silo has then no further step in the
-            attempt. Silos mask their vectors only with signatures of ``t`` silos, so at most ``n - t`` keys are known
-            to the server then.
+            Under its own rank, this silo's signature that all shares match. Otherwise, under each dealer of wrong
+            shares, the key of this silo that decrypts them, as a proof for the server; the silo then leaves the
+            attempt. Silos mask their vectors only with signatures of ``t`` silos, so the server knows at most
+            ``n - t`` of these keys.
         """
         self._begin("check")
         if self.rank not in dealt or not dealt.keys() <= self._adverts.keys():
@@ -134,7 +140,7 @@ class SiloRound:
         return {self.rank: self._identity.sign(checked(self.attempt, self.roster))}
 
     def mask(self, vector: Vector, sharing: Mapping[int, bytes]) -> Vector:
-        """Step 3: the vector, with a mask of its own and one for each other silo that has signed that shares fit."""
+        """Return the vector with this silo's own mask, and one per other silo that has signed; step 3."""
         self._begin("mask")
         attempt, text = self.attempt, checked(self.attempt, self.roster)
         if self.rank not in sharing or not sharing.keys() <= self._shares.keys():
@@ -156,7 +162,7 @@ class SiloRound:
         return masked
 
     def agree(self, there: Collection[int]) -> bytes:
-        """Step 4: sign who is in the sum, as the server says."""
+        """Sign the server's list of the silos in the sum; step 4."""
         self._begin("agree")
         ranks = sorted(there)
         if self.rank not in ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= self._shares.keys():
@@ -170,7 +176,7 @@ class SiloRound:
         return self._identity.sign(agreement(self.attempt, self.roster, ranks))
 
     def reveal(self, signatures: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Step 5: once enough have signed the same, a share of each seed, or of the key of who is not in the sum."""
+        """Check the signatures; return a share of each silo's seed, or of its key if it is not in the sum; step 5."""
         self._begin("reveal")
         attempt, text = self.attempt, agreement(self.attempt, self.roster, self.there)
         for rank, signature in signatures.items():
@@ -188,7 +194,7 @@ class SiloRound:
 
     def _enough(self, ranks: Collection[int], what: str) -> None:
         needed = max(self._threshold, self._least)
-        if len(ranks) < needed:  # which may be a loss, and no cheating
+        if len(ranks) < needed:  # they may be lost, which is no violation
             why = f"{len(ranks)} silos {what}, and this silo takes part with {needed} at least"
             raise SitsOutError(f"{self.attempt.where}: {why}")
 

@@ -1,4 +1,4 @@
-"""What the steps send, as tensors: ``{rank: bytes}``, and vectors of the ring."""
+"""Messages of the protocol's steps as tensors: ``{rank: bytes}``, and vectors of the ring."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ STEPS = {
     Kind.THERE: "signatures",
     Kind.REVEALED: "revealed shares",
 }
-"""Messages of the steps, in their order, and what they hold; the server asks with one, the silo answers with it."""
+"""The steps in order, and the content of a silo's answer; request and answer have the same kind."""
 VECTOR = "vector"
 MOST = 10**6
-"""Bytes of a text: as many as the commitments of some thousand silos."""
+"""Largest text in bytes: the commitments of some thousand silos."""
 
 
 def tensors(texts: Mapping[int, bytes]) -> dict[str, Tensor]:
-    """Bytes of each rank, on their way out."""
+    """Convert bytes per rank to tensors."""
     return {str(rank): torch.frombuffer(bytearray(text), dtype=torch.uint8) for rank, text in texts.items()}
 
 
 def texts(arrived: Mapping[str, Tensor], attempt: Attempt) -> dict[int, bytes]:
-    """What :func:`tensors` made.
+    """Convert the tensors of :func:`tensors` back to bytes per rank.
 
     Raises:
-        SecureError: they are none.
+        SecureError: a tensor has an invalid name, type or size.
     """
     for name, value in arrived.items():
         if not (name.isdecimal() and len(name) < 10 and value.dtype is torch.uint8 and 0 < value.numel() <= MOST):
@@ -43,21 +43,21 @@ def texts(arrived: Mapping[str, Tensor], attempt: Attempt) -> dict[int, bytes]:
 
 
 def shares(arrived: Mapping[str, Tensor], attempt: Attempt) -> tuple[dict[int, bytes], bytes]:
-    """Sealed shares for each rank; and the commitments, which stand for rank 0."""
+    """Return the encrypted shares per rank, and the commitments, which are stored under rank 0."""
     sealed = texts(arrived, attempt)
     return sealed, sealed.pop(0, b"")
 
 
 def sent(vector: Vector) -> dict[str, Tensor]:
-    """A vector, on its way out; the wire has signed numbers of as many bytes alone."""
+    """Convert a vector to a tensor; the wire knows only signed numbers of this size."""
     return {VECTOR: torch.from_numpy(vector.view(f"i{vector.itemsize}"))}
 
 
 def vector(arrived: Mapping[str, Tensor], attempt: Attempt) -> Vector:
-    """What :func:`sent` made.
+    """Convert the tensor of :func:`sent` back to a vector.
 
     Raises:
-        SecureError: it is none.
+        SecureError: it is missing, or of another type.
     """
     value = arrived.get(VECTOR)
     if value is None or len(arrived) != 1 or value.dtype not in (torch.int16, torch.int32):
