@@ -1,4 +1,4 @@
-"""A silo of a cross-silo federation: trains its own client, on its own data, and keeps that client's state itself."""
+"""A silo of a cross-silo federation: it trains one client on its own data, and keeps that client's state."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, group, num_b
 
 
 class Answers:
-    """How a silo's answers leave it; as it stands, each by itself."""
+    """What a silo sends; in this class, single answers that the server sees."""
 
     tells_tests = True
-    """Whether the server is told what a test of the global model gave, and so how long it took."""
+    """Whether the server learns the result of a test, and so its duration."""
 
     def __init__(self, silo: SiloClient) -> None:
         self.silo = silo
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """What to do with a message of each kind, in addition to or in place of the silo's own."""
+        """Return handlers by kind of message, which extend or replace the silo's own."""
         return {Kind.SURVEY: self._survey}
 
     def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
-        """What is told of this silo's data."""
+        """Return the facts about this silo's data for HELLO."""
         return self.silo.data.facts, self.silo.data.sent()
 
     def join(self, run: str) -> None:
@@ -74,7 +74,7 @@ class Answers:
         """Raise LabelSkewError if this silo must not train."""
 
     def charge(self, request: str, round: int) -> None:
-        """Write the answer to a request for training into the ledger, before it is worked out."""
+        """Charge the ledger for a request to train, before training."""
         if self.silo.ledger is not None:
             self.silo.ledger.spend(
                 self.silo.revealed()[1], self.silo.answer(request), run=self.silo.run_name, round=round
@@ -85,7 +85,7 @@ class Answers:
         return take(*args, **turn)
 
     def leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
-        """What leaves this silo of a round's result, which began with ``start``."""
+        """Return the part of a round's result that leaves the silo; ``start``: the round's initial weights."""
         return result
 
     def send(self, round: int, result: LocalResult) -> None:
@@ -95,18 +95,18 @@ class Answers:
         self.silo.send(Kind.UPLOAD, SERVER, round=round, meta=meta, tensors=tensors)
 
     def may_test(self, session: Session, message: Message) -> bool:
-        """Whether this silo tests a model that the server sends."""
+        """Whether this silo tests the model of this request."""
         return True
 
     def tested(self, session: Session, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
-        """What leaves this silo of its answer to a test."""
+        """Return the part of a test's result that leaves the silo."""
         return answer
 
     def settled(self) -> None:
-        """The server has said what became of an upload."""
+        """Handle the server's verdict on an upload."""
 
     def finished(self) -> None:
-        """The run has ended well."""
+        """Handle the successful end of the run."""
 
     def _survey(self, message: Message) -> None:
         what = "the server takes a survey, and this silo was started for a run; use --survey here, too"
@@ -114,10 +114,19 @@ class Answers:
 
 
 class SiloClient(Manager):
-    """One silo, by its rank from 1, with its own recipe and samples.
+    """A silo with its own recipe and samples.
 
-    In ``folder`` are its secret and, run by run, its states and measures; ``guard`` keeps it to its policy, if any, and
-    ``ledger`` to its budget. ``answers`` makes how its answers leave it.
+    Args:
+        host: FedML, or its replacement.
+        transport: the silo's end of the network.
+        rank: of this silo, from 1.
+        recipe: the silo's settings.
+        data: its samples.
+        folder: of its secret and, per run, its states and measures.
+        show: prints progress.
+        guard: enforces its policy, if there is one.
+        ledger: enforces its privacy budget.
+        answers: creates what the silo sends.
     """
 
     transport: SiloTransport
@@ -144,13 +153,13 @@ class SiloClient(Manager):
         self.about = about(recipe, data)
         self.run_name = ""
         self.upload: tuple[int, LocalResult] | None = None
-        """The last round's, until the server has said what became of it."""
+        """Round and result of the last round, until the server's verdict."""
         self._secret, self._process = secret(folder), secrets.token_hex(8)
         self._normalisation: State = {}
         self._round = -1
         self.answers = answers(self)
         self.handlers = {
-            Kind.WELCOME: self._welcome,  # with every connection
+            Kind.WELCOME: self._welcome,  # on every connection
             Kind.TRAIN: self._train,
             Kind.VERDICT: self._verdict,
             Kind.TEST: self._test,
@@ -160,31 +169,33 @@ class SiloClient(Manager):
         transport.hello = self._hello
 
     def _hello(self) -> Message:
-        """First on every connection; may be asked for in any thread."""
+        """Return the first message of a connection; may be called in any thread."""
         told, tensors = self.answers.hello()
         meta = {**told.meta(), "process": self._process, "round": self._round}
         return Message(Kind.HELLO, self.rank, SERVER, meta=meta, tensors=tensors)
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """Hand a message to its handler; where this silo cannot go on, tell the server, and end."""
+        """Handle a message; after an error, report to the server and stop."""
         try:
             super().receive_message(msg_type, msg_params)
         except LabelSkewError as error:
             self._fail(error)
-        except (KeyError, TypeError, ValueError) as error:  # a server of another version, or none of ours
+        except (KeyError, TypeError, ValueError) as error:  # a server of another version, or another program
             what = "a message of the server makes no sense here"
             self._fail(shareable(LabelSkewError(f"{what}: {clean(repr(error))}"), what))
 
     def _fail(self, error: LabelSkewError) -> None:
         self.failure = error
-        # the message of an exception of a plugin's own code may contain values of samples
+        # a plugin's exception may contain values of samples
         text = error.public or (str(error).partition(": ")[0] if error.frames else "")
         self.send(Kind.FAILED, SERVER, meta={"reason": without_paths(text) or "its own log has the reason"})
         self.transport.stop_receive_message()
 
     def _welcome(self, message: Message) -> None:
         meta = message.meta
-        if not isinstance(meta["run"], str) or not re.fullmatch("[0-9a-f]{16}", meta["run"]):  # it names a folder
+        if not isinstance(meta["run"], str) or not re.fullmatch(
+            "[0-9a-f]{16}", meta["run"]
+        ):  # it becomes the name of a folder
             raise shareable(LabelSkewError("the server's name of the run is not one of ours"))
         facts.check_agreement(meta["settings"], self.recipe)
         federation = facts.federation(meta["federation"], self.recipe, self.data.facts)
@@ -207,7 +218,7 @@ class SiloClient(Manager):
                 secret=self.seed(),
             )
             facts.check_features(federation, session.trainer.model)
-            self.use(replace(session, start=forms(session.start)))  # every round begins with the server's
+            self.use(replace(session, start=forms(session.start)))  # every round starts from the server's weights
             self.run_name, self._round, self.upload = str(meta["run"]), -1, None
             self.transport.audit.note("run", run=self.run_name)
             for kind in (Kind.TRAIN, Kind.TEST, Kind.FINISH):
@@ -220,15 +231,15 @@ class SiloClient(Manager):
             self.show.note(f"joined: {samples}{everybody}, {counted(federation.rounds, 'round')}")
         assert self.session is not None
         self.answers.open(self.session, federation)
-        self._send_upload()  # the last one may have been lost with the connection
+        self._send_upload()  # the last upload may have been lost with the connection
 
     def use(self, session: Session) -> None:
-        """Train with this from now on."""
+        """Use this session from now on."""
         self.session = session
         self._take = self.host.turns(session.trainer)
 
     def opening(self, session: Session) -> Mapping[str, Tensor]:
-        """What this silo opens with, which its ledger then has."""
+        """Return this silo's opening, and charge the ledger."""
         if self.ledger is not None:
             self.ledger.spend(self.revealed()[0], self.answer(), run=self.run_name)
         return session.opening(self.client).tensors
@@ -253,7 +264,7 @@ class SiloClient(Manager):
         weights = {k: v.to(device) for k, v in group(message.tensors, "model").items()}
         shared = {k: v.to(device) for k, v in group(message.tensors, "shared").items()}
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
-        request = ""  # a large model's digest is not for nothing
+        request = ""  # the digest of a large model takes time
         if self.guard is not None or self.ledger is not None or self._draws:
             rests_on = {key: value for key, value in meta.items() if key != "kept_rounds"}
             tensors = {**message.tensors, **self._normalisation}
@@ -274,7 +285,7 @@ class SiloClient(Manager):
             personalised=meta["personalised"] is True and self.recipe.validation.personalised,
             noise_seed=self.seed(request) if self._draws else None,
         )
-        self.states.put(round, result.state)  # before the upload: what the server counts on has to be here
+        self.states.put(round, result.state)  # before the upload, because the server relies on it
         if self.guard is not None:
             self.guard.leaving(result.contributions, session.method.sends)
         upload = self.answers.leaving(round, weights, result)
@@ -289,22 +300,22 @@ class SiloClient(Manager):
 
     @property
     def _draws(self) -> bool:
-        """Whether a turn of this client draws noise."""
+        """Whether training draws privacy noise."""
         return self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
 
     def revealed(self) -> tuple[list[Noise], list[Noise]]:
-        """What leaves in the opening, and in an upload."""
+        """Return the noise of the opening, and of an upload."""
         assert self.session is not None
         samples = self.data.facts.samples
-        least = self.session.federation.min_samples or samples  # which nobody knows where sizes are summed
+        least = self.session.federation.min_samples or samples  # unknown if sizes are only summed
         return leaving(self.recipe, samples, min(samples, least))
 
     def seed(self, request: str = "") -> int:
-        """Seed of noise, see :func:`noise_seed`."""
+        """Return the seed of noise, see :func:`noise_seed`."""
         return noise_seed(self._secret, self.about, request)
 
     def answer(self, request: str = "opening") -> str:
-        """Digest of an answer: of a question, and of this silo's samples and settings."""
+        """Return the digest of an answer: of a request, and of this silo's samples and settings."""
         return hashlib.blake2b(self.about + request.encode(), digest_size=16).hexdigest()
 
     def _state(self, round: int) -> State:
@@ -315,7 +326,7 @@ class SiloClient(Manager):
         return self.states.get(round)
 
     def _test(self, message: Message) -> None:
-        """Test the global model after a round on the silo's own test part; tell it where that is allowed."""
+        """Test the global model on the silo's own test split; report the result if allowed."""
         session, round = self.session, message.round
         if session is None:
             raise shareable(RunError("the server asks for a test before it has said what the run is"))
@@ -338,7 +349,7 @@ class SiloClient(Manager):
             self.send(Kind.TESTED, SERVER, round=round, meta=self.answers.tested(session, message, answer))
 
     def _may_tell(self, round: int, message: Message) -> bool:
-        """Whether the policy allows another test to be told; it is then counted."""
+        """Whether the policy allows to report another test, which then counts."""
         assert self.session is not None
         if self.guard is None:
             return True
@@ -352,14 +363,14 @@ class SiloClient(Manager):
         return True
 
     def _send_upload(self) -> None:
-        """Send the upload, again where the server has not said that it has it."""
+        """Send the upload, again if there is no verdict yet."""
         if self.upload is not None:
             self.answers.send(*self.upload)
 
     def _verdict(self, message: Message) -> None:
         meta, round = message.meta, message.round
         if self.upload is not None and self.upload[0] == round:
-            self.upload, self._round = None, -1  # who asks for it again has to be told that it is not on its way
+            self.upload, self._round = None, -1  # so that HELLO does not claim that it is still coming
         if not meta.get("taken"):
             self.show.note(f"round {round + 1}: the server left this silo's upload out: {reason(message)}", log.WARNING)
         self.answers.settled()
@@ -367,8 +378,10 @@ class SiloClient(Manager):
     def _finish(self, message: Message) -> None:
         meta = message.meta
         if meta["done"] is not True:
-            # no failure that the server is told of: this silo's class names are nobody's business
-            names = wire.cleaned(list(self.data.data.class_names))  # as those of the server, which came over the wire
+            # class names stay in this silo
+            names = wire.cleaned(
+                list(self.data.data.class_names)
+            )  # cleaned like the server's names, which came over the network
             names = facts.differing(names, meta.get("class_names"), "at the server")
             self.failure = LabelSkewError(names or f"the server turned this silo away: {reason(message)}")
             self.transport.stop_receive_message()
@@ -401,9 +414,9 @@ class SiloClient(Manager):
 
 
 class OwnFolder(RunFolder):
-    """A run's folder in a silo's: named after the recipe and the time when the silo first joined, and found again.
+    """The folder of one run in a silo's folder; its name is made of the recipe, the time of joining, and the run.
 
-    ``run``: 16 hexadecimal digits, which end the folder's name.
+    ``run``: 16 hexadecimal digits; a restarted silo finds the folder by them.
     """
 
     def __init__(self, folder: Path, name: str, run: str) -> None:
@@ -411,7 +424,7 @@ class OwnFolder(RunFolder):
         super().__init__(earlier[0] if earlier else folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{run}")
 
     def trained(self, round: int, result: LocalResult, **sizes: int) -> None:
-        """Write down a round's training, and the ``sizes`` of messages; later rounds are of the past from here on."""
+        """Record a round's training and the ``sizes`` of messages; drop the records of later rounds."""
         line: dict[str, Any] = {"round": round, "loss_terms": result.loss_terms}
         if result.personalised is not None:
             line["personalised_accuracy"] = result.personalised[0] / result.personalised[1]
@@ -419,16 +432,16 @@ class OwnFolder(RunFolder):
         self.append(self.metrics, line | sizes)
 
     def tested(self, round: int, measures: Mapping[str, Any]) -> None:
-        """Write down a test of the global model, beside the round's training if this silo took part in that."""
+        """Record a test of the global model, in the line of the round's training if there is one."""
         line = next((line for line in read_lines(self.metrics) if line["round"] == round), {"round": round})
         self.truncate(round)
         self.append(self.metrics, {**line, **measures})
 
     def finish(self, session: Session, **facts: Any) -> dict[str, Any]:
-        """Write ``summary.json``, with these facts before all else, and ``curves.png``; returns the summary."""
+        """Write ``summary.json``, beginning with these facts, and ``curves.png``; return the summary."""
         lines, file, recipe = read_lines(self.metrics), self.path / "curves.png", session.recipe
         result = summary(lines, recipe.validation.last_rounds)
-        result["rounds"] = sum("loss_terms" in line for line in lines)  # that this silo trained in
+        result["rounds"] = sum("loss_terms" in line for line in lines)  # in which this silo trained
         title = f"{recipe.method_name} on {recipe.data.dataset}, silo {facts['silo']}"
         options = {"title": title, "own_models": session.own_models, "tests": "own test part"}
         plots.of_run(file, lambda: plots.curves(lines, file, **options))
@@ -437,14 +450,14 @@ class OwnFolder(RunFolder):
 
 
 def _limit(session: Session) -> int:
-    """Bytes of a message from the server, at most: the model, and thrice as much for what is shared beside it."""
+    """Return the largest size of a server's message: the model, and three times as much for shared tensors."""
     return 4 * num_bytes(session.start.values()) + 64 * 2**20
 
 
 def secret(folder: Path) -> int:
-    """The silo's secret seed, made once; privacy noise is drawn from it, so nobody else can take the noise away.
+    """Return the silo's secret seed, created once; nobody else can remove noise that is drawn from it.
 
-    A restarted silo draws the same noise for the same round: many draws over one update would average out.
+    A restarted silo draws the same noise for the same round; different noise on one update could be averaged out.
     """
     file = folder / "secret"
     folder.mkdir(parents=True, exist_ok=True)
@@ -459,9 +472,9 @@ def secret(folder: Path) -> int:
 
 
 def about(recipe: Recipe, data: SiloData) -> bytes:
-    """Digest of all that this silo's answers depend on beside what the server sends: its samples, and its settings."""
+    """Return the digest of this silo's samples and settings: what its answers depend on besides the request."""
     resolved = portable(recipe)
-    del resolved["train_args"]["comm_round"]  # a run can be resumed for more
+    del resolved["train_args"]["comm_round"]  # a run can be resumed with more rounds
     sections = ("common_args", "model_args", "train_args", "method_args", "dp_args")
     settings: list[Any] = [{name: resolved[name] for name in sections}, recipe.device.precision]
     settings += [data.data.mean, data.data.std]
@@ -478,11 +491,10 @@ def about(recipe: Recipe, data: SiloData) -> bytes:
 
 
 def noise_seed(secret: int, about: bytes, question: str = "") -> int:
-    """Seed of noise: the same where the same is asked again, another where anything differs that the answer rests on.
+    """Return the seed of noise: equal for a repeated request, different if anything differs that the answer depends on.
 
-    With the same noise under two answers their difference would be free of it: the same counts with noise of strength
-    4 and of strength 8, an upload before and after a sample was added, updates from two models that the server made up.
-    ``question``: digest of what the server sent.
+    Equal noise in two answers would cancel in their difference: counts with noise of scale 4 and 8, uploads before and
+    after a sample was added, updates from two crafted models. ``question``: digest of the request.
     """
     digest = hashlib.blake2b(secret.to_bytes(16, "big") + about + question.encode(), digest_size=16)
     return int.from_bytes(digest.digest(), "big")

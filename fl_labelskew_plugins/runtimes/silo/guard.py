@@ -1,4 +1,4 @@
-"""A silo's policy at work: what a server asks for beyond it is refused; the account of answers outlives the process."""
+"""Enforces a silo's policy: it refuses requests beyond it, and counts answers across processes and runs."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from fl_labelskew_plugins.tensors import State
 
 
 class PolicyError(RunError):
-    """What a server asked for, or a method was about to send, and a silo's policy does not allow."""
+    """The silo's policy does not allow a request of the server, or what a method would send."""
 
 
 class AnswersFile(BaseModel):
-    """A file of answers: digests of the questions that were answered, by run and round."""
+    """Content of the account: digests of answered requests, by run and round."""
 
     runs: dict[str, dict[str, list[str]]]
 
 
 class Guard:
-    """A policy at work in a running silo, with the file that it stands in and the silo's own folder.
+    """Enforces a policy in a running silo; ``file``: of the policy, ``folder``: of the silo.
 
     Raises:
         LabelSkewError: the account cannot be read.
@@ -45,13 +45,13 @@ class Guard:
         self._runs()
 
     def server(self, fingerprint: str) -> None:
-        """Raise PolicyError unless the server that this fingerprint is of may be joined."""
+        """Raise PolicyError unless the policy allows a server with this fingerprint."""
         if self.policy.server_fingerprint not in (None, fingerprint):
             self._refuse("server_fingerprint", f"a server whose certificate has {fingerprint}")
 
     def join(self, federation: Federation, quorum: Any) -> None:
-        """Raise PolicyError unless a run may be joined; ``quorum``: uploads that its rounds need, by the server."""
-        least = self.policy.min_clients  # its rounds are the recipe's, which was looked at when it was read
+        """Raise PolicyError unless the policy allows this run; ``quorum``: uploads per round, as the server reports."""
+        least = self.policy.min_clients  # the rounds are the recipe's, which was checked before
         if least is not None:
             if type(quorum) is not int:
                 self._refuse("min_clients", "a server that does not say how many uploads a round needs")
@@ -59,18 +59,18 @@ class Guard:
                 self._refuse("min_clients", f"rounds of {min(quorum, federation.clients_per_round)} uploads")
 
     def answer(self, run: str, round: int, question: str, *, of: str = "") -> None:
-        """Write an answer down before it is worked out; nothing where the same question was answered already.
+        """Count an answer before it is computed, unless the same request was answered before.
 
-        ``of``: of another kind than training; each kind is counted by itself.
+        ``of``: another kind than training; each kind is counted separately.
 
         Raises:
-            PolicyError: there have been as many answers as the policy allows.
+            PolicyError: the policy allows no more answers.
             RunError: the account cannot be written.
         """
         self._write_down(run, str(round), question, f"round {round + 1} of run {run}", of)
 
     def survey(self, question: str) -> None:
-        """Raise PolicyError unless class counts may leave for a survey; it is an answer, and written down as such."""
+        """Raise PolicyError unless the policy allows class counts for a survey; it counts as an answer."""
         if self.policy.require_secure_aggregation:
             self._refuse("require_secure_aggregation", "a survey, whose class counts leave singly")
         if self.policy.send is not None and "counts" not in self.policy.send:
@@ -78,7 +78,7 @@ class Guard:
         self._write_down("survey", question, question, "a survey")
 
     def _write_down(self, run: str, round: str, question: str, what: str, of: str = "") -> None:
-        """Write an answer to ``what`` into the account; see :meth:`answer`."""
+        """Count an answer to ``what`` in the account, see :meth:`answer`."""
         runs = self._runs()
         answered = runs.setdefault(run, {}).setdefault(f"{round} {of}".strip(), [])
         if question in answered:
@@ -99,7 +99,7 @@ class Guard:
             ) from None
 
     def leaving(self, names: Iterable[str], kinds: Mapping[str, str]) -> None:
-        """Raise PolicyError unless tensors of these names, announced in a method's ``sends`` or not, may leave."""
+        """Raise PolicyError unless the policy allows to send these tensors; ``kinds``: the method's ``sends``."""
         for name in names:
             kind = OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else kinds.get(name, OTHER)
             if self.policy.send is not None and kind not in self.policy.send:
@@ -111,7 +111,7 @@ class Guard:
         raise shareable(PolicyError(f"{self.file}: {POLICY}.{key}: {limit} does not allow {demand}, {whose}"))
 
     def _runs(self) -> dict[str, dict[str, list[str]]]:
-        """Questions answered, by run and round; read each time, for another process may have written them."""
+        """Read the answered requests by run and round, each time, because another process may have changed them."""
         try:
             return AnswersFile.model_validate_json(read_bytes(self.account)).runs
         except FileNotFoundError:
@@ -124,7 +124,7 @@ class Guard:
 
 
 def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
-    """What keeps a silo, by its rank from 1, to its policy; None where it has none.
+    """Return the guard of a silo by its rank from 1; None if it has no policy.
 
     Raises:
         LabelSkewError: the silo has answered under a policy and now has none, or its account cannot be read.
@@ -142,7 +142,7 @@ def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
 def question(
     federation: Federation, round: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], state: State
 ) -> str:
-    """Digest of all that an answer rests on and that a server can choose; ``state``: what the request names of it."""
+    """Return the digest of everything in a request that affects the answer; ``state``: the private state it names."""
     digest = hashlib.sha256(json.dumps([asdict(federation), round, meta], sort_keys=True).encode())
     for name, value in (*sorted(tensors.items()), *sorted(state.items())):
         digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())

@@ -1,4 +1,4 @@
-"""The server's end of silos' streams: listens, takes connections, and turns away who does not belong there."""
+"""The server's end of the network: it accepts connections of silos, and refuses others."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
 UNREAD = 4
-"""Messages of one silo that wait for their turn, also of its earlier connections; then nothing more is read from it."""
+"""Most waiting messages of one silo, including its earlier connections; then the server stops reading from it."""
 LOOK_S = 0.2
-"""How often a connection whose silo has so many looks whether it is still open."""
+"""How often, in seconds, a connection that is not read checks whether it is still open."""
 HELLO_S = 10.0
 SILENT = 2
-"""Streams that one certificate may hold before HELLO; a further one takes the place of the oldest."""
+"""Most streams of one certificate before HELLO; a further one replaces the oldest."""
 FROM_SILOS = (
     *(Kind.HELLO, Kind.OPENING, Kind.UPLOAD, Kind.TESTED, Kind.FAILED, Kind.FINISH, Kind.SURVEY),
     *(Kind.KEYS, Kind.SHARES, Kind.CHECKED, Kind.MASKED, Kind.THERE, Kind.REVEALED),
@@ -36,10 +36,10 @@ FROM_SILOS = (
 
 
 class DaemonThreads(Executor):
-    """A thread for each call, none of which keeps a failed process alive; gRPC bounds their number."""
+    """One daemon thread per call, so that none keeps a failed process alive; gRPC limits their number."""
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Start ``call``."""
+        """Start ``call`` in a thread."""
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -54,21 +54,21 @@ class DaemonThreads(Executor):
 
 
 class _Connection:
-    """A silo's stream, as the server sees it; its rank is from the peer's certificate, or 0 until HELLO claims one."""
+    """A silo's stream at the server; its rank is that of the certificate, or 0 until HELLO claims one."""
 
     def __init__(self, context: Any, rank: int, audit: Audit) -> None:
         self.context = context
         self.rank = rank
         self.certificate = b"".join(context.auth_context().get("x509_pem_cert", ()))
-        """PEM; empty where there is no TLS."""
+        """PEM; empty without TLS."""
         self.known = {"peer": addresses.join(*addresses.of_peer(context.peer()))}
-        """What the audit log has of it: its address, and its certificate's fingerprint."""
+        """Facts for the audit log: address, and fingerprint of the certificate."""
         if self.certificate:
             self.known["fingerprint"] = keys.fingerprint(self.certificate)
         self.outbox = streams.Outbox(audit, lambda: {"rank": self.rank, **self.known})
         self.greeted = self.closed = self.gone = False
         self.peer = ""
-        """What the door knows it by, once its certificate is one of the federation's."""
+        """Its address at the door, once its certificate is known to be the federation's."""
 
     def close(self, code: Any, reason: str) -> None:
         """End the stream with a reason for the peer."""
@@ -76,25 +76,25 @@ class _Connection:
         self.context.set_code(code)
         self.context.set_details(reason)
         self.outbox.close(flush=False)
-        # A peer that takes nothing would not even take the reason.
+        # a peer that reads nothing would not even read the reason
         _later(streams.PATIENCE_S, self.context.cancel)
 
 
 class ServerTransport(Transport):
-    """The server's end: listens at once, and queues what silos send.
+    """The server's end of the network: it listens at once, and queues the silos' messages.
 
-    Before anything else of a silo its HELLO is queued, and when its connection ends for whatever reason, LEFT. What
-    is thrown away unread is told as REFUSED, from the silo's rank, or from -1 where it is not known; the connection
-    is closed then. Messages go to the connection whose HELLO :meth:`receive` has handed out.
+    The first message of a silo is HELLO, and the end of its connection is queued as LEFT. Refused messages are not
+    read: REFUSED is queued, with the silo's rank or -1 if it is unknown, and the connection is closed. Messages go to
+    the connection whose HELLO :meth:`receive` has returned.
 
     Args:
-        address: ``host:port`` to listen at; port 0 takes a free one.
-        silos: their number; ranks are 1 to ``silos``.
-        tls: the server's certificate; without it, the address must be this machine's own.
-        revoked: certificates that count no longer; who shows one is refused, who has shown one before is turned out.
+        address: ``host:port`` to listen at; port 0 selects a free one.
+        silos: number of silos; ranks are 1 to ``silos``.
+        tls: the server's certificate; required unless the address is loopback.
+        revoked: revoked certificates; their connections are refused or ended.
 
     Raises:
-        LabelSkewError: the address cannot be listened at, or must not be.
+        LabelSkewError: the address cannot be used.
     """
 
     def __init__(
@@ -114,26 +114,26 @@ class ServerTransport(Transport):
         self._grpc = compatibility.grpc()
         self.silos = silos
         self.limits = dict.fromkeys(FROM_SILOS, streams.LIMIT)
-        """Bytes of a message of each kind, at most; may be changed at any time."""
+        """Largest message in bytes, by kind; may be changed at any time."""
         self.tls = tls
         self._spool = spool or Spool()
         self._lock = threading.Lock()
-        self._connections: dict[_Connection, None] = {}  # the oldest first
+        self._connections: dict[_Connection, None] = {}  # oldest first
         self._slots = {rank: threading.Semaphore(UNREAD) for rank in range(1, silos + 1)}
         self._present: dict[int, _Connection] = {}
         self._open: dict[int, _Connection] = {}
         self._shown: dict[int, bytes] = {}
-        """The certificate that each silo came with last."""
+        """The last certificate of each silo."""
         places = door.places()
         self._door = Door(places, self._turned_out, tls=tls is not None)
         self._server = _server(self._stream, silos, places)
         self.address = _listen(self._server, host, port, tls, self._door.knock)
-        """Where it listens."""
+        """The address in use."""
         self._server.start()
         self._door.open(addresses.split(self.address)[1])
 
     def send_message(self, msg: Message) -> None:
-        """Queue a message for its receiver; quietly nothing where that silo is not there.
+        """Queue a message for a silo; do nothing if it is not connected.
 
         Its tensors must not change any more: they are read while they are sent.
         """
@@ -144,7 +144,7 @@ class ServerTransport(Transport):
             self._refuse(connection, "does not take what is sent to it", "UNAVAILABLE")
 
     def stop_receive_message(self) -> None:
-        """Send what is queued, then close all connections."""
+        """Send queued messages, then close all connections."""
         super().stop_receive_message()
         self._door.close()
         ended = self._server.stop(3600)
@@ -156,9 +156,9 @@ class ServerTransport(Transport):
         self._server.stop(0).wait(streams.PATIENCE_S)
 
     def _turn_out(self) -> None:
-        """Once there is a newer list of revoked certificates: end the connections of who is on it.
+        """If there is a newer list of revoked certificates, end their connections.
 
-        LEFT then says ``revoked``, also of a silo whose connection was lost before: with that it cannot come back.
+        LEFT then has ``revoked``, also for silos that lost their connection before: they cannot reconnect.
         """
         if self.revoked is None or (number := self.revoked.look().number) == self._listed:
             return
@@ -178,7 +178,7 @@ class ServerTransport(Transport):
         arrived = super()._next(timeout)
         connection: _Connection | None = arrived.connection
         if connection is not None:
-            # From here on the owner means this connection when it names the rank.
+            # from here on, messages to this rank go to this connection
             if arrived.kind == Kind.HELLO:
                 self._open[connection.rank] = connection
             if arrived.kind == Kind.LEFT:
@@ -201,7 +201,7 @@ class ServerTransport(Transport):
         with self._lock:
             self._connections[connection] = None
             silent = [c for c in self._connections if c.rank == rank and not (c.greeted or c.closed)]
-        # only now that a newer list would find it among the others
+        # after it was added, so that a newer list would find it
         if not refusal and self.revoked is not None and (refusal := self.revoked.barred(connection.certificate)):
             silent = []
         looked = any(key == streams.LOOKED for key, _ in context.invocation_metadata())
@@ -229,7 +229,7 @@ class ServerTransport(Transport):
             while self._read(connection, hashing, timer):
                 pass
         except (streams.CutShortError, self._grpc.RpcError):
-            pass  # the connection is lost, which is told as LEFT
+            pass  # the connection is lost, which is queued as LEFT
         except WireError as error:
             self._refuse(connection, streams.predicate(error), getattr(error, "code", "INVALID_ARGUMENT"))
         except OSError as error:
@@ -281,10 +281,10 @@ class ServerTransport(Transport):
         streams.bound(header, self.limits)
 
     def _greet(self, connection: _Connection, rank: int) -> None:
-        """Take a HELLO; the lock is held."""
+        """Accept a HELLO; call with the lock held."""
         old = self._present.get(rank)
         if old is not None and self.tls is None:
-            # Who is not known by a certificate cannot push another one out.
+            # without a certificate, nobody can replace another connection
             raise streams.RefusedError(f"claims to be silo {rank}, which is here already", "ALREADY_EXISTS")
         connection.context.send_initial_metadata(((streams.TAKEN, "1"),))
         connection.rank, connection.greeted = rank, True
@@ -295,14 +295,14 @@ class ServerTransport(Transport):
         self.audit.note("connected", rank=rank, **connection.known)
 
     def _leave(self, connection: _Connection) -> None:
-        """Tell of a connection's end, once; the lock is held."""
+        """Queue the end of a connection, once; call with the lock held."""
         if self._present.get(connection.rank) is connection:
             del self._present[connection.rank]
             self.arrived.put(Message(Kind.LEFT, connection.rank, 0, connection=connection))
             self.audit.note("left", rank=connection.rank, **connection.known)
 
     def _ended(self, connection: _Connection) -> None:
-        """GRPC calls this at the end of every stream."""
+        """Handle the end of a stream; gRPC calls this."""
         with self._lock:
             connection.gone = True
             self._connections.pop(connection, None)
@@ -322,7 +322,7 @@ class ServerTransport(Transport):
             self._refuse(connection, f"did not say HELLO within {HELLO_S:g} s", "DEADLINE_EXCEEDED")
 
     def _refuse(self, connection: _Connection, why: str, code: str) -> None:
-        """Close a connection, by gRPC's name of a status; the reason is a sentence's predicate."""
+        """Close a connection; ``code``: gRPC's name of a status, ``why``: a predicate such as "sends too much"."""
         with self._lock:
             if connection.closed or connection.gone:
                 return
@@ -333,7 +333,7 @@ class ServerTransport(Transport):
 
 
 def _later(seconds: float, call: Callable[[], object]) -> threading.Timer:
-    """Call in a while, unless that is cancelled; keeps no process alive."""
+    """Call a function later in a daemon thread, unless cancelled."""
     timer = threading.Timer(seconds, call)
     timer.daemon = True
     timer.start()
@@ -341,7 +341,7 @@ def _later(seconds: float, call: Callable[[], object]) -> threading.Timer:
 
 
 def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: int, places: int) -> Any:
-    """A gRPC server for streams of these silos, with room for so many connections."""
+    """Create a gRPC server for so many silos and connections."""
     grpc = compatibility.grpc()
     server = grpc.server(
         DaemonThreads(),
@@ -350,13 +350,13 @@ def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: in
             ("grpc.so_reuseport", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-            # Strangers have no stream, or soon none: they are gone after 10 s, or earlier; see Door.
+            # strangers have no stream for long: they are gone after 10 s or earlier, see Door
             ("grpc.max_connection_idle_ms", 10_000),
             ("grpc.server_handshake_timeout_ms", int(1000 * door.HANDSHAKE_S)),
             ("grpc.max_concurrent_streams", 2),
             ("grpc.max_allowed_incoming_connections", places),
         ],
-        maximum_concurrent_rpcs=(2 + SILENT) * silos + 256,  # a thread each; who has more than a share loses them
+        maximum_concurrent_rpcs=(2 + SILENT) * silos + 256,  # one thread each; a peer above its share loses streams
     )
     handler = grpc.stream_stream_rpc_method_handler(stream)
     service = grpc.method_handlers_generic_handler(streams.SERVICE, {streams.METHOD: handler})
@@ -365,7 +365,7 @@ def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: in
 
 
 def _listen(server: Any, host: str, port: int, tls: keys.Files | None, knock: Callable[[], None]) -> str:
-    """Have a gRPC server listen; its address. ``knock`` is called for each connection whose handshake begins."""
+    """Let a gRPC server listen; return its address. ``knock`` is called when a handshake begins."""
     address = addresses.join(host, port)
     try:
         if tls is None:
@@ -374,7 +374,7 @@ def _listen(server: Any, host: str, port: int, tls: keys.Files | None, knock: Ca
         configuration = grpc.ssl_server_certificate_configuration([(tls.key, tls.certificate)], tls.ca)
         credentials = grpc.dynamic_ssl_server_credentials(configuration, knock, require_client_authentication=True)
         return addresses.join(host, server.add_secure_port(address, credentials))
-    except RuntimeError:  # gRPC does not say why
+    except RuntimeError:  # gRPC gives no reason
         why, use = "it cannot be bound", "a free port of this machine"
         try:
             passive = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -1,8 +1,9 @@
-"""Who is there, who is waited for, and who is left out until it speaks again.
+"""Membership: connected silos, silos that the server waits for, and silos that it skips.
 
-A silo that left is waited for ``reconnect_s``; one that missed a deadline, or stayed away longer than that, is left out
-until it speaks again. All of it is time in which the server listened, see :class:`ListeningClock`. The silos that the
-operator excludes are in a file in the run's folder, which is read before each round.
+The server waits ``reconnect_s`` for a silo that lost its connection. It skips a silo that stays away longer or misses a
+deadline, until the silo sends something. Only the time in which the server listens counts, see
+:class:`ListeningClock`. A file in the run's folder lists the silos that the operator excludes; it is read before each
+round.
 """
 
 from __future__ import annotations
@@ -29,22 +30,21 @@ from fl_labelskew_plugins.runtimes.transport import Transport
 Answer = TypeVar("Answer")
 
 STEP_S = 1.0
-"""The longest that one wait lasts: windows that others have opened meanwhile are looked at in between."""
+"""Longest single wait in seconds; between waits, other work such as the status is done."""
 SETTLE_S = 0.2
-"""How long is listened at least before time is up: what has reached this machine may still be on its way here."""
+"""Least time to listen before a deadline: a message on this machine may not have reached this process yet."""
 STALL_S = 0.5
-"""A wait that took so much longer than asked for was none: the process was stopped, or its machine slept."""
+"""A wait that took so much longer does not count: the process was stopped, or the machine slept."""
 OVERTIME_S = 10.0
-"""How long messages that waited already are taken after time is up; so long, as a peer may send without end."""
+"""How long waiting messages are taken after a deadline; limited, because a peer may send without end."""
 NAME = "excluded.json"
-"""In the run's folder, the ranks of excluded silos."""
+"""File in the run's folder with the ranks of excluded silos."""
 
 
 class Excluded:
-    """Whom a running server leaves out; as text, the end of a message that says so, empty where nobody is.
+    """Silos that the operator excludes; as text, the end of a message that lists them, or empty.
 
-    ``say`` and, for the audit log, ``note`` are told when somebody is excluded or included; ``clients``: who is
-    excluded now, from 0.
+    ``say`` prints changes, and ``note`` writes them to the audit log. ``clients``: excluded clients, from 0.
     """
 
     def __init__(self, folder: Path, silos: int, say: Callable[[str], None], note: Callable[..., None]) -> None:
@@ -57,7 +57,7 @@ class Excluded:
         return f", excluded: {ranks} (labelskew silo include {self._folder} RANK)" if ranks else ""
 
     def read(self) -> bool:
-        """Look it up; whether anything has changed. A file that makes no sense is said once, and changes nothing."""
+        """Read the file; whether anything changed. An invalid file is reported once, and changes nothing."""
         try:
             ranks, mistake = excluded(self._folder), ""
         except LabelSkewError as error:
@@ -74,7 +74,7 @@ class Excluded:
         return bool(changed)
 
     def replaced(self, sampled: Sequence[int], round: int, seed: int) -> list[int]:
-        """Clients of a round, ascending, with others drawn in the place of excluded ones, where there are others."""
+        """Return the clients of a round, ascending; random other clients replace excluded ones if possible."""
         clients = [k for k in sampled if k not in self.clients]
         spare = [k for k in range(self._silos) if k not in self.clients and k not in sampled]
         if missing := min(len(sampled) - len(clients), len(spare)):
@@ -84,9 +84,9 @@ class Excluded:
 
 
 class ListeningClock:
-    """Runs while it listens alone; ``before`` is called before each wait.
+    """A clock that runs only while the server listens; ``before`` is called before each wait.
 
-    ``now`` is the number of seconds in which a message could have been heard.
+    ``now``: seconds in which a message could have been received.
     """
 
     def __init__(self, transport: Transport, before: Callable[[], None] = lambda: None) -> None:
@@ -94,7 +94,7 @@ class ListeningClock:
         self._transport, self._before = transport, before
 
     def listen(self, until: float) -> bool:
-        """Take what comes next, or wait a step; False once ``now`` is beyond ``until`` and nothing is left to take."""
+        """Take the next message, or wait a step; False once ``now`` is beyond ``until`` and no message waits."""
         wait = min(STEP_S, max(until - self.now, SETTLE_S))
         self._before()
         begun = time.monotonic()
@@ -109,11 +109,15 @@ class ListeningClock:
 class Members:
     """The silos of a federation, by client, from 0.
 
-    Messages are listened to here alone. ``recount`` is called when the operator has changed who is ``excluded``,
-    ``warn`` with whom the run goes on without, and ``tell`` with what ``labelskew status`` is to know.
+    Only this class listens for messages. It calls ``recount`` when the operator changes the excluded silos, ``warn``
+    with a warning about a missing silo, and ``tell`` with facts for ``labelskew status``.
 
-    ``present``: who is connected; ``away``: who is left out until it speaks again; ``turned``: who was turned away, and
-    why; ``round``: the one under way, -1 before the first and after the last; ``opening``: what comes before the first.
+    Attributes:
+        present: connected clients.
+        away: clients that are skipped until they send something.
+        turned: clients that were turned away, and the reasons.
+        round: the current round; -1 before the first and after the last one.
+        opening: name of the step before the first round.
     """
 
     def __init__(
@@ -131,12 +135,12 @@ class Members:
         self.quorum, self.fewest_opened = quorum(recipe), fewest_opened(recipe)
         summed = recipe.sums_alone and self.quorum == fewest_summed(recipe)
         self.needs = f"comm_args.{'secure_threshold' if summed else 'min_clients'}"
-        """Key that says how many silos a round needs."""
+        """The recipe's key with the number of silos that a round needs."""
         self.clock = ListeningClock(transport, self.tell)
         self._seed, self._excluded, self._recount = recipe.common.random_seed, excluded, recount
         self._tell_status, self._seen = tell, seen
         self.wanted: tuple[str, str, Callable[[], Iterable[int]]] = (status.RUNNING, "", list[int])
-        """Who is waited for: the run's state while there is anybody, what they are to do or send, and the clients."""
+        """The current wait: the run's state, what the clients should send, and which clients are missing."""
         self.round, self.opening = -1, "opening exchange"
         self.present: set[int] = set()
         self.away: set[int] = set()
@@ -146,55 +150,55 @@ class Members:
 
     @property
     def where(self) -> str:
-        """What is under way, for messages."""
+        """Name of the current round, for messages."""
         return f"round {self.round + 1}" if self.round >= 0 else self.opening
 
     @property
     def excluded(self) -> set[int]:
-        """Whom the operator leaves out now."""
+        """Clients that the operator excludes now."""
         return set(self._excluded.clients)
 
     def begin(self, round: int) -> None:
-        """A round begins: for what it asks for, there are ``round_deadline_s`` seconds from now on."""
+        """Begin a round, and its ``round_deadline_s``."""
         self.round, self._until = round, self.clock.now + self.comm.round_deadline_s
 
     def deadline(self) -> float:
-        """Until when answers to a question of this round are awaited, in the clock's seconds.
+        """Return the deadline of a request in this round, in the clock's seconds.
 
-        That is the end of ``round_deadline_s``, but always at least a quarter of it: after a long training there is
-        time for its sum and its tests.
+        It is the end of ``round_deadline_s``, and at least a quarter of it from now: after a long training there is
+        still time for the sum and tests.
         """
         return max(self._until, self.clock.now + self.comm.round_deadline_s / 4)
 
     def came(self, client: int) -> None:
-        """A silo is here, with data that fit."""
+        """Note that a silo with valid data has connected."""
         self.present.add(client)
         self._left_at.pop(client, None)
         self.away.discard(client)
         self.turned.pop(client, None)
 
     def left(self, client: int) -> None:
-        """It is not any more, and may come back."""
+        """Note that a silo has lost its connection; it may reconnect."""
         self.present.discard(client)
         self._left_at[client] = self.clock.now
 
     def expect(self, clients: Iterable[int]) -> None:
-        """These may come back, as if they had left just now."""
+        """Wait for these clients as if they had just lost their connections."""
         self._left_at = dict.fromkeys(clients, self.clock.now)
 
     def turn_away(self, client: int, why: str) -> None:
-        """It may not take part as it is."""
+        """Refuse a silo in its present state."""
         self.present.discard(client)
         self.away.add(client)
         self.turned[client] = why
 
     def give_up(self, client: int, why: str) -> None:
-        """Leave it out until it speaks again."""
+        """Skip a silo until it sends something."""
         self.away.add(client)
         self.warn(f"{self.where}: silo {client + 1} {why}; left out until it speaks again")
 
     def awaited(self, client: int) -> bool:
-        """Whether it may still answer; a silo that has been gone too long is given up here."""
+        """Whether a silo may still answer; gives up a silo that has been away too long."""
         if client in self.away:
             return False
         if not self.reachable(client):
@@ -203,7 +207,7 @@ class Members:
         return True
 
     def reachable(self, client: int) -> bool:
-        """Whether it is here or may still come back."""
+        """Whether a silo is connected or may still reconnect."""
         return client in self.present or self._may_return(client)
 
     def _may_return(self, client: int) -> bool:
@@ -212,10 +216,10 @@ class Members:
         return self.clock.now - self._left_at[client] < self.comm.reconnect_s
 
     def gather(self, expected: set[int]) -> None:
-        """Wait until all of them have come that are not excluded, or for the quorum time.
+        """Wait until all of these clients that are not excluded have connected, at most ``quorum_timeout_s``.
 
         Raises:
-            RunError: too few came.
+            RunError: too few connected.
         """
         seconds = self.comm.quorum_timeout_s
         until = self.clock.now + seconds
@@ -235,12 +239,12 @@ class Members:
             self.warn(f"silo {client + 1} has not come; going on without it")
 
     def invite(self, round: int, sampled: list[int]) -> list[int]:
-        """Those of a round's sampled clients that are there; waits for the quorum, and a while for who has left.
+        """Return the sampled clients that are connected; wait for the quorum, and ``reconnect_s`` for lost silos.
 
-        In the place of a client that is excluded another one is drawn, where there is one.
+        Another client replaces an excluded one if possible.
 
         Raises:
-            RunError: too few of them are there.
+            RunError: too few are connected.
         """
         seconds = self.comm.quorum_timeout_s
         until, patient, over = self.clock.now + seconds, self.clock.now + self.comm.reconnect_s, False
@@ -250,7 +254,7 @@ class Members:
             self.read_excluded()
             clients = self._excluded.replaced(sampled, round, self._seed)
             here = [k for k in clients if k in self.present and k not in self.away]
-            # who comes and goes all the time is waited for no longer than who has left once
+            # a silo that reconnects and leaves again and again gets no more time
             returning = not over and self.clock.now < patient and any(self._may_return(k) for k in clients)
             if not returning and len(here) >= needed:
                 break
@@ -267,12 +271,12 @@ class Members:
         return here
 
     def read_excluded(self) -> None:
-        """Look up whom the operator has excluded."""
+        """Read which silos the operator excludes."""
         if self._excluded.read():
             self._recount()
 
     def tell(self, *, now: bool = False) -> None:
-        """Have the status say who is there and who is waited for: once a second, or now."""
+        """Update the status file: once per second, or now."""
         if self._seen.due() or now:
             state, what, missing = self.wanted
             ranks = [client + 1 for client in sorted(missing())]
@@ -284,10 +288,14 @@ class Members:
 
 
 class Poll(Generic[Answer]):
-    """A question to these clients, ascending, for ``what``, in the plural; ``answers`` are put in as they come.
+    """A request to clients, and their answers.
 
-    ``least``: how many there have to be; default: a quorum. ``deadline``: until when, in the clock's seconds; default:
-    that of the round, see :meth:`.Members.deadline`.
+    Args:
+        clients: ascending.
+        what: the requested things, for messages, in the plural.
+        answers: by client, filled by the caller as they arrive.
+        least: answers that are needed; default: the quorum.
+        deadline: in the clock's seconds; default: that of the round, see :meth:`.Members.deadline`.
     """
 
     def __init__(
@@ -304,21 +312,21 @@ class Poll(Generic[Answer]):
         self._members, self.clients, self._what, self.answers = members, clients, what, answers
         self._least = members.quorum if least is None else least
         self.settled: set[int] = set()
-        """Whose answer was taken, or would not be taken any more."""
+        """Clients whose answers were taken or refused, or came too late."""
         self.held: set[int] = set()
-        """Whose answer is to be compared with all others before it is taken."""
+        """Clients whose answers wait for a comparison with all others."""
 
     def awaits(self, client: int) -> bool:
-        """Whether its answer is still missing, and would be taken."""
+        """Whether the answer of a client is missing, and would be taken."""
         return client in self.clients and client not in self.settled and client not in self.answers
 
     def take(self, refused: Callable[[int], bool] = lambda client: False) -> Iterator[int]:
-        """Wait for the answers; who has sent one, in ascending order, once it is a quorum.
+        """Wait for the answers; yield the clients with an answer, ascending, once there are enough.
 
-        Of each whose turn it is, ``refused`` says whether its answer is not to be taken after all.
+        ``refused``: called for each client before it is yielded; whether to drop its answer.
 
         Raises:
-            RunError: too few sent one in time.
+            RunError: too few answers arrived in time.
         """
         members, clients, answers = self._members, self.clients, self.answers
         clock, comm, where = members.clock, members.comm, members.where
@@ -329,7 +337,7 @@ class Poll(Generic[Answer]):
         if self._deadline is not None:
             late = f"sent no {self._what} in time"
         while len(answers) < needed and any(map(self.awaits, clients)):
-            # where nobody is waited for any more, the quorum's time begins
+            # once nobody can answer any more, quorum_timeout_s begins
             alone = deadline if self._waiting(clients) else min(alone, clock.now)
             if not clock.listen(alone + comm.quorum_timeout_s):
                 break
@@ -359,7 +367,7 @@ class Poll(Generic[Answer]):
             )
 
     def _waiting(self, clients: Sequence[int]) -> list[int]:
-        """Those of the clients whose answer may still come."""
+        """Return the clients whose answers may still arrive."""
         return [client for client in clients if self.awaits(client) and self._members.awaited(client)]
 
 

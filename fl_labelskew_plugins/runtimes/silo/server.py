@@ -42,40 +42,40 @@ from fl_labelskew_plugins.runtimes.wire import plain
 from fl_labelskew_plugins.tensors import State, Weights, joined, num_bytes, trim
 
 SLACK = 2**20
-"""Bytes of a message beside its tensors' own, at most."""
+"""Largest size of a message without its tensors, in bytes."""
 VISITS = 5
-"""Lines a minute about a silo that comes and goes."""
+"""Most lines per minute about a silo that reconnects repeatedly."""
 HEAVY = 0.9
-"""Share of a round's weight that one silo alone is warned of from."""
+"""Share of a round's weight from which a warning names a single silo."""
 TAKEN: dict[str, Any] = {"taken": True}
 LATE: dict[str, Any] = {"taken": False, "reason": "it came too late"}
 
 
 class SiloExchange:
-    """One thing that a server asks silos for: its messages, and who is asked again after coming back."""
+    """One kind of request to silos: its messages, and what happens when a silo reconnects."""
 
     def __init__(self, server: SiloServer) -> None:
         self.server = server
 
     @property
     def rounds(self) -> Rounds:
-        """Of a server that trains, from :meth:`begin` on."""
+        """The rounds of a training server, from :meth:`begin` on."""
         assert self.server.rounds is not None
         return self.server.rounds
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """What to do with a message of each kind."""
+        """Return the handlers by kind of message."""
         return {}
 
     def begin(self) -> None:
-        """The rounds begin."""
+        """Prepare for the first round."""
 
     def returned(self, client: int, message: Message, *, same_process: bool) -> None:
-        """A silo is here, by this HELLO, in the process that was here before or in another one."""
+        """Handle the HELLO of a silo that has connected, in the same process as before or in a new one."""
 
 
 class Opening(SiloExchange):
-    """The opening exchange: a round in which everybody who is there is asked, by WELCOME, and nobody trains."""
+    """The opening exchange: a round without training, in which WELCOME is the request to all connected silos."""
 
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
@@ -83,18 +83,18 @@ class Opening(SiloExchange):
         self._poll = Poll(server.members, [], "openings", self._sent)
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """The openings."""
+        """Return the handler of openings."""
         return {Kind.OPENING: self._take}
 
     @property
     def wanted(self) -> bool:
-        """Whether the method has such an exchange."""
+        """Whether the method has an opening exchange."""
         return self.server.rounds is not None and self.rounds.session.method.uses("opening")
 
     def exchange(self, *, resumed: bool) -> None:
-        """Wait for everybody's opening, then share what is made of them.
+        """Wait for all openings, then share their result.
 
-        Of a resumed run only where an excluded silo's opening is in what it shares, and everybody else's is at hand.
+        A resumed run does so only if its result contains an excluded silo, and all other silos are connected.
         """
         members, opened = self.server.members, set(self.rounds.server.opened)
         excluded, present = members.excluded, members.present
@@ -107,18 +107,18 @@ class Opening(SiloExchange):
             self._share()
 
     def catch_up(self) -> None:
-        """Share anew where further ones have come; of a resumed run once all are here again whose are in it."""
+        """Share again if more openings have arrived; in a resumed run, once all silos of its result are connected."""
         opened, excluded = set(self.rounds.server.opened), self.server.members.excluded
         sent = self._sent.keys() - excluded
         if sent != opened and sent >= opened - excluded:
             self._share()
 
     def missed(self, client: int) -> str:
-        """Why a silo cannot join any more; empty if it can."""
+        """Return why a silo cannot join; empty if it can."""
         return ""
 
     def _take(self, message: Message) -> None:
-        if not self.wanted:  # nobody asked for it
+        if not self.wanted:  # there was no request
             return
         client, session = message.sender - 1, self.rounds.session
         try:
@@ -133,17 +133,17 @@ class Opening(SiloExchange):
         self._sent[client] = Contribution(client, message.tensors)
 
     def _share(self) -> None:
-        """Make what all silos share from all that came so far."""
+        """Compute and share the result of all openings so far."""
         server, excluded = self.rounds.server, self.server.members.excluded
         server.federation = self.server.census.federation(self.rounds.session.federation, excluded)
         server.open([self._sent[client] for client in sorted(self._sent.keys() - excluded)])
 
 
 class Uploads(SiloExchange):
-    """The rounds: silos are asked to train, and answer with UPLOAD, of which they get a verdict."""
+    """Training rounds: the request is TRAIN, the answer UPLOAD, and the server replies with VERDICT."""
 
     total: Callable[[int, Sequence[int]], tuple[list[int], Vector]] | None = None
-    """What asks silos for a sum in place of single uploads, see :class:`.Rounds`."""
+    """Requests a sum instead of single uploads, see :class:`.Rounds`."""
 
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
@@ -154,11 +154,11 @@ class Uploads(SiloExchange):
         self._comm, self._heavy = server.recipe.comm, set[tuple[int, int]]()
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """The uploads."""
+        """Return the handler of uploads."""
         return {Kind.UPLOAD: self._received}
 
     def returned(self, client: int, message: Message, *, same_process: bool) -> None:
-        """Ask again, unless the answer is on its way."""
+        """Repeat the request, unless the silo is still working on it."""
         trains = same_process and message.meta.get("round") == self.server.members.round
         if self._poll.awaits(client) and not trains:
             self.ask(client)
@@ -174,7 +174,7 @@ class Uploads(SiloExchange):
         return record.personalised and record.tests(self.server.members.round)
 
     def ask(self, client: int) -> None:
-        """Have a silo train."""
+        """Ask a silo to train."""
         states, round = self.rounds.record.states, self.server.members.round
         self.server.send(
             Kind.TRAIN,
@@ -190,14 +190,14 @@ class Uploads(SiloExchange):
         )
 
     def begin(self) -> None:
-        """Compare uploads with those that earlier rounds have taken."""
+        """Prepare to compare uploads with those of earlier rounds."""
         self._judge = Judge(self._comm.max_update_ratio, self.rounds.record.norms)
 
     def of(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Ask these silos; yield what they send, in ascending order, once enough have answered for a quorum.
+        """Ask these silos to train; yield their uploads, ascending, once there is a quorum.
 
         Raises:
-            RunError: too few sent it in time.
+            RunError: too few uploads arrived in time.
         """
         members, record, server = self.server.members, self.rounds.record, self.rounds.server
         members.begin(round)
@@ -212,7 +212,7 @@ class Uploads(SiloExchange):
         for client in poll.take(self._refuse):
             record.progress.client(round, clients.index(client) + 1, len(clients))
             if large:
-                trim()  # of what messages took on their way
+                trim()  # free the memory of received messages
             result = poll.answers.pop(client)
             record.states.select(client)
             record.states.note(client, round)
@@ -222,10 +222,10 @@ class Uploads(SiloExchange):
         self.server.transport.audit.sync()
 
     def take(self, client: int, message: Message) -> dict[str, Any] | None:
-        """An upload has come; what is to be said of it, if anything yet."""
+        """Take an upload; return the verdict, or None if it is not known yet."""
         poll, round, members = self._poll, message.round, self.server.members
         if round != members.round or not poll.awaits(client):
-            return TAKEN if self._taken.get(client) == round else LATE  # sent twice, because its connection broke
+            return TAKEN if self._taken.get(client) == round else LATE  # sent twice after a lost connection
         server, session = self.rounds.server, self.rounds.session
         try:
             result = upload(message.tensors, message.meta)
@@ -255,7 +255,7 @@ class Uploads(SiloExchange):
             self.server.send(Kind.VERDICT, client + 1, round=message.round, meta=verdict)
 
     def _refuse(self, client: int) -> bool:
-        """Whether a client's upload is out of all proportion; it is then gone, and both sides are told."""
+        """Whether a client's upload is much too large; it is then dropped, and both sides get a message."""
         why = self._judge.objection(client) if client in self._poll.held else ""
         if why:
             members = self.server.members
@@ -267,7 +267,7 @@ class Uploads(SiloExchange):
         return bool(why)
 
     def _warn_of_heavy(self, clients: Sequence[int]) -> None:
-        """Say it where one silo has most of a round's weight, once for each number of samples."""
+        """Warn if one silo has most of a round's weight, once per number of samples."""
         sizes = [self.server.sizes[client] for client in clients]
         shares = self.rounds.server.shares(sizes) if len(clients) > 1 else []
         for client, size, share in zip(clients, sizes, shares, strict=False):
@@ -280,7 +280,7 @@ class Uploads(SiloExchange):
 
 
 class ClientTests(SiloExchange):
-    """How the global model does on silos' own test parts, by their own word; who does not tell is left out of it."""
+    """Accuracy of the global model on the silos' own test splits, as reported by those that report it."""
 
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
@@ -289,20 +289,20 @@ class ClientTests(SiloExchange):
         self._close()
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """The answers."""
+        """Return the handler of answers."""
         return {Kind.TESTED: self._take}
 
     def returned(self, client: int, message: Message, *, same_process: bool) -> None:
-        """Ask again."""
+        """Repeat the request."""
         if self._poll.awaits(client):
             self.ask(client)
 
     def tested(self, weights: Weights) -> Mapping[str, object]:
-        """What silos report of these weights on their own test parts, for a line of metrics."""
+        """Test these weights at the silos; return the measures for a line of metrics."""
         return self.rounds.of_clients(self.of(weights))
 
     def of(self, weights: Weights) -> list[dict[str, float]]:
-        """Send these to everybody who is here; each silo's measures, empty where none have come in time."""
+        """Send these weights to all connected silos; return each silo's measures, empty if none arrived in time."""
         members = self.server.members
         self._model = plain(joined(model=weights))
         clients = sorted(members.present - members.away - members.excluded)
@@ -316,7 +316,7 @@ class ClientTests(SiloExchange):
         return [answers.get(client, {}) for client in range(self.server.num_silos)]
 
     def ask(self, client: int) -> None:
-        """Have a silo test the model."""
+        """Ask a silo to test the model."""
         self.server.send(Kind.TEST, client + 1, round=self.server.members.round, tensors=self._model)
 
     def _close(self) -> None:
@@ -334,7 +334,7 @@ class ClientTests(SiloExchange):
 
 
 class TrainingExchanges(NamedTuple):
-    """What a server asks silos for in a run."""
+    """The exchanges of a training run."""
 
     opening: Opening
     uploads: Uploads
@@ -342,7 +342,7 @@ class TrainingExchanges(NamedTuple):
 
     @classmethod
     def single(cls, server: SiloServer) -> TrainingExchanges:
-        """Exchanges in which each silo's answer is seen."""
+        """Create the exchanges in which the server sees each silo's answer."""
         return cls(Opening(server), Uploads(server), ClientTests(server))
 
 
@@ -355,11 +355,19 @@ def check_counts(tensors: Mapping[str, Tensor], session: Session) -> None:
 
 
 class SiloServer(Manager):
-    """Rank 0 of a cross-silo federation: knows who is there, and what silos' data are together.
+    """The server of a cross-silo federation, rank 0.
 
-    ``checkpoint`` is where an earlier server of this run stood, ``go_on`` how to go on with the run, for messages, and
-    ``seen`` what has been seen of each silo so far. In ``folder`` the operator says which silos are excluded.
-    ``exchanges`` makes what silos are asked for, for this server; ``survey``: class counts alone.
+    Args:
+        host: FedML, or its replacement.
+        transport: the server's end of the network.
+        recipe: the run's settings.
+        checkpoint: of an earlier process of this run, if it is resumed.
+        show: prints progress.
+        go_on: how to resume the run, for messages.
+        folder: of the run; it also lists excluded silos.
+        seen: what the status file reports per silo.
+        exchanges: creates the exchanges of this server.
+        survey: whether only class counts are requested.
     """
 
     transport: ServerTransport
@@ -387,7 +395,7 @@ class SiloServer(Manager):
         self.rounds: Rounds | None = None
         self.sizes = [0] * self.num_silos if checkpoint is None else list(checkpoint.sizes)
         self.failed: dict[int, str] = {}
-        """Why silos, by client, could not go on."""
+        """Reasons why silos stopped, by client."""
         self.flood = Flood(self.say)
         self._expected = {client for client in range(self.num_silos) if checkpoint is None or self.sizes[client]}
         self._over = checkpoint is not None and checkpoint.round == recipe.train.comm_round
@@ -408,22 +416,22 @@ class SiloServer(Manager):
             self.handlers |= exchange.handlers()
 
     def gather(self) -> Session:
-        """Wait as :meth:`meet` does; then build what the server needs."""
+        """Wait as :meth:`meet` does; then build the server's session."""
         test = self.meet()
         exact = self.census.exact or self.folder.exact()
         session = server_session(self.recipe, test, self.sizes, self._moments(), exact=exact)
         return replace(session, counts=self.census.class_counts(session))
 
     def meet(self) -> Data | None:
-        """Wait until every silo has come, or for the quorum time; the server's own test data, if it has any.
+        """Wait for all silos, at most ``quorum_timeout_s``; return the server's own test data, if there are any.
 
         Raises:
-            RunError: too few came.
+            RunError: too few silos connected.
         """
         self.members.read_excluded()
         test = facts.test_data(self.recipe)
         self.census = Census(self.recipe, test, self.sizes, partial(self.tell, say=self.warn), summed=self._summed)
-        if self._over:  # who has not heard so may still come
+        if self._over:  # silos that do not know this may still connect
             self.members.expect(self._expected)
             self.say(f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s for silos to be told so")
         else:
@@ -431,7 +439,7 @@ class SiloServer(Manager):
         return test
 
     def _moments(self) -> Moments | None:
-        """Mean and std of all silos' samples, where recipe and data set know none: made once in a run."""
+        """Return mean and std of all silos' samples if recipe and data set have none; computed once per run."""
         if not self.recipe.pools_moments:
             return None
         silos = self.members.present - self.members.excluded
@@ -441,7 +449,7 @@ class SiloServer(Manager):
         return made
 
     def train(self, record: Record) -> None:
-        """All rounds that are left, then the end for everybody."""
+        """Run the remaining rounds, then end the run at all silos."""
         self.record, session = record, record.session
         self.transport.audit.note("run", run=record.run)
         assert isinstance(self.exchanges, TrainingExchanges)
@@ -468,19 +476,19 @@ class SiloServer(Manager):
             self.flood.close()
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
-        """Those of the sampled clients that are there, see :meth:`.Members.invite`."""
+        """Return the sampled clients that are connected, see :meth:`.Members.invite`."""
         here = self.members.invite(round, clients)
         self._opening.catch_up()
         return here
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """What these silos send, see :meth:`Uploads.of`."""
+        """Yield the uploads of these silos, see :meth:`Uploads.of`."""
         return self._uploads.of(round, clients)
 
     def dismiss(self, farewell: Callable[[int], dict[str, Any]]) -> None:
-        """Tell everybody of the end, until they say that they know; who has just left gets its chance to come back.
+        """Send FINISH to all silos and wait for their answers; silos that lost their connection may reconnect.
 
-        ``farewell`` gives the parts of a client's FINISH.
+        ``farewell``: returns the content of a client's FINISH.
         """
         members, self._farewell = self.members, farewell
         members.round = -1
@@ -496,7 +504,7 @@ class SiloServer(Manager):
     # -- what the server says
 
     def welcome(self, client: int) -> None:
-        """Tell a silo what the run is, or that it cannot join any more."""
+        """Send WELCOME with the run's settings to a silo, or turn it away if it is too late."""
         assert self.rounds is not None
         if why := self._opening.missed(client):
             self.turn_away(client, why)
@@ -521,13 +529,13 @@ class SiloServer(Manager):
         return {key: torch.tensor(numbers, dtype=torch.float64) for key, numbers in pairs.items()}
 
     def turn_away(self, client: int, why: str, **more: Any) -> None:
-        """A silo may not take part as it is; ``more`` is what it is told beside the reason."""
+        """Refuse a silo; ``more``: further content of its FINISH."""
         self.members.turn_away(client, why)
         self.tell(client, f"turned away: {why}", self.warn)
         self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": why, **more})
 
     def tell(self, client: int, what: str, say: Callable[[str], None] | None = None, most: int = 1) -> None:
-        """Say a line about a silo, at most so many of its kind in a minute."""
+        """Print a line about a silo, at most ``most`` of its kind per minute."""
         self.flood.tell(f"silo {client + 1}", what, most=most, say=say)
 
     # -- what silos send
@@ -569,7 +577,7 @@ class SiloServer(Manager):
         if client in self.members.present:
             self.tell(client, "has left", most=VISITS)
             self.members.left(client)
-        if message.meta.get("revoked"):  # with its certificate it cannot come back, so it is not waited for
+        if message.meta.get("revoked"):  # a revoked silo cannot reconnect, so the server does not wait
             self.members.away.add(client)
 
     def _refused(self, message: Message) -> None:
@@ -580,7 +588,7 @@ class SiloServer(Manager):
     # -- whose samples count
 
     def _recount(self) -> None:
-        """The samples of excluded silos count no more."""
+        """Update the federation's samples without excluded silos."""
         if self.rounds is not None:
             whole = self.rounds.session.federation
             self.rounds.server.federation = self.census.federation(whole, self.members.excluded)
@@ -589,14 +597,14 @@ class SiloServer(Manager):
 def server_session(
     recipe: Recipe, test: Data | None, sizes: list[int], moments: Moments | None = None, *, exact: bool = False
 ) -> Session:
-    """What a server needs of a recipe, which has no client's samples.
+    """Build the session of a server, which has no client's samples.
 
     Args:
-        recipe: what is run.
-        test: the server's own test samples; None where it has none.
-        sizes: training samples of each silo.
-        moments: of all silos' samples, where these are made of what they send.
-        exact: whether these are of uint8 samples.
+        recipe: the run's settings.
+        test: the server's own test samples, if any.
+        sizes: training samples per silo.
+        moments: mean and std of all silos' samples, if computed from the silos' sums.
+        exact: whether the samples are uint8.
     """
     data = test
     if data is None:
@@ -609,6 +617,6 @@ def server_session(
     session = assemble(recipe, facts.said(recipe, data), {}, {}, sizes)
     if test is not None:
         return replace(session, data=fingerprint(test))
-    # numbers of a recipe are of no use to who reads the model without the type of the samples that they are for
+    # without the type of the samples, the recipe's mean and std are of no use to readers of the model
     known = moments is not None or (recipe.data.mean is not None and bool(recipe.dataset.picture_keys))
     return session if known else replace(session, mean=None, std=None)

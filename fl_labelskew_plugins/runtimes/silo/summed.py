@@ -1,7 +1,8 @@
-"""A run in which the server sees sums alone (``comm_args.secure_aggregation``): its server, and a silo of it.
+"""Server and silo of a run in which the server sees only sums (``comm_args.secure_aggregation``).
 
-Silos train and say that they are ready; then the sum of their vectors (:mod:`fl_labelskew_plugins.engine.sums`) is made
-by :mod:`.secure`, and repeated with new masks where too many are lost meanwhile. Needs cryptography and pycryptodome.
+Silos train and report that they are ready. Then :mod:`.secure` computes the sum of their vectors
+(:mod:`fl_labelskew_plugins.engine.sums`), again with new masks if too many silos are lost. Needs cryptography and
+pycryptodome.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ from fl_labelskew_plugins.runtimes.wire import plain
 from fl_labelskew_plugins.tensors import Weights, joined
 
 OPENED = "opened.json"
-"""In the server's folder: the sums of all silos' training and test samples, and whose they are."""
+"""File in the server's folder: all silos' training and test samples in total, and the silos."""
 
 
 class SummedOpening(Opening):
-    """The opening exchange as one sum, of samples and of what the method opens with; made once in a run.
+    """The opening exchange as one sum of samples and of the method's opening; once per run.
 
-    A later one, with a silo more, would differ from it by what that silo has.
+    A second sum with one more silo would reveal that silo's numbers.
     """
 
     def __init__(self, server: SiloServer, sums: ServerSums) -> None:
@@ -74,26 +75,26 @@ class SummedOpening(Opening):
         self._sums, self._file = sums, server.folder.path / OPENED
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """None: no silo sends an opening by itself."""
+        """None: no silo sends its own opening."""
         return {}
 
     @property
     def content(self) -> dict[str, Any]:
-        """The file of the opening sum; empty before it."""
+        """Content of the file of the opening sum; empty before it."""
         return json.loads(read_text(self._file)) if self._file.exists() else {}
 
     @property
     def known(self) -> list[int]:
-        """Whose samples are in the sum that this run began with; none before."""
+        """Clients of the opening sum; none before it."""
         return list(self.content.get("clients", []))
 
     def begin(self) -> None:
-        """Know the samples of a resumed run."""
+        """Read the samples of a resumed run."""
         if self.known:
             self._tell(self.content["samples"])
 
     def exchange(self, *, resumed: bool) -> None:
-        """Make it, where it is not made yet, or what was made of it is lost: of the same silos then."""
+        """Compute the sum if it is missing, or again over the same silos if its result is lost."""
         server, members, method = self.rounds.server, self.server.members, self.rounds.session.method
         known = set(self.known)
         if known and (server.opened or not method.uses("opening")):
@@ -127,17 +128,17 @@ class SummedOpening(Opening):
             self.server.welcome(client)
 
     def catch_up(self) -> None:
-        """Nothing: it is made once."""
+        """Do nothing: there is one opening sum per run."""
 
     def missed(self, client: int) -> str:
-        """Why a silo that is not in the sum cannot join any more."""
+        """Return why a silo that is not in the opening sum cannot join; empty if it can."""
         known = self.known
         if not known or client in known:
             return ""
         return "the samples of this run were summed without it, and a second sum would tell its own; begin a new run"
 
     def _tell(self, samples: int) -> None:
-        """Know the number of all silos' training samples, which everybody is welcomed with."""
+        """Set the number of all silos' training samples, which WELCOME reports to each silo."""
         census, server, sums = self.server.census, self.rounds.server, self.rounds.session.sums
         assert sums is not None
         census.samples = samples
@@ -146,7 +147,7 @@ class SummedOpening(Opening):
 
 
 class SummedUploads(Uploads):
-    """Who is ready, and the sum of what they have."""
+    """Silos that are ready, and the sum of their vectors."""
 
     def __init__(self, server: SiloServer, sums: ServerSums) -> None:
         super().__init__(server)
@@ -158,10 +159,10 @@ class SummedUploads(Uploads):
         return {**super().handlers(), **dict.fromkeys(wire.STEPS, self._take_step)}
 
     def total(self, round: int, clients: Sequence[int]) -> tuple[list[int], Vector]:
-        """Have these silos train; who is in the sum of what they have, and the sum.
+        """Have these silos train; return the clients in the sum, and the sum.
 
         Raises:
-            RunError: too few are left.
+            RunError: too few silos are left.
         """
         members, made, server = self.server.members, self.rounds.session.sums, self.rounds.server
         assert made is not None
@@ -177,7 +178,7 @@ class SummedUploads(Uploads):
                 what = f"{len(waited)} of at least {least} silos are left without those that failed ({members.needs})"
                 raise RunError(f"{members.where}: {what}; {members.go_on}")
             for client in [client for client in self._ready if client not in members.present]:
-                del self._ready[client]  # until it is back and has trained again
+                del self._ready[client]  # until it has reconnected and trained again
             self._poll = Poll(members, waited, "uploads", self._ready, least=len(begun) or None)
             for client in members.present.intersection(waited) - self._ready.keys():
                 self.ask(client)
@@ -203,17 +204,17 @@ class SummedUploads(Uploads):
         return came, vector
 
     def returned(self, client: int, message: Message, *, same_process: bool) -> None:
-        """Ask again, at the next attempt or now, if its process is another one, so that what it had is gone."""
+        """Ask a silo with a new process again, because its vector is lost."""
         if not same_process:
             self._ready.pop(client, None)
         self._sums.came(client, same_process=same_process)
         super().returned(client, message, same_process=same_process)
 
     def take(self, client: int, message: Message) -> dict[str, Any] | None:
-        """A silo is ready; there is no verdict before the sum."""
+        """Note that a silo is ready; the verdict follows the sum."""
         members = self.server.members
         if message.round == members.round and client in self._ready:
-            return None  # sent twice, because its connection broke
+            return None  # sent twice after a lost connection
         if message.round != members.round or not self._poll.awaits(client):
             return TAKEN if self._taken.get(client) == message.round else LATE
         if message.tensors or message.meta:
@@ -230,16 +231,16 @@ class SummedUploads(Uploads):
 
 
 class SummedTests(ClientTests):
-    """Accuracy over all silos' own test parts together."""
+    """Accuracy over all silos' test splits together."""
 
     def __init__(self, server: SiloServer, sums: ServerSums, opening: SummedOpening) -> None:
         super().__init__(server)
         self._sums, self._opening = sums, opening
 
     def tested(self, weights: Weights) -> Mapping[str, object]:
-        """Accuracy for a line of metrics; nothing where not all of the opening are in the sum.
+        """Return the accuracy for a line of metrics; nothing unless all silos of the opening are in the sum.
 
-        Of two sums over sets that differ in one silo, the difference would be about that silo's right answers.
+        Sums over sets that differ in one silo would reveal about how many of its answers are right.
         """
         members, made, run = self.server.members, self.rounds.session.sums, self.server.record.run
         assert made is not None
@@ -264,7 +265,7 @@ class SummedTests(ClientTests):
 
 
 def exchanges(server: SiloServer) -> TrainingExchanges:
-    """What a server asks silos for, if it sees sums alone."""
+    """Create the exchanges of a server that sees only sums."""
     if warning := comparable(server.recipe):
         server.warn(warning)
     transport, authority = server.transport, _identity(server.transport)[1]
@@ -282,7 +283,7 @@ def exchanges(server: SiloServer) -> TrainingExchanges:
 
 
 class SummedAnswers(Answers):
-    """Answers of a silo that sends nothing but its part of a sum."""
+    """Answers of a silo that sends only its part of a sum."""
 
     def __init__(self, silo: SiloClient) -> None:
         super().__init__(silo)
@@ -314,7 +315,7 @@ class SummedAnswers(Answers):
         return {**super().handlers(), **dict.fromkeys(wire.STEPS, self._take_step)}
 
     def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
-        """What is left to tell where all that can be added is told in a sum alone."""
+        """Return the facts that are not part of a sum."""
         facts, tensors = super().hello()
         return facts.summed(), tensors
 
@@ -324,12 +325,12 @@ class SummedAnswers(Answers):
             self._account.join(run)
 
     def finished(self) -> None:
-        """Answer any run from now on."""
+        """Allow other runs from now on."""
         if self.silo.session is not None:
             self._account.leave()
 
     def open(self, session: Session, federation: Federation) -> None:
-        """Nothing is sent: the server asks for the opening sum. It says once of how many samples that is."""
+        """Check and record the number of all samples; the server asks for the opening sum itself."""
         silo, run = self.silo, self.silo.run_name
         comm, before = silo.recipe.comm, self._account.question_of(run, OPENING)
         answers = f"{silo.about.hex()} {fingerprint(silo.data.data)} {comm.send_contributions} {comm.send_measures}"
@@ -345,11 +346,11 @@ class SummedAnswers(Answers):
             silo.use(replace(session, federation=federation, trainer=replace(session.trainer, federation=federation)))
 
     def asked(self, session: Session, message: Message) -> None:
-        """Write the question down; raise SecureError if this silo has answered another one in this round."""
+        """Record the request; raise SecureError if this silo has answered another one in this round."""
         silo, meta, round = self.silo, message.meta, message.round
         common = {"personalised": meta["personalised"] is True}
         self._question = common_question(session.federation, round, message.tensors, **common)
-        before, times = meta["state_round"], meta["times_selected"]  # which are not the same for all
+        before, times = meta["state_round"], meta["times_selected"]  # these differ between silos
         try:
             if not self._noise:
                 self._account.check_state(silo.run_name, round, before, times)
@@ -362,7 +363,7 @@ class SummedAnswers(Answers):
             raise
 
     def charge(self, request: str, round: int) -> None:
-        """With noise on the sum, the ledger is charged later, for each masked vector that leaves."""
+        """With noise, charge the ledger later, for each masked vector; only check the budget now."""
         if not self._noise:
             super().charge(request, round)
             return
@@ -371,7 +372,7 @@ class SummedAnswers(Answers):
             self.silo.ledger.check(self.silo.revealed()[1], round=round)
 
     def turn(self, take: Callable[..., LocalResult], *args: Any, **turn: Any) -> LocalResult:
-        """A turn, or with noise, if it fails, one that changes nothing: the failure itself would reveal something."""
+        """Train; with noise, a failed turn becomes one without a change, because a failure would reveal something."""
         try:
             return take(*args, **turn)
         except Exception as error:
@@ -382,7 +383,7 @@ class SummedAnswers(Answers):
             return LocalResult(dict(weights), {}, dict(turn["state"]), {})
 
     def leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
-        """What this silo has for the sum."""
+        """Return this silo's vector for the sum."""
         session = self.silo.session
         if session is None or session.sums is None or not session.federation.num_samples:
             raise shareable(RunError("the server asks for training before the samples of all silos are summed"))
@@ -397,9 +398,9 @@ class SummedAnswers(Answers):
         return LocalResult({VECTOR: travelling(vector)}, {}, {}, {})
 
     def send(self, round: int, result: LocalResult) -> None:
-        """Say that this silo is ready; the sum is made once enough are.
+        """Report that this silo is ready; the sum begins once enough silos are.
 
-        With noise it says so ``answer_after_s`` after it was asked: no account bounds what the time of training tells.
+        With noise, wait until ``answer_after_s`` after the request, because the time of training may reveal something.
         """
         key, note = "comm_args.answer_after_s", self.silo.show.note
         if (left := self._answers_at - time.monotonic()) > 0:
@@ -412,7 +413,7 @@ class SummedAnswers(Answers):
         self.silo.send(Kind.UPLOAD, SERVER, round=round)
 
     def may_test(self, session: Session, message: Message) -> bool:
-        """With noise, one model a round: no account covers tests, and the server is told nothing of them."""
+        """With noise, test one model per round: no privacy account covers tests."""
         try:
             if self._noise:
                 question = common_question(session.federation, message.round, message.tensors)
@@ -423,7 +424,7 @@ class SummedAnswers(Answers):
         return True
 
     def tested(self, session: Session, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
-        """Report nothing; keep the right answers for a sum if they are of the opening's test samples."""
+        """Report nothing; keep the right answers for a sum if their number of samples is that of the opening."""
         made, round, run = session.sums, number_of_test(message.round), self.silo.run_name
         right, samples = answer.get("accuracy", (0, 0))
         self._tested = None
@@ -446,7 +447,7 @@ class SummedAnswers(Answers):
         self._sums.take(self.silo.run_name, message)
 
     def _vector(self, round: int) -> tuple[Ring, Vector, str] | None:
-        """What this silo has for a round's sum, its ring, and the digest of what it was asked."""
+        """Return the ring of a sum, this silo's vector, and the digest of the request; None if it has none."""
         session, upload = self.silo.session, self.silo.upload
         assert session is not None
         assert session.sums is not None
@@ -461,7 +462,7 @@ class SummedAnswers(Answers):
         return session.sums.round, arrived(upload[1].upload[VECTOR]), self._question
 
     def _noisy(self, part: SiloRound, vector: Vector) -> Vector:
-        """A round's vector with noise of this attempt only, which the ledger is charged for.
+        """Add noise of this attempt to a round's vector, and charge the ledger.
 
         Raises:
             LabelSkewError: the privacy budget does not allow it.
@@ -478,7 +479,7 @@ class SummedAnswers(Answers):
 
     @staticmethod
     def _without_reason(error: Exception) -> Exception:
-        """An error without a reason for the server, whose exit code keeps a service manager from another start.
+        """Return an error without a reason for the server; its exit code prevents a restart by a service manager.
 
         A server can send a model with which training fails only if a known sample is among the data.
         """
@@ -493,7 +494,7 @@ class SummedAnswers(Answers):
 
 
 def sizes(recipe: Recipe) -> Callable[[int], Sizes]:
-    """Numbers of silos of a round's sum; of the opening, and of tests, for rounds up to :data:`OPENING`."""
+    """Return the numbers of silos by round; rounds up to :data:`OPENING` are the opening and tests."""
     silos = recipe.train.client_num_in_total
     rounds = Sizes(fewest_summed(recipe), recipe.train.clients_per_round, silos)
     others = Sizes(fewest_opened(recipe), silos, silos)
@@ -501,18 +502,18 @@ def sizes(recipe: Recipe) -> Callable[[int], Sizes]:
 
 
 def comparable(recipe: Recipe) -> str:
-    """Warning that sums have no noise; empty if they have."""
+    """Return a warning that sums have no noise; empty if they have."""
     what = "secure aggregation without noise does not protect silos from a server that cheats"
     return "" if recipe.privacy.noise_multiplier is not None else f"{what}; {MULTIPLIER} adds noise to the sums"
 
 
 def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor], **meta: bool) -> str:
-    """Digest of what all silos are asked in a round."""
-    return question(replace(federation, rounds=0), round, meta, tensors, {})  # a run may be resumed for more rounds
+    """Return the digest of the part of a round's request that is equal for all silos."""
+    return question(replace(federation, rounds=0), round, meta, tensors, {})  # a run may be resumed with more rounds
 
 
 def _identity(transport: ServerTransport | SiloTransport) -> tuple[Identity, Authority]:
-    """What this process signs with, and checks others by."""
+    """Return what this process signs with, and what it verifies others with."""
     files = transport.tls
     assert files is not None  # or the recipe would have been refused
     authority = Authority(files.ca) if transport.revoked is None else Authority(files.ca, transport.revoked.barred)

@@ -34,7 +34,7 @@ class SiloSums:
 
     Args:
         rank: of the silo, from 1.
-        vector: returns the ring of a round's sum, this silo's vector, and the digest of the request; None if it has none.
+        vector: returns the ring of a round's sum, this silo's vector, and the digest of the request, or None.
         send: sends a message.
         warn: prints why this silo skips an attempt.
         least: silos that a sum needs by this silo's policy.

@@ -92,9 +92,8 @@ class ServerSums:
         A silo is excluded if it cheated, failed in two attempts, or failed in one and the sum does not need it. A sum
         that some silos may have opened is repeated over the same silos, also by a resumed server.
 
-        Args:
-            who: called before each attempt with the silos to exclude and, if not empty, the only silos to include; it
-                may wait, and returns the clients.
+        ``who`` is called before each attempt with the clients to exclude and, if not empty, the only clients to
+        include. It may wait, and returns the clients of the attempt.
 
         Raises:
             RunError: too few silos are left, or the same silos failed :data:`TRIES` times.
