@@ -193,9 +193,7 @@ class SiloClient(Manager):
 
     def _welcome(self, message: Message) -> None:
         meta = message.meta
-        if not isinstance(meta["run"], str) or not re.fullmatch(
-            "[0-9a-f]{16}", meta["run"]
-        ):  # it becomes the name of a folder
+        if not isinstance(meta["run"], str) or not re.fullmatch("[0-9a-f]{16}", meta["run"]):  # becomes a folder's name
             raise shareable(LabelSkewError("the server's name of the run is not one of ours"))
         facts.check_agreement(meta["settings"], self.recipe)
         federation = facts.federation(meta["federation"], self.recipe, self.data.facts)
