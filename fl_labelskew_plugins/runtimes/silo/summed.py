@@ -103,12 +103,12 @@ class SummedOpening(Opening):
         assert made is not None
         members.begin(OPENING)
 
-        def there(without: Collection[int], begun: Collection[int]) -> list[int]:
-            until, only = clock.now + members.comm.quorum_timeout_s, known or set(begun)
+        def there(without: Collection[int]) -> list[int]:
+            until = clock.now + members.comm.quorum_timeout_s
             while True:
                 here = members.present - members.excluded - set(without)
-                if (only <= here if only else len(here) >= members.fewest_opened) or not clock.listen(until):
-                    return sorted(here & only if only else here)
+                if (known <= here if known else len(here) >= members.fewest_opened) or not clock.listen(until):
+                    return sorted(here & known if known else here)
 
         clients, vector = self._sums.repeated(self.server.record.run, OPENING, there, made.opening)
         samples, tests, _ = made.read_opening(vector, len(clients))
@@ -171,26 +171,20 @@ class SummedUploads(Uploads):
         self._news = plain(joined(model=server.weights, shared=server.shared))
         about = common_question(server.federation, round, self._news, personalised=self.personalised)
 
-        def ready(without: Collection[int], begun: Collection[int]) -> list[int]:
-            waited = sorted(set(begun) - members.excluded) if begun else [k for k in clients if k not in without]
-            least = min(members.quorum, len(clients))
+        def ready(without: Collection[int]) -> list[int]:
+            waited, least = [k for k in clients if k not in without], min(members.quorum, len(clients))
             if len(waited) < least:
                 what = f"{len(waited)} of at least {least} silos are left without those that failed ({members.needs})"
                 raise RunError(f"{members.where}: {what}; {members.go_on}")
             for client in [client for client in self._ready if client not in members.present]:
                 del self._ready[client]  # until it has reconnected and trained again
-            self._poll = Poll(members, waited, "uploads", self._ready, least=len(begun) or None)
+            self._poll = Poll(members, waited, "uploads", self._ready)
             for client in members.present.intersection(waited) - self._ready.keys():
                 self.ask(client)
-            try:
-                return list(self._poll.take())
-            except RunError:
-                if not begun:
-                    raise
-                return sorted(self._ready)
+            return list(self._poll.take())
 
         came, vector = self._sums.repeated(self.server.record.run, round, ready, made.round, about)
-        for client in sorted({*clients, *came}):
+        for client in clients:
             verdict = TAKEN if client in came else {"taken": False, "reason": "it is not in the sum"}
             self.server.send(Kind.VERDICT, client + 1, round=round, meta=verdict)
         states = self.rounds.record.states
@@ -270,13 +264,7 @@ def exchanges(server: SiloServer) -> TrainingExchanges:
         server.warn(warning)
     transport, authority = server.transport, _identity(server.transport)[1]
     sums = ServerSums(
-        server.members,
-        authority,
-        server.send,
-        transport.limits,
-        transport.audit,
-        server.folder,
-        sizes=sizes(server.recipe),
+        server.members, authority, server.send, transport.limits, transport.audit, sizes=sizes(server.recipe)
     )
     opening = SummedOpening(server, sums)
     return TrainingExchanges(opening, SummedUploads(server, sums), SummedTests(server, sums, opening))

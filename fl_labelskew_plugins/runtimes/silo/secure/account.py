@@ -1,9 +1,10 @@
 """A silo's record of the sums that it has helped to open. It outlives restarts.
 
-Two sums over sets that differ in one silo reveal that silo's vector. So a silo opens sums of a round only over one set.
 Two sums in which one silo answered different requests reveal the difference of its answers. So a silo answers one
-request per round. Without noise it adds the same vector to all sums of a round, even if its data or settings have
-changed. Numbers of right answers change little between rounds, so all sums of them are over the silos of the opening.
+request per round. Without noise, two sums over sets that differ in one silo reveal that silo's vector. So a silo opens
+sums of a round only over one set, and adds the same vector to all of them, even if its data or settings have changed.
+With noise, each attempt has its own and is charged to the ledger, so that any sums may be opened. Numbers of right
+answers change little between rounds, so all sums of them are over the silos of the opening.
 """
 
 from __future__ import annotations
@@ -60,14 +61,11 @@ class Account:
         self.file, self.joined = folder / NAME, folder / JOINED
         self._read()
 
-    def check(self, attempt: Attempt, there: list[int], *, final: bool = True) -> None:
-        """Raise SitsOutError if the sum of this round (of a test: the run's opening) was opened over other silos.
-
-        ``final``: whether ``there`` are the silos in the sum; otherwise some of them may still be lost.
-        """
+    def check(self, attempt: Attempt, there: list[int]) -> None:
+        """Raise SitsOutError if the sum of this round (of a test: the run's opening) was opened over other silos."""
         opened = self._read().runs.get(attempt.run, {})
         before = opened.get(OPENING, []) if attempt.round < OPENING else opened.get(attempt.round)
-        if before is not None and (before != there if final else not {*before} <= {*there}):
+        if before is not None and before != there:
             what = f"this silo has opened its sum of {listed(before)}, and is now asked for that of {listed(there)}"
             raise SitsOutError(f"{attempt.where}: {what}; the two would differ by single uploads ({self.file})")
 
@@ -75,9 +73,8 @@ class Account:
         """Record that this round's sum is opened; on disk when this returns.
 
         Raises:
-            SecureError: it was opened over other silos, or the file cannot be written.
+            SecureError: the file cannot be written.
         """
-        self.check(attempt, there)
         opened = self._read()
         opened.runs.setdefault(attempt.run, {})[attempt.round] = there
         self._write(opened, f"{attempt.where}: ", "opens")

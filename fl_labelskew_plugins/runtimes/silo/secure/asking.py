@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fl_labelskew_registry import RunError
@@ -13,9 +12,7 @@ from torch import Tensor
 from fl_labelskew_plugins.engine.ring import Ring, Vector
 from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.files import read_text
 from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
-from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
 from fl_labelskew_plugins.runtimes.silo.secure import wire
@@ -34,11 +31,6 @@ from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 
 TRIES = 3
 """Largest number of attempts at one sum with the same silos."""
-BEGUN = "begun_sum.json"
-"""File in the server's folder: round and silos of the last sum that silos were asked to open.
-
-They open no sum of this round over other silos.
-"""
 LEAST_S = 5.0
 """Least time of a step in seconds, if the deadline is at least ten times as long."""
 SHARES = {kind: 5 if kind is Kind.MASKED else 1 for kind in wire.STEPS}
@@ -56,7 +48,6 @@ class ServerSums:
         members: the connected silos.
         send: sends a message.
         limits: largest message in bytes, by kind; changed here.
-        folder: of the run.
         sizes: returns the numbers of silos for a round's sum.
     """
 
@@ -67,16 +58,15 @@ class ServerSums:
         send: Callable[..., None],
         limits: dict[Kind, int],
         audit: Audit,
-        folder: RunFolder,
         *,
         sizes: Callable[[int], Sizes],
     ) -> None:
         self._members, self._authority, self._send, self._limits = members, authority, send, limits
-        self._audit, self._folder, self._sizes = audit, folder, sizes
+        self._audit, self._sizes = audit, sizes
         self._numbers: dict[int, int] = {}
         self._faults: Counter[int] = Counter()
         self._lost: set[int] = set()
-        self._seconds, self._slow, self._for_vectors = 0.0, False, FOR_VECTORS * members.comm.round_deadline_s
+        self._seconds, self._slow = 0.0, 0
         self._attempt = Attempt("", OPENING, 0, 32, 0, Sizes(LEAST_SUMMED, LEAST_SUMMED, LEAST_SUMMED))
         self._kind = Kind.KEYS
         self._said: Callable[[int], Said] = lambda rank: ({}, {})
@@ -85,21 +75,20 @@ class ServerSums:
         self._close()
 
     def repeated(
-        self, run: str, round: int, who: Callable[[set[int], set[int]], list[int]], ring: Ring, question: str = ""
+        self, run: str, round: int, who: Callable[[set[int]], list[int]], ring: Ring, question: str = ""
     ) -> tuple[list[int], Vector]:
         """Attempt a sum until it succeeds, see :meth:`total`.
 
-        A silo is excluded if it cheated, failed in two attempts, or failed in one and the sum does not need it. A sum
-        that some silos may have opened is repeated over the same silos, also by a resumed server.
+        A silo is excluded if it cheated, failed in two attempts, or failed in one and the sum does not need it.
 
-        ``who`` is called before each attempt with the clients to exclude and, if not empty, the only clients to
-        include. It may wait, and returns the clients of the attempt.
+        ``who`` is called before each attempt with the clients to exclude. It may wait, and returns the clients of the
+        attempt.
 
         Raises:
             RunError: too few silos are left, or the same silos failed :data:`TRIES` times.
         """
         self._faults.clear()
-        self._slow, self._for_vectors = False, FOR_VECTORS * self._members.comm.round_deadline_s
+        self._slow = 0
         tries: Counter[tuple[int, ...]] = Counter()
         clients: list[int] = []
         while True:
@@ -107,14 +96,11 @@ class ServerSums:
             without = {client for client in failed if self._faults[client] > 1}
             if round != OPENING and len(set(clients) - failed) >= self._members.quorum:
                 without = failed
-            begun = self._begun(round)
-            clients = who(set() if begun else without, begun)
-            if missing := begun.difference(clients):
-                what = f"its sum was begun over {_silos(begun)}, and {_silos(missing)} cannot be reached"
-                use = "bring them back, or begin a new run without them"
-                raise RunError(f"{self._members.where}: {what}; {use}; {self._members.go_on}")
+            clients = who(without)
             try:
-                return self.total(run, round, clients, ring, question)
+                total = self.total(run, round, clients, ring, question)
+                self._slow = 0
+                return total
             except SecureError as error:
                 tries[tuple(clients)] += 1
                 if len(clients) < self._sizes(round).at_least or tries[tuple(clients)] == TRIES:
@@ -167,7 +153,7 @@ class ServerSums:
             Kind.KEYS, clients, lambda rank: ({}, {}), lambda rank, got: server.advertised(rank, alone(rank, got))
         )
         if attempt.round < OPENING and (missing := set(clients).difference(here)):
-            raise attempt.error(f"{_silos(missing)} sent no keys")
+            raise attempt.error(f"{listed([client + 1 for client in missing])} sent no keys")
         roster = wire.tensors(server.roster())
         here = self._step(
             Kind.SHARES,
@@ -196,8 +182,6 @@ class ServerSums:
             lambda rank, got: server.agreed(rank, alone(rank, got)),
         )
         signatures = wire.tensors(server.signatures())
-        if attempt.round >= OPENING:
-            self._folder.write_json(BEGUN, {"round": attempt.round, "clients": [rank - 1 for rank in there]})
         self._step(
             Kind.REVEALED,
             here,
@@ -225,11 +209,12 @@ class ServerSums:
         share = SHARES[kind] / sum(SHARES.values())
         if self._attempt.round == OPENING and kind is Kind.KEYS:
             share = 0.5  # silos build their networks before they answer
-        least, for_vectors = min(LEAST_S, members.comm.round_deadline_s / 10), self._for_vectors
+        whole = members.comm.round_deadline_s
+        for_vectors, least = FOR_VECTORS * whole * 2**self._slow, min(LEAST_S, whole / 10)
         if kind is Kind.MASKED:
             least = for_vectors
         elif kind is Kind.KEYS and self._slow:
-            least = for_vectors / 2  # as long again as the vectors had, which may still be on their way
+            least = for_vectors / 2  # as long as the previous attempt had: its vectors may still be on their way
         deadline = members.clock.now + max(share * self._seconds, least)
         self._poll = Poll(members, clients, wire.STEPS[kind], answers, least=0, deadline=deadline)
         for client in clients:
@@ -238,17 +223,10 @@ class ServerSums:
             pass
         silent = set(clients) - answers.keys() - self._lost
         slow = kind is Kind.MASKED and len(answers) < self._attempt.sizes.at_least
-        if slow:
-            self._slow, self._for_vectors = True, 2 * for_vectors
         for client in silent:
-            self._fault(client, 0 if slow else 1)
+            self._fault(client, 0 if slow and not self._slow else 1)  # once, more time may be all that is missing
+        self._slow += slow
         return sorted(answers)
-
-    def _begun(self, round: int) -> set[int]:
-        """Return the clients of a sum of this round that some silos may have opened; empty if there is none."""
-        file = self._folder.path / BEGUN
-        begun = json.loads(read_text(file)) if file.exists() else {}
-        return set(begun["clients"]) if begun.get("round") == round else set()
 
     def came(self, client: int, *, same_process: bool) -> None:
         """Handle a reconnected silo: ask again, or exclude it if its process, and so its keys, are new."""
@@ -293,7 +271,3 @@ class ServerSums:
         """End the attempt, and forget its keys."""
         self._poll = Poll(self._members, [], "", {}, least=0)
         self._said, self._taken = lambda rank: ({}, {}), lambda rank, got: None
-
-
-def _silos(clients: Collection[int]) -> str:
-    return listed([client + 1 for client in clients])

@@ -58,7 +58,7 @@ class SiloRound:
     ) -> None:
         self.attempt, self.rank = attempt, rank
         self._identity, self._authority, self._account, self._least = identity, authority, account, least
-        self._noisy = noisy
+        self._noisy = None if attempt.round <= OPENING else noisy
         self._random, self._seed, self._secret = random, masks.scalar(random), masks.scalar(random)
         self._share_secret = masks.scalar(random)
         self._share_key, self._mask_key = masks.key_pair(self._share_secret), masks.key_pair(self._secret)
@@ -149,10 +149,8 @@ class SiloRound:
             if not self._authority.signed(rank, self._adverts[rank], signature, text):
                 raise attempt.error(f"silo {rank} has not signed that all shares fit")
         self._enough(sharing, "share masks")
-        self._account.check(attempt, sorted(sharing), final=False)  # before anything is charged
         self._shares = {rank: self._shares[rank] for rank in sharing}
-        noisy = None if attempt.round <= OPENING else self._noisy
-        vector = self._account.only(attempt, vector) if noisy is None else noisy(self, vector)
+        vector = self._account.only(attempt, vector) if self._noisy is None else self._noisy(self, vector)
         masked = attempt.vector(vector, "what this silo would send").copy()
         masks.add_own(masked, self._seed, self.rank, attempt)
         for peer in self._shares.keys() - {self.rank}:
@@ -171,7 +169,7 @@ class SiloRound:
                 f"is {self.rank}"
             )
         self._enough(ranks, "are in the sum")
-        self._account.check(self.attempt, ranks)
+        self._check(ranks)
         self.there = ranks
         return self._identity.sign(agreement(self.attempt, self.roster, ranks))
 
@@ -183,9 +181,15 @@ class SiloRound:
             if rank not in self.there or not self._authority.signed(rank, self._adverts[rank], signature, text):
                 raise attempt.error(f"silo {rank} has not signed that the sum is of {listed(self.there)}")
         self._enough(signatures, f"have signed that the sum is of {listed(self.there)}")
+        self._check(self.there)
         self._account.open(attempt, self.there)
         given = {dealer: pair[dealer not in self.there] for dealer, pair in sorted(self._shares.items())}
         return {dealer: share.to_bytes(masks.SECRET, "big") for dealer, share in given.items()}
+
+    def _check(self, there: list[int]) -> None:
+        """Refuse a second sum over other silos; with noise, each one has its own and is charged to the ledger."""
+        if self._noisy is None:
+            self._account.check(self.attempt, there)
 
     def _begin(self, step: str) -> None:
         if self.step != step:
