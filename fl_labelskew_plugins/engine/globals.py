@@ -47,4 +47,6 @@ def restored(threads: int | None = None) -> Iterator[None]:
 
 
 def _flushes() -> bool:
+    for kind in (np.float16, np.float32, np.float64):
+        np.finfo(kind)  # looks at subnormal values once; later it would warn that they are 0
     return float(torch.tensor(1e-40) * torch.tensor(1.0)) == 0.0

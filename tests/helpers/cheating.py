@@ -4,14 +4,17 @@ Most cheat in the second round alone, so that a first one shows what an honest o
 """
 
 import hashlib
+import itertools
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 
+import grpc
 import numpy as np
 from fl_labelskew_registry import RunError
 
@@ -28,6 +31,9 @@ from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.silo.secure.silo import STEPS, SiloRound
 from fl_labelskew_plugins.runtimes.silo.server import ClientTests
 from fl_labelskew_plugins.runtimes.silo.summed import SummedAnswers, SummedOpening, SummedUploads
+from fl_labelskew_plugins.runtimes.transport import Kind
+from fl_labelskew_plugins.runtimes.wire import plain
+from fl_labelskew_plugins.tensors import joined
 
 ROUND = 1
 CHEATS = {}
@@ -158,6 +164,35 @@ def tests_two_models():
         return honest(self, weights)
 
     ClientTests.of = of
+
+
+@cheat
+def asks_for_training_before_the_opening():
+    """An error would tell when training has ended."""
+
+    def exchange(self, *, resumed):
+        news = plain(joined(model=self.rounds.server.weights))
+        meta = {"times_selected": 1, "state_round": -1, "kept_rounds": [], "personalised": False}
+        for client in sorted(self.server.members.present):
+            self.server.send(Kind.TRAIN, client + 1, round=0, meta=meta, tensors=news)
+        self.server.members.clock.listen(60)
+        raise RunError("no opening")
+
+    SummedOpening.exchange = exchange
+
+
+@cheat
+def cuts_a_connection_in_training():
+    """Silo 2's: how fast it answers with HELLO would tell whether it still trains."""
+    honest = SummedUploads.ask
+
+    def ask(self, client):
+        honest(self, client)
+        if self.server.members.round == ROUND and client == 1:
+            connection = self.server.transport._open[2]
+            threading.Timer(1, connection.close, (grpc.StatusCode.UNAVAILABLE, "cut")).start()
+
+    SummedUploads.ask = ask
 
 
 @cheat
@@ -322,6 +357,19 @@ def fails_in_training():
             raise RunError("round 2: client 2: fc.weight is not finite")
         return honest(self, *args, **kwargs)
 
+    turn.Turn.fit = fit
+
+
+@cheat
+def fails_in_its_first_training():
+    honest = turn.Turn.fit
+
+    def fit(self, *args, **kwargs):
+        if next(trainings) == 1:  # the first one is of a fresh network
+            raise RunError("loss term cross_entropy is inf")
+        return honest(self, *args, **kwargs)
+
+    trainings = itertools.count()
     turn.Turn.fit = fit
 
 

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,8 @@ class SiloClient(Manager):
         self._secret, self._process = secret(folder), secrets.token_hex(8)
         self._normalisation: State = {}
         self._round = -1
+        self._later: Callable[[], object] = dict
+        """The last round's test, if the server must not learn how long it takes."""
         self.answers = answers(self)
         self.handlers = {
             Kind.WELCOME: self._welcome,  # on every connection
@@ -283,6 +286,7 @@ class SiloClient(Manager):
             personalised=meta["personalised"] is True and self.recipe.validation.personalised,
             noise_seed=self.seed(request) if self._draws else None,
         )
+        self._test_later()
         self.states.put(round, result.state)  # before the upload, because the server relies on it
         if self.guard is not None:
             self.guard.leaving(result.contributions, session.method.sends)
@@ -313,8 +317,12 @@ class SiloClient(Manager):
         return noise_seed(self._secret, self.about, request)
 
     def answer(self, request: str = "opening") -> str:
-        """Return the digest of an answer: of a request, and of this silo's samples and settings."""
-        return hashlib.blake2b(self.about + request.encode(), digest_size=16).hexdigest()
+        """Return the digest of an answer: of the request, the samples, the settings, and the origin of the noise.
+
+        Silos, or folders of one silo, may share a ledger; another secret or rank means other noise.
+        """
+        key = self._secret.to_bytes(16, "big") + self.rank.to_bytes(4, "big")
+        return hashlib.blake2b(self.about + request.encode(), digest_size=16, key=key).hexdigest()
 
     def _state(self, round: int) -> State:
         assert self.session is not None
@@ -333,18 +341,30 @@ class SiloClient(Manager):
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
         if not self.answers.tells_tests:
             self.send(Kind.TESTED, SERVER, round=round)
-        answer: dict[str, Any] = {}
-        if self.recipe.validation.per_client and len(self.data.test) and self.answers.may_test(session, message):
-            trainer = session.trainer
-            logits, labels = trainer.predict(trainer.test_indices[self.client], weights)
-            matrix = metrics.confusion(logits.argmax(1), labels, session.federation.num_classes).cpu()
-            measures = {**metrics.measures(matrix), "loss": float(cross_entropy(logits, labels))}
-            self.run_folder.tested(round, measures)
-            if self.recipe.comm.send_measures and self._may_tell(round, message):
-                right = [int(matrix.diag().sum()), int(matrix.sum())]
-                answer = {"accuracy": right, "balanced_accuracy": measures["balanced_accuracy"]}
-        if self.answers.tells_tests:
-            self.send(Kind.TESTED, SERVER, round=round, meta=self.answers.tested(session, message, answer))
+            if self.answers.may_test(session, message):
+                self._later = partial(self._tested, session, round, weights)
+            return
+        answer = self._tested(session, round, weights)
+        if not (answer and self.recipe.comm.send_measures and self._may_tell(round, message)):
+            answer = {}
+        self.send(Kind.TESTED, SERVER, round=round, meta=self.answers.tested(session, message, answer))
+
+    def _test_later(self) -> None:
+        """Do the test that was put off."""
+        later, self._later = self._later, dict
+        later()
+
+    def _tested(self, session: Session, round: int, weights: Weights) -> dict[str, Any]:
+        """Test weights on the silo's own test split and record the measures; return those that may be reported."""
+        if not (self.recipe.validation.per_client and len(self.data.test)):
+            return {}
+        trainer = session.trainer
+        logits, labels = trainer.predict(trainer.test_indices[self.client], weights)
+        matrix = metrics.confusion(logits.argmax(1), labels, session.federation.num_classes).cpu()
+        measures = {**metrics.measures(matrix), "loss": float(cross_entropy(logits, labels))}
+        self.run_folder.tested(round, measures)
+        right = [int(matrix.diag().sum()), int(matrix.sum())]
+        return {"accuracy": right, "balanced_accuracy": measures["balanced_accuracy"]}
 
     def _may_tell(self, round: int, message: Message) -> bool:
         """Whether the policy allows to report another test, which then counts."""
@@ -387,6 +407,9 @@ class SiloClient(Manager):
         if self.session is not None:
             weights = group(message.tensors, "model")
             check_upload(weights, self.session.start, where="the server's final model")
+            if not self.answers.tells_tests:
+                self.send(Kind.FINISH, SERVER)  # before a test, whose time would tell its number of samples
+                self._test_later()
             said = model_file.about(self.session, round=self.session.federation.rounds)
             model_file.save(weights, self.run_folder.path / "model.safetensors", said)
             last = facts.number(meta, "state_round", -1, self.session.federation.rounds - 1, "FINISH")
@@ -406,7 +429,8 @@ class SiloClient(Manager):
                 tests = counted(len(self.data.test), "test sample")
                 self.show.note(f"accuracy of the last tested model on this silo's own {tests}: {100 * accuracy:.2f} %")
             self.show.note(f"the run is over; results: {self.run_folder.path}")
-        self.send(Kind.FINISH, SERVER)
+        if self.session is None or self.answers.tells_tests:
+            self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()
         self.answers.finished()
 

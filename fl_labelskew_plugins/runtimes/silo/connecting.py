@@ -9,6 +9,7 @@ import secrets
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -139,6 +140,8 @@ class SiloTransport(Transport):
         """Bytes of a message of each kind, at most; may be changed at any time, as by the handler of WELCOME."""
         self.hello: Callable[[], Message] = lambda: Message(Kind.HELLO, rank, 0)
         """Makes the first message of every connection, in another thread."""
+        self.quiet_until = 0.0
+        """No new connection before this time (monotonic): how fast it answers would tell whether this silo trains."""
         self.tls, self.revoked, self._trust = tls, revoked, Trust(address, tls, self.audit, pin, revoked)
         self._spool, self._say = spool or Spool(), say
         self._outbox: streams.Outbox | None = None
@@ -196,6 +199,8 @@ class SiloTransport(Transport):
         jitter = secrets.SystemRandom()
         try:
             while not self._stopping.is_set():
+                if self._stopping.wait(max(0.0, self.quiet_until - time.monotonic())):
+                    break
                 why = self._trust.look()
                 joined, heard, why = (False, False, why) if why else self._connect()
                 if joined:

@@ -147,6 +147,9 @@ class Members:
         self.turned: dict[int, str] = {}
         self._left_at: dict[int, float] = {}
         self._until = 0.0
+        held = recipe.sums_alone and recipe.privacy.noise_multiplier is not None
+        self.reconnect_s = self.comm.reconnect_s + (self.comm.answers_after if held else 0.0)
+        """How long to wait for a lost silo; with noise, silos do not reconnect before it is time to answer."""
 
     @property
     def where(self) -> str:
@@ -202,7 +205,7 @@ class Members:
         if client in self.away:
             return False
         if not self.reachable(client):
-            self.give_up(client, f"did not come back within {self.comm.reconnect_s:g} s")
+            self.give_up(client, f"did not come back within {self.reconnect_s:g} s")
             return False
         return True
 
@@ -213,7 +216,7 @@ class Members:
     def _may_return(self, client: int) -> bool:
         if client in self.present or client in self.away or client not in self._left_at:
             return False
-        return self.clock.now - self._left_at[client] < self.comm.reconnect_s
+        return self.clock.now - self._left_at[client] < self.reconnect_s
 
     def gather(self, expected: set[int]) -> None:
         """Wait until all of these clients that are not excluded have connected, at most ``quorum_timeout_s``.

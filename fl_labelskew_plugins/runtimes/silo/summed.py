@@ -58,7 +58,7 @@ from fl_labelskew_plugins.runtimes.silo.server import (
 )
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message
 from fl_labelskew_plugins.runtimes.wire import plain
-from fl_labelskew_plugins.tensors import Weights, joined
+from fl_labelskew_plugins.tensors import State, Weights, joined
 
 OPENED = "opened.json"
 """File in the server's folder: all silos' training and test samples in total, and the silos."""
@@ -285,6 +285,7 @@ class SummedAnswers(Answers):
             silo.show.note(warning, log.WARNING)
         self._account, self._question = Account(silo.folder), ""
         self._tested: tuple[int, Vector, str] | None = None
+        self._spare_state: State | None = None
         self._sums = SiloSums(
             silo.rank,
             *_identity(silo.transport),
@@ -336,6 +337,10 @@ class SummedAnswers(Answers):
     def asked(self, session: Session, message: Message) -> None:
         """Record the request; raise SecureError if this silo has answered another one in this round."""
         silo, meta, round = self.silo, message.meta, message.round
+        if not session.federation.num_samples:
+            raise shareable(RunError("the server asks for training before the samples of all silos are summed"))
+        if self._noise and (silo.upload is None or silo.upload[0] != round):
+            self._answers_at = silo.transport.quiet_until = time.monotonic() + silo.recipe.comm.answers_after
         common = {"personalised": meta["personalised"] is True}
         self._question = common_question(session.federation, round, message.tensors, **common)
         before, times = meta["state_round"], meta["times_selected"]  # these differ between silos
@@ -354,13 +359,13 @@ class SummedAnswers(Answers):
         """With noise, charge the ledger later, for each masked vector; only check the budget now."""
         if not self._noise:
             super().charge(request, round)
-            return
-        self._answers_at = time.monotonic() + self.silo.recipe.comm.answers_after
-        if self.silo.ledger is not None:
+        elif self.silo.ledger is not None:
             self.silo.ledger.check(self.silo.revealed()[1], round=round)
 
     def turn(self, take: Callable[..., LocalResult], *args: Any, **turn: Any) -> LocalResult:
         """Train; with noise, a failed turn becomes one without a change, because a failure would reveal something."""
+        if self._noise and not turn["state"]:
+            self._keep_spare_state(take, *args, **turn)
         try:
             return take(*args, **turn)
         except Exception as error:
@@ -368,13 +373,28 @@ class SummedAnswers(Answers):
                 raise self._without_reason(error) from error
             self._unchanged(error)
             _, _, weights = args
-            return LocalResult(dict(weights), {}, dict(turn["state"]), {})
+            return LocalResult(dict(weights), {}, dict(turn["state"] or self._spare_state or {}), {})
+
+    def _keep_spare_state(
+        self, take: Callable[..., LocalResult], client: int, round: int, *_: Any, **turn: Any
+    ) -> None:
+        """Have a private state for a first turn that fails; without one, later rounds would be faster.
+
+        It is that of training from a fresh network, so that it does not depend on what the server sends.
+        """
+        trainer = self.silo.session.trainer if self.silo.session else None
+        if self._spare_state is not None or trainer is None or trainer.fresh is None:
+            return
+        self._spare_state = {}
+        if trainer.method.uses("after_round") or trainer.optimizer.uses("finish"):
+            with contextlib.suppress(Exception):
+                self._spare_state = take(client, round, trainer.fresh(), **{**turn, "shared": {}}).state
 
     def leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
         """Return this silo's vector for the sum."""
         session = self.silo.session
-        if session is None or session.sums is None or not session.federation.num_samples:
-            raise shareable(RunError("the server asks for training before the samples of all silos are summed"))
+        assert session is not None
+        assert session.sums is not None
         try:
             measures = self.silo.recipe.comm.send_measures
             vector = session.sums.added(self.silo.client, round, start, result, measures=measures)

@@ -494,11 +494,43 @@ def test_the_time_of_an_answer_does_not_tell_how_long_training_took(secure):
     server, silos = federation.server(), federation.silos(1, 3)
     finished(server, *silos, federation.silo(2, cheat="trains_at_once"))
     for rank in (1, 2, 3):
-        folder, at = federation.folder / f"silo-{rank}", {}
-        for line in audited(folder, "received") + audited(folder, "sent"):
-            if line.get("round") == ROUND:
-                at[line["kind"]] = datetime.fromisoformat(line["time"].replace("Z", "+00:00"))
-        assert (at["UPLOAD"] - at["TRAIN"]).total_seconds() >= 2.9, rank
+        assert seconds(federation, rank, ("received", "TRAIN"), ("sent", "UPLOAD")) >= 2.9, rank
+
+
+def seconds(federation, rank, *events):
+    """Between two events of that round in a silo's audit log, each with its kind of message or None."""
+    times = []
+    for event, kind in events:
+        for line in audited(federation.folder / f"silo-{rank}", event):
+            if line.get("kind") == kind and line.get("round", ROUND) == ROUND:
+                times.append(datetime.fromisoformat(line["time"].replace("Z", "+00:00")))
+    return (times[-1] - times[0]).total_seconds()
+
+
+def test_a_silo_does_not_reconnect_while_it_trains(secure):
+    federation = secure(*NOISE, "comm_args.answer_after_s=4", "comm_args.reconnect_s=1")
+    server, silos = federation.server(cheat="cuts_a_connection_in_training"), federation.silos()
+    finished(server, *silos)
+    assert left_out(federation) == [[], [], []]
+    assert seconds(federation, 2, ("received", "TRAIN"), ("connected", None)) >= 3.9
+
+
+def test_a_silo_refuses_training_before_the_opening_at_once(secure):
+    federation = secure(*NOISE, "comm_args.answer_after_s=60")
+    server, silos = federation.server(cheat="asks_for_training_before_the_opening"), federation.silos()
+    assert [silo.wait() for silo in silos] == [1, 1, 1]
+    assert not any("trained in" in silo.text for silo in silos)
+    killed(server)
+
+
+def test_a_silo_whose_first_training_fails_keeps_a_state_as_others_do(secure):
+    """With none it would be faster in later rounds: no state to read, no teacher."""
+    federation = secure(*NOISE, "method_args.method=fedphp", "train_args.comm_round=1")
+    server, silos = federation.server(), federation.silos(1, 3)
+    finished(server, *silos, federation.silo(2, cheat="fails_in_its_first_training"))
+    states = [sorted((federation.folder / f"silo-{rank}").glob("*/states/*")) for rank in (1, 2, 3)]
+    assert len({tuple((file.name, file.stat().st_size) for file in files) for files in states}) == 1
+    assert states[1][0].stat().st_size > 1000
 
 
 def test_with_noise_a_silo_tests_one_model_a_round_and_says_nothing_of_it(secure):
@@ -507,6 +539,7 @@ def test_with_noise_a_silo_tests_one_model_a_round_and_says_nothing_of_it(secure
     finished(server, *silos)
     line = "test after round 2: the server asks something else than before in this round of this run"
     assert all(line in silo.text for silo in silos)
+    assert own_tests(federation, 1)[0].keys() == {0, 1, 2}
 
 
 def test_a_silo_that_denies_its_opening(secure):
