@@ -44,7 +44,7 @@ WAITING = 1000
 MINUTE = 60.0
 FEW = dict.fromkeys(("connected", "left", "refused"), 60)
 """Lines a minute of one event of one peer; further ones are counted, so that nobody fills a disk by knocking."""
-MANY = 6000
+MANY = 1200
 """The same for messages."""
 
 
@@ -183,7 +183,7 @@ class Audit:
         self._file = -1
 
     def _write(self, facts: Mapping[str, Any]) -> None:
-        text = json.dumps({"time": utc(), **facts, "before": self.last}).encode()
+        text = json.dumps({"time": utc(), **facts, "before": self.last}, ensure_ascii=False).encode()
         if self._size and self._size + len(text) >= self._most:
             self._turn()
         rest = memoryview(text + b"\n")

@@ -11,6 +11,8 @@ from datetime import datetime, timezone
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 NUMBER = re.compile(r"[-+]?([\d.]+(e[-+]?\d+)?( ± [\d.]+)?( ?%)?)?|[-+](inf|nan)", re.IGNORECASE)
+BLANKS = "\u2800\u3164\u115f\u1160\uffa0"
+"""Letters that are printed as nothing, though Unicode does not call them spaces."""
 TERMS = 8
 """Terms of a loss that a line or a picture has; silos may send more."""
 
@@ -37,12 +39,15 @@ def ranged(numbers: Sequence[int], noun: str, plural: str = "") -> str:
 def clean(text: object, most: int = 200) -> str:
     r"""Somebody else's text, fit for a line: ``?`` for what cannot be printed, and at most ``most`` letters.
 
-    >>> clean("a\x1b[31m\n"), clean("abcdefgh", 6), clean([1, None])
-    ('a?[31m?', 'abc...', '[1, None]')
+    Several spaces become one: on a terminal they could push the rest into a line of its own.
+
+    >>> clean("a\x1b[31m\n"), clean("abcdefgh", 6), clean([1, None]), clean("a   b")
+    ('a?[31m?', 'abc...', '[1, None]', 'a b')
     """
     text = str(text)
     cut = text if len(text) <= most else text[: most - 3] + "..."
-    return "".join(letter if letter.isprintable() else "?" for letter in cut)
+    shown = "".join(letter if letter.isprintable() and letter not in BLANKS else "?" for letter in cut)
+    return re.sub(" {2,}", " ", shown)
 
 
 def csv_cell(value: object) -> object:

@@ -96,7 +96,7 @@ class Message:
 def reason(msg: Message) -> str | None:
     """Why something is not as it should be, as the sender says it, fit for a line; None where it says nothing."""
     text = msg.meta.get("reason")
-    return None if text is None else clean(text, 500)
+    return None if text is None else clean(text, 300)
 
 
 class Observer(Protocol):

@@ -527,7 +527,9 @@ def test_a_silo_whose_first_training_fails_keeps_a_state_as_others_do(secure):
     """With none it would be faster in later rounds: no state to read, no teacher."""
     federation = secure(*NOISE, "method_args.method=fedphp", "train_args.comm_round=1")
     server, silos = federation.server(), federation.silos(1, 3)
-    finished(server, *silos, federation.silo(2, cheat="fails_in_its_first_training"))
+    failing = federation.silo(2, cheat="fails_in_its_first_training")
+    finished(server, *silos, failing)
+    assert "this silo adds only noise to the sum of this round" in failing.text
     states = [sorted((federation.folder / f"silo-{rank}").glob("*/states/*")) for rank in (1, 2, 3)]
     assert len({tuple((file.name, file.stat().st_size) for file in files) for files in states}) == 1
     assert states[1][0].stat().st_size > 1000
