@@ -3,9 +3,8 @@
 H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agueera y Arcas. AISTATS 2017.
 https://arxiv.org/abs/1602.05629
 
-Algorithm 1: local SGD on plain cross-entropy, and the mean of the uploads weighted by their samples. Every hook of
-the contract is neutral, so there is nothing to add; the other methods of this folder differ from it by what they
-override.
+Algorithm 1: local SGD on plain cross-entropy, and the sample-weighted mean of the uploads. These are the defaults of
+every hook.
 """
 
 from __future__ import annotations

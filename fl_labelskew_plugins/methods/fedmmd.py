@@ -2,14 +2,14 @@
 
 X. Yao, C. Huang, L. Sun. VCIP 2018. https://doi.org/10.1109/VCIP.2018.8698609
 
-A client keeps the server's model beside the one that it trains, frozen, and the maximum mean discrepancy of what both
-make of a batch is added to cross-entropy (FedFusion, of the same authors, is https://arxiv.org/abs/1908.05891).
+A client keeps a frozen copy of the server's model. The maximum mean discrepancy between the features of both models is
+added to cross-entropy. (FedFusion, by the same authors, is https://arxiv.org/abs/1908.05891.)
 
-The paper was not at hand, so no equation numbers are given. The authors' public code compares logits with 19 fixed
-bandwidths and has 0.1 as its weight for MNIST, the default here; in the published version that line is replaced by a
-squared distance. Here features are compared, with bandwidths around the mean distance, as deep adaptation networks do;
-the gradient does not fade as both models come near, so that large weights overshoot. FedRS (tables 1 and 5) takes the
-weights 1e-4 and 1e-3.
+The paper was not available to us, so no equation numbers are given. The authors' public code compares logits with 19
+fixed bandwidths and has the weight 0.1 for MNIST, the default here; its published version uses a squared distance
+instead. Here features are compared, with bandwidths around the mean distance, as in deep adaptation networks; the
+gradient does not vanish when both models are close, so large weights overshoot. FedRS (tables 1 and 5) uses the weights
+1e-4 and 1e-3.
 
 ``lam = 0`` is plain cross-entropy, bit for bit.
 """
@@ -55,7 +55,7 @@ class FedMMD(Method):
     )
 
     def before_round(self, client: ClientView) -> None:
-        """The server's model, frozen."""
+        """Freeze a copy of the server's model."""
         if self.params.lam > 0 and client.frozen is not None and client.model is not None:
             client.scratch[TEACHER] = client.frozen(client.model.state_dict())
 
@@ -69,6 +69,6 @@ class FedMMD(Method):
         return {"mmd": self.params.lam * mmd(batch.features, frozen)}
 
     def deviations(self) -> list[str]:
-        """Where this is not the authors' code."""
-        line = "features with bandwidths around their mean distance are compared; the authors' code: logits, fixed ones"
+        """Differences from the authors' code."""
+        line = "compares features, bandwidths around their mean distance; the authors' code: logits, fixed bandwidths"
         return [line] if self.params.lam > 0 else []

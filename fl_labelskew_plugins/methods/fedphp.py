@@ -2,9 +2,9 @@
 
 X.-C. Li, D.-C. Zhan, Y. Shao, B. Li, S. Song. ECML PKDD 2021. https://doi.org/10.1007/978-3-030-86486-6_36
 
-The inherited private model of MAP without its restricted softmax: one stage of all local epochs, supervised by the
-private model, whose end is both the upload and the personalised model. Formulas and equation numbers are MAP's
-(``methods/map.py``). Neutral setting: ``lam = 0`` is plain cross-entropy, bit for bit.
+MAP's inherited private model without the restricted softmax: it supervises all local epochs, in one stage, whose result
+is both the upload and the personalised model. Formulas and equation numbers are MAP's (``methods/map.py``). Neutral
+setting: ``lam = 0`` is plain cross-entropy, bit for bit.
 """
 
 from __future__ import annotations
@@ -43,5 +43,5 @@ class FedPHP(InheritedPrivateModel):
     )
 
     def stages(self, epochs: int) -> list[Stage]:
-        """All epochs in one stage, whose end is uploaded."""
+        """All epochs in one stage, with upload at its end."""
         return [Stage("personalise", epochs)]

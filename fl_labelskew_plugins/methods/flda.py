@@ -2,25 +2,25 @@ r"""FLDA: Private Federated Learning with Domain Adaptation.
 
 D. Peterson, P. Kanani, V. J. Marathe. NeurIPS workshop 2019. https://arxiv.org/abs/1912.06733
 
-A client's prediction is a mixture of the general model, which is uploaded and averaged, and a private one that never
-leaves it, with a private gate:
+A client's prediction is a mixture of the general model, which is uploaded and averaged, and a private model that stays
+on the client, with a private gate:
 
 .. math:: \hat y = a(x) \, \hat y_G(x) + (1 - a(x)) \, \hat y_P(x), \quad a(x) = \sigma(v^\top x + b)
 
-All three are trained together by the loss of the mixture. The paper was not at hand when this was written, so
-its equation numbers are left out. What it leaves to a reader, or differs:
+All three are trained jointly with the loss of the mixture. The paper was not available to us, so no equation numbers
+are given. Our choices and differences:
 
-- The gate is linear in the general model's features, as in public code of FedRS's first author; the paper's is taken
-  to be linear in the input. It starts at one half.
-- The private network has the general one's form. It begins as another random network, the same for all clients, as in
-  that code. ``private_start: general`` begins with a copy of the weights that the client gets first; then both networks
-  stay equal throughout the first round, and the gate, whose gradient is their difference, learns nothing in it.
+- The gate is linear in the general model's features, as in public code of FedRS's first author; we take the paper's to
+  be linear in the input. It starts at one half.
+- The private network has the architecture of the general one. It starts as another random network, the same for all
+  clients, as in that code. ``private_start: general`` starts from the weights that the client receives first; then both
+  networks stay equal in the first round, and the gate, whose gradient is their difference, does not change in it.
 - ``mixture: logits`` mixes logits, as that code does; ``probabilities`` mixes the outputs of the softmax. That code
-  adds up the same loss twice, which doubles its learning rate.
-- The paper's noise on the general model's gradients is left to the host's ``dp_args``.
+  adds the same loss twice, which doubles its learning rate.
+- For the paper's noise on the general model's gradients, use the host's ``dp_args``.
 
-The global test is that of the general model alone, as in that code; a client's own measure is that of its mixture.
-``general_share = 1`` is the general model alone, plain cross-entropy, bit for bit; there is no private model then.
+The global test is that of the general model only, as in that code; a client's own evaluation uses its mixture.
+``general_share = 1`` uses only the general model: plain cross-entropy, bit for bit, without a private model.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ EXPERT, GATE_NOW = "flda.private", "flda.gate"
 
 
 def mixed(general: Tensor, private: Tensor, score: Tensor, *, mixture: Mixture = "logits") -> Tensor:
-    r"""Logits of the mixture, for ``probabilities`` their logarithm.
+    r"""Logits of the mixture; for ``probabilities``, their logarithm.
 
     .. math:: a z_G + (1 - a) z_P \quad\text{or}\quad \log\bigl(a \, \sigma(z_G) + (1 - a) \, \sigma(z_P)\bigr)
 
@@ -57,7 +57,7 @@ def mixed(general: Tensor, private: Tensor, score: Tensor, *, mixture: Mixture =
         general: ``(B, C)`` logits of the general model.
         private: ``(B, C)`` logits of the private one.
         score: ``(B,)``, ``a`` before its sigmoid, or one number ``()`` for all.
-        mixture: what is mixed.
+        mixture: values to mix.
 
     Returns:
         ``(B, C)``.
@@ -77,7 +77,7 @@ def mixed(general: Tensor, private: Tensor, score: Tensor, *, mixture: Mixture =
 
 
 class FLDA(Method):
-    r"""A private model beside the general one, and a private gate between them.
+    r"""A private model in addition to the general one, and a private gate between them.
 
     The mixture of the general model ``G`` and the private model ``P``, with the private gate ``a``:
 
@@ -89,19 +89,19 @@ class FLDA(Method):
     class Params(params.Params):
         """Options of FLDA; ``general_share: 1`` is plain cross-entropy."""
 
-        mixture: Mixture = Field("logits", description="what is mixed, before or after the softmax")
+        mixture: Mixture = Field("logits", description="values to mix, before or after the softmax")
         private_start: Start = Field(
             "random",
-            description="how a private model begins: as another random network, or as a copy of the general one",
+            description="initial private model: another random network, or a copy of the general one",
         )
         general_share: float | None = Field(
-            None, gt=0, le=1, description="a fixed share of the general model in the mixture; default: a gate learns it"
+            None, gt=0, le=1, description="fixed share of the general model in the mixture; default: learnt by a gate"
         )
 
     paper = "Private Federated Learning with Domain Adaptation, NeurIPS workshop 2019, https://arxiv.org/abs/1912.06733"
 
     def before_round(self, client: ClientView) -> None:
-        """The client's private model and gate, which begin with the client's first round."""
+        """Load the client's private model and gate, or initialise them."""
         if self.params.general_share == 1:
             return
         general, frozen = client.model, client.frozen
@@ -120,7 +120,7 @@ class FLDA(Method):
             client.scratch[GATE_NOW] = nn.Parameter(start.to(client.counts.device, copy=True))
 
     def private_parameters(self, client: ClientView) -> Sequence[nn.Parameter]:
-        """The private model's, and the gate's."""
+        """Parameters of the private model, and the gate."""
         if EXPERT not in client.scratch:
             return []
         parameters = [p for p in client.scratch[EXPERT].parameters() if p.requires_grad]
@@ -140,13 +140,13 @@ class FLDA(Method):
         if expert is None:
             return super().loss(batch, client)
         assert client.model is not None
-        # as for the general model: batch normalisation cannot train on one sample
+        # batch normalisation cannot train on one sample
         expert.train(client.model.training and len(batch.labels) > 1)
         logits = self._mixed(batch.inputs, batch.features, batch.logits, client)
         return {"cross_entropy": functional.cross_entropy(self.calibrate(logits, client), batch.labels)}
 
     def after_round(self, client: ClientView) -> None:
-        """Keep the private model and the gate, in host memory."""
+        """Keep the private model and the gate in host memory."""
         if EXPERT not in client.scratch:
             return
         keep_private(client, PRIVATE, client.scratch[EXPERT].state_dict())
@@ -154,7 +154,7 @@ class FLDA(Method):
             keep_private(client, "", {GATE: client.scratch[GATE_NOW]})
 
     def private_logits(self, inputs: Tensor, client: ClientView) -> Tensor:
-        """The mixture's."""
+        """Logits of the mixture."""
         if EXPERT not in client.scratch:
             return super().private_logits(inputs, client)
         model: Any = client.model
@@ -163,12 +163,12 @@ class FLDA(Method):
         return self._mixed(inputs, features, model.classifier(features), client)
 
     def deviations(self) -> list[str]:
-        """Where it leaves what the paper is taken to have."""
+        """Differences from our reading of the paper."""
         lines = []
         if self.params.general_share is None:
             lines.append("the gate is linear in the general model's features; the paper's is linear in the input")
         elif self.params.general_share < 1:
-            lines.append("general_share: a fixed share stands in for the learnt gate")
+            lines.append("general_share: a fixed share replaces the learnt gate")
         if self.params.mixture == "logits" and self.params.general_share != 1:
             lines.append("mixture: logits mixes logits; the paper mixes predictions")
         return lines

@@ -2,16 +2,15 @@
 
 Q. Li, B. He, D. Song. CVPR 2021. https://arxiv.org/abs/2103.16257
 
-Equation 3 (the model-contrastive loss: a sample's features shall be nearer to those that the server's model makes of it
-than to those of the client's own model of its last round), equation 4 (its sum with cross-entropy), algorithm 1.
-Temperature 0.5 is the paper's and the authors' code's; of ``mu`` 0.1, 1, 5 and 10 the paper takes 5 for CIFAR-10 and 1
-elsewhere, the code has 1, and FedMR (tables 9 and 10) finds 1e-4 to 1.
+Equation 3 (model-contrastive loss: the features of a sample should be closer to those of the server's model than to
+those of the client's own model of its last round), equation 4 (its sum with cross-entropy), algorithm 1. Paper and
+authors' code have temperature 0.5. Of ``mu`` 0.1, 1, 5 and 10 the paper takes 5 for CIFAR-10 and 1 elsewhere, the code
+has 1, and FedMR (tables 9 and 10) finds 1e-4 to 1.
 
-``projection: mlp`` is the projection head of two layers before the contrast: as many hidden units as features, and 256
-outputs, as in the authors' code. The classifier takes the network's features, with and without it; in the paper it
-follows the head. The last local model is private state as large as the model. A client's first round has none and no
-contrast; the authors' code has no negative either in the first round of all, but a client that joins later is compared
-with its own random start weights.
+``projection: mlp`` is the projection head of two layers before the contrast, with as many hidden units as features and
+256 outputs, as in the authors' code. The classifier always takes the network's features; in the paper it follows the
+head. The last local model is private state as large as the model. In a client's first round there is none and no
+contrast; the authors' code has no negative in round 1 either, but compares clients that join later with random weights.
 
 ``mu = 0`` is plain cross-entropy, bit for bit.
 """
@@ -37,13 +36,13 @@ TEACHERS = "moon.teachers"
 
 
 def model_contrast(features: Tensor, positive: Tensor, negative: Tensor, *, temperature: float = 0.5) -> Tensor:
-    r"""Contrast features with two other models' of the same samples (eq. 3).
+    r"""Contrast features with those of two other models for the same samples (eq. 3).
 
     .. math:: -\frac1B \sum_n \log \frac{e^{\cos(z_n, z^+_n) / \tau}}{e^{\cos(z_n, z^+_n) / \tau}
         + e^{\cos(z_n, z^-_n) / \tau}}
 
     Args:
-        features: ``(B, d)`` of the model in training; anything below float32 is computed in float32.
+        features: ``(B, d)`` of the trained model; lower precision than float32 is computed in float32.
         positive: ``(B, d)`` of the server's model.
         negative: ``(B, d)`` of the client's last model.
         temperature: tau.
@@ -57,7 +56,7 @@ def model_contrast(features: Tensor, positive: Tensor, negative: Tensor, *, temp
 
 
 def projected(features: Tensor, client: ClientView, model: nn.Module | None = None) -> Tensor:
-    """Features ``(B, d)`` behind the projection head of the network, or of ``model``; as they are without one."""
+    """Features ``(B, d)`` after the projection head of the network or of ``model``; unchanged without a head."""
     head = client.modules(model).get("projection")
     return features if head is None else head(full(features))
 
@@ -90,20 +89,20 @@ class MOON(Method):
     paper = "Model-Contrastive Federated Learning, CVPR 2021, https://arxiv.org/abs/2103.16257"
 
     def shared_modules(self, federation: Federation) -> dict[str, nn.Module]:
-        """A projection head of the authors' sizes, which is averaged like the network."""
+        """A projection head with the authors' sizes, averaged like the network."""
         if self.params.projection == "none" or self.params.mu == 0:
             return {}
         d = federation.num_features
         return {"projection": nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, 256))}
 
     def before_round(self, client: ClientView) -> None:
-        """The server's model and the client's last one, frozen; a client's first round has neither."""
+        """Freeze the server's model and the client's last one, if there is one."""
         previous = private_model(client.state, PREFIX)
         if self.params.mu > 0 and previous is not None and client.frozen is not None and client.model is not None:
             client.scratch[TEACHERS] = client.frozen(client.model.state_dict()), client.frozen(previous)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The contrast of equation 4, from a client's second round on."""
+        """The contrast of equation 4, from the client's second round on."""
         teachers: Any = client.scratch.get(TEACHERS)
         if teachers is None:
             return {}
@@ -114,14 +113,14 @@ class MOON(Method):
         return {"contrast": self.params.mu * contrast}
 
     def after_round(self, client: ClientView) -> None:
-        """The client keeps its final weights."""
+        """Keep the client's final weights."""
         if self.params.mu > 0 and client.model is not None:
             keep_private(client, PREFIX, client.model.state_dict())
 
     def deviations(self) -> list[str]:
-        """Where this is not the printed method."""
+        """Differences from the printed method."""
         if self.params.mu == 0:
             return []
         if self.params.projection == "mlp":
             return ["projection: mlp projects features only for the contrast; in the paper the classifier follows it"]
-        return ["the contrast is on the network's features; the paper has a projection head before them"]
+        return ["the contrast uses the network's features; in the paper it uses a projection head's outputs"]
