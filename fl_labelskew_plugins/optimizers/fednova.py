@@ -3,12 +3,12 @@
 J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor. NeurIPS 2020. https://arxiv.org/abs/2007.07481
 
 Equation 6: a client's change is divided by ``||a_k||_1``, the sum of the coefficients that its local optimiser gives to
-its gradients, so that a client with more steps does not pull harder; the mean is multiplied by ``tau_eff = sum p_k
-tau_k``, with ``tau_k = ||a_k||_1``. The proximal term of section 5 and the authors' server momentum are left out.
+its gradients, so that clients with more steps have no larger influence; the mean is multiplied by ``tau_eff = sum p_k
+tau_k``, with ``tau_k = ||a_k||_1``. The proximal term of section 5 and the authors' server momentum are omitted.
 
-A client sends its normalised change as such: added to the start weights, it would be rounded as they are, and the
-server multiplies it by ``tau_eff``. Where ``proxy_aggregation: class`` weighs the classifier's rows, ``tau_eff`` is the
-same for all of them. Neutral setting: equal steps everywhere are FedAvg but for rounding.
+A client sends the normalised change itself, because adding it to the start weights would round it before the
+multiplication by ``tau_eff``. If ``proxy_aggregation: class`` weights the classifier's rows, all of them have the same
+``tau_eff``. Neutral setting: equal steps on all clients are FedAvg except for rounding.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class FedNova(Optimizer):
         return {"tau": ()}
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The normalised change in place of the weights; ``tau_k`` rides with it."""
+        """Replace the weights by the normalised change; send ``tau_k`` with it."""
         tau = sum_of_coefficients(work)
         for name, start in work.start.items():
             upload[name] = (upload[name] - start) / tau

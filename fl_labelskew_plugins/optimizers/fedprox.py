@@ -31,5 +31,5 @@ class FedProx(Optimizer):
     paper = "Federated Optimization in Heterogeneous Networks, MLSys 2020, https://arxiv.org/abs/1812.06127"
 
     def correct(self, work: LocalWork) -> None:
-        """The proximal term's gradient."""
+        """Add the gradient of the proximal term."""
         add_proximal(work, self.params.fedprox_mu)

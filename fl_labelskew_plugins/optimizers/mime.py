@@ -4,26 +4,27 @@ S. P. Karimireddy, M. Jaggi, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. 
 https://arxiv.org/abs/2008.03606
 
 Algorithm 1 with SGD and momentum as the base optimiser (table 1): every local step mixes in the server's momentum
-``s``, which stays as it is during the round,
+``s``, which is constant during the round,
 
 .. math:: y \leftarrow y - \eta \bigl((1 - \beta) \, g + \beta s\bigr), \qquad
     g = \nabla f_k(y; \zeta) - \nabla f_k(x; \zeta) + c
 
-Afterwards each client sends its whole gradient at the server's ``x``, whose mean is ``c``, and
-``s <- (1 - beta) c + beta s`` from ``s = 0`` on. The server keeps ``s``, and sends with the model what a step needs,
-``(1 - beta) c + beta s``. The paper collects ``c`` at this round's ``x`` in an exchange of its own; here, as in FedML,
-it is that of the round before. In the first round there is none, and ``g = grad f_k(y; zeta)``: the gradient at ``x``
-is taken off only where ``c`` stands in for it. ``beta`` is ``server_momentum``; local momentum has to be 0. MimeLite,
-which takes ``g = grad f_k(y; zeta)`` in every round, is left out. Both local gradients are of the same draws (dropout)
-and normalise by the batch; ``c`` is the mean over the batches of a client's first epoch, in eval mode, without dropout
-and with batch norm's running values.
+Each client then sends its whole gradient at the server's ``x``; ``c`` is their mean, and ``s <- (1 - beta) c + beta s``
+starts from ``s = 0``. The server keeps ``s``, and sends with the model the part that a step needs,
+``(1 - beta) c + beta s``.
 
-Weight decay is part of the objective ``f_k``, as the authors' code (google/fedjax) has its regulariser: it is in all
-three gradients of ``g``, and so within the mixture with ``beta``.
-
-The algorithm has no gradient clipping. Here the order is that of every optimiser: local SGD adds its decay ``lambda y``
-last and in full, and the clip comes before that. Of the direction ``d = (1 - beta) g + beta s``, with the decay in
-``g``, the step is ``clip(d - lambda y) + lambda y``. The gradients that are sent for ``c`` are not clipped.
+- The paper collects ``c`` at this round's ``x`` in a separate exchange; here, as in FedML, it is that of the last
+  round. In round 1 there is none, and ``g = grad f_k(y; zeta)``: without ``c``, the gradient at ``x`` is not
+  subtracted.
+- ``beta`` is ``server_momentum``; local momentum must be 0. MimeLite, with ``g = grad f_k(y; zeta)`` in every round, is
+  omitted.
+- Both local gradients have the same draws (dropout) and normalise by the batch. ``c`` is the mean over the batches of a
+  client's first epoch in eval mode, without dropout and with batch norm's running values.
+- Weight decay is part of the objective ``f_k``, like the regulariser in the authors' code (google/fedjax): it is in all
+  three gradients of ``g``, and therefore in the mixture with ``beta``.
+- The algorithm has no gradient clipping. Here, as with every optimiser, local SGD clips first and then adds its full
+  decay ``lambda y``. With the direction ``d = (1 - beta) g + beta s``, whose ``g`` contains decay, the step is
+  ``clip(d - lambda y) + lambda y``. The gradients for ``c`` are not clipped.
 
 FedML's Mime takes the clients' gradients at their final weights, as sums over batches clipped to norm 1, moves the
 model by them a second time, and starts each client without momentum.
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class Mime(Optimizer):
-    """The server's momentum in every local step."""
+    """Server momentum in every local step."""
 
     class Params(params.Params):
         """Options of Mime, under the host's names."""
@@ -65,18 +66,18 @@ class Mime(Optimizer):
     local_momentum = False
 
     def deviations(self) -> list[str]:
-        """The one exchange of a round is the runtime's."""
+        """A round has only one exchange."""
         return [
-            "c is the mean gradient at the weights of the round before, in the first round there is none; algorithm 1 "
-            "asks for that at the current weights"
+            "c is the mean gradient at the weights of the last round, with none in the first round; algorithm 1 uses "
+            "the current weights"
         ]
 
     def contribution_shapes(self, parameters: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
-        """A number for each parameter."""
+        """The shapes of the parameters."""
         return parameters
 
     def before_round(self, work: LocalWork) -> None:
-        """The whole gradient at the server's weights; a copy of the network that stays there."""
+        """Compute the whole gradient at the server's weights, and keep a copy of the network there."""
         client = work.client
         client.scratch["gradient"] = work.gradient()
         if client.shared:
@@ -85,7 +86,7 @@ class Mime(Optimizer):
             client.scratch["there"] = client.frozen(client.model.state_dict()).requires_grad_()
 
     def correct(self, work: LocalWork) -> None:
-        """The gradient of a local step; weight decay at ``y`` is local SGD's to add, which does so in full."""
+        """Gradient of a local step, without the weight decay at ``y``, which local SGD adds in full."""
         client, beta, decay = work.client, self.params.server_momentum, work.weight_decay
         names, gradients = zip(*work.gradients().items(), strict=True)
         there = client.scratch.get("there")
@@ -102,12 +103,12 @@ class Mime(Optimizer):
             torch._foreach_add_(gradients, [client.shared[n] for n in names])
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> Mapping[str, Tensor]:
-        """The whole gradient."""
+        """Send the whole gradient."""
         gradient: dict[str, Tensor] = work.client.scratch["gradient"]
         return gradient
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """The new ``s``, what the clients' steps need of it and ``c``, and the mean of the uploads."""
+        """Update ``s``, share its part for the clients' steps, and return the mean of the uploads."""
         new, beta = dict(round.mean), self.params.server_momentum
         for name in round.parameters:
             c = round.contributions[name]
