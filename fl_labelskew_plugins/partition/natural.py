@@ -1,4 +1,4 @@
-"""natural: one client for each group that the data set itself has (writer, role, centre, generated client)."""
+"""natural: one client per group of the data set (writer, role, centre, generated client)."""
 
 import numpy as np
 from fl_labelskew_registry import Partitioner, mistake
@@ -15,7 +15,7 @@ def natural(groups: Indices | None, *, clients: int) -> list[Indices]:
         clients: ``K``, the number of groups.
 
     Raises:
-        LabelSkewError: no groups, or another number of them.
+        LabelSkewError: no groups, or ``clients`` is not their number.
     """
     if groups is None:
         other = "one with groups (such as synthetic), or another partition (such as dirichlet or pcdd)"

@@ -1,4 +1,4 @@
-"""Q(a): samples sorted by label are cut into K*a sets, and each client is dealt a of them at random.
+"""Q(a): samples sorted by label are cut into K*a sets, and each client gets a of them at random.
 
 FedLC, "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022, section 5.1; first used by
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, with a = 2.
@@ -13,10 +13,10 @@ from fl_labelskew_plugins.partition.base import ByLabels, Indices, by_class, gat
 
 
 def quantity(labels: Indices, *, clients: int, sets_per_client: int, rng: np.random.Generator) -> list[Indices]:
-    """Deal each client ``a = sets_per_client`` sets.
+    """Give each client ``a = sets_per_client`` sets.
 
-    Samples of one class are in random order before the cut. Sets differ by at most one sample; one that lies across a
-    border between classes has samples of both.
+    Samples of one class are shuffled before the cut. Sets differ by at most one sample; a set across a border between
+    classes has samples of both.
 
     Raises:
         LabelSkewError: more sets than samples.
@@ -32,7 +32,7 @@ def quantity(labels: Indices, *, clients: int, sets_per_client: int, rng: np.ran
 
 
 class Quantity(ByLabels):
-    """Sorted samples cut into equal sets, dealt at random: FedLC's Q(a)."""
+    """Sorted samples cut into equal sets, assigned at random: FedLC's Q(a)."""
 
     class Params(Params):
         """Parameters of quantity."""
