@@ -2,19 +2,13 @@
 
 E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis, S.-L. Kim. NeurIPS workshop 2018. https://arxiv.org/abs/1811.11479
 
-Algorithm 1, federated distillation, without the generator for augmentation. During training a client sums its outputs
-for each label; the server returns the sum of all clients' means per label. The client subtracts its own mean. The mean
-of the others is the teacher for its outputs of that label, with weight ``gamma``. A class that no other client holds
-has no teacher.
+Algorithm 1, federated distillation, without augmentation. Clients send their mean output for each label of the round;
+the server returns the sums. The mean of the other clients is the teacher for a client's outputs of that label, with
+weight ``gamma``. ``gamma = 0`` is plain cross-entropy, bit for bit, and sends nothing.
 
-- FD itself sends no weights. Table 1 of FedRS lists one aggregated model as FD, so here weights are averaged as well.
-- The paper was not available to us. We take its regulariser to be the cross-entropy with the softmax of the mean
-  logits. The default of ``gamma`` is ours.
-- The teacher is from the last round: there is none for a class that no participant held, and none at all if no client
-  sent outputs. The server sends the sum and the number of its round. A client subtracts its own outputs only if its
-  private state, which is that of its last accepted upload, is from the same round.
-
-``gamma = 0`` is plain cross-entropy, bit for bit, and sends nothing.
+The paper was not available to us. We take its regulariser to be the cross-entropy with the softmax of the mean logits,
+and average weights as well, because table 1 of FedRS lists an aggregated model as FD. A client subtracts its own
+outputs from the sum only if its private state, that of its last accepted upload, is from the same round.
 """
 
 from __future__ import annotations

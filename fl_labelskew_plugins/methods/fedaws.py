@@ -3,20 +3,14 @@
 F. X. Yu, A. S. Rawat, A. K. Menon, S. Kumar. ICML 2020. https://arxiv.org/abs/2004.10342
 
 Algorithm 1: after each round the server separates the class embeddings (the rows of the classifier's weight) by a
-gradient step on the spreadout regulariser (equation 7). The variant for nearest classes (equation 8) is omitted. The
-paper was not available to us; its equation numbers and values are from memory and from other authors' notes. The
-version in table 1 of FedRS differs:
+gradient step on the spreadout regulariser (equation 7); equation 8, for nearest classes, is omitted. ``rate = 0`` is
+FedAvg, bit for bit.
 
-- There a client has several classes and trains with cross-entropy, as here. The paper's clients have one class each,
-  so their loss has only its positive part.
-- Public code of FedRS's first author takes half the cosine distance and the mean over all pairs: its margin ``m`` is
-  ``2 m`` here, and its rate ``r`` is ``r / (4 C^2)``. It has margins 0.8 and 0.5, rates 0.1 and 0.01, and 30 and 50
-  steps with momentum 0.9; the paper has one step.
-- In algorithm 1 each class embedding comes from one client and is not a mean: ``train_args.proxy_aggregation: class``
-  weights it by the clients' samples of the class.
-
-The paper's rate is ``lambda`` times the learning rate, with ``lambda = 10``: 0.1 at a learning rate of 0.01. Other
-defaults are ours. The bias, which the paper does not have, is unchanged. ``rate = 0`` is FedAvg, bit for bit.
+The paper was not available to us; its equation numbers and values are from memory and from other authors' notes. Its
+rate is ``lambda`` times the learning rate, with ``lambda = 10``: 0.1 at a learning rate of 0.01. Other defaults are
+ours. Clients train with cross-entropy on several classes, as in table 1 of FedRS; the paper's have one class each. In
+the paper an embedding comes from one client: ``train_args.proxy_aggregation: class`` weights it by samples of the
+class. The conversion of the margins and rates of FedRS's code is in docs/methods/fedaws.md.
 """
 
 from __future__ import annotations

@@ -3,14 +3,12 @@
 J. Zhang, Z. Li, B. Li, J. Xu, S. Wu, S. Ding, C. Wu. ICML 2022. https://arxiv.org/abs/2209.00189
 
 Equation 6 (pairwise margin) and equation 7 (calibrated cross-entropy), with the counts of each client's own training
-set. Options cover two questions that the paper leaves open:
+set. The paper gives no value of ``tau``; ``tau = 0`` (with the other defaults) is plain cross-entropy, bit for bit.
 
-- A class that a client lacks has an infinite margin. ``missing: one`` counts it as one sample; ``missing: mask``
-  removes its logit from the softmax, so that its proxy gets no gradient.
-- Equations 5 and 7 print the denominator without the label's own term, which has no lower bound; theorem 3 uses the
-  whole sum. ``denominator: full`` is the whole sum, ``others`` the printed one.
-
-The paper gives no value of ``tau``. ``tau = 0`` (with the other defaults) is plain cross-entropy, bit for bit.
+- A missing class has an infinite margin. ``missing: one`` counts it as one sample; ``mask`` removes its logit from the
+  softmax, so that its proxy gets no gradient.
+- ``denominator: full`` is the whole sum, as in theorem 3. ``others`` omits the label's own term, as in equations 5 and
+  7, and has no lower bound.
 """
 
 from __future__ import annotations

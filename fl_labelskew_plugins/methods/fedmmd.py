@@ -2,16 +2,14 @@
 
 X. Yao, C. Huang, L. Sun. VCIP 2018. https://doi.org/10.1109/VCIP.2018.8698609
 
-A client keeps a frozen copy of the server's model. The maximum mean discrepancy between the features of both models is
-added to cross-entropy. (FedFusion, by the same authors, is https://arxiv.org/abs/1908.05891.)
+Cross-entropy plus the maximum mean discrepancy between the features of the server's frozen model and of the trained
+one. (FedFusion, by the same authors, is https://arxiv.org/abs/1908.05891.) ``lam = 0`` is plain cross-entropy, bit for
+bit.
 
 The paper was not available to us, so no equation numbers are given. The authors' public code compares logits with 19
-fixed bandwidths and has the weight 0.1 for MNIST, the default here; its published version uses a squared distance
-instead. Here features are compared, with bandwidths around the mean distance, as in deep adaptation networks; the
-gradient does not vanish when both models are close, so large weights overshoot. FedRS (tables 1 and 5) uses the weights
-1e-4 and 1e-3.
-
-``lam = 0`` is plain cross-entropy, bit for bit.
+fixed bandwidths; here bandwidths are relative to the mean distance, as in deep adaptation networks, so the gradient
+does not vanish when both models are close and large weights overshoot. FedRS (tables 1 and 5) uses the weights 1e-4 and
+1e-3.
 """
 
 from __future__ import annotations

@@ -3,22 +3,14 @@
 Z. Fan, J. Yao, R. Zhang, L. Lyu, Y. Zhang, Y. Wang. TMLR 2024. https://arxiv.org/abs/2405.18983
 
 Equation 3 (intra-class loss), equation 4 (inter-class loss), equation 5 (their sum), algorithm 1 (prototypes), table 5
-(prototype privacy) and table 11 (Lite-n). Two printed formulas contradict the published results:
+(prototype privacy) and table 11 (Lite-n). ``mu1 = 0`` and ``mu2 = 0`` are plain cross-entropy, bit for bit. Without
+inter-class loss (``mu2 = 0`` or ``lite = 0``) clients send no prototypes. Deviations (more in docs/methods/fedmr.md):
 
-- Eq. 3 grows with ``d``; with the published ``mu1``, training falls to chance. ``scale: code`` is the authors' code,
-  ``paper`` the printed formula except for the standard deviation: the paper divides the variance by ``n`` and the
-  covariance ``M`` by ``n - 1``, but lemma 1 needs eigenvalues of ``M`` with mean 1, hence the same divisor in both.
-  ``scale: paper`` uses ``n - 1``. (For two samples in two dimensions the loss is then 4 instead of 16.)
-- Eq. 4 sums over observed classes only, but text and figure 3 use prototypes of missing classes as well.
-  ``negatives: all`` uses every class with a prototype, ``observed`` is the printed formula.
-
-Eq. 3 divides by a standard deviation that may be 0. Both scales first add ``eps`` to the variance, 1e-8 as in the
-authors' code. Features that hardly vary, such as two samples after a ReLU, get gradients up to ``1 / sqrt(eps)`` times
-those of features with variance 1; docs/results.md shows the effect.
-
-The authors' code has no inter-class loss, uses numbers of batches as weights, and fails on a batch of single samples.
-``mu1 = 0`` and ``mu2 = 0`` are plain cross-entropy, bit for bit. Without inter-class loss (``mu2 = 0`` or ``lite = 0``)
-clients send no prototypes.
+- ``scale: code`` is the authors' code. ``paper`` is eq. 3, which grows with ``d`` and fails with the published ``mu1``;
+  its variance is divided by ``n - 1``, because lemma 1 needs eigenvalues of ``M`` with mean 1. The paper prints ``n``.
+- ``negatives: all`` uses every class with a prototype, as in text and figure 3; ``observed`` is eq. 4 as printed.
+- ``eps`` is added to the variance, as in the authors' code: eq. 3 divides by a standard deviation that may be 0.
+  Gradients of features that hardly vary grow by up to ``1 / sqrt(eps)``.
 """
 
 from __future__ import annotations

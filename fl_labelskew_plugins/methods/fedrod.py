@@ -2,16 +2,14 @@
 
 H.-Y. Chen, W.-L. Chao. ICLR 2022. https://arxiv.org/abs/2107.00778
 
-Two losses and two predictors. The generic predictor, body and head, is trained with a loss for skewed classes, the
-balanced softmax of Ren et al. (NeurIPS 2020, https://arxiv.org/abs/2007.10740), and uploaded. The personalised one adds
-a private linear head to the generic logits and is trained with plain cross-entropy, whose gradient does not reach the
-generic part.
+The generic predictor is trained with the balanced softmax of Ren et al. (NeurIPS 2020,
+https://arxiv.org/abs/2007.10740) and uploaded. The personalised one adds a private linear head to the generic logits
+and is trained with plain cross-entropy, whose gradient does not reach the generic part. The personalised model, the
+trained body with both heads merged, is private state as large as the model.
 
-The paper was not available to us, so no equation numbers are given; its authors' code is not public. This is the linear
-version, without a hypernetwork. Our choices: the private head starts at zero, so that a client's first personalised
-model is the generic one; a class without samples, for which the logarithm is undefined, counts as one sample
-(``missing: one``) or is removed from the softmax (``mask``, the limit of the formula). A client's personalised model is
-its trained body with both heads merged; it is private state as large as the model.
+The paper was not available to us, so no equation numbers are given; its authors' code is not public. Our choices: no
+hypernetwork, a private head that starts at zero, and for a class without samples, whose logarithm is undefined, the
+count of one sample (``missing: one``) or removal from the softmax (``mask``, the limit of the formula).
 
 With ``missing = one``, ``gamma = 0`` with ``private = 0`` is plain cross-entropy, bit for bit, and with any
 ``private`` the upload is. ``missing = mask`` restricts the softmax to the client's classes for any ``gamma``.

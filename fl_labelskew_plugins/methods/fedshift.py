@@ -2,16 +2,13 @@
 
 Y. Shen, H. Wang, H. Lv. arXiv 2023. https://arxiv.org/abs/2304.04972
 
-Equation 4 (the shift is added to the logits), equation 5 (its value, and the global prior over all clients) and
-algorithm 1, line 9: weights ``N_k / N`` of the uploads, with ``N`` over all clients, so that a partial round moves less
-(``denominator: participants`` is the usual mean over the round). Footnote 2 smooths each client's histogram with a
-constant that the paper does not give. A small constant nearly masks the classes that a client lacks: with pure missing
-classes, ``smoothing: 1`` learns more slowly than ``smoothing_fraction: 0.1`` (docs/results.md).
+Equation 4 (the shift is added to the logits), equation 5 (its value, and the global prior over all clients), footnote 2
+(smoothing; the paper gives no constant) and algorithm 1, line 9: weights ``N_k / N`` with ``N`` over all clients, so
+that a partial round moves less. The server computes the prior in an opening exchange. With pure missing classes a small
+constant nearly masks them: ``smoothing: 1`` learns more slowly than ``smoothing_fraction: 0.1`` (docs/results.md).
 
-In an opening exchange, the server computes the prior from the sum of the clients' smoothed histograms. A shift that is
-equal for all classes has no effect. Neutral settings: with ``smoothing = 1e30`` every distribution is uniform, and with
-one client the prior is its own; in both the shift is 0 and the loss plain cross-entropy, bit for bit. (For this,
-distributions are computed in float64 and rounded once.)
+Neutral settings: ``smoothing = 1e30``, and a single client, make the shift 0 and the loss plain cross-entropy, bit for
+bit. For this, distributions are computed in float64 and rounded once.
 """
 
 from __future__ import annotations

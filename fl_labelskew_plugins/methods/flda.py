@@ -2,25 +2,19 @@ r"""FLDA: Private Federated Learning with Domain Adaptation.
 
 D. Peterson, P. Kanani, V. J. Marathe. NeurIPS workshop 2019. https://arxiv.org/abs/1912.06733
 
-A client's prediction is a mixture of the general model, which is uploaded and averaged, and a private model that stays
-on the client, with a private gate:
+A client's prediction mixes the uploaded general model and a private model that stays on the client, with a private
+gate:
 
 .. math:: \hat y = a(x) \, \hat y_G(x) + (1 - a(x)) \, \hat y_P(x), \quad a(x) = \sigma(v^\top x + b)
 
-All three are trained jointly with the loss of the mixture. The paper was not available to us, so no equation numbers
-are given. Our choices and differences:
+The loss of the mixture trains all three. The global test uses only the general model; a client's own evaluation uses
+its mixture. ``general_share = 1`` is plain cross-entropy, bit for bit, without a private model.
 
-- The gate is linear in the general model's features, as in public code of FedRS's first author; we take the paper's to
-  be linear in the input. It starts at one half.
-- The private network has the architecture of the general one. It starts as another random network, the same for all
-  clients, as in that code. ``private_start: general`` starts from the weights that the client receives first; then both
-  networks stay equal in the first round, and the gate, whose gradient is their difference, does not change in it.
-- ``mixture: logits`` mixes logits, as that code does; ``probabilities`` mixes the outputs of the softmax. That code
-  adds the same loss twice, which doubles its learning rate.
-- For the paper's noise on the general model's gradients, use the host's ``dp_args``.
-
-The global test is that of the general model only, as in that code; a client's own evaluation uses its mixture.
-``general_share = 1`` uses only the general model: plain cross-entropy, bit for bit, without a private model.
+The paper was not available to us, so no equation numbers are given. As in public code of FedRS's first author, the gate
+is linear in the general model's features and starts at one half, the private network starts as another random network,
+the same for all clients, and ``mixture: logits`` mixes logits. We take the paper's gate to be linear in the input. With
+``private_start: general``, both networks stay equal in a client's first round and the gate, whose gradient is their
+difference, does not change. For the paper's noise on the general model's gradients, use the host's ``dp_args``.
 """
 
 from __future__ import annotations

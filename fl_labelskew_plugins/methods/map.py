@@ -3,19 +3,13 @@
 X.-C. Li, S. Song, Y. Li, B. Li, Y. Shao, Y. Yang, D.-C. Zhan. TKDE 2024. https://arxiv.org/abs/2404.09232
 
 Algorithm 1: a client trains the first half of its epochs with the restricted softmax (eq. 8) and uploads the result. It
-continues with the plain softmax and its inherited private model (HPM; eq. 11 or 12, and 13), which results in its
-personalised model. Eq. 10 mixes this model into the HPM, which is frozen and in eval mode during a round.
+continues with the plain softmax and its frozen inherited private model (HPM; eq. 11 or 12, and 13), which gives its
+personalised model. Eq. 10 mixes this model into the HPM; its weights follow the text: with momentum 0 the HPM is the
+personalised model. ``alpha = 1`` and ``lam = 0`` are plain cross-entropy in both stages, bit for bit.
 
-In a client's first round there is no HPM: it trains with plain cross-entropy, and the HPM becomes the personalised
-model (FedPHP's public code starts from an untrained one, and gives the student no temperature). Weights in eq. 10
-follow the text: with momentum 0 the HPM equals the current personalised model.
-
-The count ``z_k`` in the momentum has two readings. The text below eq. 10 counts this round (``hpm_count: text``).
-Algorithm 1 does not (``algorithm``): it updates the HPM in line 14 and ``mu_k`` in line 15, and so does the public code
-of MAP and FedPHP. That code limits ``mu_k`` to 0.9, the text to 1.
-
-The paper does not give ``lam``; the defaults are those of FedPHP by the same authors. Neutral setting: ``alpha = 1``
-and ``lam = 0`` are plain cross-entropy in both stages, bit for bit.
+The text below eq. 10 counts this round in ``z_k`` (``hpm_count: text``). Algorithm 1, lines 14 and 15, and the public
+code of MAP and FedPHP do not (``algorithm``). The paper does not give ``lam``; the defaults are FedPHP's. Differences
+from public code: docs/methods/map.md.
 """
 
 from __future__ import annotations

@@ -3,16 +3,13 @@
 Q. Li, B. He, D. Song. CVPR 2021. https://arxiv.org/abs/2103.16257
 
 Equation 3 (model-contrastive loss: the features of a sample should be closer to those of the server's model than to
-those of the client's own model of its last round), equation 4 (its sum with cross-entropy), algorithm 1. Paper and
-authors' code have temperature 0.5. Of ``mu`` 0.1, 1, 5 and 10 the paper takes 5 for CIFAR-10 and 1 elsewhere, the code
-has 1, and FedMR (tables 9 and 10) finds 1e-4 to 1.
+those of the client's own last model), equation 4 (its sum with cross-entropy), algorithm 1. ``mu = 0`` is plain
+cross-entropy, bit for bit. ``mu`` is 5 for CIFAR-10 and 1 elsewhere in the paper, and 1e-4 to 1 in FedMR (tables 9,
+10).
 
-``projection: mlp`` is the projection head of two layers before the contrast, with as many hidden units as features and
-256 outputs, as in the authors' code. The classifier always takes the network's features; in the paper it follows the
-head. The last local model is private state as large as the model. In a client's first round there is none and no
-contrast; the authors' code has no negative in round 1 either, but compares clients that join later with random weights.
-
-``mu = 0`` is plain cross-entropy, bit for bit.
+``projection: mlp`` adds a projection head before the contrast; in the paper the classifier follows the head as well. In
+a client's first round there is no last model and no contrast. In the authors' code, clients that join after round 1
+contrast with random weights.
 """
 
 from __future__ import annotations

@@ -4,14 +4,9 @@ Y. Shen, H. Wang, H. Lv. Federated Learning with Classifier Shift for Class Imba
 https://arxiv.org/abs/2304.04972
 
 FedShift's authors try this first ("make P = P_i", section 3.2) and find it far below FedAvg (table 1). They print no
-formula. Here a sample of class ``c`` has the weight ``P(c) / P_k(c)``, importance sampling from the client's to the
-global distribution; smoothing and opening exchange are FedShift's (``methods/fedshift.py``). The loss of a batch is
-divided by its number of samples. Weights cannot compensate for missing classes: if a client's classes are equally
-frequent, as with pcdd, all weights are equal and only lower the learning rate. The weights of uploads are not printed
-either; here they are FedAvg's, by the samples of the round.
-
-Neutral settings are FedShift's: ``smoothing = 1e30``, and a single client, make all weights 1 and the loss plain
-cross-entropy, bit for bit.
+formula. Here a sample of class ``c`` has the weight ``P(c) / P_k(c)`` (importance sampling), with FedShift's smoothing
+and opening exchange, and uploads are weighted by samples. If the classes of a client are equally frequent, as with
+pcdd, all weights are equal and only lower the learning rate. Neutral settings are FedShift's.
 """
 
 from __future__ import annotations

@@ -10,24 +10,19 @@ Algorithm 1 with SGD and momentum as the base optimiser (table 1): every local s
     g = \nabla f_k(y; \zeta) - \nabla f_k(x; \zeta) + c
 
 Each client then sends its whole gradient at the server's ``x``; ``c`` is their mean, and ``s <- (1 - beta) c + beta s``
-starts from ``s = 0``. The server keeps ``s``, and sends with the model the part that a step needs,
-``(1 - beta) c + beta s``.
+starts from ``s = 0``. The server sends the part that a step needs, ``(1 - beta) c + beta s``, with the model. ``beta``
+is ``server_momentum``; local momentum must be 0. MimeLite is omitted.
 
-- The paper collects ``c`` at this round's ``x`` in a separate exchange; here, as in FedML, it is that of the last
-  round. In round 1 there is none, and ``g = grad f_k(y; zeta)``: without ``c``, the gradient at ``x`` is not
-  subtracted.
-- ``beta`` is ``server_momentum``; local momentum must be 0. MimeLite, with ``g = grad f_k(y; zeta)`` in every round, is
-  omitted.
-- Both local gradients have the same draws (dropout) and normalise by the batch. ``c`` is the mean over the batches of a
-  client's first epoch in eval mode, without dropout and with batch norm's running values.
-- Weight decay is part of the objective ``f_k``, like the regulariser in the authors' code (google/fedjax): it is in all
-  three gradients of ``g``, and therefore in the mixture with ``beta``.
-- The algorithm has no gradient clipping. Here, as with every optimiser, local SGD clips first and then adds its full
-  decay ``lambda y``. With the direction ``d = (1 - beta) g + beta s``, whose ``g`` contains decay, the step is
-  ``clip(d - lambda y) + lambda y``. The gradients for ``c`` are not clipped.
+- ``c`` is that of the last round, as in FedML; the paper collects it at this round's ``x`` in a separate exchange. In
+  round 1 there is none, and ``g = grad f_k(y; zeta)``: without ``c``, the gradient at ``x`` is not subtracted.
+- Both local gradients have the same draws (dropout) and normalise by the batch; ``c`` is the mean over the batches of a
+  client's first epoch, in eval mode.
+- Weight decay is part of ``f_k``, like the regulariser in the authors' code (google/fedjax), and therefore in all three
+  gradients of ``g``.
+- The algorithm has no gradient clipping. Here local SGD clips first and then adds its full decay ``lambda y``: with
+  ``d = (1 - beta) g + beta s``, the step is ``clip(d - lambda y) + lambda y``. Gradients for ``c`` are not clipped.
 
-FedML's Mime takes the clients' gradients at their final weights, as sums over batches clipped to norm 1, moves the
-model by them a second time, and starts each client without momentum.
+Differences from FedML's Mime: docs/mixing.md.
 """
 
 from __future__ import annotations
