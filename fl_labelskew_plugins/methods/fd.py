@@ -90,7 +90,7 @@ class FD(Method):
     """
 
     class Params(params.Params):
-        """Options of FD; ``gamma: 0`` is plain cross-entropy."""
+        """Options of FD."""
 
         gamma: float = Field(0.1, ge=0, description="weight of the distillation; the default is ours; 0: none")
 

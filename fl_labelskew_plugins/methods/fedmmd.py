@@ -43,7 +43,7 @@ class FedMMD(Method):
     """
 
     class Params(params.Params):
-        """Options of FedMMD; ``lam: 0`` is plain cross-entropy."""
+        """Options of FedMMD."""
 
         lam: float = Field(0.1, ge=0, description="weight of the discrepancy (FedRS, tables 1 and 5: 1e-4, 1e-3)")
 

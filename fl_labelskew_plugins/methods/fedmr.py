@@ -187,7 +187,7 @@ class FedMR(Method):
     """
 
     class Params(params.Params):
-        """Options of FedMR; ``mu1: 0`` with ``mu2: 0`` is plain cross-entropy. Tables 9 and 10 list mu per data set."""
+        """Options of FedMR; tables 9 and 10 list ``mu1`` and ``mu2`` per data set."""
 
         mu1: float = Field(0.01, ge=0, description="weight of the intra-class loss; 0: none")
         mu2: float = Field(1e-4, ge=0, description="weight of the inter-class loss; 0: none")

@@ -35,7 +35,7 @@ class FedPHP(InheritedPrivateModel):
     """
 
     class Params(TransferParams):
-        """Options of FedPHP; ``lam: 0`` is plain cross-entropy."""
+        """Options of FedPHP."""
 
     paper = (
         "FedPHP: Federated Personalization with Inherited Private Models, ECML PKDD 2021, "

@@ -77,7 +77,7 @@ class FedRoD(Method):
     """
 
     class Params(params.Params):
-        """Options of Fed-RoD; ``gamma: 0`` with ``private: 0`` and ``missing: one`` is plain cross-entropy."""
+        """Options of Fed-RoD."""
 
         gamma: float = Field(1.0, ge=0, description="strength of the balanced softmax; 0: plain softmax")
         missing: Missing = Field("one", description="class without samples: one: counts as one; mask: not in softmax")

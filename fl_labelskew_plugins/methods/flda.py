@@ -81,7 +81,7 @@ class FLDA(Method):
     """
 
     class Params(params.Params):
-        """Options of FLDA; ``general_share: 1`` is plain cross-entropy."""
+        """Options of FLDA."""
 
         mixture: Mixture = Field("logits", description="values to mix, before or after the softmax")
         private_start: Start = Field(

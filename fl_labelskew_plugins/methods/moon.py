@@ -73,7 +73,7 @@ class MOON(Method):
     """
 
     class Params(params.Params):
-        """Options of MOON; ``mu: 0`` is plain cross-entropy."""
+        """Options of MOON."""
 
         mu: float = Field(
             1.0, ge=0, description="weight of the contrastive loss (5 for CIFAR-10; FedMR, tables 9 and 10: 1e-4 to 1)"

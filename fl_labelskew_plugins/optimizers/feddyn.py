@@ -37,7 +37,7 @@ class FedDyn(Optimizer):
     """Dynamic regularisation."""
 
     class Params(params.Params):
-        """Options of FedDyn, under the host's names."""
+        """Options of FedDyn, with the host's names."""
 
         feddyn_alpha: float = Field(0.01, gt=0, description="alpha, strength of the regulariser")
 

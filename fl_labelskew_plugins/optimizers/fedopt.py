@@ -30,7 +30,7 @@ class FedOpt(Optimizer):
     """An optimiser on the server: momentum, Adam or Adagrad."""
 
     class Params(params.Params):
-        """Options of FedOpt, under the host's names."""
+        """Options of FedOpt, with the host's names."""
 
         server_optimizer: Literal["sgd", "adam", "adagrad"] = Field("sgd", description="the server's optimiser")
         server_lr: float = Field(1.0, gt=0, description="eta, the server's learning rate (0.01 or so with adam)")

@@ -24,7 +24,7 @@ class FedProx(Optimizer):
     """A proximal term in local training."""
 
     class Params(params.Params):
-        """Options of FedProx, under the host's name; ``fedprox_mu: 0`` is FedAvg."""
+        """Options of FedProx, with the host's name."""
 
         fedprox_mu: float = Field(0.01, ge=0, description="strength mu of the proximal term; 0: FedAvg")
 

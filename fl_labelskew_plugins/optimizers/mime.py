@@ -46,7 +46,7 @@ class Mime(Optimizer):
     """Server momentum in every local step."""
 
     class Params(params.Params):
-        """Options of Mime, under the host's names."""
+        """Options of Mime, with the host's names."""
 
         server_optimizer: Literal["sgd"] = Field("sgd", description="the base optimiser")
         server_lr: float = Field(1.0, gt=0, description="the server's learning rate on the mean change (paper: 1)")
