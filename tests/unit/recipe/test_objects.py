@@ -99,7 +99,7 @@ def test_a_lone_linear_layer_is_all_classifier():
     [
         (
             nn.Sequential(nn.Flatten(), nn.ReLU()),
-            "Sequential has no nn.Linear layer; end it with nn.Linear(d, 3)",
+            "Sequential has no nn.Linear layer; end it with nn.Linear",
         ),
         (Net(7), r"head of Net has 7 outputs, but the data have 3 classes; use nn.Linear\(5, 3\)"),
         (
