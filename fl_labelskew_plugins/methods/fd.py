@@ -2,13 +2,10 @@
 
 E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis, S.-L. Kim. NeurIPS workshop 2018. https://arxiv.org/abs/1811.11479
 
-Algorithm 1, federated distillation, without augmentation. Clients send their mean output for each label of the round;
-the server returns the sums. The mean of the other clients is the teacher for a client's outputs of that label, with
-weight ``gamma``. ``gamma = 0`` is plain cross-entropy, bit for bit, and sends nothing.
-
-The paper was not available to us. We take its regulariser to be the cross-entropy with the softmax of the mean logits,
-and average weights as well, because table 1 of FedRS lists an aggregated model as FD. A client subtracts its own
-outputs from the sum only if its private state, that of its last accepted upload, is from the same round.
+Algorithm 1, federated distillation, without augmentation. The paper was not available to us: we take its regulariser to
+be the cross-entropy with the softmax of the mean logits. Weights are averaged as well, because table 1 of FedRS lists
+an aggregated model as FD. Clients send their mean outputs of the round for each label; the server returns the sums. A
+client subtracts its own outputs only if its private state, that of its last accepted upload, is from the same round.
 """
 
 from __future__ import annotations
@@ -79,7 +76,7 @@ def without_own(total: Tensor, senders: Tensor, sent: Tensor, counted: Tensor) -
 class FD(Method):
     r"""Federated distillation of mean outputs, in addition to averaged weights.
 
-    Algorithm 1: a client's outputs for a label are drawn to the mean ``F`` of the other clients' outputs for that
+    Algorithm 1: the mean output ``F`` of the other clients for a label is the teacher for a client's outputs of that
     label:
 
     .. math::

@@ -2,15 +2,14 @@
 
 F. X. Yu, A. S. Rawat, A. K. Menon, S. Kumar. ICML 2020. https://arxiv.org/abs/2004.10342
 
-Algorithm 1: after each round the server separates the class embeddings (the rows of the classifier's weight) by a
-gradient step on the spreadout regulariser (equation 7); equation 8, for nearest classes, is omitted. ``rate = 0`` is
-FedAvg, bit for bit.
+Algorithm 1, the server's gradient step on the spreadout regulariser (equation 7) of the class embeddings, which are the
+rows of the classifier's weight. Equation 8, for nearest classes, is omitted. The paper was not available to us; its
+equation numbers and values are from memory and from other authors' notes.
 
-The paper was not available to us; its equation numbers and values are from memory and from other authors' notes. Its
-rate is ``lambda`` times the learning rate, with ``lambda = 10``: 0.1 at a learning rate of 0.01. Other defaults are
-ours. Clients train with cross-entropy on several classes, as in table 1 of FedRS; the paper's have one class each. In
-the paper an embedding comes from one client: ``train_args.proxy_aggregation: class`` weights it by samples of the
-class. The conversion of the margins and rates of FedRS's code is in docs/methods/fedaws.md.
+The paper's rate is ``lambda`` times the learning rate, with ``lambda = 10``: 0.1 at a learning rate of 0.01. Other
+defaults are ours. Clients train with cross-entropy on several classes, as in table 1 of FedRS; the paper's have one
+class each. In the paper an embedding comes from one client: ``train_args.proxy_aggregation: class`` weights it by
+samples of the class. docs/methods/fedaws.md converts the margins and rates of FedRS's code.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 J. Zhang, Z. Li, B. Li, J. Xu, S. Wu, S. Ding, C. Wu. ICML 2022. https://arxiv.org/abs/2209.00189
 
-Equation 6 (pairwise margin) and equation 7 (calibrated cross-entropy), with the counts of each client's own training
-set. The paper gives no value of ``tau``; ``tau = 0`` (with the other defaults) is plain cross-entropy, bit for bit.
+Equation 6 (pairwise margin) and equation 7 (calibrated cross-entropy). The paper gives no value of ``tau``.
 
 - A missing class has an infinite margin. ``missing: one`` counts it as one sample; ``mask`` removes its logit from the
   softmax, so that its proxy gets no gradient.

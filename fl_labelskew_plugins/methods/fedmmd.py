@@ -2,14 +2,10 @@
 
 X. Yao, C. Huang, L. Sun. VCIP 2018. https://doi.org/10.1109/VCIP.2018.8698609
 
-Cross-entropy plus the maximum mean discrepancy between the features of the server's frozen model and of the trained
-one. (FedFusion, by the same authors, is https://arxiv.org/abs/1908.05891.) ``lam = 0`` is plain cross-entropy, bit for
-bit.
-
 The paper was not available to us, so no equation numbers are given. The authors' public code compares logits with 19
-fixed bandwidths; here bandwidths are relative to the mean distance, as in deep adaptation networks, so the gradient
-does not vanish when both models are close and large weights overshoot. FedRS (tables 1 and 5) uses the weights 1e-4 and
-1e-3.
+fixed bandwidths; here bandwidths are relative to the mean distance of features, as in deep adaptation networks, so the
+gradient does not vanish when both models are close and large weights overshoot. FedFusion, by the same authors, is
+https://arxiv.org/abs/1908.05891.
 """
 
 from __future__ import annotations
@@ -32,8 +28,8 @@ TEACHER = "fedmmd.teacher"
 class FedMMD(Method):
     r"""Maximum mean discrepancy to the server's model in local training.
 
-    Cross-entropy plus the maximum mean discrepancy, with Gaussian kernels, between the features that the server's
-    frozen model (``s``) and the trained model (``t``) make of a batch. A bar is the mean over all pairs:
+    Cross-entropy plus the maximum mean discrepancy, with Gaussian kernels, between the features of the server's frozen
+    model (``s``) and of the trained model (``t``). A bar is the mean over all pairs in a batch:
 
     .. math::
         \mathcal{L} = \mathcal{L}_{ce} + \lambda \bigl(\bar K_{ss} + \bar K_{tt} - 2 \bar K_{st}\bigr), \quad

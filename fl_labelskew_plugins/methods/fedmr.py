@@ -3,14 +3,13 @@
 Z. Fan, J. Yao, R. Zhang, L. Lyu, Y. Zhang, Y. Wang. TMLR 2024. https://arxiv.org/abs/2405.18983
 
 Equation 3 (intra-class loss), equation 4 (inter-class loss), equation 5 (their sum), algorithm 1 (prototypes), table 5
-(prototype privacy) and table 11 (Lite-n). ``mu1 = 0`` and ``mu2 = 0`` are plain cross-entropy, bit for bit. Without
-inter-class loss (``mu2 = 0`` or ``lite = 0``) clients send no prototypes. Deviations (more in docs/methods/fedmr.md):
+(prototype privacy) and table 11 (Lite-n). Deviations (more in docs/methods/fedmr.md):
 
 - ``scale: code`` is the authors' code. ``paper`` is eq. 3, which grows with ``d`` and fails with the published ``mu1``;
-  its variance is divided by ``n - 1``, because lemma 1 needs eigenvalues of ``M`` with mean 1. The paper prints ``n``.
+  its variance is divided by ``n - 1`` (the paper prints ``n``), because lemma 1 needs eigenvalues of ``M`` with mean 1.
 - ``negatives: all`` uses every class with a prototype, as in text and figure 3; ``observed`` is eq. 4 as printed.
-- ``eps`` is added to the variance, as in the authors' code: eq. 3 divides by a standard deviation that may be 0.
-  Gradients of features that hardly vary grow by up to ``1 / sqrt(eps)``.
+- ``eps`` is added to the variance, which may be 0, as in the authors' code. Gradients of features that hardly vary grow
+  by up to ``1 / sqrt(eps)``.
 """
 
 from __future__ import annotations
@@ -182,8 +181,8 @@ class FedMR(Method):
 
     .. math:: \mathcal{L} = \mathcal{L}_{ce} + \mu_1 \mathcal{L}_{intra} + \mu_2 \mathcal{L}_{inter}
 
-    ``mu1: 0`` with ``mu2: 0`` is plain cross-entropy, bit for bit. The inter-class loss begins in the second round,
-    with the first prototypes.
+    ``mu1: 0`` with ``mu2: 0`` is plain cross-entropy, bit for bit. The inter-class loss starts in the second round,
+    with the first prototypes; clients send none if it is off (``mu2: 0`` or ``lite: 0``).
     """
 
     class Params(params.Params):

@@ -2,15 +2,11 @@
 
 X. Mu, Y. Shen, K. Cheng, X. Geng, J. Fu, T. Zhang, Z. Zhang. FGCS 143, 2023. https://arxiv.org/abs/2109.12273
 
-Clients send the sum of the features and the number of samples of each class; the server computes global prototypes. A
-contrastive loss attracts a sample to its class's prototype and repels it from the others: ``alpha (contrast) +
-(1 - alpha) (cross-entropy)`` with ``alpha = 1 - t/T``. ``mu = 0`` is plain cross-entropy, bit for bit, and sends
-nothing.
-
-The paper was not available to us, so no equation numbers are given; similarity (cosine) and temperature (MOON's) are
-uncertain. The paper has a projection head before the classifier; here prototypes and contrast use the network's
-features. Our choices: a class without a prototype is not a negative, and its samples have only cross-entropy, as does
-round 1. ``schedule: constant`` is for FedMR (tables 9 and 10), best between 1e-5 and 1e-3.
+Clients send feature sums and sample counts per class, and the server computes global prototypes. The paper was not
+available to us, so no equation numbers are given; similarity (cosine) and temperature (MOON's) are uncertain. The paper
+has a projection head before the classifier; here prototypes and contrast use the network's features. Our choice: a
+class without a prototype is not a negative, and its samples have only cross-entropy. ``schedule: constant`` is for
+FedMR (tables 9 and 10), best between 1e-5 and 1e-3.
 """
 
 from __future__ import annotations

@@ -2,17 +2,14 @@
 
 H.-Y. Chen, W.-L. Chao. ICLR 2022. https://arxiv.org/abs/2107.00778
 
-The generic predictor is trained with the balanced softmax of Ren et al. (NeurIPS 2020,
-https://arxiv.org/abs/2007.10740) and uploaded. The personalised one adds a private linear head to the generic logits
-and is trained with plain cross-entropy, whose gradient does not reach the generic part. The personalised model, the
-trained body with both heads merged, is private state as large as the model.
+The generic predictor uses the balanced softmax of Ren et al. (NeurIPS 2020, https://arxiv.org/abs/2007.10740). The
+gradient of the personalised one does not reach the generic part. The personalised model, the trained body with both
+heads merged, is private state as large as the model.
 
 The paper was not available to us, so no equation numbers are given; its authors' code is not public. Our choices: no
 hypernetwork, a private head that starts at zero, and for a class without samples, whose logarithm is undefined, the
-count of one sample (``missing: one``) or removal from the softmax (``mask``, the limit of the formula).
-
-With ``missing = one``, ``gamma = 0`` with ``private = 0`` is plain cross-entropy, bit for bit, and with any
-``private`` the upload is. ``missing = mask`` restricts the softmax to the client's classes for any ``gamma``.
+count of one sample (``missing: one``) or removal from the softmax (``mask``, the limit of the formula). ``mask``
+restricts the softmax to the client's classes even with ``gamma = 0``.
 """
 
 from __future__ import annotations

@@ -3,11 +3,9 @@
 X.-C. Li, D.-C. Zhan. KDD 2021. https://doi.org/10.1145/3447548.3467254
 
 Equation 8 (restricted softmax), equations 9 and 10 (its gradient), algorithm 1 (plain mean of the uploads) and
-appendix B (private upload). The paper omits the bias; here the whole logit, including the bias, is scaled.
-The authors' public code differs: it scales rare observed classes too (``scaling: proportional``), weights uploads by
-samples, has a head without bias and clips gradients at 100.
-
-``alpha = 1`` is plain cross-entropy, bit for bit.
+appendix B (private upload). The paper has no bias; here the whole logit, including the bias, is scaled. The authors'
+public code scales rare observed classes too (``scaling: proportional``), weights uploads by samples, has no bias and
+clips gradients at 100.
 """
 
 from __future__ import annotations

@@ -2,13 +2,10 @@
 
 Y. Shen, H. Wang, H. Lv. arXiv 2023. https://arxiv.org/abs/2304.04972
 
-Equation 4 (the shift is added to the logits), equation 5 (its value, and the global prior over all clients), footnote 2
-(smoothing; the paper gives no constant) and algorithm 1, line 9: weights ``N_k / N`` with ``N`` over all clients, so
-that a partial round moves less. The server computes the prior in an opening exchange. With pure missing classes a small
-constant nearly masks them: ``smoothing: 1`` learns more slowly than ``smoothing_fraction: 0.1`` (docs/results.md).
-
-Neutral settings: ``smoothing = 1e30``, and a single client, make the shift 0 and the loss plain cross-entropy, bit for
-bit. For this, distributions are computed in float64 and rounded once.
+Equations 4 and 5 (shift and global prior), footnote 2 (smoothing) and algorithm 1, line 9 (weights of the uploads).
+With pure missing classes a small smoothing constant nearly masks them: ``smoothing: 1`` learns more slowly than
+``smoothing_fraction: 0.1`` (docs/results.md). A single client, or ``smoothing = 1e30``, is plain cross-entropy bit for
+bit, because distributions are computed in float64 and rounded once.
 """
 
 from __future__ import annotations
@@ -219,18 +216,18 @@ class KnownPrior(Method):
 class FedShift(KnownPrior):
     r"""Classifier shift in local training.
 
-    Equations 4 and 5, with the smoothing of footnote 2, for whose constant ``a`` the paper gives no value:
+    Equations 4 and 5, with the smoothing of footnote 2; the paper gives no value of its constant ``a``:
 
     .. math::
         \mathcal{L} = \text{CE}(z + s_k, y), \quad s_{k,c} = \ln \frac{P_k(c)}{P(c)}, \quad
         P(c) = \sum_k \frac{N_k}{N} P_k(c), \quad P_k(c) = \frac{n_{kc} + a}{N_k + a C}
 
-    Algorithm 1, line 9, weights uploads by the samples of **all** clients, so that a round with few clients moves the
-    model less:
+    Algorithm 1, line 9, weights uploads by the samples of **all** clients, so a round with few clients moves the model
+    less:
 
     .. math:: w^{t+1} = w^t + \sum_{k \in M_t} \frac{N_k}{N} (w_k^{t+1} - w^t)
 
-    The server learns ``P`` from the sum of the smoothed class counts of all clients, in an opening exchange.
+    In an opening exchange the server computes ``P`` from the sum of the smoothed class counts of all clients.
     ``smoothing: 1.0e+30`` makes all shares equal and the loss plain cross-entropy, bit for bit.
     """
 

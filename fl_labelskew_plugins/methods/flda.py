@@ -1,14 +1,9 @@
-r"""FLDA: Private Federated Learning with Domain Adaptation.
+"""FLDA: Private Federated Learning with Domain Adaptation.
 
 D. Peterson, P. Kanani, V. J. Marathe. NeurIPS workshop 2019. https://arxiv.org/abs/1912.06733
 
-A client's prediction mixes the uploaded general model and a private model that stays on the client, with a private
-gate:
-
-.. math:: \hat y = a(x) \, \hat y_G(x) + (1 - a(x)) \, \hat y_P(x), \quad a(x) = \sigma(v^\top x + b)
-
-The loss of the mixture trains all three. The global test uses only the general model; a client's own evaluation uses
-its mixture. ``general_share = 1`` is plain cross-entropy, bit for bit, without a private model.
+The global test uses only the general model; a client's own evaluation uses its mixture. ``general_share = 1`` has no
+private model.
 
 The paper was not available to us, so no equation numbers are given. As in public code of FedRS's first author, the gate
 is linear in the general model's features and starts at one half, the private network starts as another random network,
@@ -71,9 +66,10 @@ def mixed(general: Tensor, private: Tensor, score: Tensor, *, mixture: Mixture =
 
 
 class FLDA(Method):
-    r"""A private model in addition to the general one, and a private gate between them.
+    r"""A private model and a private gate in addition to the general model, which is uploaded and averaged.
 
-    The mixture of the general model ``G`` and the private model ``P``, with the private gate ``a``:
+    The loss of their mixture, with the general model ``G``, the private model ``P`` and the gate ``a``, trains all
+    three:
 
     .. math:: \hat y = a(x) \, \hat y_G(x) + (1 - a(x)) \, \hat y_P(x), \quad a(x) = \sigma(v^\top h + b)
 

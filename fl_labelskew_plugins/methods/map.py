@@ -5,7 +5,7 @@ X.-C. Li, S. Song, Y. Li, B. Li, Y. Shao, Y. Yang, D.-C. Zhan. TKDE 2024. https:
 Algorithm 1: a client trains the first half of its epochs with the restricted softmax (eq. 8) and uploads the result. It
 continues with the plain softmax and its frozen inherited private model (HPM; eq. 11 or 12, and 13), which gives its
 personalised model. Eq. 10 mixes this model into the HPM; its weights follow the text: with momentum 0 the HPM is the
-personalised model. ``alpha = 1`` and ``lam = 0`` are plain cross-entropy in both stages, bit for bit.
+personalised model.
 
 The text below eq. 10 counts this round in ``z_k`` (``hpm_count: text``). Algorithm 1, lines 14 and 15, and the public
 code of MAP and FedPHP do not (``algorithm``). The paper does not give ``lam``; the defaults are FedPHP's. Differences
@@ -159,15 +159,15 @@ class MAP(InheritedPrivateModel):
         \mathcal{L} = (1 - \lambda) \, \mathcal{L}_{ce} + \lambda \, \mathcal{L}_{kd}
 
     After the round the private model is mixed with the personalised one (equation 10). The momentum grows with ``z_k``,
-    the number of rounds that have selected the client:
+    the number of rounds that selected the client:
 
     .. math::
         \theta_p \leftarrow (1 - \mu_k) \, \theta + \mu_k \, \theta_p, \quad
         \mu_k = \min\bigl(\mu_0 \, z_k / (Q T), 1\bigr)
 
-    ``alpha: 1`` with ``lam: 0`` is plain cross-entropy in both stages, bit for bit. A client's first round has no
-    private model: it trains with plain cross-entropy, and the personalised model becomes the private one. If the number
-    of epochs is odd, stage one has one more; a single epoch is split.
+    ``alpha: 1`` with ``lam: 0`` is plain cross-entropy in both stages, bit for bit. In a client's first round there is
+    no private model: it trains with plain cross-entropy, and the personalised model becomes the private one. Stage one
+    has the larger half of an odd number of epochs; a single epoch is split.
     """
 
     class Params(TransferParams):

@@ -2,14 +2,10 @@
 
 Q. Li, B. He, D. Song. CVPR 2021. https://arxiv.org/abs/2103.16257
 
-Equation 3 (model-contrastive loss: the features of a sample should be closer to those of the server's model than to
-those of the client's own last model), equation 4 (its sum with cross-entropy), algorithm 1. ``mu = 0`` is plain
-cross-entropy, bit for bit. ``mu`` is 5 for CIFAR-10 and 1 elsewhere in the paper, and 1e-4 to 1 in FedMR (tables 9,
-10).
-
-``projection: mlp`` adds a projection head before the contrast; in the paper the classifier follows the head as well. In
-a client's first round there is no last model and no contrast. In the authors' code, clients that join after round 1
-contrast with random weights.
+Equation 3 (model-contrastive loss), equation 4 (its sum with cross-entropy) and algorithm 1. In the paper ``mu`` is 5
+for CIFAR-10 and 1 elsewhere, in FedMR (tables 9 and 10) 1e-4 to 1. ``projection: mlp`` adds a projection head before
+the contrast only; in the paper the classifier follows it as well. Clients that join after round 1 have no contrast at
+first; in the authors' code they contrast with random weights.
 """
 
 from __future__ import annotations
@@ -61,15 +57,15 @@ def projected(features: Tensor, client: ClientView, model: nn.Module | None = No
 class MOON(Method):
     r"""Model-contrastive loss in local training.
 
-    Equation 3, with the features ``h+`` of the server's model and ``h-`` of the client's own model after its last
-    round, and equation 4, its sum with cross-entropy:
+    Equation 3, with the features ``h+`` of the server's model and ``h-`` of the client's own last model, and equation
+    4, its sum with cross-entropy:
 
     .. math::
         \mathcal{L}_{con} = -\log
         \frac{\exp(\cos(h, h^+) / \tau)}{\exp(\cos(h, h^+) / \tau) + \exp(\cos(h, h^-) / \tau)}, \quad
         \mathcal{L} = \mathcal{L}_{ce} + \mu \, \mathcal{L}_{con}
 
-    ``mu: 0`` is plain cross-entropy, bit for bit. A client's first round has no last model, and no contrast.
+    ``mu: 0`` is plain cross-entropy, bit for bit. A client's first round has no last model and no contrast.
     """
 
     class Params(params.Params):
