@@ -58,8 +58,8 @@ def check_size(name: str, samples: int, clients: int) -> None:
     if clients < 1:
         raise mistake(f"partition {name}", f"{clients} clients", "at least 1")
     if samples < clients:
-        few = f"{samples} training samples are too few for {clients} clients"
-        raise mistake(f"partition {name}", few, f"client_num_in_total={samples} or less")
+        problem = f"{samples} training samples are too few for {clients} clients"
+        raise mistake(f"partition {name}", problem, f"client_num_in_total={samples} or less")
 
 
 def gather(name: str, pieces: Sequence[Sequence[Indices]], advice: str) -> list[Indices]:
@@ -68,8 +68,8 @@ def gather(name: str, pieces: Sequence[Sequence[Indices]], advice: str) -> list[
     Raises:
         LabelSkewError: a client is empty; the message ends with ``advice``.
     """
-    none = np.empty(0, np.int64)
-    parts = [np.sort(np.concatenate([none, *client])).astype(np.int64) for client in pieces]
+    nothing = np.empty(0, np.int64)
+    parts = [np.sort(np.concatenate([nothing, *client])).astype(np.int64) for client in pieces]
     empty = [k for k, part in enumerate(parts) if not len(part)]
     if empty:
         raise LabelSkewError(f"partition {name}: client {empty[0]} gets no sample ({len(empty)} in all); {advice}")

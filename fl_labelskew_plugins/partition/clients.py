@@ -57,8 +57,8 @@ class Clients:
     """The samples of ``K`` clients.
 
     Args:
-        train: sorted indices of each client's training samples, int64, disjoint.
-        test: sorted indices of each client's own test samples, int64, disjoint; may be empty.
+        train: each client's training samples.
+        test: each client's own test samples; may be empty.
         counts: ``(K, C)`` int64 training samples by class.
         test_counts: ``(K, C)`` int64 test samples by class.
         digest: SHA-256 of the index arrays, see :func:`digest`.
@@ -119,8 +119,8 @@ def check_parts(name: str, parts: Any, clients: int, samples: int) -> Parts:
         if first < 0 or last >= samples:
             got = f"client {k} has indices {first} to {last}"
             raise mistake(f"partitioner {name}", got, f"indices from 0 to {samples - 1}")
-        if (taken := indices[owners[indices] >= 0]).size:
-            shared = int(taken.min())
+        if (duplicates := indices[owners[indices] >= 0]).size:
+            shared = int(duplicates.min())
             raise LabelSkewError(
                 f"partitioner {name}: sample {shared} is in clients {owners[shared]} and {k}; give it to one of them"
             )
@@ -164,26 +164,24 @@ def proportional_test(labels: NDArray[np.int64], counts: NDArray[np.int64], rng:
 
 def client_groups(groups: NDArray[np.int64], parts: Parts) -> NDArray[np.int64] | None:
     """The group of each client, or None unless every client is one whole group; ``groups`` is ``(N,)``."""
-    names, sizes = np.unique(groups, return_counts=True)
+    unique, sizes = np.unique(groups, return_counts=True)
     first = groups[parts.indices[parts.ends - parts.sizes]]
     equal = groups[parts.indices] == np.repeat(first, parts.sizes)
-    return first if equal.all() and (sizes[np.searchsorted(names, first)] == parts.sizes).all() else None
+    return first if equal.all() and (sizes[np.searchsorted(unique, first)] == parts.sizes).all() else None
 
 
 def of_groups(groups: NDArray[np.int64], clients: NDArray[np.int64]) -> Parts:
     """The samples of clients that are whole groups, from the samples' ``groups`` ``(N,)`` and the clients' ``(K,)``."""
     order = np.argsort(clients)
-    places = np.searchsorted(clients, groups, sorter=order).clip(max=len(clients) - 1)
-    return Parts(np.where(clients[order][places] == groups, order[places], -1), len(clients))
+    positions = np.searchsorted(clients, groups, sorter=order).clip(max=len(clients) - 1)
+    return Parts(np.where(clients[order][positions] == groups, order[positions], -1), len(clients))
 
 
 def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> Clients:
     """Divide the training samples with ``partitioner``, and the test samples accordingly.
 
     If every client is one whole group of the data set and the test part has groups too, a client's test samples are
-    those of its group. Otherwise they follow its own class mix (:func:`proportional_test`).
-
-    The result depends on ``seed``, the recipe's, but on no global generator.
+    those of its group. Otherwise they follow its class mix (:func:`proportional_test`). ``seed`` is the recipe's.
 
     Raises:
         LabelSkewError: the partition is impossible, or the partitioner returned an invalid one.
@@ -193,8 +191,8 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
     check_labels("test", data.test.y, classes)
     rng = seeds.numpy_generator(seed, "partition")
     parts = partitioner.split(data.train.y, data.train.groups, clients=clients, rng=rng)
-    plugin = type(partitioner)
-    train = check_parts(f"{plugin.__module__}:{plugin.__qualname__}", parts, clients, len(data.train.y))
+    kind = type(partitioner)
+    train = check_parts(f"{kind.__module__}:{kind.__qualname__}", parts, clients, len(data.train.y))
     counts = train.counts(data.train.y, classes)
     groups = None if data.train.groups is None else client_groups(data.train.groups, train)
     if groups is not None and data.test.groups is not None:
@@ -203,6 +201,6 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
         test = proportional_test(data.test.y, counts, seeds.numpy_generator(seed, "test partition"))
     names = [str(k) for k in range(clients)]
     if groups is not None and len(data.group_names) > groups.max():
-        of_data = [clean(data.group_names[group], 40) for group in groups.tolist()]
-        names = of_data if len(set(of_data)) == clients else names
+        group_names = [clean(data.group_names[group], 40) for group in groups.tolist()]
+        names = group_names if len(set(group_names)) == clients else names
     return Clients(train, test, counts, test.counts(data.test.y, classes), digest(train, test), names)

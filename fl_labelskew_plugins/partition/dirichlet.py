@@ -30,27 +30,29 @@ def balanced_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Ge
     client requests the samples that it still needs; a class with too many requests is shared in proportion to them. The
     next pass uses the remaining classes. Finally, single samples go to clients by their largest mix.
     """
-    left = sizes.copy()
+    available = sizes.copy()
     alpha = beta * len(sizes) * sizes / sizes.sum()
     mix = np.maximum(rng.dirichlet(alpha, size=clients).T, 1e-12)  # (C, K); every class stays available
-    lack = np.full(clients, sizes.sum() // clients)
-    lack[rng.permutation(clients)[: sizes.sum() % clients]] += 1
+    needed = np.full(clients, sizes.sum() // clients)
+    needed[rng.permutation(clients)[: sizes.sum() % clients]] += 1
     counts = np.zeros((len(sizes), clients), np.int64)
     while True:
-        wish = mix * (left > 0)[:, None]
-        demand = wish / np.maximum(wish.sum(axis=0), 1e-300) * lack
-        given = np.floor(demand * np.minimum(1.0, left / np.maximum(demand.sum(axis=1), 1e-300))[:, None] + 1e-9)
-        given = given.astype(np.int64)
+        shares = mix * (available > 0)[:, None]
+        demand = shares / np.maximum(shares.sum(axis=0), 1e-300) * needed
+        factor = np.minimum(1.0, available / np.maximum(demand.sum(axis=1), 1e-300))
+        granted = np.floor(demand * factor[:, None] + 1e-9).astype(np.int64)
         # the 1e-9 above may round up one sample too many; the loop over single samples then replaces this pass
-        if not given.any() or (given.sum(axis=1) > left).any() or (given.sum(axis=0) > lack).any():
+        if not granted.any() or (granted.sum(axis=1) > available).any() or (granted.sum(axis=0) > needed).any():
             break
-        counts, left, lack = counts + given, left - given.sum(axis=1), lack - given.sum(axis=0)
-    while lack.any():
-        k = int(np.argmax(lack))
-        c = int(np.argmax(mix[:, k] * (left > 0)))
+        counts += granted
+        available -= granted.sum(axis=1)
+        needed -= granted.sum(axis=0)
+    while needed.any():
+        k = int(np.argmax(needed))
+        c = int(np.argmax(mix[:, k] * (available > 0)))
         counts[c, k] += 1
-        left[c] -= 1
-        lack[k] -= 1
+        available[c] -= 1
+        needed[k] -= 1
     return counts
 
 
@@ -92,8 +94,8 @@ def dirichlet(
     _, members = by_class("dirichlet", labels, clients)
     sizes = np.array([len(samples) for samples in members], dtype=np.int64)
     if clients * min_samples > len(labels):
-        few = f"min_samples={min_samples} for each of {clients} clients, but there are {len(labels)} training samples"
-        raise mistake("partition dirichlet", few, f"min_samples={len(labels) // clients} or less")
+        problem = f"min_samples={min_samples} for {clients} clients, but there are {len(labels)} training samples"
+        raise mistake("partition dirichlet", problem, f"min_samples={len(labels) // clients} or less")
     if balanced and capped:
         raise LabelSkewError("partition dirichlet: balanced and capped exclude each other; use one of them")
     draw = balanced_counts if balanced else plain_counts

@@ -57,8 +57,8 @@ def pcdd(
     """
     classes, members = by_class("pcdd", labels, clients)
     if classes_per_client > len(classes):
-        many = f"classes_per_client={classes_per_client}, but the training data has {len(classes)} classes"
-        raise mistake("partition pcdd", many, f"{len(classes)} or less")
+        problem = f"classes_per_client={classes_per_client}, but the training data has {len(classes)} classes"
+        raise mistake("partition pcdd", problem, f"{len(classes)} or less")
     if clients * classes_per_client < len(classes):
         raise LabelSkewError(
             f"partition pcdd: {clients} clients of {classes_per_client} classes hold {clients * classes_per_client} "

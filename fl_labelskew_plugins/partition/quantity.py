@@ -24,8 +24,8 @@ def quantity(labels: Indices, *, clients: int, sets_per_client: int, rng: np.ran
     _, members = by_class("quantity", labels, clients)
     sets = clients * sets_per_client
     if sets > len(labels):
-        few = f"{clients} clients of {sets_per_client} sets need {sets}, but there are {len(labels)} training samples"
-        raise mistake("partition quantity", few, f"sets_per_client={len(labels) // clients} or less")
+        problem = f"{clients} clients with {sets_per_client} sets need {sets}, but there are {len(labels)} samples"
+        raise mistake("partition quantity", problem, f"sets_per_client={len(labels) // clients} or less")
     pieces = np.array_split(np.concatenate([rng.permutation(samples) for samples in members]), sets)
     dealt = rng.permutation(sets).reshape(clients, sets_per_client)
     return gather("quantity", [[pieces[i] for i in row] for row in dealt], "use fewer clients")

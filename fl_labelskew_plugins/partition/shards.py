@@ -29,20 +29,20 @@ def shards(
         LabelSkewError: the shards are not divisible, or a client is empty.
     """
     classes, members = by_class("shards", labels, clients)
-    wanted = clients * shards_per_client
-    cut = wanted // len(classes) if shards_per_class is None else shards_per_class
-    if cut * len(classes) != wanted:
-        made = "" if shards_per_class is None else f"shards_per_class={cut} makes {cut * len(classes)}; "
+    total = clients * shards_per_client
+    per_class = total // len(classes) if shards_per_class is None else shards_per_class
+    if per_class * len(classes) != total:
+        actual = "" if shards_per_class is None else f"shards_per_class={per_class} gives {per_class * len(classes)}; "
         advice = (
-            f"use shards_per_class={wanted // len(classes)}"
-            if wanted % len(classes) == 0
+            f"use shards_per_class={total // len(classes)}"
+            if total % len(classes) == 0
             else f"make client_num_in_total * shards_per_client a multiple of {len(classes)}"
         )
         raise LabelSkewError(
-            f"partition shards: {clients} clients of {shards_per_client} shards need {wanted} shards of "
-            f"{len(classes)} classes; {made}{advice}"
+            f"partition shards: {clients} clients with {shards_per_client} shards need {total} shards of "
+            f"{len(classes)} classes; {actual}{advice}"
         )
-    pieces = [piece for samples in members for piece in np.array_split(rng.permutation(samples), cut)]
+    pieces = [piece for samples in members for piece in np.array_split(rng.permutation(samples), per_class)]
     dealt = rng.permutation(len(pieces)).reshape(clients, shards_per_client)
     advice = "its shards are empty; use fewer shards"
     return gather("shards", [[pieces[i] for i in row] for row in dealt], advice)

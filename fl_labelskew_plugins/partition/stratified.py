@@ -28,8 +28,8 @@ def stratified(
     """
     chosen = drawn(labels, groups, test_fraction=test_fraction, seed=seed)
     if not len(chosen):
-        empty = f"test_fraction={test_fraction:g} of {len(labels)} samples leaves no test sample"
-        raise mistake(where, empty, "more samples of a class, a larger test_fraction or a separate test part")
+        problem = f"test_fraction={test_fraction:g} of {len(labels)} samples leaves no test sample"
+        raise mistake(where, problem, "more samples of a class, a larger test_fraction or a separate test part")
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen
 
 
