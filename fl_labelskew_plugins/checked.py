@@ -65,7 +65,7 @@ class Hook:
         # a copied plugin gets its own hooks
         return Hook, (self.owner, self.contract, self.name, self.kind, self.given)
 
-    def __call__(self, *args: Any, **more: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The value of the hook.
 
         Raises:
@@ -77,7 +77,7 @@ class Hook:
             function = self.owner._modules[self.name] if hook is None else hook.__get__(self.owner)
         where = f"{type(self.owner).__qualname__}.{self.name} ({self.kind.__module__})"
         try:
-            answer = function(*args, **more)
+            answer = function(*args, **kwargs)
         except LabelSkewError:
             raise
         except Exception as error:

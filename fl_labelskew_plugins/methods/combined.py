@@ -158,9 +158,9 @@ class Combined(Method):
     def uses(self, *hooks: str) -> bool:
         """Whether a part has any of these hooks and the combination calls it."""
         carried = [hook for hook in hooks if hook not in vars(Combined)]
-        ours = [hook for hook in hooks if hook in vars(Combined)]
-        of_carrier = self.carrier is not None and self.carrier.uses(*carried)
-        return of_carrier or any(part.uses(*ours) for part in self.parts.values())
+        own = [hook for hook in hooks if hook in vars(Combined)]
+        carrier_uses = self.carrier is not None and self.carrier.uses(*carried)
+        return carrier_uses or any(part.uses(*own) for part in self.parts.values())
 
     def calibrate(self, logits: Tensor, client: Any) -> Tensor:
         """All calibrations in sequence; in stages after the upload, only the carrier's, for the client's own model."""
@@ -251,7 +251,7 @@ def _shown(part: Method, last: bool) -> Any:
     """The type of a part's parameters; a record omits a key that has no effect."""
     model, key = type(part.params), part.aggregation_key
 
-    def without(params: Any, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    def without_key(params: Any, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         return {name: value for name, value in dump(params).items() if name != key}
 
-    return model if last or not key else Annotated[model, WrapSerializer(without)]
+    return model if last or not key else Annotated[model, WrapSerializer(without_key)]

@@ -119,8 +119,7 @@ class FD(Method):
         if TEACHER not in client.scratch:
             return {}
         teacher, known = client.scratch[TEACHER]
-        far = distillation(batch.logits, batch.labels, teacher, known)
-        return {"distillation": self.params.gamma * far}
+        return {"distillation": self.params.gamma * distillation(batch.logits, batch.labels, teacher, known)}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
         """Mean output per label, and which labels the client has."""

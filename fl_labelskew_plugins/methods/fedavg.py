@@ -17,7 +17,7 @@ from fl_labelskew_plugins import params
 class FedAvg(Method):
     r"""Plain federated averaging.
 
-    Algorithm 1: clients minimise plain cross-entropy. The new model is the mean of theirs, weighted by samples.
+    Algorithm 1: clients minimise plain cross-entropy. The new model is the sample-weighted mean of theirs.
 
     .. math:: w^{t+1} = \sum_k \frac{N_k}{\sum_j N_j} \, w_k^{t+1}
     """

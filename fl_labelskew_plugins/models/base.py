@@ -46,10 +46,7 @@ class FeatureNet(nn.Module):
 
 
 def he_normal(body: nn.Module, mode: Literal["fan_in", "fan_out"]) -> nn.Module:
-    """Kaiming's normal weights and zero biases for every convolution.
-
-    Otherwise six or more convolutions without batch normalisation hardly learn.
-    """
+    """Kaiming's normal weights and zero biases for every convolution, without which deep networks hardly learn."""
     for module in body.modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")

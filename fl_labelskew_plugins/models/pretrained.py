@@ -62,13 +62,13 @@ def load_imagenet(net: nn.Module, weights: str | None, *, name: str, head: str, 
             )
         return
     state = {key: value for key, value in read_weights(path).items() if not key.startswith(head)}
-    needed = {key: value for key, value in net.state_dict().items() if not key.startswith(head)}
+    expected = {key: value for key, value in net.state_dict().items() if not key.startswith(head)}
     # older files lack the counters of batch normalisation
-    wrong = [key for key in needed if key not in state and not key.endswith("num_batches_tracked")]
-    wrong += [key for key, value in state.items() if key not in needed or needed[key].shape != value.shape]
+    wrong = [key for key in expected if key not in state and not key.endswith("num_batches_tracked")]
+    wrong += [key for key, value in state.items() if key not in expected or expected[key].shape != value.shape]
     if wrong:
-        other = f"{wrong[0]} is missing, unknown or of another shape ({len(wrong)} such tensors in all)"
-        raise mistake(path, other, f"torchvision's weights of {name}")
+        problem = f"{wrong[0]} is missing, unknown or of another shape ({len(wrong)} such tensors in all)"
+        raise mistake(path, problem, f"torchvision's weights of {name}")
     net.load_state_dict(state, strict=False)
 
 
@@ -90,8 +90,8 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip, torch and safetensors raise different types
         first = " ".join(str(error).split()).partition(". ")[0]
-        broken = f"is not a valid weights file ({type(error).__name__}: {first[:120]})"
-        raise mistake(path, broken, "a state dict, as .pth or .safetensors") from error
+        problem = f"is not a valid weights file ({type(error).__name__}: {first[:120]})"
+        raise mistake(path, problem, "a state dict, as .pth or .safetensors") from error
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise mistake(path, "is not a state dict", "a state dict of tensors")
     return state

@@ -25,11 +25,11 @@ class _ResNet(Pretrained):
 
         @model_validator(mode="before")
         @classmethod
-        def _stem_of_weights(cls, given: Any) -> Any:
-            return {"stem": "imagenet", **given} if isinstance(given, dict) and given.get("weights") else given
+        def _default_stem(cls, values: Any) -> Any:
+            return {"stem": "imagenet", **values} if isinstance(values, dict) and values.get("weights") else values
 
         @model_validator(mode="after")
-        def _weights_have_a_stem(self) -> "_ResNet.Params":
+        def _weights_need_imagenet_stem(self) -> "_ResNet.Params":
             if self.weights is not None and self.stem != "imagenet":
                 raise ValueError("weights need stem: imagenet; use that, or no weights")
             return self

@@ -65,9 +65,9 @@ class FedDC(Optimizer):
         drift, mean = (
             {n: v.to(zeros[n]) for n, v in group(client.state, part).items()} or zeros for part in ("drift", "mean")
         )
-        everybodys = client.shared or zeros
+        shared = client.shared or zeros
         client.scratch["drift"] = drift
-        client.scratch["added"] = {n: alpha * drift[n] + (everybodys[n] - mean[n]) for n in zeros}
+        client.scratch["added"] = {n: alpha * drift[n] + (shared[n] - mean[n]) for n in zeros}
 
     def correct(self, work: LocalWork) -> None:
         """The gradient of both penalties."""

@@ -37,7 +37,7 @@ class FedOpt(Optimizer):
         server_momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the server's sgd (FedAvgM: 0.9)")
 
         @model_validator(mode="after")
-        def _momentum_is_sgds(self) -> FedOpt.Params:
+        def _momentum_needs_sgd(self) -> FedOpt.Params:
             """Refuse an option that would have no effect."""
             if self.server_momentum and self.server_optimizer != "sgd":
                 raise ValueError(f"server_momentum has no effect with {self.server_optimizer}; use sgd, or 0")
@@ -58,8 +58,8 @@ class FedOpt(Optimizer):
         weights = {name: round.old[name].clone().requires_grad_() for name in round.parameters}
         for name, weight in weights.items():
             weight.grad = round.old[name] - round.mean[name]
-        more = {"momentum": p.server_momentum} if p.server_optimizer == "sgd" else {}
-        optimizer: torch.optim.Optimizer = TORCH[p.server_optimizer](weights.values(), lr=p.server_lr, **more)
+        options = {"momentum": p.server_momentum} if p.server_optimizer == "sgd" else {}
+        optimizer: torch.optim.Optimizer = TORCH[p.server_optimizer](weights.values(), lr=p.server_lr, **options)
         for key, value in round.memory.items():
             entry, _, name = key.partition("/")
             optimizer.state[weights[name]][entry] = value.clone()

@@ -78,21 +78,21 @@ class Mime(Optimizer):
         if client.shared:
             assert client.frozen is not None
             assert client.model is not None
-            client.scratch["there"] = client.frozen(client.model.state_dict()).requires_grad_()
+            client.scratch["server_model"] = client.frozen(client.model.state_dict()).requires_grad_()
 
     def correct(self, work: LocalWork) -> None:
         """Gradient of a local step, without the weight decay at ``y``, which local SGD adds in full."""
         client, beta, decay = work.client, self.params.server_momentum, work.weight_decay
         names, gradients = zip(*work.gradients().items(), strict=True)
-        there = client.scratch.get("there")
-        if there is not None:
-            by_name = dict(there.named_parameters())
-            at_start = torch.autograd.grad(work.loss(there), [by_name[n] for n in names])
+        server_model = client.scratch.get("server_model")
+        if server_model is not None:
+            by_name = dict(server_model.named_parameters())
+            at_start = torch.autograd.grad(work.loss(server_model), [by_name[n] for n in names])
             torch._foreach_sub_(gradients, list(at_start))
         torch._foreach_mul_(gradients, 1 - beta)
         if decay:
             torch._foreach_add_(gradients, [work.parameters[n].detach() for n in names], alpha=-beta * decay)
-            if there is not None:
+            if server_model is not None:
                 torch._foreach_add_(gradients, [work.start[n] for n in names], alpha=(beta - 1) * decay)
         if client.shared:
             torch._foreach_add_(gradients, [client.shared[n] for n in names])

@@ -56,9 +56,9 @@ class SCAFFOLD(Optimizer):
         client = work.client
         zeros = {name: torch.zeros_like(start) for name, start in work.start.items()}
         variate = {name: value.to(zeros[name]) for name, value in client.state.items()} or zeros
-        everybodys = client.shared or zeros
+        shared = client.shared or zeros
         client.scratch["variate"] = variate
-        client.scratch["correction"] = {name: everybodys[name] - variate[name] for name in zeros}
+        client.scratch["correction"] = {name: shared[name] - variate[name] for name in zeros}
 
     def correct(self, work: LocalWork) -> None:
         """Line 10."""

@@ -1,7 +1,6 @@
-"""Checks of the return values and side effects of hooks, by the contracts' annotations and some shapes.
+"""Checks of hooks: their return values and the state they leave, by the contracts' annotations and some shapes.
 
-Runs and plugin tests call :func:`problem`. It compares only types and shapes, so that it is cheap enough for each
-batch.
+Runs and plugin tests call :func:`problem`. It compares only types and shapes, which is fast enough for each batch.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ def problem(plugin: Any, contract: type, hook: str, answer: Any, *given: Any) ->
     >>> problem(None, Method, "deviations", "none")
     'returned a str; expected list[str]'
     """
-    form, text = _annotated(contract, hook)
-    if form is not None and not _fits(answer, form):
-        return f"returned {_wrong_entry(answer, form) or described(answer)}; expected {text}"
+    annotation, text = _annotated(contract, hook)
+    if annotation is not None and not _fits(answer, annotation):
+        return f"returned {_wrong_entry(answer, annotation) or described(answer)}; expected {text}"
     if hook in ("before_round", "after_round"):
         state = getattr(given[0], "client", given[0]).state
         wrong = (
@@ -47,7 +46,7 @@ def problem(plugin: Any, contract: type, hook: str, answer: Any, *given: Any) ->
     if hook in SHAPES:
         expected = SHAPES[hook](plugin, *given)
         return "" if tuple(answer.shape) == expected else f"returned {described(answer)}; expected shape {expected}"
-    return OTHERS[hook](plugin, answer, *given) if hook in OTHERS else ""
+    return CHECKS[hook](plugin, answer, *given) if hook in CHECKS else ""
 
 
 def described(value: object) -> str:
@@ -73,10 +72,10 @@ def _annotated(contract: type, hook: str) -> tuple[Any, str]:
     return (None if "NDArray" in text else eval(text, names)), text
 
 
-def _fits(value: Any, form: Any) -> bool:
+def _fits(value: Any, annotation: Any) -> bool:
     """Whether a value has a type; for tuples, only the first element type is compared."""
-    kind, parts = get_origin(form), get_args(form)
-    if form is Any:
+    kind, parts = get_origin(annotation), get_args(annotation)
+    if annotation is Any:
         return True
     if kind is UnionType:
         return any(value is None if part is type(None) else _fits(value, part) for part in parts)
@@ -84,15 +83,15 @@ def _fits(value: Any, form: Any) -> bool:
         return isinstance(value, Mapping) and all(_fits(k, parts[0]) and _fits(v, parts[1]) for k, v in value.items())
     if kind in (list, tuple, Sequence):
         return isinstance(value, list | tuple) and all(_fits(part, parts[0]) for part in value)
-    return isinstance(value, kind or form)
+    return isinstance(value, kind or annotation)
 
 
-def _wrong_entry(value: Any, form: Any) -> str:
+def _wrong_entry(value: Any, annotation: Any) -> str:
     """The first entry of a mapping with a wrong type, such as ``a float as 'n'``; empty if there is none."""
-    if not isinstance(value, Mapping) or get_origin(form) not in (dict, Mapping):
+    if not isinstance(value, Mapping) or get_origin(annotation) not in (dict, Mapping):
         return ""
-    name_form, entry_form = get_args(form)
-    wrong = (k for k, entry in value.items() if not (_fits(k, name_form) and _fits(entry, entry_form)))
+    name_type, entry_type = get_args(annotation)
+    wrong = (k for k, entry in value.items() if not (_fits(k, name_type) and _fits(entry, entry_type)))
     return next((f"{described(value[name])} as {name!r}" for name in wrong), "")
 
 
@@ -142,8 +141,8 @@ def _build(_: object, module: Any, shape: object, classes: int) -> str:
     head = getattr(module, "classifier", None)
     if not callable(getattr(module, "features", None)):
         return "returned a module without features; add features(x), which returns (B, d)"
-    right = getattr(head, "out_features", None) == classes
-    return "" if right else f"returned a module with classifier {head}; expected torch.nn.Linear(d, {classes})"
+    valid = getattr(head, "out_features", None) == classes
+    return "" if valid else f"returned a module with classifier {head}; expected torch.nn.Linear(d, {classes})"
 
 
 def _load(_: object, data: Any, *__: Any) -> str:
@@ -160,7 +159,7 @@ SHAPES: dict[str, Callable[..., tuple[int, ...]]] = {
     "forward": lambda module, inputs: (len(inputs), module.classifier.out_features),
 }
 """Hooks that return one tensor, and a function of the plugin and the hook's arguments that gives its shape."""
-OTHERS: dict[str, Check] = {
+CHECKS: dict[str, Check] = {
     "stages": _stages,
     "terms": _terms,
     "loss": _loss,

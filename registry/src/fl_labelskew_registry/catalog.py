@@ -85,15 +85,15 @@ def misplaced(kind: Kind, name: str | None = None) -> list[str]:
     """
     lines = set()
     for entry in {point for distribution in distributions() for point in distribution.entry_points}:
-        ours, _, group = entry.group.partition(".")
-        known = ours == "fl_labelskew" and group in get_args(Kind)
-        if known or ours.lower().replace("-", "").replace("_", "") != "fllabelskew" or name not in (None, entry.name):
+        prefix, _, group = entry.group.partition(".")
+        known = prefix == "fl_labelskew" and group in get_args(Kind)
+        if known or prefix.lower().replace("-", "").replace("_", "") != "fllabelskew" or name not in (None, entry.name):
             continue
-        meant = get_close_matches(group.lower(), get_args(Kind), n=1) or list(get_args(Kind))
-        if name is not None or kind in meant:
+        guesses = get_close_matches(group.lower(), get_args(Kind), n=1) or list(get_args(Kind))
+        if name is not None or kind in guesses:
             lines.add(
                 f"{_distribution(entry)} registers '{entry.name}' in the group {entry.group}, which does not exist; "
-                f"use {' or '.join(f'fl_labelskew.{guess}' for guess in meant)}"
+                f"use {' or '.join(f'fl_labelskew.{guess}' for guess in guesses)}"
             )
     return sorted(lines)
 
@@ -102,8 +102,7 @@ def load(kind: Kind, name: str) -> Any:
     """The class registered under ``name``.
 
     Raises:
-        PluginError: unknown or ambiguous name, failed import, or violated contract, such as a misspelt hook. The
-            message names the distribution.
+        PluginError: unknown or ambiguous name, failed import, or violated contract; the message names the distribution.
     """
     by_name: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries(kind):
@@ -151,8 +150,8 @@ def _misspelt(plugin: type, contract: type) -> str:
     for name, value in defined.items():
         if name.startswith("_") or name in members or isinstance(value, type | property):
             continue
-        alike = [member for member, hook in members.items() if hook == callable(getattr(plugin, name))]
-        close = get_close_matches(name.lower(), alike, n=1, cutoff=0.8)
+        candidates = [member for member, hook in members.items() if hook == callable(getattr(plugin, name))]
+        close = get_close_matches(name.lower(), candidates, n=1, cutoff=0.8)
         if close and close[0] not in defined:
             what = "hook" if members[close[0]] else "attribute"
             return (
@@ -170,16 +169,16 @@ def _incompatible(plugin: type, contract: type) -> str:
             continue
         if not callable(getattr(plugin, name)):
             return f"{name} must be a method of the class, got {type(value).__name__}"
-        called = list(inspect.signature(hook).parameters.values())[1:]
-        by_name = {parameter.name: None for parameter in called if parameter.kind is parameter.KEYWORD_ONLY}
+        parameters = list(inspect.signature(hook).parameters.values())[1:]
+        by_name = {parameter.name: None for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
         try:
             signature = inspect.signature(value.__get__(object(), plugin) if hasattr(value, "__get__") else value)
         except ValueError:  # not written in Python
             continue
         try:
-            signature.bind(*[None] * (len(called) - len(by_name)), **by_name)
+            signature.bind(*[None] * (len(parameters) - len(by_name)), **by_name)
         except TypeError:
-            expected = ", ".join(parameter.name for parameter in called)
+            expected = ", ".join(parameter.name for parameter in parameters)
             return f"{name} must accept ({expected}), but its signature is ({', '.join(signature.parameters)})"
     return ""
 

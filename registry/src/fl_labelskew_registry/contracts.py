@@ -1,6 +1,6 @@
 """Contracts of methods and optimisers, and the objects that their hooks receive.
 
-At run time this module imports neither torch, numpy nor fedml; the type annotations are for readers and type checkers.
+At run time this module imports neither torch, numpy nor fedml; the annotations are for readers and type checkers.
 Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``K`` clients.
 """
 
@@ -31,7 +31,7 @@ class Federation:
 
     Args:
         num_clients: ``K``.
-        clients_per_round: clients selected per round; ``clients_per_round / num_clients`` is ``Q``.
+        clients_per_round: clients per round; ``clients_per_round / num_clients`` is ``Q``.
         rounds: ``T``.
         epochs: local epochs ``E``.
         num_classes: ``C``.
@@ -72,8 +72,8 @@ class ClientView:
     """One client in one round, as a method sees it.
 
     Args:
-        id: number of the client, ``0 .. K-1``.
-        round: number of the round, from 0.
+        id: ``0 .. K-1``.
+        round: from 0.
         counts: ``(C,)`` int64, training samples per class, ``n_c``.
         shared: tensors that the server sent with the model (see :meth:`Method.combine`).
         state: private tensors that stay with this client between rounds; a method may replace entries.
@@ -83,13 +83,12 @@ class ClientView:
         times_selected: number of rounds that selected this client, including this one.
         federation: facts about the run.
         stage: name of the current stage of training.
-        model: the local network, with ``features(x)`` and ``classifier``. Changes made by a hook are undone after the
-            client's round, except changes of the uploaded weights.
-        frozen: returns a frozen network in eval mode with the given state dict; each call makes a new one, valid for
-            the rest of the round.
-        fresh: state dict of a second, freshly initialised network; identical at each call, in every round and client.
-        features: training features and labels of this client under the current weights, in eval mode:
-            ``features() -> (N_k, d), (N_k,)``. Each call passes over the client's data.
+        model: the local network, with ``features(x)`` and ``classifier``. After the round, changes by a hook are
+            undone, except those of the uploaded weights.
+        frozen: returns a new frozen network in eval mode with the given state dict, valid for the rest of the round.
+        fresh: state dict of a second, freshly initialised network, identical in every round and client.
+        features: ``features() -> (N_k, d), (N_k,)``, training features and labels under the current weights, in eval
+            mode; each call passes over the client's data.
         scratch: the method's own values for the rest of this round.
         sends: whether :meth:`Method.contribute` is called and its tensors leave this client.
     """
@@ -130,11 +129,11 @@ class Batch:
     """One batch of training.
 
     Args:
-        inputs: ``(B, ...)`` normalised inputs.
+        inputs: ``(B, ...)``, normalised.
         features: ``(B, d)``.
         logits: ``(B, C)``.
         labels: ``(B,)`` int64.
-        last_epoch: whether this batch belongs to the client's last local epoch of the round.
+        last_epoch: whether this is the client's last local epoch of the round.
     """
 
     inputs: Tensor
@@ -157,10 +156,10 @@ class Total:
     """Sum of the tensors that clients sent in addition to their weights.
 
     Args:
-        tensors: sums over the clients, by name, without names that no client sent. With secure aggregation they are
-            float32, in steps of 1e-6.
+        tensors: sums by name, without names that no client sent. With secure aggregation they are float32, in steps of
+            1e-6.
         clients: number of uploads of the round, or of openings.
-        round: number of the round, from 0; also 0 for the opening.
+        round: from 0; also 0 for the opening.
         contributions: the tensors of each client, by ascending id, if the method is ``individual``; otherwise empty.
     """
 
@@ -173,20 +172,18 @@ class Total:
 class Method(Plugin):
     """A label-skew method. Every hook has a neutral default: without overrides, this class is FedAvg.
 
-    Attributes of subclasses:
-
     - ``Params``: a frozen pydantic model with ranges, defaults and help texts; ``paper``: its reference.
-    - ``aggregation``: weights of the uploads, if not by samples; ``aggregation_key``: the parameter that chooses them.
+    - ``aggregation``: weights of the uploads; ``aggregation_key``: the parameter that chooses them, if any.
     - ``silo_choices``: parameters that a silo may set for itself, such as the noise on its counts.
-    - ``sends``: the kind of each tensor of an opening or a contribution, by name: ``prototypes`` (features or outputs
-      of a class) or ``counts`` (samples of a class). The policies of silos use it; they treat other names as ``other``.
-    - ``individual``: the method needs the tensors of each client, not only their sum; it cannot use secure aggregation.
-    - ``uses_rounds``: a round depends on ``federation.rounds``; the run cannot be resumed for more rounds.
+    - ``sends``: the kind of each tensor of an opening or a contribution, by name, for the policies of silos:
+      ``prototypes`` (features or outputs of a class) or ``counts`` (samples of a class); otherwise ``other``.
+    - ``individual``: needs the tensors of each client, not only their sum; excludes secure aggregation.
+    - ``uses_rounds``: rounds depend on ``federation.rounds``; the run cannot be resumed for more rounds.
     - ``combines``: the loss accepts logits that other methods have calibrated.
-    - ``corrects``: what the calibration corrects for; two methods that correct for the same thing cannot be combined.
+    - ``corrects``: purpose of the calibration; methods with the same purpose cannot be combined.
 
     A method that only changes logits overrides only :meth:`calibrate`; one that adds to the loss overrides
-    :meth:`terms`. One object serves all clients, so data of a client belong in its view: a hook that sets an attribute
+    :meth:`terms`. One object serves all clients, so a client's data belong in its view: a hook that sets an attribute
     of the object stops the run.
     """
 
@@ -244,10 +241,7 @@ class Method(Plugin):
         return {}
 
     def opening(self, client: ClientView) -> Tensors:
-        """Client, once before round 0, for every client: tensors to be summed for :meth:`open`; default: none.
-
-        :meth:`opening_shapes` must announce them.
-        """
+        """Client, once before round 0, for every client: tensors to be summed for :meth:`open`; default: none."""
         return {}
 
     def open(self, total: Total) -> Tensors:
@@ -257,9 +251,9 @@ class Method(Plugin):
     def shared_modules(self, federation: Federation) -> Mapping[str, nn.Module]:
         """Modules that are trained, uploaded and averaged like the network, such as a projection head.
 
-        Every process that builds the network calls this hook, with the same seed of torch's generator. It may use
-        ``num_features`` and ``num_classes``. Clients get the modules from :meth:`ClientView.modules`. Checkpoints
-        contain them; the model of a finished run does not, because its logits do not depend on them.
+        Every process that builds the network calls this hook, with the same seed of torch's generator and with valid
+        ``num_features`` and ``num_classes``. Clients use :meth:`ClientView.modules`. Checkpoints contain the modules,
+        the model of a finished run does not: its logits do not depend on them.
         """
         return {}
 
@@ -294,10 +288,9 @@ class Method(Plugin):
         return {"cross_entropy": cross_entropy(calibrated, batch.labels), **self.terms(batch, client)}
 
     def contribute(self, client: ClientView) -> Tensors:
-        """Client, after local training: tensors to be summed. Override it only if the method sends tensors.
+        """Client, after local training: tensors to be summed, announced by :meth:`contribution_shapes`; default: none.
 
-        Return sums over samples, for example feature sums and sample counts per class. Means would be added up
-        unweighted. :meth:`contribution_shapes` must announce the tensors.
+        Return sums over samples, such as feature sums and sample counts per class: means would be added up unweighted.
         """
         return {}
 
@@ -335,16 +328,16 @@ class LocalWork:
     """A client's local training of one round up to its upload, as an :class:`Optimizer` sees it.
 
     Args:
-        client: the client. ``shared``, ``state`` and ``scratch`` are the optimiser's, separate from the method's.
+        client: ``shared``, ``state`` and ``scratch`` are the optimiser's, separate from the method's.
         start: the server's parameters, by name.
         learning_rate: of this round.
         momentum: of local SGD.
-        weight_decay: of the local optimiser, which adds ``weight_decay`` times the weights to each gradient.
+        weight_decay: factor of the weights that the local optimiser adds to each gradient.
         loss: the method's loss of the current batch in a network from ``client.frozen``, with its gradient. Dropout,
             the mode of batch norm and the method's draws equal those of the step.
-        gradient: gradient of the objective (the method's loss plus weight decay) under the current weights, by name:
-            the sample-weighted mean over the batches of the round's first epoch. Each call passes over the client's
-            data, in eval mode.
+        gradient: gradient of the method's loss plus weight decay under the current weights, by name: the
+            sample-weighted mean over the batches of the round's first epoch, in eval mode. Each call passes over the
+            client's data.
         steps: steps of local SGD so far.
     """
 
@@ -383,7 +376,7 @@ class Aggregated:
         shared: tensors to send with the next model; entries may be replaced.
         memory: tensors that stay on the server; entries may be replaced.
         federation: facts about the run.
-        whole: if ``mean`` weighs rows of the classifier by class: these tensors, averaged with the uploads' weights.
+        whole: if ``mean`` weights rows of the classifier by class: these tensors, averaged with the uploads' weights.
     """
 
     old: Tensors
@@ -408,13 +401,13 @@ class Optimizer(Plugin):
     """Optimisation of the federation, independent of its method: corrections of local gradients, and the server's step.
 
     Every hook has a neutral default: without overrides, this class is FedAvg. The method never sees the tensors that an
-    optimiser sends, shares or keeps. Attributes of subclasses:
+    optimiser sends, shares or keeps.
 
     - ``aggregation``: weights of the uploads; None: those of the method.
     - ``client_optimizers``: supported local optimisers; ``local_momentum``: whether these may have momentum.
     - ``changes_upload``: the upload is not a trained model.
-    - ``sends_change``: uploads contain changes since the start of the round instead of trained parameters, for changes
-      that rounding to float32 weights would lose.
+    - ``sends_change``: uploads contain changes since the start of the round instead of parameters, if float32 weights
+      would round them too coarsely.
     - ``uses_rounds``: as in :class:`Method`.
     """
 

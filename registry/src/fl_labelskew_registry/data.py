@@ -1,6 +1,6 @@
 """Contracts of partitioners, data sets and networks, and the data that they exchange.
 
-At run time this module imports neither torch, numpy nor fedml; the type annotations are for readers and type checkers.
+At run time this module imports neither torch, numpy nor fedml; the annotations are for readers and type checkers.
 Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``K`` clients, ``N`` samples.
 """
 
@@ -49,10 +49,9 @@ class Images:
 
     Args:
         files: paths of the ``N`` samples.
-        size: ``(C, H, W)`` of a sample as input of the network.
-        read: decodes a file to ``(C, H, W)`` uint8; if its second argument is true, it augments the image with draws of
-            torch's generator. It must be picklable, because other processes call it. Raises LabelSkewError if the file
-            is not a valid image.
+        size: ``(C, H, W)`` of a sample.
+        read: decodes a file to ``(C, H, W)`` uint8; if its second argument is true, augmented with draws of torch's
+            generator. Picklable, because other processes call it. Raises LabelSkewError for an invalid image.
     """
 
     files: Sequence[str]
@@ -93,11 +92,11 @@ class Data:
         train: training part.
         test: global test part.
         class_names: names of the ``C`` classes.
-        mean: per channel (first axis of a sample), for ``x`` scaled to 0..1 if ``x`` is uint8; empty if samples must
-            not be normalised, for example indices of characters.
+        mean: per channel (first axis of a sample), for ``x`` scaled to 0..1 if ``x`` is uint8; empty: do not normalise,
+            for example indices of characters.
         std: per channel, like ``mean``.
         notes: text files to store with a run's results, by name, for example a drawn split.
-        group_names: name of each number in ``groups``, for example hospitals; empty: no names.
+        group_names: names of the numbers in ``groups``, for example hospitals; empty: no names.
         fingerprint: identifies these samples independently of the seed; empty: computed from both parts. Required if
             the seed decides the parts.
     """
@@ -116,8 +115,8 @@ class Dataset(Plugin):
     """Reads or generates a data set.
 
     ``default_dir`` is its default folder; ``source`` states the origin and size of its files. ``picture_keys`` are the
-    parameters that :meth:`picture` depends on. Model files store them, so that a model can be used on new images; empty
-    if samples do not come from image files.
+    parameters that :meth:`picture` depends on, which model files store for use on new images; empty if samples do not
+    come from image files.
     """
 
     default_dir: ClassVar[str | None] = None
@@ -147,7 +146,7 @@ class Dataset(Plugin):
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Like :meth:`load`, but without a split: if :meth:`splits_off` is true, one part contains all samples.
 
-        Override it together with :meth:`splits_off`: a model may be tested on data that are too few to split.
+        Override it together with :meth:`splits_off`: test data may be too few to split.
         """
         return self.load(data_dir, download=download, seed=seed)
 

@@ -18,10 +18,10 @@ class TrackedRun:
 
     Args:
         id: 16 letters that identify this run, also after it is resumed.
-        folder: folder of the run. Its name is the run's name; a tracker may store files there.
+        folder: folder of the run, named like it; a tracker may store files there.
         parameters: the recipe with every default, ``section.key`` to its value; lists are JSON text, None is ``null``.
-        earlier: lines of all completed rounds, in order, as passed to :meth:`Tracker.on_round`. Reports of later rounds
-            that preceded a resume are void.
+        earlier: lines of all completed rounds, in order, as passed to :meth:`Tracker.on_round`; reports of later rounds
+            before a resume are void.
     """
 
     id: str
