@@ -47,7 +47,7 @@ class FedOpt(Optimizer):
 
     def deviations(self) -> list[str]:
         """Mention torch's optimisers and the method's weights of the uploads."""
-        lines = ["uploads are weighed as the method has it; algorithm 2 prints 1/|S|"]
+        lines = ["uploads have the method's weights; algorithm 2 prints 1/|S|"]
         if self.params.server_optimizer != "sgd":
             lines += ["the server's optimiser is torch's: bias correction, and an epsilon unlike algorithm 2"]
         return lines

@@ -253,7 +253,7 @@ def test_an_exception_is_a_line_and_the_authors_frames_in_their_order():
         (__file__, "helper", """raise ValueError("two\\nlines" if values is None else "torch's")"""),
     ]
     shown = caught.value.shown().splitlines()
-    assert shown[0] == f"error: {caught.value}; the frames below are of its own code"
+    assert shown[0] == f"error: {caught.value}; traceback of its own code:"
     assert shown[1:] == caught.value.frames.splitlines()
 
 

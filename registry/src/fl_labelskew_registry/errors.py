@@ -19,7 +19,7 @@ class LabelSkewError(Exception):
         """Text for the command line: a line for each mistake, and the frames."""
         lines = self.mistakes if isinstance(self, MistakesError) else [" ".join(str(self).split())]
         text = "\n".join(f"error: {line}" for line in lines)
-        return f"{text}; the frames below are of its own code\n{self.frames}" if self.frames else text
+        return f"{text}; traceback of its own code:\n{self.frames}" if self.frames else text
 
 
 class MistakesError(LabelSkewError):
