@@ -156,14 +156,14 @@ class Combined(Method):
             part.calibrate = self.calibrate  # type: ignore[method-assign]  # inside its own loss and terms
 
     def uses(self, *hooks: str) -> bool:
-        """Whether a part has any of these hooks and the combination calls it."""
+        """Whether the combination calls any of these hooks of a part."""
         carried = [hook for hook in hooks if hook not in vars(Combined)]
         own = [hook for hook in hooks if hook in vars(Combined)]
         carrier_uses = self.carrier is not None and self.carrier.uses(*carried)
         return carrier_uses or any(part.uses(*own) for part in self.parts.values())
 
     def calibrate(self, logits: Tensor, client: Any) -> Tensor:
-        """All calibrations in sequence; in stages after the upload, only the carrier's, for the client's own model."""
+        """All calibrations in sequence; after the upload only the carrier's, for the client's own model."""
         client = getattr(client, "whole", client)
         if self._calibrate_of_carrier is not None and self._uploaded(client):
             return self._calibrate_of_carrier(logits, client)

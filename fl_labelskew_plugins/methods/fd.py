@@ -36,7 +36,7 @@ def distillation(logits: Tensor, labels: Tensor, teacher: Tensor, known: Tensor)
     A sample with an unknown label counts 0.
 
     Args:
-        logits: ``(B, C)``; lower precision than float32 is computed in float32.
+        logits: ``(B, C)``, computed in at least float32.
         labels: ``(B,)`` int64.
         teacher: ``(C, C)``, mean output for each label.
         known: ``(C,)`` bool, labels with a mean output.
@@ -122,7 +122,7 @@ class FD(Method):
         return {"distillation": self.params.gamma * distillation(batch.logits, batch.labels, teacher, known)}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Mean output per label, and which labels the client has."""
+        """Mean output per label, and the client's labels."""
         classes = federation.num_classes
         return {} if self.params.gamma == 0 else {"outputs": (classes, classes), "held": (classes,)}
 
@@ -134,7 +134,7 @@ class FD(Method):
         return {"outputs": sums / counts.clamp(min=1)[:, None], "held": (counts > 0).long()}
 
     def after_round(self, client: ClientView) -> None:
-        """Keep the sent means and their round, to subtract them from the next teacher."""
+        """Keep the sent means, to subtract them from the next teacher."""
         if client.sends and (sent := self.contribute(client)):
             client.state.update({name: tensor.to("cpu", copy=True) for name, tensor in sent.items()})
             client.state["round"] = torch.tensor(client.round)
@@ -148,6 +148,6 @@ class FD(Method):
         return {**rest, "total": outputs, "senders": held, "round": torch.tensor(total.round)}
 
     def deviations(self) -> list[str]:
-        """Mention the averaged weights, which published FD does not have."""
+        """Averaged weights, which published FD does not have."""
         line = "weights are averaged in addition to outputs; in the paper clients send only outputs"
         return [line] if self.params.gamma > 0 else []

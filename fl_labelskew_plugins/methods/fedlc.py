@@ -34,7 +34,7 @@ def calibrated_logits(logits: Tensor, counts: Tensor, *, tau: float, missing: Mi
 
     Args:
         logits: ``(B, C)``.
-        counts: ``(C,)``, the client's own training samples per class, integers or floats.
+        counts: ``(C,)``, the client's training samples per class, integers or floats.
         tau: strength of the margins; 0 adds none.
         missing: ``one`` counts a class without samples as one sample; ``mask`` sets its logit to minus infinity.
 
@@ -122,7 +122,7 @@ class FedLC(Method):
         return {"cross_entropy": others_cross_entropy(self.calibrate(batch.logits, client), batch.labels)}
 
     def deviations(self) -> list[str]:
-        """Differences between the chosen options and the printed formula."""
+        """Differences from the printed formula."""
         p, lines = self.params, []
         if p.denominator == "full":
             lines.append("denominator: full keeps the label's own term in the softmax (theorem 3); eq. 5 and 7 omit it")

@@ -64,7 +64,7 @@ def intra_class_loss(
     derivative).
 
     Args:
-        features: ``(B, d)``; lower precision than float32 is computed in float32.
+        features: ``(B, d)``, computed in at least float32.
         labels: ``(B,)`` int64.
         scale: ``code`` or ``paper``.
         eps: added to the unbiased variance, for constant dimensions; the default is the authors'.
@@ -129,7 +129,7 @@ def inter_class_loss(
     loss is 0. The same pass computes the gradient, with respect to ``features`` only.
 
     Args:
-        features: ``(B, d)``; lower precision than float32 is computed in float32.
+        features: ``(B, d)``, computed in at least float32.
         labels: ``(B,)`` int64.
         prototypes: ``(C, d)``.
         known: ``(C,)`` bool, classes with a prototype.
@@ -209,11 +209,11 @@ class FedMR(Method):
 
     @property
     def inter(self) -> bool:
-        """Whether the inter-class loss is on; only this loss uses prototypes (eq. 4)."""
+        """Whether the inter-class loss, the only user of prototypes, is on (eq. 4)."""
         return bool(self.params.mu2 > 0 and self.params.lite != 0)
 
     def shares(self, client: ClientView) -> bool:
-        """Whether this client submits prototypes: a random set of clients, fixed for the run (table 5)."""
+        """Whether this client is in the random, constant set of clients that submit prototypes (table 5)."""
         fraction, run = self.params.share_prototypes, client.federation
         if fraction >= 1 or not self.inter:
             return self.inter
@@ -226,7 +226,7 @@ class FedMR(Method):
             client.scratch["fedmr.sums"] = None
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Both terms of equation 5; the inter-class term requires prototypes, which exist from round 2 on."""
+        """Both terms of equation 5; the inter-class term needs prototypes."""
         p, terms = self.params, {}
         if batch.last_epoch and "fedmr.sums" in client.scratch:
             sums = class_sums(batch.features.detach(), batch.labels, len(client.counts))
@@ -255,11 +255,11 @@ class FedMR(Method):
         )
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Sums of features and of samples per class, if prototypes are used."""
+        """Shapes of the class sums, if prototypes are used."""
         return sum_shapes(federation) if self.inter else {}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
-        """Sum of the features and number of samples per class."""
+        """Feature sum and number of samples per class."""
         if not self.shares(client):
             return {}
         if self.params.prototypes == "after":
@@ -274,7 +274,7 @@ class FedMR(Method):
         return global_prototypes(total, shared)
 
     def deviations(self) -> list[str]:
-        """Differences between the chosen options and the printed equations."""
+        """Differences from the printed equations."""
         lines = []
         if self.params.scale == "code" and self.params.mu1 > 0:
             lines.append("scale: code is the intra-class loss of the authors' code, not eq. 3 as printed")

@@ -51,7 +51,7 @@ def prototype_contrast(
     .. math:: \ell_n = -\log \frac{\exp(\cos(z_n, g_{y_n}) / \tau)}{\sum_{c \text{ known}} \exp(\cos(z_n, g_c) / \tau)}
 
     Args:
-        features: ``(B, d)``; lower precision than float32 is computed in float32.
+        features: ``(B, d)``, computed in at least float32.
         labels: ``(B,)`` int64.
         prototypes: ``(C, d)``.
         known: ``(C,)`` bool, classes with a prototype.
@@ -105,7 +105,7 @@ class FedProc(Method):
     sends: ClassVar[Mapping[str, str]] = {"sums": "prototypes", "counts": "counts"}
 
     def additive(self) -> bool:
-        """Whether the weight is constant; the linear schedule changes the weight of the cross-entropy."""
+        """Whether the weight of the cross-entropy is constant."""
         return bool(self.params.schedule == "constant" or self.params.mu == 0)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
@@ -131,11 +131,11 @@ class FedProc(Method):
         return {"cross_entropy": weighted, **self.terms(batch, client)}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Sums of features and of samples per class, if prototypes are used."""
+        """Shapes of the class sums, if prototypes are used."""
         return sum_shapes(federation) if self.params.mu > 0 else {}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
-        """Sum of the features under the final weights and number of samples per class."""
+        """Feature sum and number of samples per class."""
         return own_sums(client) if self.params.mu > 0 else {}
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

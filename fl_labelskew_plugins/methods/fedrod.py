@@ -43,7 +43,7 @@ def balanced_logits(logits: Tensor, counts: Tensor, *, gamma: float = 1.0, missi
 
     Args:
         logits: ``(B, C)``.
-        counts: ``(C,)``, the client's own training samples per class.
+        counts: ``(C,)``, the client's training samples per class.
         gamma: strength; 1 is balanced softmax, 0 adds nothing.
         missing: ``one`` counts a class without samples as one sample; ``mask`` sets its logit to minus infinity.
 
@@ -87,7 +87,7 @@ class FedRoD(Method):
     corrects = "class counts"
 
     def before_round(self, client: ClientView) -> None:
-        """Load the private head of the client's last round, or zeros."""
+        """Load the private head, or zeros."""
         if self.params.private == 0 or client.model is None:
             return
         generic = cast("nn.Linear", client.model.classifier)
@@ -117,7 +117,7 @@ class FedRoD(Method):
         return {**terms, "private": self.params.private * cross_entropy(both, batch.labels)}
 
     def after_round(self, client: ClientView) -> None:
-        """Keep the private head, and the network with both heads merged."""
+        """Keep the private head, and the network with merged heads."""
         if HEAD not in client.scratch or client.model is None:
             return
         head = client.scratch[HEAD].state_dict()
@@ -136,5 +136,5 @@ class FedRoD(Method):
         return logits
 
     def personalised(self, state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """The client's own network after its last round, with both heads merged."""
+        """The client's last network with merged heads."""
         return private_model(state, MODEL)

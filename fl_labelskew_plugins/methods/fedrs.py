@@ -162,7 +162,7 @@ class FedRS(Method):
         return {"privacy": {"epsilon": epsilon, "delta": delta, "holds_for": "one upload of one client in one round"}}
 
     def deviations(self) -> list[str]:
-        """Mention options that eq. 8 does not have."""
+        """Options that eq. 8 does not have."""
         if self.params.scaling == "proportional":
             return ["scaling: proportional scales rare observed classes too (authors' code); eq. 8 uses an indicator"]
         return []

@@ -95,7 +95,7 @@ def shifted_logits(logits: Tensor, counts: Tensor, prior: Tensor, *, smoothing: 
 
     Args:
         logits: ``(B, C)``.
-        counts: ``(C,)``, the client's own training samples of each class.
+        counts: ``(C,)``, the client's training samples per class.
         prior: ``(C,)``, from :func:`global_prior` with the same smoothing.
         smoothing: ``a`` above 0: a number, or a tensor of shape ``()`` or ``(1,)``.
 
@@ -153,7 +153,7 @@ def counts_epsilon(scale: float) -> float:
 
 
 class PriorParams(params.Params):
-    """Options of label distributions: smoothing, and noise on the revealed counts."""
+    """Smoothing of label distributions, and noise on revealed counts."""
 
     smoothing: float = Field(1.0, gt=0, description="a, in samples, added to each class of each client's histogram")
     smoothing_fraction: float | None = Field(
@@ -171,7 +171,7 @@ class PriorParams(params.Params):
 
 
 class KnownPrior(Method):
-    """Base of FedShift and reweighting: all clients receive the global prior after an opening exchange."""
+    """Base of FedShift and reweighting: an opening exchange gives all clients the global prior."""
 
     corrects = "class counts"
     silo_choices = ("count_noise", "count_noise_type")
@@ -190,7 +190,7 @@ class KnownPrior(Method):
         return {"smoothed": (federation.num_classes,)}
 
     def opening(self, client: ClientView) -> dict[str, Tensor]:
-        """The smoothed class counts, for the prior; noise, if any, is drawn once per run."""
+        """Smoothed class counts; noise, if any, is drawn once per run."""
         p, counts = self.params, client.counts
         if p.count_noise > 0:
             counts = noisy_counts(counts, scale=p.count_noise, noise=p.count_noise_type, generator=noise_of(client))
@@ -201,7 +201,7 @@ class KnownPrior(Method):
         return {"prior": global_prior(total.tensors["smoothed"].clamp(min=0))}
 
     def report(self, federation: Federation) -> dict[str, Any]:
-        """The privacy bound of the counts that clients reveal."""
+        """Privacy bound of the revealed counts."""
         p = self.params
         if p.count_noise == 0 or p.count_noise_type != "laplace":
             return {}
@@ -209,7 +209,7 @@ class KnownPrior(Method):
         return {"privacy": {"epsilon": counts_epsilon(p.count_noise), "delta": 0.0, "holds_for": scope}}
 
     def deviations(self) -> list[str]:
-        """Mention noise, which the paper does not have."""
+        """Noise, which the paper does not have."""
         return ["count_noise: the prior comes from noisy class counts"] if self.params.count_noise > 0 else []
 
 
@@ -248,13 +248,13 @@ class FedShift(KnownPrior):
             self.aggregation = "samples"
 
     def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
-        """Equation 4; the client's own counts are always without noise."""
+        """Equation 4; the client's own counts have no noise."""
         counts = on_device(client, "counts", client.counts, logits.device)
         prior = on_device(client, "prior", client.shared["prior"], logits.device)
         return shifted_logits(logits, counts, prior, smoothing=self.smoothing_of(counts))
 
     def deviations(self) -> list[str]:
-        """Mention options that algorithm 1 does not have."""
+        """Options that algorithm 1 does not have."""
         lines = super().deviations()
         if self.params.denominator == "participants":
             lines.append(

@@ -7,9 +7,10 @@ private model.
 
 The paper was not available to us, so no equation numbers are given. As in public code of FedRS's first author, the gate
 is linear in the general model's features and starts at one half, the private network starts as another random network,
-the same for all clients, and ``mixture: logits`` mixes logits. We take the paper's gate to be linear in the input. With
-``private_start: general``, both networks stay equal in a client's first round and the gate, whose gradient is their
-difference, does not change. For the paper's noise on the general model's gradients, use the host's ``dp_args``.
+the same for all clients, and ``mixture: logits`` mixes logits (that code adds the same loss twice). We take the paper's
+gate to be linear in the input. With ``private_start: general``, both networks stay equal in a client's first round and
+the gate, whose gradient is their difference, does not change. For the paper's noise on the general model's gradients,
+use the host's ``dp_args``.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class InheritedPrivateModel(Method):
         return float(default if self.params.lam is None else self.params.lam)
 
     def before_round(self, client: ClientView) -> None:
-        """Build the teacher; in a client's first round there is none."""
+        """Build the teacher, if the client has a private model."""
         state = self.personalised(client.state)
         if state is not None and client.frozen is not None and self.lam > 0:
             client.scratch[TEACHER] = client.frozen(state)
@@ -115,7 +115,7 @@ class InheritedPrivateModel(Method):
         return {"cross_entropy": (1 - self.lam) * terms["cross_entropy"], "transfer": self.lam * transfer}
 
     def after_round(self, client: ClientView) -> None:
-        """Equation 10; integer buffers, such as batch normalisation's counter, come from the personalised model."""
+        """Equation 10; integer buffers, such as batch normalisation's counter, are the personalised model's."""
         if client.model is None:
             return
         run = client.federation
@@ -135,7 +135,7 @@ class InheritedPrivateModel(Method):
         keep_private(client, PREFIX, weights)
 
     def deviations(self) -> list[str]:
-        """State which of the paper's two counts is used."""
+        """The count in use, of the paper's two."""
         if self.params.mu0 == 0:
             return []
         if self.params.hpm_count == "text":
@@ -184,19 +184,19 @@ class MAP(InheritedPrivateModel):
     corrects = "missing classes"
 
     def stages(self, epochs: int) -> list[Stage]:
-        """Two halves; an odd epoch goes to the first, and a single epoch is split."""
+        """Two halves; the first gets an odd epoch, and a single epoch is split."""
         first = 0.5 if epochs == 1 else math.ceil(epochs / 2)
         return [Stage("aggregate", first), Stage("personalise", epochs - first, upload=False)]
 
     def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
-        """Equation 8 in the first stage; plain logits in the second."""
+        """Equation 8 in the first stage."""
         if client.stage == "personalise":
             return logits
         p, counts = self.params, on_device(client, "counts", client.counts, logits.device)
         return restricted_logits(logits, counts, alpha=p.alpha, min_count=p.min_count, scaling=p.scaling)
 
     def deviations(self) -> list[str]:
-        """Also mention options that eq. 8 does not have."""
+        """Also options that eq. 8 does not have."""
         lines = super().deviations()
         if self.params.scaling == "proportional":
             lines.append("scaling: proportional scales rare observed classes too; eq. 8 uses an indicator")

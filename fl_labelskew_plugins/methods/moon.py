@@ -2,10 +2,10 @@
 
 Q. Li, B. He, D. Song. CVPR 2021. https://arxiv.org/abs/2103.16257
 
-Equation 3 (model-contrastive loss), equation 4 (its sum with cross-entropy) and algorithm 1. In the paper ``mu`` is 5
-for CIFAR-10 and 1 elsewhere, in FedMR (tables 9 and 10) 1e-4 to 1. ``projection: mlp`` adds a projection head before
-the contrast only; in the paper the classifier follows it as well. Clients that join after round 1 have no contrast at
-first; in the authors' code they contrast with random weights.
+Equation 3 (model-contrastive loss), equation 4 (its sum with cross-entropy) and algorithm 1. The paper has temperature
+0.5, and ``mu`` 5 for CIFAR-10 and 1 elsewhere. ``projection: mlp`` adds a projection head only before the contrast; in
+the paper the classifier follows it as well. Clients that join after round 1 have no contrast at first; in the authors'
+code they contrast with random weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def model_contrast(features: Tensor, positive: Tensor, negative: Tensor, *, temp
         + e^{\cos(z_n, z^-_n) / \tau}}
 
     Args:
-        features: ``(B, d)`` of the trained model; lower precision than float32 is computed in float32.
+        features: ``(B, d)`` of the trained model, computed in at least float32.
         positive: ``(B, d)`` of the server's model.
         negative: ``(B, d)`` of the client's last model.
         temperature: tau.
@@ -82,14 +82,14 @@ class MOON(Method):
     paper = "Model-Contrastive Federated Learning, CVPR 2021, https://arxiv.org/abs/2103.16257"
 
     def shared_modules(self, federation: Federation) -> dict[str, nn.Module]:
-        """A projection head with the authors' sizes, averaged like the network."""
+        """A projection head with the authors' sizes."""
         if self.params.projection == "none" or self.params.mu == 0:
             return {}
         d = federation.num_features
         return {"projection": nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, 256))}
 
     def before_round(self, client: ClientView) -> None:
-        """Freeze the server's model and the client's last one, if there is one."""
+        """Freeze the server's model and the client's last one."""
         previous = private_model(client.state, PREFIX)
         if self.params.mu > 0 and previous is not None and client.frozen is not None and client.model is not None:
             client.scratch[TEACHERS] = client.frozen(client.model.state_dict()), client.frozen(previous)
@@ -106,7 +106,7 @@ class MOON(Method):
         return {"contrast": self.params.mu * contrast}
 
     def after_round(self, client: ClientView) -> None:
-        """Keep the client's final weights."""
+        """Keep the client's final weights, a private state as large as the model."""
         if self.params.mu > 0 and client.model is not None:
             keep_private(client, PREFIX, client.model.state_dict())
 

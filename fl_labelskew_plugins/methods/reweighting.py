@@ -29,7 +29,7 @@ def importance_weights(counts: Tensor, prior: Tensor, *, smoothing: float | Tens
     .. math:: w_c = P(c) / P_k(c)
 
     Args:
-        counts: ``(C,)``, the client's own training samples per class.
+        counts: ``(C,)``, the client's training samples per class.
         prior: ``(C,)``, from ``global_prior``, with the same smoothing.
         smoothing: ``a`` above 0: a number, or a tensor of shape ``()`` or ``(1,)``.
 
@@ -76,7 +76,7 @@ class Reweighting(KnownPrior):
     )
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Weighted cross-entropy; the client's own counts are always without noise."""
+        """Weighted cross-entropy; the client's own counts have no noise."""
         logits = full(self.calibrate(batch.logits, client))
         counts = on_device(client, "counts", client.counts, logits.device)
         prior = on_device(client, "prior", client.shared["prior"], logits.device).to(logits.dtype)

@@ -113,8 +113,8 @@ class SACNN(Network):
     """A CNN for bytes of network traffic with the numbers of FedRS's SACNN: 15,984 parameters, d = 256, 7 layers.
 
     FedRS's table 4 prints only these numbers, and the data are not public. The layout is ours: six convolutions of
-    kernel 3 along a row of at least 64 values (widths 8, 16, 16, 16, 32 and 128, max-pooling by 2 after all but the
-    last), averaged to two positions, and the classifier.
+    kernel 3 along at least 64 values (widths 8, 16, 16, 16, 32 and 128, max-pooling by 2 after all but the last),
+    averaged to two positions, and the classifier.
     """
 
     Params = params.Params

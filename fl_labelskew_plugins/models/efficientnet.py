@@ -15,9 +15,9 @@ from fl_labelskew_plugins.models.pretrained import AUTO, NONE, load_imagenet
 class EfficientNetB0(ImageNetwork):
     """Torchvision's EfficientNet-b0, for ISIC2019 in FLamby and FedMR: 4,007,548 parameters, d = 1280.
 
-    FedMR's table 3 prints 4.875 M numbers, and 0.005 M more for prototypes of 8 classes. ``features: 640`` gives
-    4,874,581 with running statistics and classifier, and 5,120 more; no other width gives both. The layer and its ReLU
-    are inferred from these numbers only: neither the paper nor FedMR's public code shows it.
+    FedMR's table 3 prints 4.875 M numbers, and 0.005 M more for prototypes of 8 classes. Only ``features: 640`` gives
+    both: 4,874,581 with running statistics and classifier, and 5,120. The layer and its ReLU are inferred from these
+    numbers; neither the paper nor FedMR's public code shows them.
     """
 
     name, smallest = "efficientnet_b0", 32

@@ -18,8 +18,7 @@ class ModuleNetwork(Network):
     """A user's module as a network: each build is a copy with the module's weights.
 
     A module with ``features(x)`` and a Linear ``classifier`` is used unchanged. Otherwise the last Linear layer with
-    one output per class is the classifier, and its inputs are the features; the module must return that layer's
-    outputs.
+    one output per class is the classifier, whose outputs the module must return, and its inputs are the features.
 
     Args:
         module: takes a batch ``(B, ...)`` and returns logits ``(B, C)``.
@@ -125,7 +124,7 @@ class Headed(nn.Module):
 
 
 def _any_logits(_: nn.Module, __: object, logits: torch.Tensor) -> torch.Tensor:
-    """Replace a layer's logits by random ones: its own may all be positive, which would hide a ReLU after it."""
+    """Random logits, because a layer's own may all be positive, which would hide a ReLU after it."""
     return torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
 
 

@@ -59,7 +59,7 @@ class FedDC(Optimizer):
         return parameters
 
     def before_round(self, work: LocalWork) -> None:
-        """``alpha h_k`` and ``(g_k - g) / (eta K)``, which are equal at every step."""
+        """``alpha h_k`` and ``(g_k - g) / (eta K)``, constant during the round."""
         client, alpha = work.client, self.params.feddc_alpha
         zeros = {name: torch.zeros_like(start) for name, start in work.start.items()}
         drift, mean = (
@@ -76,7 +76,7 @@ class FedDC(Optimizer):
         torch._foreach_add_(list(gradients.values()), [added[name] for name in gradients])
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Add the new drift to the upload; send the mean step with it."""
+        """Add the new drift to the upload, and send the mean step."""
         client = work.client
         moved = {name: upload[name] - start for name, start in work.start.items()}
         step = work.learning_rate * sum_of_coefficients(work)

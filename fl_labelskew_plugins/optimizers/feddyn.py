@@ -56,7 +56,7 @@ class FedDyn(Optimizer):
             torch._foreach_sub_(list(gradients.values()), [last[name] for name in gradients])
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Keep the client's new gradient; send nothing with the upload."""
+        """Keep the client's new gradient."""
         last = work.client.scratch["gradient"]
         for name, start in work.start.items():
             change = self.params.feddyn_alpha * (upload[name] - start)

@@ -44,7 +44,7 @@ class FedNova(Optimizer):
         return {"tau": ()}
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Replace the weights by the normalised change; send ``tau_k`` with it."""
+        """Replace the weights by the normalised change, and send ``tau_k``."""
         tau = sum_of_coefficients(work)
         for name, start in work.start.items():
             upload[name] = (upload[name] - start) / tau

@@ -46,14 +46,14 @@ class FedOpt(Optimizer):
     paper = "Adaptive Federated Optimization, ICLR 2021, https://arxiv.org/abs/2003.00295"
 
     def deviations(self) -> list[str]:
-        """Mention torch's optimisers and the method's weights of the uploads."""
+        """Torch's optimisers, and the method's weights."""
         lines = ["uploads have the method's weights; algorithm 2 prints 1/|S|"]
         if self.params.server_optimizer != "sgd":
             lines += ["the server's optimiser is torch's: bias correction, and an epsilon unlike algorithm 2"]
         return lines
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """One step of the server's optimiser; ``memory`` keeps its state under ``entry/parameter``."""
+        """One step of the server's optimiser; its state is in ``memory`` under ``entry/parameter``."""
         p = self.params
         weights = {name: round.old[name].clone().requires_grad_() for name in round.parameters}
         for name, weight in weights.items():

@@ -72,7 +72,7 @@ class Mime(Optimizer):
         return parameters
 
     def before_round(self, work: LocalWork) -> None:
-        """Compute the whole gradient at the server's weights, and keep a copy of the network there."""
+        """Compute the whole gradient at the server's weights, and copy the network."""
         client = work.client
         client.scratch["gradient"] = work.gradient()
         if client.shared:
@@ -81,7 +81,7 @@ class Mime(Optimizer):
             client.scratch["server_model"] = client.frozen(client.model.state_dict()).requires_grad_()
 
     def correct(self, work: LocalWork) -> None:
-        """Gradient of a local step, without the weight decay at ``y``, which local SGD adds in full."""
+        """Gradient of a local step; local SGD adds the weight decay at ``y``."""
         client, beta, decay = work.client, self.params.server_momentum, work.weight_decay
         names, gradients = zip(*work.gradients().items(), strict=True)
         server_model = client.scratch.get("server_model")
@@ -103,7 +103,7 @@ class Mime(Optimizer):
         return gradient
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """Update ``s``, share its part for the clients' steps, and return the mean of the uploads."""
+        """Update and share ``s``, and return the mean of the uploads."""
         new, beta = dict(round.mean), self.params.server_momentum
         for name in round.parameters:
             c = round.contributions[name]

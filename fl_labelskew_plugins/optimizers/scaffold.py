@@ -66,7 +66,7 @@ class SCAFFOLD(Optimizer):
         torch._foreach_add_(list(gradients.values()), [correction[name] for name in gradients])
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Line 12; send the change of the control variate with the upload (line 13)."""
+        """Line 12; send the change of the control variate (line 13)."""
         client = work.client
         variate, correction = client.scratch["variate"], client.scratch["correction"]
         step = work.learning_rate * sum_of_coefficients(work)

@@ -47,7 +47,7 @@ class Parts:
         return np.diff(self.ends, prepend=0)
 
     def counts(self, labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-        """Samples by client and class, ``(K, C)`` int64, from the ``labels`` ``(N,)`` of all samples."""
+        """Samples by client and class, ``(K, C)`` int64, from all ``labels`` ``(N,)``."""
         cells = np.repeat(np.arange(len(self)), self.sizes) * classes + labels[self.indices]
         return np.bincount(cells, minlength=len(self) * classes).reshape(len(self), classes)
 
@@ -73,7 +73,7 @@ class Clients:
     names: list[str]
 
     def record(self) -> str:
-        """JSON text of the partition for a run's folder, with one line per client."""
+        """JSON text of the partition, with one line per client."""
         parts = [f'"digest": {json.dumps(self.digest)}', f'"clients": {json.dumps(self.names)}']
         for name, table in (("counts", self.counts), ("test_counts", self.test_counts)):
             parts.append(f'"{name}": [\n' + ",\n".join(json.dumps(row.tolist()) for row in table) + "]")
@@ -81,7 +81,7 @@ class Clients:
 
     @property
     def groups(self) -> dict[int, str]:
-        """The clients' names by number, if these are names of groups; otherwise empty."""
+        """The clients' names by number, if they are groups' names; otherwise empty."""
         names = dict(enumerate(self.names))
         return {} if all(name == str(k) for k, name in names.items()) else names
 
@@ -141,7 +141,7 @@ def check_labels(part: str, labels: NDArray[np.int64], classes: int) -> None:
 
 
 def largest_remainder(total: int, weights: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``total`` items in proportion to integer ``weights`` ``(K,)``, exact; ties go to the lower index."""
+    """``total`` items in exact proportion to integer ``weights`` ``(K,)``; ties go to the lower index."""
     if not weights.any():
         return np.zeros_like(weights)
     whole, rest = np.divmod(total * weights, weights.sum())
@@ -171,7 +171,7 @@ def client_groups(groups: NDArray[np.int64], parts: Parts) -> NDArray[np.int64] 
 
 
 def of_groups(groups: NDArray[np.int64], clients: NDArray[np.int64]) -> Parts:
-    """The samples of clients that are whole groups, from the samples' ``groups`` ``(N,)`` and the clients' ``(K,)``."""
+    """Samples of clients that are whole groups, from ``groups`` ``(N,)`` of samples and ``(K,)`` of clients."""
     order = np.argsort(clients)
     positions = np.searchsorted(clients, groups, sorter=order).clip(max=len(clients) - 1)
     return Parts(np.where(clients[order][positions] == groups, order[positions], -1), len(clients))

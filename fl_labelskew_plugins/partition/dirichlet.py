@@ -26,9 +26,9 @@ def plain_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Gener
 def balanced_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Generator) -> Indices:
     """Samples by class and client ``(C, K)``, with client totals that differ by at most 1.
 
-    The target mix of client ``k`` is ``q_k ~ Dir(beta C p)``, with ``p`` the mix of the data. In each pass, every
-    client requests the samples that it still needs; a class with too many requests is shared in proportion to them. The
-    next pass uses the remaining classes. Finally, single samples go to clients by their largest mix.
+    The target mix of client ``k`` is ``q_k ~ Dir(beta C p)``, with ``p`` the mix of the data. In each pass, clients
+    request the samples that they still need from the remaining classes; an overdrawn class is shared in proportion to
+    the requests. Finally, single samples go to clients by their largest mix.
     """
     available = sizes.copy()
     alpha = beta * len(sizes) * sizes / sizes.sum()
@@ -121,7 +121,7 @@ def dirichlet(
 
 
 class Dirichlet(ByLabels):
-    """Each class dealt in proportions of a Dirichlet distribution: FedLC's D(beta)."""
+    """Each class divided in proportions of a Dirichlet distribution: FedLC's D(beta)."""
 
     class Params(Params):
         """Parameters of dirichlet."""

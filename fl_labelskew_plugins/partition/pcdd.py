@@ -19,7 +19,7 @@ from fl_labelskew_plugins.partition.base import ByLabels, Indices, PartitionSeed
 
 
 def deal_classes(classes: int, clients: int, per_client: int, rng: np.random.Generator) -> list[list[int]]:
-    """Classes of each client: in order until each is assigned once, then random, without repetition in a client."""
+    """Classes of each client: in order until each is assigned, then random, without repetition in a client."""
     starts = range(0, clients * per_client, per_client)
     held = [list(range(start, min(start + per_client, classes))) for start in starts]
     for client in held:
@@ -29,7 +29,7 @@ def deal_classes(classes: int, clients: int, per_client: int, rng: np.random.Gen
 
 
 def deal_niid_bench(classes: int, clients: int, per_client: int, rng: np.random.Generator) -> list[list[int]]:
-    """Classes of each client: client ``i`` gets class ``i mod classes``, then random ones, without repetition."""
+    """Classes of each client: ``i mod classes`` for client ``i``, then random, without repetition."""
     held = [[i % classes] for i in range(clients)]
     for client in held:
         while len(client) < per_client:
@@ -49,8 +49,8 @@ def pcdd(
 ) -> list[Indices]:
     """Assign ``classes_per_client`` classes to each client, by :func:`deal_classes` or :func:`deal_niid_bench`.
 
-    A class's samples are shuffled and split among its clients; sizes differ by at most 1. A class with fewer samples
-    than clients gives nothing to some of them. Classes without samples are not assigned.
+    A class's samples are shuffled and split evenly, up to 1 sample, among its clients, of which some may get none.
+    Classes without samples are not assigned.
 
     Raises:
         LabelSkewError: too few clients for all classes, too many classes per client, or a client without samples.

@@ -15,8 +15,7 @@ from fl_labelskew_plugins.partition.base import ByLabels, Indices, by_class, gat
 def quantity(labels: Indices, *, clients: int, sets_per_client: int, rng: np.random.Generator) -> list[Indices]:
     """Give each client ``a = sets_per_client`` sets.
 
-    Samples of one class are shuffled before the cut. Sets differ by at most one sample; a set across a border between
-    classes has samples of both.
+    Samples of one class are shuffled before the cut. Sets differ by at most one sample; one may span two classes.
 
     Raises:
         LabelSkewError: more sets than samples.

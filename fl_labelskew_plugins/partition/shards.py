@@ -22,11 +22,11 @@ def shards(
 ) -> list[Indices]:
     """Give each client ``shards_per_client`` shards; by default a class has ``K * shards_per_client / C``.
 
-    A class's samples are shuffled before they are cut; its shards differ by at most one sample. A client may get two
-    shards of one class, so it holds at most ``shards_per_client`` classes.
+    A class's samples are shuffled before they are cut evenly, up to one sample. A client may get two shards of one
+    class, so it holds at most ``shards_per_client`` classes.
 
     Raises:
-        LabelSkewError: the shards are not divisible, or a client is empty.
+        LabelSkewError: the number of shards does not match, or a client is empty.
     """
     classes, members = by_class("shards", labels, clients)
     total = clients * shards_per_client

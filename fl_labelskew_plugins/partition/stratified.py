@@ -20,8 +20,8 @@ def stratified(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sorted indices of the training and of the test samples, from their ``labels`` ``(N,)``, ``N > 0``.
 
-    Of each class, ``round(n_c * test_fraction)`` samples go to test, but at least one stays in training. With
-    ``groups`` ``(N,)``, each group is split separately.
+    ``round(n_c * test_fraction)`` samples of each class go to test, but at least one stays in training. With ``groups``
+    ``(N,)``, each group is split separately.
 
     Raises:
         LabelSkewError: the test part would be empty.
