@@ -223,8 +223,7 @@ def global_prototypes(total: Total, shared: Mapping[str, Tensor]) -> Mapping[str
 
     Args:
         total: sum of the clients' :func:`own_sums`, if any.
-        shared: the last ``prototypes`` ``(C, d)`` and ``known`` ``(C,)``, classes with a prototype; initially without
-            both.
+        shared: the last ``prototypes`` ``(C, d)`` and ``known`` ``(C,)``, classes with a prototype; initially neither.
 
     >>> from fl_labelskew_registry import Total
     >>> sums, counts = torch.tensor([[6.0], [0.0]]), torch.tensor([3, 0])

@@ -76,14 +76,12 @@ def without_own(total: Tensor, senders: Tensor, sent: Tensor, counted: Tensor) -
 class FD(Method):
     r"""Federated distillation of mean outputs, in addition to averaged weights.
 
-    Algorithm 1: the mean output ``F`` of the other clients for a label is the teacher for a client's outputs of that
-    label:
+    Algorithm 1: the mean output ``F`` of the other clients for a label is the teacher for a client's outputs:
 
     .. math::
         \mathcal{L} = \mathcal{L}_{ce} - \gamma \, \frac{1}{B} \sum_n \sum_c \sigma(\hat F_{y_n})_c \log \sigma(z_n)_c
 
-    A class that no other client holds has no teacher. ``gamma: 0`` is plain cross-entropy, bit for bit, and sends
-    nothing.
+    A class that no other client holds has no teacher. ``gamma: 0`` is plain cross-entropy, and sends nothing.
     """
 
     class Params(params.Params):

@@ -3,8 +3,8 @@
 H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agueera y Arcas. AISTATS 2017.
 https://arxiv.org/abs/1602.05629
 
-Algorithm 1: local SGD on plain cross-entropy, and the sample-weighted mean of the uploads. These are the defaults of
-every hook.
+Algorithm 1: local SGD on plain cross-entropy, and the sample-weighted mean of the uploads. These are the hooks'
+defaults.
 """
 
 from __future__ import annotations

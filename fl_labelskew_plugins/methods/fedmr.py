@@ -60,8 +60,7 @@ def intra_class_loss(
 
     ``Zhat_c``: features of class ``c`` minus their mean, divided by the root of their variance plus ``eps``. Classes
     with one sample in the batch are ignored. All classes share one ``(B, B)`` Gram matrix, whose norm equals that of
-    the ``(d, d)`` one. The same pass computes the gradient (that of batch normalisation per class, no second
-    derivative).
+    the ``(d, d)`` one. The same pass computes the gradient, without second derivative.
 
     Args:
         features: ``(B, d)``, computed in at least float32.

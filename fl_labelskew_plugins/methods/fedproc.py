@@ -82,8 +82,7 @@ class FedProc(Method):
         \alpha = \mu \, (1 - t / T), \quad
         \mathcal{L}_{con} = -\log \frac{\exp(\cos(h, g_y) / \tau)}{\sum_c \exp(\cos(h, g_c) / \tau)}
 
-    ``mu: 0`` is plain cross-entropy, bit for bit, and sends nothing. The first round has no prototypes, and only
-    cross-entropy.
+    ``mu: 0`` is plain cross-entropy, bit for bit, and sends nothing. The first round has only cross-entropy.
     """
 
     class Params(params.Params):

@@ -222,8 +222,7 @@ class FedShift(KnownPrior):
         \mathcal{L} = \text{CE}(z + s_k, y), \quad s_{k,c} = \ln \frac{P_k(c)}{P(c)}, \quad
         P(c) = \sum_k \frac{N_k}{N} P_k(c), \quad P_k(c) = \frac{n_{kc} + a}{N_k + a C}
 
-    Algorithm 1, line 9, weights uploads by the samples of **all** clients, so a round with few clients moves the model
-    less:
+    Algorithm 1, line 9, weights uploads by the samples of **all** clients, so partial rounds move the model less:
 
     .. math:: w^{t+1} = w^t + \sum_{k \in M_t} \frac{N_k}{N} (w_k^{t+1} - w^t)
 

@@ -2,8 +2,7 @@
 
 D. Peterson, P. Kanani, V. J. Marathe. NeurIPS workshop 2019. https://arxiv.org/abs/1912.06733
 
-The global test uses only the general model; a client's own evaluation uses its mixture. ``general_share = 1`` has no
-private model.
+The global test uses only the general model; a client's own evaluation uses its mixture.
 
 The paper was not available to us, so no equation numbers are given. As in public code of FedRS's first author, the gate
 is linear in the general model's features and starts at one half, the private network starts as another random network,
@@ -69,12 +68,11 @@ def mixed(general: Tensor, private: Tensor, score: Tensor, *, mixture: Mixture =
 class FLDA(Method):
     r"""A private model and a private gate in addition to the general model, which is uploaded and averaged.
 
-    The loss of their mixture, with the general model ``G``, the private model ``P`` and the gate ``a``, trains all
-    three:
+    The loss of their mixture trains the general model ``G``, the private model ``P`` and the gate ``a``:
 
     .. math:: \hat y = a(x) \, \hat y_G(x) + (1 - a(x)) \, \hat y_P(x), \quad a(x) = \sigma(v^\top h + b)
 
-    ``general_share: 1`` is plain cross-entropy, bit for bit.
+    ``general_share: 1`` is plain cross-entropy, bit for bit, without a private model.
     """
 
     class Params(params.Params):

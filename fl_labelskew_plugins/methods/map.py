@@ -4,8 +4,7 @@ X.-C. Li, S. Song, Y. Li, B. Li, Y. Shao, Y. Yang, D.-C. Zhan. TKDE 2024. https:
 
 Algorithm 1: a client trains the first half of its epochs with the restricted softmax (eq. 8) and uploads the result. It
 continues with the plain softmax and its frozen inherited private model (HPM; eq. 11 or 12, and 13), which gives its
-personalised model. Eq. 10 mixes this model into the HPM; its weights follow the text: with momentum 0 the HPM is the
-personalised model.
+personalised model. Eq. 10 mixes this model into the HPM; with momentum 0 the HPM is that model, as in the text.
 
 The text below eq. 10 counts this round in ``z_k`` (``hpm_count: text``). Algorithm 1, lines 14 and 15, and the public
 code of MAP and FedPHP do not (``algorithm``). The paper does not give ``lam``; the defaults are FedPHP's. Differences

@@ -27,8 +27,7 @@ class LastOutput(nn.Module):
 class CharLSTM(Network):
     """LEAF's and FedRS's CharLSTM: embedding of 8, two LSTM layers of 256; samples are character indices ``(L,)``.
 
-    With a vocabulary of 81: 799,368 parameters, d = 256 and 4 layers with embedding and classifier, as in FedRS's table
-    4.
+    With a vocabulary of 81: 799,368 parameters, d = 256 and 4 layers with embedding and classifier (FedRS, table 4).
     """
 
     class Params(Params):

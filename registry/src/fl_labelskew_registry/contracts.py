@@ -156,8 +156,7 @@ class Total:
     """Sum of the tensors that clients sent in addition to their weights.
 
     Args:
-        tensors: sums by name, without names that no client sent. With secure aggregation they are float32, in steps of
-            1e-6.
+        tensors: sums by name, if any client sent the name. With secure aggregation, float32 in steps of 1e-6.
         clients: number of uploads of the round, or of openings.
         round: from 0; also 0 for the opening.
         contributions: the tensors of each client, by ascending id, if the method is ``individual``; otherwise empty.
@@ -336,8 +335,7 @@ class LocalWork:
         loss: the method's loss of the current batch in a network from ``client.frozen``, with its gradient. Dropout,
             the mode of batch norm and the method's draws equal those of the step.
         gradient: gradient of the method's loss plus weight decay under the current weights, by name: the
-            sample-weighted mean over the batches of the round's first epoch, in eval mode. Each call passes over the
-            client's data.
+            sample-weighted mean over the batches of the round's first epoch, in eval mode, with one pass per call.
         steps: steps of local SGD so far.
     """
 
@@ -369,8 +367,7 @@ class Aggregated:
     Args:
         old: state dict at the start of the round.
         mean: weighted mean of the uploads, a state dict; with ``Optimizer.sends_change``, its parameters are changes.
-        contributions: mean of the tensors sent with the uploads, by name; the weights are the uploads', scaled to sum
-            1.
+        contributions: mean of the tensors sent with the uploads, by name; the uploads' weights are scaled to sum 1.
         clients: number of uploads.
         parameters: names of the trained parameters; all others are buffers.
         shared: tensors to send with the next model; entries may be replaced.

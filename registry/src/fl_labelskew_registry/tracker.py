@@ -46,8 +46,7 @@ class Tracker(Plugin):
         Args:
             run: as it was at the beginning.
             line: numbers of the round's line of ``metrics.jsonl``, such as ``accuracy``, ``recall.3`` of class 3 or
-                ``loss_terms.cross_entropy``, and the round's ``seconds``; ``round`` counts from 0. Shares are between 0
-                and 1.
+                ``loss_terms.cross_entropy``, and the round's ``seconds``; ``round`` counts from 0. Shares are 0 to 1.
         """
 
     def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
