@@ -109,10 +109,10 @@ def restricted_logits(
     which scales rare observed classes too and ignores ``min_count``.
 
     Args:
-        logits: ``(B, C)``, scaled including the bias, which the paper does not have.
+        logits: ``(B, C)``; their bias, which the paper does not have, is scaled too.
         counts: ``(C,)``, the client's training samples per class.
-        alpha: factor of a missing class, 0 .. 1; 1 returns the logits unchanged, 0 freezes missing proxies.
-        min_count: a class with fewer samples counts as missing.
+        alpha: factor of a missing class, 0 .. 1; 1 scales nothing, 0 freezes missing proxies.
+        min_count: a class with fewer samples is missing.
         scaling: ``indicator`` or ``proportional``.
 
     Returns:
@@ -155,9 +155,8 @@ def mmd(features: Tensor, other: Tensor) -> Tensor:
     .. math:: \overline{K_{ss}} + \overline{K_{tt}} - 2 \overline{K_{st}}, \quad
         K(x, y) = \sum_{i=-2}^{2} \exp\bigl(-\lVert x - y \rVert^2 / (2^i b)\bigr)
 
-    ``b`` is the mean squared distance between samples of both sets, without gradient. With fewer than two samples on
-    either side, value and gradient are 0: with two samples in all, ``b`` would be their only distance and the value a
-    constant with an unbounded gradient.
+    ``b`` is the mean squared distance between samples of both sets, without gradient. With one sample or none on either
+    side, value and gradient are 0: between two samples, ``b`` would be the only distance and the gradient unbounded.
 
     Args:
         features: ``(n, d)``.
@@ -278,8 +277,8 @@ def sum_of_coefficients(work: LocalWork) -> float:
 
     .. math:: w_0 - w_K = \eta \sum_j a_j g_j
 
-    The local optimiser is linear in its gradients, so this is its change for gradients of 1: the number of steps ``K``
-    for plain SGD, more with momentum.
+    Computed as the change for gradients of 1, in which the local optimiser is linear: the number of steps ``K`` for
+    plain SGD, more with momentum.
     """
     moved = momentum = 0.0
     for _ in range(work.steps):

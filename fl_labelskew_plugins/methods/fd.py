@@ -4,8 +4,8 @@ E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis, S.-L. Kim. NeurIPS workshop 2018. h
 
 Algorithm 1, federated distillation, without augmentation. The paper was not available to us: we take its regulariser to
 be the cross-entropy with the softmax of the mean logits. Weights are averaged as well, because table 1 of FedRS lists
-an aggregated model as FD. Clients send their mean outputs of the round for each label; the server returns the sums. A
-client subtracts its own outputs only if its private state, that of its last accepted upload, is from the same round.
+an aggregated model as FD. The server returns the sums of the mean outputs per label. A client subtracts its own only if
+its private state, that of its last accepted upload, is from the same round.
 """
 
 from __future__ import annotations

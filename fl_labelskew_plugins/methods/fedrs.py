@@ -36,8 +36,8 @@ def private_update(
 
     .. math:: \Delta \leftarrow \min(L, \lVert\Delta\rVert) \, \Delta / \lVert\Delta\rVert + \mathcal N(0, \sigma^2 I)
 
-    The norm is over all floating-point tensors; other tensors are unchanged. Batch normalisation's running variance
-    gets noise too, so the caller that adds the update to the start weights must keep it non-negative.
+    The norm is over all floating-point tensors; others are unchanged. Batch normalisation's running variance gets noise
+    too; the caller must keep its sum with the start weights non-negative.
 
     Args:
         update: upload minus the start of the round.

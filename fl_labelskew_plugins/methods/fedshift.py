@@ -52,7 +52,7 @@ def smoothed_distribution(counts: Tensor, *, smoothing: float | Tensor) -> Tenso
 
 
 def smoothed_counts(counts: Tensor, *, smoothing: float | Tensor) -> Tensor:
-    """A client's term of the global prior: its samples, distributed over the classes by its smoothed distribution.
+    """A client's term of the global prior: its number of samples times its smoothed distribution.
 
     .. math:: N_k P_k(c)
 
@@ -117,8 +117,8 @@ def noisy_counts(
 ) -> Tensor:
     """Class counts with noise, rounded to integers of at least 0.
 
-    Rounding also hides the low bits of floating-point noise, which can reveal the value under it (Mironov, "On
-    Significance of the Least Significant Bits for Differential Privacy", CCS 2012).
+    Rounding also hides the low bits of the noise, which can reveal the value under it (Mironov, "On Significance of the
+    Least Significant Bits for Differential Privacy", CCS 2012).
 
     Args:
         counts: ``(C,)``, of one client.
@@ -140,8 +140,8 @@ def counts_epsilon(scale: float) -> float:
 
     .. math:: \epsilon = 2 / b
 
-    Neighbours differ in one replaced sample: two counts change by one, so the L1 sensitivity is 2. It would be 1 for a
-    sample added or removed, but the number of samples is not secret here: it is the weight of the client's uploads.
+    Replacing one sample changes two counts by one, so the L1 sensitivity is 2. (For adding or removing a sample it is
+    1, but the number of samples is not secret here: it is the weight of uploads.)
 
     Args:
         scale: ``b``, in samples.

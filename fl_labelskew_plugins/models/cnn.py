@@ -32,8 +32,8 @@ def side_after(side: int, blocks: int, kernel: int, padding: int = 0) -> int:
 class LeNet(ImageNetwork):
     """LeNet-5 with ReLU and max-pooling: conv 6 k5, conv 16 k5, fc 120, fc ``features``.
 
-    ``features: 2`` with 28x28 grey images is FedRS's LeNet (figures 3, 4 and 12): 33,654 parameters, d = 2 and 5 layers
-    (table 4). MAP's figure 5 shows it with and without the ReLU before the classifier.
+    ``features: 2`` with 28x28 grey images is FedRS's LeNet (figures 3, 4 and 12; table 4): 33,654 parameters, d = 2, 5
+    layers. MAP's figure 5 shows it with and without the ReLU before the classifier.
     """
 
     name, smallest = "lenet", 16
@@ -113,8 +113,8 @@ class SACNN(Network):
     """A CNN for bytes of network traffic with the numbers of FedRS's SACNN: 15,984 parameters, d = 256, 7 layers.
 
     FedRS's table 4 prints only these numbers, and the data are not public. The layout is ours: six convolutions of
-    kernel 3 along at least 64 values (widths 8, 16, 16, 16, 32 and 128, max-pooling by 2 after all but the last),
-    averaged to two positions, and the classifier.
+    kernel 3 along at least 64 values (widths 8, 16, 16, 16, 32, 128, max-pooling by 2 after all but the last), an
+    average to two positions, and the classifier.
     """
 
     Params = params.Params

@@ -11,10 +11,10 @@ Algorithm 1. A client minimises
 (theta_k - theta^{t-1})`` over the round's clients, with ``m`` all clients, and sets
 ``theta <- mean theta_k - h / alpha``, a uniform mean.
 
-``h / alpha`` is the sum of all mean changes so far, for any ``alpha``. The local regulariser, which should limit it,
-needs enough steps or a larger ``alpha``: FedMR's tables 9 and 10 have 1e-6 to 1e-4 with 10 local epochs; with one epoch
-and the default, the small Fashion-MNIST recipe reached 36 % after 10 rounds, and FedAvg 62 %. Differences from FedML's
-FedDyn: docs/mixing.md.
+``h / alpha`` is the sum of all mean changes so far, for any ``alpha``. The local regulariser limits it only with enough
+steps or a larger ``alpha``: FedMR's tables 9 and 10 have 1e-6 to 1e-4 with 10 local epochs; with one epoch and the
+default, the small Fashion-MNIST recipe reached 36 % after 10 rounds, FedAvg 62 %. Differences from FedML's FedDyn:
+docs/mixing.md.
 """
 
 from __future__ import annotations

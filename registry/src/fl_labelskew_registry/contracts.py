@@ -251,8 +251,8 @@ class Method(Plugin):
         """Modules that are trained, uploaded and averaged like the network, such as a projection head.
 
         Every process that builds the network calls this hook, with the same seed of torch's generator and with valid
-        ``num_features`` and ``num_classes``. Clients use :meth:`ClientView.modules`. Checkpoints contain the modules,
-        the model of a finished run does not: its logits do not depend on them.
+        ``num_features`` and ``num_classes``. Clients use :meth:`ClientView.modules`. The model of a finished run does
+        not contain the modules, because its logits do not depend on them; checkpoints do.
         """
         return {}
 

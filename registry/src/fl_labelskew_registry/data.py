@@ -180,8 +180,8 @@ class Dataset(Plugin):
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
         """Rows ``(item, found, expected)``, such as ``("training images", "49999", "50000")``, without decoding files.
 
-        ``found`` is ``"missing"`` if nothing exists; ``expected`` is ``"any"`` if any value is valid. The data set is
-        complete if every row has the expected value.
+        ``found`` is ``"missing"`` if nothing exists; ``expected`` is ``"any"`` if every value is valid. The data set is
+        complete if all rows match.
         """
         try:
             self.check(data_dir, download=False)
@@ -201,8 +201,8 @@ class Dataset(Plugin):
         """Write a small data set that :meth:`load` reads and a network can learn.
 
         Args:
-            out: folder to use as a recipe's ``data_cache_dir``; created if missing.
-            samples: number in all parts together; default: chosen by the data set.
+            out: folder, created if missing, for a recipe's ``data_cache_dir``.
+            samples: number in all parts together; default: the data set's choice.
             seed: not negative; equal seeds give equal files.
 
         Raises:
