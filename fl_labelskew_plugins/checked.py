@@ -1,8 +1,7 @@
-"""Plugins of other packages as runs call them: a wrong answer or an exception of a hook is one line.
+"""Plugins of other packages: errors and invalid return values of a hook become one-line error messages.
 
-:func:`checked` puts a :class:`Hook` in front of every hook of such a plugin; what an answer must be is
-``fl_labelskew_registry.answers``'s to say. This package's own plugins are called as they are, and keep their whole
-traceback.
+:func:`checked` wraps every hook of such a plugin in a :class:`Hook`; ``fl_labelskew_registry.answers`` checks the
+values. This package's own plugins are not wrapped and keep their whole traceback.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ T = TypeVar("T")
 
 OURS = {"fl_labelskew_plugins", "fl_labelskew_registry"}
 OTHERS = {"torch", "fedml", *OURS, *sys.stdlib_module_names}
-"""Packages whose frames are no author's."""
+"""Packages whose frames do not belong to the plugin's author."""
 SENT = (float32, float64, int64)
 """Types of tensors that leave a client."""
 
 
 class HookError(LabelSkewError):
-    """A hook of a plugin of another package that failed, or returned what it must not; frames of the author's code."""
+    """A hook of another package's plugin failed or returned an invalid value; ``frames`` are of the author's code."""
 
     exit_code = 1
 
@@ -39,9 +38,9 @@ class HookError(LabelSkewError):
 
 
 def checked(plugin: T, *, of: object = None) -> T:
-    """The same plugin; if it is of another package, with a :class:`Hook` in front of each of its hooks.
+    """The same plugin; if it is from another package, every hook is wrapped in a :class:`Hook`.
 
-    ``of``: what made it, where that is what has an author, as with a network's module.
+    ``of``: the object that created it, if that decides the author, as for a network's module.
     """
     kind = type(plugin if of is None else of)
     if package(kind) not in OURS:
@@ -52,9 +51,9 @@ def checked(plugin: T, *, of: object = None) -> T:
 
 
 class Hook:
-    """A hook of a plugin, checked.
+    """A checked hook of a plugin.
 
-    ``kind``: the class whose author's it is; ``given``: what the object has in place of its class's function.
+    ``kind``: the class whose author wrote it; ``given``: a function of the object that replaces the class's.
     """
 
     def __init__(
@@ -63,35 +62,35 @@ class Hook:
         self.owner, self.contract, self.name, self.kind, self.given = owner, contract, name, kind, given
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # a copy of the plugin has hooks of its own
+        # a copied plugin gets its own hooks
         return Hook, (self.owner, self.contract, self.name, self.kind, self.given)
 
-    def __call__(self, *args: Any, **more: Any) -> Any:
-        """What the hook returns.
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The value of the hook.
 
         Raises:
-            HookError: it is not what the contract says, or the author's code raised something.
+            HookError: the value violates the contract, or the author's code raised an exception.
         """
         function = self.given
-        if function is None:  # a network's features may be a module in it
+        if function is None:  # features may be a submodule of the network
             hook = getattr(type(self.owner), self.name, None)
             function = self.owner._modules[self.name] if hook is None else hook.__get__(self.owner)
         where = f"{type(self.owner).__qualname__}.{self.name} ({self.kind.__module__})"
         try:
-            answer = function(*args, **more)
+            answer = function(*args, **kwargs)
         except LabelSkewError:
             raise
         except Exception as error:
             if frames := _frames(error, self.kind):
-                raise HookError(f"{where} raised {_said(error)}", frames) from error
+                raise HookError(f"{where} raised {_summary(error)}", frames) from error
             raise
-        if wrong := problem(self.owner, self.contract, self.name, answer, *args):
-            raise HookError(f"{where} {wrong}")
+        if violation := problem(self.owner, self.contract, self.name, answer, *args):
+            raise HookError(f"{where} {violation}")
         return answer
 
 
 def hook_name(plugin: Any, *hooks: str) -> str:
-    """The overridden ones of a plugin's hooks, as ``Class.hook (module)``; of combined methods, those of each part."""
+    """A plugin's overridden hooks, as ``Class.hook (module)``; for combined methods, those of each part."""
     names = []
     for part in getattr(plugin, "parts", {"": plugin}).values():
         kind = type(part)
@@ -101,7 +100,7 @@ def hook_name(plugin: Any, *hooks: str) -> str:
 
 
 def backward(total: Tensor, method: Method) -> None:
-    """The gradients of a loss; a loss that has none for a reason of its own is its author's affair."""
+    """Compute the gradients of a loss; report an error to the author of the loss."""
     try:
         total.backward()  # type: ignore[no-untyped-call]
     except LabelSkewError:
@@ -114,28 +113,28 @@ def backward(total: Tensor, method: Method) -> None:
             raise
         hook = next((hook for hook in ("loss", "terms", "calibrate") if part.uses(hook)), "loss")
         raise HookError(
-            f"{hook_name(part, hook)}: its gradient raised {_said(error)}", _frames(error, type(part))
+            f"{hook_name(part, hook)}: its gradient raised {_summary(error)}", _frames(error, type(part))
         ) from error
 
 
 def package(kind: type) -> str:
-    """The package at the top of a class's module."""
+    """Top-level package of a class's module."""
     return kind.__module__.partition(".")[0]
 
 
-def _said(error: Exception) -> str:
+def _summary(error: Exception) -> str:
     return f"{type(error).__name__}: {clean(' '.join(str(error).split()), 300)}".removesuffix(": ")
 
 
 def _frames(error: Exception, kind: type) -> str:
-    """The frames of an error that are of the author's code, as Python shows them; empty if there are none."""
+    """The traceback's frames of the author's code, formatted as in Python; empty if there are none."""
     authors = {package(base) for base in kind.__mro__} - OTHERS
     library = sysconfig.get_path("stdlib")
 
     def is_own(frame: Any) -> bool:
         top = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         file = frame.f_code.co_filename
-        # what is installed is another's, but for the author's own package
+        # installed packages belong to others, except for the author's own
         installed = file.startswith(("<", library)) or "site-packages" in file or "dist-packages" in file
         return top in authors or not (top in OTHERS or installed)
 

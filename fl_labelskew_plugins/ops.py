@@ -1,4 +1,4 @@
-"""Tensor helpers that two methods or more use, and the few that hide a trap of torch or Python.
+"""Tensor helpers that several methods use, and workarounds for pitfalls of torch and Python.
 
 Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``n_c`` a client's samples of class ``c``.
 """
@@ -23,19 +23,19 @@ Scaling = Literal["indicator", "proportional"]
 
 
 def full(tensor: Tensor) -> Tensor:
-    """A tensor of any shape: float64 stays; every other type, bfloat16 and integers included, becomes float32."""
+    """The tensor in float32, or unchanged if it is float64; any shape and type, including bfloat16 and integers."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """A context in which autocast does not lower the precision of matrix products."""
+    """A context in which autocast keeps the precision of matrix products."""
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 
 
 def added(numbers: Iterable[float]) -> float:
-    """Their sum from left to right: what is in a run's files does not depend on Python, whose own is another from 3.12.
+    """Sum from left to right, independent of the Python version: ``sum`` rounds differently from 3.12 on.
 
     >>> added([0.1] * 10)
     0.9999999999999999
@@ -44,7 +44,7 @@ def added(numbers: Iterable[float]) -> float:
 
 
 def on_device(client: ClientView, name: str, tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor`` on ``device``, copied at most once a round: a copy per batch would stall a GPU's queue."""
+    """``tensor`` on ``device``, copied at most once per round: a copy per batch would stall a GPU's queue."""
     if tensor.device == device:
         return tensor
     key = f"{name}@{device}"
@@ -54,27 +54,27 @@ def on_device(client: ClientView, name: str, tensor: Tensor, device: torch.devic
 
 
 def noise_of(client: ClientView) -> np.random.Generator:
-    """The client's generator for privacy noise; never another one, whose seed others may know."""
+    """The client's generator for privacy noise; other generators' seeds may be known to others."""
     if client.noise is None:
         raise RuntimeError("Expected `client.noise` to be a generator but got None: privacy noise needs one.")
     return client.noise
 
 
 def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
-    """Raise ValueError for an option that is not one of ``allowed``."""
+    """Raise ValueError unless ``value`` is one of ``allowed``."""
     if value not in allowed:
         raise ValueError(f"Expected argument `{name}` to be one of {', '.join(allowed)} but got {value!r}.")
 
 
 def check_per_class(name: str, tensor: Tensor, logits: Tensor) -> None:
-    """Raise ValueError unless ``tensor`` is ``(C,)`` and ``logits`` ``(B, C)``; broadcasting would hide it."""
+    """Raise ValueError unless ``tensor`` is ``(C,)`` and ``logits`` ``(B, C)``, which broadcasting would hide."""
     if tensor.shape != logits.shape[-1:]:
         expected = tuple(logits.shape[-1:])
         raise ValueError(f"Expected argument `{name}` to be of shape {expected} but got {tuple(tensor.shape)}.")
 
 
 def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
-    """``(B,)`` labels to ``(B, C)`` zeros and ones, without the host sync of torch's own ``one_hot``."""
+    """``(B,)`` labels to ``(B, C)`` zeros and ones, without the host sync of torch's ``one_hot``."""
     return (labels[:, None] == torch.arange(num_classes, device=labels.device)).to(dtype)
 
 
@@ -91,10 +91,9 @@ class _ValueWithGradient(torch.autograd.Function):
 
 
 def value_with_gradient(tensor: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-    """A scalar ``value`` whose ``gradient`` with respect to ``tensor``, both of one shape, is already known.
+    """A scalar ``value`` with a known ``gradient`` with respect to ``tensor``, of the same shape.
 
-    Half of the time of a small loss is autograd's bookkeeping of its many small steps; a loss whose gradient has
-    a closed form works it out in the same pass and hands it over here.
+    Autograd spends half of a small loss's time on bookkeeping; a closed form computes the gradient in the same pass.
     """
     return cast("Tensor", _ValueWithGradient.apply(tensor, value, gradient))
 
@@ -102,18 +101,18 @@ def value_with_gradient(tensor: Tensor, value: Tensor, gradient: Tensor) -> Tens
 def restricted_logits(
     logits: Tensor, counts: Tensor, *, alpha: float, min_count: int = 1, scaling: Scaling = "indicator"
 ) -> Tensor:
-    r"""Scale the logits of the classes that a client does not hold (FedRS and MAP, eq. 8).
+    r"""Scale the logits of the classes that a client lacks (FedRS and MAP, eq. 8).
 
     .. math:: \hat z_c = a_c z_c, \quad a_c = 1 \text{ if } n_c \ge \text{min\_count}, \text{ else } \alpha
 
-    ``scaling="proportional"`` takes :math:`a_c = \alpha + (1 - \alpha) n_c / \max_j n_j` instead, as the authors'
-    public code does, which scales rare observed classes too; ``min_count`` plays no part in it.
+    ``scaling="proportional"`` uses :math:`a_c = \alpha + (1 - \alpha) n_c / \max_j n_j` as the authors' public code,
+    which scales rare observed classes too and ignores ``min_count``.
 
     Args:
-        logits: ``(B, C)``; a bias belongs to the logit, so it is scaled too (the paper has none).
-        counts: ``(C,)``, the client's training samples of each class.
-        alpha: factor of a missing class, 0 .. 1; 1 gives the logits back untouched, 0 fixes missing proxies.
-        min_count: a class with fewer samples counts as missing.
+        logits: ``(B, C)``; their bias, which the paper does not have, is scaled too.
+        counts: ``(C,)``, the client's training samples per class.
+        alpha: factor of a missing class, 0 .. 1; 1 scales nothing, 0 freezes missing proxies.
+        min_count: a class with fewer samples is missing.
         scaling: ``indicator`` or ``proportional``.
 
     Returns:
@@ -130,7 +129,7 @@ def restricted_logits(
         return logits
     dtype = full(logits.new_empty(0)).dtype
     if scaling == "indicator":
-        # masked_fill keeps alpha in the logits' own precision
+        # masked_fill keeps alpha in the precision of the logits
         factor = torch.ones_like(counts, dtype=dtype).masked_fill(counts < min_count, alpha)
     else:
         share = counts.to(dtype) / counts.max().clamp(min=1)
@@ -139,7 +138,7 @@ def restricted_logits(
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Each row ``(..., d)`` divided by its length; a row of zeros stays, and its gradient does not explode.
+    """Each row ``(..., d)`` divided by its length; rows of zeros are unchanged, with a finite gradient.
 
     >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     tensor([[0.6000, 0.8000],
@@ -156,9 +155,8 @@ def mmd(features: Tensor, other: Tensor) -> Tensor:
     .. math:: \overline{K_{ss}} + \overline{K_{tt}} - 2 \overline{K_{st}}, \quad
         K(x, y) = \sum_{i=-2}^{2} \exp\bigl(-\lVert x - y \rVert^2 / (2^i b)\bigr)
 
-    ``b`` is the mean squared distance of different samples of both sets together; it carries no gradient. One sample
-    has no distribution to compare: with fewer than two on either side the value and its gradient are 0. (Of two samples
-    in all, ``b`` would be their only distance: a constant, whose gradient grows without bound as they come near.)
+    ``b`` is the mean squared distance between samples of both sets, without gradient. With one sample or none on either
+    side, value and gradient are 0: between two samples, ``b`` would be the only distance and the gradient unbounded.
 
     Args:
         features: ``(n, d)``.
@@ -169,11 +167,11 @@ def mmd(features: Tensor, other: Tensor) -> Tensor:
     7.1299
     """
     if len(features) < 2 or len(other) < 2:
-        return full(features)[:0].sum()  # a zero that still has a gradient
+        return full(features)[:0].sum()  # a zero with a gradient
     both = torch.cat([full(features), full(other)])
     n = both.shape[0]
     squared = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist").square()
-    # all features equal: the mean distance is 0, and 0 / 0 must not reach the exponential
+    # the mean distance of equal features is 0, and 0 / 0 is NaN
     mean = (squared.detach().sum() / (n * n - n)).clamp(min=torch.finfo(both.dtype).tiny * 2.0**10)
     divisors = mean * 2.0 ** (torch.arange(5, device=both.device, dtype=both.dtype) - 2)
     kernel = torch.exp(-squared / divisors[:, None, None]).sum(dim=0)
@@ -192,7 +190,7 @@ def class_sums(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tens
 
 
 def class_means(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """A client's prototypes: mean feature ``(C, d)`` of each class, 0 where it has none, and counts ``(C,)``.
+    """A client's prototypes: mean feature ``(C, d)`` per class, 0 for missing classes, and counts ``(C,)``.
 
     >>> class_means(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), 2)
     (tensor([[0.],
@@ -203,7 +201,7 @@ def class_means(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Ten
 
 
 def own_sums(client: ClientView) -> dict[str, Tensor]:
-    """What a client adds to the prototypes: :func:`class_sums` under its final weights, as ``sums`` and ``counts``."""
+    """A client's contribution to prototypes: :func:`class_sums` with its final weights, as ``sums`` and ``counts``."""
     if client.features is None:
         raise RuntimeError("Expected `client.features` to be a function but got None: prototypes are made with it.")
     features, labels = client.features()
@@ -213,18 +211,18 @@ def own_sums(client: ClientView) -> dict[str, Tensor]:
 
 
 def sum_shapes(federation: Federation) -> dict[str, tuple[int, ...]]:
-    """Shapes of what :func:`own_sums` returns."""
+    """Shapes of :func:`own_sums`."""
     return {"sums": (federation.num_classes, federation.num_features), "counts": (federation.num_classes,)}
 
 
 def global_prototypes(total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    r"""``shared`` with a round's prototypes; a class that nobody held keeps what it had.
+    r"""``shared`` with the prototypes of this round; a class without samples keeps its last prototype.
 
     .. math:: g_c = \sum_k \sum_{n: y_n = c} z_{kn} / \sum_k n_{kc}
 
     Args:
-        total: the sum of what the clients' :func:`own_sums` returned, if any client sent it.
-        shared: the last ``prototypes`` ``(C, d)``, and which of them are ``known`` ``(C,)``; neither at first.
+        total: sum of the clients' :func:`own_sums`, if any.
+        shared: the last ``prototypes`` ``(C, d)`` and ``known`` ``(C,)``, classes with a prototype; initially neither.
 
     >>> from fl_labelskew_registry import Total
     >>> sums, counts = torch.tensor([[6.0], [0.0]]), torch.tensor([3, 0])
@@ -244,7 +242,7 @@ def global_prototypes(total: Total, shared: Mapping[str, Tensor]) -> Mapping[str
 
 
 def private_model(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor] | None:
-    """The state dict that a client's private state holds under ``prefix``; None where there is none.
+    """The state dict under ``prefix`` in a client's private state, or None.
 
     >>> private_model({"hpm.bias": torch.ones(1), "other": torch.zeros(1)}, "hpm.")
     {'bias': tensor([1.])}
@@ -254,9 +252,9 @@ def private_model(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
 
 
 def keep_private(client: ClientView, prefix: str, weights: Mapping[str, Tensor]) -> None:
-    """Put a state dict into a client's private state, under ``prefix``."""
+    """Store a state dict in a client's private state, under ``prefix``."""
     for name, tensor in weights.items():
-        # private state waits in host memory, and must not share memory with the model
+        # host memory, not shared with the model
         client.state[prefix + name] = tensor.detach().to("cpu", copy=True)
 
 
@@ -264,8 +262,6 @@ def add_proximal(work: LocalWork, mu: float) -> None:
     r"""Add the gradient of a proximal term ``mu/2 ||w - w_t||^2`` to the gradients of a step (FedProx, eq. 2).
 
     .. math:: g \leftarrow g + \mu (w - w_t)
-
-    ``mu = 0`` adds nothing.
     """
     if mu == 0:
         return
@@ -277,12 +273,12 @@ def add_proximal(work: LocalWork, mu: float) -> None:
 
 
 def sum_of_coefficients(work: LocalWork) -> float:
-    r"""``||a||_1``: how often, in steps of plain SGD, a client's gradients count in its change (FedNova, section 3).
+    r"""``||a||_1``: the weight of a client's gradients in its change, in steps of plain SGD (FedNova, section 3).
 
     .. math:: w_0 - w_K = \eta \sum_j a_j g_j
 
-    The local optimiser is linear in its gradients, so the sum of its coefficients is its answer to gradients of 1:
-    the number of steps ``K`` for plain SGD, more with momentum.
+    Computed as the change for gradients of 1, in which the local optimiser is linear: the number of steps ``K`` for
+    plain SGD, more with momentum.
     """
     moved = momentum = 0.0
     for _ in range(work.steps):

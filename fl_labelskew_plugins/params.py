@@ -1,4 +1,4 @@
-"""The base of every plugin's parameters."""
+"""Base class of all plugins' parameters."""
 
 import os
 from pathlib import Path
@@ -7,20 +7,20 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, field_validator
 
 LARGEST = 1e30
-"""float32 ends at 3.4e38, and torch divides a rate by ``1 - beta`` before it becomes one: some room is left."""
+"""float32 ends at 3.4e38; torch divides a rate by ``1 - beta`` before it converts it, which needs a margin."""
 IS_PATH = "path"
-"""Marks keys that hold paths relative to the file that names them."""
+"""Marks keys with paths relative to the recipe file."""
 
 
 def absolute(value: Any, folder: Path) -> Any:
-    """A path of a recipe, or each of a list of them, from ``folder`` where it is relative."""
+    """A recipe's path, or each path of a list, relative to ``folder``."""
     if isinstance(value, list):
         return [absolute(path, folder) for path in value]
     return os.path.abspath(folder / os.path.expanduser(value)) if isinstance(value, str) else value
 
 
 class Params(BaseModel):
-    """Frozen parameters; unknown keys are refused, and values are not coerced from other types."""
+    """Frozen parameters; unknown keys are refused, and types are not coerced."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 

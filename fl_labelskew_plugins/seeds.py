@@ -1,4 +1,4 @@
-"""Randomness: one independent stream for each (seed, purpose, round, client), never a global generator."""
+"""Random streams: an independent one for each (seed, purpose, round, client), never a global generator."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ NUMBERED = {
     "circles": 7,
     "fake lesions": 2019,
 }
-"""Purposes older than their names, of data and partitions: another stream would be other clients in every result."""
+"""Fixed numbers of purposes of data and partitions; changing one changes the clients in every result."""
 
 
 def sequence(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.SeedSequence:
-    """The seed sequence of a purpose, such as ``"batches"``; the same on every machine and in every process."""
+    """The seed sequence of a purpose, such as ``"batches"``; equal on every machine and in every process."""
     if purpose in NUMBERED:
         return np.random.SeedSequence([seed, NUMBERED[purpose]])
     return np.random.SeedSequence([seed, crc32(purpose.encode()), round, client])
 
 
 def numpy_generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
-    """A numpy generator of its own for one purpose, round and client."""
+    """A numpy generator for one purpose, round and client."""
     return np.random.default_rng(sequence(seed, purpose, round, client))
 
 
 def published_generator(seed: int) -> np.random.Generator:
-    """Numpy's ``default_rng`` of a bare number, to draw the partition that somebody else has published with it."""
+    """Numpy's ``default_rng`` with a plain seed, to reproduce published partitions."""
     return np.random.default_rng(seed)
 
 
 def python_random(seed: int, purpose: str) -> random.Random:
-    """Python's own generator, for methods, which need no numpy."""
+    """Python's generator, for methods without numpy."""
     return random.Random(f"{seed}/{purpose}")
 
 
@@ -56,16 +56,16 @@ def torch_seed(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
 
 
 def torch_generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> Generator:
-    """A torch CPU generator of its own for one purpose, round and client."""
+    """A torch CPU generator for one purpose, round and client."""
     import torch
 
     return torch.Generator().manual_seed(torch_seed(seed, purpose, round, client))
 
 
 def noise_generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
-    """A generator for privacy noise: ChaCha20 with a key of the seed, which may have any number of bits.
+    """A generator for privacy noise: ChaCha20 with a key from the seed, which may have any number of bits.
 
-    Who knows some of the noise cannot compute the rest, as with numpy's and torch's own generators.
+    Unlike numpy's and torch's generators, known noise does not reveal the rest.
     """
     from randomgen import ChaCha
 
@@ -74,10 +74,9 @@ def noise_generator(seed: int, purpose: str, round: int = 0, client: int = 0) ->
 
 
 def seed_globals(seed: int, purpose: str, round: int, client: int = 0) -> None:
-    """Seed the global generators, for the host's attacks and noise alone, which draw from no other.
+    """Seed the global generators, only for the host's attacks and noise, which use no others.
 
-    A run that goes on after a kill then draws what the undisturbed one drew. A seed may have up to 128 bits, and all of
-    them count on the CPU.
+    A resumed run then draws the same values. Seeds may have up to 128 bits; on the CPU all of them are used.
     """
     import torch
 
@@ -89,9 +88,9 @@ def seed_globals(seed: int, purpose: str, round: int, client: int = 0) -> None:
 
 
 def _state(entropy: np.random.SeedSequence, fresh: Tensor) -> Tensor:
-    """A freshly seeded CPU generator's state ``fresh``, with other words of its Mersenne twister in their place.
+    """The state ``fresh`` of a newly seeded CPU generator, with other words of its Mersenne twister.
 
-    They are 624 words of 32 bits, kept in 64 each, behind the seed, two counters and a position: 24 bytes.
+    These are 624 words of 32 bits, each stored in 64, after 24 bytes: the seed, two counters and a position.
     """
     import torch
 

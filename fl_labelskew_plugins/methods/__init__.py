@@ -1,5 +1,5 @@
-"""How does each method change local training, what clients send and what the server makes of it?
+"""Methods: changes of local training, of the tensors that clients send, and of the server's use of them.
 
-Pure formulas and a thin class each: may import params, ops, seeds and the registry. Found by its entry point; the
-recipe chooses one.
+Each method is pure functions and a thin class. It may import params, ops, seeds and the registry.
+Recipes name its entry point.
 """

@@ -1,4 +1,4 @@
-"""Several methods as one: calibrations of logits in a row, and the terms that additive methods add to the loss."""
+"""Combinations of methods: a sequence of calibrations of the logits, and the sum of the terms of additive methods."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from fl_labelskew_plugins.tensors import group, joined, rest
 
 Calibration = Callable[[Tensor, ClientView], Tensor]
 SIGN = "+"
-"""Between the names of methods in the name of their combination."""
+"""Separator of the methods' names in the name of their combination."""
 
 
 @dataclass
 class PartView(ClientView):
-    """A client as the method ``name`` of :class:`Added` sees it; ``whole`` is the client as all of them see it."""
+    """A client as the part ``name`` of :class:`Added` sees it; ``whole`` is the view of the whole combination."""
 
     whole: ClientView | None = None
     name: str = ""
 
     def modules(self, model: nn.Module | None = None) -> dict[str, nn.Module]:
-        """Return the modules of the part only."""
+        """The modules of this part."""
         return group(super().modules(model), self.name)
 
 
 class Added(Method):
-    """Additive methods as one, whose terms are added up; they are called in the order of their names.
+    """Additive methods as one method: the sum of their terms, called in the order of their names.
 
-    Each has a scratch of its own. Its names of tensors (shared, kept and sent) and of terms begin with its own.
+    Each part has its own scratch. The part's name is the prefix of its tensors (shared, kept and sent) and terms.
     """
 
     def __init__(self, parts: Mapping[str, Method]) -> None:
@@ -44,7 +44,7 @@ class Added(Method):
         vars(self).update(sends=joined(**{name: part.sends for name, part in self.parts.items()}))
 
     def uses(self, *hooks: str) -> bool:
-        """Whether a part has any of these hooks, of those that additive methods may have."""
+        """Whether a part has any of these hooks, among the hooks of additive methods."""
         return any(part.uses(*ADDITIVE.intersection(hooks)) for part in self.parts.values())
 
     def _views(self, client: ClientView) -> Iterator[tuple[str, Method, ClientView]]:
@@ -67,7 +67,7 @@ class Added(Method):
         return joined(**{name: part.shared_modules(federation) for name, part in self.parts.items()})
 
     def calibration(self, name: str) -> Calibration:
-        """Return a part's calibration, called with the part's own view of the client."""
+        """The calibration of a part, called with the part's view of the client."""
         calibrate = self.parts[name].calibrate
         return lambda logits, client: next(calibrate(logits, view) for n, _, view in self._views(client) if n == name)
 
@@ -77,7 +77,7 @@ class Added(Method):
             part.before_round(view)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Return the terms of every part, under names such as ``moon.contrast``."""
+        """The terms of every part, under names such as ``moon.contrast``."""
         terms = ((name, part.terms(batch, view)) for name, part, view in self._views(client))
         return {f"{name}.{term}": value for name, made in terms for term, value in made.items()}
 
@@ -91,7 +91,7 @@ class Added(Method):
             part.after_round(view)
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Call this hook of every part with the part's own sums."""
+        """Call this hook of every part with the part's sums."""
         new = dict(shared)
         for name, part in self.parts.items():
             part_shared = part.combine(_of(name, total), group(shared, name))
@@ -111,21 +111,21 @@ class Added(Method):
         return joined(**{name: part.opening(view) for name, part, view in self._views(client)})
 
     def open(self, total: Total) -> dict[str, Tensor]:
-        """Call this hook of every part with the part's own sums."""
+        """Call this hook of every part with the part's sums."""
         return joined(**{name: part.open(_of(name, total)) for name, part in self.parts.items()})
 
 
 def _of(name: str, total: Total) -> Total:
-    """A part's own tensors of a sum."""
+    """The tensors of one part in a total."""
     contributions = [Contribution(one.id, group(one.tensors, name)) for one in total.contributions]
     return replace(total, tensors=group(total.tensors, name), contributions=contributions)
 
 
 class Combined(Method):
-    """Methods in a row; ``params`` has those of each under its name.
+    """Methods in sequence; ``params`` contains the parameters of each under its name.
 
     Args:
-        parts: by name, in order; all that do more than calibrate logits are additive, or there is only one of them.
+        parts: methods by name, in order. If several do more than calibrate logits, all of these are additive.
     """
 
     def __init__(self, parts: Mapping[str, Method]) -> None:
@@ -156,14 +156,14 @@ class Combined(Method):
             part.calibrate = self.calibrate  # type: ignore[method-assign]  # inside its own loss and terms
 
     def uses(self, *hooks: str) -> bool:
-        """Whether a part has any of these hooks, as far as it is called."""
+        """Whether the combination calls any of these hooks of a part."""
         carried = [hook for hook in hooks if hook not in vars(Combined)]
-        ours = [hook for hook in hooks if hook in vars(Combined)]
-        of_carrier = self.carrier is not None and self.carrier.uses(*carried)
-        return of_carrier or any(part.uses(*ours) for part in self.parts.values())
+        own = [hook for hook in hooks if hook in vars(Combined)]
+        carrier_uses = self.carrier is not None and self.carrier.uses(*carried)
+        return carrier_uses or any(part.uses(*own) for part in self.parts.values())
 
     def calibrate(self, logits: Tensor, client: Any) -> Tensor:
-        """One after the other; once the upload is there, the carrier's own alone: what follows is the client's."""
+        """All calibrations in sequence; after the upload only the carrier's, for the client's own model."""
         client = getattr(client, "whole", client)
         if self._calibrate_of_carrier is not None and self._uploaded(client):
             return self._calibrate_of_carrier(logits, client)
@@ -179,7 +179,7 @@ class Combined(Method):
         return client.stage in [stage.name for stage in stages[last + 1 :]]
 
     def deviations(self) -> list[str]:
-        """Call this hook of every part; name the parts whose weights of the uploads are not in force."""
+        """Call this hook of every part, and list the parts whose upload weights are not used."""
         lines = [line for part in self.parts.values() for line in part.deviations()]
         *others, last = self.parts
         return lines + [
@@ -205,7 +205,7 @@ class Combined(Method):
         return {key: tensor for part in self._openings() for key, tensor in part.opening(client).items()}
 
     def open(self, total: Total) -> dict[str, Tensor]:
-        """Call this hook of every part; each finds its own tensors by their names."""
+        """Call this hook of every part; each finds its tensors by their names."""
         return {key: tensor for part in self._openings() for key, tensor in part.open(total).items()}
 
     def _openings(self) -> list[Method]:
@@ -213,22 +213,22 @@ class Combined(Method):
 
 
 def combine(parts: Mapping[str, Method]) -> Method:
-    """One method that is all of ``parts``, with the last one's weights of the uploads.
+    """One method made of ``parts``; uploads have the weights of the last part.
 
     Raises:
-        LabelSkewError: they do not go together; the line says why, and what to use.
+        LabelSkewError: the parts cannot be combined; the message states the reason and an alternative.
     """
     carriers = [name for name, part in parts.items() if not part.logits_only()]
-    strange = next((name for name in carriers if not parts[name].additive()), None)
-    if strange is not None and len(carriers) > 1:
-        with_others = ", ".join(name for name in carriers if name != strange)
+    special = next((name for name in carriers if not parts[name].additive()), None)
+    if special is not None and len(carriers) > 1:
+        others = ", ".join(name for name in carriers if name != special)
         raise LabelSkewError(
-            f"{strange} does not go with {with_others}: it does more than change logits and add terms to the loss; use "
-            f"{strange} with methods that only change logits"
+            f"{special} cannot be combined with {others}: it does more than change logits and add terms to the loss; "
+            f"use {special} with methods that only change logits"
         )
     for name in carriers:
         if not parts[name].combines:
-            raise LabelSkewError(f"{name} has a loss of its own that takes no calibrated logits; use it alone")
+            raise LabelSkewError(f"{name} cannot be combined: its loss does not use calibrated logits; use only {name}")
     seen: dict[str, str] = {}
     for name, part in parts.items():
         if part.corrects and part.corrects in seen:
@@ -236,22 +236,22 @@ def combine(parts: Mapping[str, Method]) -> Method:
                 f"{seen[part.corrects]} and {name} both correct logits for {part.corrects}; use one of them"
             )
         seen[part.corrects] = name
-    *others, last = parts
-    for name in others:
+    *earlier, last = parts
+    for name in earlier:
         key = parts[name].aggregation_key
         if key in parts[name].params.model_fields_set:
             raise LabelSkewError(
-                f"{name}.{key} chooses the weights of the uploads, which are those of the last method, {last}; "
-                f"remove it, or put {name} last"
+                f"{name}.{key} chooses the weights of the uploads, but the last method, {last}, decides them; "
+                f"remove {name}.{key}, or put {name} last"
             )
     return Combined(parts)
 
 
 def _shown(part: Method, last: bool) -> Any:
-    """The type of a part's parameters; those in a record are what is in force."""
+    """The type of a part's parameters; a record omits a key that has no effect."""
     model, key = type(part.params), part.aggregation_key
 
-    def without(params: Any, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    def without_key(params: Any, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         return {name: value for name, value in dump(params).items() if name != key}
 
-    return model if last or not key else Annotated[model, WrapSerializer(without)]
+    return model if last or not key else Annotated[model, WrapSerializer(without_key)]

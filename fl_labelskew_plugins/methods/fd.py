@@ -1,21 +1,11 @@
-r"""FD: Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation under Non-IID Data.
+"""FD: Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation under Non-IID Data.
 
 E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis, S.-L. Kim. NeurIPS workshop 2018. https://arxiv.org/abs/1811.11479
 
-Algorithm 1, federated distillation; its augmentation by a generator is another method. While it trains, a client sums
-up the outputs for each label; the server sends back the sum of all clients' means for a label, from which a client
-takes its own; its outputs for that label are drawn to the mean of the rest, with weight ``gamma``. Where several
-clients hold a class they teach each other; a class without another holder has no teacher.
-
-- FD itself sends no weights. FedRS's table 1 measures one aggregated model under the name of FD, so here weights are
-  averaged as well.
-- The paper was not at hand when this was written. Its regulariser is taken to be the cross-entropy with the softmax of
-  the mean logits. The default of ``gamma`` is ours.
-- The teacher is the last round's: none for a class that none of its clients held, and none at all if nobody sent
-  outputs. The server sends their sum, and the number of its round. A client's private state is that of the last round
-  whose upload was taken, so its own outputs are in that sum if both are of one round; it takes them off itself.
-
-``gamma = 0`` is plain cross-entropy, bit for bit, and sends nothing.
+Algorithm 1, federated distillation, without augmentation. The paper was not available to us: we take its regulariser to
+be the cross-entropy with the softmax of the mean logits. Weights are averaged as well, because table 1 of FedRS lists
+an aggregated model as FD. The server returns the sums of the mean outputs per label. A client subtracts its own only if
+its private state, that of its last accepted upload, is from the same round.
 """
 
 from __future__ import annotations
@@ -43,13 +33,13 @@ def distillation(logits: Tensor, labels: Tensor, teacher: Tensor, known: Tensor)
 
     .. math:: -\frac1B \sum_n \sum_c \sigma(\hat F_{y_n})_c \log \sigma(z_n)_c
 
-    A sample whose label is not known counts 0.
+    A sample with an unknown label counts 0.
 
     Args:
-        logits: ``(B, C)``; anything below float32 is computed in float32.
+        logits: ``(B, C)``, computed in at least float32.
         labels: ``(B,)`` int64.
         teacher: ``(C, C)``, mean output for each label.
-        known: ``(C,)`` bool, labels that have one.
+        known: ``(C,)`` bool, labels with a mean output.
 
     >>> z, f = torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0, 0.0], [9.0, 9.0]])
     >>> distillation(z, torch.tensor([0]), f, torch.tensor([True, False]))
@@ -61,43 +51,41 @@ def distillation(logits: Tensor, labels: Tensor, teacher: Tensor, known: Tensor)
 
 
 def without_own(total: Tensor, senders: Tensor, sent: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    r"""A client's teacher: the mean of the others' means (algorithm 1, the server's part).
+    r"""A client's teacher: the mean of the other clients' means (algorithm 1, the server's part).
 
     .. math:: \hat F^{(k)}_c = \frac{\sum_j \bar F^{(j)}_c - \bar F^{(k)}_c}{M_c - 1}
 
     Args:
-        total: ``(C, C)``, sum of the means of all who sent one.
-        senders: ``(C,)``, how many these were for each label, ``M_c``.
-        sent: ``(C, C)``, what the client sent.
-        counted: ``(C,)`` bool, labels in whose sum it is.
+        total: ``(C, C)``, sum of the means of all senders.
+        senders: ``(C,)``, number of senders per label, ``M_c``.
+        sent: ``(C, C)``, means that this client sent.
+        counted: ``(C,)`` bool, labels whose total includes them.
 
     Returns:
-        ``(C, C)`` means and ``(C,)`` bool, labels that somebody else has sent.
+        ``(C, C)`` means and ``(C,)`` bool, labels that another client sent.
 
     >>> without_own(torch.tensor([[5.0], [3.0]]), torch.tensor([2, 1]), torch.ones(2, 1), torch.tensor([True, True]))
     (tensor([[4.],
             [2.]]), tensor([ True, False]))
     """
     others = senders - counted.to(senders.dtype)
-    left = total - sent.masked_fill(~counted[:, None], 0)
-    return left / others.clamp(min=1)[:, None], others > 0
+    sums = total - sent.masked_fill(~counted[:, None], 0)
+    return sums / others.clamp(min=1)[:, None], others > 0
 
 
 class FD(Method):
-    r"""Federated distillation of mean outputs, beside averaged weights.
+    r"""Federated distillation of mean outputs, in addition to averaged weights.
 
-    Algorithm 1: a client's outputs for a label are drawn to the mean ``F`` of the other clients' outputs for that
-    label:
+    Algorithm 1: the mean output ``F`` of the other clients for a label is the teacher for a client's outputs:
 
     .. math::
         \mathcal{L} = \mathcal{L}_{ce} - \gamma \, \frac{1}{B} \sum_n \sum_c \sigma(\hat F_{y_n})_c \log \sigma(z_n)_c
 
-    A class that no other client holds has no teacher. ``gamma: 0`` is plain cross-entropy, bit for bit, and sends
-    nothing.
+    A class that no other client holds has no teacher. ``gamma: 0`` is plain cross-entropy, and sends nothing.
     """
 
     class Params(params.Params):
-        """Options of FD; ``gamma: 0`` is plain cross-entropy."""
+        """Options of FD."""
 
         gamma: float = Field(0.1, ge=0, description="weight of the distillation; the default is ours; 0: none")
 
@@ -108,7 +96,7 @@ class FD(Method):
     )
 
     def before_round(self, client: ClientView) -> None:
-        """The client's teacher, as soon as somebody has sent something."""
+        """Compute the client's teacher, if there are outputs."""
         if self.params.gamma == 0 or "total" not in client.shared:
             return
         total, senders, round = (client.shared[name] for name in ("total", "senders", "round"))
@@ -120,7 +108,7 @@ class FD(Method):
         client.scratch[TEACHER] = teacher.to(client.counts.device), known.to(client.counts.device)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The distillation, once there is a teacher."""
+        """The distillation loss, if there is a teacher."""
         if self.params.gamma == 0:
             return {}
         sums = class_sums(batch.logits.detach(), batch.labels, len(client.counts))
@@ -129,36 +117,35 @@ class FD(Method):
         if TEACHER not in client.scratch:
             return {}
         teacher, known = client.scratch[TEACHER]
-        far = distillation(batch.logits, batch.labels, teacher, known)
-        return {"distillation": self.params.gamma * far}
+        return {"distillation": self.params.gamma * distillation(batch.logits, batch.labels, teacher, known)}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Mean output for each label, and which of them the client has."""
+        """Mean output per label, and the client's labels."""
         classes = federation.num_classes
         return {} if self.params.gamma == 0 else {"outputs": (classes, classes), "held": (classes,)}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
-        """Mean output for each label, over all batches of the round."""
+        """Mean output per label, over all batches of the round."""
         if client.scratch.get(SUMS) is None:
             return {}
         sums, counts = client.scratch[SUMS]
         return {"outputs": sums / counts.clamp(min=1)[:, None], "held": (counts > 0).long()}
 
     def after_round(self, client: ClientView) -> None:
-        """Keep what was sent and when, to take it off the next teacher."""
+        """Keep the sent means, to subtract them from the next teacher."""
         if client.sends and (sent := self.contribute(client)):
             client.state.update({name: tensor.to("cpu", copy=True) for name, tensor in sent.items()})
             client.state["round"] = torch.tensor(client.round)
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Sum of the means for each label, how many they are, and of which round."""
+        """Sum of the means per label, the number of senders, and the round."""
         rest = {name: tensor for name, tensor in shared.items() if name not in ("total", "senders", "round")}
         if not {"outputs", "held"} <= total.tensors.keys():
-            return rest  # an older sum would teach clients what they sent themselves, in a later round
+            return rest  # from an older sum, clients could not subtract their own outputs
         outputs, held = total.tensors["outputs"], total.tensors["held"]
         return {**rest, "total": outputs, "senders": held, "round": torch.tensor(total.round)}
 
     def deviations(self) -> list[str]:
-        """What FD as published has not."""
-        line = "weights are averaged beside the outputs; the paper's clients send outputs alone"
+        """Averaged weights, which published FD does not have."""
+        line = "weights are averaged in addition to outputs; in the paper clients send only outputs"
         return [line] if self.params.gamma > 0 else []

@@ -3,9 +3,8 @@
 H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agueera y Arcas. AISTATS 2017.
 https://arxiv.org/abs/1602.05629
 
-Algorithm 1: local SGD on plain cross-entropy, and the mean of the uploads weighted by their samples. Every hook of
-the contract is neutral, so there is nothing to add; the other methods of this folder differ from it by what they
-override.
+Algorithm 1: local SGD on plain cross-entropy, and the sample-weighted mean of the uploads. These are the hooks'
+defaults.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from fl_labelskew_plugins import params
 class FedAvg(Method):
     r"""Plain federated averaging.
 
-    Algorithm 1: clients minimise plain cross-entropy. The new model is the mean of theirs, weighted by samples.
+    Algorithm 1: clients minimise plain cross-entropy. The new model is the sample-weighted mean of theirs.
 
     .. math:: w^{t+1} = \sum_k \frac{N_k}{\sum_j N_j} \, w_k^{t+1}
     """

@@ -2,21 +2,14 @@
 
 F. X. Yu, A. S. Rawat, A. K. Menon, S. Kumar. ICML 2020. https://arxiv.org/abs/2004.10342
 
-Algorithm 1: after each round the server pushes the class embeddings, the rows of the classifier's weight, apart, by a
-gradient step on the spreadout regulariser (equation 7). Its variant for each class's nearest ones (equation 8) is left
-out. The paper was not at hand when this was written: its equation numbers and numbers are from memory and from notes
-of others on it. What it is compared by in FedRS's table 1 differs from it:
-
-- There a client has several classes and trains with cross-entropy, as here. The paper's clients have one class each,
-  so that only the positive part of a loss is left to them.
-- Public code of FedRS's first author takes half the cosine distance and the mean over all pairs, so that its margin
-  ``m`` is ``2 m`` here, and its rate ``r`` is ``r / (4 C^2)``: it has margins 0.8 and 0.5, rates 0.1 and 0.01, and 30
-  and 50 steps with momentum 0.9, where the paper has one step.
-- In algorithm 1 each class embedding is its one client's, not a mean: ``train_args.proxy_aggregation: class`` weighs
-  it by who has samples of the class.
+Algorithm 1, the server's gradient step on the spreadout regulariser (equation 7) of the class embeddings, which are the
+rows of the classifier's weight. Equation 8, for nearest classes, is omitted. The paper was not available to us; its
+equation numbers and values are from memory and from other authors' notes.
 
 The paper's rate is ``lambda`` times the learning rate, with ``lambda = 10``: 0.1 at a learning rate of 0.01. Other
-defaults are ours. The bias, which the paper has not, is left alone. ``rate = 0`` is FedAvg, bit for bit.
+defaults are ours. Clients train with cross-entropy on several classes, as in table 1 of FedRS; the paper's have one
+class each. In the paper an embedding comes from one client: ``train_args.proxy_aggregation: class`` weights it by
+samples of the class. docs/methods/fedaws.md converts the margins and rates of FedRS's code.
 """
 
 from __future__ import annotations
@@ -39,11 +32,11 @@ CLASSES = "classifier.weight"
 
 
 def spreadout(embeddings: Tensor, *, margin: float = 1.0) -> Tensor:
-    r"""How close the class embeddings are to each other (eq. 7).
+    r"""Penalty for class embeddings that are close to each other (eq. 7).
 
     .. math:: \sum_c \sum_{c' \ne c} \max(0, \nu - d(w_c, w_{c'}))^2
 
-    ``d`` is the cosine distance, 0 to 2. An embedding of length 0 has no direction, and no part in it.
+    ``d`` is the cosine distance, 0 to 2. Embeddings of length 0 have no direction and are ignored.
 
     Args:
         embeddings: ``(C, d)``.
@@ -55,8 +48,8 @@ def spreadout(embeddings: Tensor, *, margin: float = 1.0) -> Tensor:
     w = full(embeddings)
     direction = unit(w)
     distance: Tensor = 1 - direction.mm(direction.T)
-    some = (w != 0).any(dim=1)
-    no_pair = (some[:, None] & some).fill_diagonal_(False).logical_not()
+    nonzero = (w != 0).any(dim=1)
+    no_pair = (nonzero[:, None] & nonzero).fill_diagonal_(False).logical_not()
     return (margin - distance).clamp(min=0).square().masked_fill(no_pair, 0).sum()
 
 
@@ -89,10 +82,10 @@ class FedAwS(Method):
     """
 
     class Params(params.Params):
-        """Options of FedAwS; ``rate: 0`` is FedAvg."""
+        """Options of FedAwS."""
 
         rate: float = Field(0.1, ge=0, description="rate of the server's step, lambda times eta in the paper; 0: none")
-        margin: float = Field(1.0, gt=0, le=2, description="nu, cosine distance from which on classes are far enough")
+        margin: float = Field(1.0, gt=0, le=2, description="nu, cosine distance above which classes have no penalty")
 
     paper = "Federated Learning with Only Positive Labels, ICML 2020, https://arxiv.org/abs/2004.10342"
 
@@ -102,5 +95,5 @@ class FedAwS(Method):
         return {**weights, CLASSES: spread(weights[CLASSES], rate=p.rate, margin=p.margin)} if p.rate else weights
 
     def deviations(self) -> list[str]:
-        """Where a client's part is not the paper's."""
+        """Differences in local training from the paper."""
         return ["clients train with cross-entropy; the paper's have one class and no negatives"]

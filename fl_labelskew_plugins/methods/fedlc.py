@@ -2,15 +2,12 @@
 
 J. Zhang, Z. Li, B. Li, J. Xu, S. Wu, S. Ding, C. Wu. ICML 2022. https://arxiv.org/abs/2209.00189
 
-Equation 6 (pairwise margin) and equation 7 (calibrated cross-entropy), with the counts of each client's own training
-set. Two things the paper leaves open are options:
+Equation 6 (pairwise margin) and equation 7 (calibrated cross-entropy). The paper gives no value of ``tau``.
 
-- A class that a client lacks has an infinite margin. ``missing: one`` counts it as one sample; ``missing: mask``
-  takes its logit out of the softmax, so its proxy gets no gradient.
-- Equations 5 and 7 print the denominator without the label's own term, which has no lower bound; theorem 3 uses the
-  whole sum. ``denominator: full`` is the whole sum, ``others`` the printed one.
-
-No value of ``tau`` is given. ``tau = 0`` (with the other defaults) is plain cross-entropy, bit for bit.
+- A missing class has an infinite margin. ``missing: one`` counts it as one sample; ``mask`` removes its logit from the
+  softmax, so that its proxy gets no gradient.
+- ``denominator: full`` is the whole sum, as in theorem 3. ``others`` omits the label's own term, as in equations 5 and
+  7, and has no lower bound.
 """
 
 from __future__ import annotations
@@ -37,9 +34,9 @@ def calibrated_logits(logits: Tensor, counts: Tensor, *, tau: float, missing: Mi
 
     Args:
         logits: ``(B, C)``.
-        counts: ``(C,)``, the client's own training samples of each class, integers or floats.
+        counts: ``(C,)``, the client's training samples per class, integers or floats.
         tau: strength of the margins; 0 adds none.
-        missing: ``one`` counts a class without samples as one sample; ``mask`` gives it a logit of minus infinity.
+        missing: ``one`` counts a class without samples as one sample; ``mask`` sets its logit to minus infinity.
 
     Returns:
         ``(B, C)``.
@@ -52,7 +49,7 @@ def calibrated_logits(logits: Tensor, counts: Tensor, *, tau: float, missing: Mi
     check_choice("missing", missing, ("one", "mask"))
     check_per_class("counts", counts, logits)
     if tau != 0:
-        # a missing class stands as one sample here: 0 ** -0.25 is infinite, and 0 * inf is NaN
+        # a missing class counts as one sample: 0 ** -0.25 is infinite, and 0 * inf is NaN
         present = counts.masked_fill(counts <= 0, 1).to(full(logits.new_empty(0)).dtype)
         logits = logits - tau * present.pow(-0.25)
     if missing == "mask":
@@ -61,14 +58,14 @@ def calibrated_logits(logits: Tensor, counts: Tensor, *, tau: float, missing: Mi
 
 
 def others_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    r"""Cross-entropy whose denominator leaves the label's own term out, as eq. 5 and 7 are printed.
+    r"""Cross-entropy without the label's own term in the denominator, as eq. 5 and 7 are printed.
 
     .. math:: \frac1B \sum_n \Bigl( \log \sum_{i \ne y_n} e^{z_{n,i}} - z_{n,y_n} \Bigr)
 
-    It has no lower bound. A sample with nothing left in its sum (one class, or all others masked) counts 0.
+    It has no lower bound. A sample with an empty sum (one class, or all others masked) counts 0.
 
     Args:
-        logits: ``(B, C)``, calibrated; minus infinity is out of the sum.
+        logits: ``(B, C)``, calibrated; minus infinity is not in the sum.
         labels: ``(B,)`` int64.
 
     >>> others_cross_entropy(torch.tensor([[2.0, 1.0, -torch.inf]]), torch.tensor([0]))
@@ -78,7 +75,7 @@ def others_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     target = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -torch.inf)
     empty = (others == -torch.inf).all(dim=1, keepdim=True)
-    # minus infinities alone would make the gradient inf - inf, so such rows never reach logsumexp
+    # a row of minus infinities would make the gradient inf - inf, so such rows never reach logsumexp
     total = others.masked_fill(empty, 0).logsumexp(dim=1, keepdim=True)
     return (total - target).masked_fill(empty, 0).mean()
 
@@ -95,10 +92,10 @@ class FedLC(Method):
     """
 
     class Params(params.Params):
-        """Options of FedLC; ``tau: 0`` is plain cross-entropy."""
+        """Options of FedLC."""
 
         tau: float = Field(1.0, ge=0, description="strength of the margins; the paper gives no value; 0: none")
-        missing: Missing = Field("one", description="a class without samples: one: counts as one; mask: out of softmax")
+        missing: Missing = Field("one", description="class without samples: one: counts as one; mask: not in softmax")
         denominator: Literal["full", "others"] = Field(
             "full", description="full: whole softmax (theorem 3); others: without the label's own term (eq. 7 printed)"
         )
@@ -115,7 +112,7 @@ class FedLC(Method):
         return calibrated_logits(logits, counts, tau=self.params.tau, missing=self.params.missing)
 
     def logits_only(self) -> bool:
-        """The printed denominator is a loss of its own."""
+        """Unless the loss has the printed denominator."""
         return bool(self.params.denominator == "full")
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
@@ -125,22 +122,20 @@ class FedLC(Method):
         return {"cross_entropy": others_cross_entropy(self.calibrate(batch.logits, client), batch.labels)}
 
     def deviations(self) -> list[str]:
-        """Where the default reading leaves the printed formula, and what the paper does not print."""
+        """Differences from the printed formula."""
         p, lines = self.params, []
         if p.denominator == "full":
-            lines.append(
-                "denominator: full keeps the label's own term in the softmax (theorem 3); eq. 5 and 7 leave it out"
-            )
+            lines.append("denominator: full keeps the label's own term in the softmax (theorem 3); eq. 5 and 7 omit it")
         if p.tau > 0:
             lines.append(f"tau: {p.tau:g}; the paper gives no value")
         if p.missing == "mask":
-            lines.append("missing: mask takes a class without samples out of the softmax; the paper has no rule")
+            lines.append("missing: mask removes a class without samples from the softmax; the paper has no rule")
         elif p.tau > 0:
             lines.append("missing: one counts a class without samples as one sample; the paper has no rule")
         return lines
 
     def warnings(self, federation: Federation) -> list[str]:
-        """The printed loss can run away."""
+        """Warn about the printed loss, which has no lower bound."""
         if self.params.denominator == "others":
-            return ["denominator: others has no lower bound, so training may diverge; full is the safe reading"]
+            return ["denominator: others has no lower bound, so training may diverge; full is safe"]
         return []

@@ -2,16 +2,10 @@
 
 X. Yao, C. Huang, L. Sun. VCIP 2018. https://doi.org/10.1109/VCIP.2018.8698609
 
-A client keeps the server's model beside the one that it trains, frozen, and the maximum mean discrepancy of what both
-make of a batch is added to cross-entropy (FedFusion, of the same authors, is https://arxiv.org/abs/1908.05891).
-
-The paper was not at hand, so no equation numbers are given. The authors' public code compares logits with 19 fixed
-bandwidths and has 0.1 as its weight for MNIST, the default here; in the published version that line is replaced by a
-squared distance. Here features are compared, with bandwidths around the mean distance, as deep adaptation networks do;
-the gradient does not fade as both models come near, so that large weights overshoot. FedRS (tables 1 and 5) takes the
-weights 1e-4 and 1e-3.
-
-``lam = 0`` is plain cross-entropy, bit for bit.
+The paper was not available to us, so no equation numbers are given. The authors' public code compares logits with 19
+fixed bandwidths (its published version computes a squared distance instead); here bandwidths are relative to the mean
+distance of features, as in deep adaptation networks, so the gradient does not vanish when both models are close and
+large weights overshoot. FedFusion, by the same authors, is https://arxiv.org/abs/1908.05891.
 """
 
 from __future__ import annotations
@@ -34,8 +28,8 @@ TEACHER = "fedmmd.teacher"
 class FedMMD(Method):
     r"""Maximum mean discrepancy to the server's model in local training.
 
-    Cross-entropy plus the maximum mean discrepancy, with Gaussian kernels, between the features that the server's
-    frozen model (``s``) and the trained model (``t``) make of a batch. A bar is the mean over all pairs:
+    Cross-entropy plus the maximum mean discrepancy, with Gaussian kernels, between the features of the server's frozen
+    model (``s``) and of the trained model (``t``). A bar is the mean over all pairs in a batch:
 
     .. math::
         \mathcal{L} = \mathcal{L}_{ce} + \lambda \bigl(\bar K_{ss} + \bar K_{tt} - 2 \bar K_{st}\bigr), \quad
@@ -45,7 +39,7 @@ class FedMMD(Method):
     """
 
     class Params(params.Params):
-        """Options of FedMMD; ``lam: 0`` is plain cross-entropy."""
+        """Options of FedMMD."""
 
         lam: float = Field(0.1, ge=0, description="weight of the discrepancy (FedRS, tables 1 and 5: 1e-4, 1e-3)")
 
@@ -55,7 +49,7 @@ class FedMMD(Method):
     )
 
     def before_round(self, client: ClientView) -> None:
-        """The server's model, frozen."""
+        """Freeze a copy of the server's model."""
         if self.params.lam > 0 and client.frozen is not None and client.model is not None:
             client.scratch[TEACHER] = client.frozen(client.model.state_dict())
 
@@ -69,6 +63,6 @@ class FedMMD(Method):
         return {"mmd": self.params.lam * mmd(batch.features, frozen)}
 
     def deviations(self) -> list[str]:
-        """Where this is not the authors' code."""
-        line = "features with bandwidths around their mean distance are compared; the authors' code: logits, fixed ones"
+        """Differences from the authors' code."""
+        line = "compares features, bandwidths around their mean distance; the authors' code: logits, fixed bandwidths"
         return [line] if self.params.lam > 0 else []

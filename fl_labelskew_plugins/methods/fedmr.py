@@ -3,22 +3,13 @@
 Z. Fan, J. Yao, R. Zhang, L. Lyu, Y. Zhang, Y. Wang. TMLR 2024. https://arxiv.org/abs/2405.18983
 
 Equation 3 (intra-class loss), equation 4 (inter-class loss), equation 5 (their sum), algorithm 1 (prototypes), table 5
-(prototype privacy) and table 11 (Lite-n). Two printed formulas do not go with the published results:
+(prototype privacy) and table 11 (Lite-n). Deviations (more in docs/methods/fedmr.md):
 
-- Eq. 3 grows with ``d``; with the published ``mu1`` it drove training to chance. ``scale: code`` is what the authors'
-  code computes, ``paper`` the printed one, but for the standard deviation: the paper divides the variance by ``n`` and
-  the covariance ``M`` by ``n - 1``. Lemma 1 needs eigenvalues of ``M`` with mean 1, and so the same divisor in both:
-  ``scale: paper`` uses ``n - 1``. (Of two samples, in two dimensions, the loss is then 4 instead of 16.)
-- Eq. 4 sums over observed classes alone, though text and figure 3 say that prototypes stand in for the missing ones.
-  ``negatives: all`` is every class with a prototype, ``observed`` the printed one.
-
-Eq. 3 divides by a standard deviation that may be 0. Both scales add ``eps`` to the variance first, 1e-8 as in the
-authors' code: features that hardly vary, such as those of two samples after a ReLU, get large gradients, up to
-``1 / sqrt(eps)`` times those of features with a variance of 1. What that does to a real run is in docs/results.md.
-
-Their code has no inter-class loss, counts batches for samples in weights, and fails on a batch of single samples.
-``mu1 = 0`` and ``mu2 = 0`` are plain cross-entropy, bit for bit. Without inter-class loss (``mu2 = 0`` or ``lite = 0``)
-nobody needs prototypes, and none are sent.
+- ``scale: code`` is the authors' code. ``paper`` is eq. 3, which grows with ``d`` and fails with the published ``mu1``;
+  its variance is divided by ``n - 1`` (the paper prints ``n``), because lemma 1 needs eigenvalues of ``M`` with mean 1.
+- ``negatives: all`` uses every class with a prototype, as in text and figure 3; ``observed`` is eq. 4 as printed.
+- ``eps`` is added to the variance, which may be 0, as in the authors' code. Gradients of features that hardly vary grow
+  by up to ``1 / sqrt(eps)``.
 """
 
 from __future__ import annotations
@@ -54,7 +45,7 @@ Negatives = Literal["all", "observed"]
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Sum of products of all entries, in one step."""
+    """Sum of the products of all entries."""
     return a.reshape(-1).dot(b.reshape(-1))
 
 
@@ -67,17 +58,16 @@ def intra_class_loss(
         \qquad \text{code: } \frac{1}{\sum_c N_c} \sum_c \frac{1}{d (d - 1)} \sum_{j \ne l}
         (\hat Z_c^\top \hat Z_c)_{jl}^2
 
-    ``Zhat_c`` are the features of class ``c`` less their mean, divided by the root of ``eps`` plus their variance.
-    Classes with one sample in the batch count nothing. All classes share one ``(B, B)`` Gram matrix, whose norm is that
-    of the ``(d, d)`` one; the gradient, that of batch normalisation per class, is worked out in the same pass (no
-    second derivative).
+    ``Zhat_c``: features of class ``c`` minus their mean, divided by the root of their variance plus ``eps``. Classes
+    with one sample in the batch are ignored. All classes share one ``(B, B)`` Gram matrix, whose norm equals that of
+    the ``(d, d)`` one. The same pass computes the gradient, without second derivative.
 
     Args:
-        features: ``(B, d)``; anything below float32 is computed in float32.
+        features: ``(B, d)``, computed in at least float32.
         labels: ``(B,)`` int64.
         scale: ``code`` or ``paper``.
-        eps: added to the (unbiased) variance, for dimensions that do not vary; the authors' code has the default.
-        num_classes: ``C``, if known; it saves time, no more.
+        eps: added to the unbiased variance, for constant dimensions; the default is the authors'.
+        num_classes: ``C``, if known, to save time.
 
     >>> intra_class_loss(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([0, 0]))
     tensor(0.5000)
@@ -85,10 +75,10 @@ def intra_class_loss(
     check_choice("scale", scale, ("code", "paper"))
     d = features.shape[1]
     if len(labels) == 0 or (d == 1 and scale == "code"):
-        return features[:0].sum()  # no sample, or no pair of dimensions: a zero that still has a gradient
+        return features[:0].sum()  # no sample, or no pair of dimensions: a zero with a gradient
     with torch.no_grad(), full_precision(features.device):
         z = full(features)
-        if num_classes is None:  # name each class after its first sample: as many columns as rows are enough
+        if num_classes is None:  # number each class by its first sample
             labels, num_classes = (labels[:, None] == labels).byte().argmax(dim=1), len(labels)
         member = one_hot(labels, num_classes, z.dtype)  # (B, C)
         per_class = member.T
@@ -112,8 +102,8 @@ def intra_class_loss(
             value = _dot(masked, gram) * weight
         if not features.requires_grad:
             return value
-        # down to zhat, then through the standard deviation; the mean takes nothing away, for the columns of the masked
-        # product sum to 0 over each class. What the diagonal gives to zhat goes again through the standard deviation
+        # gradient of zhat, then through the standard deviation; the mean contributes 0, because the columns of the
+        # masked product sum to 0 over each class. The diagonal's gradient also passes through the standard deviation.
         slope = masked.mm(zhat)
         factor = member.mm(per_class.mm(slope * zhat) / m + diagonal * (eps / raised))
         gradient = torch.addcmul(slope, zhat, factor, value=-1) * (inverse_std * (4 * weight))
@@ -134,16 +124,16 @@ def inter_class_loss(
     .. math:: \frac{1}{|\{(i, j)\}|} \sum_{(i, j)} \frac{1}{N_i} \sum_{n: y_n = i}
         \max(\lVert z_n - g_i \rVert - \lVert z_n - g_j \rVert, 0)
 
-    over the pairs of a class ``i`` that is in the batch and known, and another known class ``j`` that is a negative.
-    Without such a pair the loss is 0. The gradient is worked out in the same pass, for ``features`` alone.
+    The pairs are a known class ``i`` of the batch and another known class ``j`` among the negatives; without pairs the
+    loss is 0. The same pass computes the gradient, with respect to ``features`` only.
 
     Args:
-        features: ``(B, d)``; anything below float32 is computed in float32.
+        features: ``(B, d)``, computed in at least float32.
         labels: ``(B,)`` int64.
         prototypes: ``(C, d)``.
-        known: ``(C,)`` bool, classes that have a prototype.
-        negatives: ``all`` known classes, or of these the ``observed`` ones.
-        observed: ``(C,)`` bool, classes that the client holds; default: those in the batch.
+        known: ``(C,)`` bool, classes with a prototype.
+        negatives: ``all`` known classes, or the ``observed`` ones among them.
+        observed: ``(C,)`` bool, classes of the client; default: those in the batch.
 
     >>> z, g = torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 0.0], [4.0, 0.0]])
     >>> inter_class_loss(z, torch.tensor([0]), g, torch.tensor([True, True]))
@@ -152,7 +142,7 @@ def inter_class_loss(
     check_choice("negatives", negatives, ("all", "observed"))
     with torch.no_grad(), full_precision(features.device):
         z = full(features)
-        g = prototypes.to(z.dtype).masked_fill(~known[:, None], 0)  # whatever stands there, it is no prototype
+        g = prototypes.to(z.dtype).masked_fill(~known[:, None], 0)  # unknown rows may have any value, even NaN
         member = one_hot(labels, len(g), z.dtype)
         n = member.sum(dim=0)
         negative = known if negatives == "all" else known & (n > 0 if observed is None else observed)
@@ -160,7 +150,7 @@ def inter_class_loss(
         pairs = anchor.dot(negative.sum() - negative)
         weight = member.mv(anchor / n.clamp(min=1)) / pairs.clamp(min=1)
         distance = torch.cdist(z, g, compute_mode="donot_use_mm_for_euclid_dist")
-        margin = distance.gather(1, labels[:, None]) - distance  # 0 for the own class, which so drops out
+        margin = distance.gather(1, labels[:, None]) - distance  # 0 for the sample's own class
         active = (margin > 0) * (weight[:, None] * negative)
         value = _dot(active, margin)
         if not features.requires_grad:
@@ -190,12 +180,12 @@ class FedMR(Method):
 
     .. math:: \mathcal{L} = \mathcal{L}_{ce} + \mu_1 \mathcal{L}_{intra} + \mu_2 \mathcal{L}_{inter}
 
-    ``mu1: 0`` with ``mu2: 0`` is plain cross-entropy, bit for bit. The inter-class loss begins in the second round,
-    with the first prototypes.
+    ``mu1: 0`` with ``mu2: 0`` is plain cross-entropy, bit for bit. The inter-class loss starts in the second round,
+    with the first prototypes; clients send none if it is off (``mu2: 0`` or ``lite: 0``).
     """
 
     class Params(params.Params):
-        """Options of FedMR; ``mu1: 0`` with ``mu2: 0`` is plain cross-entropy. Tables 9 and 10 have mu per data set."""
+        """Options of FedMR; tables 9 and 10 list ``mu1`` and ``mu2`` per data set."""
 
         mu1: float = Field(0.01, ge=0, description="weight of the intra-class loss; 0: none")
         mu2: float = Field(1e-4, ge=0, description="weight of the inter-class loss; 0: none")
@@ -218,11 +208,11 @@ class FedMR(Method):
 
     @property
     def inter(self) -> bool:
-        """Whether there is an inter-class loss, the one thing that prototypes are for (eq. 4)."""
+        """Whether the inter-class loss, the only user of prototypes, is on (eq. 4)."""
         return bool(self.params.mu2 > 0 and self.params.lite != 0)
 
     def shares(self, client: ClientView) -> bool:
-        """Whether this client submits prototypes: a random set of clients, the same in every round (table 5)."""
+        """Whether this client is in the random, constant set of clients that submit prototypes (table 5)."""
         fraction, run = self.params.share_prototypes, client.federation
         if fraction >= 1 or not self.inter:
             return self.inter
@@ -230,12 +220,12 @@ class FedMR(Method):
         return client.id in seeds.python_random(run.seed, "fedmr/share").sample(range(run.num_clients), number)
 
     def before_round(self, client: ClientView) -> None:
-        """Open the running sums, if they are wanted."""
+        """Initialise the sums for ``prototypes: running``."""
         if self.params.prototypes == "running" and self.shares(client):
             client.scratch["fedmr.sums"] = None
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Both terms of equation 5; the inter-class term waits for the first prototypes."""
+        """Both terms of equation 5; the inter-class term needs prototypes."""
         p, terms = self.params, {}
         if batch.last_epoch and "fedmr.sums" in client.scratch:
             sums = class_sums(batch.features.detach(), batch.labels, len(client.counts))
@@ -264,11 +254,11 @@ class FedMR(Method):
         )
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Class sums of features and of samples, if prototypes are used."""
+        """Shapes of the class sums, if prototypes are used."""
         return sum_shapes(federation) if self.inter else {}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
-        """Sum of each class's features, and its samples."""
+        """Feature sum and number of samples per class."""
         if not self.shares(client):
             return {}
         if self.params.prototypes == "after":
@@ -279,11 +269,11 @@ class FedMR(Method):
         return {"sums": sums, "counts": counts}
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Global prototypes of the next round."""
+        """Global prototypes for the next round."""
         return global_prototypes(total, shared)
 
     def deviations(self) -> list[str]:
-        """Where the chosen readings leave the printed equations."""
+        """Differences from the printed equations."""
         lines = []
         if self.params.scale == "code" and self.params.mu1 > 0:
             lines.append("scale: code is the intra-class loss of the authors' code, not eq. 3 as printed")
@@ -292,13 +282,13 @@ class FedMR(Method):
         if self.params.eps != 1e-8 and self.params.mu1 > 0:
             lines.append(f"eps: {self.params.eps:g} is added to the variance; the authors' code adds 1e-8")
         if self.params.negatives == "all" and self.inter:
-            lines.append("negatives: all also takes missing classes as negatives; eq. 4 as printed only observed ones")
+            lines.append("negatives: all uses missing classes as negatives too; eq. 4 as printed only observed ones")
         if self.params.prototypes == "running" and self.inter:
             lines.append("prototypes: running averages over the last epoch; algorithm 1 uses the final weights")
         return lines
 
     def warnings(self, federation: Federation) -> list[str]:
-        """The printed scale with published weights."""
+        """Warn about the published weights with the printed scale."""
         if self.params.scale == "paper" and self.params.mu1 > 1e-4:
             return [f"mu1 {self.params.mu1:g} with scale: paper drove training to chance; use 1e-4 or less"]
         return []

@@ -2,9 +2,8 @@
 
 X.-C. Li, D.-C. Zhan, Y. Shao, B. Li, S. Song. ECML PKDD 2021. https://doi.org/10.1007/978-3-030-86486-6_36
 
-The inherited private model of MAP without its restricted softmax: one stage of all local epochs, supervised by the
-private model, whose end is both the upload and the personalised model. Formulas and equation numbers are MAP's
-(``methods/map.py``). Neutral setting: ``lam = 0`` is plain cross-entropy, bit for bit.
+MAP's inherited private model without the restricted softmax: it supervises all local epochs, in one stage, whose result
+is both the upload and the personalised model.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from fl_labelskew_plugins.methods.map import InheritedPrivateModel, TransferPara
 class FedPHP(InheritedPrivateModel):
     r"""Personalisation with an inherited private model.
 
-    The equations are those of MAP, with MAP's numbers. Distillation (equation 11), or the maximum mean discrepancy of
-    features (equation 12), from the private model ``p`` is added to cross-entropy (equation 13):
+    Equation numbers are MAP's. Distillation (equation 11), or the maximum mean discrepancy of features (equation 12),
+    from the private model ``p`` is added to cross-entropy (equation 13):
 
     .. math::
         \mathcal{L}_{kd} =
@@ -35,7 +34,7 @@ class FedPHP(InheritedPrivateModel):
     """
 
     class Params(TransferParams):
-        """Options of FedPHP; ``lam: 0`` is plain cross-entropy."""
+        """Options of FedPHP."""
 
     paper = (
         "FedPHP: Federated Personalization with Inherited Private Models, ECML PKDD 2021, "
@@ -43,5 +42,5 @@ class FedPHP(InheritedPrivateModel):
     )
 
     def stages(self, epochs: int) -> list[Stage]:
-        """All epochs in one stage, whose end is uploaded."""
+        """All epochs in one stage, with upload at its end."""
         return [Stage("personalise", epochs)]

@@ -2,17 +2,11 @@
 
 X. Mu, Y. Shen, K. Cheng, X. Geng, J. Fu, T. Zhang, Z. Zhang. FGCS 143, 2023. https://arxiv.org/abs/2109.12273
 
-Clients send the sum of the features of each class and its samples, the server makes global prototypes of the sums, and
-a contrastive loss pulls a sample to its class's prototype and away from the others. Contrast comes first,
-classification last: ``alpha (contrast) + (1 - alpha) (cross-entropy)`` with ``alpha = 1 - t/T``.
-
-The paper was not at hand, so no equation numbers are given. Not certain: similarity (here the cosine) and temperature
-(0.5 is MOON's). The paper has a projection head before the classifier; here prototypes and contrast are of the
-network's features. Ours: a class without a prototype is no negative, and its samples have cross-entropy alone, as has
-round 1. FedMR (tables 9 and 10) searches a constant weight from 1e-6 to 1, best between 1e-5 and 1e-3:
-``schedule: constant``.
-
-``mu = 0`` is plain cross-entropy, bit for bit, and sends nothing.
+Clients send feature sums and sample counts per class, and the server computes global prototypes. The paper was not
+available to us, so no equation numbers are given; similarity (cosine) and temperature (MOON's) are uncertain. The paper
+has a projection head before the classifier; here prototypes and contrast use the network's features. Our choice: a
+class without a prototype is not a negative, and its samples have only cross-entropy. ``schedule: constant`` is for
+FedMR (tables 9 and 10), best between 1e-5 and 1e-3.
 """
 
 from __future__ import annotations
@@ -57,10 +51,10 @@ def prototype_contrast(
     .. math:: \ell_n = -\log \frac{\exp(\cos(z_n, g_{y_n}) / \tau)}{\sum_{c \text{ known}} \exp(\cos(z_n, g_c) / \tau)}
 
     Args:
-        features: ``(B, d)``; anything below float32 is computed in float32.
+        features: ``(B, d)``, computed in at least float32.
         labels: ``(B,)`` int64.
         prototypes: ``(C, d)``.
-        known: ``(C,)`` bool, classes that have a prototype.
+        known: ``(C,)`` bool, classes with a prototype.
         temperature: tau.
 
     Returns:
@@ -72,8 +66,8 @@ def prototype_contrast(
     """
     with full_precision(features.device):
         z = unit(features)
-        g = unit(prototypes).to(z.dtype).masked_fill(~known[:, None], 0)  # whatever stands there, it is no prototype
-        # without any prototype nothing is masked: minus infinities alone would make the gradient NaN
+        g = unit(prototypes).to(z.dtype).masked_fill(~known[:, None], 0)  # unknown rows may have any value, even NaN
+        # without any prototype nothing is masked: a row of minus infinities would make the gradient NaN
         scores = (z.mm(g.T) / temperature).masked_fill(~known & known.any(), -torch.inf)
         return cross_entropy(scores, labels.masked_fill(~known[labels], -1), reduction="none", ignore_index=-1)
 
@@ -88,17 +82,16 @@ class FedProc(Method):
         \alpha = \mu \, (1 - t / T), \quad
         \mathcal{L}_{con} = -\log \frac{\exp(\cos(h, g_y) / \tau)}{\sum_c \exp(\cos(h, g_c) / \tau)}
 
-    ``mu: 0`` is plain cross-entropy, bit for bit, and sends nothing. The first round has no prototypes, and only
-    cross-entropy.
+    ``mu: 0`` is plain cross-entropy, bit for bit, and sends nothing. The first round has only cross-entropy.
     """
 
     class Params(params.Params):
-        """Options of FedProc; ``mu: 0`` is plain cross-entropy."""
+        """Options of FedProc."""
 
         mu: float = Field(1.0, ge=0, le=1, description="share, or constant weight, of the contrastive loss; 0: none")
         schedule: Literal["linear", "constant"] = Field(
             "linear",
-            description="linear: alpha = mu (1 - t/T), cross-entropy has the rest; constant: cross-entropy plus mu "
+            description="linear: alpha = mu (1 - t/T), cross-entropy has 1 - alpha; constant: cross-entropy plus mu "
             "times the contrast (FedMR, tables 9 and 10: mu 1e-5 to 1e-3)",
         )
         temperature: float = Field(0.5, gt=0, description="of the cosines; the default is MOON's")
@@ -111,11 +104,11 @@ class FedProc(Method):
     sends: ClassVar[Mapping[str, str]] = {"sums": "prototypes", "counts": "counts"}
 
     def additive(self) -> bool:
-        """Whether the weight is constant; otherwise the cross-entropy gives way to the contrast."""
+        """Whether the weight of the cross-entropy is constant."""
         return bool(self.params.schedule == "constant" or self.params.mu == 0)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The contrast, which waits for the first prototypes."""
+        """The contrast, if there are prototypes."""
         p, device = self.params, batch.features.device
         if p.mu == 0 or "prototypes" not in client.shared:
             return {}
@@ -127,7 +120,7 @@ class FedProc(Method):
         return {"contrast": contrast_share(client.round, client.federation.rounds, mu=p.mu) * contrast}
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Cross-entropy and contrast; by the linear schedule, they share a weight of 1."""
+        """Cross-entropy and contrast; with the linear schedule, their weights sum to 1."""
         if self.additive() or "prototypes" not in client.shared:
             return super().loss(batch, client)
         alpha = contrast_share(client.round, client.federation.rounds, mu=self.params.mu)
@@ -137,22 +130,22 @@ class FedProc(Method):
         return {"cross_entropy": weighted, **self.terms(batch, client)}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Class sums of features and of samples, if prototypes are used."""
+        """Shapes of the class sums, if prototypes are used."""
         return sum_shapes(federation) if self.params.mu > 0 else {}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
-        """Sum of each class's features under the final weights, and its samples."""
+        """Feature sum and number of samples per class."""
         return own_sums(client) if self.params.mu > 0 else {}
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Global prototypes of the next round."""
+        """Global prototypes for the next round."""
         return global_prototypes(total, shared)
 
     def deviations(self) -> list[str]:
-        """Where this is not the printed method."""
+        """Differences from the printed method."""
         if self.params.mu == 0:
             return []
-        lines = ["prototypes and contrast are of the network's features; the paper has a projection head before them"]
+        lines = ["prototypes and contrast use the network's features; the paper uses a projection head's outputs"]
         if self.params.schedule == "constant":
-            lines.append("schedule: constant weighs the contrast alike in all rounds; in the paper it gives way")
+            lines.append("schedule: constant keeps the weight of the contrast; in the paper it falls to 0")
         return lines

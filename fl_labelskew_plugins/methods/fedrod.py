@@ -2,19 +2,14 @@
 
 H.-Y. Chen, W.-L. Chao. ICLR 2022. https://arxiv.org/abs/2107.00778
 
-Two losses and two predictors. The generic predictor, body and head, is trained with a loss that is robust to skewed
-classes, the balanced softmax of Ren et al. (NeurIPS 2020, https://arxiv.org/abs/2007.10740), and uploaded. The
-personalised one adds a private linear head to the generic logits and is trained with plain cross-entropy, through which
-nothing flows back into the generic part.
+The generic predictor uses the balanced softmax of Ren et al. (NeurIPS 2020, https://arxiv.org/abs/2007.10740). The
+gradient of the personalised one does not reach the generic part. The personalised model, the trained body with both
+heads merged, is private state as large as the model.
 
-The paper was not at hand, so no equation numbers are given; its authors' code is not public. The linear version; its
-head made by a hypernetwork is left out. Ours: the private head starts at zero, so that a client's first personalised
-model is the generic one; a class without samples, whose count has no logarithm, counts as one (``missing: one``) or is
-out of the softmax (``mask``, the limit of the formula). A client's personalised model is its own body after training
-with both heads in one; it is private state as large as the model.
-
-With ``missing = one``, ``gamma = 0`` with ``private = 0`` is plain cross-entropy, bit for bit, and with any
-``private`` the upload is. ``missing = mask`` restricts the softmax to the client's classes whatever ``gamma`` is.
+The paper was not available to us, so no equation numbers are given; its authors' code is not public. Our choices: no
+hypernetwork, a private head that starts at zero, and for a class without samples, whose logarithm is undefined, the
+count of one sample (``missing: one``) or removal from the softmax (``mask``, the limit of the formula). ``mask``
+restricts the softmax to the client's classes even with ``gamma = 0``.
 """
 
 from __future__ import annotations
@@ -48,9 +43,9 @@ def balanced_logits(logits: Tensor, counts: Tensor, *, gamma: float = 1.0, missi
 
     Args:
         logits: ``(B, C)``.
-        counts: ``(C,)``, the client's own training samples of each class.
+        counts: ``(C,)``, the client's training samples per class.
         gamma: strength; 1 is balanced softmax, 0 adds nothing.
-        missing: ``one`` counts a class without samples as one sample; ``mask`` gives it a logit of minus infinity.
+        missing: ``one`` counts a class without samples as one sample; ``mask`` sets its logit to minus infinity.
 
     Returns:
         ``(B, C)``.
@@ -79,10 +74,10 @@ class FedRoD(Method):
     """
 
     class Params(params.Params):
-        """Options of Fed-RoD; ``gamma: 0`` with ``private: 0`` and ``missing: one`` is plain cross-entropy."""
+        """Options of Fed-RoD."""
 
         gamma: float = Field(1.0, ge=0, description="strength of the balanced softmax; 0: plain softmax")
-        missing: Missing = Field("one", description="a class without samples: one: counts as one; mask: out of softmax")
+        missing: Missing = Field("one", description="class without samples: one: counts as one; mask: not in softmax")
         private: float = Field(1.0, ge=0, description="weight of the private head's cross-entropy; 0: no private head")
 
     paper = (
@@ -92,11 +87,11 @@ class FedRoD(Method):
     corrects = "class counts"
 
     def before_round(self, client: ClientView) -> None:
-        """The private head of the client's last round, or one of zeros."""
+        """Load the private head, or zeros."""
         if self.params.private == 0 or client.model is None:
             return
         generic = cast("nn.Linear", client.model.classifier)
-        # no draw of start values: they are not used, and dropout draws from the same generator
+        # skip_init draws no start values: they are unused, and dropout draws from the same generator
         bias = generic.bias is not None
         size = generic.in_features, generic.out_features
         head: nn.Module = nn.utils.skip_init(nn.Linear, *size, bias=bias)  # type: ignore[no-untyped-call]
@@ -105,7 +100,7 @@ class FedRoD(Method):
         client.scratch[HEAD] = head.to(generic.weight.device)
 
     def private_parameters(self, client: ClientView) -> Sequence[nn.Parameter]:
-        """Those of the private head."""
+        """Parameters of the private head."""
         return list(client.scratch[HEAD].parameters()) if HEAD in client.scratch else []
 
     def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
@@ -114,7 +109,7 @@ class FedRoD(Method):
         return balanced_logits(logits, counts, gamma=self.params.gamma, missing=self.params.missing)
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The generic predictor's loss, and the private head's on top of it."""
+        """The generic loss and the private head's loss."""
         terms = super().loss(batch, client)
         if HEAD not in client.scratch:
             return terms
@@ -122,7 +117,7 @@ class FedRoD(Method):
         return {**terms, "private": self.params.private * cross_entropy(both, batch.labels)}
 
     def after_round(self, client: ClientView) -> None:
-        """The client keeps its private head, and its network with both heads in one."""
+        """Keep the private head, and the network with merged heads."""
         if HEAD not in client.scratch or client.model is None:
             return
         head = client.scratch[HEAD].state_dict()
@@ -132,7 +127,7 @@ class FedRoD(Method):
         keep_private(client, MODEL, {k: v + private[k] if k in private else v for k, v in weights.items()})
 
     def private_logits(self, inputs: Tensor, client: ClientView) -> Tensor:
-        """Both heads together."""
+        """Sum of both heads' logits."""
         if HEAD not in client.scratch:
             return super().private_logits(inputs, client)
         assert client.model is not None
@@ -141,5 +136,5 @@ class FedRoD(Method):
         return logits
 
     def personalised(self, state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """The client's own network after its last round, with both heads in one."""
+        """The client's last network with merged heads."""
         return private_model(state, MODEL)

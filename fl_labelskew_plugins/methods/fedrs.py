@@ -3,11 +3,9 @@
 X.-C. Li, D.-C. Zhan. KDD 2021. https://doi.org/10.1145/3447548.3467254
 
 Equation 8 (restricted softmax), equations 9 and 10 (its gradient), algorithm 1 (plain mean of the uploads) and
-appendix B (private upload). The paper leaves out the bias; here it belongs to the score, so the whole logit is scaled.
-The authors' public code differs: it scales rare observed classes too (``scaling: proportional``), weights uploads by
-samples, has a head without bias and clips gradients at 100.
-
-``alpha = 1`` is plain cross-entropy, bit for bit.
+appendix B (private upload). The paper has no bias; here the whole logit, including the bias, is scaled. The authors'
+public code scales rare observed classes too (``scaling: proportional``), weights uploads by samples, has no bias and
+clips gradients at 100.
 """
 
 from __future__ import annotations
@@ -38,12 +36,11 @@ def private_update(
 
     .. math:: \Delta \leftarrow \min(L, \lVert\Delta\rVert) \, \Delta / \lVert\Delta\rVert + \mathcal N(0, \sigma^2 I)
 
-    The norm is that of all floating-point tensors together; other tensors pass as they are. Batch normalisation's
-    running variance is noisy too, so whoever adds the update to the start must keep it from going below zero: the
-    update alone does not tell.
+    The norm is over all floating-point tensors; others are unchanged. Batch normalisation's running variance gets noise
+    too; the caller must keep its sum with the start weights non-negative.
 
     Args:
-        update: upload minus the round's start.
+        update: upload minus the start of the round.
         clip: ``L``.
         sigma: standard deviation of the noise; 0 only clips.
         generator: the only source of the noise, drawn tensor by tensor.
@@ -55,7 +52,7 @@ def private_update(
     floating = [tensor for tensor in update.values() if tensor.is_floating_point()]
     if not floating:
         return dict(update)
-    # in float64: the squares of a large float32 update overflow
+    # float64, because the squares of a large float32 update overflow
     norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in floating]
     factor = (clip / torch.linalg.vector_norm(torch.stack(norms))).clamp(max=1)  # clip / 0 is inf, so 1
     private = {}
@@ -70,16 +67,16 @@ def private_update(
 
 
 def privacy_epsilon(*, clip: float, sigma: float, delta: float, min_samples: int) -> float:
-    r"""Epsilon of one upload in one round (appendix B); rounds add up, and this does not count them.
+    r"""Epsilon of one upload in one round (appendix B), without composition over rounds.
 
     .. math:: \epsilon = \sqrt{2 \ln(1.25 / \delta)} \; \frac{2 L}{m} \; / \; \sigma
 
-    The Gaussian mechanism's proof asks for an epsilon below 1; above it, the number is the paper's, not a theorem.
+    The proof of the Gaussian mechanism requires an epsilon below 1; larger values follow the paper, without proof.
 
     Args:
         clip: ``L``.
         sigma: standard deviation of the noise.
-        delta: chance that the bound may fail.
+        delta: probability that the bound fails.
         min_samples: ``m``, training samples of the smallest client.
 
     >>> round(privacy_epsilon(clip=20, sigma=0.1, delta=0.01, min_samples=400), 2)
@@ -105,7 +102,7 @@ class FedRS(Method):
     """
 
     class Params(params.Params):
-        """Options of FedRS; ``alpha: 1`` is plain cross-entropy with the plain mean of the uploads."""
+        """Options of FedRS."""
 
         alpha: float = Field(0.5, ge=0, le=1, description="factor on the logits of missing classes; 1: plain softmax")
         min_count: int = Field(1, ge=1, description="a class with fewer samples is missing (FEMNIST 2, Shakespeare 20)")
@@ -120,7 +117,7 @@ class FedRS(Method):
 
         @model_validator(mode="after")
         def _noise_needs_clip(self) -> FedRS.Params:
-            """Noise bounds nothing as long as an update may be arbitrarily large."""
+            """Without a largest norm, noise gives no privacy bound."""
             for name in ("upload_sigma", "upload_delta"):
                 if self.upload_clip is None and getattr(self, name) is not None:
                     raise ValueError(f"{name} needs upload_clip: without a largest norm, noise gives no privacy bound")
@@ -145,7 +142,7 @@ class FedRS(Method):
         return not self.protects()
 
     def protects(self) -> bool:
-        """Where appendix B is asked for."""
+        """If ``upload_clip`` is set (appendix B)."""
         return self.params.upload_clip is not None
 
     def protect(self, update: dict[str, Tensor], client: ClientView) -> dict[str, Tensor]:

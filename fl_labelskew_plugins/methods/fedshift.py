@@ -2,16 +2,10 @@
 
 Y. Shen, H. Wang, H. Lv. arXiv 2023. https://arxiv.org/abs/2304.04972
 
-Equation 4 (the shift is added to the logits), equation 5 (its value, and the global prior over all clients) and
-algorithm 1, line 9: a round's updates are weighted by ``N_k / N`` with ``N`` over all clients, so a partial round
-moves less (``denominator: participants`` is the usual mean over the round). Footnote 2 smooths each client's
-histogram, with a constant that is not given. A small one all but masks the classes that a client lacks: with pure
-missing classes, ``smoothing: 1`` learns more slowly than ``smoothing_fraction: 0.1`` (docs/results.md).
-
-The server learns the prior from the sum of the clients' smoothed histograms, in an opening exchange; later rounds reuse
-it. A shift that is the same for all classes changes nothing. Neutral settings: with ``smoothing = 1e30`` every
-distribution is uniform, and with one client the prior is its own; both make the shift 0 and the loss plain
-cross-entropy, bit for bit. (To keep that exact, distributions are computed in float64 and rounded once.)
+Equations 4 and 5 (shift and global prior), footnote 2 (smoothing) and algorithm 1, line 9 (weights of the uploads).
+With pure missing classes a small smoothing constant nearly masks them: ``smoothing: 1`` learns more slowly than
+``smoothing_fraction: 0.1`` (docs/results.md). A single client, or ``smoothing = 1e30``, is plain cross-entropy bit for
+bit, because distributions are computed in float64 and rounded once.
 """
 
 from __future__ import annotations
@@ -34,12 +28,12 @@ if TYPE_CHECKING:
 
 
 def smoothed_distribution(counts: Tensor, *, smoothing: float | Tensor) -> Tensor:
-    r"""Smoothed label distribution of one client or of several (footnote 2).
+    """Smoothed label distribution of one client or of several (footnote 2).
 
     .. math:: P_k(c) = (n_{kc} + a) / (N_k + a C)
 
     Args:
-        counts: ``(C,)`` or ``(K, C)``; a client without any sample counts as uniform.
+        counts: ``(C,)`` or ``(K, C)``; a client without samples gets a uniform distribution.
         smoothing: ``a`` above 0: a number, or a tensor that broadcasts with ``counts``, such as ``(K, 1)``.
 
     Raises:
@@ -52,13 +46,13 @@ def smoothed_distribution(counts: Tensor, *, smoothing: float | Tensor) -> Tenso
         raise ValueError(f"Expected argument `smoothing` to be above 0 but got {smoothing}: ln 0 has no value.")
     n = counts.double()
     total = n.sum(dim=-1, keepdim=True)
-    # a as a fraction of no samples is 0, and 0 / 0 is NaN
+    # without samples, a may be 0 (smoothing_fraction), and 0 / 0 is NaN
     smoothed = ((n + smoothing) / (total + smoothing * n.shape[-1])).where(total > 0, 1 / n.shape[-1])
     return smoothed.to(full(counts.new_empty(0)).dtype)
 
 
 def smoothed_counts(counts: Tensor, *, smoothing: float | Tensor) -> Tensor:
-    r"""A client's part of the global prior: its samples, dealt to the classes as its smoothed distribution has them.
+    """A client's term of the global prior: its number of samples times its smoothed distribution.
 
     .. math:: N_k P_k(c)
 
@@ -84,7 +78,7 @@ def global_prior(smoothed: Tensor) -> Tensor:
         smoothed: ``(C,)`` float64, the sum of :func:`smoothed_counts` over **all** clients.
 
     Returns:
-        ``(C,)`` float32; uniform where nobody has a sample.
+        ``(C,)`` float32; uniform if there are no samples.
 
     >>> clients = [smoothed_counts(torch.tensor(n), smoothing=1.0) for n in ([3, 0], [0, 1])]
     >>> global_prior(sum(clients))
@@ -101,7 +95,7 @@ def shifted_logits(logits: Tensor, counts: Tensor, prior: Tensor, *, smoothing: 
 
     Args:
         logits: ``(B, C)``.
-        counts: ``(C,)``, the client's own training samples of each class.
+        counts: ``(C,)``, the client's training samples per class.
         prior: ``(C,)``, from :func:`global_prior` with the same smoothing.
         smoothing: ``a`` above 0: a number, or a tensor of shape ``()`` or ``(1,)``.
 
@@ -121,14 +115,14 @@ def shifted_logits(logits: Tensor, counts: Tensor, prior: Tensor, *, smoothing: 
 def noisy_counts(
     counts: Tensor, *, scale: float, noise: Literal["laplace", "gaussian"], generator: np.random.Generator
 ) -> Tensor:
-    """Class counts with noise on each, rounded to whole samples and not below 0.
+    """Class counts with noise, rounded to integers of at least 0.
 
-    Whole numbers also keep back the low bits of floating-point noise, which can tell what it was added to (Mironov,
-    "On Significance of the Least Significant Bits for Differential Privacy", CCS 2012).
+    Rounding also hides the low bits of the noise, which can reveal the value under it (Mironov, "On Significance of the
+    Least Significant Bits for Differential Privacy", CCS 2012).
 
     Args:
         counts: ``(C,)``, of one client.
-        scale: ``b`` of Laplace noise (its standard deviation is ``sqrt(2) b``), or the standard deviation of Gaussian.
+        scale: ``b`` of Laplace noise (standard deviation ``sqrt(2) b``), or standard deviation of Gaussian noise.
         noise: its distribution.
         generator: the only source of the noise.
 
@@ -146,8 +140,8 @@ def counts_epsilon(scale: float) -> float:
 
     .. math:: \epsilon = 2 / b
 
-    for one sample replaced by another: two counts move by one, so the L1 sensitivity is 2. It would be 1 for a sample
-    added or removed, but a client's number of samples is no secret here: it weighs its uploads.
+    Replacing one sample changes two counts by one, so the L1 sensitivity is 2. (For adding or removing a sample it is
+    1, but the number of samples is not secret here: it is the weight of uploads.)
 
     Args:
         scale: ``b``, in samples.
@@ -159,17 +153,17 @@ def counts_epsilon(scale: float) -> float:
 
 
 class PriorParams(params.Params):
-    """Options of label distributions: their smoothing, and noise on the revealed counts."""
+    """Smoothing of label distributions, and noise on revealed counts."""
 
     smoothing: float = Field(1.0, gt=0, description="a, in samples, added to each class of each client's histogram")
     smoothing_fraction: float | None = Field(
-        None, gt=0, description="a as a fraction of each client's samples, in place of smoothing (0.1 with pcdd)"
+        None, gt=0, description="a as a fraction of each client's samples, instead of smoothing (0.1 with pcdd)"
     )
     count_noise: float = Field(
         0.0,
         ge=0,
         le=1e9,
-        description="scale b (laplace) or std (gaussian) of noise on the counts that are revealed",
+        description="scale b (laplace) or std (gaussian) of the noise on revealed counts",
     )
     count_noise_type: Literal["laplace", "gaussian"] = Field(
         "laplace", description="laplace: epsilon = 2 / count_noise; gaussian: no bound is reported"
@@ -177,7 +171,7 @@ class PriorParams(params.Params):
 
 
 class KnownPrior(Method):
-    """What FedShift and reweighting share: an opening exchange from which every client learns the global prior."""
+    """Base of FedShift and reweighting: an opening exchange gives all clients the global prior."""
 
     corrects = "class counts"
     silo_choices = ("count_noise", "count_noise_type")
@@ -192,11 +186,11 @@ class KnownPrior(Method):
         return smoothing
 
     def opening_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """One number for each class."""
+        """One number per class."""
         return {"smoothed": (federation.num_classes,)}
 
     def opening(self, client: ClientView) -> dict[str, Tensor]:
-        """The smoothed class counts, all that the prior needs; noise, if any, is drawn once in a run."""
+        """Smoothed class counts; noise, if any, is drawn once per run."""
         p, counts = self.params, client.counts
         if p.count_noise > 0:
             counts = noisy_counts(counts, scale=p.count_noise, noise=p.count_noise_type, generator=noise_of(client))
@@ -204,10 +198,10 @@ class KnownPrior(Method):
 
     def open(self, total: Total) -> dict[str, Tensor]:
         """The global prior."""
-        return {"prior": global_prior(total.tensors["smoothed"].clamp(min=0))}  # no prior below 0
+        return {"prior": global_prior(total.tensors["smoothed"].clamp(min=0))}
 
     def report(self, federation: Federation) -> dict[str, Any]:
-        """The privacy bound of the counts that a client reveals."""
+        """Privacy bound of the revealed counts."""
         p = self.params
         if p.count_noise == 0 or p.count_noise_type != "laplace":
             return {}
@@ -215,25 +209,24 @@ class KnownPrior(Method):
         return {"privacy": {"epsilon": counts_epsilon(p.count_noise), "delta": 0.0, "holds_for": scope}}
 
     def deviations(self) -> list[str]:
-        """Noise, which the paper has not."""
-        return ["count_noise: the prior is learnt from noisy class counts"] if self.params.count_noise > 0 else []
+        """Noise, which the paper does not have."""
+        return ["count_noise: the prior comes from noisy class counts"] if self.params.count_noise > 0 else []
 
 
 class FedShift(KnownPrior):
     r"""Classifier shift in local training.
 
-    Equations 4 and 5, with the smoothing of footnote 2, for whose constant ``a`` the paper gives no value:
+    Equations 4 and 5, with the smoothing of footnote 2; the paper gives no value of its constant ``a``:
 
     .. math::
         \mathcal{L} = \text{CE}(z + s_k, y), \quad s_{k,c} = \ln \frac{P_k(c)}{P(c)}, \quad
         P(c) = \sum_k \frac{N_k}{N} P_k(c), \quad P_k(c) = \frac{n_{kc} + a}{N_k + a C}
 
-    Algorithm 1, line 9, weights uploads by the samples of **all** clients, so that a round with few clients moves the
-    model less:
+    Algorithm 1, line 9, weights uploads by the samples of **all** clients, so partial rounds move the model less:
 
     .. math:: w^{t+1} = w^t + \sum_{k \in M_t} \frac{N_k}{N} (w_k^{t+1} - w^t)
 
-    The server learns ``P`` from the sum of the smoothed class counts of all clients, in an opening exchange.
+    In an opening exchange the server computes ``P`` from the sum of the smoothed class counts of all clients.
     ``smoothing: 1.0e+30`` makes all shares equal and the loss plain cross-entropy, bit for bit.
     """
 
@@ -254,7 +247,7 @@ class FedShift(KnownPrior):
             self.aggregation = "samples"
 
     def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
-        """Equation 4; the client's own counts never carry noise."""
+        """Equation 4; the client's own counts have no noise."""
         counts = on_device(client, "counts", client.counts, logits.device)
         prior = on_device(client, "prior", client.shared["prior"], logits.device)
         return shifted_logits(logits, counts, prior, smoothing=self.smoothing_of(counts))

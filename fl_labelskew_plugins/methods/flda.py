@@ -1,26 +1,15 @@
-r"""FLDA: Private Federated Learning with Domain Adaptation.
+"""FLDA: Private Federated Learning with Domain Adaptation.
 
 D. Peterson, P. Kanani, V. J. Marathe. NeurIPS workshop 2019. https://arxiv.org/abs/1912.06733
 
-A client's prediction is a mixture of the general model, which is uploaded and averaged, and a private one that never
-leaves it, with a private gate:
+The global test uses only the general model; a client's own evaluation uses its mixture.
 
-.. math:: \hat y = a(x) \, \hat y_G(x) + (1 - a(x)) \, \hat y_P(x), \quad a(x) = \sigma(v^\top x + b)
-
-All three are trained together by the loss of the mixture. The paper was not at hand when this was written, so
-its equation numbers are left out. What it leaves to a reader, or differs:
-
-- The gate is linear in the general model's features, as in public code of FedRS's first author; the paper's is taken
-  to be linear in the input. It starts at one half.
-- The private network has the general one's form. It begins as another random network, the same for all clients, as in
-  that code. ``private_start: general`` begins with a copy of the weights that the client gets first; then both networks
-  stay equal throughout the first round, and the gate, whose gradient is their difference, learns nothing in it.
-- ``mixture: logits`` mixes logits, as that code does; ``probabilities`` mixes the outputs of the softmax. That code
-  adds up the same loss twice, which doubles its learning rate.
-- The paper's noise on the general model's gradients is left to the host's ``dp_args``.
-
-The global test is that of the general model alone, as in that code; a client's own measure is that of its mixture.
-``general_share = 1`` is the general model alone, plain cross-entropy, bit for bit; there is no private model then.
+The paper was not available to us, so no equation numbers are given. As in public code of FedRS's first author, the gate
+is linear in the general model's features and starts at one half, the private network starts as another random network,
+the same for all clients, and ``mixture: logits`` mixes logits (that code adds the same loss twice). We take the paper's
+gate to be linear in the input. With ``private_start: general``, both networks stay equal in a client's first round and
+the gate, whose gradient is their difference, does not change. For the paper's noise on the general model's gradients,
+use the host's ``dp_args``.
 """
 
 from __future__ import annotations
@@ -49,7 +38,7 @@ EXPERT, GATE_NOW = "flda.private", "flda.gate"
 
 
 def mixed(general: Tensor, private: Tensor, score: Tensor, *, mixture: Mixture = "logits") -> Tensor:
-    r"""Logits of the mixture, for ``probabilities`` their logarithm.
+    r"""Logits of the mixture; for ``probabilities``, their logarithm.
 
     .. math:: a z_G + (1 - a) z_P \quad\text{or}\quad \log\bigl(a \, \sigma(z_G) + (1 - a) \, \sigma(z_P)\bigr)
 
@@ -57,7 +46,7 @@ def mixed(general: Tensor, private: Tensor, score: Tensor, *, mixture: Mixture =
         general: ``(B, C)`` logits of the general model.
         private: ``(B, C)`` logits of the private one.
         score: ``(B,)``, ``a`` before its sigmoid, or one number ``()`` for all.
-        mixture: what is mixed.
+        mixture: values to mix.
 
     Returns:
         ``(B, C)``.
@@ -77,31 +66,31 @@ def mixed(general: Tensor, private: Tensor, score: Tensor, *, mixture: Mixture =
 
 
 class FLDA(Method):
-    r"""A private model beside the general one, and a private gate between them.
+    r"""A private model and a private gate in addition to the general model, which is uploaded and averaged.
 
-    The mixture of the general model ``G`` and the private model ``P``, with the private gate ``a``:
+    The loss of their mixture trains the general model ``G``, the private model ``P`` and the gate ``a``:
 
     .. math:: \hat y = a(x) \, \hat y_G(x) + (1 - a(x)) \, \hat y_P(x), \quad a(x) = \sigma(v^\top h + b)
 
-    ``general_share: 1`` is plain cross-entropy, bit for bit.
+    ``general_share: 1`` is plain cross-entropy, bit for bit, without a private model.
     """
 
     class Params(params.Params):
-        """Options of FLDA; ``general_share: 1`` is plain cross-entropy."""
+        """Options of FLDA."""
 
-        mixture: Mixture = Field("logits", description="what is mixed, before or after the softmax")
+        mixture: Mixture = Field("logits", description="values to mix, before or after the softmax")
         private_start: Start = Field(
             "random",
-            description="how a private model begins: as another random network, or as a copy of the general one",
+            description="initial private model: another random network, or a copy of the general one",
         )
         general_share: float | None = Field(
-            None, gt=0, le=1, description="a fixed share of the general model in the mixture; default: a gate learns it"
+            None, gt=0, le=1, description="fixed share of the general model in the mixture; default: learnt by a gate"
         )
 
     paper = "Private Federated Learning with Domain Adaptation, NeurIPS workshop 2019, https://arxiv.org/abs/1912.06733"
 
     def before_round(self, client: ClientView) -> None:
-        """The client's private model and gate, which begin with the client's first round."""
+        """Load the client's private model and gate, or initialise them."""
         if self.params.general_share == 1:
             return
         general, frozen = client.model, client.frozen
@@ -120,7 +109,7 @@ class FLDA(Method):
             client.scratch[GATE_NOW] = nn.Parameter(start.to(client.counts.device, copy=True))
 
     def private_parameters(self, client: ClientView) -> Sequence[nn.Parameter]:
-        """The private model's, and the gate's."""
+        """Parameters of the private model, and the gate."""
         if EXPERT not in client.scratch:
             return []
         parameters = [p for p in client.scratch[EXPERT].parameters() if p.requires_grad]
@@ -140,13 +129,13 @@ class FLDA(Method):
         if expert is None:
             return super().loss(batch, client)
         assert client.model is not None
-        # as for the general model: batch normalisation cannot train on one sample
+        # batch normalisation cannot train on one sample
         expert.train(client.model.training and len(batch.labels) > 1)
         logits = self._mixed(batch.inputs, batch.features, batch.logits, client)
         return {"cross_entropy": functional.cross_entropy(self.calibrate(logits, client), batch.labels)}
 
     def after_round(self, client: ClientView) -> None:
-        """Keep the private model and the gate, in host memory."""
+        """Keep the private model and the gate in host memory."""
         if EXPERT not in client.scratch:
             return
         keep_private(client, PRIVATE, client.scratch[EXPERT].state_dict())
@@ -154,7 +143,7 @@ class FLDA(Method):
             keep_private(client, "", {GATE: client.scratch[GATE_NOW]})
 
     def private_logits(self, inputs: Tensor, client: ClientView) -> Tensor:
-        """The mixture's."""
+        """Logits of the mixture."""
         if EXPERT not in client.scratch:
             return super().private_logits(inputs, client)
         model: Any = client.model
@@ -163,12 +152,12 @@ class FLDA(Method):
         return self._mixed(inputs, features, model.classifier(features), client)
 
     def deviations(self) -> list[str]:
-        """Where it leaves what the paper is taken to have."""
+        """Differences from our reading of the paper."""
         lines = []
         if self.params.general_share is None:
             lines.append("the gate is linear in the general model's features; the paper's is linear in the input")
         elif self.params.general_share < 1:
-            lines.append("general_share: a fixed share stands in for the learnt gate")
+            lines.append("general_share: a fixed share replaces the learnt gate")
         if self.params.mixture == "logits" and self.params.general_share != 1:
             lines.append("mixture: logits mixes logits; the paper mixes predictions")
         return lines

@@ -2,18 +2,13 @@
 
 X.-C. Li, S. Song, Y. Li, B. Li, Y. Shao, Y. Yang, D.-C. Zhan. TKDE 2024. https://arxiv.org/abs/2404.09232
 
-Algorithm 1: a client trains the first half of its epochs with the restricted softmax (eq. 8) and uploads the result;
-it goes on with the plain softmax, helped by its inherited private model (HPM; eq. 11 or 12, and 13), and ends with
-its personalised model, which is blended into the HPM (eq. 10). The HPM is frozen and in eval mode during a round.
-A client's first round has no HPM: plain cross-entropy, and the HPM becomes the personalised model (public code of
-FedPHP starts from an untrained one, and leaves the student without temperature). Weights in eq. 10 follow the text:
-with a momentum of 0 the HPM only keeps the current personalised model. The count ``z_k`` in that momentum has two
-readings. The text below eq. 10 raises it as the round selects the client, so that this round counts
-(``hpm_count: text``); algorithm 1 updates the HPM in line 14 and adjusts ``mu_k`` in line 15, so that it does not
-(``algorithm``), and public code of MAP and FedPHP is like that. That code limits ``mu_k`` to 0.9, the text to 1.
+Algorithm 1: a client trains the first half of its epochs with the restricted softmax (eq. 8) and uploads the result. It
+continues with the plain softmax and its frozen inherited private model (HPM; eq. 11 or 12, and 13), which gives its
+personalised model. Eq. 10 mixes this model into the HPM; with momentum 0 the HPM is that model, as in the text.
 
-``lam`` is not given; the defaults are those of FedPHP by the same authors. Neutral setting: ``alpha = 1`` and
-``lam = 0`` are plain cross-entropy in both stages, bit for bit.
+The text below eq. 10 counts this round in ``z_k`` (``hpm_count: text``). Algorithm 1, lines 14 and 15, and the public
+code of MAP and FedPHP do not (``algorithm``). The paper does not give ``lam``; the defaults are FedPHP's. Differences
+from public code: docs/methods/map.md.
 """
 
 from __future__ import annotations
@@ -44,9 +39,9 @@ def hpm_momentum(times_selected: int, *, rounds: int, fraction: float, mu0: floa
     .. math:: \mu_k = \mu_0 \, z_k / (Q T)
 
     Args:
-        times_selected: ``z_k``, rounds that selected this client, with the present one or without it.
+        times_selected: ``z_k``, rounds that selected this client, with or without this one.
         rounds: ``T``.
-        fraction: ``Q``, clients of a round over all clients.
+        fraction: ``Q``, clients per round over all clients.
         mu0: macro momentum.
 
     >>> hpm_momentum(5, rounds=100, fraction=0.1)
@@ -74,19 +69,19 @@ def distillation(student: Tensor, teacher: Tensor, *, temperature: float = 4.0) 
 
 
 class TransferParams(params.Params):
-    """Options of the inherited private model; ``lam: 0`` turns its help off."""
+    """Options of the inherited private model; ``lam: 0`` turns off the transfer."""
 
-    transfer: Literal["kd", "mmd"] = Field("kd", description="what the HPM teaches: kd: its outputs; mmd: its features")
+    transfer: Literal["kd", "mmd"] = Field("kd", description="transfer from the HPM: kd: outputs; mmd: features")
     lam: float | None = Field(None, ge=0, le=1, description="weight of the transfer; default 0.05 (kd), 0.1 (mmd)")
-    mu0: float = Field(0.9, ge=0, description="macro momentum of the HPM; 0: it keeps the last personalised model")
+    mu0: float = Field(0.9, ge=0, description="macro momentum of the HPM; 0: the HPM is the last personalised model")
     hpm_count: Literal["text", "algorithm"] = Field(
-        "text", description="rounds that the HPM's momentum counts: text: this one too; algorithm: those before it"
+        "text", description="rounds in the HPM's momentum: text: including this one; algorithm: only earlier ones"
     )
     temperature: float = Field(4.0, gt=0, description="temperature of both models' outputs in kd")
 
 
 class InheritedPrivateModel(Method):
-    """What MAP and FedPHP share: a private model per client that supervises the stage ``personalise``."""
+    """Base of MAP and FedPHP: a private model per client supervises the stage ``personalise``."""
 
     aggregation = "uniform"
     uses_rounds = True
@@ -98,13 +93,13 @@ class InheritedPrivateModel(Method):
         return float(default if self.params.lam is None else self.params.lam)
 
     def before_round(self, client: ClientView) -> None:
-        """Build the teacher, once a round; a client's first round has none."""
+        """Build the teacher, if the client has a private model."""
         state = self.personalised(client.state)
         if state is not None and client.frozen is not None and self.lam > 0:
             client.scratch[TEACHER] = client.frozen(state)
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Equation 13 in the stage ``personalise``, as soon as there is a teacher."""
+        """Equation 13 in the stage ``personalise``, if there is a teacher."""
         terms = super().loss(batch, client)
         teacher: Any = client.scratch.get(TEACHER)
         if client.stage != "personalise" or teacher is None:
@@ -139,15 +134,15 @@ class InheritedPrivateModel(Method):
         keep_private(client, PREFIX, weights)
 
     def deviations(self) -> list[str]:
-        """Which of the paper's two counts is in force."""
+        """The count in use, of the paper's two."""
         if self.params.mu0 == 0:
             return []
         if self.params.hpm_count == "text":
             return ["hpm_count: text counts this round in mu_k, as below eq. 10; algorithm 1 of MAP does not"]
-        return ["hpm_count: algorithm leaves this round out of mu_k, as algorithm 1; MAP's text below eq. 10 counts it"]
+        return ["hpm_count: algorithm omits this round in mu_k, as algorithm 1; MAP's text below eq. 10 counts it"]
 
     def personalised(self, state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """The inherited private model itself."""
+        """The inherited private model."""
         return private_model(state, PREFIX)
 
 
@@ -163,19 +158,19 @@ class MAP(InheritedPrivateModel):
         \mathcal{L} = (1 - \lambda) \, \mathcal{L}_{ce} + \lambda \, \mathcal{L}_{kd}
 
     After the round the private model is mixed with the personalised one (equation 10). The momentum grows with ``z_k``,
-    the number of rounds that have selected the client:
+    the number of rounds that selected the client:
 
     .. math::
         \theta_p \leftarrow (1 - \mu_k) \, \theta + \mu_k \, \theta_p, \quad
         \mu_k = \min\bigl(\mu_0 \, z_k / (Q T), 1\bigr)
 
-    ``alpha: 1`` with ``lam: 0`` is plain cross-entropy in both stages, bit for bit. A client's first round has no
-    private model: it trains with plain cross-entropy, and the personalised model becomes the private one. If the number
-    of epochs is odd, stage one has one more; a single epoch is split.
+    ``alpha: 1`` with ``lam: 0`` is plain cross-entropy in both stages, bit for bit. In a client's first round there is
+    no private model: it trains with plain cross-entropy, and the personalised model becomes the private one. Stage one
+    has the larger half of an odd number of epochs; a single epoch is split.
     """
 
     class Params(TransferParams):
-        """Options of MAP; ``alpha: 1`` with ``lam: 0`` is plain cross-entropy in both stages."""
+        """Options of MAP."""
 
         alpha: float = Field(0.5, ge=0, le=1, description="factor on the logits of missing classes; 1: plain softmax")
         min_count: int = Field(1, ge=1, description="a class with fewer samples is missing")
@@ -188,12 +183,12 @@ class MAP(InheritedPrivateModel):
     corrects = "missing classes"
 
     def stages(self, epochs: int) -> list[Stage]:
-        """Two halves; an odd epoch goes to the first, and a single one is split."""
+        """Two halves; the first gets an odd epoch, and a single epoch is split."""
         first = 0.5 if epochs == 1 else math.ceil(epochs / 2)
         return [Stage("aggregate", first), Stage("personalise", epochs - first, upload=False)]
 
     def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
-        """Equation 8 in the first stage, nothing in the second."""
+        """Equation 8 in the first stage."""
         if client.stage == "personalise":
             return logits
         p, counts = self.params, on_device(client, "counts", client.counts, logits.device)

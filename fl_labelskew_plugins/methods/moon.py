@@ -2,18 +2,10 @@
 
 Q. Li, B. He, D. Song. CVPR 2021. https://arxiv.org/abs/2103.16257
 
-Equation 3 (the model-contrastive loss: a sample's features shall be nearer to those that the server's model makes of it
-than to those of the client's own model of its last round), equation 4 (its sum with cross-entropy), algorithm 1.
-Temperature 0.5 is the paper's and the authors' code's; of ``mu`` 0.1, 1, 5 and 10 the paper takes 5 for CIFAR-10 and 1
-elsewhere, the code has 1, and FedMR (tables 9 and 10) finds 1e-4 to 1.
-
-``projection: mlp`` is the projection head of two layers before the contrast: as many hidden units as features, and 256
-outputs, as in the authors' code. The classifier takes the network's features, with and without it; in the paper it
-follows the head. The last local model is private state as large as the model. A client's first round has none and no
-contrast; the authors' code has no negative either in the first round of all, but a client that joins later is compared
-with its own random start weights.
-
-``mu = 0`` is plain cross-entropy, bit for bit.
+Equation 3 (model-contrastive loss), equation 4 (its sum with cross-entropy) and algorithm 1. The paper has temperature
+0.5, and ``mu`` 5 for CIFAR-10 and 1 elsewhere. ``projection: mlp`` adds a projection head only before the contrast; in
+the paper the classifier follows it as well. Clients that join after round 1 have no contrast at first; in the authors'
+code they contrast with random weights.
 """
 
 from __future__ import annotations
@@ -37,13 +29,13 @@ TEACHERS = "moon.teachers"
 
 
 def model_contrast(features: Tensor, positive: Tensor, negative: Tensor, *, temperature: float = 0.5) -> Tensor:
-    r"""Contrast features with two other models' of the same samples (eq. 3).
+    r"""Contrast features with those of two other models for the same samples (eq. 3).
 
     .. math:: -\frac1B \sum_n \log \frac{e^{\cos(z_n, z^+_n) / \tau}}{e^{\cos(z_n, z^+_n) / \tau}
         + e^{\cos(z_n, z^-_n) / \tau}}
 
     Args:
-        features: ``(B, d)`` of the model in training; anything below float32 is computed in float32.
+        features: ``(B, d)`` of the trained model, computed in at least float32.
         positive: ``(B, d)`` of the server's model.
         negative: ``(B, d)`` of the client's last model.
         temperature: tau.
@@ -57,7 +49,7 @@ def model_contrast(features: Tensor, positive: Tensor, negative: Tensor, *, temp
 
 
 def projected(features: Tensor, client: ClientView, model: nn.Module | None = None) -> Tensor:
-    """Features ``(B, d)`` behind the projection head of the network, or of ``model``; as they are without one."""
+    """Features ``(B, d)`` after the projection head of the network or of ``model``; unchanged without a head."""
     head = client.modules(model).get("projection")
     return features if head is None else head(full(features))
 
@@ -65,19 +57,19 @@ def projected(features: Tensor, client: ClientView, model: nn.Module | None = No
 class MOON(Method):
     r"""Model-contrastive loss in local training.
 
-    Equation 3, with the features ``h+`` of the server's model and ``h-`` of the client's own model after its last
-    round, and equation 4, its sum with cross-entropy:
+    Equation 3, with the features ``h+`` of the server's model and ``h-`` of the client's own last model, and equation
+    4, its sum with cross-entropy:
 
     .. math::
         \mathcal{L}_{con} = -\log
         \frac{\exp(\cos(h, h^+) / \tau)}{\exp(\cos(h, h^+) / \tau) + \exp(\cos(h, h^-) / \tau)}, \quad
         \mathcal{L} = \mathcal{L}_{ce} + \mu \, \mathcal{L}_{con}
 
-    ``mu: 0`` is plain cross-entropy, bit for bit. A client's first round has no last model, and no contrast.
+    ``mu: 0`` is plain cross-entropy, bit for bit. A client's first round has no last model and no contrast.
     """
 
     class Params(params.Params):
-        """Options of MOON; ``mu: 0`` is plain cross-entropy."""
+        """Options of MOON."""
 
         mu: float = Field(
             1.0, ge=0, description="weight of the contrastive loss (5 for CIFAR-10; FedMR, tables 9 and 10: 1e-4 to 1)"
@@ -90,20 +82,20 @@ class MOON(Method):
     paper = "Model-Contrastive Federated Learning, CVPR 2021, https://arxiv.org/abs/2103.16257"
 
     def shared_modules(self, federation: Federation) -> dict[str, nn.Module]:
-        """A projection head of the authors' sizes, which is averaged like the network."""
+        """A projection head with the authors' sizes."""
         if self.params.projection == "none" or self.params.mu == 0:
             return {}
         d = federation.num_features
         return {"projection": nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, 256))}
 
     def before_round(self, client: ClientView) -> None:
-        """The server's model and the client's last one, frozen; a client's first round has neither."""
+        """Freeze the server's model and the client's last one."""
         previous = private_model(client.state, PREFIX)
         if self.params.mu > 0 and previous is not None and client.frozen is not None and client.model is not None:
             client.scratch[TEACHERS] = client.frozen(client.model.state_dict()), client.frozen(previous)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The contrast of equation 4, from a client's second round on."""
+        """The contrast of equation 4, from the client's second round on."""
         teachers: Any = client.scratch.get(TEACHERS)
         if teachers is None:
             return {}
@@ -114,14 +106,14 @@ class MOON(Method):
         return {"contrast": self.params.mu * contrast}
 
     def after_round(self, client: ClientView) -> None:
-        """The client keeps its final weights."""
+        """Keep the client's final weights, a private state as large as the model."""
         if self.params.mu > 0 and client.model is not None:
             keep_private(client, PREFIX, client.model.state_dict())
 
     def deviations(self) -> list[str]:
-        """Where this is not the printed method."""
+        """Differences from the printed method."""
         if self.params.mu == 0:
             return []
         if self.params.projection == "mlp":
             return ["projection: mlp projects features only for the contrast; in the paper the classifier follows it"]
-        return ["the contrast is on the network's features; the paper has a projection head before them"]
+        return ["the contrast uses the network's features; in the paper it uses a projection head's outputs"]

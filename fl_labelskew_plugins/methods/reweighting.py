@@ -1,17 +1,12 @@
-"""Reweighting: cross-entropy with the weights that make a client's classes as frequent as the federation's.
+"""Reweighting: cross-entropy with class weights that match a client's class frequencies to the federation's.
 
 Y. Shen, H. Wang, H. Lv. Federated Learning with Classifier Shift for Class Imbalance. arXiv 2023.
 https://arxiv.org/abs/2304.04972
 
-What FedShift's authors try first ("make P = P_i", section 3.2) and find far below FedAvg (table 1). They print no
-formula. Here a sample of class ``c`` has the weight ``P(c) / P_k(c)``, importance sampling from a client's
-distribution to the global one; both are smoothed as FedShift's, and the prior comes from the same opening exchange
-(``methods/fedshift.py``). A batch's loss is divided by its samples. Weights cannot stand for classes that a client
-lacks: where its classes are equally frequent, as with pcdd, they are all alike and only lower the learning rate. How
-its uploads are weighted is not printed either: as FedAvg's here, by the samples of the round.
-
-Neutral settings are FedShift's: ``smoothing = 1e30``, and a single client, make all weights 1 and the loss plain
-cross-entropy, bit for bit.
+FedShift's authors try this first ("make P = P_i", section 3.2) and find it far below FedAvg (table 1). They print no
+formula. Here a sample of class ``c`` has the weight ``P(c) / P_k(c)`` (importance sampling), with FedShift's smoothing
+and opening exchange, and uploads are weighted by samples. If the classes of a client are equally frequent, as with
+pcdd, all weights are equal and only lower the learning rate. Neutral settings are FedShift's.
 """
 
 from __future__ import annotations
@@ -29,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def importance_weights(counts: Tensor, prior: Tensor, *, smoothing: float | Tensor) -> Tensor:
-    r"""Weight of a sample of each class.
+    """Weight of a sample of each class.
 
     .. math:: w_c = P(c) / P_k(c)
 
     Args:
-        counts: ``(C,)``, the client's own training samples of each class.
+        counts: ``(C,)``, the client's training samples per class.
         prior: ``(C,)``, from ``global_prior``, with the same smoothing.
         smoothing: ``a`` above 0: a number, or a tensor of shape ``()`` or ``(1,)``.
 
@@ -81,7 +76,7 @@ class Reweighting(KnownPrior):
     )
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Weighted cross-entropy; the client's own counts never carry noise."""
+        """Weighted cross-entropy; the client's own counts have no noise."""
         logits = full(self.calibrate(batch.logits, client))
         counts = on_device(client, "counts", client.counts, logits.device)
         prior = on_device(client, "prior", client.shared["prior"], logits.device).to(logits.dtype)

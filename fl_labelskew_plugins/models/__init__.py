@@ -1,4 +1,4 @@
-"""Which networks are there, each with features and a linear classifier?
+"""Networks with ``features`` and a linear ``classifier``.
 
-May import params and the machine. Found by its entry point; the recipe chooses one.
+They may import params and the machine, and are found by their entry points.
 """

@@ -1,4 +1,4 @@
-"""The module that all networks here are: a body that gives features, and a linear classifier."""
+"""Base of the networks: a body that computes features, and a linear classifier."""
 
 from typing import ClassVar, Literal
 
@@ -13,10 +13,10 @@ class FeatureNet(nn.Module):
     """``forward(x) = classifier(features(x))``.
 
     Args:
-        body: gives ``(B, ...)`` with ``d`` values a sample, after its last non-linearity.
+        body: returns ``d`` values per sample, ``(B, ...)``, after its last non-linearity.
         num_features: ``d``.
         num_classes: ``C``.
-        text: whether inputs are numbers of characters (uint8), as they are stored, rather than measurements.
+        text: whether inputs are unscaled character indices (uint8).
     """
 
     def __init__(self, body: nn.Module, num_features: int, num_classes: int, *, text: bool = False) -> None:
@@ -29,13 +29,13 @@ class FeatureNet(nn.Module):
         """Inputs ``(B, ...)`` to features ``(B, d)``.
 
         Raises:
-            LabelSkewError: the data set holds numbers of characters and this is no network for them, or vice versa.
+            LabelSkewError: a network for measurements got characters, or vice versa.
         """
         if x.is_floating_point() == self.text:
             if self.text:
                 network = "a network for measurements (mlp, logistic, ...)"
                 raise mistake("model", "needs a data set of characters, such as shakespeare", network)
-            raise mistake("model", "needs measurements, and this data set holds characters", "char_lstm")
+            raise mistake("model", "needs measurements, but this data set contains characters", "char_lstm")
         out: torch.Tensor = self.body(x)
         return out.flatten(1)
 
@@ -46,10 +46,7 @@ class FeatureNet(nn.Module):
 
 
 def he_normal(body: nn.Module, mode: Literal["fan_in", "fan_out"]) -> nn.Module:
-    """Kaiming's normal weights and zero biases for every convolution.
-
-    Without them or batch normalisation, six convolutions and more hardly begin to learn.
-    """
+    """Kaiming's normal weights and zero biases for every convolution, without which deep networks hardly learn."""
     for module in body.modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
@@ -59,9 +56,9 @@ def he_normal(body: nn.Module, mode: Literal["fan_in", "fan_out"]) -> nn.Module:
 
 
 class ImageNetwork(Network):
-    """A network for images; without parameters, unless it has some of its own.
+    """A network for images; by default without parameters.
 
-    ``name`` is for messages, ``smallest`` the pixels that each side has to have.
+    ``name`` is for messages; ``smallest`` is the minimum side in pixels.
     """
 
     Params = params.Params
@@ -72,7 +69,7 @@ class ImageNetwork(Network):
         """A fresh module for samples ``(channels, height, width)``.
 
         Raises:
-            LabelSkewError: not an image, or one side is below ``smallest`` pixels.
+            LabelSkewError: not an image, or a side is below ``smallest`` pixels.
         """
         needs = f"needs images of at least {self.smallest}x{self.smallest}, this data set has "
         if len(input_shape) != 3:

@@ -1,4 +1,4 @@
-"""The small convolutional networks of the papers. Counts are parameters without the classifier."""
+"""Small convolutional networks of the papers. Parameter counts exclude the classifier."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,7 +14,7 @@ from fl_labelskew_plugins.models.base import FeatureNet, ImageNetwork, he_normal
 def conv_pool(channels: int, widths: Sequence[int], kernel: int, padding: int = 0) -> list[nn.Module]:
     """Blocks of convolution, 2x2 max-pooling and ReLU, one for each of ``widths``.
 
-    ReLU after the pooling gives the same values and gradients as before it, at a quarter of its work.
+    ReLU after pooling gives the same values and gradients as before it, with a quarter of the work.
     """
     layers: list[nn.Module] = []
     for before, after in zip([channels, *widths], widths, strict=False):
@@ -23,7 +23,7 @@ def conv_pool(channels: int, widths: Sequence[int], kernel: int, padding: int = 
 
 
 def side_after(side: int, blocks: int, kernel: int, padding: int = 0) -> int:
-    """Pixels that :func:`conv_pool` leaves of ``side``."""
+    """Side in pixels after :func:`conv_pool`."""
     for _ in range(blocks):
         side = (side + 2 * padding - kernel + 1) // 2
     return side
@@ -32,8 +32,8 @@ def side_after(side: int, blocks: int, kernel: int, padding: int = 0) -> int:
 class LeNet(ImageNetwork):
     """LeNet-5 with ReLU and max-pooling: conv 6 k5, conv 16 k5, fc 120, fc ``features``.
 
-    With ``features: 2`` and 28x28 grey images this is FedRS's LeNet of figures 3, 4 and 12: 33,654 parameters, d = 2
-    and 5 layers (FedRS, table 4). MAP's figure 5 draws it with and without the ReLU before the classifier.
+    ``features: 2`` with 28x28 grey images is FedRS's LeNet (figures 3, 4 and 12; table 4): 33,654 parameters, d = 2, 5
+    layers. MAP's figure 5 shows it with and without the ReLU before the classifier.
     """
 
     name, smallest = "lenet", 16
@@ -54,9 +54,9 @@ class LeNet(ImageNetwork):
 
 
 class TFCNN(ImageNetwork):
-    """TensorFlow's tutorial network as FedRS uses it: conv 32, conv 64, conv 64, all k3, and no dense layer.
+    """TensorFlow's tutorial network as in FedRS: conv 32, conv 64, conv 64, all k3, without dense layer.
 
-    At 3x32x32: 56,320 parameters, d = 1024, 4 layers with the classifier, which is FedRS's table 4.
+    At 3x32x32: 56,320 parameters, d = 1024, 4 layers with the classifier, as in FedRS's table 4.
     """
 
     name, smallest = "tfcnn", 18
@@ -70,8 +70,7 @@ class TFCNN(ImageNetwork):
 class FedLCMNIST(ImageNetwork):
     """FedLC's CNN for MNIST and FMNIST, table 8: conv 10 k5, conv 20 k5, fc 320 -> 50; d = 50, 21,330 parameters.
 
-    The table prints "stride=2, padding=2" for its max-pooling; 320 inputs of the dense layer come out with windows of
-    2x2 and no padding.
+    The table prints "stride=2, padding=2" for max-pooling, but only 2x2 windows without padding give 320 inputs.
     """
 
     name, smallest = "fedlc_cnn_mnist", 16
@@ -85,8 +84,8 @@ class FedLCMNIST(ImageNetwork):
 class FedLCCIFAR(ImageNetwork):
     """FedLC's CNN for CIFAR10, table 9: three blocks of conv 128 k3 and max-pooling; d = 2048, 298,752 parameters.
 
-    The table prints padding 0 for the convolutions, which with its three 2x2 poolings leaves 512 features at 32x32;
-    its dense layer has 2048 inputs, which three poolings and padding 1 give, so padding is 1 here.
+    The table prints padding 0 for the convolutions, which leaves 512 features at 32x32; its dense layer has 2048
+    inputs, as with padding 1, which is used here.
     """
 
     name, smallest = "fedlc_cnn_cifar", 8
@@ -99,7 +98,7 @@ class FedLCCIFAR(ImageNetwork):
 class FeCNN(ImageNetwork):
     """LEAF's CNN for FEMNIST, FedRS's FeCNN: conv 32 k5, conv 64 k5, both padded, fc 2048.
 
-    At 1x28x28: 6,476,672 parameters, d = 2048, 4 layers with the classifier, which is FedRS's table 4.
+    At 1x28x28: 6,476,672 parameters, d = 2048, 4 layers with the classifier, as in FedRS's table 4.
     """
 
     name, smallest = "fecnn", 8
@@ -111,11 +110,11 @@ class FeCNN(ImageNetwork):
 
 
 class SACNN(Network):
-    """A CNN over bytes of network traffic with the numbers of FedRS's SACNN: 15,984 parameters, d = 256, 7 layers.
+    """A CNN for bytes of network traffic with the numbers of FedRS's SACNN: 15,984 parameters, d = 256, 7 layers.
 
-    FedRS's table 4 prints these numbers and nothing else of its network, nor is the data public. This layout is ours,
-    chosen to have them: six convolutions of kernel 3 along a row of at least 64 values (widths 8, 16, 16, 16, 32 and
-    128, max-pooling by 2 after all but the last), averaged to two places, and the classifier.
+    FedRS's table 4 prints only these numbers, and the data are not public. The layout is ours: six convolutions of
+    kernel 3 along at least 64 values (widths 8, 16, 16, 16, 32, 128, max-pooling by 2 after all but the last), an
+    average to two positions, and the classifier.
     """
 
     Params = params.Params
@@ -123,7 +122,7 @@ class SACNN(Network):
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
         """A fresh module."""
         if len(input_shape) != 1 or input_shape[0] < 64:
-            needs = f"needs rows of at least 64 values, this data set has samples of shape {tuple(input_shape)}"
+            needs = f"needs rows of at least 64 values, but this data set has samples of shape {tuple(input_shape)}"
             raise mistake("model sacnn", needs, "mlp or logistic")
         widths = (8, 16, 16, 16, 32, 128)
         layers: list[nn.Module] = [nn.Unflatten(1, (1, input_shape[0]))]

@@ -13,11 +13,11 @@ from fl_labelskew_plugins.models.pretrained import AUTO, NONE, load_imagenet
 
 
 class EfficientNetB0(ImageNetwork):
-    """Torchvision's EfficientNet-b0, FLamby's and FedMR's network for ISIC2019: 4,007,548 parameters, d = 1280.
+    """Torchvision's EfficientNet-b0, for ISIC2019 in FLamby and FedMR: 4,007,548 parameters, d = 1280.
 
-    FedMR's table 3 prints 4.875 M numbers, and 0.005 M more for the prototypes of its 8 classes. With ``features: 640``
-    there are 4,874,581, running statistics and classifier included, and 5,120 more; no other width gives both. That
-    layer and its ReLU are read from the two numbers alone: neither the paper nor FedMR's public code shows it.
+    FedMR's table 3 prints 4.875 M numbers, and 0.005 M more for prototypes of 8 classes. Only ``features: 640`` gives
+    both: 4,874,581 with running statistics and classifier, and 5,120. The layer and its ReLU are inferred from these
+    numbers; neither the paper nor FedMR's public code shows them.
     """
 
     name, smallest = "efficientnet_b0", 32
@@ -29,10 +29,10 @@ class EfficientNetB0(ImageNetwork):
         weights: Annotated[str, params.IS_PATH] = Field(
             AUTO,
             min_length=1,
-            description=f"ImageNet weights: a .pth or .safetensors file; {AUTO}: torchvision's cache, or from scratch "
-            f"with a warning; {NONE}: from scratch.",
+            description=f"ImageNet weights: a .pth or .safetensors file; {AUTO}: from torchvision's cache, otherwise "
+            f"random with a warning; {NONE}: random.",
         )
-        features: int | None = Field(None, ge=1, description="d of one more dense layer with ReLU (FedMR: 640).")
+        features: int | None = Field(None, ge=1, description="d of an additional dense layer with ReLU (FedMR: 640).")
         dropout: float = Field(0.2, ge=0, lt=1, description="Share of features dropped in training.")
 
     def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:

@@ -1,4 +1,4 @@
-"""Logistic regression and a multilayer perceptron; both flatten whatever they get."""
+"""Logistic regression and a multilayer perceptron for inputs of any shape, which they flatten."""
 
 import math
 from itertools import pairwise
@@ -23,7 +23,7 @@ class Logistic(Network):
 
 
 class MLP(Network):
-    """Linear layers with ReLU; the features are the last hidden layer's."""
+    """Linear layers with ReLU; the features are the last hidden layer."""
 
     class Params(params.Params):
         """Parameters of mlp."""

@@ -1,4 +1,4 @@
-"""A module from Python as a network: its last Linear layer becomes the classifier."""
+"""A module from Python as a network; its last Linear layer becomes the classifier."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from fl_labelskew_plugins.params import Params
 
 
 class ModuleNetwork(Network):
-    """A module of somebody's own as a network: each build is a copy of it, with the weights that it has.
+    """A user's module as a network: each build is a copy with the module's weights.
 
-    A module that already has ``features(x)`` and a Linear ``classifier`` is taken as it is. Of any other, the last
-    Linear layer with an output for each class is the classifier, and what goes into it are the features; what the
-    module returns has to be what that layer returns.
+    A module with ``features(x)`` and a Linear ``classifier`` is used unchanged. Otherwise the last Linear layer with
+    one output per class is the classifier, whose outputs the module must return, and its inputs are the features.
 
     Args:
         module: takes a batch ``(B, ...)`` and returns logits ``(B, C)``.
 
     Raises:
-        LabelSkewError: it has a lazy layer that has not seen a sample.
+        LabelSkewError: it has a lazy layer without a shape.
     """
 
     Params = Params
@@ -35,8 +34,8 @@ class ModuleNetwork(Network):
         self.module = module
         self.name = type(module).__name__
         if lazy := next((name for name, value in module.state_dict().items() if is_lazy(value)), None):
-            use = "a module that was called once, such as on torch.zeros(1, *shape)"
-            raise mistake(f"model: {self.name}", f"{clean(lazy)} is of a lazy layer and has no shape yet", use)
+            use = "a module that was called once, for example with torch.zeros(1, *shape)"
+            raise mistake(f"model: {self.name}", f"{clean(lazy)} belongs to a lazy layer and has no shape yet", use)
         shapes = [(name, tuple(value.shape)) for name, value in module.state_dict().items()]
         digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:12]
         self.description = f"{self.name}, {sum(p.numel() for p in module.parameters())} parameters, shapes {digest}"
@@ -45,7 +44,7 @@ class ModuleNetwork(Network):
         """A copy with ``features`` and ``classifier``.
 
         Raises:
-            LabelSkewError: which layer is the classifier cannot be told, or the module does not take such samples.
+            LabelSkewError: no layer is the classifier, or the module does not accept such samples.
         """
         module = copy.deepcopy(self.module)
         head = getattr(module, "classifier", None)
@@ -55,7 +54,7 @@ class ModuleNetwork(Network):
             return module
         linear = [(path, layer) for path, layer in module.named_modules() if isinstance(layer, nn.Linear)]
         if not linear:
-            raise LabelSkewError(f"model: {self.name} has no nn.Linear layer; let it end with one, of the classes")
+            raise LabelSkewError(f"model: {self.name} has no nn.Linear layer; end it with nn.Linear(d, {num_classes})")
         fitting = [path for path, layer in linear if layer.out_features == num_classes]
         if not fitting:
             raise LabelSkewError(self._outputs(*linear[-1], num_classes))
@@ -65,37 +64,36 @@ class ModuleNetwork(Network):
 
     def _outputs(self, path: str, layer: nn.Linear, num_classes: int) -> str:
         return (
-            f"model: {path or 'the layer'} of {self.name} has {layer.out_features} outputs, and the data have "
-            f"{num_classes} classes; use nn.Linear({layer.in_features}, {num_classes}) there"
+            f"model: {path or 'the layer'} of {self.name} has {layer.out_features} outputs, but the data have "
+            f"{num_classes} classes; use nn.Linear({layer.in_features}, {num_classes})"
         )
 
     def _check(self, whole: Headed, shape: tuple[int, ...]) -> None:
-        """That the classifier's logits are what the module as it was given returns; by copies, as both have a mode."""
+        """Require that the classifier's logits equal the module's outputs; uses copies in eval mode."""
         samples = torch.randn(16, *shape, generator=torch.Generator().manual_seed(0))
-        split, given = copy.deepcopy(whole).eval(), copy.deepcopy(self.module).eval()
-        for head in (split.classifier, given.get_submodule(whole.path)):
+        split, original = copy.deepcopy(whole).eval(), copy.deepcopy(self.module).eval()
+        for head in (split.classifier, original.get_submodule(whole.path)):
             head.register_forward_hook(_any_logits)
         try:
             with torch.no_grad():
-                ours, theirs = split(samples), given(samples)
-        except Exception as error:  # of a module of anybody's
+                actual, expected = split(samples), original(samples)
+        except Exception as error:  # a user's module may raise anything
             first = clean(next(iter(str(error).splitlines()), type(error).__name__))
             raise LabelSkewError(
-                f"model: {self.name} does not take samples of shape {tuple(shape)}: {first}"
+                f"model: {self.name} does not accept samples of shape {tuple(shape)}: {first}"
             ) from error
-        if ours.shape != theirs.shape or not torch.allclose(ours, theirs, equal_nan=True):
+        if actual.shape != expected.shape or not torch.allclose(actual, expected, equal_nan=True):
             raise LabelSkewError(
-                f"model: what {self.name} returns is not what its last Linear layer of the classes, {whole.path}, "
-                "returns; let forward end with that layer (no softmax after it), or give the module features(x) and "
-                "classifier"
+                f"model: {self.name} does not return the output of {whole.path}, its last Linear layer with an output "
+                "per class; end forward with that layer (no softmax after it), or add features(x) and classifier"
             )
 
 
 class Headed(nn.Module):
-    """A module whose last layer stands beside it: ``forward(x) = classifier(features(x))``.
+    """A module with its last layer separated: ``forward(x) = classifier(features(x))``.
 
     Args:
-        module: the whole one; it is changed.
+        module: the whole module; it is changed.
         path: of its last layer, a Linear.
     """
 
@@ -118,7 +116,7 @@ class Headed(nn.Module):
         return logits
 
     def whole(self) -> nn.Module:
-        """The module as it was given, with the weights that this one has."""
+        """The original module with the current weights."""
         if not self.path:
             return self.classifier
         _put(self.body, self.path, self.classifier)
@@ -126,7 +124,7 @@ class Headed(nn.Module):
 
 
 def _any_logits(_: nn.Module, __: object, logits: torch.Tensor) -> torch.Tensor:
-    """Logits of either sign in place of a layer's own, which may all be positive where a ReLU comes after it."""
+    """Random logits, because a layer's own may all be positive, which would hide a ReLU after it."""
     return torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
 
 

@@ -1,4 +1,4 @@
-"""ImageNet weights from files that are already on this machine; nothing is fetched."""
+"""ImageNet weights from files on this machine; nothing is downloaded."""
 
 import os
 import warnings
@@ -20,7 +20,7 @@ AUTO, NONE = "auto", "none"
 
 
 class WithWeights(params.Params):
-    """Parameters of a network of torchvision that may begin with weights from a file."""
+    """Parameters of a torchvision network with optional weights from a file."""
 
     weights: Annotated[str | None, params.IS_PATH] = Field(
         None,
@@ -31,48 +31,52 @@ class WithWeights(params.Params):
 
 
 class Pretrained(ImageNetwork):
-    """An image network with :class:`WithWeights`; a trained one is built without the file."""
+    """An image network with :class:`WithWeights`; rebuilding a trained one does not need the file."""
 
     trained_params: ClassVar[Mapping[str, Any]] = {"weights": None}
 
 
 def load_imagenet(net: nn.Module, weights: str | None, *, name: str, head: str, cached: str = "") -> None:
-    """Fill a torchvision network with weights from a file, all but its classifier.
+    """Load a torchvision network's weights, except its classifier, from a file.
 
-    ``weights`` is a file (see :func:`read_weights`); ``auto``: the one called ``cached`` in torchvision's cache, or
-    ``net`` as it is with a warning where that is not there; ``none`` and None: as it is. ``head`` is the prefix of the
-    classifier's tensors.
+    Args:
+        net: the network.
+        weights: a file (see :func:`read_weights`); ``auto``: the file ``cached`` in torchvision's cache, or a warning
+            if it is missing; ``none`` or None: keep the weights of ``net``.
+        name: name of the network, for messages.
+        head: prefix of the classifier's tensors.
+        cached: file name in torchvision's cache.
 
     Raises:
-        LabelSkewError: the file cannot be read, or is not of this network.
+        LabelSkewError: the file is not readable, or belongs to another network.
     """
     if weights in (None, NONE):
         return
     assert weights is not None
     path = Path(torch.hub.get_dir(), "checkpoints", cached) if weights == AUTO else Path(weights).expanduser()
     if weights == AUTO and not os.path.isfile(path):
-        if (mpi_rank() or (0, 1))[0] == 0:  # of several ranks on one machine, one says it
+        if (mpi_rank() or (0, 1))[0] == 0:  # warn once per machine
             log.warn(
                 f"model {name}: no ImageNet weights in {path}; training from scratch (set "
-                f"model_args.weights to a file of them, or to {NONE})"
+                f"model_args.weights to a weights file, or to {NONE})"
             )
         return
     state = {key: value for key, value in read_weights(path).items() if not key.startswith(head)}
-    needed = {key: value for key, value in net.state_dict().items() if not key.startswith(head)}
+    expected = {key: value for key, value in net.state_dict().items() if not key.startswith(head)}
     # older files lack the counters of batch normalisation
-    wrong = [key for key in needed if key not in state and not key.endswith("num_batches_tracked")]
-    wrong += [key for key, value in state.items() if key not in needed or needed[key].shape != value.shape]
+    wrong = [key for key in expected if key not in state and not key.endswith("num_batches_tracked")]
+    wrong += [key for key, value in state.items() if key not in expected or expected[key].shape != value.shape]
     if wrong:
-        other = f"{wrong[0]} is missing, unknown or of another shape ({len(wrong)} such tensors in all)"
-        raise mistake(path, other, f"torchvision's weights of {name}")
+        problem = f"{wrong[0]} is missing, unknown or of another shape ({len(wrong)} such tensors in all)"
+        raise mistake(path, problem, f"torchvision's weights of {name}")
     net.load_state_dict(state, strict=False)
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a ``.safetensors`` file, or of a ``.pth`` file that holds a state dict and nothing else.
+    """The tensors of a ``.safetensors`` file, or of a ``.pth`` file with only a state dict.
 
     Raises:
-        LabelSkewError: there is no such file, or it is something else.
+        LabelSkewError: the file is missing or has other content.
     """
     if not os.path.isfile(path):
         raise mistake(path, "does not exist", "a file with ImageNet weights")
@@ -82,12 +86,12 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
             return load_file(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the pickle protocol: the error, if there is one, is enough
+            warnings.simplefilter("ignore")  # about the pickle protocol; an error is enough
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # broken files end in errors of pickle, zip, torch and safetensors alike
+    except Exception as error:  # pickle, zip, torch and safetensors raise different types
         first = " ".join(str(error).split()).partition(". ")[0]
-        broken = f"is no sound file of weights ({type(error).__name__}: {first[:120]})"
-        raise mistake(path, broken, "a state dict, as .pth or .safetensors") from error
+        problem = f"is not a valid weights file ({type(error).__name__}: {first[:120]})"
+        raise mistake(path, problem, "a state dict, as .pth or .safetensors") from error
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise mistake(path, "holds something else", "a state dict of tensors")
+        raise mistake(path, "is not a state dict", "a state dict of tensors")
     return state

@@ -1,7 +1,7 @@
-"""ResNets for small images: torchvision's with a 3x3 stem of stride 1 and no max-pooling, the usual change for 32x32.
+"""ResNets for small images: torchvision's with a 3x3 stem of stride 1 and no max-pooling, as usual for 32x32.
 
-Weights from a file need torchvision's stem, 7x7 of stride 2 and max-pooling. Counts are parameters without the
-classifier, at 3 channels.
+Weights from a file need torchvision's stem, 7x7 of stride 2 and max-pooling. Parameter counts exclude the classifier,
+at 3 channels.
 """
 
 from typing import Any, Literal
@@ -20,18 +20,18 @@ class _ResNet(Pretrained):
         """Parameters of a ResNet."""
 
         stem: Literal["small", "imagenet"] = Field(
-            "small", description="First layers: for small pictures, or torchvision's; default: imagenet with weights."
+            "small", description="First layers: for small images, or torchvision's; default: imagenet with weights."
         )
 
         @model_validator(mode="before")
         @classmethod
-        def _stem_of_weights(cls, given: Any) -> Any:
-            return {"stem": "imagenet", **given} if isinstance(given, dict) and given.get("weights") else given
+        def _default_stem(cls, values: Any) -> Any:
+            return {"stem": "imagenet", **values} if isinstance(values, dict) and values.get("weights") else values
 
         @model_validator(mode="after")
-        def _weights_have_a_stem(self) -> "_ResNet.Params":
+        def _weights_need_imagenet_stem(self) -> "_ResNet.Params":
             if self.weights is not None and self.stem != "imagenet":
-                raise ValueError("weights are of a network with stem: imagenet; use that, or no weights")
+                raise ValueError("weights need stem: imagenet; use that, or no weights")
             return self
 
     def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:
@@ -41,8 +41,8 @@ class _ResNet(Pretrained):
         d = body.fc.in_features
         if self.params.stem == "imagenet":
             if channels != 3:
-                what = f"stem: imagenet needs images of 3 channels, this data set has {channels}"
-                raise mistake(f"model {self.name}", what, "data_args.channels: 3, or stem: small without weights")
+                needs = f"stem: imagenet needs images of 3 channels, this data set has {channels}"
+                raise mistake(f"model {self.name}", needs, "data_args.channels: 3, or stem: small without weights")
             load_imagenet(body, self.params.weights, name=self.name, head="fc.")
             body.fc = nn.Identity()
             return body, d
@@ -55,8 +55,8 @@ class _ResNet(Pretrained):
 class ResNet18(_ResNet):
     """ResNet18 for small images: FedMR's "modified version of ResNet18" (C.1.1), FedShift's for CIFAR10 and CINIC10.
 
-    11,168,832 parameters, d = 512. With batch normalisation's running statistics and the classifier of 10 classes,
-    11,183,582 numbers, and 11,182,430 at 1 channel: FedMR's table 3 prints 11.184 M and, for FMNIST, 11.182 M.
+    11,168,832 parameters, d = 512. With running statistics and a classifier of 10 classes, 11,183,582 numbers, and
+    11,182,430 at 1 channel: FedMR's table 3 prints 11.184 M and, for FMNIST, 11.182 M.
     """
 
     name = "resnet18"

@@ -10,10 +10,10 @@ STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # configuration A;
 
 
 class VGG11(Pretrained):
-    """VGG11's eight convolutions and no dense layer but the classifier, as FedRS uses it, "without BN in PyTorch".
+    """VGG11's eight convolutions without dense layers before the classifier, as in FedRS, "without BN in PyTorch".
 
-    At 3 channels: 9,220,480 parameters, d = 512 and 9 layers with the classifier, which is FedRS's table 4. What the
-    poolings leave of images above 32x32 is averaged. MAP's figure 6 has it with batch normalisation.
+    At 3 channels: 9,220,480 parameters, d = 512 and 9 layers with the classifier, as in FedRS's table 4. Above 32x32,
+    the output of the poolings is averaged. MAP's figure 6 uses batch normalisation.
     """
 
     name, smallest = "vgg11", 32

@@ -15,7 +15,7 @@ from fl_labelskew_plugins.models.base import ImageNetwork
 
 
 class Block(nn.Module):
-    """Twice batch normalisation, ReLU and a 3x3 convolution, with dropout between; and a shortcut around them."""
+    """Twice batch normalisation, ReLU and a 3x3 convolution, with dropout between; plus a shortcut."""
 
     def __init__(self, before: int, width: int, stride: int, dropout: float) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ class Block(nn.Module):
 class WideResNet(ImageNetwork):
     """Wide ResNet of three stages; WRN-28-10 is FedMR's network for CIFAR100, d = 640.
 
-    At 3 channels WRN-28-10 has 36,482,880 parameters without the classifier. With batch normalisation's running
-    statistics and the classifier of 100 classes it has 36,564,957 numbers: FedMR's table 3 prints 36.565 M.
+    At 3 channels WRN-28-10 has 36,482,880 parameters without the classifier. With running statistics and a classifier
+    of 100 classes it has 36,564,957 numbers: FedMR's table 3 prints 36.565 M.
     """
 
     name, smallest = "wide_resnet", 8

@@ -1,4 +1,4 @@
-"""How does a federation optimise: what clients add to their steps, and what step the server takes?
+"""Optimisers: corrections of the clients' local steps, and the server's step.
 
-May import params, ops and tensors. Found by its entry point; the recipe chooses one.
+They may import params, ops and tensors, and are found by their entry points.
 """

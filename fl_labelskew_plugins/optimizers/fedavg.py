@@ -2,8 +2,7 @@
 
 H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agueera y Arcas. AISTATS 2017. https://arxiv.org/abs/1602.05629
 
-Algorithm 1: local SGD, and the mean of the uploads. Every hook of the contract is neutral; the other optimisers of
-this folder differ from it by what they override.
+Algorithm 1: local SGD, and the mean of the uploads. These are the defaults of every hook.
 """
 
 from __future__ import annotations

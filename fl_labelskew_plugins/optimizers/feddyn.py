@@ -11,12 +11,10 @@ Algorithm 1. A client minimises
 (theta_k - theta^{t-1})`` over the round's clients, with ``m`` all clients, and sets
 ``theta <- mean theta_k - h / alpha``, a uniform mean.
 
-FedML's FedDyn takes its penalties' gradient through ``param.data``, where it is zero, measures the server's change from
-the last client's weights instead of the global ones, and leaves ``1 / alpha`` out.
-
-``h / alpha`` is the sum of all mean changes so far, whatever ``alpha`` is; the local regulariser, which is to hold it
-in check, needs steps enough or a larger ``alpha``. FedMR's tables 9 and 10 have 1e-6 to 1e-4 with 10 local epochs; with
-one, the small Fashion-MNIST recipe was at 36 % after 10 rounds with the default, where FedAvg was at 62 %.
+``h / alpha`` is the sum of all mean changes so far, for any ``alpha``. The local regulariser limits it only with enough
+steps or a larger ``alpha``: FedMR's tables 9 and 10 have 1e-6 to 1e-4 with 10 local epochs; with one epoch and the
+default, the small Fashion-MNIST recipe reached 36 % after 10 rounds, FedAvg 62 %. Differences from FedML's FedDyn:
+docs/mixing.md.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ class FedDyn(Optimizer):
     """Dynamic regularisation."""
 
     class Params(params.Params):
-        """Options of FedDyn, under the host's names."""
+        """Options of FedDyn, with the host's names."""
 
         feddyn_alpha: float = Field(0.01, gt=0, description="alpha, strength of the regulariser")
 
@@ -47,18 +45,18 @@ class FedDyn(Optimizer):
     aggregation = "uniform"
 
     def before_round(self, work: LocalWork) -> None:
-        """The client's gradient of the last time, on the device."""
+        """Move the client's last gradient to the device."""
         work.client.scratch["gradient"] = {n: v.to(work.start[n]) for n, v in work.client.state.items()}
 
     def correct(self, work: LocalWork) -> None:
-        """The gradient of equation 1's two penalties."""
+        """Gradient of the two penalties of equation 1."""
         add_proximal(work, self.params.feddyn_alpha)
         if last := work.client.scratch["gradient"]:
             gradients = work.gradients()
             torch._foreach_sub_(list(gradients.values()), [last[name] for name in gradients])
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The client's new gradient; nothing rides with the upload."""
+        """Keep the client's new gradient."""
         last = work.client.scratch["gradient"]
         for name, start in work.start.items():
             change = self.params.feddyn_alpha * (upload[name] - start)
@@ -66,7 +64,7 @@ class FedDyn(Optimizer):
         return {}
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """``h``, and the new weights."""
+        """Update ``h`` and compute the new weights."""
         new, alpha = dict(round.mean), self.params.feddyn_alpha
         share = round.clients / round.federation.num_clients
         for name in round.parameters:

@@ -3,12 +3,11 @@
 J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor. NeurIPS 2020. https://arxiv.org/abs/2007.07481
 
 Equation 6: a client's change is divided by ``||a_k||_1``, the sum of the coefficients that its local optimiser gives to
-its gradients, so that a client with more steps does not pull harder; the mean is multiplied by ``tau_eff = sum p_k
-tau_k``, with ``tau_k = ||a_k||_1``. The proximal term of section 5 and the authors' server momentum are left out.
+its gradients; the mean is multiplied by ``tau_eff = sum p_k tau_k``, with ``tau_k = ||a_k||_1``. So clients with more
+steps have no larger influence. Equal steps on all clients are FedAvg except for rounding. The proximal term of section
+5 and the authors' server momentum are omitted.
 
-A client sends its normalised change as such: added to the start weights, it would be rounded as they are, and the
-server multiplies it by ``tau_eff``. Where ``proxy_aggregation: class`` weighs the classifier's rows, ``tau_eff`` is the
-same for all of them. Neutral setting: equal steps everywhere are FedAvg but for rounding.
+A client sends the normalised change itself: adding it to the start weights would round it before the multiplication.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class FedNova(Optimizer):
         return {"tau": ()}
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The normalised change in place of the weights; ``tau_k`` rides with it."""
+        """Replace the weights by the normalised change, and send ``tau_k``."""
         tau = sum_of_coefficients(work)
         for name, start in work.start.items():
             upload[name] = (upload[name] - start) / tau

@@ -1,13 +1,12 @@
-r"""FedOpt: Adaptive Federated Optimization.
+"""FedOpt: Adaptive Federated Optimization.
 
 S. J. Reddi, Z. Charles, M. Zaheer, Z. Garrett, K. Rush, J. Konecny, S. Kumar, H. B. McMahan. ICLR 2021.
 https://arxiv.org/abs/2003.00295
 
-Algorithm 2: the mean change ``Delta`` of the uploads is a gradient for the server's optimiser, which is torch's of that
-name with torch's other defaults, as FedML does it: Adam has bias correction and another epsilon than algorithm 2's.
-``Delta`` has the method's weights of the uploads (by samples, unless the method says otherwise), where algorithm 2
-prints ``1/|S|``. ``sgd`` with ``server_momentum`` is FedAvgM. Neutral setting: ``sgd`` with ``server_lr = 1`` and no
-momentum is FedAvg but for rounding.
+Algorithm 2: the mean change ``Delta`` of the uploads is the gradient for the server's optimiser. It is torch's with
+torch's other defaults: Adam has bias correction and an epsilon that differs from algorithm 2. ``Delta`` has the
+method's weights of the uploads; algorithm 2 prints ``1/|S|``. ``sgd`` with ``server_momentum`` is FedAvgM; ``sgd`` with
+``server_lr = 1`` and no momentum is FedAvg except for rounding.
 """
 
 from __future__ import annotations
@@ -31,41 +30,41 @@ class FedOpt(Optimizer):
     """An optimiser on the server: momentum, Adam or Adagrad."""
 
     class Params(params.Params):
-        """Options of FedOpt, under the host's names."""
+        """Options of FedOpt, with the host's names."""
 
         server_optimizer: Literal["sgd", "adam", "adagrad"] = Field("sgd", description="the server's optimiser")
         server_lr: float = Field(1.0, gt=0, description="eta, the server's learning rate (0.01 or so with adam)")
         server_momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the server's sgd (FedAvgM: 0.9)")
 
         @model_validator(mode="after")
-        def _momentum_is_sgds(self) -> FedOpt.Params:
-            """An option that would do nothing is refused."""
+        def _momentum_needs_sgd(self) -> FedOpt.Params:
+            """Refuse an option that would have no effect."""
             if self.server_momentum and self.server_optimizer != "sgd":
-                raise ValueError(f"server_momentum does not go with {self.server_optimizer}; use sgd, or 0")
+                raise ValueError(f"server_momentum has no effect with {self.server_optimizer}; use sgd, or 0")
             return self
 
     paper = "Adaptive Federated Optimization, ICLR 2021, https://arxiv.org/abs/2003.00295"
 
     def deviations(self) -> list[str]:
-        """Torch's optimisers are not algorithm 2's; the weights of the uploads are the method's."""
-        lines = ["uploads are weighed as the method has it; algorithm 2 prints 1/|S|"]
+        """Torch's optimisers, and the method's weights."""
+        lines = ["uploads have the method's weights; algorithm 2 prints 1/|S|"]
         if self.params.server_optimizer != "sgd":
-            lines += ["the server's optimiser is torch's, with bias correction and another epsilon than algorithm 2"]
+            lines += ["the server's optimiser is torch's: bias correction, and an epsilon unlike algorithm 2"]
         return lines
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """One step of the server's optimiser, whose state lies in ``memory`` as ``what/parameter``."""
+        """One step of the server's optimiser; its state is in ``memory`` under ``entry/parameter``."""
         p = self.params
         weights = {name: round.old[name].clone().requires_grad_() for name in round.parameters}
         for name, weight in weights.items():
             weight.grad = round.old[name] - round.mean[name]
-        more = {"momentum": p.server_momentum} if p.server_optimizer == "sgd" else {}
-        optimizer: torch.optim.Optimizer = TORCH[p.server_optimizer](weights.values(), lr=p.server_lr, **more)
+        options = {"momentum": p.server_momentum} if p.server_optimizer == "sgd" else {}
+        optimizer: torch.optim.Optimizer = TORCH[p.server_optimizer](weights.values(), lr=p.server_lr, **options)
         for key, value in round.memory.items():
-            what, _, name = key.partition("/")
-            optimizer.state[weights[name]][what] = value.clone()
+            entry, _, name = key.partition("/")
+            optimizer.state[weights[name]][entry] = value.clone()
         optimizer.step()
         for name, weight in weights.items():
             state = optimizer.state[weight].items()
-            round.memory |= {f"{what}/{name}": value for what, value in state if isinstance(value, torch.Tensor)}
+            round.memory |= {f"{entry}/{name}": value for entry, value in state if isinstance(value, torch.Tensor)}
         return round.mean | {name: weight.detach() for name, weight in weights.items()}

@@ -24,12 +24,12 @@ class FedProx(Optimizer):
     """A proximal term in local training."""
 
     class Params(params.Params):
-        """Options of FedProx, under the host's name; ``fedprox_mu: 0`` is FedAvg."""
+        """Options of FedProx, with the host's name."""
 
         fedprox_mu: float = Field(0.01, ge=0, description="strength mu of the proximal term; 0: FedAvg")
 
     paper = "Federated Optimization in Heterogeneous Networks, MLSys 2020, https://arxiv.org/abs/1812.06127"
 
     def correct(self, work: LocalWork) -> None:
-        """The proximal term's gradient."""
+        """Add the gradient of the proximal term."""
         add_proximal(work, self.params.fedprox_mu)

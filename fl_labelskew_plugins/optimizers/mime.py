@@ -4,29 +4,25 @@ S. P. Karimireddy, M. Jaggi, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. 
 https://arxiv.org/abs/2008.03606
 
 Algorithm 1 with SGD and momentum as the base optimiser (table 1): every local step mixes in the server's momentum
-``s``, which stays as it is during the round,
+``s``, which is constant during the round,
 
 .. math:: y \leftarrow y - \eta \bigl((1 - \beta) \, g + \beta s\bigr), \qquad
     g = \nabla f_k(y; \zeta) - \nabla f_k(x; \zeta) + c
 
-Afterwards each client sends its whole gradient at the server's ``x``, whose mean is ``c``, and
-``s <- (1 - beta) c + beta s`` from ``s = 0`` on. The server keeps ``s``, and sends with the model what a step needs,
-``(1 - beta) c + beta s``. The paper collects ``c`` at this round's ``x`` in an exchange of its own; here, as in FedML,
-it is that of the round before. In the first round there is none, and ``g = grad f_k(y; zeta)``: the gradient at ``x``
-is taken off only where ``c`` stands in for it. ``beta`` is ``server_momentum``; local momentum has to be 0. MimeLite,
-which takes ``g = grad f_k(y; zeta)`` in every round, is left out. Both local gradients are of the same draws (dropout)
-and normalise by the batch; ``c`` is the mean over the batches of a client's first epoch, in eval mode, without dropout
-and with batch norm's running values.
+Each client then sends its whole gradient at the server's ``x``; ``c`` is their mean, and ``s <- (1 - beta) c + beta s``
+starts from ``s = 0``. The server sends the part that a step needs, ``(1 - beta) c + beta s``, with the model. ``beta``
+is ``server_momentum``; local momentum must be 0. MimeLite is omitted.
 
-Weight decay is part of the objective ``f_k``, as the authors' code (google/fedjax) has its regulariser: it is in all
-three gradients of ``g``, and so within the mixture with ``beta``.
+- ``c`` is that of the last round, as in FedML; the paper collects it at this round's ``x`` in a separate exchange. In
+  round 1 there is none, and ``g = grad f_k(y; zeta)``: without ``c``, the gradient at ``x`` is not subtracted.
+- Both local gradients have the same draws (dropout) and normalise by the batch; ``c`` is the mean over the batches of a
+  client's first epoch, in eval mode.
+- Weight decay is part of ``f_k``, like the regulariser in the authors' code (google/fedjax), and therefore in all three
+  gradients of ``g``.
+- The algorithm has no gradient clipping. Here local SGD clips first and then adds its full decay ``lambda y``: with
+  ``d = (1 - beta) g + beta s``, the step is ``clip(d - lambda y) + lambda y``. Gradients for ``c`` are not clipped.
 
-The algorithm has no gradient clipping. Here the order is that of every optimiser: local SGD adds its decay ``lambda y``
-last and in full, and the clip comes before that. Of the direction ``d = (1 - beta) g + beta s``, with the decay in
-``g``, the step is ``clip(d - lambda y) + lambda y``. The gradients that are sent for ``c`` are not clipped.
-
-FedML's Mime takes the clients' gradients at their final weights, as sums over batches clipped to norm 1, moves the
-model by them a second time, and starts each client without momentum.
+Differences from FedML's Mime: docs/mixing.md.
 """
 
 from __future__ import annotations
@@ -47,10 +43,10 @@ if TYPE_CHECKING:
 
 
 class Mime(Optimizer):
-    """The server's momentum in every local step."""
+    """Server momentum in every local step."""
 
     class Params(params.Params):
-        """Options of Mime, under the host's names."""
+        """Options of Mime, with the host's names."""
 
         server_optimizer: Literal["sgd"] = Field("sgd", description="the base optimiser")
         server_lr: float = Field(1.0, gt=0, description="the server's learning rate on the mean change (paper: 1)")
@@ -65,49 +61,49 @@ class Mime(Optimizer):
     local_momentum = False
 
     def deviations(self) -> list[str]:
-        """The one exchange of a round is the runtime's."""
+        """A round has only one exchange."""
         return [
-            "c is the mean gradient at the weights of the round before, in the first round there is none; algorithm 1 "
-            "asks for that at the current weights"
+            "c is the mean gradient at the weights of the last round, with none in the first round; algorithm 1 uses "
+            "the current weights"
         ]
 
     def contribution_shapes(self, parameters: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
-        """A number for each parameter."""
+        """The shapes of the parameters."""
         return parameters
 
     def before_round(self, work: LocalWork) -> None:
-        """The whole gradient at the server's weights; a copy of the network that stays there."""
+        """Compute the whole gradient at the server's weights, and copy the network."""
         client = work.client
         client.scratch["gradient"] = work.gradient()
         if client.shared:
             assert client.frozen is not None
             assert client.model is not None
-            client.scratch["there"] = client.frozen(client.model.state_dict()).requires_grad_()
+            client.scratch["server_model"] = client.frozen(client.model.state_dict()).requires_grad_()
 
     def correct(self, work: LocalWork) -> None:
-        """The gradient of a local step; weight decay at ``y`` is local SGD's to add, which does so in full."""
+        """Gradient of a local step; local SGD adds the weight decay at ``y``."""
         client, beta, decay = work.client, self.params.server_momentum, work.weight_decay
         names, gradients = zip(*work.gradients().items(), strict=True)
-        there = client.scratch.get("there")
-        if there is not None:
-            by_name = dict(there.named_parameters())
-            at_start = torch.autograd.grad(work.loss(there), [by_name[n] for n in names])
+        server_model = client.scratch.get("server_model")
+        if server_model is not None:
+            by_name = dict(server_model.named_parameters())
+            at_start = torch.autograd.grad(work.loss(server_model), [by_name[n] for n in names])
             torch._foreach_sub_(gradients, list(at_start))
         torch._foreach_mul_(gradients, 1 - beta)
         if decay:
             torch._foreach_add_(gradients, [work.parameters[n].detach() for n in names], alpha=-beta * decay)
-            if there is not None:
+            if server_model is not None:
                 torch._foreach_add_(gradients, [work.start[n] for n in names], alpha=(beta - 1) * decay)
         if client.shared:
             torch._foreach_add_(gradients, [client.shared[n] for n in names])
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> Mapping[str, Tensor]:
-        """The whole gradient."""
+        """Send the whole gradient."""
         gradient: dict[str, Tensor] = work.client.scratch["gradient"]
         return gradient
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """The new ``s``, what the clients' steps need of it and ``c``, and the mean of the uploads."""
+        """Update and share ``s``, and return the mean of the uploads."""
         new, beta = dict(round.mean), self.params.server_momentum
         for name in round.parameters:
             c = round.contributions[name]

@@ -3,18 +3,16 @@ r"""SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
 S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh. ICML 2020.
 https://arxiv.org/abs/1910.06378
 
-Algorithm 1 with option II. A local step follows ``g(y) - c_k + c`` (line 10). Afterwards the control variate becomes
-(line 12)
+Algorithm 1 with option II; option I, the gradient at the server's weights, is omitted. A local step follows
+``g(y) - c_k + c`` (line 10). Afterwards the control variate becomes (line 12)
 
 .. math:: c_k^+ = c_k - c + \frac{x - y_k}{K \eta}
 
 and the server adds the mean change of the weights, times ``server_lr``, to its own (line 16), and ``|S| / N`` times the
-mean change of the control variates to ``c`` (line 17). Option I, the gradient at the server's weights, is left out.
+mean change of the control variates to ``c`` (line 17).
 
-The paper's clients use plain SGD. With momentum, ``K eta`` is ``eta`` times the sum of the coefficients that the local
-optimiser gives to its gradients, as FedNova has it, of which ``K`` is the case without momentum. Weight decay counts as
-part of the objective. FedML's SCAFFOLD keeps the last client's change alone, and its
-clients' control variates stay zero.
+The paper's clients use plain SGD. With momentum, ``K`` is the sum of the coefficients that the local optimiser gives to
+its gradients, as in FedNova. Weight decay is part of the objective. Differences from FedML's SCAFFOLD: docs/mixing.md.
 """
 
 from __future__ import annotations
@@ -36,10 +34,10 @@ if TYPE_CHECKING:
 
 
 class SCAFFOLD(Optimizer):
-    """Control variates against the drift of clients."""
+    """Control variates against client drift."""
 
     class Params(params.Params):
-        """Options of SCAFFOLD, under the host's names."""
+        """Options of SCAFFOLD, with the host's names."""
 
         server_lr: float = Field(1.0, gt=0, description="eta_g, the server's learning rate")
 
@@ -50,17 +48,17 @@ class SCAFFOLD(Optimizer):
     client_optimizers = ("sgd",)
 
     def contribution_shapes(self, parameters: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
-        """A number for each parameter."""
+        """The shapes of the parameters."""
         return parameters
 
     def before_round(self, work: LocalWork) -> None:
-        """``c - c_k``."""
+        """Compute ``c - c_k``."""
         client = work.client
         zeros = {name: torch.zeros_like(start) for name, start in work.start.items()}
         variate = {name: value.to(zeros[name]) for name, value in client.state.items()} or zeros
-        everybodys = client.shared or zeros
+        shared = client.shared or zeros
         client.scratch["variate"] = variate
-        client.scratch["correction"] = {name: everybodys[name] - variate[name] for name in zeros}
+        client.scratch["correction"] = {name: shared[name] - variate[name] for name in zeros}
 
     def correct(self, work: LocalWork) -> None:
         """Line 10."""
@@ -68,7 +66,7 @@ class SCAFFOLD(Optimizer):
         torch._foreach_add_(list(gradients.values()), [correction[name] for name in gradients])
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Line 12; what rides with the upload is the change of the control variate (line 13)."""
+        """Line 12; send the change of the control variate (line 13)."""
         client = work.client
         variate, correction = client.scratch["variate"], client.scratch["correction"]
         step = work.learning_rate * sum_of_coefficients(work)

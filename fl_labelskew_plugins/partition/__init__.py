@@ -1,5 +1,4 @@
-"""Which client holds which samples, and which are test samples?
+"""Partitions: the training and test samples of each client.
 
-Pure numpy: may import params, seeds, the machine and the registry. A partition is found by its entry point; the recipe
-chooses one.
+Pure numpy; partitions may import params, seeds, the machine and the registry, and are found by their entry points.
 """

@@ -1,7 +1,7 @@
-"""What partitions share: the face of one that looks at labels alone, and checks, whose messages are for users.
+"""Base class of partitions by label, and checks with messages for users.
 
-Such a partition is a pure function ``deal(labels, *, clients, rng, ...)``: ``labels`` ``(N,)`` int64 are the class of
-each sample, ``clients`` is ``K``, ``rng`` the only source of randomness, the rest its parameters. It returns the sorted
+Such a partition is a pure function ``deal(labels, *, clients, rng, ...)``: ``labels`` ``(N,)`` int64 are the classes of
+the samples, ``clients`` is ``K``, ``rng`` the only source of randomness, the rest its parameters. It returns the sorted
 sample indices of each client, int64; disjoint, and together all samples.
 """
 
@@ -34,7 +34,7 @@ class ByLabels(Partitioner):
     def split(
         self, labels: Indices, groups: Indices | None, *, clients: int, rng: np.random.Generator
     ) -> list[Indices]:
-        """What ``deal`` returns; with the parameter ``partition_seed``, from a generator of that seed."""
+        """The result of ``deal``; with the parameter ``partition_seed``, from a generator with that seed."""
         options = self.params.model_dump()
         if (seed := options.pop("partition_seed", None)) is not None:
             rng = seeds.published_generator(seed)
@@ -42,7 +42,7 @@ class ByLabels(Partitioner):
 
 
 def by_class(name: str, labels: Indices, clients: int) -> tuple[Indices, list[Indices]]:
-    """The classes that occur ``(C',)`` and the sorted indices of each one's samples; ``name`` is the partition's.
+    """The classes with samples ``(C',)`` and the sorted indices of their samples; ``name`` is the partition's.
 
     Raises:
         LabelSkewError: ``K < 1``, or fewer samples than clients.
@@ -58,8 +58,8 @@ def check_size(name: str, samples: int, clients: int) -> None:
     if clients < 1:
         raise mistake(f"partition {name}", f"{clients} clients", "at least 1")
     if samples < clients:
-        few = f"{samples} training samples for {clients} clients, of which each needs at least one"
-        raise mistake(f"partition {name}", few, f"client_num_in_total={samples} or less")
+        problem = f"{samples} training samples are too few for {clients} clients"
+        raise mistake(f"partition {name}", problem, f"client_num_in_total={samples} or less")
 
 
 def gather(name: str, pieces: Sequence[Sequence[Indices]], advice: str) -> list[Indices]:
@@ -68,8 +68,8 @@ def gather(name: str, pieces: Sequence[Sequence[Indices]], advice: str) -> list[
     Raises:
         LabelSkewError: a client is empty; the message ends with ``advice``.
     """
-    none = np.empty(0, np.int64)
-    parts = [np.sort(np.concatenate([none, *client])).astype(np.int64) for client in pieces]
+    nothing = np.empty(0, np.int64)
+    parts = [np.sort(np.concatenate([nothing, *client])).astype(np.int64) for client in pieces]
     empty = [k for k, part in enumerate(parts) if not len(part)]
     if empty:
         raise LabelSkewError(f"partition {name}: client {empty[0]} gets no sample ({len(empty)} in all); {advice}")

@@ -1,4 +1,4 @@
-"""Who holds which samples: runs a partition, checks it, and deals the test samples to match."""
+"""Clients' samples: run and check a partition, and divide the test samples accordingly."""
 
 import hashlib
 import json
@@ -15,17 +15,17 @@ from fl_labelskew_plugins.machine.text import clean
 
 
 class Parts:
-    """Who owns which samples: sorted int64 indices of each client, all in one array.
+    """Sorted int64 sample indices of each client, in one array.
 
     Args:
-        owners: ``(N,)`` the client of each sample; -1: nobody's.
+        owners: ``(N,)`` client of each sample; -1: no client.
         clients: ``K``.
     """
 
     def __init__(self, owners: NDArray[np.int64], clients: int) -> None:
         sizes = np.bincount(owners + 1, minlength=clients + 1)
         self.ends = np.cumsum(sizes[1:])
-        """``(K,)`` where each client's part of ``indices`` ends, and the next one's begins."""
+        """``(K,)`` end of each client's part of ``indices``."""
         self.indices = np.argsort(owners, kind="stable")[sizes[0] :].astype(np.int64, copy=False)
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class Parts:
         return (self[client] for client in range(len(self)))
 
     def span(self, client: int) -> slice:
-        """Where a client's are among ``indices``."""
+        """Range of a client's samples in ``indices``."""
         return slice(self.ends[client - 1] if client else 0, self.ends[client])
 
     @property
@@ -47,7 +47,7 @@ class Parts:
         return np.diff(self.ends, prepend=0)
 
     def counts(self, labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-        """Samples by client and class, ``(K, C)`` int64, by all samples' ``labels`` ``(N,)``."""
+        """Samples by client and class, ``(K, C)`` int64, from all ``labels`` ``(N,)``."""
         cells = np.repeat(np.arange(len(self)), self.sizes) * classes + labels[self.indices]
         return np.bincount(cells, minlength=len(self) * classes).reshape(len(self), classes)
 
@@ -57,13 +57,12 @@ class Clients:
     """The samples of ``K`` clients.
 
     Args:
-        train: sorted indices of each client's training samples, int64, disjoint.
-        test: sorted indices of each client's own test samples, int64, disjoint; may be empty.
+        train: each client's training samples.
+        test: each client's own test samples; may be empty.
         counts: ``(K, C)`` int64 training samples by class.
         test_counts: ``(K, C)`` int64 test samples by class.
         digest: SHA-256 of the index arrays, see :func:`digest`.
-        names: one for each client: of its group, where every client is one whole group that has a name of its own,
-            else its number.
+        names: name of each client's group, if every client is one whole group with a unique name; otherwise its number.
     """
 
     train: Parts
@@ -74,7 +73,7 @@ class Clients:
     names: list[str]
 
     def record(self) -> str:
-        """What a run keeps of its partition, as JSON, in which a client's row is a line."""
+        """JSON text of the partition, with one line per client."""
         parts = [f'"digest": {json.dumps(self.digest)}', f'"clients": {json.dumps(self.names)}']
         for name, table in (("counts", self.counts), ("test_counts", self.test_counts)):
             parts.append(f'"{name}": [\n' + ",\n".join(json.dumps(row.tolist()) for row in table) + "]")
@@ -82,15 +81,15 @@ class Clients:
 
     @property
     def groups(self) -> dict[int, str]:
-        """The clients' names, by their numbers, where they are those of groups; else none."""
+        """The clients' names by number, if they are groups' names; otherwise empty."""
         names = dict(enumerate(self.names))
         return {} if all(name == str(k) for k, name in names.items()) else names
 
 
 def digest(train: Parts | Sequence[NDArray[np.int64]], test: Parts | Sequence[NDArray[np.int64]]) -> str:
-    """SHA-256 in hex, the same on every platform.
+    """SHA-256 in hex, equal on every platform.
 
-    It covers, as little-endian int64: ``K``, then each training array's length and indices, then those of test.
+    Input, as little-endian int64: ``K``, then the length and indices of each training array; then the same for test.
     """
     total = hashlib.sha256()
     for parts in (train, test):
@@ -102,7 +101,7 @@ def digest(train: Parts | Sequence[NDArray[np.int64]], test: Parts | Sequence[ND
 
 
 def check_parts(name: str, parts: Any, clients: int, samples: int) -> Parts:
-    """The parts, with sorted int64 indices.
+    """The parts as sorted int64 indices.
 
     Raises:
         LabelSkewError: not ``clients`` non-empty, disjoint arrays of indices below ``samples``; names the partitioner.
@@ -120,8 +119,8 @@ def check_parts(name: str, parts: Any, clients: int, samples: int) -> Parts:
         if first < 0 or last >= samples:
             got = f"client {k} has indices {first} to {last}"
             raise mistake(f"partitioner {name}", got, f"indices from 0 to {samples - 1}")
-        if (taken := indices[owners[indices] >= 0]).size:
-            shared = int(taken.min())
+        if (duplicates := indices[owners[indices] >= 0]).size:
+            shared = int(duplicates.min())
             raise LabelSkewError(
                 f"partitioner {name}: sample {shared} is in clients {owners[shared]} and {k}; give it to one of them"
             )
@@ -142,7 +141,7 @@ def check_labels(part: str, labels: NDArray[np.int64], classes: int) -> None:
 
 
 def largest_remainder(total: int, weights: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``total`` items in proportion to integer ``weights`` ``(K,)``; ties go to the lower number. Exact."""
+    """``total`` items in exact proportion to integer ``weights`` ``(K,)``; ties go to the lower index."""
     if not weights.any():
         return np.zeros_like(weights)
     whole, rest = np.divmod(total * weights, weights.sum())
@@ -151,9 +150,9 @@ def largest_remainder(total: int, weights: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def proportional_test(labels: NDArray[np.int64], counts: NDArray[np.int64], rng: np.random.Generator) -> Parts:
-    """Each client's test samples: those of class ``c`` go to clients in proportion to their training counts ``n_kc``.
+    """Divide the test samples of each class ``c`` among clients in proportion to their training counts ``n_kc``.
 
-    Of ``labels`` ``(N_test,)``, by ``counts`` ``(K, C)``; a class that no client trains on is not dealt.
+    ``labels`` is ``(N_test,)``, ``counts`` ``(K, C)``. Classes without training samples are not assigned.
     """
     owners = np.full(len(labels), -1, np.int64)
     for c in range(counts.shape[1]):
@@ -164,38 +163,36 @@ def proportional_test(labels: NDArray[np.int64], counts: NDArray[np.int64], rng:
 
 
 def client_groups(groups: NDArray[np.int64], parts: Parts) -> NDArray[np.int64] | None:
-    """The group that each client is, or None unless every client is one whole group; ``groups`` is ``(N,)``."""
-    names, sizes = np.unique(groups, return_counts=True)
+    """The group of each client, or None unless every client is one whole group; ``groups`` is ``(N,)``."""
+    unique, sizes = np.unique(groups, return_counts=True)
     first = groups[parts.indices[parts.ends - parts.sizes]]
-    alone = groups[parts.indices] == np.repeat(first, parts.sizes)
-    return first if alone.all() and (sizes[np.searchsorted(names, first)] == parts.sizes).all() else None
+    equal = groups[parts.indices] == np.repeat(first, parts.sizes)
+    return first if equal.all() and (sizes[np.searchsorted(unique, first)] == parts.sizes).all() else None
 
 
 def of_groups(groups: NDArray[np.int64], clients: NDArray[np.int64]) -> Parts:
-    """The samples of clients that are whole groups: by the samples' ``groups`` ``(N,)`` and the clients' ``(K,)``."""
+    """Samples of clients that are whole groups, from ``groups`` ``(N,)`` of samples and ``(K,)`` of clients."""
     order = np.argsort(clients)
-    places = np.searchsorted(clients, groups, sorter=order).clip(max=len(clients) - 1)
-    return Parts(np.where(clients[order][places] == groups, order[places], -1), len(clients))
+    positions = np.searchsorted(clients, groups, sorter=order).clip(max=len(clients) - 1)
+    return Parts(np.where(clients[order][positions] == groups, order[positions], -1), len(clients))
 
 
 def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> Clients:
-    """Deal the training samples with ``partitioner``, and the test samples to match.
+    """Divide the training samples with ``partitioner``, and the test samples accordingly.
 
-    Where every client is one whole group of the data set and the test part has groups too, a client's test samples are
-    those of its group; otherwise they follow its own class mix (:func:`proportional_test`).
-
-    Nothing but ``seed``, the recipe's, moves the result. What the partitioner returns is checked.
+    If every client is one whole group of the data set and the test part has groups too, a client's test samples are
+    those of its group. Otherwise they follow its class mix (:func:`proportional_test`). ``seed`` is the recipe's.
 
     Raises:
-        LabelSkewError: the partition cannot be made, or the partitioner returned a wrong one.
+        LabelSkewError: the partition is impossible, or the partitioner returned an invalid one.
     """
     classes = len(data.class_names)
     check_labels("training", data.train.y, classes)
     check_labels("test", data.test.y, classes)
     rng = seeds.numpy_generator(seed, "partition")
     parts = partitioner.split(data.train.y, data.train.groups, clients=clients, rng=rng)
-    plugin = type(partitioner)
-    train = check_parts(f"{plugin.__module__}:{plugin.__qualname__}", parts, clients, len(data.train.y))
+    kind = type(partitioner)
+    train = check_parts(f"{kind.__module__}:{kind.__qualname__}", parts, clients, len(data.train.y))
     counts = train.counts(data.train.y, classes)
     groups = None if data.train.groups is None else client_groups(data.train.groups, train)
     if groups is not None and data.test.groups is not None:
@@ -204,6 +201,6 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
         test = proportional_test(data.test.y, counts, seeds.numpy_generator(seed, "test partition"))
     names = [str(k) for k in range(clients)]
     if groups is not None and len(data.group_names) > groups.max():
-        of_data = [clean(data.group_names[group], 40) for group in groups.tolist()]
-        names = of_data if len(set(of_data)) == clients else names
+        group_names = [clean(data.group_names[group], 40) for group in groups.tolist()]
+        names = group_names if len(set(group_names)) == clients else names
     return Clients(train, test, counts, test.counts(data.test.y, classes), digest(train, test), names)

@@ -1,7 +1,7 @@
-"""D(beta): each class is dealt to the clients in proportions drawn from a Dirichlet distribution.
+"""D(beta): each class is divided among the clients in proportions from a Dirichlet distribution.
 
-FedLC, "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022, section 5.1; FedShift uses
-the same. The balanced variant draws each client's class mix instead, as Hsu, Qi and Brown, "Measuring the Effects of
+FedLC, "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022, section 5.1; also FedShift.
+The balanced variant draws each client's class mix instead, as Hsu, Qi and Brown, "Measuring the Effects of
 Non-Identical Data Distribution for Federated Visual Classification", 2019.
 """
 
@@ -19,45 +19,47 @@ def plain_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Gener
     """Samples by class and client ``(C, K)``: ``p_c ~ Dir(beta)`` over clients, cut at ``round(n_c cumsum(p_c))``."""
     shares = rng.dirichlet(np.full(clients, beta), size=len(sizes))
     cuts = np.rint(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64)
-    cuts[:, -1] = sizes  # the sum of shares is 1 only up to rounding, and every sample has an owner
+    cuts[:, -1] = sizes  # shares sum to 1 only up to rounding
     return np.diff(cuts, axis=1, prepend=0)
 
 
 def balanced_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Generator) -> Indices:
-    """Samples of each class ``(C, K)`` by client, where client totals differ by at most 1.
+    """Samples by class and client ``(C, K)``, with client totals that differ by at most 1.
 
-    Client ``k`` wants the mix ``q_k ~ Dir(beta C p)``, ``p`` the data's own mix. All clients ask at once for what they
-    still lack; a class that is asked for too often is shared in proportion to what was asked, and what is then lacking
-    is asked for again among the classes that are left. The last single samples go where the client's mix is largest.
+    The target mix of client ``k`` is ``q_k ~ Dir(beta C p)``, with ``p`` the mix of the data. In each pass, clients
+    request the samples that they still need from the remaining classes; an overdrawn class is shared in proportion to
+    the requests. Finally, single samples go to clients by their largest mix.
     """
-    left = sizes.copy()
+    available = sizes.copy()
     alpha = beta * len(sizes) * sizes / sizes.sum()
-    mix = np.maximum(rng.dirichlet(alpha, size=clients).T, 1e-12)  # (C, K); the floor keeps every class askable
-    lack = np.full(clients, sizes.sum() // clients)
-    lack[rng.permutation(clients)[: sizes.sum() % clients]] += 1
+    mix = np.maximum(rng.dirichlet(alpha, size=clients).T, 1e-12)  # (C, K); every class stays available
+    needed = np.full(clients, sizes.sum() // clients)
+    needed[rng.permutation(clients)[: sizes.sum() % clients]] += 1
     counts = np.zeros((len(sizes), clients), np.int64)
     while True:
-        wish = mix * (left > 0)[:, None]
-        demand = wish / np.maximum(wish.sum(axis=0), 1e-300) * lack
-        given = np.floor(demand * np.minimum(1.0, left / np.maximum(demand.sum(axis=1), 1e-300))[:, None] + 1e-9)
-        given = given.astype(np.int64)
-        # the 1e-9 above may round one sample too many up; such a pass is left to the single samples below
-        if not given.any() or (given.sum(axis=1) > left).any() or (given.sum(axis=0) > lack).any():
+        shares = mix * (available > 0)[:, None]
+        demand = shares / np.maximum(shares.sum(axis=0), 1e-300) * needed
+        factor = np.minimum(1.0, available / np.maximum(demand.sum(axis=1), 1e-300))
+        granted = np.floor(demand * factor[:, None] + 1e-9).astype(np.int64)
+        # the 1e-9 above may round up one sample too many; the loop over single samples then replaces this pass
+        if not granted.any() or (granted.sum(axis=1) > available).any() or (granted.sum(axis=0) > needed).any():
             break
-        counts, left, lack = counts + given, left - given.sum(axis=1), lack - given.sum(axis=0)
-    while lack.any():
-        k = int(np.argmax(lack))
-        c = int(np.argmax(mix[:, k] * (left > 0)))
+        counts += granted
+        available -= granted.sum(axis=1)
+        needed -= granted.sum(axis=0)
+    while needed.any():
+        k = int(np.argmax(needed))
+        c = int(np.argmax(mix[:, k] * (available > 0)))
         counts[c, k] += 1
-        left[c] -= 1
-        lack[k] -= 1
+        available[c] -= 1
+        needed[k] -= 1
     return counts
 
 
 def capped_pieces(
     members: list[Indices], clients: int, beta: float, rng: np.random.Generator
 ) -> tuple[Indices, list[list[Indices]]]:
-    """Samples of each client ``(K,)`` and its pieces, where a client with ``N / K`` samples gets no further class."""
+    """Samples of each client ``(K,)`` and its pieces; a client with ``N / K`` samples gets no further class."""
     cap = sum(len(samples) for samples in members) / clients
     totals = np.zeros(clients, np.int64)
     pieces: list[list[Indices]] = [[] for _ in range(clients)]
@@ -81,20 +83,19 @@ def dirichlet(
     capped: bool = False,
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Deal each class in proportions of concentration ``beta``.
+    """Divide each class in proportions of concentration ``beta``.
 
-    :func:`plain_counts`, :func:`balanced_counts` or :func:`capped_pieces` draws them.
-
-    Proportions are drawn again until each client has ``min_samples``, at most ``MAX_DRAWS`` times.
+    The counts come from :func:`plain_counts`, :func:`balanced_counts` or :func:`capped_pieces`. They are drawn again
+    until each client has ``min_samples``, at most ``MAX_DRAWS`` times.
 
     Raises:
-        LabelSkewError: ``min_samples`` cannot be had, or both ``balanced`` and ``capped``.
+        LabelSkewError: ``min_samples`` is not reachable, or both ``balanced`` and ``capped``.
     """
     _, members = by_class("dirichlet", labels, clients)
     sizes = np.array([len(samples) for samples in members], dtype=np.int64)
     if clients * min_samples > len(labels):
-        few = f"min_samples={min_samples} for each of {clients} clients, but there are {len(labels)} training samples"
-        raise mistake("partition dirichlet", few, f"min_samples={len(labels) // clients} or less")
+        problem = f"min_samples={min_samples} for {clients} clients, but there are {len(labels)} training samples"
+        raise mistake("partition dirichlet", problem, f"min_samples={len(labels) // clients} or less")
     if balanced and capped:
         raise LabelSkewError("partition dirichlet: balanced and capped exclude each other; use one of them")
     draw = balanced_counts if balanced else plain_counts
@@ -120,7 +121,7 @@ def dirichlet(
 
 
 class Dirichlet(ByLabels):
-    """Each class dealt in proportions of a Dirichlet distribution: FedLC's D(beta)."""
+    """Each class divided in proportions of a Dirichlet distribution: FedLC's D(beta)."""
 
     class Params(Params):
         """Parameters of dirichlet."""

@@ -1,4 +1,4 @@
-"""Lists of indices from Python as a partition."""
+"""Index lists from Python as a partition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fl_labelskew_plugins.params import Params
 
 
 class GivenPartition(Partitioner):
-    """Index lists, one a client."""
+    """One index list per client."""
 
     Params = Params
 
@@ -26,14 +26,14 @@ class GivenPartition(Partitioner):
     def split(
         self, labels: NDArray[Any], groups: NDArray[Any] | None, *, clients: int, rng: np.random.Generator
     ) -> list[NDArray[Any]]:
-        """The lists as they were given.
+        """The given lists.
 
         Raises:
-            LabelSkewError: they are for another number of clients.
+            LabelSkewError: the number of lists is not ``clients``.
         """
         if len(self.indices) != clients:
             raise LabelSkewError(
-                f"partition: {self.description} for {clients} clients; load the recipe with "
+                f"partition: got {self.description} for {clients} clients; load the recipe with "
                 f"{{'train_args.client_num_in_total': {len(self.indices)}}}"
             )
         return self.indices

@@ -1,4 +1,4 @@
-"""iid: shuffled samples in equal parts; no label skew, the reference of every table."""
+"""iid: equal parts of shuffled samples, without label skew."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from fl_labelskew_plugins.partition.base import ByLabels, Indices, check_size
 
 
 def iid(labels: Indices, *, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Deal shuffled samples; sizes differ by at most 1.
+    """Divide shuffled samples; sizes differ by at most 1.
 
     Raises:
         LabelSkewError: fewer samples than clients.

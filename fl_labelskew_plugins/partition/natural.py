@@ -1,4 +1,4 @@
-"""natural: one client for each group that the data set itself has (writer, role, centre, generated client)."""
+"""natural: one client per group of the data set (writer, role, centre, generated client)."""
 
 import numpy as np
 from fl_labelskew_registry import Partitioner, mistake
@@ -15,16 +15,16 @@ def natural(groups: Indices | None, *, clients: int) -> list[Indices]:
         clients: ``K``, the number of groups.
 
     Raises:
-        LabelSkewError: no groups, or another number of them.
+        LabelSkewError: no groups, or ``clients`` is not their number.
     """
     if groups is None:
-        other = "one with groups (such as synthetic), or another partition (such as dirichlet or pcdd)"
-        raise mistake("partition natural", "this data set has no groups", other)
+        alternative = "one with groups (such as synthetic), or another partition (such as dirichlet or pcdd)"
+        raise mistake("partition natural", "this data set has no groups", alternative)
     check_size("natural", len(groups), clients)
     names, sizes = np.unique(groups, return_counts=True)
     if len(names) != clients:
-        wrong = f"{clients} clients, but the training data has {len(names)} groups"
-        raise mistake("partition natural", wrong, f"client_num_in_total={len(names)}")
+        problem = f"{clients} clients, but the training data has {len(names)} groups"
+        raise mistake("partition natural", problem, f"client_num_in_total={len(names)}")
     order = np.argsort(groups, kind="stable").astype(np.int64)
     return np.split(order, np.cumsum(sizes)[:-1])
 

@@ -1,11 +1,11 @@
 """P<clients>C<classes>: partially class-disjoint data, every client holds a fixed number of classes.
 
 FedMR, "Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping", TMLR 2024, section C.1.2.
-The authors' loop runs twice, which puts every sample into two clients; here each sample has one owner.
+The authors' loop runs twice and assigns every sample to two clients; here each sample has one client.
 
 ``assignment: niid_bench`` is the partition "#C = k" of Li, Diao, Chen and He, "Federated Learning on Non-IID Data
 Silos: An Experimental Study", ICDE 2022, as in the function ``partition_data_label_quantity`` of Flower's baseline
-``niid_bench``. With the same generator it draws the same clients as that function.
+``niid_bench``. With the same generator both draw the same clients.
 """
 
 from typing import Literal
@@ -19,7 +19,7 @@ from fl_labelskew_plugins.partition.base import ByLabels, Indices, PartitionSeed
 
 
 def deal_classes(classes: int, clients: int, per_client: int, rng: np.random.Generator) -> list[list[int]]:
-    """Which classes each client holds: in order until each is taken once, then at random, none twice in a client."""
+    """Classes of each client: in order until each is assigned, then random, without repetition in a client."""
     starts = range(0, clients * per_client, per_client)
     held = [list(range(start, min(start + per_client, classes))) for start in starts]
     for client in held:
@@ -29,7 +29,7 @@ def deal_classes(classes: int, clients: int, per_client: int, rng: np.random.Gen
 
 
 def deal_niid_bench(classes: int, clients: int, per_client: int, rng: np.random.Generator) -> list[list[int]]:
-    """Which classes each client holds: client ``i`` class ``i mod classes``, then others at random, none twice."""
+    """Classes of each client: ``i mod classes`` for client ``i``, then random, without repetition."""
     held = [[i % classes] for i in range(clients)]
     for client in held:
         while len(client) < per_client:
@@ -47,18 +47,18 @@ def pcdd(
     assignment: Literal["fedmr", "niid_bench"] = "fedmr",
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Deal each client ``classes_per_client`` classes, by :func:`deal_classes` or :func:`deal_niid_bench`.
+    """Assign ``classes_per_client`` classes to each client, by :func:`deal_classes` or :func:`deal_niid_bench`.
 
-    A class's samples are shuffled and split among its holders, sizes differ by at most 1; a class with fewer samples
-    than holders leaves some of these without it. Classes that do not occur are not dealt.
+    A class's samples are shuffled and split evenly, up to 1 sample, among its clients, of which some may get none.
+    Classes without samples are not assigned.
 
     Raises:
-        LabelSkewError: too few slots for all classes, more classes per client than there are, or an empty client.
+        LabelSkewError: too few clients for all classes, too many classes per client, or a client without samples.
     """
     classes, members = by_class("pcdd", labels, clients)
     if classes_per_client > len(classes):
-        many = f"classes_per_client={classes_per_client}, but the training data has {len(classes)} classes"
-        raise mistake("partition pcdd", many, f"{len(classes)} or less")
+        problem = f"classes_per_client={classes_per_client}, but the training data has {len(classes)} classes"
+        raise mistake("partition pcdd", problem, f"{len(classes)} or less")
     if clients * classes_per_client < len(classes):
         raise LabelSkewError(
             f"partition pcdd: {clients} clients of {classes_per_client} classes hold {clients * classes_per_client} "

@@ -1,4 +1,4 @@
-"""Q(a): samples sorted by label are cut into K*a sets, and each client is dealt a of them at random.
+"""Q(a): samples sorted by label are cut into K*a sets, and each client gets a of them at random.
 
 FedLC, "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022, section 5.1; first used by
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, with a = 2.
@@ -13,10 +13,9 @@ from fl_labelskew_plugins.partition.base import ByLabels, Indices, by_class, gat
 
 
 def quantity(labels: Indices, *, clients: int, sets_per_client: int, rng: np.random.Generator) -> list[Indices]:
-    """Deal each client ``a = sets_per_client`` sets.
+    """Give each client ``a = sets_per_client`` sets.
 
-    Samples of one class are in random order before the cut. Sets differ by at most one sample; one that lies across a
-    border between classes has samples of both.
+    Samples of one class are shuffled before the cut. Sets differ by at most one sample; one may span two classes.
 
     Raises:
         LabelSkewError: more sets than samples.
@@ -24,15 +23,15 @@ def quantity(labels: Indices, *, clients: int, sets_per_client: int, rng: np.ran
     _, members = by_class("quantity", labels, clients)
     sets = clients * sets_per_client
     if sets > len(labels):
-        few = f"{clients} clients of {sets_per_client} sets need {sets}, but there are {len(labels)} training samples"
-        raise mistake("partition quantity", few, f"sets_per_client={len(labels) // clients} or less")
+        problem = f"{clients} clients with {sets_per_client} sets need {sets}, but there are {len(labels)} samples"
+        raise mistake("partition quantity", problem, f"sets_per_client={len(labels) // clients} or less")
     pieces = np.array_split(np.concatenate([rng.permutation(samples) for samples in members]), sets)
     dealt = rng.permutation(sets).reshape(clients, sets_per_client)
     return gather("quantity", [[pieces[i] for i in row] for row in dealt], "use fewer clients")
 
 
 class Quantity(ByLabels):
-    """Sorted samples cut into equal sets, dealt at random: FedLC's Q(a)."""
+    """Sorted samples cut into equal sets, assigned at random: FedLC's Q(a)."""
 
     class Params(Params):
         """Parameters of quantity."""

@@ -1,7 +1,7 @@
-"""C<classes>-<clients>-<shards>: each class is cut into equal shards, and each client is dealt some at random.
+"""C<classes>-<clients>-<shards>: each class is cut into equal shards, and each client gets some at random.
 
 FedRS, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data", KDD 2021, section 5.2;
-Cifar10-100-5 is 100 clients, 50 shards a class and 5 shards a client.
+Cifar10-100-5 is 100 clients, 50 shards per class and 5 shards per client.
 """
 
 import numpy as np
@@ -20,36 +20,36 @@ def shards(
     shards_per_class: int | None = None,
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Deal each client ``shards_per_client`` shards; by default a class has ``K * shards_per_client / C``.
+    """Give each client ``shards_per_client`` shards; by default a class has ``K * shards_per_client / C``.
 
-    A class's samples are shuffled before they are cut; its shards differ by at most one sample. A client may be dealt
-    two shards of one class, so it holds ``shards_per_client`` classes at most.
+    A class's samples are shuffled before they are cut evenly, up to one sample. A client may get two shards of one
+    class, so it holds at most ``shards_per_client`` classes.
 
     Raises:
-        LabelSkewError: the shards do not come out even, or a client is empty.
+        LabelSkewError: the number of shards does not match, or a client is empty.
     """
     classes, members = by_class("shards", labels, clients)
-    wanted = clients * shards_per_client
-    cut = wanted // len(classes) if shards_per_class is None else shards_per_class
-    if cut * len(classes) != wanted:
-        made = "" if shards_per_class is None else f"shards_per_class={cut} makes {cut * len(classes)}; "
+    total = clients * shards_per_client
+    per_class = total // len(classes) if shards_per_class is None else shards_per_class
+    if per_class * len(classes) != total:
+        actual = "" if shards_per_class is None else f"shards_per_class={per_class} gives {per_class * len(classes)}; "
         advice = (
-            f"use shards_per_class={wanted // len(classes)}"
-            if wanted % len(classes) == 0
+            f"use shards_per_class={total // len(classes)}"
+            if total % len(classes) == 0
             else f"make client_num_in_total * shards_per_client a multiple of {len(classes)}"
         )
         raise LabelSkewError(
-            f"partition shards: {clients} clients of {shards_per_client} shards need {wanted} shards of "
-            f"{len(classes)} classes; {made}{advice}"
+            f"partition shards: {clients} clients with {shards_per_client} shards need {total} shards of "
+            f"{len(classes)} classes; {actual}{advice}"
         )
-    pieces = [piece for samples in members for piece in np.array_split(rng.permutation(samples), cut)]
+    pieces = [piece for samples in members for piece in np.array_split(rng.permutation(samples), per_class)]
     dealt = rng.permutation(len(pieces)).reshape(clients, shards_per_client)
-    advice = "its shards hold less than a sample each; use fewer shards"
+    advice = "its shards are empty; use fewer shards"
     return gather("shards", [[pieces[i] for i in row] for row in dealt], advice)
 
 
 class Shards(ByLabels):
-    """Each class cut into equal shards, dealt at random: FedRS's partition."""
+    """Each class cut into equal shards, assigned at random: FedRS's partition."""
 
     class Params(Params):
         """Parameters of shards."""

@@ -1,4 +1,4 @@
-"""A seeded, stratified split, for data sets that come without a test part."""
+"""A seeded, stratified split, for data sets without a test part."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,25 +18,25 @@ def stratified(
     seed: int,
     where: str,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sorted indices of the training and of the test samples, by their ``labels`` ``(N,)``, ``N > 0``.
+    """Sorted indices of the training and of the test samples, from their ``labels`` ``(N,)``, ``N > 0``.
 
-    Of each class, ``round(n_c * test_fraction)`` samples go to test, but at least one stays in training. With
-    ``groups`` ``(N,)``, each group is split as if it were alone.
+    ``round(n_c * test_fraction)`` samples of each class go to test, but at least one stays in training. With ``groups``
+    ``(N,)``, each group is split separately.
 
     Raises:
         LabelSkewError: the test part would be empty.
     """
     chosen = drawn(labels, groups, test_fraction=test_fraction, seed=seed)
     if not len(chosen):
-        empty = f"test_fraction={test_fraction:g} of {len(labels)} samples leaves no test sample"
-        raise mistake(where, empty, "more samples of a class, a larger test_fraction or a separate test part")
+        problem = f"test_fraction={test_fraction:g} of {len(labels)} samples leaves no test sample"
+        raise mistake(where, problem, "more samples of a class, a larger test_fraction or a separate test part")
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen
 
 
 def drawn(
     labels: NDArray[np.int64], groups: NDArray[np.int64] | None = None, *, test_fraction: float, seed: int
 ) -> NDArray[np.int64]:
-    """The test samples of :func:`stratified`; there may be none."""
+    """The test samples of :func:`stratified`; possibly empty."""
     chosen = [np.zeros(0, np.int64)]
     for group in (None,) if groups is None else np.unique(groups):
         members = np.arange(len(labels)) if groups is None else np.flatnonzero(groups == group)
@@ -48,12 +48,12 @@ def drawn(
 
 
 def picked(part: Arrays, rows: NDArray[np.int64]) -> Arrays:
-    """Some samples of a part, by their indices."""
+    """The samples of a part with the given indices."""
     return Arrays(part.x[rows], part.y[rows], None if part.groups is None else part.groups[rows])
 
 
 def joined(*parts: Arrays) -> Arrays:
-    """Parts, one after the other; with groups if all have them."""
+    """Concatenated parts; with groups if all have them."""
     y, groups = np.concatenate([part.y for part in parts]), [part.groups for part in parts if part.groups is not None]
     if isinstance(first := parts[0].x, Images):
         x: Any = replace(first, files=[file for part in parts for file in part.x.files])

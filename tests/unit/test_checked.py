@@ -76,9 +76,9 @@ HEAD, WIDE = nn.Linear(1, 3), nn.Linear(1, 4)
 MISTAKES = [
     (Method, "terms", returns(None), f"returned None; expected {TERMS}"),
     (Method, "terms", returns({"a": torch.ones(2)}), "returned a tensor of shape (2,) as 'a'; expected scalars"),
-    (Method, "terms", returns({"a b": ONE}), "returned a term named 'a b'; expected letters, "),
+    (Method, "terms", returns({"a b": ONE}), "returned a term named 'a b'; expected at most 40 letters, "),
     (Method, "loss", returns(ONE), "returned a tensor of shape (); expected dict[str, Tensor]"),
-    (Method, "loss", returns({}), "returned an empty dict; expected terms, such as {'cross_entropy': "),
+    (Method, "loss", returns({}), "returned an empty dict; expected terms, for example {'cross_entropy': "),
     (Method, "loss", returns({"a": 0.5}), "returned a float as 'a'; expected dict[str, Tensor]"),
     (Method, "loss", returns({"a": ONE}), "returned terms without a gradient; compute them from batch.logits, "),
     (Method, "calibrate", returns(None), "returned None; expected Tensor"),
@@ -87,8 +87,8 @@ MISTAKES = [
     (Method, "combine", returns({"a": np.ones(2)}), f"returned a numpy array of shape (2,) as 'a'; expected {TERMS}"),
     (Method, "open", returns({0: torch.ones(2)}), f"returned a tensor of shape (2,) as 0; expected {TERMS}"),
     (Method, "contribute", returns({"a": [1]}), f"returned a list as 'a'; expected {TERMS}"),
-    (Method, "contribute", returns({"a": ONE}), "returned 'a' of shape (), and contribution_shapes announces (3,)"),
-    (Method, "contribute", returns({"b": ONE}), "returned 'b' of shape (), and contribution_shapes announces None"),
+    (Method, "contribute", returns({"a": ONE}), "returned 'a' of shape (), but contribution_shapes announces (3,)"),
+    (Method, "contribute", returns({"b": ONE}), "returned 'b' of shape (), but contribution_shapes announces None"),
     (Method, "contribute", returns({"a": HALF}), "returned 'a' as torch.float16; expected float32, float64 or int64"),
     (Method, "before_round", leaves(3), "left an int as 'n' in client.state; expected names and tensors, "),
     (Method, "after_round", lambda self, client: setattr(client, "state", None), "left None in client.state; "),
@@ -99,10 +99,10 @@ MISTAKES = [
         Method,
         "stages",
         returns([Stage("a", 1), Stage("b", 1)]),
-        "returned 2 stages with upload=True; give exactly one ",
+        "returned 2 stages with upload=True; expected exactly one",
     ),
-    (Method, "stages", returns([]), "returned 0 stages with upload=True; give exactly one "),
-    (Method, "stages", returns([Stage("a", 0)]), "returned stage 'a' of 0 epochs; give each stage more than 0"),
+    (Method, "stages", returns([]), "returned 0 stages with upload=True; expected exactly one"),
+    (Method, "stages", returns([Stage("a", 0)]), "returned stage 'a' with 0 epochs; expected more than 0"),
     (
         Method,
         "contribution_shapes",
@@ -114,10 +114,10 @@ MISTAKES = [
     (Method, "protects", returns(1), "returned an int; expected bool"),
     (Optimizer, "step", returns(None), f"returned None; expected {TERMS}"),
     (Network, "build", returns(None), "returned None; expected nn.Module"),
-    (Network, "build", returns(net(classifier=HEAD)), "returned a module without features; give it features(x), "),
-    (Network, "build", returns(net(features=abs, classifier=WIDE)), "returned a module whose classifier is Linear("),
+    (Network, "build", returns(net(classifier=HEAD)), "returned a module without features; add features(x), "),
+    (Network, "build", returns(net(features=abs, classifier=WIDE)), "returned a module with classifier Linear("),
     (Dataset, "load", returns(None), "returned None; expected Data"),
-    (Dataset, "load", returns(data(y=[0] * 4)), "returned a list as train.y; expected an array of 4 whole numbers"),
+    (Dataset, "load", returns(data(y=[0] * 4)), "returned a list as train.y; expected an array of 4 integers"),
 ]
 
 
@@ -253,7 +253,7 @@ def test_an_exception_is_a_line_and_the_authors_frames_in_their_order():
         (__file__, "helper", """raise ValueError("two\\nlines" if values is None else "torch's")"""),
     ]
     shown = caught.value.shown().splitlines()
-    assert shown[0] == f"error: {caught.value}; the frames below are of its own code"
+    assert shown[0] == f"error: {caught.value}; traceback of its own code:"
     assert shown[1:] == caught.value.frames.splitlines()
 
 
@@ -369,7 +369,7 @@ IN_RUNS = [
         "methods",
         "def opening(self, client): return {'centre': torch.zeros(3)}\n"
         "def opening_shapes(self, federation): return {'centre': (4,)}",
-        "A.opening ({}) returned 'centre' of shape (3,), and opening_shapes announces (4,)",
+        "A.opening ({}) returned 'centre' of shape (3,), but opening_shapes announces (4,)",
     ),
     (
         "methods",
@@ -403,9 +403,7 @@ def test_a_run_ends_with_the_line_and_exit_code_1(attempt, kind, body, line):
 def test_stages_are_looked_at_before_anything_starts(attempt, tmp_path):
     body = "def stages(self, epochs): return [Stage('a', epochs), Stage('b', epochs)]"
     error, module = attempt("methods", body)
-    says = (
-        f"A.stages ({module}) returned 2 stages with upload=True; give exactly one upload=True, all others upload=False"
-    )
+    says = f"A.stages ({module}) returned 2 stages with upload=True; expected exactly one"
     assert str(error) == f"--set method_args.method: {says}"
     assert isinstance(error, parse.RecipeError)
     assert not (tmp_path / "run").exists()

@@ -1,6 +1,6 @@
-"""What is wrong with what a plugin's hook returned or left behind: by the contract's annotations, and a few shapes.
+"""Checks of hooks: their return values and the state they leave, by the contracts' annotations and some shapes.
 
-Runs and tests of plugins ask :func:`problem`. Only types and shapes are looked at, so that it costs nothing in a batch.
+Runs and plugin tests call :func:`problem`. It compares only types and shapes, which is fast enough for each batch.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from typing import Any, get_args, get_origin
 from fl_labelskew_registry.contracts import Method
 
 TERM = re.compile(r"[A-Za-z0-9._+-]{1,40}")
-"""Names of terms of a loss, which go into files and onto terminals."""
+"""Valid names of loss terms, which appear in files and on terminals."""
 Check = Callable[..., str]
 
 
 def problem(plugin: Any, contract: type, hook: str, answer: Any, *given: Any) -> str:
-    """What is wrong with the ``answer`` of a hook, and what is expected; empty if nothing is.
+    """Describe the violation in the ``answer`` of a hook and the expected value; empty if it is valid.
 
     Args:
         plugin: the object.
         contract: its base class in this package.
         hook: name of the hook.
-        answer: what it returned.
-        given: positional arguments that it was called with.
+        answer: its return value.
+        given: positional arguments of the call.
 
     >>> from fl_labelskew_registry import Method
     >>> problem(None, Method, "deviations", "none")
     'returned a str; expected list[str]'
     """
-    form, text = _annotated(contract, hook)
-    if form is not None and not _fits(answer, form):
-        return f"returned {_wrong_entry(answer, form) or described(answer)}; expected {text}"
+    annotation, text = _annotated(contract, hook)
+    if annotation is not None and not _fits(answer, annotation):
+        return f"returned {_wrong_entry(answer, annotation) or described(answer)}; expected {text}"
     if hook in ("before_round", "after_round"):
         state = getattr(given[0], "client", given[0]).state
         wrong = (
             _wrong_entry(state, _annotated(Method, "contribute")[0]) if isinstance(state, dict) else described(state)
         )
-        return wrong and f"left {wrong} in client.state; expected names and tensors, such as torch.as_tensor makes"
+        return wrong and f"left {wrong} in client.state; expected names and tensors, for example torch.as_tensor(value)"
     if hook in SHAPES:
         expected = SHAPES[hook](plugin, *given)
         return "" if tuple(answer.shape) == expected else f"returned {described(answer)}; expected shape {expected}"
-    return OTHERS[hook](plugin, answer, *given) if hook in OTHERS else ""
+    return CHECKS[hook](plugin, answer, *given) if hook in CHECKS else ""
 
 
 def described(value: object) -> str:
-    """A value for an error message: its type, of arrays also the shape."""
+    """The type of a value, and the shape of an array, for an error message."""
     if value is None:
         return "None"
     if hasattr(value, "shape"):
@@ -61,7 +61,7 @@ def described(value: object) -> str:
 
 @cache
 def _annotated(contract: type, hook: str) -> tuple[Any, str]:
-    """The type of a hook's answer by its contract, and how the contract writes it; None: any answer is right."""
+    """Annotated return type of a hook, and its text; the type is None if any value is valid."""
     from torch import Tensor, nn
 
     if hook in ("features", "forward"):  # of a network's module
@@ -72,10 +72,10 @@ def _annotated(contract: type, hook: str) -> tuple[Any, str]:
     return (None if "NDArray" in text else eval(text, names)), text
 
 
-def _fits(value: Any, form: Any) -> bool:
-    """Whether a value is of a type; of tuples, only the first type counts."""
-    kind, parts = get_origin(form), get_args(form)
-    if form is Any:
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether a value has a type; for tuples, only the first element type is compared."""
+    kind, parts = get_origin(annotation), get_args(annotation)
+    if annotation is Any:
         return True
     if kind is UnionType:
         return any(value is None if part is type(None) else _fits(value, part) for part in parts)
@@ -83,29 +83,29 @@ def _fits(value: Any, form: Any) -> bool:
         return isinstance(value, Mapping) and all(_fits(k, parts[0]) and _fits(v, parts[1]) for k, v in value.items())
     if kind in (list, tuple, Sequence):
         return isinstance(value, list | tuple) and all(_fits(part, parts[0]) for part in value)
-    return isinstance(value, kind or form)
+    return isinstance(value, kind or annotation)
 
 
-def _wrong_entry(value: Any, form: Any) -> str:
-    """The first entry of a mapping that is not of its type, such as ``a float as 'n'``; empty if there is none."""
-    if not isinstance(value, Mapping) or get_origin(form) not in (dict, Mapping):
+def _wrong_entry(value: Any, annotation: Any) -> str:
+    """The first entry of a mapping with a wrong type, such as ``a float as 'n'``; empty if there is none."""
+    if not isinstance(value, Mapping) or get_origin(annotation) not in (dict, Mapping):
         return ""
-    name_form, entry_form = get_args(form)
-    wrong = (k for k, entry in value.items() if not (_fits(k, name_form) and _fits(entry, entry_form)))
+    name_type, entry_type = get_args(annotation)
+    wrong = (k for k, entry in value.items() if not (_fits(k, name_type) and _fits(entry, entry_type)))
     return next((f"{described(value[name])} as {name!r}" for name in wrong), "")
 
 
 def _stages(_: object, stages: Any, *__: Any) -> str:
     if (uploads := sum(stage.upload for stage in stages)) != 1:
-        return f"returned {uploads} stages with upload=True; give exactly one upload=True, all others upload=False"
+        return f"returned {uploads} stages with upload=True; expected exactly one"
     empty = next((stage.name for stage in stages if not stage.epochs > 0), None)
-    return "" if empty is None else f"returned stage {empty!r} of 0 epochs; give each stage more than 0"
+    return "" if empty is None else f"returned stage {empty!r} with 0 epochs; expected more than 0"
 
 
 def _terms(_: object, terms: Any, *__: Any) -> str:
     for name, term in terms.items():
         if not TERM.fullmatch(name):
-            return f"returned a term named {name[:40]!r}; expected letters, digits and ._+-, 40 of them at most"
+            return f"returned a term named {name[:40]!r}; expected at most 40 letters, digits and ._+-"
         if term.numel() != 1:
             return f"returned {described(term)} as {name!r}; expected scalars"
     return ""
@@ -115,21 +115,21 @@ def _loss(plugin: object, terms: Any, *__: Any) -> str:
     from torch import is_grad_enabled
 
     if not terms:
-        return "returned an empty dict; expected terms, such as {'cross_entropy': cross_entropy(logits, labels)}"
+        return "returned an empty dict; expected terms, for example {'cross_entropy': cross_entropy(logits, labels)}"
     if is_grad_enabled() and not any(term.requires_grad for term in terms.values()):
         return "returned terms without a gradient; compute them from batch.logits, batch.features or client.model"
     return _terms(plugin, terms)
 
 
 def _sent(announcing: str) -> Check:
-    """A check of tensors that leave a client, whose shapes the hook ``announcing`` returns."""
+    """Return a check of tensors to send; the hook ``announcing`` returns their shapes."""
 
     def check(plugin: Any, answer: Any, client: Any) -> str:
         announced = getattr(plugin, announcing)(client.federation) if answer else {}
         for name, value in answer.items():
             expected = announced.get(name)
             if expected is None or tuple(value.shape) != tuple(expected):
-                return f"returned {name!r} of shape {tuple(value.shape)}, and {announcing} announces {expected}"
+                return f"returned {name!r} of shape {tuple(value.shape)}, but {announcing} announces {expected}"
             if str(value.dtype) not in ("torch.float32", "torch.float64", "torch.int64"):
                 return f"returned {name!r} as {value.dtype}; expected float32, float64 or int64"
         return ""
@@ -140,15 +140,15 @@ def _sent(announcing: str) -> Check:
 def _build(_: object, module: Any, shape: object, classes: int) -> str:
     head = getattr(module, "classifier", None)
     if not callable(getattr(module, "features", None)):
-        return "returned a module without features; give it features(x), which returns (B, d)"
-    right = getattr(head, "out_features", None) == classes
-    return "" if right else f"returned a module whose classifier is {head}; give it torch.nn.Linear(d, {classes})"
+        return "returned a module without features; add features(x), which returns (B, d)"
+    valid = getattr(head, "out_features", None) == classes
+    return "" if valid else f"returned a module with classifier {head}; expected torch.nn.Linear(d, {classes})"
 
 
 def _load(_: object, data: Any, *__: Any) -> str:
     for name, part in (("train", data.train), ("test", data.test)):
         if getattr(part.y, "shape", None) != (len(part.x),) or part.y.dtype.kind not in "iu":
-            return f"returned {described(part.y)} as {name}.y; expected an array of {len(part.x)} whole numbers"
+            return f"returned {described(part.y)} as {name}.y; expected an array of {len(part.x)} integers"
     return ""
 
 
@@ -158,8 +158,8 @@ SHAPES: dict[str, Callable[..., tuple[int, ...]]] = {
     "features": lambda module, inputs: (len(inputs), module.classifier.in_features),
     "forward": lambda module, inputs: (len(inputs), module.classifier.out_features),
 }
-"""Hooks that return one tensor, and its shape, by the plugin and what the hook was called with."""
-OTHERS: dict[str, Check] = {
+"""Hooks that return one tensor, and a function of the plugin and the hook's arguments that gives its shape."""
+CHECKS: dict[str, Check] = {
     "stages": _stages,
     "terms": _terms,
     "loss": _loss,
@@ -168,4 +168,4 @@ OTHERS: dict[str, Check] = {
     "build": _build,
     "load": _load,
 }
-"""Further checks of hooks; each gets the plugin, the answer, and what the hook was called with."""
+"""Further checks of hooks; each receives the plugin, the answer and the hook's arguments."""

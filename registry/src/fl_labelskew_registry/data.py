@@ -1,6 +1,6 @@
-"""What a partitioner, a data set and a network implement, and what a data set is.
+"""Contracts of partitioners, data sets and networks, and the data that they exchange.
 
-Nothing here imports torch, numpy or fedml when it runs; the types below are for readers and type checkers.
+At run time this module imports neither torch, numpy nor fedml; the annotations are for readers and type checkers.
 Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``K`` clients, ``N`` samples.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Partitioner(Plugin):
-    """Deals training samples to clients."""
+    """Divides the training samples among clients."""
 
     def split(
         self, labels: NDArray[Any], groups: NDArray[Any] | None, *, clients: int, rng: np.random.Generator
@@ -36,23 +36,22 @@ class Partitioner(Plugin):
             rng: the only source of randomness.
 
         Raises:
-            LabelSkewError: the partition cannot be made.
+            LabelSkewError: the data do not permit this partition.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Images:
-    """Pictures in files, decoded when they are needed: for a data set that does not fit into memory.
+    """Image files that are decoded on demand, for a data set that does not fit into memory.
 
-    ``len``, ``shape`` and indexing with a slice or an array of indices are those of an array ``(N, C, H, W)``.
+    ``len``, ``shape`` and indexing with a slice or an array of indices work as for an array ``(N, C, H, W)``.
 
     Args:
-        files: of the ``N`` samples.
-        size: ``(C, H, W)`` of a sample as the network gets it.
-        read: makes ``(C, H, W)`` uint8 of a file; where its second argument is true, augmented with what torch's
-            generator draws. It is called in other processes, so it has to be picklable. Raises LabelSkewError where
-            the file is no sound picture.
+        files: paths of the ``N`` samples.
+        size: ``(C, H, W)`` of a sample.
+        read: decodes a file to ``(C, H, W)`` uint8; if its second argument is true, augmented with draws of torch's
+            generator. Picklable, because other processes call it. Raises LabelSkewError for an invalid image.
     """
 
     files: Sequence[str]
@@ -72,7 +71,7 @@ class Images:
         return replace(self, files=[self.files[int(row)] for row in rows])
 
     def copy(self) -> Images:
-        """The same."""
+        """Return this object: it holds no samples."""
         return self
 
 
@@ -92,14 +91,14 @@ class Data:
     Args:
         train: training part.
         test: global test part.
-        class_names: one for each of the ``C`` classes.
-        mean: per channel (first axis of a sample), in units of ``x`` scaled to 0..1 where ``x`` is uint8; empty for
-            samples that are no measurements, such as numbers of characters: the network gets them as they are.
+        class_names: names of the ``C`` classes.
+        mean: per channel (first axis of a sample), for ``x`` scaled to 0..1 if ``x`` is uint8; empty: do not normalise,
+            for example indices of characters.
         std: per channel, like ``mean``.
-        notes: text files that a run keeps beside its results, by name, such as a split that was drawn.
-        group_names: one for each number in ``groups``, such as hospitals; empty: groups have no names.
-        fingerprint: what tells these samples from others of a data set of this name, whatever the seed; empty: it is
-            taken from the two parts as they are. A data set that draws its parts with the seed has to give one.
+        notes: text files to store with a run's results, by name, for example a drawn split.
+        group_names: names of the numbers in ``groups``, for example hospitals; empty: no names.
+        fingerprint: identifies these samples independently of the seed; empty: computed from both parts. Required if
+            the seed decides the parts.
     """
 
     train: Arrays
@@ -113,11 +112,11 @@ class Data:
 
 
 class Dataset(Plugin):
-    """Reads a data set from disk, or makes it.
+    """Reads or generates a data set.
 
-    ``default_dir`` is the folder where it lies unless a recipe says otherwise; ``source`` says where its files come
-    from and how large they are. ``picture_keys``: the parameters that :meth:`picture` depends on, which go into the
-    files of models, so that they can be used on new pictures; none: samples are not made of picture files.
+    ``default_dir`` is its default folder; ``source`` states the origin and size of its files. ``picture_keys`` are the
+    parameters that :meth:`picture` depends on, which model files store for use on new images; empty if samples do not
+    come from image files.
     """
 
     default_dir: ClassVar[str | None] = None
@@ -126,14 +125,14 @@ class Dataset(Plugin):
 
     @property
     def measured(self) -> bool:
-        """Whether mean and std are those of the training part at hand, as the data set knows no others."""
+        """Whether mean and std are computed from the training part, because the data set has no published ones."""
         return False
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError, naming the missing files, where they come from and their size; reads no data."""
+        """Raise LabelSkewError with the missing files, their origin and their size, without reading data."""
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read everything into memory; may contact the network only if ``download``.
+        """Read everything into memory; may use the network only if ``download``.
 
         Raises:
             LabelSkewError: files are missing or broken.
@@ -141,25 +140,24 @@ class Dataset(Plugin):
         raise NotImplementedError
 
     def splits_off(self, data_dir: Path | None) -> bool:
-        """Whether :meth:`load` splits the test part off, since the files in ``data_dir`` have no test part."""
+        """Whether :meth:`load` splits off a test part, because the files in ``data_dir`` have none."""
         return False
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """As :meth:`load`, but nothing is split off: where :meth:`splits_off` is true, one part has all samples.
+        """Like :meth:`load`, but without a split: if :meth:`splits_off` is true, one part contains all samples.
 
-        Override it together with :meth:`splits_off`: a few samples, too few to split, may be all that a model is
-        tested on.
+        Override it together with :meth:`splits_off`: test data may be too few to split.
         """
         return self.load(data_dir, download=download, seed=seed)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        """As :meth:`check`, for :meth:`load_test`, where that needs fewer files."""
+        """Like :meth:`check`, for the files that :meth:`load_test` needs."""
         self.check(data_dir, download=download)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """The global test part alone, for a server without training data: ``train`` has no samples, ``(0, ...)``.
+        """Only the global test part, for a server without training data; ``train`` has no samples, ``(0, ...)``.
 
-        Override it where the training files need not be there.
+        Override it if the test part can be read without the training files.
 
         Raises:
             LabelSkewError: files are missing or broken.
@@ -170,20 +168,20 @@ class Dataset(Plugin):
         return replace(data, train=train)
 
     def picture(self, file: Path) -> NDArray[Any]:
-        """A picture file as a sample ``(C, H, W)`` uint8, made as those of :meth:`load` are, not augmented.
+        """An image file as a sample ``(C, H, W)`` uint8, processed as in :meth:`load` but not augmented.
 
-        Override it where ``picture_keys`` has any; called in several threads.
+        Override it if ``picture_keys`` is not empty; several threads call it.
 
         Raises:
-            LabelSkewError: the file is no sound picture.
+            LabelSkewError: the file is not a valid image.
         """
         raise NotImplementedError
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """Rows ``(what, found, expected)``, such as ``("training images", "49999", "50000")``; nothing is decoded.
+        """Rows ``(item, found, expected)``, such as ``("training images", "49999", "50000")``, without decoding files.
 
-        ``found`` is ``"missing"`` where there is nothing, ``expected`` is ``"any"`` where anything found is right. The
-        data set is complete where every row holds what is expected.
+        ``found`` is ``"missing"`` if nothing exists; ``expected`` is ``"any"`` if every value is valid. The data set is
+        complete if all rows match.
         """
         try:
             self.check(data_dir, download=False)
@@ -192,7 +190,7 @@ class Dataset(Plugin):
         return [("files", "found", "found")]
 
     def broken(self, data_dir: Path | None) -> list[str]:
-        """A line for each broken file among all that :meth:`load` reads; by default what stops :meth:`load`."""
+        """A line for each broken file that :meth:`load` reads; by default, the errors of :meth:`load`."""
         try:
             self.load(data_dir, download=False, seed=0)
         except LabelSkewError as error:
@@ -200,15 +198,15 @@ class Dataset(Plugin):
         return []
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write a small data set that :meth:`load` reads, and whose content a network can learn.
+        """Write a small data set that :meth:`load` reads and a network can learn.
 
         Args:
-            out: the folder that a recipe's ``data_cache_dir`` would name; it is made if it does not exist.
-            samples: in all parts together; default: the data set's own choice.
-            seed: not negative; the same files for the same seed.
+            out: folder, created if missing, for a recipe's ``data_cache_dir``.
+            samples: number in all parts together; default: the data set's choice.
+            seed: not negative; equal seeds give equal files.
 
         Raises:
-            LabelSkewError: there is no such writer, or there are too few ``samples``.
+            LabelSkewError: the data set has no such writer, or ``samples`` is too small.
         """
         raise LabelSkewError(f"data set {type(self).__name__}: no small copy can be written of it")
 
@@ -216,16 +214,16 @@ class Dataset(Plugin):
 class Network(Plugin):
     """Builds a network whose module has ``features(x) -> (B, d)`` and a ``classifier`` (``nn.Linear(d, C)``).
 
-    The module's ``forward(x)`` returns logits, ``classifier(features(x))``. ``trained_params`` stand in for parameters
-    that choose the weights to begin with, such as a file of them, where a trained network is built again.
+    The module's ``forward(x)`` returns logits, ``classifier(features(x))``. ``trained_params`` replace parameters that
+    choose initial weights, such as a weights file, when a trained network is rebuilt.
     """
 
     trained_params: ClassVar[Mapping[str, Any]] = {}
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """A freshly initialised module; randomness comes from torch's generator, which the caller has seeded.
+        """Return a freshly initialised module; its random draws use torch's generator, which the caller has seeded.
 
         Raises:
-            LabelSkewError: the network does not take inputs of this shape.
+            LabelSkewError: the network does not accept inputs of this shape.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Errors that a person reads; each message is one line that says where, what, and what to use instead."""
+"""Errors for users; each message is one line: where, what is wrong, and what to use instead."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import TypeVar
 
 
 class LabelSkewError(Exception):
-    """A user's mistake, see :func:`mistake`. The command line prints it without a traceback and ends with code 2."""
+    """A user's mistake, see :func:`mistake`. The command line prints it without a traceback and exits with code 2."""
 
     exit_code = 2
     frames = ""
-    """Lines of a traceback, of a plugin author's own code alone, where that code raised something."""
+    """Lines of a traceback, limited to the plugin author's code, if that code raised the error."""
     public = ""
-    """What another machine may be told of it, see :func:`shareable`; empty: nothing."""
+    """Message that other machines may receive, see :func:`shareable`; empty: none."""
 
     def shown(self) -> str:
-        """What the command line shows: a line for each mistake, and the frames."""
+        """Text for the command line: a line for each mistake, and the frames."""
         lines = self.mistakes if isinstance(self, MistakesError) else [" ".join(str(self).split())]
         text = "\n".join(f"error: {line}" for line in lines)
-        return f"{text}; the frames below are of its own code\n{self.frames}" if self.frames else text
+        return f"{text}; traceback of its own code:\n{self.frames}" if self.frames else text
 
 
 class MistakesError(LabelSkewError):
-    """Several mistakes found together; ``mistakes`` holds a line for each."""
+    """Several mistakes found together; ``mistakes`` has a line for each."""
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         super().__init__("\n".join(mistakes))
@@ -35,7 +35,7 @@ class PluginError(LabelSkewError):
 
 
 def mistake(where: object, what: str, use: str) -> LabelSkewError:
-    """A user's mistake in one line: where it is, what is there, and what to use instead.
+    """A user's mistake in one line: its place, the problem, and what to use instead.
 
     >>> raise mistake("data/train.csv", "has label 12", "labels from 0 to 9")
     Traceback (most recent call last):
@@ -45,7 +45,7 @@ def mistake(where: object, what: str, use: str) -> LabelSkewError:
 
 
 class RunError(LabelSkewError):
-    """A run that could not go on, such as one whose training diverged. One line as well, but exit code 1."""
+    """A run that cannot continue, for example because training diverged. One line, but exit code 1."""
 
     exit_code = 1
 
@@ -54,9 +54,9 @@ Error = TypeVar("Error", bound=LabelSkewError)
 
 
 def shareable(error: Error, text: str = "") -> Error:
-    """The error with a message for other machines: ``text``, or its own if that contains no value of local data.
+    """Give the error a message for other machines: ``text``, or its own if that contains no value of local data.
 
-    A silo sends its server this message, and of other errors only that there was one.
+    A silo sends its server only this message; for other errors, only the fact that one occurred.
 
     >>> shareable(RunError("labels.csv: 12 rows are without a label"), "rows are without a label").public
     'rows are without a label'

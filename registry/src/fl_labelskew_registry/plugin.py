@@ -1,4 +1,4 @@
-"""What all plugins have in common, whatever they implement."""
+"""Base class of all plugins."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import Any, ClassVar
 
 
 class Plugin:
-    """What all contracts have in common: a class's ``Params``, an object's ``params``, and which hooks are its own.
+    """Base of all contracts: a class's ``Params``, an object's ``params``, and the check for overridden hooks.
 
-    A plugin that recipes name has ``Params``, empty if need be; a class whose objects stand there from Python may do
-    without.
+    A plugin for recipes needs ``Params``, possibly empty. A class whose objects are created in Python may omit it.
     """
 
     Params: ClassVar[type[Any]]
@@ -18,12 +17,12 @@ class Plugin:
         self.params = type(self).Params() if params is None and hasattr(type(self), "Params") else params
 
     def uses(self, *hooks: str) -> bool:
-        """Whether any of these hooks is the plugin's own, in place of the contract's neutral one."""
+        """Whether the plugin overrides any of these hooks of its contract."""
         kind = type(self)
         contract = next(base for base in kind.__mro__ if Plugin in base.__bases__)
         return any(getattr(kind, hook) is not getattr(contract, hook) for hook in hooks)
 
 
 def hooks(contract: type[Plugin]) -> tuple[str, ...]:
-    """Names of a contract's hooks: of all its public functions, in their order."""
+    """Names of a contract's hooks, which are its public functions, in their order."""
     return tuple(name for name, hook in vars(contract).items() if callable(hook) and not name.startswith("_"))

@@ -1,4 +1,4 @@
-"""What a tracker implements, and what it is told of a run; nothing here imports anything heavy."""
+"""Contract of trackers, and the description of a run that they receive; without heavy imports."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class TrackedRun:
     """A run as its trackers see it.
 
     Args:
-        id: 16 letters that name this run among all others, the same whenever it is gone on with.
-        folder: the run's own; its name is the run's, and a tracker may keep files of its own there.
+        id: 16 letters that identify this run, also after it is resumed.
+        folder: folder of the run, named like it; a tracker may store files there.
         parameters: the recipe with every default, ``section.key`` to its value; lists are JSON text, None is ``null``.
-        earlier: the lines of all rounds that are complete, in order, as :meth:`Tracker.on_round` was given them. What
-            was told of any later round before the run was resumed no longer counts.
+        earlier: lines of all completed rounds, in order, as passed to :meth:`Tracker.on_round`; reports of later rounds
+            before a resume are void.
     """
 
     id: str
@@ -31,39 +31,38 @@ class TrackedRun:
 
 
 class Tracker(Plugin):
-    """Shows a run to somebody else's program while it goes on. Every hook does nothing unless it is overridden.
+    """Reports the progress of a run to another program. Every hook does nothing unless overridden.
 
-    Hooks are called one after the other in the run's process, in a thread. A hook that raises or takes too long becomes
-    a warning, and the run continues without the tracker.
+    Hooks run one at a time in a thread of the run's process. If a hook raises or takes too long, the run prints a
+    warning and continues without the tracker.
     """
 
     def begin(self, run: TrackedRun) -> None:
-        """The run begins or, where there are lines in ``run.earlier``, may be gone on with."""
+        """The run begins, or is resumed if ``run.earlier`` has lines."""
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
         """A round is complete.
 
         Args:
-            run: as it was when it began.
-            line: the numbers of the round's line of ``metrics.jsonl``, such as ``accuracy``, ``recall.3`` of class 3
-                or ``loss_terms.cross_entropy``, and the round's ``seconds``; ``round`` counts from 0. Shares are
-                between 0 and 1.
+            run: as it was at the beginning.
+            line: numbers of the round's line of ``metrics.jsonl``, such as ``accuracy``, ``recall.3`` of class 3 or
+                ``loss_terms.cross_entropy``, and the round's ``seconds``; ``round`` counts from 0. Shares are 0 to 1.
         """
 
     def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
-        """All rounds are done.
+        """All rounds are complete.
 
         Args:
-            run: as it was when it began.
-            summary: the numbers of ``summary.json``, named as those of a line.
-            pictures: PNG files that the run has drawn.
-            model: the global model, a file of safetensors.
+            run: as it was at the beginning.
+            summary: numbers of ``summary.json``, named like those of a line.
+            pictures: PNG files of the run.
+            model: the global model, a safetensors file.
         """
 
     def close(self, run: TrackedRun, state: str) -> None:
         """The last call, also after an error.
 
         Args:
-            run: as it was when it began.
+            run: as it was at the beginning.
             state: ``finished``, ``paused``, ``stopped`` (by a person or the system) or ``failed``.
         """

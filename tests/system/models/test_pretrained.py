@@ -79,10 +79,10 @@ class Evil:
     ("name", "content", "message"),
     [
         ("none.pth", None, "does not exist; use a file with ImageNet weights"),
-        ("text.pth", b"hello", "is no sound file of weights"),
-        ("empty.pth", b"", "is no sound file of weights"),
-        ("evil.pth", pickle.dumps(Evil()), "is no sound file of weights"),
-        ("text.safetensors", b"hello", "is no sound file of weights"),
+        ("text.pth", b"hello", "is not a valid weights file"),
+        ("empty.pth", b"", "is not a valid weights file"),
+        ("evil.pth", pickle.dumps(Evil()), "is not a valid weights file"),
+        ("text.safetensors", b"hello", "is not a valid weights file"),
     ],
 )
 def test_broken_files_are_one_line(tmp_path, capsys, name, content, message):
@@ -101,8 +101,8 @@ def test_broken_files_are_one_line(tmp_path, capsys, name, content, message):
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ([torch.zeros(2)], "holds something else; use a state dict of tensors"),
-        ({"model": {"a": torch.zeros(2)}}, "holds something else"),
+        ([torch.zeros(2)], "is not a state dict; use a state dict of tensors"),
+        ({"model": {"a": torch.zeros(2)}}, "is not a state dict"),
         ({"0.weight": torch.zeros(3, 2)}, r"0.bias is missing, unknown or of another shape \(1 such tensors in all\)"),
         ({"0.weight": torch.zeros(2, 2), "0.bias": torch.zeros(3)}, "0.weight is missing"),
         ({"0.weight": torch.zeros(3, 2), "0.bias": torch.zeros(3), "extra": torch.zeros(1)}, "extra is missing"),
@@ -169,7 +169,7 @@ def test_digests_of_networks_without_weights_stay_those_of_version_0_2(tmp_path)
 
 
 def test_weights_need_torchvisions_stem_and_three_channels(tmp_path):
-    with pytest.raises(LabelSkewError, match=r"weights are of a network with stem: imagenet; use that, or no weights"):
+    with pytest.raises(LabelSkewError, match=r"weights need stem: imagenet; use that, or no weights"):
         recipe(tmp_path, model="resnet18", weights="w.pth", stem="small")
     with pytest.raises(LabelSkewError, match=r"stem: imagenet needs images of 3 channels, this data set has 1; use"):
         ResNet18(ResNet18.Params(weights="w.pth")).build((1, 32, 32), 8)

@@ -199,11 +199,11 @@ def test_opening_and_prototypes_live_side_by_side():
 @pytest.mark.parametrize(
     ("method", "line"),
     [
-        ("[flda, moon]", "flda does not go with moon: it does more than change logits"),
+        ("[flda, moon]", "flda cannot be combined with moon: it does more than change logits"),
         (
             "[fedmr, map]",
-            "map does not go with fedmr: it does more than change logits and add terms to the loss; use map with "
-            "methods that only change logits",
+            "map cannot be combined with fedmr: it does more than change logits and add terms to the loss; use map "
+            "with methods that only change logits",
         ),
         ("fedrs+map", "fedrs and map both correct logits for missing classes; use one of them"),
         ("fedlc+fedshift", "fedlc and fedshift both correct logits for class counts; use one of them"),
@@ -255,8 +255,8 @@ def test_the_last_ones_weights_are_in_force_and_the_record_says_so():
 def test_weights_that_would_not_be_in_force_are_refused(value):
     override = f"method_args.fedshift={{denominator: {value}}}"
     assert message(lambda: parse.parse(TEXT, overrides=[override])) == (
-        "recipe.yaml: method_args.method: fedshift.denominator chooses the weights of the uploads, which are those of "
-        "the last method, fedmr; remove it, or put fedshift last"
+        "recipe.yaml: method_args.method: fedshift.denominator chooses the weights of the uploads, but the last "
+        "method, fedmr, decides them; remove fedshift.denominator, or put fedshift last"
     )
     last = parse.parse(TEXT, overrides=[override, "method_args.method=[fedmr, fedshift]"])
     assert last.resolved()["method_args"]["fedshift"]["denominator"] == value
@@ -373,6 +373,6 @@ def test_a_method_with_a_loss_of_its_own_is_not_calibrated():
         def loss(self, batch, client):
             return {}
 
-    assert "own has a loss of its own that takes no calibrated logits" in message(
+    assert "own cannot be combined: its loss does not use calibrated logits" in message(
         lambda: combined.combine({"fedlc": FedLC(), "own": Own()})
     )

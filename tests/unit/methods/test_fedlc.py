@@ -132,7 +132,7 @@ def test_deviations_and_warnings(federation):
     ]
     assert FedLC(FedLC.Params(tau=0.0, denominator="others")).deviations() == []
     (masked,) = FedLC(FedLC.Params(tau=0.0, missing="mask", denominator="others")).deviations()
-    assert masked.startswith("missing: mask takes a class")
+    assert masked.startswith("missing: mask removes a class")
     assert "no lower bound" in printed.warnings(federation)[0]
 
 

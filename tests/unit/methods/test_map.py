@@ -149,7 +149,7 @@ def test_deviations():
 
 
 @pytest.mark.parametrize("method", [MAP, FedPHP])
-@pytest.mark.parametrize(("count", "verb"), [("text", "counts"), ("algorithm", "leaves")])
+@pytest.mark.parametrize(("count", "verb"), [("text", "counts"), ("algorithm", "omits")])
 def test_it_says_which_count_is_in_force(method, count, verb):
     (sentence,) = method(method.Params(hpm_count=count)).deviations()
     assert sentence.startswith(f"hpm_count: {count} {verb} this round")

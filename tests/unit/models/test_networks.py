@@ -168,13 +168,13 @@ def test_unfit_inputs(kind, smallest):
 @pytest.mark.parametrize(
     ("kind", "params", "shape", "message"),
     [
-        (SACNN, {}, (63,), r"at least 64 values, this data set has samples of shape \(63,\); use mlp or logistic"),
+        (SACNN, {}, (63,), r"at least 64 values, but this data set has samples of shape \(63,\); use mlp or logistic"),
         (SACNN, {}, (1, 28, 28), r"samples of shape \(1, 28, 28\)"),
         (
             CharLSTM,
             {},
             (1, 28, 28),
-            r"rows of characters, this data set has samples of shape \(1, 28, 28\); use the data set shakespeare",
+            r"rows of characters, but this data set has samples of shape \(1, 28, 28\); use the data set shakespeare",
         ),
         (EfficientNetB0, SCRATCH, (1, 32, 32), "needs images of 3 channels, this data set has 1"),
         (EfficientNetB0, SCRATCH, (3, 31, 32), "at least 32x32, this data set has 31x32"),
@@ -199,7 +199,7 @@ def test_text_and_measurements_are_told_apart():
     texts = message(lambda: build(CharLSTM, {}, (6,))(torch.zeros(2, 6)))
     assert texts.startswith("model: needs a data set of characters, such as shakespeare; use a net")
     numbers = message(lambda: build(MLP, {}, (6,))(torch.zeros(2, 6, dtype=torch.uint8)))
-    assert numbers == "model: needs measurements, and this data set holds characters; use char_lstm"
+    assert numbers == "model: needs measurements, but this data set contains characters; use char_lstm"
 
 
 def test_deep_networks_without_normalisation_keep_the_size_of_what_passes():

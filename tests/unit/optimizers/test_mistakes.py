@@ -18,7 +18,7 @@ train_args: {{federated_optimizer: {}}}
     [
         ("FedDC", "client_optimizer=adam", "adam does not go with federated_optimizer FedDC; allowed: sgd"),
         ("FedDC", "feddc_alpha=-1", "train_args.feddc_alpha: -1 is out of range; allowed: a number of at least 0"),
-        ("adam", "server_momentum=0.9", "server_momentum does not go with adam; use sgd, or 0"),
+        ("adam", "server_momentum=0.9", "server_momentum has no effect with adam; use sgd, or 0"),
         ("adam", "server_lr=1e39", "train_args.server_lr: 1e+39 is out of range; allowed: numbers up to 1e+30"),
         ("adam", "server_optimizer=adamw", "'adamw' is unknown; allowed: sgd, adam, adagrad; did you mean adam?"),
         ("Mime", "momentum=0.9", "train_args.momentum: 0.9 does not go with federated_optimizer Mime, "),

@@ -224,7 +224,7 @@ def test_shards_of_fedrs():
 def test_shards_errors():
     labels = shuffled([20] * 10)
     text = message(lambda: shards(labels, clients=10, shards_per_client=5, shards_per_class=4, rng=rng()))
-    assert "shards_per_class=4 makes 40; use shards_per_class=5" in text
+    assert "shards_per_class=4 gives 40; use shards_per_class=5" in text
     assert "multiple of 10" in message(lambda: shards(labels, clients=3, shards_per_client=1, rng=rng()))
     tiny = np.array([0, 0, 0, 0, 0, 1])
     assert "gets no sample" in message(lambda: shards(tiny, clients=6, shards_per_client=1, rng=rng()))

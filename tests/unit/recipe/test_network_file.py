@@ -90,7 +90,7 @@ def test_wrong_names_and_keys_are_one_line_and_nothing_runs(folder, monkeypatch,
     [
         ({"model": "net.py:needs", "width": 1}, "net.py:needs: KeyError: 'nothing here' (line 17)"),
         ({"model": "net.py:number"}, "net.py:number returned int; use a function that returns a torch.nn.Module"),
-        ({"model": "net.py:narrow"}, "1 of Sequential has 7 outputs, and the data have 10 classes"),
+        ({"model": "net.py:narrow"}, "1 of Sequential has 7 outputs, but the data have 10 classes"),
         ({"model": "net.py:asks"}, "net.py:asks: SystemExit: 1 (line 33)"),
         (
             {"model": "missing.py:make"},

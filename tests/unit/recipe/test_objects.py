@@ -78,7 +78,7 @@ def test_a_look_at_a_module_leaves_its_modes_alone():
 def test_a_relu_behind_the_head_is_seen(bias):
     net = Net(after=nn.ReLU())
     nn.init.constant_(net.head.bias, bias)
-    with pytest.raises(LabelSkewError, match="what Net returns is not what its last Linear layer"):
+    with pytest.raises(LabelSkewError, match="Net does not return the output of head, its last Linear layer"):
         ModuleNetwork(net).build((1, 4, 4), 3)
 
 
@@ -99,15 +99,18 @@ def test_a_lone_linear_layer_is_all_classifier():
     [
         (
             nn.Sequential(nn.Flatten(), nn.ReLU()),
-            "Sequential has no nn.Linear layer; let it end with one, of the classes",
+            "Sequential has no nn.Linear layer; end it with nn.Linear",
         ),
-        (Net(7), r"head of Net has 7 outputs, and the data have 3 classes; use nn.Linear\(5, 3\) there"),
-        (Net(after=nn.Softmax(1)), "what Net returns is not what its last Linear layer of the classes, head, returns"),
+        (Net(7), r"head of Net has 7 outputs, but the data have 3 classes; use nn.Linear\(5, 3\)"),
+        (
+            Net(after=nn.Softmax(1)),
+            "Net does not return the output of head, its last Linear layer with an output per class",
+        ),
         (
             nn.Sequential(nn.Flatten(), nn.LazyLinear(3)),
-            r"Sequential: 1\.weight is of a lazy layer and has no shape yet; use a module",
+            r"Sequential: 1\.weight belongs to a lazy layer and has no shape yet; use a module",
         ),
-        (nn.Sequential(nn.Linear(9, 3)), r"Sequential does not take samples of shape \(1, 4, 4\): .*mat1 and mat2"),
+        (nn.Sequential(nn.Linear(9, 3)), r"Sequential does not accept samples of shape \(1, 4, 4\): .*mat1 and mat2"),
     ],
 )
 def test_a_module_that_does_not_fit_is_a_line(module, line):
@@ -116,7 +119,7 @@ def test_a_module_that_does_not_fit_is_a_line(module, line):
 
 
 def test_a_classifier_of_other_classes_is_a_line():
-    with pytest.raises(LabelSkewError, match=r"^model: classifier of FeatureNet has 3 outputs, and the data have 4"):
+    with pytest.raises(LabelSkewError, match=r"^model: classifier of FeatureNet has 3 outputs, but the data have 4"):
         ModuleNetwork(MLP().build((1, 4, 4), 3)).build((1, 4, 4), 4)
 
 

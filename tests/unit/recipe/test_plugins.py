@@ -98,7 +98,7 @@ def test_one_that_does_not_import_is_no_mistake_of_the_recipe(register):
 
 def test_a_misspelt_hook_is_told(register):
     register("fl_labelskew.trackers", MISSPELT)
-    assert "on_rounds is no hook of Tracker; did you mean on_round?" in only_line(trackers("acme"))
+    assert "Tracker has no hook on_rounds; did you mean on_round?" in only_line(trackers("acme"))
 
 
 def test_the_schema_knows_them_and_their_parameters():

@@ -116,13 +116,13 @@ def test_a_name_of_ours_that_another_claims_is_refused(site):
         ("bad:A", "assert False, 'no'", "does not import: AssertionError: no"),
         ("bad:A", "raise SystemExit('gone')", "does not import: SystemExit: gone"),
         ("bad:B", GOOD, "does not import: AttributeError: module 'bad' has no attribute 'B'"),
-        ("bad:A", "class A: pass", "is no subclass of fl_labelskew_registry.Method"),
-        ("bad:A", "def A(): pass", "is no subclass of fl_labelskew_registry.Method"),
-        ("bad:A", "from fl_labelskew_registry import Method\nclass A(Method): pass", "has no Params; "),
+        ("bad:A", "class A: pass", "must be a subclass of fl_labelskew_registry.Method"),
+        ("bad:A", "def A(): pass", "must be a subclass of fl_labelskew_registry.Method"),
+        ("bad:A", "from fl_labelskew_registry import Method\nclass A(Method): pass", "has no Params: "),
         (
             "bad:A",
             "from fl_labelskew_registry import Method\nclass A(Method):\n    Params = 3",
-            "has no Params; give it a pydantic model, empty if need be",
+            "has no Params: add a pydantic model, which may be empty",
         ),
     ],
 )
@@ -189,7 +189,7 @@ def test_a_group_that_does_not_exist_is_told_with_the_one_that_was_meant(site, g
     assert not {"acme", "torch", "numpy", "fedml", "pydantic"} & set(loaded)
 
 
-NEAR = "{} is no hook of {}; did you mean {}? If it is of the class's own, call it _{}"
+NEAR = "{1} has no hook {0}; did you mean {2}? If it is a helper of your own, name it _{3}"
 
 
 @pytest.mark.parametrize(
@@ -215,26 +215,26 @@ NEAR = "{} is no hook of {}; did you mean {}? If it is of the class's own, call 
         ("models", "Network", "def builds(self): pass", NEAR.format("builds", "Network", "build", "builds")),
         (
             "methods", "Method", "agregation = 'uniform'",
-            "agregation is no attribute of Method; did you mean aggregation? If it is of the class's own, "
-            "call it _agregation",
+            "Method has no attribute agregation; did you mean aggregation? If it is a helper of your own, "
+            "name it _agregation",
         ),
         (
             "methods", "Method", "def calibrate(self, logits): pass",
-            "calibrate takes (logits) and is called with (logits, client)",
+            "calibrate must accept (logits, client), but its signature is (logits)",
         ),
-        ("methods", "Method", "def stages(self): pass", "stages takes () and is called with (epochs)"),
+        ("methods", "Method", "def stages(self): pass", "stages must accept (epochs), but its signature is ()"),
         (
             "methods", "Method", "@staticmethod\n    def loss(batch): pass",
-            "loss takes (batch) and is called with (batch, client)",
+            "loss must accept (batch, client), but its signature is (batch)",
         ),
-        ("methods", "Method", "loss = 3", "loss is no function but int; write it as a method of the class"),
+        ("methods", "Method", "loss = 3", "loss must be a method of the class, got int"),
         (
             "methods", "Method", "@property\n    def protects(self): return True",
-            "protects is no function but property; write it as a method of the class",
+            "protects must be a method of the class, got property",
         ),
         (
             "partitioners", "Partitioner", "def split(self, labels, groups, clients): pass",
-            "split takes (labels, groups, clients) and is called with (labels, groups, clients, rng)",
+            "split must accept (labels, groups, clients, rng), but its signature is (labels, groups, clients)",
         ),
         # a class's own helpers, other names of parameters, and more of them
         ("methods", "Method", "def margins(self, counts): pass", ""),

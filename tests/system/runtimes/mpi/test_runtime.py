@@ -156,8 +156,8 @@ def sittings(forker, plugin, tmp_path_factory):
 GO_ON = r"to go on: labelskew run .*--resume \S+ --host none\n"
 LEFT = r"interrupted after \d+ of 30 rounds; " + GO_ON
 RAISED = (
-    r"error: worker [12]: Unruly\.loss \(unruly\) raised ZeroDivisionError: of this plugin; the frames below are of "
-    r'its own code\n  File "\S+/unruly\.py", line 9, in loss\n    raise ZeroDivisionError\("of this plugin"\)\n'
+    r"error: worker [12]: Unruly\.loss \(unruly\) raised ZeroDivisionError: of this plugin; traceback of "
+    r'its own code:\n  File "\S+/unruly\.py", line 9, in loss\n    raise ZeroDivisionError\("of this plugin"\)\n'
 )
 
 

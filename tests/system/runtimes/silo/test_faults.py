@@ -254,9 +254,7 @@ def test_a_method_that_fails_at_a_silo_ends_that_silo_with_a_line(federation, wr
     assert [silo.wait() for silo in silos[:2]] == [1, 1]
     raised = "Unruly.loss (unruly) raised ValueError"
     (start, *frames) = silos[0].text[silos[0].text.index("error: ") :].splitlines()
-    assert re.fullmatch(
-        re.escape(f"error: {raised}: sample ") + r"\S+ of /data/ann; the frames below are of its own code", start
-    )
+    assert re.fullmatch(re.escape(f"error: {raised}: sample ") + r"\S+ of /data/ann; traceback of its own code:", start)
     assert frames == [
         f'  File "{federation.folder}/unruly.py", line 8, in loss',
         '    raise ValueError(f"sample {batch.inputs[0, 0, 0, 0]} of /data/ann")',
