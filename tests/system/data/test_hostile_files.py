@@ -257,7 +257,7 @@ def test_a_column_of_lists_is_not_read(tmp_path):
     values = [np.zeros(count, np.int8) for count in (2 * 10**8, 1)]
     parquet.write_table(pa.table({"label": ["a", "b"], "f": values}), file)
     assert file.stat().st_size < 10**5
-    says = "column f: holds several values, of type list<element: int8>; use data_args.features without it"
+    says = "column f: contains nested values of type list<element: int8>; use data_args.features without it"
     assert outcome(LOAD_TABLE, file).startswith(f"{file}: {says}")
 
 

@@ -105,7 +105,7 @@ def test_some_classes_of_a_known_set(copy, kind, names):
     alone = load_test(kind, root, image_size=8, class_names=names, test_fraction=0.4)
     np.testing.assert_array_equal(alone.test.x, data.test.x)
     text = message(lambda: load(kind, root, class_names=("polyps", "polyp", "ox")))
-    assert f" is no class of data set {kind.name}; allowed: " in text
+    assert f" is not a class of data set {kind.name}; allowed: " in text
 
 
 def test_tiny_imagenets_list_of_validation_images(copy):

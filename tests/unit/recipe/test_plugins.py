@@ -75,7 +75,7 @@ def test_the_hosts_own_keys_name_what_to_use(key, use):
 @pytest.mark.parametrize("value", ["csv", {"mlflow": {"uri": "http://me:s3cr3t@host"}}, None])
 def test_what_is_no_list_is_not_shown(value):
     said = only_line(text_with(tracking_args={"trackers": value}))
-    assert said == "r.yaml: tracking_args.trackers: is no list; allowed: a list of names, such as [csv]"
+    assert said == "r.yaml: tracking_args.trackers: must be a list; allowed: a list of names, such as [csv]"
 
 
 def test_each_mistake_has_a_line_of_its_own():

@@ -141,7 +141,7 @@ def test_noise_that_something_gets_around_is_refused(overrides, said):
 
 def test_noise_and_clip_go_together():
     line = only_line(text_with(), "privacy_args.noise_multiplier=2")
-    assert line.endswith("privacy_args: noise_multiplier and clip go together; give both or neither")
+    assert line.endswith("privacy_args: noise_multiplier and clip belong together; set both or neither")
 
 
 def test_a_budget_that_holds_is_taken():
