@@ -195,7 +195,7 @@ def test_a_missing_class_is_no_mean(tmp_path):
         ({}, {"group": "ward"}, "data_args.group: {file} has no column ward; use one of age"),
         ({}, {"features": ("age", "x\x1b")}, "data_args.features: {file} has no column x?; use one of age"),
         ({}, {"categorical": {"sex": ["f"]}}, "data_args.categorical: {file} has no column sex; use one of age"),
-        ({}, {"features": ("age", "label")}, "data_args: column label is named twice; use it only once: as label, group"),
+        ({}, {"features": ("age", "label")}, "data_args: column label is named twice; use it only once: as label"),
         ({"age": None, "pressure": None, "hospital": None}, {}, "has only the column label; use a column for each"),
         ({}, {}, "column hospital: contains text (coast, north, south); expected numbers; use data_args.categorical"),
         ({"age": cells(1, at2="?", at3="n/k")}, {}, "column age: contains text (?, n/k); expected numbers; use"),

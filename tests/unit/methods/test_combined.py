@@ -208,8 +208,8 @@ def test_opening_and_prototypes_live_side_by_side():
         ("fedrs+map", "fedrs and map both correct logits for missing classes; use one of them"),
         ("fedlc+fedshift", "fedlc and fedshift both correct logits for class counts; use one of them"),
         ("fedlc+fedlx", "'fedlx' is unknown; allowed: fd, fedavg, "),
-        ("fedlc+fedlc", "fedlc stands there twice; allowed: each method once"),
-        ("fedlc + fedlc", "fedlc stands there twice; allowed: each method once"),
+        ("fedlc+fedlc", "fedlc occurs twice; allowed: each method once"),
+        ("fedlc + fedlc", "fedlc occurs twice; allowed: each method once"),
         ("[]", "[] is not a method; allowed: a name, or a list of two names or more"),
         ("[fedlc]", '["fedlc"] is not a method; allowed: a name, or a list of two names or more'),
         ("[1, fedmr]", '[1, "fedmr"] is not a method; allowed: a name, or a list of two names or more'),
@@ -311,7 +311,7 @@ def test_a_silo_sets_its_own_noise_under_the_parts_name(silo, samples):
             "method_args.fedshift.smoothing: unknown key; allowed: count_noise, count_noise_type",
         ),
         ("{fedshift: {count_noise: -1}}", "method_args.fedshift.count_noise: -1 is out of range"),
-        ("{fedshift: 4}", "method_args.fedshift: 4 is no mapping of keys to values; allowed: count_noise, "),
+        ("{fedshift: 4}", "method_args.fedshift: 4 is not a mapping of keys to values; allowed: count_noise, "),
     ],
 )
 def test_no_more_than_that(silo, section, line):
@@ -331,13 +331,16 @@ def test_another_smoothing_is_no_agreement(silo):
     [
         (["method_args.fedmr={mu1: -1}"], "--set method_args.fedmr.mu1: -1 is out of range"),
         (["method_args.fedmr={mu3: 1}"], "--set method_args.fedmr.mu3: unknown key; allowed: mu1, mu2"),
-        (["method_args.fedmr=3"], "--set method_args.fedmr: 3 is no mapping; allowed: the parameters of fedmr"),
+        (["method_args.fedmr=3"], "--set method_args.fedmr: 3 is not a mapping; allowed: the parameters of fedmr"),
         (["method_args.fedmr.mu1=-1"], "--set method_args.fedmr.mu1: -1 is out of range"),
         (["method_args.fedmr.mu3=1"], "--set method_args.fedmr.mu3: unknown key; allowed: mu1, mu2"),
         (["method_args.fedlc.tau=1"], "--set method_args.fedlc: unknown key; allowed: method, fedshift, fedmr"),
         (["method_args.fedmr.mu1.x=1"], "--set method_args.fedmr.mu1.x: unknown key; allowed: mu1, mu2"),
         (["method_args.fedrm.mu1=1"], "--set method_args.fedrm.mu1: unknown key; allowed: method, fedshift, fedmr"),
-        (["method_args.fedmr=3", "method_args.fedmr.mu1=1"], "--set method_args.fedmr: 3 is no mapping; allowed: the"),
+        (
+            ["method_args.fedmr=3", "method_args.fedmr.mu1=1"],
+            "--set method_args.fedmr: 3 is not a mapping; allowed: the",
+        ),
         (["method_args.mu1=1"], "--set method_args.mu1: unknown key; allowed: method, fedshift, fedmr"),
     ],
 )

@@ -180,7 +180,7 @@ def test_data_that_are_none_are_a_line(given, line):
             {"model": "resnet18"},
             "model: 'resnet18' is a str; give an nn.Module, or name a function in model_args.model of the recipe",
         ),
-        ({"partition": "iid"}, "partition: 'iid' is no list; give a list of indices for each client"),
+        ({"partition": "iid"}, "partition: 'iid' is not a list; give a list of indices per client"),
         ({"method": dict}, "method: .* is a type; give an object of fl_labelskew_registry.Method"),
     ],
 )

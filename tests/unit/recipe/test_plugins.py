@@ -37,7 +37,7 @@ def test_names_and_names_with_parameters():
         (7, "trackers: item 2 is of the wrong form; allowed: a name, or a name and its parameters, such as {wandb: {"),
         ({"wandb": {}, "mlflow": {}}, "trackers: item 2 is of the wrong form"),
         ({"wandb": "offline"}, "trackers: item 2 is of the wrong form"),
-        ("csv", "trackers: 'csv' stands there twice; allowed: each tracker once"),
+        ("csv", "trackers: 'csv' occurs twice; allowed: each tracker once"),
         ({"wandb": {"mod": "online"}}, "trackers.wandb.mod: unknown key; allowed: project, entity, name, group"),
         ({"wandb": {"mode": "onlin"}}, "trackers.wandb.mode: 'onlin' is unknown; allowed: offline, online; did"),
         ({"wandb": {"api_key": "s3cr3t"}}, "trackers.wandb.api_key: unknown key; allowed: project"),

@@ -119,11 +119,11 @@ def test_fewest_clients_of_a_sum():
     [
         (
             ["comm_args.secure_aggregation=false"],
-            "2 is noise on a sum, and uploads leave one by one; use comm_args.secu",
+            "2 is noise on a sum, but uploads are not summed; use comm_args.secu",
         ),
         (
             ["method_args.method=fedmr"],
-            "2 is noise on weights alone, not on sums in the uploads of fedmr, counts in the",
+            "2 is noise only on weights, not on sums in the uploads of fedmr, counts in the",
         ),
         (["train_args.federated_optimizer=SCAFFOLD"], "not on what SCAFFOLD sends beside weights; use a method and an"),
         (
@@ -135,7 +135,7 @@ def test_fewest_clients_of_a_sum():
 )
 def test_noise_that_something_gets_around_is_refused(overrides, said):
     line = only_line(text_with(), "method_args.method=fedlc", *SUM, *overrides)
-    assert line.startswith("--set privacy_args.noise_multiplier: 2 is noise on ")
+    assert line.startswith("--set privacy_args.noise_multiplier: 2 is noise ")
     assert said in line
 
 
