@@ -109,13 +109,13 @@ def test_all_broken_pictures_of_both_parts_are_told_at_once_or_left_out(tmp_path
         load(tmp_path)
     bad = error.value.mistakes
     assert [line.partition(": is not a sound image (")[0] for line in bad] == [*map(str, files[:5]), str(files[25])]
-    assert bad[-1].endswith("; data_args.on_bad_sample: skip leaves them out")
+    assert bad[-1].endswith("; to skip them: data_args.on_bad_sample: skip")
     data = load(tmp_path, on_bad_sample="skip")
     assert (np.bincount(data.train.y).tolist(), np.bincount(data.test.y).tolist()) == ([5, 10], [9, 10])
     assert len(data.train.x) == 15
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 6
-    assert all(line.startswith("warning: ") and line.endswith("; left out") for line in lines)
+    assert all(line.startswith("warning: ") and line.endswith("; skipped") for line in lines)
     assert data.fingerprint == load(tmp_path, on_bad_sample="skip").fingerprint
 
 
@@ -329,7 +329,7 @@ def test_broken_pictures_of_groups(tmp_path, capsys):
         "data_args.groups"
     )
     assert len(load(tmp_path, groups=("north",)).train.y) == 3
-    assert capsys.readouterr().err.count("left out") == 2
+    assert capsys.readouterr().err.count("skipped") == 2
 
 
 def test_unfit_trees_of_groups(tmp_path):

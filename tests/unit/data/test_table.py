@@ -275,7 +275,7 @@ def test_which_file(tmp_path):
 def test_a_table_that_does_not_fit_is_not_read(tmp_path, monkeypatch):
     write(tmp_path / "t.csv", hospital=None)
     monkeypatch.setattr(files, "free_memory", lambda: 1)
-    assert "t.csv: its rows need 0.0 GB, and 0.0 GB are free; use a smaller" in message(lambda: load(tmp_path))
+    assert "t.csv: its rows need 0.0 GB, but 0.0 GB are free; use a smaller" in message(lambda: load(tmp_path))
 
 
 def test_a_deep_check_reads_all_of_a_table(tmp_path):
