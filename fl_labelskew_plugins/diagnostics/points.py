@@ -139,10 +139,8 @@ def draw_points(
             kind.panel(axes, points, proxies, run.kept["labels"], held, made.side / kind.width)
             plots.bare(axes, title)
             for handle, number in zip(*axes.get_legend_handles_labels(), strict=True):
-                legend[int(number)] = (
-                    handle,
-                    run.class_names[int(number)],
-                )  # solid marks of the global model, drawn last
+                # later panels win: the global model's marks are solid
+                legend[int(number)] = handle, run.class_names[int(number)]
         handles, texts = zip(*(legend[number] for number in sorted(legend)), strict=True)
         plots.legend_above(made.picture, handles, texts, handlelength=1.0, markerscale=kind.width / made.side)
         plots.save(made.picture, path, made.dpi)

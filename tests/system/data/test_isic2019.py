@@ -297,7 +297,7 @@ def test_the_metadatas_centres_and_rows_that_others_lack(tree):
         ),
         (isic.SPLIT, lambda rows: [*rows, rows[1]], "has two rows; keep one of them"),
         (isic.SPLIT, lambda rows: [*rows[:5], rows[5][:4], *rows[6:]], "line 6 is incomplete; download the file again"),
-        (isic.SPLIT, lambda rows: rows[:1], "has no sample of train and test"),
+        (isic.SPLIT, lambda rows: rows[:1], "has no usable sample of train and test"),
     ],
 )
 def test_tables_that_are_none(file, change, line, tree):
