@@ -52,7 +52,7 @@ def heat_map(
 
 def heat(axes: Any, counts: np.ndarray[Any, np.dtype[np.int64]], most: int | None = None) -> Any:
     """Draw the image of :func:`heat_map` and return it; ``most``: samples of the darkest colour."""
-    every, ends = math.ceil(len(counts) / ACROSS), (-0.5, len(counts) - 0.5, counts.shape[1] - 0.5, -0.5)
+    every, ends = math.ceil(len(counts) / MAX_CLIENTS), (-0.5, len(counts) - 0.5, counts.shape[1] - 0.5, -0.5)
     table = np.where(counts == 0, np.nan, counts)[::every].T
     image = axes.imshow(table, aspect="auto", cmap="viridis_r", vmin=0, vmax=most, extent=ends)
     axes.set_xlabel("client" if every == 1 else f"client, 1 of {every} shown")
@@ -344,8 +344,8 @@ def std(values: Sequence[float]) -> float:
 def legend_above(picture: Any, lines: Sequence[Any], labels: Sequence[str], **more: Any) -> None:
     """Add a legend above the charts in as many columns as fit, and increase the figure's height for it."""
     width, height = picture.get_size_inches()
-    labels = [textwrap.fill(clean(label), WIDEST) for label in labels]
-    for rows in range(math.ceil(len(labels) / MOST_COLUMNS), len(labels) + 1):
+    labels = [textwrap.fill(clean(label), MAX_LETTERS) for label in labels]
+    for rows in range(math.ceil(len(labels) / MAX_COLUMNS), len(labels) + 1):
         columns = math.ceil(len(labels) / rows)
         style = {"ncols": columns, "handlelength": 2.6, "columnspacing": 1.2, "frameon": False, **more}
         legend = picture.legend(lines, labels, loc="outside upper center", **style)
@@ -447,9 +447,9 @@ SMALL = {
 """Matplotlib settings for plots of a paper's size."""
 SUFFIXES = (".png", ".pdf", ".svg")
 """Supported file types of plots."""
-WIDEST, MOST_COLUMNS = 40, 6
+MAX_LETTERS, MAX_COLUMNS = 40, 6
 """Letters per legend line, and columns of a legend."""
-ACROSS = 1500
+MAX_CLIENTS = 1500
 """Maximum of clients in a heat map."""
 PERCENT = (-2, 102)
 """Limits of an axis in per cent, so that the frame does not cut lines at 0 and 100."""

@@ -11,7 +11,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.text import clean
 
-MOST_SHOWN = 20
+MAX_SHOWN = 20
 """Maximum of data errors that are printed; of the others, only the number."""
 
 UNPACKED = 2**29
@@ -65,8 +65,8 @@ def gathered(wrong: list[str]) -> Iterator[None]:
 
 def capped(lines: Sequence[str]) -> list[str]:
     """The first lines, and the number of further ones."""
-    more = [f"and {len(lines) - MOST_SHOWN} more errors"] if len(lines) > MOST_SHOWN else []
-    return [*lines[:MOST_SHOWN], *more]
+    more = [f"and {len(lines) - MAX_SHOWN} more errors"] if len(lines) > MAX_SHOWN else []
+    return [*lines[:MAX_SHOWN], *more]
 
 
 def refuse(wrong: Sequence[str]) -> None:
@@ -77,9 +77,9 @@ def refuse(wrong: Sequence[str]) -> None:
 
 def fits(need: int, where: str, what: str, use: str) -> None:
     """Raise LabelSkewError if ``what`` needs more bytes than this machine's free memory; ``use``: advice."""
-    have = free_memory()
-    if need > have:
-        raise mistake(where, f"{what} need {need / 1e9:.1f} GB, but {have / 1e9:.1f} GB are free", use)
+    free = free_memory()
+    if need > free:
+        raise mistake(where, f"{what} need {need / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free", use)
 
 
 def unpacks(path: Path, need: int, what: str, most: int, use: str) -> None:
@@ -106,8 +106,8 @@ def only_file(data_dir: Path | None, file: str | None, endings: Sequence[str], n
     path = data_dir
     if os.path.isdir(data_dir):  # unlike Path.is_dir, False if a parent folder is not accessible
         with readable(f"data set {name}"):
-            there = [path.name for path in data_dir.iterdir() if path.name[0] != "."]
-        names = sorted(name for name in there if name.lower().endswith(tuple(endings)))
+            available = [path.name for path in data_dir.iterdir() if path.name[0] != "."]
+        names = sorted(name for name in available if name.lower().endswith(tuple(endings)))
         if file is None and len(names) != 1:
             raise LabelSkewError(
                 f"data set {name}: {data_dir} has {len(names)} {kinds} files; name one of them in data_args.file"

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.files import MOST_SHOWN, fits, gathered, readable, refuse
+from fl_labelskew_plugins.data.files import MAX_SHOWN, fits, gathered, readable, refuse
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.pictures import OnBadSample, decode, faults, opened, settle
 from fl_labelskew_plugins.data.stats import moments
@@ -130,10 +130,12 @@ class ImageFolder(Dataset):
             below = {folder: names for folder in folders if (names := class_folders(folder))}
         names = [folder.name for folder in groups or below]
         if chosen is not None:
-            if absent := [name for name in chosen if name not in names]:
-                there = f"one of {few(names)}" if names else TREE
+            if missing := [name for name in chosen if name not in names]:
+                allowed = f"one of {few(names)}" if names else TREE
                 raise mistake(
-                    "data_args.groups", f"{few(absent)} {'is' if len(absent) == 1 else 'are'} missing in {root}", there
+                    "data_args.groups",
+                    f"{few(missing)} {'is' if len(missing) == 1 else 'are'} missing in {root}",
+                    allowed,
                 )
             return [folder for folder in groups or below if folder.name in chosen]
         classes = set(self.params.class_names or ())
@@ -152,7 +154,7 @@ class ImageFolder(Dataset):
         """
         groups = self.groups(data_dir) if groups is None else groups
         if not groups and not (data_dir / "train").is_dir():
-            self._refuse_test_alone(data_dir)
+            self._refuse_only_test(data_dir)
             return self.listed(data_dir), None
         train: LabelledFiles = []
         test: LabelledFiles = []
@@ -207,7 +209,7 @@ class ImageFolder(Dataset):
         """Whether the classes are given or known; otherwise the folders are the classes."""
         return self.params.class_names is not None or self.known_classes is not None
 
-    def _refuse_test_alone(self, data_dir: Path) -> None:
+    def _refuse_only_test(self, data_dir: Path) -> None:
         """Raise LabelSkewError for a test part without a training part, which would be read as a class."""
         if self._named:
             return
@@ -294,8 +296,8 @@ class ImageFolder(Dataset):
             use = "valid images, or list the other folders in data_args.groups"
             raise mistake(f"data set {self.name}", f"no valid image in {', '.join(empty)}", use)
         if len(test.y):
-            alone = np.flatnonzero(~np.isin(of_train, np.asarray(test.groups)))
-            chosen = alone[drawn(train.y[alone], of_train[alone], test_fraction=fraction, seed=seed)]
+            untested = np.flatnonzero(~np.isin(of_train, np.asarray(test.groups)))
+            chosen = untested[drawn(train.y[untested], of_train[untested], test_fraction=fraction, seed=seed)]
         else:
             where = f"data set {self.name}: {groups[0].parent}"
             _, chosen = stratified(train.y, of_train, test_fraction=fraction, seed=seed, where=where)
@@ -498,8 +500,8 @@ def list_images(folders: Iterable[Path], where: str) -> LabelledFiles:
         if not images:
             empty.append(folder.name)
     if empty:
-        more = f", and {len(empty) - MOST_SHOWN} more" if len(empty) > MOST_SHOWN else ""
-        shown = few(empty[:MOST_SHOWN], MOST_SHOWN)
+        more = f", and {len(empty) - MAX_SHOWN} more" if len(empty) > MAX_SHOWN else ""
+        shown = few(empty[:MAX_SHOWN], MAX_SHOWN)
         endings = ", ".join(sorted(SUFFIXES))
         raise LabelSkewError(f"{where}: no images in {shown}{more}; add some ({endings}), or remove the empty folders")
     if not samples:

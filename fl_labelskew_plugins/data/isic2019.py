@@ -215,8 +215,8 @@ def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
 
     where, *meta = (root / name for name in _tables(root))
     frame = _read(where, TRUTH_COLUMNS if meta else SPLIT_COLUMNS)
-    if len(twice := frame.image[frame.image.duplicated()]):
-        raise LabelSkewError(f"{where}: image {twice.iloc[0]} has two rows; keep one of them")
+    if len(duplicates := frame.image[frame.image.duplicated()]):
+        raise LabelSkewError(f"{where}: image {duplicates.iloc[0]} has two rows; keep one of them")
     if meta:
         of_meta = _read(meta[0], ("image", "dataset"))
         known = dict(zip(of_meta.image, map(_centre, of_meta.dataset), strict=True))
@@ -302,7 +302,7 @@ def prepare_all(raw: Path, folder: Path, images: Sequence[str]) -> list[str]:
         if not target.exists():  # another process may have been faster
             lesions.prepare(raw / f"{image}.jpg", target)
 
-    with _alone(folder):
+    with _locked(folder):
         wrong = pictures.faults(one, images, f"preparing {len(images)} pictures of {raw}, once")
     return [image for image, _ in wrong]
 
@@ -318,7 +318,7 @@ def checked(folder: Path, images: Sequence[str]) -> list[str]:
     with suppress(OSError, ValueError, AttributeError, TypeError):
         known = {k: list(map(str, v)) for k, v in json.loads(read_text(file)).items()}
     if key not in known:
-        with _alone(folder):
+        with _locked(folder):
             known[key] = [image for image, _ in _broken(folder, images)]
             with suppress(OSError):  # read-only folder: check again next time
                 write_text(file, json.dumps(known))
@@ -332,7 +332,7 @@ def _broken(folder: Path, images: Sequence[str]) -> list[tuple[str, str]]:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Lock a folder against other processes, if it can be locked."""
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -122,12 +122,12 @@ class Leaf(Dataset):
             LabelSkewError: there are fewer users than requested.
         """
         names = sorted(user for user, (_, y) in train.items() if len(y))
-        want = self.params.users or max(len(names), 1)
-        if want > len(names):
-            few = f"only {len(names)} users have training samples; {want} are needed"
+        wanted = self.params.users or max(len(names), 1)
+        if wanted > len(names):
+            few = f"only {len(names)} users have training samples; {wanted} are needed"
             raise LabelSkewError(f"data set {self.name}: {where}: {few}")
         rng = seeds.numpy_generator(seed, "leaf users")
-        return {names[k]: train[names[k]] for k in rng.permutation(len(names))[:want]}
+        return {names[k]: train[names[k]] for k in rng.permutation(len(names))[:wanted]}
 
     def part(self, users: dict[str, UserArrays], numbers: dict[str, int]) -> Arrays:
         """Samples of all users in the order of their numbers; raise LabelSkewError without users."""
@@ -149,8 +149,8 @@ class Leaf(Dataset):
         for path in files:
             for user, samples in self.read_file(path).items():
                 if user in users:
-                    twice = f"user {user!r} is also in {origin[user]}"
-                    raise mistake(path, twice, "the files of one run of LEAF's preprocess.sh")
+                    duplicate = f"user {user!r} is also in {origin[user]}"
+                    raise mistake(path, duplicate, "the files of one run of LEAF's preprocess.sh")
                 users[user], origin[user] = samples, path
         return users
 

@@ -26,7 +26,7 @@ from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.partition.stratified import picked, stratified
 
 Layout = Literal["auto", "nchw", "nhwc", "flat"]
-MOST_PACKED = 100
+MAX_PACKED = 100
 """Maximum ratio of the arrays' size to the file's, see :func:`.files.unpacks`."""
 TEXT = 150
 """Additional bytes of memory per text label while it is converted to a number."""
@@ -75,7 +75,7 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -
         letters = dtype.itemsize // (4 if dtype.kind == "U" else 1)
         becomes = TEXT + 16 * letters if dtype.kind in "SU" else 1 if dtype == np.uint8 else 8
         need += size + count * becomes
-    unpacks(path, need, "its arrays", MOST_PACKED, "fewer samples, or an archive of numpy.savez, which is not packed")
+    unpacks(path, need, "its arrays", MAX_PACKED, "fewer samples, or an archive of numpy.savez, which is not packed")
 
 
 def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str]]:

@@ -24,9 +24,9 @@ Item = TypeVar("Item")
 OnBadSample = Literal["stop", "skip"]
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Allowed formats, whatever a file's name; for others, such as EPS, Pillow starts another program."""
-MOST_BYTES = 2**29
-"""Maximum size of an image file: :data:`LARGEST` pixels of four 16-bit channels, uncompressed."""
-LARGEST = 2**26
+MAX_BYTES = 2**29
+"""Maximum size of an image file: :data:`MAX_PIXELS` pixels of four 16-bit channels, uncompressed."""
+MAX_PIXELS = 2**26
 """Maximum of pixels in an image, in the file and after resizing; such as 8192 x 8192."""
 
 
@@ -45,12 +45,12 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
 
     where = clean(file, 4096)
     try:
-        if isinstance(file, (str, Path)) and (size := check_regular(file)) > MOST_BYTES:
-            raise mistake(where, f"is of {size_text(size)}", f"a picture of at most {size_text(MOST_BYTES)}")
+        if isinstance(file, (str, Path)) and (size := check_regular(file)) > MAX_BYTES:
+            raise mistake(where, f"is of {size_text(size)}", f"a picture of at most {size_text(MAX_BYTES)}")
         with Image.open(file, formats=FORMATS) as image:
             width, height = image.size
-            if width * height > LARGEST:  # before decoding
-                raise mistake(where, f"is of {width} x {height} pixels", f"a picture of at most {LARGEST} pixels")
+            if width * height > MAX_PIXELS:  # before decoding
+                raise mistake(where, f"is of {width} x {height} pixels", f"a picture of at most {MAX_PIXELS} pixels")
             if draft is not None:
                 image.draft(mode, (draft, draft))
             if image.mode[0] in "IF":  # more than 8 bits, which convert() would clip at 255
@@ -64,9 +64,9 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
     except LabelSkewError:
         raise
     except Exception as error:  # Pillow's decoders raise many types
-        said = clean(" ".join(str(error).split()) or type(error).__name__, 4096)
+        reason = clean(" ".join(str(error).split()) or type(error).__name__, 4096)
         use = f"a {few(FORMATS)} file that is not damaged"
-        raise mistake(where, f"is not a sound image ({said})", use) from error
+        raise mistake(where, f"is not a sound image ({reason})", use) from error
 
 
 def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
@@ -81,7 +81,7 @@ def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
     width, height = grey_or_colour.size
     scale = size / min(width, height)
     width, height = max(round(width * scale), size), max(round(height * scale), size)
-    if width * height > LARGEST:
+    if width * height > MAX_PIXELS:
         was = "{} x {}".format(*grey_or_colour.size)
         what = f"is of {was} pixels, and with a shorter side of {size} it would be of {width} x {height}"
         raise mistake(clean(path, 4096), what, "an image that is less elongated")

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 HEAD = 2**16
 """Characters of a text file from which the separator and the decimal sign are detected."""
-MOST_COLUMNS = 50_000
+MAX_COLUMNS = 50_000
 SOUND = ("table", "a UTF-8 file (spreadsheets: CSV UTF-8) whose rows are all as long as its first line")
 ROW, CELL = 100, 40
 """Peak bytes in memory of a row's label and of each other value, while a file is read and encoded."""
-MOST_PACKED = 1000
+MAX_PACKED = 1000
 """Maximum ratio of a Parquet file's unpacked to its packed size, see :func:`.files.unpacks`."""
-MOST_CATEGORIES = 1000
+MAX_CATEGORIES = 1000
 NOTE = "encoding.json"
 """File name of the note with the :class:`.Encoding`."""
 FAKE_CLASSES, FAKE_GROUPS, FAKE_FEATURES = ("benign", "malign", "unsure"), ("coast", "north", "south"), 8
@@ -67,12 +67,14 @@ def header(path: Path) -> list[str]:
             names = [name.strip() for name in names]
     if not names:
         raise mistake(path, "is empty", "a first line with the column names, and one row per sample")
-    if len(names) > MOST_COLUMNS:
-        raise mistake(path, f"has {len(names)} columns", f"at most {MOST_COLUMNS}, or an .npz archive (data set npz)")
+    if len(names) > MAX_COLUMNS:
+        raise mistake(path, f"has {len(names)} columns", f"at most {MAX_COLUMNS}, or an .npz archive (data set npz)")
     if "" in names:
         raise mistake(path, f"column {names.index('') + 1} has no name", "a first line with a name for each column")
-    if twice := repeated(names):
-        raise mistake(path, f"column {clean(twice[0], 40)} occurs more than once", "a different name for each column")
+    if duplicates := repeated(names):
+        raise mistake(
+            path, f"column {clean(duplicates[0], 40)} occurs more than once", "a different name for each column"
+        )
     return names
 
 
@@ -145,7 +147,7 @@ def _checked(path: Path, columns: Sequence[str]) -> Any:
     need = metadata.num_rows * of_row + sum(
         metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)
     )
-    unpacks(path, need, "its rows", MOST_PACKED, "fewer rows, or a CSV file")
+    unpacks(path, need, "its rows", MAX_PACKED, "fewer rows, or a CSV file")
     wanted = set(columns)
     return _parquet(path, [c.path for c in stored if c.path in wanted and c.physical_type == "BYTE_ARRAY"])
 
@@ -370,14 +372,14 @@ class Table(Dataset):
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
         """As :meth:`check`, but a test file is enough."""
-        if self._test_alone(data_dir) is None:
+        if self._only_test_file(data_dir) is None:
             self.paths(data_dir)
 
     def splits_off(self, data_dir: Path | None) -> bool:
         """Whether the test part is split off from the training file."""
         return self.params.test_file is None
 
-    def _test_alone(self, data_dir: Path | None) -> Path | None:
+    def _only_test_file(self, data_dir: Path | None) -> Path | None:
         """The test file, if the training file is missing."""
         if self.params.test_file is not None:
             try:
@@ -407,9 +409,9 @@ class Table(Dataset):
         if not features:
             raise mistake(path, f"has only the column {few(special)}", "a column for each feature")
         columns = [*special, *features]
-        if twice := repeated(columns):
+        if duplicates := repeated(columns):
             use = "it only once: as label, group or feature"
-            raise mistake("data_args", f"column {clean(twice[0], 40)} is named twice", use)
+            raise mistake("data_args", f"column {clean(duplicates[0], 40)} is named twice", use)
         return columns
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
@@ -423,7 +425,7 @@ class Table(Dataset):
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read the test part; a test file without a training file is normalised by its own moments."""
-        path = self._test_alone(data_dir)
+        path = self._only_test_file(data_dir)
         if path is None:
             return super().load_test(data_dir, download=download, seed=seed)
         return self._read([path], None)
@@ -558,7 +560,7 @@ class Table(Dataset):
                 use = "data_args.categorical: one_hot, or data_args.features without it"
                 raise mistake(where, f"contains text ({no_numbers(column)}); expected numbers", use)
             categories = ordered(texts(column))
-        if len(categories) > MOST_CATEGORIES:
+        if len(categories) > MAX_CATEGORIES:
             raise mistake(where, f"has {len(categories)} categories", "data_args.features without it")
         return list(categories)
 
@@ -572,7 +574,7 @@ class Table(Dataset):
         """
         label, given, labels = self.params.label, self.params.class_names, []
         names = list(given or ordered(texts(frames[0][label])))
-        if given is None and not 1 < len(names) <= MOST_CATEGORIES:
+        if given is None and not 1 < len(names) <= MAX_CATEGORIES:
             held = f"has only the class {names[0]}" if len(names) == 1 else f"has {len(names)} different values"
             use = "data_args.class_names with all classes" if len(names) == 1 else "a column of classes"
             raise mistake(f"{paths[0]}: column {clean(label, 40)}", held, use)

@@ -15,7 +15,7 @@ from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.diagnostics.base import Diagnostic, Scene, some_test_samples, test_features
 from fl_labelskew_plugins.tensors import Weights, save_atomic
 
-MOST = 1000
+MAX_SAMPLES = 1000
 """Maximum of test samples."""
 STAGE_TITLES = {"start": "client before training", "local": "client after training", "global": "global model"}
 """Stages of a round, and titles of their panels."""
@@ -34,7 +34,7 @@ class Points(Diagnostic):
 
     def __init__(self, name: str, scene: Scene, folder: Path) -> None:
         super().__init__(name, scene, folder)
-        self._index = some_test_samples(scene.trainer, MOST)
+        self._index = some_test_samples(scene.trainer, MAX_SAMPLES)
         self._kept: dict[str, Tensor] = {}
 
     def wanted(self, round: int) -> bool:
@@ -88,8 +88,8 @@ class Points(Diagnostic):
             proxies = weights["classifier.weight"].float().cpu()
             self._kept |= {f"{stage}.points": points, f"{stage}.proxies": proxies}
             if line := self.line(points, proxies, self._labels()):
-                who = {} if stage == "global" else {"client": int(self._kept["client"])}
-                self.lines.append({"stage": stage, **who, **line})
+                owner = {} if stage == "global" else {"client": int(self._kept["client"])}
+                self.lines.append({"stage": stage, **owner, **line})
 
 
 @dataclass(frozen=True)

@@ -183,8 +183,8 @@ def check_upload(
         RunError: a one-line message that begins with ``where`` and names the tensor.
     """
     if upload.keys() != old.keys():
-        strange = sorted(upload.keys() ^ old.keys())[:3]
-        raise shareable(RunError(f"{where} has other tensors than the model: {_shown(strange)}"))
+        unexpected = sorted(upload.keys() ^ old.keys())[:3]
+        raise shareable(RunError(f"{where} has other tensors than the model: {_shown(unexpected)}"))
     for key, value in upload.items():
         if value.shape != old[key].shape or value.dtype != old[key].dtype:
             expected = f"{tuple(old[key].shape)} {old[key].dtype}"
@@ -211,10 +211,10 @@ def check_form(state: Mapping[str, Tensor], old: Mapping[str, Tensor], what: str
         if name in old and value.shape != old[name].shape:
             shape, expected = tuple(value.shape), tuple(old[name].shape)
             raise HookError(f"{what} whose {clean(name, 80)} has the shape {shape}, expected {expected}; {use}")
-    missing, strange = ([name for name in a if name not in b] for a, b in ((old, state), (state, old)))
-    if missing or strange:
+    missing, unexpected = ([name for name in a if name not in b] for a, b in ((old, state), (state, old)))
+    if missing or unexpected:
         parts = [f"without {few(missing, 3)}"] if missing else []
-        parts += [f"with {few(strange, 3)}, which the server's model does not have"] if strange else []
+        parts += [f"with {few(unexpected, 3)}, which the server's model does not have"] if unexpected else []
         raise HookError(f"{what} {' and '.join(parts)}; {use}")
 
 

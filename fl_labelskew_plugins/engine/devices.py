@@ -22,11 +22,11 @@ def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:
     args = recipe.device
     if not args.using_gpu:
         return []
-    have = torch.cuda.device_count()
-    missing = [gpu for gpu in args.gpu_ids if gpu >= have]
+    available = torch.cuda.device_count()
+    missing = [gpu for gpu in args.gpu_ids if gpu >= available]
     if not missing:
         return list(dict.fromkeys(args.gpu_ids))
-    lack = f"device_args.gpu_ids: no GPU {missing[0]} on this machine, which has {have}"
+    lack = f"device_args.gpu_ids: no GPU {missing[0]} on this machine, which has {available}"
     if args.fallback is None:
         raise LabelSkewError(f"{lack}; use using_gpu: false, or fallback: cpu")
     if warn:
@@ -43,16 +43,16 @@ def gpu_slots(recipe: Recipe, workers: int) -> list[int]:
     Raises:
         LabelSkewError: more workers than ``workers_per_gpu`` allows.
     """
-    use, most = gpus(recipe), recipe.device.workers_per_gpu
-    if not use:
+    selected, most = gpus(recipe), recipe.device.workers_per_gpu
+    if not selected:
         return []
-    if workers > len(use) * most:
+    if workers > len(selected) * most:
         raise mistake(
             "device_args.workers_per_gpu",
-            f"{workers} workers are more than {len(use)} GPU(s) with {most} each",
-            f"workers_per_gpu: {-(-workers // len(use))}, or fewer workers",
+            f"{workers} workers are more than {len(selected)} GPU(s) with {most} each",
+            f"workers_per_gpu: {-(-workers // len(selected))}, or fewer workers",
         )
-    return sorted(use[worker % len(use)] for worker in range(workers))
+    return sorted(selected[worker % len(selected)] for worker in range(workers))
 
 
 def host_mapping(recipe: Recipe, workers: int) -> dict[str, dict[str, list[int]]]:
@@ -91,13 +91,13 @@ def device(recipe: Recipe, rank: int | None = None) -> torch.device:
     place = mpi_rank() if recipe.comm.over_mpi else None
     if rank is None and place is not None:
         rank = place[0]
-    use = gpus(recipe, warn=not rank and not launched())  # the launcher has already warned
-    if not use:
+    selected = gpus(recipe, warn=not rank and not launched())  # the launcher has already warned
+    if not selected:
         return torch.device("cpu")
     if rank is None:
-        return torch.device("cuda", use[0])
+        return torch.device("cuda", selected[0])
     if (here := place_on_node()) is not None:  # GPUs are numbered per node
         gpu_slots(recipe, here[1] - 1)  # the server is on one node, and shares a GPU there
-        return torch.device("cuda", use[here[0] % len(use)])
-    slots = gpu_slots(recipe, workers(recipe, use))
+        return torch.device("cuda", selected[here[0] % len(selected)])
+    slots = gpu_slots(recipe, workers(recipe, selected))
     return torch.device("cuda", slots[max(rank - 1, 0)])

@@ -244,12 +244,12 @@ def _begin(_: int) -> None:
     waits = hasattr(signal, "sigtimedwait")  # not on macOS, where the worker ends at once
     signal.pthread_sigmask(signal.SIG_BLOCK if waits else signal.SIG_UNBLOCK, {signal.SIGTERM})
     if waits:
-        threading.Thread(target=_end_at_last, daemon=True).start()
+        threading.Thread(target=_end_after_grace, daemon=True).start()
     if (parent := multiprocessing.parent_process()) is not None:
         end_with_parent(parent.sentinel, signal.SIGKILL)  # a worker has nothing to save
 
 
-def _end_at_last() -> None:
+def _end_after_grace() -> None:
     reader = getattr(multiprocessing.parent_process(), "pid", 0)
     signalled: signal.struct_siginfo | None = signal.sigwaitinfo({signal.SIGTERM})
     while signalled is not None and signalled.si_pid != reader:

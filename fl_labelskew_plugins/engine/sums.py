@@ -91,8 +91,8 @@ class Sums:
             entries["measured"] = Wide((4,), SUMMED)
         self.noise: SumNoise | None = None
         if noise is not None:
-            if bare := [name for name in forms if not isinstance(entries.get(f"model/{name}"), Narrow)]:
-                what = f"is noise only on trained parameters, not on the network's {few(bare, 2)}"
+            if uncovered := [name for name in forms if not isinstance(entries.get(f"model/{name}"), Narrow)]:
+                what = f"is noise only on trained parameters, not on the network's {few(uncovered, 2)}"
                 raise mistake(MULTIPLIER, what, "a network without batch normalisation or other buffers")
             multiplier, norm, least = noise
             size = sum(form.numel() for form in forms.values())
@@ -253,7 +253,7 @@ class Sums:
         sums = self.opening.decode(vector)
         _check_sent(sums, 1, clients, "opening exchange")
         tests = 0 if self.noise else round(float(sums["tests"]))
-        return round(float(sums["samples"])), tests, Total(_those_sent(sums), clients)
+        return round(float(sums["samples"])), tests, Total(_sent_sums(sums), clients)
 
     def read_tested(self, vector: Vector) -> int:
         """Number of correct answers of all clients, from the sum of their vectors."""
@@ -285,7 +285,7 @@ class Sums:
         sent = {name: value.to(old.get(name, value)) for name, value in sent.items()}
         measured = _means(sums["measured"].tolist(), clients) if "measured" in sums else {}
         device = next(iter(old.values())).device
-        total = Total({n: v.to(device) for n, v in _those_sent(sums).items()}, clients, round)
+        total = Total({n: v.to(device) for n, v in _sent_sums(sums).items()}, clients, round)
         return Read(mean, whole, sent, total, measured)
 
 
@@ -336,7 +336,7 @@ def _as_sent(tensors: Mapping[str, Tensor], ring: Ring) -> dict[str, Tensor]:
     return values
 
 
-def _those_sent(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _sent_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Sums of the method's tensors that at least one client sent, as float32: sums do not preserve integer types."""
     return {name: value.float() for name, value in group(sums, "method").items() if sums[f"sent/{name}"] >= 0.5}
 

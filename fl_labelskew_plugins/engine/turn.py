@@ -92,7 +92,7 @@ class Turn:
         trainer, method, view = self.trainer, self.method, self.view
         of_method, of_optimizer = trainer.unchanged
         with self.isolated():
-            with self.seeded(), self.roomy():
+            with self.seeded(), self.explained_memory_errors():
                 view.stage = method.stages(trainer.settings.epochs)[0].name  # for optimisers that ask for the gradient
                 of_method.check(*BETWEEN)
                 of_optimizer.check(*BETWEEN)
@@ -200,7 +200,7 @@ class Turn:
             yield
 
     @contextlib.contextmanager
-    def roomy(self) -> Iterator[None]:
+    def explained_memory_errors(self) -> Iterator[None]:
         """Turn out-of-memory errors of a GPU or the machine into a RunError with advice."""
         try:
             yield
@@ -241,7 +241,7 @@ class Turn:
             stop = min(total, math.ceil(planned * per_epoch))
             while step < stop:
                 inputs, labels = next(stream)
-                drawn = self._drawn()
+                drawn = self._generator_states()
                 single = len(labels) == 1 and trainer.has_batch_norm
                 if single:  # the variance of one sample is undefined: use the running statistics
                     _batch_norm_training(model, False)
@@ -286,7 +286,7 @@ class Turn:
         orders = (torch.randperm(len(index), generator=generator).to(index.device) for _ in itertools.count())
         return (index[order].tensor_split(cuts) for order in orders), len(cuts) + 1
 
-    def _drawn(self) -> Draws:
+    def _generator_states(self) -> Draws:
         """States of the generators that a step may draw from: the view's, and torch's."""
         device = self.trainer.device
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
@@ -301,13 +301,15 @@ class Turn:
         for module, other in zip(self.model.modules(), model.modules(), strict=True):
             other.training = module.training
         generator = torch.Generator(view.generator.device).set_state(methods)
-        apart = replace(view, model=model, generator=generator, scratch=_apart(view.scratch), state=dict(view.state))
+        view_copy = replace(
+            view, model=model, generator=generator, scratch=_detached(view.scratch), state=dict(view.state)
+        )
         with torch.random.fork_rng([] if cuda is None else [device]):
             torch.set_rng_state(cpu)
             if cuda is not None:
                 torch.cuda.set_rng_state(cuda, device)
             features, logits = self.trainer.forward(model, batch.inputs)
-            return _total(self.method.loss(replace(batch, features=features, logits=logits), apart))
+            return _total(self.method.loss(replace(batch, features=features, logits=logits), view_copy))
 
     def _gradient(self, names: Sequence[str]) -> dict[str, Tensor]:
         """See ``LocalWork.gradient``; eval mode: no dropout, and batch norm with running statistics.
@@ -325,7 +327,7 @@ class Turn:
         for index, inputs in self.samples.stream(next(epochs)):
             empty = torch.empty(0)
             batch = Batch(self.trainer.formatted(inputs), empty, empty, self.samples.y[index])
-            loss = self._loss_under(batch, self._drawn(), model) * (len(batch.labels) / len(self.index))
+            loss = self._loss_under(batch, self._generator_states(), model) * (len(batch.labels) / len(self.index))
             backward(loss, self.method)
         parameters = {name: p for name, p in model.named_parameters() if name in names}
         gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters.items()}
@@ -402,13 +404,13 @@ def _total(terms: Mapping[str, Tensor]) -> Tensor:
     return first
 
 
-def _apart(scratch: Mapping[str, Any]) -> dict[str, Any]:
+def _detached(scratch: Mapping[str, Any]) -> dict[str, Any]:
     """A copy in which entries, also of nested dictionaries, can be replaced without changing the original."""
-    twins = {name: _twin(kept) if isinstance(kept, nn.Module) else kept for name, kept in scratch.items()}
-    return {name: _apart(kept) if isinstance(kept, dict) else kept for name, kept in twins.items()}
+    copies = {name: _copied(kept) if isinstance(kept, nn.Module) else kept for name, kept in scratch.items()}
+    return {name: _detached(kept) if isinstance(kept, dict) else kept for name, kept in copies.items()}
 
 
-def _twin(module: nn.Module) -> nn.Module:
+def _copied(module: nn.Module) -> nn.Module:
     """A copy with separate buffers and modes but shared parameters."""
     return copy.deepcopy(module, {id(p): p for p in module.parameters()})
 

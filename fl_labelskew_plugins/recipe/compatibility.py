@@ -92,11 +92,11 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
         message = "true does not go with a method that needs what each client sends, not their sum; allowed: false"
         yield Conflict("comm_args.secure_aggregation", message, ("method_args.method",))
     yield from sum_conflicts(recipe, method)
-    if optimizer.changes_upload and (blind := [kind for kind in recipe.tracking.diagnostics if kind in OF_UPLOADS]):
-        message = f"{', '.join(blind)}: uploads with federated_optimizer {name} are not trained models"
+    if optimizer.changes_upload and (affected := [kind for kind in recipe.tracking.diagnostics if kind in OF_UPLOADS]):
+        message = f"{', '.join(affected)}: uploads with federated_optimizer {name} are not trained models"
         yield Conflict("tracking_args.diagnostics", f"{message}; allowed: others, or another optimiser", key)
-    if wanted == "corrected" and name in CORRECTABLE and (why := _why_not(recipe, method, optimizer)):
-        yield Conflict("train_args.optimizer_source", f"corrected: {why}; allowed: own, or null", key)
+    if wanted == "corrected" and name in CORRECTABLE and (reason := _unsupported(recipe, method, optimizer)):
+        yield Conflict("train_args.optimizer_source", f"corrected: {reason}; allowed: own, or null", key)
 
 
 def host_installed() -> bool:
@@ -181,14 +181,14 @@ def choice(recipe: Recipe, model: nn.Module) -> CodeChoice:
         return CodeChoice("own", f"FedML has no {name} whose faults can be corrected")
     if wanted is None and name == "FedAvg":
         return CodeChoice("own", "default of FedAvg")
-    why = _why_not(recipe, recipe.method, recipe.optimizer) or _why_not_network(recipe, model)
+    reason = _unsupported(recipe, recipe.method, recipe.optimizer) or _unsupported_network(recipe, model)
     if wanted is None and recipe.train.client_optimizer != "sgd":
-        why = why or f"default with client_optimizer {recipe.train.client_optimizer}"
-    if why is None:
+        reason = reason or f"default with client_optimizer {recipe.train.client_optimizer}"
+    if reason is None:
         return CodeChoice("corrected", "asked for" if wanted else f"default of {name}")
     if wanted is None:
-        return CodeChoice("own", why)
-    raise mistake("train_args.optimizer_source", f"{wanted}: {why}", "own, or null")
+        return CodeChoice("own", reason)
+    raise mistake("train_args.optimizer_source", f"{wanted}: {reason}", "own, or null")
 
 
 def source(recipe: Recipe, model: nn.Module) -> Source:
@@ -241,7 +241,7 @@ def describe(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
     return record | {"corrections": list(corrections(recipe, cpu=cpu))}
 
 
-def _why_not_network(recipe: Recipe, model: nn.Module) -> str | None:
+def _unsupported_network(recipe: Recipe, model: nn.Module) -> str | None:
     """Reason why FedML's code cannot train a network; None if it can."""
     if next(model.buffers(), None) is not None:
         return f"FedML cannot train {recipe.network_name}, which has batch normalisation or other buffers"
@@ -250,7 +250,7 @@ def _why_not_network(recipe: Recipe, model: nn.Module) -> str | None:
     return None
 
 
-def _why_not(recipe: Sections, method: Method, optimizer: Optimizer) -> str | None:
+def _unsupported(recipe: Sections, method: Method, optimizer: Optimizer) -> str | None:
     """Reason why FedML's code cannot run a recipe; None if it can."""
     train, comm, security = recipe.train, recipe.comm, recipe.security
     reasons = {

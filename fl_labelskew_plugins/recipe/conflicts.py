@@ -150,14 +150,14 @@ def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
     host = (("security_args", "enable_attack"), ("security_args", "enable_defense"), ("dp_args", "enable_dp"))
     for section, switch in host:
         if getattr(recipe.dp if section == "dp_args" else recipe.security, switch):
-            message = f"true does not go with {SECURE}: FedML's code needs single uploads, which nobody sees then"
+            message = f"true does not go with {SECURE}: FedML's code needs single uploads, which are hidden then"
             yield Conflict(f"{section}.{switch}", f"{message}; allowed: false", (SECURE,))
     ratio, usual = comm.max_update_ratio, type(comm).model_fields["max_update_ratio"].default
     if ratio not in (None, usual):
-        message = f"{ratio:g} compares single uploads, which nobody sees with {SECURE}; allowed: null, or nothing"
+        message = f"{ratio:g} compares single uploads, which are hidden with {SECURE}; allowed: null, or nothing"
         yield Conflict("comm_args.max_update_ratio", message, (SECURE,))
-    if blind := [name for name in recipe.tracking.diagnostics if name in OF_UPLOADS]:
-        message = f"{', '.join(blind)}: look at single uploads, which nobody sees with {SECURE}; allowed: others"
+    if affected := [name for name in recipe.tracking.diagnostics if name in OF_UPLOADS]:
+        message = f"{', '.join(affected)}: need single uploads, which are hidden with {SECURE}; allowed: others"
         yield Conflict("tracking_args.diagnostics", message, (SECURE,))
     most = 2 ** (bits - 4)
     if recipe.train.client_num_in_total > most:
@@ -175,7 +175,7 @@ def _secure_silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
         )
         yield Conflict("comm_args.certs", message, (SECURE, KIND))
     if clients < LEAST_SUMMED:
-        message = f"true needs at least {LEAST_SUMMED} silos per round: smaller sums protect nobody; allowed: false"
+        message = f"true needs at least {LEAST_SUMMED} silos per round: smaller sums protect no client; allowed: false"
         yield Conflict(SECURE, message, ROUND)
     least, threshold = max(LEAST_SUMMED, clients // 2 + 1), comm.secure_threshold
     if threshold is not None and not least <= threshold <= clients:
@@ -188,9 +188,9 @@ def _diagnostics_conflicts(recipe: Sections) -> Iterator[Conflict]:
     if names and recipe.common.across_silos:
         message = "no process of a cross_silo run has the data for them; allowed: none, or simulation"
         yield Conflict(key, message, (KIND, "comm_args.backend"))
-    elif not comm.in_process and (blind := [name for name in names if name in IN_TRAINING]):
+    elif not comm.in_process and (affected := [name for name in names if name in IN_TRAINING]):
         message = (
-            f"{', '.join(blind)}: with backend {comm.backend} other processes train, unobserved; allowed: "
+            f"{', '.join(affected)}: with backend {comm.backend} other processes train, unobserved; allowed: "
             f"{', '.join(OUTSIDE_TRAINING)}, or backend sp"
         )
         yield Conflict(key, message, (KIND, "comm_args.backend"))

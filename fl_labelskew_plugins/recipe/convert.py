@@ -109,11 +109,11 @@ def convert(text: str, source: Path) -> Converted:
 def _configuration(text: str, source: Path) -> dict[str, dict[str, Any]]:
     """The sections of a FedML configuration."""
     try:
-        content, twice = yaml.read(text)
+        content, duplicates = yaml.read(text)
     except yaml.YamlError as error:
         raise RecipeError([f"{shown(source)}: {error}"]) from None
-    if twice:
-        raise RecipeError([f"{shown(source)}: {line}" for line in twice])
+    if duplicates:
+        raise RecipeError([f"{shown(source)}: {line}" for line in duplicates])
     parse.refuse_launch_job(source, content)
     content = content if isinstance(content, dict) else {}
     sections = {section: {} if keys is None else keys for section, keys in content.items()}

@@ -116,20 +116,20 @@ def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) ->
     if not _silos_own(_content(text)):
         recipe = parse(text, source=path, overrides=overrides)
         compatibility.hosted(recipe, host)
-        said = ["ok", *([privacy.reported_accuracy(recipe)] if recipe.sums_alone else [])]
+        report = ["ok", *([privacy.reported_accuracy(recipe)] if recipe.sums_alone else [])]
         try:
             compatibility.check_extras(recipe)
         except LabelSkewError as error:
-            said.append(f"to run it here: {error}")
-        return "; ".join(said)
+            report.append(f"to run it here: {error}")
+        return "; ".join(report)
     named = homes(path)
-    for base in [load(beside, overrides) for beside, _ in named]:
+    for base in [load(other, overrides) for other, _ in named]:
         _Check(path).silo(text, base)
     if named:
-        return "ok, " + " and ".join(f"silo {rank} of {shown(beside.name)}" for beside, rank in named)
-    alone = _Check(path)
-    alone.changes(text)
-    alone.end()
+        return "ok, " + " and ".join(f"silo {rank} of {shown(other.name)}" for other, rank in named)
+    checker = _Check(path)
+    checker.changes(text)
+    checker.end()
     return "ok, as a silo's own file; method_args were not checked, because no recipe in this folder names the file"
 
 
@@ -158,14 +158,14 @@ def _content(text: str) -> Any:
 
 def homes(path: Path) -> list[tuple[Path, int]]:
     """Recipes in the folder of a silo's own file that name it, each with the silo's rank, from 1."""
-    return [(beside, rank) for beside in sorted(path.parent.glob("*.y*ml")) if (rank := _rank(path, beside))]
+    return [(recipe, rank) for recipe in sorted(path.parent.glob("*.y*ml")) if (rank := _rank(path, recipe))]
 
 
-def _rank(path: Path, beside: Path) -> int:
-    """The rank, from 1, whose file ``path`` is for the recipe ``beside``; 0 for no rank."""
+def _rank(path: Path, recipe: Path) -> int:
+    """The rank, from 1, whose file ``path`` is for ``recipe``; 0 for no rank."""
     with contextlib.suppress(RecipeError, KeyError, TypeError, ValueError):  # no recipe, or none that names it
-        files = _content(read_text(beside))["client_specific_args"]["data_silo_config"]
-        return int(absolute(files, beside.parent).index(os.path.abspath(path))) + 1
+        files = _content(read_text(recipe))["client_specific_args"]["data_silo_config"]
+        return int(absolute(files, recipe.parent).index(os.path.abspath(path))) + 1
     return 0
 
 
@@ -216,8 +216,8 @@ class _Check(Mistakes):
         for key, value in made.normalisation.items():
             if not self.lines and base.normalisation[key] != value:
                 of_all = base.normalisation[key]
-                there = f"that of {base.data.dataset}" if of_all is None else show(of_all)
-                what = f"{show(value)} here but {there} in the recipe; all silos share one normalisation"
+                of_recipe = f"that of {base.data.dataset}" if of_all is None else show(of_all)
+                what = f"{show(value)} here but {of_recipe} in the recipe; all silos share one normalisation"
                 self.say(f"data_args.{key}", f"{what}: set mean and std in the recipe to numbers, imagenet or data")
         self.end()
         for key, line in policy.refused(made.policy, made) if made.policy is not None else ():
@@ -270,7 +270,7 @@ class _Check(Mistakes):
 
     def _sections(self, text: str, allowed: Sequence[str], what: str) -> dict[str, Any]:
         try:
-            content, twice = yaml.read(text)
+            content, duplicates = yaml.read(text)
         except yaml.YamlError as error:
             raise RecipeError([f"{shown(self.path)}: {error}"]) from None
         if content is None:
@@ -281,7 +281,7 @@ class _Check(Mistakes):
         if "tables" in content:
             row = self.path.with_suffix("") / "ROW"
             raise RecipeError([f"{shown(self.path)}: is a table of recipes; use one of its rows: {shown(row)}"])
-        self.lines += [f"{shown(self.path)}: {line}" for line in twice]
+        self.lines += [f"{shown(self.path)}: {line}" for line in duplicates]
         raw: dict[str, Any] = {}
         for section, keys in content.items():
             if section not in allowed:
@@ -314,7 +314,7 @@ class _Check(Mistakes):
         place = f"{section}.{key}"
         self.overridden.add(place)
         try:
-            value, twice = yaml.read(text)
+            value, duplicates = yaml.read(text)
         except yaml.YamlError as error:
             self.say(place, f"{show(text)} is not a YAML value: {error}")
             return
@@ -331,7 +331,7 @@ class _Check(Mistakes):
                 keys[name] = {**nested, inner: value}
         else:
             keys[key] = value
-        for line in twice:
+        for line in duplicates:
             self.say(place, line)
 
     def _plain(

@@ -28,8 +28,8 @@ def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
         if policy.methods is not None and name not in policy.methods:
             yield _line(policy, "methods", f"method_args.method {name}")
     train = recipe.train
-    everybody = train.clients_per_round == train.client_num_in_total
-    if policy.max_rounds is not None and everybody and train.comm_round > policy.max_rounds:
+    all_clients = train.clients_per_round == train.client_num_in_total
+    if policy.max_rounds is not None and all_clients and train.comm_round > policy.max_rounds:
         yield _line(policy, "max_rounds", f"train_args.comm_round {train.comm_round}")
     if policy.min_clients is not None and (uploads := quorum(recipe)) < policy.min_clients:
         yield _line(policy, "min_clients", f"comm_args.min_clients {uploads}")

@@ -104,20 +104,20 @@ def refused(recipe: Recipe) -> Iterator[tuple[str, str]]:
     budget, level, multiplier = recipe.privacy.budget, recipe.privacy.level, recipe.privacy.noise_multiplier
     opening, upload = leaving(recipe, 1, 1)
     if multiplier is not None:
-        beside = [noise.on for noise in upload if noise.on != "weights"]
+        unprotected = [noise.on for noise in upload if noise.on != "weights"]
         if recipe.optimizer.sends_change:
-            beside.append(f"the changes that {recipe.train.federated_optimizer} sends")
+            unprotected.append(f"the changes that {recipe.train.federated_optimizer} sends")
         if not recipe.comm.secure_aggregation:
             use = "comm_args.secure_aggregation: true, or upload_clip and upload_sigma of FedRS"
             yield MULTIPLIER, f"{multiplier:g} is noise on a sum, but uploads are not summed; use {use}"
-        elif beside:
+        elif unprotected:
             use = "use a method and an optimiser that send only weights, or no noise"
-            yield MULTIPLIER, f"{multiplier:g} is noise only on weights, not on {', '.join(beside)}; {use}"
+            yield MULTIPLIER, f"{multiplier:g} is noise only on weights, not on {', '.join(unprotected)}; {use}"
     if budget is None:
         return
     everything = [*opening, *upload]
-    if free := [noise.on for noise in everything if not getattr(noise, level)]:
+    if unbounded := [noise.on for noise in everything if not getattr(noise, level)]:
         use = "use noise on it (method_args.count_noise; upload_clip and upload_sigma of FedRS), or no budget"
         if level == "silo" and not [noise for noise in everything if not noise.claim]:
             use = "use level: claim, or upload_clip of FedRS"
-        yield BUDGET, f"epsilon {budget.epsilon:g} at level {level} does not bound {', '.join(free)}; {use}"
+        yield BUDGET, f"epsilon {budget.epsilon:g} at level {level} does not bound {', '.join(unbounded)}; {use}"

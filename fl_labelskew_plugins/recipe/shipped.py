@@ -117,14 +117,14 @@ def text(path: str | Path) -> str | None:
     name = typed.removeprefix("recipes/").removesuffix(".yaml") if typed.startswith("recipes/") else typed
     recipe = named(name)
     if recipe is not None and name != typed:
-        _not_here(typed, name)
+        _warn_missing(typed, name)
     if recipe is None and not is_folder and not Path(path).suffix and not Path(path).is_absolute():
         raise unknown(name, names())
     return recipe
 
 
 @cache
-def _not_here(path: str, name: str) -> None:
+def _warn_missing(path: str, name: str) -> None:
     """Warn, once, that a recipe of the package replaces a missing file."""
     log.warn(f"{path} does not exist; using the package's recipe {name} (to copy it: {COPY.format(name)})")
 

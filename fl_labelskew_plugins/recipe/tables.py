@@ -126,7 +126,7 @@ class RecipeTable:
         """Sections and expected numbers of one recipe."""
         cell, page = self.cells[name], self.page
         row = cell.row
-        content: dict[str, Any] = _laid_over(
+        content: dict[str, Any] = _merged(
             COMMON,
             page.base,
             page.data[row.data] if row.data else {},
@@ -137,7 +137,7 @@ class RecipeTable:
         )
         train = content["train_args"]
         train["client_num_per_round"] = train["client_num_per_round"] or train["client_num_in_total"]
-        _locate(content, self.path.parent)
+        _make_absolute(content, self.path.parent)
         if numbers := list(_expected(page, cell)):
             content[EXPECTED] = numbers
         return content
@@ -283,7 +283,7 @@ def _sections(keys: Keys) -> RawSections:
     return sections
 
 
-def _laid_over(*layers: RawSections) -> RawSections:
+def _merged(*layers: RawSections) -> RawSections:
     """Merge layers in a recipe's order; the last layer that has a key wins."""
     whole: RawSections = {}
     for layer in layers:
@@ -306,7 +306,7 @@ def _expected(page: TablePage, cell: Cell) -> Iterator[dict[str, Any]]:
         yield {"value": rounds, **measure, "paper": page.paper, "table": to.table}
 
 
-def _locate(content: RawSections, folder: Path) -> None:
+def _make_absolute(content: RawSections, folder: Path) -> None:
     """Make paths absolute, which are relative to the table's file."""
     for section, model in SECTIONS.items():
         keys = [key for key, field in model.model_fields.items() if IS_PATH in field.metadata]

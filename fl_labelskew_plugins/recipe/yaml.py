@@ -68,8 +68,8 @@ def read(text: str) -> tuple[Any, list[str]]:
         if root is None:
             return None, []
         _unfolded(root, {}, set())
-        twice: list[str] = []
-        return _value(loader, root, twice), twice
+        duplicates: list[str] = []
+        return _value(loader, root, duplicates), duplicates
     except yaml.MarkedYAMLError as error:
         raise YamlError(_place(error)) from None
     except yaml.YAMLError as error:
@@ -159,12 +159,12 @@ def _unfolded(node: yaml.Node, sizes: dict[int, int], open_nodes: set[int]) -> i
     return sizes[key]
 
 
-def _value(loader: _Loader, node: yaml.Node, twice: list[str], place: str = "") -> Any:
+def _value(loader: _Loader, node: yaml.Node, duplicates: list[str], place: str = "") -> Any:
     """The value of a node; ``place``: its key and a colon, for messages."""
     if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
-        return _mapping(loader, node, twice)
+        return _mapping(loader, node, duplicates)
     if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
-        return [_value(loader, part, twice, place) for part in node.value]
+        return [_value(loader, part, duplicates, place) for part in node.value]
     if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
         return _scalar(loader, node, place)
     raise YamlError(f"{_line(node)}: tag {_short(node.tag)} is not allowed; allowed: plain values")
@@ -183,18 +183,18 @@ def _scalar(loader: _Loader, node: yaml.ScalarNode, place: str) -> Hashable:
     return value
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode, twice: list[str]) -> dict[Any, Any]:
+def _mapping(loader: _Loader, node: yaml.MappingNode, duplicates: list[str]) -> dict[Any, Any]:
     values: dict[Any, Any] = {}
     lines: dict[Any, str] = {}
     for key_node, value_node in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
             raise YamlError(f"{_line(key_node)}: a key that is not a single value")
         # Keys keep the author's text: yes stays yes, 1 stays 1.
-        key = _value(loader, key_node, twice) if key_node.style else key_node.value
+        key = _value(loader, key_node, duplicates) if key_node.style else key_node.value
         if key in lines:
-            twice.append(f"{_line(key_node)}: key '{_short(key)}' occurs twice; first on {lines[key]}")
+            duplicates.append(f"{_line(key_node)}: key '{_short(key)}' occurs twice; first on {lines[key]}")
         lines.setdefault(key, _line(key_node))
-        values[key] = _value(loader, value_node, twice, f"{_short(key)}: ")
+        values[key] = _value(loader, value_node, duplicates, f"{_short(key)}: ")
     return values
 
 
