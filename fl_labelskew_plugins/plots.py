@@ -1,4 +1,4 @@
-"""Pictures of a run and of several runs. matplotlib is imported only when one is drawn."""
+"""Plots of one or several runs. matplotlib is imported only when one is drawn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fl_labelskew_plugins.machine.files import FULL, replacing
 from fl_labelskew_plugins.machine.text import TERMS, clean
 
 PICTURES = "FL_LABELSKEW_PICTURES"
-"""Environment variable: ``no`` for runs without pictures, which make up most of the time of a very short run."""
+"""Environment variable: ``no`` disables plots, which take most of the time of a very short run."""
 
 
 def heat_map(
@@ -32,10 +32,9 @@ def heat_map(
     title: str,
     clients: Sequence[str] | None = None,
 ) -> None:
-    """Heat map of ``(K, C)`` samples, as PNG: classes down, clients across; a missing class stays white.
+    """Write a heat map of sample counts ``(K, C)`` as PNG: classes down, clients across; missing classes stay white.
 
-    Of more clients than a picture has dots across, it shows some, evenly spaced. ``clients``: their names; default:
-    their numbers.
+    With more clients than horizontal dots, some are shown, evenly spaced. ``clients``: names; default: numbers.
     """
     names = clients or [str(k) for k in range(len(counts))]
     picture, axes = figure(min(16, 2.6 + 0.5 * len(counts)), min(12, 1.6 + 0.38 * len(class_names)))
@@ -52,8 +51,8 @@ def heat_map(
 
 
 def heat(axes: Any, counts: np.ndarray[Any, np.dtype[np.int64]], most: int | None = None) -> Any:
-    """The image, which is returned, of :func:`heat_map`, whose darkest colour is ``most`` samples."""
-    every, ends = math.ceil(len(counts) / ACROSS), (-0.5, len(counts) - 0.5, counts.shape[1] - 0.5, -0.5)
+    """Draw the image of :func:`heat_map` and return it; ``most``: samples of the darkest colour."""
+    every, ends = math.ceil(len(counts) / MAX_CLIENTS), (-0.5, len(counts) - 0.5, counts.shape[1] - 0.5, -0.5)
     table = np.where(counts == 0, np.nan, counts)[::every].T
     image = axes.imshow(table, aspect="auto", cmap="viridis_r", vmin=0, vmax=most, extent=ends)
     axes.set_xlabel("client" if every == 1 else f"client, 1 of {every} shown")
@@ -61,7 +60,7 @@ def heat(axes: Any, counts: np.ndarray[Any, np.dtype[np.int64]], most: int | Non
 
 
 def confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path, *, title: str) -> None:
-    """Confusion matrix ``(C, C)`` as PNG: classes down, predictions across; coloured by the share of each class."""
+    """Write a confusion matrix ``(C, C)`` as PNG: classes down, predictions across; coloured by share of the class."""
     table, side = np.asarray(counts), len(class_names)
     shares = table / np.maximum(table.sum(1, keepdims=True), 1)
     picture, axes = figure(min(16, 3.2 + 0.5 * side), min(14, 2.2 + 0.42 * side))
@@ -76,7 +75,7 @@ def confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path:
 
 
 def _write_counts(axes: Any, counts: np.ndarray[Any, Any], shades: np.ndarray[Any, Any]) -> None:
-    """Write counts other than 0 into the cells ``(x, y)`` of an image with few of them, white where it is dark."""
+    """Write non-zero counts into the cells ``(x, y)`` of a small image, in white on dark cells."""
     for (x, y), value in np.ndenumerate(counts if max(counts.shape) <= 20 else np.zeros((0, 0))):
         if value:
             color = "white" if shades[x, y] > 0.5 else "black"
@@ -86,9 +85,9 @@ def _write_counts(axes: Any, counts: np.ndarray[Any, Any], shades: np.ndarray[An
 def curves(
     lines: Sequence[dict[str, Any]], path: Path, *, title: str, own_models: str, tests: str = "global test set"
 ) -> None:
-    """Accuracy and loss over the rounds, from a run's metrics.
+    """Plot accuracy and loss over the rounds, from a run's metrics.
 
-    ``own_models``: those of the clients' own tests; ``tests``: what the global model was tested on.
+    ``own_models``: name of the clients' own models; ``tests``: test set of the global model.
     """
     picture, (left, right) = figure(11, 4, columns=2)
     for key, label in (
@@ -120,7 +119,7 @@ def curves(
 
 
 class LineStyle(NamedTuple):
-    """A line's colour and dash, as numbers of :data:`COLOURS` and :data:`DASHES`; mark and dash tell it in grey.
+    """Colour and dash of a line, as indices of :data:`COLOURS` and :data:`DASHES`; mark and dash differ in grey, too.
 
     >>> LineStyle(0, 0).mark, LineStyle(0, 1).mark
     ('o', 'v')
@@ -131,16 +130,16 @@ class LineStyle(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """Another one for each colour and, of lines of one colour, for each dash."""
+        """Mark; different for each colour and, within a colour, for each dash."""
         return MARKS[(self.colour + 3 * self.dash) % len(MARKS)]
 
 
 def looks(methods: Mapping[str, str]) -> dict[str, LineStyle]:
-    """How each label's line looks; ``methods``: label to the method, or optimiser, that it is a line of.
+    """Style of each label's line; ``methods``: label to its method or optimiser.
 
-    A method has one colour wherever it is drawn, those of :data:`PLACES` by their place and any other by its name. Of
-    labels that want to look the same, such as variants of a method, one takes the next dash that is free; where all
-    are variants of one method, the next colour.
+    A method has the same colour in every plot: methods in :data:`PLACES` by position, others by a hash of their name.
+    If two labels would look the same, such as variants of a method, one takes the next free dash, or the next colour
+    if all labels are variants of one method.
 
     >>> looks({"fedavg": "fedavg", "fedrs": "fedrs", "fedrs, alpha=0.1": "fedrs"})["fedrs, alpha=0.1"]
     LineStyle(colour=1, dash=1)
@@ -148,7 +147,7 @@ def looks(methods: Mapping[str, str]) -> dict[str, LineStyle]:
     hues, dashes = len(COLOURS), len(DASHES)
     firsts = {method: label for label, method in sorted(methods.items(), reverse=True)}
     taken: dict[str, LineStyle] = {}
-    # methods with a place come first, each by one label, so that nobody else takes it
+    # methods in PLACES come first, each with one label, so that no other label takes their style
     in_turn = sorted(methods, key=lambda label: (methods[label] not in PLACES, firsts[methods[label]] != label, label))
     for label in in_turn:
         name = methods[label]
@@ -169,16 +168,16 @@ def compare(
     width: float | None = None,
     tested: str = "",
 ) -> None:
-    """Accuracy over the rounds: a line for the mean over the seeds, a band of one sample std around it.
+    """Plot accuracy over the rounds: the mean over the seeds, in a band of one sample std.
 
-    A chart for each setting, on shared axes, and one legend; a PNG, PDF or SVG file, by the suffix.
+    One chart per setting, on shared axes with one legend; a PNG, PDF or SVG file, by suffix.
 
     Args:
         settings: setting to label to round to the accuracy of each seed.
         path: the file.
-        methods: of each label, which :func:`looks` goes by; default: the labels themselves.
-        width: of a paper's column, in inches, for a picture of just that with letters of 7 and 8 points.
-        tested: the samples that it is measured on, for the axis; default: it says nothing.
+        methods: method of each label, for :func:`looks`; default: the labels themselves.
+        width: of a paper's column in inches, for a plot of this width with fonts of 7 and 8 points.
+        tested: test samples, for the axis label; default: omitted.
     """
     percent = {
         setting: {
@@ -201,16 +200,16 @@ def charts(
     log: bool = False,
     over: str = "seeds",
 ) -> None:
-    """Curves over the rounds as :func:`compare` draws them, a chart for each measure and setting.
+    """Plot curves over the rounds like :func:`compare`, one chart per measure and setting.
 
     Args:
-        measures: what an axis measures, to setting to label to round to the value of each seed, or client.
+        measures: axis label to setting to label to round to the value of each seed or client.
         path: the file.
         methods: as for :func:`compare`.
         width: as for :func:`compare`.
-        limits: ends of the bands.
-        log: whether values have a logarithmic axis.
-        over: what a line is the mean over.
+        limits: lowest and highest value of a band.
+        log: whether the value axis is logarithmic.
+        over: what the mean is taken over, such as seeds.
     """
     every = [groups for settings in measures.values() for groups in settings.values()]
     labels = list(dict.fromkeys(label for groups in every for label in groups))
@@ -226,7 +225,7 @@ def charts(
                 lines[label] = _mean_line(axes, points, look[label], width=made.line, offset=offset, limits=limits)
             if log:
                 axes.set_yscale("log")
-        for axes in made.picture.axes:  # which share what they show of the rounds
+        for axes in made.picture.axes:  # after drawing, since they share the range of rounds
             finish_rounds(axes)
         several = any(len(values) > 1 for groups in every for r in groups.values() for values in r.values())
         made.picture.supxlabel("round" + f"; bands: ± standard deviation over {over}" * several, fontsize="medium")
@@ -236,14 +235,14 @@ def charts(
 
 @dataclass(frozen=True)
 class Panels:
-    """A picture of small multiples.
+    """A grid of small charts.
 
     Args:
-        picture: all of it.
+        picture: the figure.
         axes: of each row and column.
-        line: width of a line, in points.
+        line: line width in points.
         dpi: of a PNG.
-        side: width of a panel, in inches.
+        side: width of a panel in inches.
     """
 
     picture: Any
@@ -264,17 +263,17 @@ def panels(
     share: bool = True,
     **more: Any,
 ) -> Iterator[Panels]:
-    """Axes for each row and column, whose names are written on them; a row wraps if it has more than fit the width.
+    """Axes for each row and column, labelled with their names; a row wraps if it does not fit the width.
 
-    A single column has no name, and its rows lie side by side.
+    A single column is not labelled, and its rows are placed side by side.
 
     Args:
-        rows: names for the vertical axes.
-        columns: names for the titles.
-        width: of a paper's column, in inches; default: of a screen.
-        chart: least width of a panel, in inches, in a paper's column; three times that on a screen.
-        height: of a panel, in its widths.
-        share: whether axes are shared, those of the rounds by all, those of the values in a row.
+        rows: labels of the vertical axes.
+        columns: titles.
+        width: of a paper's column in inches; default: of a screen.
+        chart: minimum width of a panel in inches, in a paper's column; three times as much on a screen.
+        height: of a panel, relative to its width.
+        share: whether all panels share the axis of rounds, and those of a row the axis of values.
         more: for matplotlib's ``subplots``.
     """
     import matplotlib
@@ -285,12 +284,12 @@ def panels(
     across = len(columns if several else rows)
     width = width or max(8.0, min(across, 3) * least)
     deep = math.ceil(across / max(1, int(width / least + 1e-9)))
-    wide = math.ceil(across / deep)  # so that no row is much shorter than the others
+    wide = math.ceil(across / deep)  # balances the rows
     deep *= len(rows) if several else 1
     side = width / wide
     with matplotlib.rc_context(letters):
         picture, grid = figure(width, 0.3 + deep * (0.3 + height * side), wide, nrows=deep, squeeze=False, **more)
-        letter = 72 / (0.6 * matplotlib.rcParams["font.size"])  # letters of an inch
+        letter = 72 / (0.6 * matplotlib.rcParams["font.size"])  # letters per inch
         free = list(grid.flat)
         axes: dict[tuple[str, str], Any] = {}
         for row in rows:
@@ -322,7 +321,7 @@ def _mean_line(
     offset: float,
     limits: tuple[float, float],
 ) -> Any:
-    """The line, which is returned, with a mark every few points, moved by a part ``offset`` of these."""
+    """Draw a line and return it; its mark every few points is shifted by the fraction ``offset`` of this distance."""
     xs = [x for x, _ in points]
     means = [statistics.fmean(values) for _, values in points]
     stds = [std(values) for _, values in points]
@@ -343,10 +342,10 @@ def std(values: Sequence[float]) -> float:
 
 
 def legend_above(picture: Any, lines: Sequence[Any], labels: Sequence[str], **more: Any) -> None:
-    """A legend above the charts, with as many columns as fit, for which the picture grows in height."""
+    """Add a legend above the charts in as many columns as fit, and increase the figure's height for it."""
     width, height = picture.get_size_inches()
-    labels = [textwrap.fill(clean(label), WIDEST) for label in labels]
-    for rows in range(math.ceil(len(labels) / MOST_COLUMNS), len(labels) + 1):
+    labels = [textwrap.fill(clean(label), MAX_LETTERS) for label in labels]
+    for rows in range(math.ceil(len(labels) / MAX_COLUMNS), len(labels) + 1):
         columns = math.ceil(len(labels) / rows)
         style = {"ncols": columns, "handlelength": 2.6, "columnspacing": 1.2, "frameon": False, **more}
         legend = picture.legend(lines, labels, loc="outside upper center", **style)
@@ -359,7 +358,7 @@ def legend_above(picture: Any, lines: Sequence[Any], labels: Sequence[str], **mo
 
 
 def finish_rounds(axes: Any) -> None:
-    """Draw a grid, and label whole rounds only."""
+    """Draw a grid, and label only whole rounds."""
     axes.grid(alpha=0.3)
     low, high = axes.get_xlim()
     if high - low < 1:  # a single round
@@ -369,7 +368,7 @@ def finish_rounds(axes: Any) -> None:
 
 
 def bare(axes: Any, label: str) -> None:
-    """Remove scales and their names, for points whose places matter only among each other; ``label``: to the left."""
+    """Remove the scales, for points whose absolute positions have no meaning; ``label``: at the left."""
     if axes.name == "3d":
         axes.set_axis_off()
         axes.set_box_aspect((1, 1, 1), zoom=1.5)
@@ -379,7 +378,7 @@ def bare(axes: Any, label: str) -> None:
 
 
 def colour(label: int, classes: int) -> Any:
-    """A class's colour: one of ten that the colour-blind can tell apart, or of a scale where there are more classes."""
+    """A class's colour: one of ten for colour-blind readers, or of a continuous scale for more classes."""
     import matplotlib
 
     return COLOURS[label] if classes <= len(COLOURS) else matplotlib.colormaps["viridis"](label / (classes - 1))
@@ -394,10 +393,10 @@ def scatter(
     solid: Sequence[int] | None = None,
     scale: float = 1.0,
 ) -> None:
-    """Points ``(n, 2)`` or ``(n, 3)``, a colour and a mark for each class, whose number is its label in the legend.
+    """Plot points ``(n, 2)`` or ``(n, 3)`` with a colour and a mark per class, labelled by class number.
 
-    ``labels``: ``(n,)``; ``solid``: classes whose marks are small and filled, before large hollow ones; default: all.
-    ``scale``: of the marks.
+    ``labels``: ``(n,)``; ``solid``: classes with small filled marks in front of large hollow ones; default: all;
+    ``scale``: size of the marks.
     """
     for label in np.unique(labels).tolist():
         members, hue = points[labels == label], colour(label, classes)
@@ -409,22 +408,22 @@ def scatter(
 
 
 def arrow(axes: Any, x: float, y: float, face: Any, scale: float = 1.0) -> None:
-    """An arrow from the origin, with a black edge; ``scale``: of its widths."""
+    """Draw an arrow from the origin with a black edge; ``scale``: of its widths."""
     widths = {"width": 3 * scale, "headwidth": 9 * scale, "headlength": 12 * scale, "linewidth": scale}
     axes.annotate("", xy=(x, y), xytext=(0, 0), arrowprops={"facecolor": face, "edgecolor": "black", **widths})
-    axes.update_datalim([(0, 0), (x, y)])  # an annotation alone does not count
+    axes.update_datalim([(0, 0), (x, y)])  # annotations do not extend the data limits
     axes.autoscale_view()
 
 
 def sphere(axes: Any) -> None:
-    """The unit sphere as a grid, on axes in 3-D."""
+    """Draw the unit sphere as a grid on 3-D axes."""
     around, down = np.mgrid[0 : 2 * np.pi : 25j, 0 : np.pi : 13j]
     x, y, z = np.cos(around) * np.sin(down), np.sin(around) * np.sin(down), np.cos(down)
     axes.plot_wireframe(x, y, z, color="0.8", linewidth=0.4, zorder=0)
     ticks = {f"{axis}ticks": (-1, 0, 1) for axis in "xyz"}
     axes.set(**ticks, xlabel="feature 1", ylabel="feature 2", zlabel="feature 3")
     axes.grid(False)
-    axes.computed_zorder = False  # the points' order is theirs to say
+    axes.computed_zorder = False  # keep the order of the points
     axes.set_box_aspect((1, 1, 1), zoom=0.9)
 
 
@@ -434,31 +433,31 @@ COLOURS = (
 """Petroff, "Accessible Color Sequences for Data Visualization", https://arxiv.org/abs/2107.02270, 10 colours."""
 MARKS = "os^vDP*X<>"
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.6), (1, 1.6), (6, 1.6, 1, 1.6), (9, 2), (6, 1.6, 1, 1.6, 1, 1.6))
-"""Strokes and gaps, in widths of a line; the first is solid."""
+"""Strokes and gaps, in line widths; the first is solid."""
 PLACES = (
     *("fedavg", "fedrs", "map", "FedProx", "fedlc", "fedshift", "fedmr", "fedphp", "SCAFFOLD", "moon"),
     *("fedrod", "fedaws", "fedproc", "FedOpt", "flda", "fd", "fedmmd", "reweighting", "FedNova", "FedDyn"),
     *("FedDC", "Mime"),
 )
-"""Our methods and optimisers: ten with a colour each, ten with the next dash, and so on; new ones come last."""
+"""Our methods and optimisers: the first ten have a colour each, the next ten the next dash, etc.; append new ones."""
 SMALL = {
     **{"font.size": 8.0, "xtick.labelsize": 7.0, "ytick.labelsize": 7.0, "legend.fontsize": 7.0, "axes.titlepad": 3.0},
     **{"axes.linewidth": 0.6, "grid.linewidth": 0.5, "xtick.major.size": 2.0, "ytick.major.size": 2.0},
 }
-"""What matplotlib draws in a picture of a paper's size."""
+"""Matplotlib settings for plots of a paper's size."""
 SUFFIXES = (".png", ".pdf", ".svg")
-"""Of files that pictures can be written to."""
-WIDEST, MOST_COLUMNS = 40, 6
-"""Letters of a legend's line, and its columns."""
-ACROSS = 1500
-"""Clients of a heat map."""
+"""Supported file types of plots."""
+MAX_LETTERS, MAX_COLUMNS = 40, 6
+"""Letters per legend line, and columns of a legend."""
+MAX_CLIENTS = 1500
+"""Maximum of clients in a heat map."""
 PERCENT = (-2, 102)
-"""Ends of an axis in per cent, so that the frame cuts neither a line at 0 nor one at 100."""
+"""Limits of an axis in per cent, so that the frame does not cut lines at 0 and 100."""
 
 
 def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[Any, Any]:
-    """A figure and its axes, one or ``columns`` of them; inches."""
-    # The object interface alone: pyplot would pick a screen and keep figures alive.
+    """Create a figure in inches, and its axes: one, or ``columns`` of them."""
+    # Without pyplot, which would choose a GUI backend and keep figures in memory.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -471,17 +470,17 @@ def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[
 
 
 def wanted() -> bool:
-    """Whether runs draw their pictures."""
+    """Whether runs draw plots."""
     return os.environ.get(PICTURES) != "no"
 
 
 def of_run(path: Path, draw: Callable[[], None]) -> None:
-    """Draw a picture of a run, unless the environment variable :data:`PICTURES` is ``no``.
+    """Draw a plot of a run, unless the environment variable :data:`PICTURES` is ``no``.
 
-    No run fails because of a picture, whatever its labels and numbers are: one that cannot be drawn is a warning.
+    A plot that cannot be drawn, for whatever labels and numbers, is a warning: it must not fail the run.
 
     Raises:
-        OSError: the disk is full, as the run has to say.
+        OSError: the disk is full, which must stop the run.
     """
     if not wanted():
         return
@@ -494,7 +493,7 @@ def of_run(path: Path, draw: Callable[[], None]) -> None:
 
 
 def _literal(picture: Any) -> None:
-    """Take what labels say as it stands, ``$`` and all; matplotlib reads formulas in them."""
+    """Show texts literally, including ``$``, which matplotlib would read as a formula."""
     from matplotlib.text import Text
 
     powers_of_ten = {
@@ -509,9 +508,9 @@ def _literal(picture: Any) -> None:
 
 
 def save(picture: Any, path: Path, dpi: int = 110) -> None:
-    """Write a file as a whole or not at all: PDF or SVG by its suffix, else PNG; the same picture is the same bytes.
+    """Write a file atomically: PDF or SVG by suffix, else PNG; the same plot gives the same bytes.
 
-    Text stays text: a PDF has TrueType fonts, since conferences take no Type 3, and an SVG those of its reader.
+    Text stays text: TrueType fonts in a PDF, since conferences reject Type 3, and the reader's fonts in an SVG.
     """
     import matplotlib
 

@@ -1,4 +1,4 @@
-"""Which data sets are there, where do their files lie, and are they what they should be?
+"""Data sets: search, reading and checks of their files.
 
-May import params and the machine. Found by its entry point; the recipe chooses one, and ``labelskew data`` checks it.
+May import params and the machine. Found by entry point; the recipe chooses one, and ``labelskew data`` checks it.
 """

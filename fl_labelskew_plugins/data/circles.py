@@ -18,11 +18,11 @@ from fl_labelskew_plugins.params import Params
 CENTRES = ((1, 1), (1, -1), (-1, 1), (-1, -1))
 RADIUS = 0.5
 TEST_PER_CLASS = 250
-"""Test samples of a class; the paper has none."""
+"""Test samples per class; the paper has none."""
 
 
 def circles(per_class: int, rng: np.random.Generator) -> Arrays:
-    """``x`` ``(4 * per_class, 2)`` float32 on the circles' edges at uniform angles, and ``y``."""
+    """``x`` ``(4 * per_class, 2)`` float32 on the circles at uniform angles, and ``y``."""
     angle = rng.uniform(0, 2 * np.pi, (4, per_class))
     x = np.asarray(CENTRES)[:, None] + RADIUS * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
     return Arrays(x.reshape(-1, 2).astype(np.float32), np.repeat(np.arange(4), per_class))
@@ -34,7 +34,7 @@ class Circles(Dataset):
     class Params(Params):
         """Parameters of circles."""
 
-        per_class: int = Field(5000, ge=1, description="Training samples of a class.")
+        per_class: int = Field(5000, ge=1, description="Training samples per class.")
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Generate both parts."""

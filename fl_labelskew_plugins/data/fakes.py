@@ -1,4 +1,4 @@
-"""Small copies of data sets: where they are written, and how they are told from the real ones."""
+"""Small fake copies of data sets, for tests."""
 
 import os
 import shutil
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 
 from fl_labelskew_plugins import seeds
 
-MARK = "labelskew-fake.json"  # beside the files of a small copy
-ARRAYS = "labelskew-fake.npz"  # the samples of a small copy whose real files are in a format of their own
+MARK = "labelskew-fake.json"  # marks the folder of a fake copy
+ARRAYS = "labelskew-fake.npz"  # samples of a fake copy, if the real files have their own format
 SurveyRows = list[tuple[str, str, str]]
 
 
 @contextmanager
 def whole(out: Path) -> Iterator[Path]:
-    """Where to write what is to be in ``out`` at the end, a new or empty folder: all of it, or nothing.
+    """A temporary folder that becomes ``out``, a new or empty folder, at the end: completely or not at all.
 
     Raises:
-        LabelSkewError: the folder is not empty or cannot be written.
+        LabelSkewError: the folder is not empty or not writable.
     """
     given, out = out, Path(os.path.abspath(out))
     part = out.with_name(f"{out.name}.partial-{os.getpid()}")
@@ -31,9 +31,9 @@ def whole(out: Path) -> Iterator[Path]:
             raise mistake(given, "is not empty", "a new or empty folder")
         part.mkdir(parents=True)
         yield part
-        if os.path.isdir(out):  # it may be somebody's current folder, so it stays what it is
+        if os.path.isdir(out):  # keep the folder: it may be a current folder
             for path in part.iterdir():
-                shutil.move(path, out)  # which may be a disk of its own
+                shutil.move(path, out)  # possibly to another disk
         else:
             part.replace(out)
     except OSError as error:
@@ -43,10 +43,10 @@ def whole(out: Path) -> Iterator[Path]:
 
 
 def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> SurveyRows:
-    """A small copy in ``out``, all of it or nothing, with a file that says so; returns its survey.
+    """Write a fake copy with its mark to ``out``, completely or not at all; return its survey.
 
     Raises:
-        LabelSkewError: the data set has no writer, or the folder is not empty or cannot be written.
+        LabelSkewError: the data set has no fake copy, or the folder is not empty or not writable.
     """
     with whole(out) as part:
         dataset.fake(part, samples=samples, seed=seed)
@@ -55,19 +55,19 @@ def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> Sur
 
 
 def made_up(data_dir: Path | None) -> bool:
-    """Whether ``data_dir`` has a small copy; its arrays count without the mark, too: nobody publishes them."""
+    """Whether ``data_dir`` contains a fake copy; its arrays count even without the mark."""
     return data_dir is not None and any(os.path.isfile(data_dir / name) for name in (MARK, ARRAYS))
 
 
 def arrays_file(data_dir: Path | None) -> Path | None:
-    """The file of :func:`write_arrays` in ``data_dir``, if there is one."""
+    """The file of :func:`write_arrays` in ``data_dir``, if any."""
     return data_dir / ARRAYS if data_dir is not None and os.path.isfile(data_dir / ARRAYS) else None
 
 
 def write_arrays(
     out: Path, class_names: Sequence[str], *, shape: tuple[int, int, int], samples: int | None, seed: int
 ) -> None:
-    """Write the samples of both :func:`parts` to one ``.npz`` file that the data set ``npz`` can read, too."""
+    """Write the samples of :func:`parts` to one ``.npz`` file, which the data set ``npz`` can also read."""
     made = parts(samples, classes=len(class_names), shape=shape, seed=seed)
     arrays = {f"{axis}_{part}": getattr(content, axis) for part, content in made.items() for axis in "xy"}
     out.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def write_arrays(
 
 
 def write_picture(file: Path, pixels: NDArray[np.uint8]) -> None:
-    """Write a picture ``(3, H, W)``, in a folder that may not exist."""
+    """Write an image ``(3, H, W)``; create its folder."""
     from PIL import Image
 
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def write_picture(file: Path, pixels: NDArray[np.uint8]) -> None:
 
 
 def wrong(rows: Sequence[tuple[str, str, str]], *, copy: bool = False) -> SurveyRows:
-    """The rows that do not hold what is expected; of a small ``copy``, those where something is missing."""
+    """Rows with unexpected values; for a fake ``copy``, only those with missing files."""
     return [row for row in rows if row[1] == "missing" or (not copy and row[2] not in (row[1], "any"))]
 
 
@@ -95,17 +95,17 @@ def parts(
     seed: int,
     names: Sequence[str] = ("train", "test"),
 ) -> dict[str, Arrays]:
-    """Images for each part, each class a pattern, and noise; ``x`` is uint8.
+    """Images for each part: a pattern per class, with noise; ``x`` is uint8.
 
     Args:
-        samples: of all parts; default: 300, or 4 a class. About a fifth are in each part but the first.
-        classes: each has the same number of samples, give or take one.
+        samples: of all parts; default: 300, or 4 per class. Each part but the first gets about a fifth.
+        classes: number of classes, of equal size up to one sample.
         shape: of an image, ``(channels, height, width)``.
-        seed: chooses patterns and noise.
+        seed: of patterns and noise.
         names: of the parts.
 
     Raises:
-        LabelSkewError: there are fewer samples than one a class and part.
+        LabelSkewError: there are fewer samples than one per class and part.
     """
     number = max(300, 4 * classes) if samples is None else samples
     if number < classes * len(names):
@@ -122,16 +122,16 @@ def parts(
 
 
 def patterns(classes: int, shape: tuple[int, int, int], rng: np.random.Generator) -> NDArray[np.float32]:
-    """A pattern of 4 x 4 blocks for each class, ``(classes, channels, height, width)``."""
+    """A pattern of 4 x 4 blocks per class, ``(classes, channels, height, width)``."""
     channels, height, width = shape
     blocks = rng.integers(40, 216, (classes, channels, 4, 4)).astype(np.float32)
     return blocks.repeat(-(-height // 4), axis=2).repeat(-(-width // 4), axis=3)[..., :height, :width]
 
 
 def noisy(of_classes: NDArray[np.float32], labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Each sample's pattern and noise: ``(N, channels, height, width)`` by ``labels`` ``(N,)``."""
+    """Patterns with noise, ``(N, channels, height, width)``, by ``labels`` ``(N,)``."""
     shape = of_classes.shape[1:]
     x = np.empty((len(labels), *shape), np.uint8)
-    for image, label in zip(x, labels, strict=True):  # one by one: all of the noise at once would need eight times more
+    for image, label in zip(x, labels, strict=True):  # one by one: noise for all at once would take eight times as much
         image[:] = np.clip(of_classes[label] + 24 * rng.standard_normal(shape, np.float32), 0, 255)
     return x

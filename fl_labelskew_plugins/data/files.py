@@ -1,4 +1,4 @@
-"""What data sets share when they read files: errors, sizes, and the choice of a file in a folder."""
+"""Reading of data files: errors, size limits, and selection of a file in a folder."""
 
 import csv
 import os
@@ -11,20 +11,20 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.text import clean
 
-MOST_SHOWN = 20
-"""Mistakes in data that are printed one by one; of the others, only their number."""
+MAX_SHOWN = 20
+"""Maximum of data errors that are printed; of the others, only the number."""
 
 UNPACKED = 2**29
-"""Bytes that a packed file may always become."""
+"""Size in bytes that a packed file may always unpack to."""
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's text without line breaks."""
+    """An exception's text on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def size_text(size: int) -> str:
-    """A file's size for people, such as ``31.0 MB``."""
+    """A readable file size, such as ``31.0 MB``."""
     if size >= 1e9:
         return f"{size / 1e9:.1f} GB"
     return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB" if size >= 1000 else f"{size} bytes"
@@ -32,7 +32,7 @@ def size_text(size: int) -> str:
 
 @contextmanager
 def readable(where: str, verbs: str = "read") -> Iterator[None]:
-    """Turn what goes wrong in folders and tables into a LabelSkewError."""
+    """Turn errors in folders and tables into LabelSkewError."""
     try:
         yield
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -41,7 +41,7 @@ def readable(where: str, verbs: str = "read") -> Iterator[None]:
 
 @contextmanager
 def sound(path: Path, what: str, use: str) -> Iterator[None]:
-    """Turn what goes wrong in reading a file into a LabelSkewError: it is not a sound ``what``, and ``use`` is one."""
+    """Turn errors in a file into LabelSkewError: the file is not a valid ``what``; ``use``: advice."""
     try:
         yield
     except LabelSkewError:
@@ -56,7 +56,7 @@ def sound(path: Path, what: str, use: str) -> Iterator[None]:
 
 @contextmanager
 def gathered(wrong: list[str]) -> Iterator[None]:
-    """Add the mistakes that are raised inside to ``wrong``; :func:`refuse` raises them together."""
+    """Append the mistakes raised inside to ``wrong``, for :func:`refuse`."""
     try:
         yield
     except LabelSkewError as error:
@@ -64,9 +64,9 @@ def gathered(wrong: list[str]) -> Iterator[None]:
 
 
 def capped(lines: Sequence[str]) -> list[str]:
-    """The first lines, and the number of the others."""
-    more = [f"and {len(lines) - MOST_SHOWN} more errors"] if len(lines) > MOST_SHOWN else []
-    return [*lines[:MOST_SHOWN], *more]
+    """The first lines, and the number of further ones."""
+    more = [f"and {len(lines) - MAX_SHOWN} more errors"] if len(lines) > MAX_SHOWN else []
+    return [*lines[:MAX_SHOWN], *more]
 
 
 def refuse(wrong: Sequence[str]) -> None:
@@ -76,16 +76,16 @@ def refuse(wrong: Sequence[str]) -> None:
 
 
 def fits(need: int, where: str, what: str, use: str) -> None:
-    """Raise LabelSkewError unless so many bytes, of ``what``, fit this machine's free memory; ``use`` takes less."""
-    have = free_memory()
-    if need > have:
-        raise mistake(where, f"{what} need {need / 1e9:.1f} GB, and {have / 1e9:.1f} GB are free", use)
+    """Raise LabelSkewError if ``what`` needs more bytes than this machine's free memory; ``use``: advice."""
+    free = free_memory()
+    if need > free:
+        raise mistake(where, f"{what} need {need / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free", use)
 
 
 def unpacks(path: Path, need: int, what: str, most: int, use: str) -> None:
-    """Raise LabelSkewError unless so many bytes, of ``what``, are in proportion to a packed file, and fit as above.
+    """Raise LabelSkewError if ``what`` unpacks to too many bytes for its file, or does not fit into memory.
 
-    More than :data:`UNPACKED` bytes may be ``most`` times as many as the file's, and no more.
+    At most ``most`` times the file's size is allowed, but :data:`UNPACKED` bytes always are.
     """
     packed = path.stat().st_size
     if need > max(UNPACKED, most * packed):
@@ -95,19 +95,19 @@ def unpacks(path: Path, need: int, what: str, most: int, use: str) -> None:
 
 
 def only_file(data_dir: Path | None, file: str | None, endings: Sequence[str], name: str) -> Path:
-    """The file that ``data_dir`` is, or the one of that folder that is called ``file`` or ends as one of ``endings``.
+    """The file ``data_dir``, or in this folder the file called ``file`` or the only one with one of ``endings``.
 
     Raises:
-        LabelSkewError: there is none, or it is not clear which; ``name`` is the data set's.
+        LabelSkewError: it is missing or ambiguous; ``name`` is the data set's.
     """
     kinds = " or ".join(endings)
     if data_dir is None:
         raise LabelSkewError(f"data set {name}: data_args.data_cache_dir is not set; set it to a {kinds} file")
     path = data_dir
-    if os.path.isdir(data_dir):  # unlike Path's, False where a folder above may not be entered
+    if os.path.isdir(data_dir):  # unlike Path.is_dir, False if a parent folder is not accessible
         with readable(f"data set {name}"):
-            there = [path.name for path in data_dir.iterdir() if path.name[0] != "."]
-        names = sorted(name for name in there if name.lower().endswith(tuple(endings)))
+            available = [path.name for path in data_dir.iterdir() if path.name[0] != "."]
+        names = sorted(name for name in available if name.lower().endswith(tuple(endings)))
         if file is None and len(names) != 1:
             raise LabelSkewError(
                 f"data set {name}: {data_dir} has {len(names)} {kinds} files; name one of them in data_args.file"

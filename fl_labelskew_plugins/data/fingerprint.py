@@ -1,4 +1,4 @@
-"""What tells the samples of one data set from those of another of the same name."""
+"""Fingerprints that distinguish samples of data sets with the same name."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fl_labelskew_registry import Arrays, Data, Images
 from numpy.typing import NDArray
 
 NO_FILES = "made from the recipe and its seed"
-"""Stands for data sets that read no files of a user's."""
+"""Fingerprint of data sets that read no user's files."""
 
 
 def fingerprint(data: Data) -> str:
-    """The data set's own, or the :func:`digest` of its two parts."""
+    """The data set's own fingerprint, or the :func:`digest` of its parts."""
     return data.fingerprint or digest([data.train, data.test], data.class_names)
 
 
 def digest(parts: Iterable[Arrays], names: Sequence[str]) -> str:
-    """BLAKE2b of names and of every part's samples, labels and groups in order, in 32 hexadecimal digits.
+    """BLAKE2b of names and of all parts' samples, labels and groups in order, in 32 hexadecimal digits.
 
-    Pictures that stay in files count by name, below the folder that they share, and size: none is read.
+    Images in files count by name, relative to their common folder, and size; they are not read.
     """
     total = hashlib.blake2b(json.dumps(list(names)).encode(), digest_size=16)
     for part in parts:
@@ -37,13 +37,13 @@ def digest(parts: Iterable[Arrays], names: Sequence[str]) -> str:
 
 
 def add_array(total: hashlib.blake2b, array: NDArray[Any]) -> None:
-    """Add type, shape and numbers of an array of any shape."""
+    """Add dtype, shape and values of an array."""
     total.update(f"{array.dtype} {array.shape}".encode())
     total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _names_and_sizes(files: Sequence[str]) -> list[tuple[str, int]]:
-    """The files' names below the folder that they share, and their sizes; names alone, where they are no files here."""
+    """Names of files relative to their common folder, and sizes; only names if the files do not exist here."""
     try:
         folder = os.path.commonpath([os.path.dirname(file) for file in files]) if files else ""
         return [(os.path.relpath(file, folder), os.stat(file).st_size) for file in files]

@@ -1,4 +1,4 @@
-"""Arrays or torch data sets from Python as a data set."""
+"""Data sets from Python: arrays or torch data sets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fl_labelskew_plugins.params import Params
 
 
 class GivenData(Dataset):
-    """Data that are in memory already."""
+    """A data set in memory."""
 
     Params = Params
 
@@ -29,21 +29,20 @@ class GivenData(Dataset):
         self.description = f"{parts} of shape {shape}, {len(data.class_names)} classes"
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """The data as they were given."""
+        """Return the data."""
         return self.data
 
 
 def given_data(given: object) -> Data:
-    """Somebody's training and test parts as one data set.
+    """Turn training and test parts into one data set.
 
     Args:
-        given: a :class:`fl_labelskew_registry.Data`; or two parts, as a pair or as a mapping with ``train`` and
-            ``test``, each of them a pair of arrays ``x`` ``(N, ...)`` and ``y`` ``(N,)``, or a torch ``Dataset`` with
-            ``targets`` whose items begin with the sample. Classes are named as the training part's ``classes`` are,
-            if it has any, else by their numbers.
+        given: a :class:`fl_labelskew_registry.Data`; or two parts, as a pair or a mapping with ``train`` and ``test``.
+            Each part is a pair of arrays ``x`` ``(N, ...)`` and ``y`` ``(N,)``, or a torch ``Dataset`` with
+            ``targets`` whose items begin with the sample. Class names are the training part's ``classes``, or numbers.
 
     Raises:
-        LabelSkewError: it is nothing of these.
+        LabelSkewError: the type or content is invalid.
     """
     if isinstance(given, Data):
         return given
@@ -53,7 +52,7 @@ def given_data(given: object) -> Data:
         train, test = given
     else:
         raise LabelSkewError(
-            f"dataset: {type(given).__name__} is no pair of a training and a test part; give (train, test), each of "
+            f"dataset: {type(given).__name__} is not a pair of a training and a test part; give (train, test), each of "
             "them (x, y) or a torch Dataset with targets"
         )
     parts = [_part("training", train), _part("test", test)]
@@ -66,7 +65,7 @@ def given_data(given: object) -> Data:
 
 
 def _part(which: str, part: Any) -> Arrays:
-    """One part; what it is not, a line tells."""
+    """Check and convert one part."""
     form = "give (x, y), or a torch Dataset with targets"
     if isinstance(part, Arrays):
         return part
@@ -75,21 +74,21 @@ def _part(which: str, part: Any) -> Arrays:
     elif isinstance(part, tuple | list) and len(part) == 2:
         try:
             x, y = (_array(array) for array in part)
-        except ValueError as error:  # rows of several lengths
-            raise LabelSkewError(f"dataset: the {which} part's rows are of several lengths; {form}") from error
+        except ValueError as error:  # rows of different lengths
+            raise LabelSkewError(f"dataset: the {which} part's rows have different lengths; {form}") from error
     else:
         raise LabelSkewError(f"dataset: the {which} part is a {type(part).__name__}; {form}")
     if not len(y.reshape(-1)):
         raise LabelSkewError(f"dataset: the {which} part has no samples; {form}")
     if x.dtype.kind not in "buif":
-        raise LabelSkewError(f"dataset: the {which} part's samples are {x.dtype}, no numbers; give arrays of one shape")
+        raise LabelSkewError(f"dataset: the {which} part's samples are {x.dtype}, not numbers; give numeric arrays")
     if x.ndim < 2 or y.shape != (len(x),):
         raise LabelSkewError(
             f"dataset: the {which} part has samples of shape {x.shape} and labels of shape {y.shape}; give (N, ...) "
             "and (N,)"
         )
     if not np.issubdtype(y.dtype, np.integer) or (len(y) and y.min() < 0):
-        raise LabelSkewError(f"dataset: the {which} part's labels are not numbers of classes; use integers from 0")
+        raise LabelSkewError(f"dataset: the {which} part's labels are not class numbers; use integers from 0")
     if x.dtype != np.uint8:
         x = x.astype(np.float32)
     return Arrays(np.ascontiguousarray(x), y.astype(np.int64))
@@ -103,7 +102,7 @@ def _stacked(which: str, samples: Sequence[Any]) -> NDArray[Any]:
             "such as torchvision.transforms.ToTensor()"
         )
     if len(shapes := {tuple(sample.shape) for sample in samples}) > 1:
-        raise LabelSkewError(f"dataset: the {which} part's samples are of {len(shapes)} shapes; resize them to one")
+        raise LabelSkewError(f"dataset: the {which} part's samples have {len(shapes)} shapes; resize them to one")
     return np.stack([_array(sample) for sample in samples]) if samples else np.zeros(0)
 
 

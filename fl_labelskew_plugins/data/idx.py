@@ -1,9 +1,9 @@
 """MNIST, Fashion-MNIST and EMNIST: grey images of 28x28 in IDX files.
 
-Both layouts are read: the four files in the folder itself, as Debian's package has them, or in torchvision's
-``<folder>/<name>/raw/``; each file plain or gzip. Format: LeCun, Cortes, Burges, "The MNIST database".
+Two layouts are supported, each with plain or gzip files: the four files in the folder itself, as in Debian's package,
+or in torchvision's ``<folder>/<name>/raw/``. Format: LeCun, Cortes, Burges, "The MNIST database".
 
-torchvision reads neither gzip files nor Debian's folder, so it only downloads here.
+torchvision only downloads: it reads neither gzip files nor Debian's folder.
 """
 
 import gzip
@@ -26,15 +26,15 @@ from fl_labelskew_plugins.machine.files import open_regular
 from fl_labelskew_plugins.params import Params
 
 PIECE = 2**20
-"""Bytes that are read at a time."""
+"""Bytes per read."""
 FASHION = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """An IDX file of unsigned bytes, plain or ``.gz``, in as many dimensions as its header says.
+    """Read an IDX file of unsigned bytes, plain or ``.gz``, in the shape of its header.
 
     Raises:
-        LabelSkewError: the file cannot be read, is cut short, or is not such a file.
+        LabelSkewError: the file is unreadable, truncated or not an IDX file.
     """
     try:
         with (
@@ -47,7 +47,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
             shape = np.frombuffer(stream.read(4 * dims[0]), ">u4", dims[0]).tolist()
             size, content = math.prod(shape), bytearray()
             unpacks(path, size, "its samples", 100, "the published file")
-            # grows with what is there: a header may claim more
+            # grow with the actual content: a header may claim more
             while len(content) <= size and (piece := stream.read(min(PIECE, size + 1 - len(content)))):
                 content += piece
             return np.frombuffer(content, np.uint8).reshape(shape)
@@ -57,7 +57,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def idx_files(start: dict[str, str], sizes: tuple[int, int]) -> dict[str, dict[str, str]]:
-    """The names of the images and labels of both parts, and their shapes; ``start``: of the names, by part."""
+    """Names and shapes of the image and label files of both parts; ``start``: of the names, by part."""
     return {
         part: {f"{start[part]}-images-idx3-ubyte": f"{size}x28x28", f"{start[part]}-labels-idx1-ubyte": str(size)}
         for part, size in zip(("train", "test"), sizes, strict=True)
@@ -77,17 +77,17 @@ class MNIST(TorchvisionSet):
     )
     class_names = tuple("0123456789")
     moments = ((0.1307,), (0.3081,))
-    first_label: int = 0  # the files' number of class 0
+    first_label: int = 0  # label of class 0 in the files
 
     def facts(self, path: Path) -> str:
-        """The shape of its content."""
+        """Shape of the content."""
         try:
             return "x".join(map(str, read_idx(path).shape))
         except LabelSkewError:
             return "broken"
 
     def part(self, files: Mapping[str, Path], part: str) -> Arrays:
-        """One part, checked."""
+        """Read and check one part."""
         of_images, of_labels = (files[name] for name in self.files[part])
         images, labels = read_idx(of_images), read_idx(of_labels)
         if images.shape[1:] != (28, 28) or not len(images):
@@ -130,8 +130,8 @@ SPLITS: dict[Split, tuple[str, tuple[int, int]]] = {  # classes, training and te
 class EMNIST(MNIST):
     """EMNIST; samples are ``(1, 28, 28)`` uint8. Cohen et al., "EMNIST: extending MNIST to handwritten letters", 2017.
 
-    Images lie on their side, rows and columns exchanged, as in the files and in torchvision. The split letters has
-    classes 0 to 25; its files count from 1.
+    Images are transposed, as in the files and in torchvision. The split letters has classes 0 to 25; its files count
+    from 1.
     """
 
     kind = "EMNIST"
@@ -140,12 +140,12 @@ class EMNIST(MNIST):
         "torchvision.datasets.EMNIST or https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip, about 560 MB, "
         "or download: true"
     )
-    moments = ((0.1736,), (0.3317,))  # of byclass, in wide use
+    moments = ((0.1736,), (0.3317,))  # commonly used, of byclass
 
     class Params(Params):
         """Parameters of emnist."""
 
-        split: Split = Field("balanced", description="Which of the six: 62, 47, 47, 26, 10 and 10 classes.")
+        split: Split = Field("balanced", description="One of six splits, with 62, 47, 47, 26, 10 and 10 classes.")
 
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
@@ -153,4 +153,4 @@ class EMNIST(MNIST):
         classes, sizes = SPLITS[split]
         self.class_names, self.first_label = tuple(classes), int(split == "letters")
         self.files = idx_files({part: f"emnist-{split}-{part}" for part in ("train", "test")}, sizes)
-        self.downloads = ({"train": True, "split": split},)  # which downloads all six
+        self.downloads = ({"train": True, "split": split},)  # downloads all six

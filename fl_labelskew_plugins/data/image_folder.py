@@ -1,11 +1,11 @@
-"""Images in folders named after their classes: ``train/<class>/*`` and ``test/<class>/*`` or ``val/<class>/*``.
+"""Images in class folders: ``train/<class>/*``, and ``test/<class>/*`` or ``val/<class>/*``.
 
-CINIC-10, ImageNet subsets, HyperKvasir and the like. Without ``train/``, the folder itself holds the classes; without a
-test part, one is split off. Classes are the folders in training, unless ``class_names`` lists them: a silo's own data
-often lack some. Trees ``<group>/train/<class>/*``, with each group's ``test/`` or ``val/`` where it has one, and
-``<group>/<class>/*`` are read as groups, such as hospitals; :meth:`ImageFolder.groups` has the rule. A server that only
-tests needs only ``test/`` or ``val/``, its own or each group's. Tiny-ImageNet's ``train/<class>/images/*`` and
-``val/val_annotations.txt`` are read too.
+For CINIC-10, ImageNet subsets, HyperKvasir and similar data. Without ``train/``, the folder itself contains the
+classes; without a test part, one is split off. The classes are the training folders, unless ``class_names`` lists them:
+silos often lack some. Trees ``<group>/train/<class>/*``, with an optional ``test/`` or ``val/`` per group, and
+``<group>/<class>/*`` are read as groups, such as hospitals; see :meth:`ImageFolder.groups`. A server that only tests
+needs only ``test/`` or ``val/``, its own or the groups'. Tiny-ImageNet's ``train/<class>/images/*`` and
+``val/val_annotations.txt`` are also supported.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.files import MOST_SHOWN, fits, gathered, readable, refuse
+from fl_labelskew_plugins.data.files import MAX_SHOWN, fits, gathered, readable, refuse
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.pictures import OnBadSample, decode, faults, opened, settle
 from fl_labelskew_plugins.data.stats import moments
@@ -35,22 +35,22 @@ SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".t
 PARTS = ("train", "test", "val")
 TREE = "<group>/train/<class>/<image> or <group>/<class>/<image>"
 LabelledFiles = list[tuple[Path, str]]
-"""Picture files, each with the name of its class."""
+"""Image files, each with its class name."""
 
 
 class ImageParams(Params):
-    """Parameters of all data sets of image folders."""
+    """Parameters common to all image folder data sets."""
 
-    image_size: int = Field(32, ge=1, le=1024, description="Pixels of each side.")
+    image_size: int = Field(32, ge=1, le=1024, description="Height and width in pixels.")
     channels: Literal[1, 3] = Field(3, description="1 for grey, 3 for colour.")
     class_names: tuple[str, ...] | None = Field(
         None,
         min_length=1,
-        description="Folders of all classes, in order; default: those of training, sorted. Of a data set whose "
-        "classes are known: those that are used; default: all.",
+        description="Folders of all classes, in order; default: the training folders, sorted. For a data set with "
+        "known classes: the classes to use; default: all.",
     )
-    test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test where there is none.")
-    on_bad_sample: OnBadSample = Field("stop", description="What broken pictures lead to.")
+    test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test if there is no test part.")
+    on_bad_sample: OnBadSample = Field("stop", description="Treatment of broken images.")
 
 
 class ImageFolder(Dataset):
@@ -58,17 +58,17 @@ class ImageFolder(Dataset):
 
     name: ClassVar[str] = "image_folder"
     picture_keys = ("image_size", "channels")
-    # of published data sets
-    needed: ClassVar[tuple[str, ...]] = ()  # folders and files that the data set consists of
+    # published data sets
+    needed: ClassVar[tuple[str, ...]] = ()  # required folders and files
     needed_to_test: ClassVar[tuple[str, ...]] = ()  # those of the test part
     inside: ClassVar[tuple[str, ...]] = ()  # folders in data_cache_dir that an archive unpacks to
     known_classes: ClassVar[tuple[str, ...] | None] = None
     moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]] | None] = None
-    real: ClassVar[dict[str, str]] = {}  # what a survey of the real data set finds
-    # of a made-up copy
+    real: ClassVar[dict[str, str]] = {}  # survey of the real data set
+    # fake copies
     fake_classes: ClassVar[tuple[str, ...]] = ("circle", "cross", "square", "star")
     fake_size: ClassVar[tuple[int, int]] = (36, 32)  # height and width
-    fake_files: ClassVar[Mapping[str, Callable[[str, int], str]]] = {  # of each part, by class and number of all images
+    fake_files: ClassVar[Mapping[str, Callable[[str, int], str]]] = {  # part to path, from class and image number
         "train": lambda name, i: f"train/{name}/{i}.png",
         "test": lambda name, i: f"test/{name}/{i}.png",
     }
@@ -79,17 +79,16 @@ class ImageFolder(Dataset):
         groups: tuple[Annotated[str, Field(pattern=r"^[^./\x00][^/\x00]*$")], ...] | None = Field(
             None,
             min_length=1,
-            description="Folders of the groups that are read of a tree <group>/train/<class>/* or <group>/<class>/*; "
-            "default: all.",
+            description="Group folders to read from a tree <group>/train/<class>/* or <group>/<class>/*; default: all.",
         )
 
     @property
     def measured(self) -> bool:
-        """Where nobody has written down the real data set's."""
+        """Whether mean and std have to be computed, because the data set has no published ones."""
         return self.moments is None
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if folders are missing; they cannot be downloaded."""
+        """Raise LabelSkewError if folders are missing; downloads are not possible."""
         self._check(data_dir, self.needed)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
@@ -107,20 +106,20 @@ class ImageFolder(Dataset):
             raise LabelSkewError(f"data set {self.name}: no {', '.join(missing)} in {root}{source}")
 
     def root(self, data_dir: Path | None) -> Path:
-        """The folder that has the parts: ``data_dir``, or the folder in it that an archive unpacks to."""
+        """The folder that contains the parts: ``data_dir``, or the folder in it that an archive unpacks to."""
         top = data_dir or Path()
         folders = (top / name for name in ("", *self.inside))
         return next((f for f in folders if any(os.path.exists(f / name) for name in self.needed)), top)
 
     def groups(self, root: Path, parts: Sequence[str] = ("train",)) -> list[Path]:
-        """The groups' folders, by name; empty if the tree has no groups, as those of published data sets.
+        """Group folders, by name; empty for trees without groups and for published data sets.
 
-        A group contains one of ``parts``, or, if no folder does, only folders of classes. In the second case the upper
-        folders could also be classes: ``groups`` or ``class_names`` decide; without them they are groups if every one
+        A group contains one of ``parts``, or, if no folder does, only class folders. In the second case the upper
+        folders could also be classes: ``groups`` or ``class_names`` decide; without them, they are groups if each
         shares a class with another one.
 
         Raises:
-            LabelSkewError: some folders have such a part and others have not, or a group that is asked for is missing.
+            LabelSkewError: only some folders have such a part, or a requested group is missing.
         """
         if self.needed:
             return []
@@ -131,29 +130,31 @@ class ImageFolder(Dataset):
             below = {folder: names for folder in folders if (names := class_folders(folder))}
         names = [folder.name for folder in groups or below]
         if chosen is not None:
-            if absent := [name for name in chosen if name not in names]:
-                there = f"one of {few(names)}" if names else TREE
+            if missing := [name for name in chosen if name not in names]:
+                allowed = f"one of {few(names)}" if names else TREE
                 raise mistake(
-                    "data_args.groups", f"{few(absent)} {'is' if len(absent) == 1 else 'are'} missing in {root}", there
+                    "data_args.groups",
+                    f"{few(missing)} {'is' if len(missing) == 1 else 'are'} missing in {root}",
+                    allowed,
                 )
             return [folder for folder in groups or below if folder.name in chosen]
         classes = set(self.params.class_names or ())
         if {folder.name for folder in folders} <= classes or any((root / part).is_dir() for part in parts):
             return []
         if groups and (other := [folder.name for folder in folders if folder not in groups]):
-            lacks = f"no {parts[0]}/ in {few(other)}, but in {clean(names[0], 40)}"
+            lacks = f"{clean(names[0], 40)} has {parts[0]}/, but not {few(other)}"
             use = "<group>/train/<class>/<image> in every folder, or data_args.groups"
             raise mistake(f"data set {self.name}: {root}", lacks, use)
         return folders if below and len(below) == len(folders) and overlap(below.values(), classes) else groups
 
     def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """The images of the training part and of the test part, or None where that is to be split off.
+        """Images of the training part and of the test part, over all groups; None if a test part must be split off.
 
-        Both are those of all groups together, where there are groups; ``groups``: as :meth:`groups` returns them.
+        ``groups``: as returned by :meth:`groups`.
         """
         groups = self.groups(data_dir) if groups is None else groups
         if not groups and not (data_dir / "train").is_dir():
-            self._refuse_test_alone(data_dir)
+            self._refuse_only_test(data_dir)
             return self.listed(data_dir), None
         train: LabelledFiles = []
         test: LabelledFiles = []
@@ -167,7 +168,7 @@ class ImageFolder(Dataset):
         return train, test or None
 
     def find_test(self, data_dir: Path) -> LabelledFiles | None:
-        """The images of ``test/`` or ``val/``, or None where there is neither."""
+        """Images of ``test/`` or ``val/``; None without either."""
         annotations = data_dir / "val" / "val_annotations.txt"
         if annotations.is_file():  # Tiny-ImageNet, whose test/ has no labels
             return list_annotated(annotations)
@@ -177,27 +178,27 @@ class ImageFolder(Dataset):
         return None
 
     def find_tests(self, groups: Sequence[Path]) -> LabelledFiles | None:
-        """The images of the groups' test parts, or None where no group has one."""
+        """Images of all groups' test parts; None without any."""
         return [sample for group in groups for sample in self.find_test(group) or ()] or None
 
     def splits_off(self, data_dir: Path | None) -> bool:
-        """Whether there is neither ``test/`` nor ``val/``, nor those of a group."""
+        """Whether there is no ``test/`` or ``val/``, in the folder or in a group."""
         root = self.root(data_dir)
         with readable(f"data set {self.name}: {root}"):
             return self.find_test(root) is None and not self.find_tests(self.groups(root, ("train", "test", "val")))
 
     def listed(self, folder: Path) -> LabelledFiles:
-        """The images of a folder of classes.
+        """Images in a folder of classes.
 
         Raises:
-            LabelSkewError: there are none, or its folders hold further folders, and nobody says that they are classes.
+            LabelSkewError: no images; or nested folders, which could be classes, without ``class_names``.
         """
         samples = list_images(folder.iterdir(), f"data set {self.name}: {folder}")
         if self._named or (nested := nested_class(folder, samples)) is None:
             return samples
         deeper = few(sorted({path.relative_to(folder / nested).parts[0] for path, name in samples if name == nested}))
         raise LabelSkewError(
-            f"data set {self.name}: {folder / nested} has no image but the folders {deeper}, so "
+            f"data set {self.name}: {folder / nested} contains no images but the folders {deeper}, so "
             f"{few(sorted({name for _, name in samples}))} may be classes or groups such as hospitals. For classes, "
             "list them in data_args.class_names (labelskew new: --classes); for groups, list them in data_args.groups "
             f"and use {TREE}"
@@ -205,23 +206,23 @@ class ImageFolder(Dataset):
 
     @property
     def _named(self) -> bool:
-        """Whether somebody says what the classes are; else they are the folders that are there."""
+        """Whether the classes are given or known; otherwise the folders are the classes."""
         return self.params.class_names is not None or self.known_classes is not None
 
-    def _refuse_test_alone(self, data_dir: Path) -> None:
-        """Raise LabelSkewError where there is a test part and no training part, which would make it a class."""
+    def _refuse_only_test(self, data_dir: Path) -> None:
+        """Raise LabelSkewError for a test part without a training part, which would be read as a class."""
         if self._named:
             return
         for part in ("test", "val"):
             if (data_dir / part).is_dir():
                 read = few([folder.name for folder in folders_among(data_dir.iterdir())])
                 raise LabelSkewError(
-                    f"data set {self.name}: {data_dir} has {part}/ but no train/; read like this, the classes would be "
-                    f"{read}. Use train/<class>/<image> beside {part}/<class>/<image>; a server alone needs no train/"
+                    f"data set {self.name}: {data_dir} has {part}/ but no train/, so the classes would be {read}. "
+                    f"Use train/<class>/<image> next to {part}/<class>/<image>; only a server needs no train/"
                 )
 
     def _parts(self, data_dir: Path | None) -> tuple[Path, list[Path], LabelledFiles, LabelledFiles | None]:
-        """The folder that has the parts, its groups, and what :meth:`find` finds there."""
+        """The folder of the parts, its groups, and the images from :meth:`find`."""
         self.check(data_dir, download=False)
         root = self.root(data_dir)
         with readable(f"data set {self.name}: {root}"):
@@ -229,7 +230,7 @@ class ImageFolder(Dataset):
             return root, groups, *self.find(root, groups)
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Decode all images; of groups without a test part, it is split off as if each were alone."""
+        """Decode all images; groups without a test part are split separately."""
         return self._read(data_dir, seed)
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
@@ -252,14 +253,14 @@ class ImageFolder(Dataset):
         return replace(data, notes={"layout.txt": f"{layout}\n"}) if groups else data
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Decode the test part alone, or all groups' test parts; normalised by their own moments or by known ones.
+        """Decode only the test part, or all groups' test parts, else the split-off part.
 
-        Where there is none, the split-off part.
+        Without a training part it is normalised by known moments or its own.
         """
         self.check_test(data_dir, download=download)
         root, groups = self.root(data_dir), []
         with readable(f"data set {self.name}: {root}"):
-            known = self.moments is not None and self.known_classes is not None  # all that is taken from training
+            known = self.moments is not None and self.known_classes is not None  # nothing else depends on training
             trains = (root / "train").is_dir() or bool(self.groups(root))
             samples = None if trains and not known else self.find_test(root)
             if samples is None and not trains:
@@ -278,25 +279,25 @@ class ImageFolder(Dataset):
         return Data(train, test, names, mean=mean, std=std, fingerprint=fingerprint, group_names=of_groups)
 
     def layout(self, groups: Sequence[Path], classes: Sequence[str], *, tests: bool) -> str:
-        """How the folders were read, in words; ``tests``: whether there is a test part."""
+        """Description of how the folders were read; ``tests``: whether there is a test part."""
         of = f"{counted(len(groups), 'group')} ({few([folder.name for folder in groups])}), " if groups else ""
         split = f"{100 * self.params.test_fraction:g} % of each {'group' if groups else 'class'}'s pictures"
         part = "test/ or val/" + (f", or {split} if it has neither" if groups else "") if tests else split
         return f"{of}{counted(len(classes), 'class', 'classes')} ({few(classes)}); test part: {part}"
 
     def _split_groups(self, groups: Sequence[Path], train: Arrays, test: Arrays, *, seed: int) -> tuple[Arrays, Arrays]:
-        """The parts; of groups that have no test sample, some of their training samples go there.
+        """Split off test samples of groups that have none; return the training and the test part.
 
         Raises:
             LabelSkewError: a group has no training sample, or no group has a test sample.
         """
         fraction, of_train = self.params.test_fraction, np.asarray(train.groups)
         if empty := [str(train_folder(folder)) for g, folder in enumerate(groups) if g not in np.unique(of_train)]:
-            use = "sound ones, or list the other folders in data_args.groups"
-            raise mistake(f"data set {self.name}", f"no sound image in {', '.join(empty)}", use)
+            use = "valid images, or list the other folders in data_args.groups"
+            raise mistake(f"data set {self.name}", f"no valid image in {', '.join(empty)}", use)
         if len(test.y):
-            alone = np.flatnonzero(~np.isin(of_train, np.asarray(test.groups)))
-            chosen = alone[drawn(train.y[alone], of_train[alone], test_fraction=fraction, seed=seed)]
+            untested = np.flatnonzero(~np.isin(of_train, np.asarray(test.groups)))
+            chosen = untested[drawn(train.y[untested], of_train[untested], test_fraction=fraction, seed=seed)]
         else:
             where = f"data set {self.name}: {groups[0].parent}"
             _, chosen = stratified(train.y, of_train, test_fraction=fraction, seed=seed, where=where)
@@ -306,30 +307,30 @@ class ImageFolder(Dataset):
     def split(
         self, samples: LabelledFiles, labels: NDArray[np.int64], *, seed: int, where: str
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Indices of training and test samples by their labels ``(N,)``, where there is no test part."""
+        """Split labels ``(N,)`` into indices of training and test samples."""
         return stratified(labels, test_fraction=self.params.test_fraction, seed=seed, where=where)
 
     def used(self, samples: LabelledFiles) -> LabelledFiles:
-        """The samples that are read: all but those of known classes that ``class_names`` leaves out.
+        """Samples without those of known classes that ``class_names`` omits.
 
         Raises:
-            LabelSkewError: ``class_names`` has a class that the data set has not.
+            LabelSkewError: ``class_names`` contains an unknown class.
         """
         known, chosen = self.known_classes, self.params.class_names
         if known is None or chosen is None:
             return samples
         if unknown := [name for name in chosen if name not in known]:
             raise LabelSkewError(
-                f"data_args.class_names: {unknown[0]!r} is no class of data set {self.name}; "
+                f"data_args.class_names: {unknown[0]!r} is not a class of data set {self.name}; "
                 f"allowed: {', '.join(known)}"
             )
         return [sample for sample in samples if sample[1] in chosen or sample[1] not in known]
 
     def names(self, samples: LabelledFiles, others: LabelledFiles) -> list[str]:
-        """All classes in the order of their numbers: those that are given or known, or those of ``samples``.
+        """All classes in label order: given, known, or those of ``samples``.
 
         Raises:
-            LabelSkewError: an image is of none of them.
+            LabelSkewError: an image belongs to another class.
         """
         given = self.params.class_names or self.known_classes
         names = sorted({name for _, name in samples}) if given is None else list(given)
@@ -347,11 +348,11 @@ class ImageFolder(Dataset):
     def decode_all(
         self, parts: Sequence[LabelledFiles], names: list[str], root: Path, groups: Sequence[Path]
     ) -> tuple[list[tuple[LabelledFiles, Arrays]], str]:
-        """Of each part the samples that are sound, and their images, labels and groups; and a fingerprint of the files.
+        """Per part, the valid samples and their images, labels and groups; and a fingerprint of the files.
 
         Raises:
-            MistakesError: there are broken images, in whichever part, and ``on_bad_sample`` is ``stop``.
-            LabelSkewError: none of a part's images is sound, or they do not fit into memory.
+            MistakesError: there are broken images, and ``on_bad_sample`` is ``stop``.
+            LabelSkewError: a part has no valid image, or the images do not fit into memory.
         """
         images, size = sum(map(len, parts)), self.params.image_size
         what = f"{images} images of {size} pixels"
@@ -372,13 +373,13 @@ class ImageFolder(Dataset):
             files.append(Arrays(contents[kept], y, numbers))
         settle(bad, self.params.on_bad_sample)
         if any(samples and not kept for samples, (kept, _) in zip(parts, decoded, strict=True)):
-            raise LabelSkewError(f"data set {self.name}: {root} has a part without any sound image")
+            raise LabelSkewError(f"data set {self.name}: {root} has a part without any valid image")
         return decoded, digest(files, names)
 
     def _decoded(
         self, samples: LabelledFiles, what: str
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], dict[int, str]]:
-        """Images ``(N, C, S, S)``, a digest of each file ``(N, 16)``, and for each broken one its number and a line."""
+        """Images ``(N, C, S, S)``, a digest per file ``(N, 16)``, and an error message per broken image, by index."""
         size, channels = self.params.image_size, self.params.channels
         x = np.empty((len(samples), channels, size, size), np.uint8)
         contents = np.zeros((len(samples), 16), np.uint8)
@@ -394,22 +395,22 @@ class ImageFolder(Dataset):
         return x, contents, dict(faults(one, range(len(samples)), what))
 
     def picture(self, file: Path) -> NDArray[np.uint8]:
-        """A picture as :func:`.pictures.decode` makes it."""
+        """Decode an image, see :func:`.pictures.decode`."""
         return decode(file, size=self.params.image_size, channels=self.params.channels)
 
     def broken(self, data_dir: Path | None) -> list[str]:
-        """A line for each broken image of all parts that are read."""
+        """An error message for each broken image of all parts."""
         root, _, train, test = self._parts(data_dir)
         files = [path for path, _ in [*self.used(train), *self.used(test or [])]]
         what = f"opening {len(files)} pictures of {root}"
-        return [line for _, line in faults(lambda file: opened(file, draft=1), files, what)]  # quick for JPEGs
+        return [line for _, line in faults(lambda file: opened(file, draft=1), files, what)]  # draft: fast for JPEGs
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """Images of each part, and classes; no image is opened."""
+        """Numbers of images and classes; no image is opened."""
         try:
             _, groups, train, test = self._parts(data_dir)
         except LabelSkewError as error:
-            # no row of a small copy, whose numbers would hide why
+            # other rows, with the numbers of a fake copy, would hide the error
             return [("layout", "missing", "; ".join(str(error).splitlines()))]
         parts = {"images": train} if test is None else {"training images": train, "test images": test}
         facts = {what: str(sum(os.path.isfile(path) for path, _ in part)) for what, part in parts.items()}
@@ -421,9 +422,9 @@ class ImageFolder(Dataset):
         return rows + [(f"class {name}", "missing", "images") for name in self.known_classes or () if name not in names]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write images of every class; 300 by default, or 4 a class, or 20 a group.
+        """Write images of every class: by default 300, at least 4 per class and 20 per group.
 
-        Three of four images of a class go to one group, where there are groups.
+        With groups, three of four images of a class belong to one group.
         """
         groups = getattr(self.params, "groups", None) or ("",)
         least = 20 * len(groups) if groups[0] else 0
@@ -442,11 +443,11 @@ class ImageFolder(Dataset):
         self.fake_table(out, written)
 
     def fake_table(self, out: Path, written: LabelledFiles) -> None:
-        """The file that says the classes of a made-up data set's images, where folders do not."""
+        """Write the table of classes, if folders do not determine them."""
 
 
 def images_in(folder: Path) -> list[Path]:
-    """All images below ``folder``, sorted; anything else is passed over."""
+    """All images below ``folder``, sorted; other files are ignored."""
     images: list[Path] = []
     for root, _, names in os.walk(folder):
         images += [Path(root, name) for name in names if Path(name).suffix.lower() in SUFFIXES and name[0] != "."]
@@ -454,7 +455,7 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def folders_among(paths: Iterable[Path]) -> list[Path]:
-    """The folders among some paths, by name, but hidden ones."""
+    """Folders in ``paths``, sorted by name, without hidden ones."""
     return sorted((path for path in paths if path.is_dir() and path.name[0] != "."), key=lambda path: path.name)
 
 
@@ -464,18 +465,18 @@ def train_folder(folder: Path) -> Path:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """The names of a folder's folders; empty if it has an image of its own, or a part such as ``train/``."""
+    """Names of a folder's folders; empty if it contains images or a part such as ``train/``."""
     paths = [path for path in folder.iterdir() if path.name[0] != "."]
-    if any(path.suffix.lower() in SUFFIXES for path in paths):  # before is_dir(), a system call for each of many images
+    if any(path.suffix.lower() in SUFFIXES for path in paths):  # first: is_dir() is a system call per image
         return []
     names = [path.name for path in folders_among(paths)]
     return [] if {*PARTS} & {*names} else names
 
 
 def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
-    """Whether folders with these folders ``below`` them are groups, and not classes.
+    """Whether folders with the subfolders ``below`` are groups, not classes.
 
-    Those below are classes if one is ``known``, or if there are several and every upper folder shares one with another.
+    The subfolders are classes if one is ``known``, or if there are several and every folder shares one with another.
 
     >>> overlap([["a", "b"], ["b"]], ()), overlap([["a", "b"], ["c", "d"]], ()), overlap([["a"], ["b"]], ["a"])
     (True, False, True)
@@ -486,10 +487,10 @@ def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
 
 
 def list_images(folders: Iterable[Path], where: str) -> LabelledFiles:
-    """All images below each class's folder, with its name for their class, sorted by it.
+    """All images in class folders with their class names, sorted by class.
 
     Raises:
-        LabelSkewError: there is none, or some classes have none; ``where`` is for messages.
+        LabelSkewError: no class folders, or empty ones; ``where`` is for the message.
     """
     samples: LabelledFiles = []
     empty: list[str] = []
@@ -499,8 +500,8 @@ def list_images(folders: Iterable[Path], where: str) -> LabelledFiles:
         if not images:
             empty.append(folder.name)
     if empty:
-        more = f", and {len(empty) - MOST_SHOWN} more" if len(empty) > MOST_SHOWN else ""
-        shown = few(empty[:MOST_SHOWN], MOST_SHOWN)
+        more = f", and {len(empty) - MAX_SHOWN} more" if len(empty) > MAX_SHOWN else ""
+        shown = few(empty[:MAX_SHOWN], MAX_SHOWN)
         endings = ", ".join(sorted(SUFFIXES))
         raise LabelSkewError(f"{where}: no images in {shown}{more}; add some ({endings}), or remove the empty folders")
     if not samples:
@@ -509,10 +510,10 @@ def list_images(folders: Iterable[Path], where: str) -> LabelledFiles:
 
 
 def list_annotated(file: Path) -> LabelledFiles:
-    """Tiny-ImageNet's validation part: ``images/<name>``, with ``<name> TAB <class> TAB ...`` lines in ``file``.
+    """Images of Tiny-ImageNet's validation part in ``images/``, from lines ``<name> TAB <class> TAB ...`` of ``file``.
 
     Raises:
-        LabelSkewError: there is no line, or another one.
+        LabelSkewError: no lines, or malformed ones.
     """
     rows = [line.split("\t") for line in read_text(file).splitlines() if line.strip()]
     if not rows or any(len(row) < 2 for row in rows):
@@ -521,7 +522,7 @@ def list_annotated(file: Path) -> LabelledFiles:
 
 
 def nested_class(folder: Path, samples: LabelledFiles) -> str | None:
-    """The first class without an image of its own, unless all of them are in ``images/``; None where there is none."""
+    """The first class with images only in subfolders other than ``images/``; None without one."""
     below: dict[str, set[str]] = {}
     for path, name in samples:
         inner = os.path.dirname(path)[len(os.path.join(folder, name)) + 1 :]

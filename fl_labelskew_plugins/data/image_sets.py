@@ -1,6 +1,6 @@
 """Published data sets of image folders: CINIC-10, Tiny-ImageNet, a subset of ImageNet, HyperKvasir and ODIR.
 
-They differ from ``image_folder`` in where the folders are, in their classes and in the size of their images.
+They differ from ``image_folder`` in folders, classes and image size.
 """
 
 import csv
@@ -23,7 +23,7 @@ from fl_labelskew_plugins.machine.files import open_regular
 class CINIC10(ImageFolder):
     """CINIC-10: 90,000 images in each of train, valid and test; samples are ``(3, 32, 32)`` uint8.
 
-    Darlow et al., "CINIC-10 is not ImageNet or CIFAR-10", 2018; mean and standard deviation are the authors'.
+    Darlow et al., "CINIC-10 is not ImageNet or CIFAR-10", 2018, with the authors' mean and standard deviation.
     """
 
     name = "cinic10"
@@ -35,7 +35,7 @@ class CINIC10(ImageFolder):
     moments = ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835))
     real: ClassVar[dict[str, str]] = {"training images": "90000", "test images": "90000", "classes": "10"}
     fake_size = (32, 32)
-    # file names say where an image is from
+    # file names contain the source of an image
     fake_files: ClassVar = {
         "train": lambda name, i: f"train/{name}/cifar10-train-{i}.png",
         "test": lambda name, i: f"test/{name}/cifar10-test-{i}.png",
@@ -48,7 +48,7 @@ class CINIC10(ImageFolder):
 class TinyImageNet(ImageFolder):
     """Tiny-ImageNet: 100,000 + 10,000 images of 200 classes; samples are ``(3, 64, 64)`` uint8. Le and Yang, 2015.
 
-    The validation part is the test part here, as everywhere: the real test part has no labels.
+    The test part is the validation part, as usual: the real test part has no labels.
     """
 
     name = "tiny_imagenet"
@@ -56,7 +56,7 @@ class TinyImageNet(ImageFolder):
     needed = ("train", "val")
     needed_to_test = ("val",)
     inside = ("tiny-imagenet-200",)
-    moments = ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821))  # of the training part, in wide use
+    moments = ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821))  # commonly used, of the training part
     real: ClassVar[dict[str, str]] = {"training images": "100000", "test images": "10000", "classes": "200"}
     fake_classes = tuple(f"n{1443537 + 7919 * c:08d}" for c in range(200))
     fake_size = (64, 64)
@@ -68,16 +68,16 @@ class TinyImageNet(ImageFolder):
     class Params(ImageParams):
         """Parameters of tiny_imagenet."""
 
-        image_size: int = Field(64, ge=1, le=1024, description="Pixels of each side.")
+        image_size: int = Field(64, ge=1, le=1024, description="Height and width in pixels.")
 
     def fake_table(self, out: Path, written: LabelledFiles) -> None:
-        """The classes of the validation images."""
+        """Write the classes of the validation images."""
         lines = [f"{path.name}\t{name}\t0\t0\t63\t63\n" for path, name in written if path.name.startswith("val_")]
         (out / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text("".join(lines), encoding="utf-8")
 
 
 class ImageNetSubset(ImageFolder):
-    """12 classes of ImageNet at 64x64, FedLC's section 5.2, which does not say which; samples ``(3, 64, 64)`` uint8."""
+    """12 classes of ImageNet at 64x64 (FedLC, section 5.2, which does not name them); samples ``(3, 64, 64)`` uint8."""
 
     name = "imagenet_subset"
     source = (
@@ -97,7 +97,7 @@ class ImageNetSubset(ImageFolder):
     class Params(ImageParams):
         """Parameters of imagenet_subset."""
 
-        image_size: int = Field(64, ge=1, le=1024, description="Pixels of each side.")
+        image_size: int = Field(64, ge=1, le=1024, description="Height and width in pixels.")
 
 
 KVASIR = {  # folder: classes; 10,662 images in all
@@ -118,8 +118,7 @@ class HyperKvasir(ImageFolder):
     """HyperKvasir's 10,662 labelled images of 23 classes; samples are ``(3, 128, 128)`` uint8.
 
     Borgli et al., "HyperKvasir, a comprehensive multi-class image and video dataset for gastrointestinal endoscopy",
-    Scientific Data 7, 2020. There is no test part: one is split off. FedMR (table 13) says neither how it splits nor at
-    what size it trains.
+    Scientific Data 7, 2020. The test part is split off. FedMR (table 13) states neither its split nor its image size.
     """
 
     name = "hyperkvasir"
@@ -137,25 +136,25 @@ class HyperKvasir(ImageFolder):
     class Params(ImageParams):
         """Parameters of hyperkvasir."""
 
-        image_size: int = Field(128, ge=1, le=1024, description="Pixels of each side.")
+        image_size: int = Field(128, ge=1, le=1024, description="Height and width in pixels.")
 
     def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """The images of all class folders, at the third level, or of those of ``class_names`` alone."""
+        """Images of all class folders, at the third level, or only of ``class_names``."""
         left_out = set(KVASIR_FOLDERS) - set(self.params.class_names or KVASIR_FOLDERS)
         folders = (folder for folder in data_dir.glob("*-gi-tract/*/*") if folder.name not in left_out)
         return list_images(folders, f"data set {self.name}: {data_dir}"), None
 
     def find_test(self, data_dir: Path) -> None:
-        """None: it is split off."""
+        """None: the test part is split off."""
 
 
 class ODIR(ImageFolder):
-    """ODIR-5K: 6,392 fundus images of 8 diagnoses, as Kaggle has it; samples are ``(3, 128, 128)`` uint8.
+    """ODIR-5K: 6,392 fundus images of 8 diagnoses, in Kaggle's version; samples are ``(3, 128, 128)`` uint8.
 
-    Peking University's challenge on ocular disease recognition, 2019. ``full_df.csv`` names one diagnosis for each
+    Peking University's challenge on ocular disease recognition, 2019. ``full_df.csv`` has one diagnosis for each
     image of ``preprocessed_images/``: normal, diabetes, glaucoma, cataract, age-related macular degeneration,
-    hypertension, myopia, other. There is no test part: patients are split off, both eyes together. FedMR (table 13)
-    says neither how it splits nor at what size it trains.
+    hypertension, myopia, other. The test part is split off by patient. FedMR (table 13) states neither its split nor
+    its image size.
     """
 
     name = "odir"
@@ -165,7 +164,7 @@ class ODIR(ImageFolder):
     known_classes = tuple("NDGCAHMO")
     real: ClassVar[dict[str, str]] = {"images": "6392", "classes": "8"}
     fake_size = (128, 128)
-    # both eyes of a patient, one after the other
+    # consecutive images are a patient's two eyes
     fake_files: ClassVar = {
         "train": lambda name, i: f"preprocessed_images/{i // 2}_{'right' if i % 2 else 'left'}.jpg",
     }
@@ -173,13 +172,13 @@ class ODIR(ImageFolder):
     class Params(ImageParams):
         """Parameters of odir."""
 
-        image_size: int = Field(128, ge=1, le=1024, description="Pixels of each side.")
+        image_size: int = Field(128, ge=1, le=1024, description="Height and width in pixels.")
 
     def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """The images that the table names.
+        """Images in the table.
 
         Raises:
-            LabelSkewError: a row is not as it should be.
+            LabelSkewError: a row is invalid.
         """
         table = data_dir / "full_df.csv"
         samples: LabelledFiles = []
@@ -193,23 +192,23 @@ class ODIR(ImageFolder):
                     )
                 samples.append((data_dir / "preprocessed_images" / image, label[1]))
         if not samples:
-            raise mistake(table, "names no image", "rows with filename and labels")
+            raise mistake(table, "has no images", "rows with filename and labels")
         return samples, None
 
     def find_test(self, data_dir: Path) -> None:
-        """None: it is split off."""
+        """None: the test part is split off."""
 
     def split(
         self, samples: LabelledFiles, labels: NDArray[np.int64], *, seed: int, where: str
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Split by patients, whose number starts a file's name; a patient counts for the class of the first image."""
+        """Split by patient (the number in the file name), stratified by the class of the patient's first image."""
         numbers = np.array([int(path.name.partition("_")[0]) for path, _ in samples])
         _, first, patient = np.unique(numbers, return_index=True, return_inverse=True)
         train, test = super().split(samples, labels[first], seed=seed, where=where)
         return np.flatnonzero(np.isin(patient, train)), np.flatnonzero(np.isin(patient, test))
 
     def fake_table(self, out: Path, written: LabelledFiles) -> None:
-        """The table of diagnoses, without the columns that are not read."""
+        """Write the table of diagnoses, only with the columns that are read."""
         with (out / "full_df.csv").open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["ID", "labels", "filename"])

@@ -1,8 +1,8 @@
-"""ISIC 2019 with six centres, in the files that FLamby makes: 18,597 + 4,650 pictures of skin lesions in 8 classes.
+"""ISIC 2019 by six centres, from FLamby's files: 18,597 + 4,650 images of skin lesions in 8 classes.
 
 Ogier du Terrail et al., "FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare
-Settings", 2022; pictures of Tschandl et al. 2018 (HAM10000), Codella et al. 2017 and Hernández-Pérez et al. 2024
-(BCN20000), CC-BY-NC 4.0. They stay on disk and are decoded while training goes on.
+Settings", 2022; images of Tschandl et al. 2018 (HAM10000), Codella et al. 2017 and Hernández-Pérez et al. 2024
+(BCN20000), CC-BY-NC 4.0. They stay on disk and are decoded during training.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TABLE = {
         (9, 74, 0, 0, 4, 0, 1, 0),
     ),
 }
-"""Samples of each class at each centre in FLamby's split."""
+"""Samples per centre and class in FLamby's split."""
 
 RAW, PREPARED = "ISIC_2019_Training_Input", "ISIC_2019_Training_Input_preprocessed"
 TRUTH, META = "ISIC_2019_Training_GroundTruth.csv", "ISIC_2019_Training_Metadata_FL.csv"
@@ -61,34 +61,34 @@ SPLIT = "train_test_split"
 TRUTH_COLUMNS = ("image", *CLASSES, "UNK")
 SPLIT_COLUMNS = (*TRUTH_COLUMNS, "target", "center", "fold", "fold2")
 TEST_FRACTION = 0.2
-"""Share of each class at each centre in test where there is no split of FLamby's."""
+"""Share of each class at each centre in test without FLamby's split."""
 CHECKED = ".labelskew-checked.json"
 
 
 class ISIC2019(Dataset):
-    """ISIC 2019 by centre; samples are ``(3, crop, crop)`` uint8, decoded when needed; groups are the six centres."""
+    """ISIC 2019; samples are ``(3, crop, crop)`` uint8, decoded when needed; groups are the six centres."""
 
     source: ClassVar[str] = (
         "the scripts of https://github.com/owkin/FLamby (flamby/datasets/fed_isic2019) or "
-        "https://challenge.isic-archive.com/data/#2019, 9 GB, CC-BY-NC; docs/isic2019.md goes through it"
+        "https://challenge.isic-archive.com/data/#2019, 9 GB, CC-BY-NC; see docs/isic2019.md"
     )
     picture_keys = ("crop",)
 
     class Params(Params):
         """Parameters of isic2019."""
 
-        crop: int = Field(200, ge=16, le=224, description="Pixels of each side that the network gets.")
+        crop: int = Field(200, ge=16, le=224, description="Height and width of the network's input in pixels.")
         centres: tuple[Annotated[int, Field(ge=0, lt=len(CENTRES))], ...] | None = Field(
-            None, min_length=1, description="Centres to read, 0 to 5; default: all. A silo names its own."
+            None, min_length=1, description="Centres to read, 0 to 5; default: all. Each silo sets its own."
         )
         on_bad_sample: pictures.OnBadSample = Field(
-            "stop", description="What broken pictures, and rows or pictures without the other, lead to."
+            "stop", description="Treatment of broken images, and of rows without an image or images without a row."
         )
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError where the folder of pictures, or the files that say what they show, are missing."""
+        """Raise LabelSkewError if the folder of images or the tables are missing."""
         if download:
-            raise LabelSkewError(f"data set isic2019: download: true is not offered; get it from {self.source}")
+            raise LabelSkewError(f"data set isic2019: download: true is not supported; get it from {self.source}")
         if data_dir is None:
             raise LabelSkewError(f"data set isic2019: data_args.data_cache_dir is not set; get it from {self.source}")
         missing = [] if any((data_dir / name).is_dir() for name in (RAW, PREPARED)) else [f"{PREPARED}/ or {RAW}/"]
@@ -97,23 +97,23 @@ class ISIC2019(Dataset):
             raise LabelSkewError(f"data set isic2019: no {', '.join(missing)} in {data_dir}; get it from {self.source}")
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the tables, prepare and check the pictures; ``seed`` draws the split where FLamby's is not there."""
+        """Read the tables, prepare and check the images; ``seed`` draws the split without FLamby's."""
         return self._load(data_dir, seed, download=download, folds=("train", "test"))
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """The test part alone; pictures of the training part need not be there."""
+        """Read only the test part; images of the training part may be missing."""
         return self._load(data_dir, seed, download=download, folds=("test",))
 
     def splits_off(self, data_dir: Path | None) -> bool:
-        """Whether there is no split of FLamby's."""
+        """Whether FLamby's split is missing."""
         return _tables(data_dir or Path()) != [SPLIT]
 
     def picture(self, file: Path) -> NDArray[np.uint8]:
-        """The centre of a picture, which is prepared first where its shorter side is not that of prepared ones."""
+        """The centre of an image, prepared first if its shorter side has another length than prepared ones."""
         return lesions.sample(file, self.params.crop)
 
     def survey(self, data_dir: Path | None) -> fakes.SurveyRows:
-        """Files, pictures, and samples of each centre beside FLamby's table."""
+        """Files, images, and samples per centre, compared with FLamby's table."""
         root = data_dir or Path()
         tables = [(name, "found" if os.path.isfile(root / name) else "missing", "found") for name in _tables(root)]
         with _readable(root):
@@ -140,7 +140,7 @@ class ISIC2019(Dataset):
         return rows
 
     def broken(self, data_dir: Path | None) -> list[str]:
-        """A line for each broken picture of those that the tables name, raw and prepared."""
+        """An error message for each broken image in the tables, raw and prepared."""
         self.check(data_dir, download=False)
         root = data_dir or Path()
         with _readable(root):
@@ -149,7 +149,7 @@ class ISIC2019(Dataset):
             return [line for folder in folders for _, line in _broken(folder, sorted(named & _names(folder)))]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write prepared JPEGs and a split: the table's proportions, but one of each class at least."""
+        """Write prepared JPEGs and a split with the table's proportions, at least one image per centre and class."""
         rng, table = seeds.numpy_generator(seed, "fake lesions"), np.array([*TABLE.values()])
         least, number = int((table > 0).sum()), samples or 240
         if number < least:
@@ -183,7 +183,7 @@ class ISIC2019(Dataset):
         pictures.settle(bad, self.params.on_bad_sample)
         wanted = wanted[~wanted.image.isin(broken)]
         if wanted.empty:
-            raise LabelSkewError(f"data set isic2019: {root} has no sample of {' and '.join(folds)} that is usable")
+            raise LabelSkewError(f"data set isic2019: {root} has no usable sample of {' and '.join(folds)}")
         read = lesions.LesionReader(self.params.crop)
 
         def part(fold: str) -> Arrays:
@@ -199,24 +199,24 @@ class ISIC2019(Dataset):
 
 
 def _tables(root: Path) -> list[str]:
-    """The tables that say what the pictures show: FLamby's split, or where there is none, truth and metadata."""
+    """File names of the tables: FLamby's split if it exists, else truth and metadata."""
     return [SPLIT] if os.path.isfile(root / SPLIT) else [TRUTH, META]
 
 
 def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
-    """The usable rows: image, target, centre, and fold ("" without a split); and the names of all images.
+    """Usable rows (image, target, centre, fold or "" without a split), and the names of all images.
 
-    Of the others, a line for each kind goes to ``bad``.
+    A message for each kind of unusable rows is appended to ``bad``.
 
     Raises:
-        LabelSkewError: a table cannot be read, or lacks a column.
+        LabelSkewError: a table is unreadable or lacks a column.
     """
     import pandas as pd
 
     where, *meta = (root / name for name in _tables(root))
     frame = _read(where, TRUTH_COLUMNS if meta else SPLIT_COLUMNS)
-    if len(twice := frame.image[frame.image.duplicated()]):
-        raise LabelSkewError(f"{where}: image {twice.iloc[0]} has two rows; keep one of them")
+    if len(duplicates := frame.image[frame.image.duplicated()]):
+        raise LabelSkewError(f"{where}: image {duplicates.iloc[0]} has two rows; keep one of them")
     if meta:
         of_meta = _read(meta[0], ("image", "dataset"))
         known = dict(zip(of_meta.image, map(_centre, of_meta.dataset), strict=True))
@@ -229,7 +229,7 @@ def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
     of_centre = centres.isin(range(len(CENTRES)))
     clear = (marked.sum(axis=1) == 1) & folds.isin(["", *TABLE])
     for images, what in (
-        (frame.image[~lacking & ~of_centre], f"{[where, *meta][-1]}: {{}} of a centre that is none of FLamby's six"),
+        (frame.image[~lacking & ~of_centre], f"{[where, *meta][-1]}: {{}} of a centre that is not one of FLamby's six"),
         (
             frame.image[of_centre & ~clear],
             f"{where}: {{}} without exactly one of the 8 classes, or a fold other than train and test",
@@ -244,7 +244,7 @@ def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
 
 
 def _read(file: Path, needed: Sequence[str]) -> pd.DataFrame:
-    """The rows of a CSV file that has these columns."""
+    """Rows of a CSV file, with these columns."""
     import pandas as pd
 
     with sound(file, *SOUND):
@@ -253,18 +253,18 @@ def _read(file: Path, needed: Sequence[str]) -> pd.DataFrame:
     if missing := [name for name in needed if name not in frame]:
         raise mistake(file, f"has no column {', '.join(missing)}", f"the columns {','.join(needed)}")
     if (cut := frame.isna().any(axis=1)).any():
-        raise LabelSkewError(f"{file}: line {int(cut.to_numpy().argmax()) + 2} is cut short; fetch the file again")
+        raise LabelSkewError(f"{file}: line {int(cut.to_numpy().argmax()) + 2} is incomplete; download the file again")
     return frame
 
 
 def _centre(dataset: str) -> int:
-    """The number of a centre from the metadata's name, such as ``BCN_nan`` or ``MSK4nan``; -1: none of them."""
+    """Number of a centre from the metadata's name, such as ``BCN_nan`` or ``MSK4nan``; -1 for unknown ones."""
     exact = [centre for centre, name in enumerate(CENTRES) if dataset == name]
     return next(iter(exact or [c for c in (0, 4) if dataset.startswith(CENTRES[c])]), -1)
 
 
 def split_text(rows: Iterable[tuple[str, int, int, str]]) -> str:
-    """Rows of image, target, centre and fold as a file in the format of FLamby's split."""
+    """Rows of image, target, centre and fold in the format of FLamby's split."""
     lines = [",".join(SPLIT_COLUMNS)]
     for image, target, centre, fold in rows:
         truth = ["1.0" if c == target else "0.0" for c in range(len(TRUTH_COLUMNS) - 1)]
@@ -273,7 +273,7 @@ def split_text(rows: Iterable[tuple[str, int, int, str]]) -> str:
 
 
 def _pictures(root: Path, images: Sequence[str], named: set[str], bad: list[str]) -> tuple[Path, set[str]]:
-    """The folder of prepared pictures, and those of ``images`` that are not in it, or broken."""
+    """The folder of prepared images, and those of ``images`` that are missing or broken."""
     raw, folder = root / RAW, root / PREPARED
     have = _names(folder) if folder.is_dir() else set()
     of_raw = _names(raw) if raw.is_dir() else None
@@ -289,26 +289,26 @@ def _pictures(root: Path, images: Sequence[str], named: set[str], bad: list[str]
     have -= {*unprepared}
     broken = checked(folder, [image for image in images if image in have]) + unprepared
     if broken:
-        bad.append(f"{place}: {_some(broken)} broken, or no picture at all")
+        bad.append(f"{place}: {_some(broken)} broken, or not an image")
     return folder, {*missing, *broken}
 
 
 def prepare_all(raw: Path, folder: Path, images: Sequence[str]) -> list[str]:
-    """Prepare pictures that are not prepared yet, in parallel, also after a break; returns those that are broken."""
+    """Prepare the remaining images in parallel; return the broken ones."""
     folder.mkdir(exist_ok=True)
 
     def one(image: str) -> None:
         target = folder / f"{image}.jpg"
-        if not target.exists():  # or else another process has been faster
+        if not target.exists():  # another process may have been faster
             lesions.prepare(raw / f"{image}.jpg", target)
 
-    with _alone(folder):
+    with _locked(folder):
         wrong = pictures.faults(one, images, f"preparing {len(images)} pictures of {raw}, once")
     return [image for image, _ in wrong]
 
 
 def checked(folder: Path, images: Sequence[str]) -> list[str]:
-    """Pictures that cannot be decoded to their end; what was checked before is remembered in the folder."""
+    """Images that cannot be decoded completely; results are cached in the folder."""
     stats = [os.stat(folder / f"{image}.jpg") for image in images]
     key = hashlib.sha256(
         "".join(f"{i} {s.st_size} {s.st_mtime_ns}\n" for i, s in zip(images, stats, strict=True)).encode()
@@ -318,25 +318,25 @@ def checked(folder: Path, images: Sequence[str]) -> list[str]:
     with suppress(OSError, ValueError, AttributeError, TypeError):
         known = {k: list(map(str, v)) for k, v in json.loads(read_text(file)).items()}
     if key not in known:
-        with _alone(folder):
+        with _locked(folder):
             known[key] = [image for image, _ in _broken(folder, images)]
-            with suppress(OSError):  # a folder that only others may write to: it is checked again next time
+            with suppress(OSError):  # read-only folder: check again next time
                 write_text(file, json.dumps(known))
     return known[key]
 
 
 def _broken(folder: Path, images: Sequence[str]) -> list[tuple[str, str]]:
-    """The broken ones of a folder's pictures, and what is wrong with each."""
+    """Broken images of a folder, with error messages."""
     what = f"checking {len(images)} pictures of {folder}"
     return pictures.faults(lambda image: pictures.opened(folder / f"{image}.jpg", draft=1), images, what)
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Of several processes that want to work in a folder, one at a time, where the folder can be locked."""
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder against other processes, if it can be locked."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # without locks everybody works, and nobody breaks what another has done
+        with suppress(OSError):  # without locks, processes repeat work, but do not damage files
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
@@ -350,7 +350,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _some(images: Sequence[str]) -> str:
-    """How many, and the first."""
+    """Number of images, and the first."""
     return f"{len(images)} picture{'s' * (len(images) > 1)} (first: {images[0]})"
 
 

@@ -1,10 +1,10 @@
-"""LEAF's FEMNIST and Shakespeare: JSON files by user, as LEAF's ``preprocess.sh`` writes them.
+"""LEAF's FEMNIST and Shakespeare: JSON files by user, in the format of LEAF's ``preprocess.sh``.
 
 Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018, https://arxiv.org/abs/1812.01097.
 
-``train/*.json`` and ``test/*.json`` (or the same below ``data/``) hold ``users``, ``num_samples`` and
-``user_data[user]`` with ``x`` and ``y``. A user is a group, so the partition natural makes each a client; users are
-numbered by sorted name. A user without training samples is no client; its test samples stay in the global test part.
+``train/*.json`` and ``test/*.json`` (also below ``data/``) contain ``users``, ``num_samples`` and ``user_data[user]``
+with ``x`` and ``y``. Each user is a group, and with the partition natural a client; users are numbered by sorted name.
+A user without training samples is not a client; its test samples stay in the global test part.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ PARTS = ("train", "test")
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's vocabulary of Shakespeare, 80 characters (its ``models/utils/language_utils.py``)."""
 LENGTH = 80
-"""Characters of a sample of Shakespeare."""
+"""Characters per sample of Shakespeare."""
 SONNET = "Shall I compare thee to a summer's day? Thou art more lovely and more temperate:"
 _TABLE = np.full(128, len(LETTERS), np.uint8)
 _TABLE[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
 
 
 class Leaf(Dataset):
-    """What both data sets share: files, users, and which of them are kept."""
+    """Base of both data sets: files, and selection of users."""
 
     name: ClassVar[str]
     class_names: ClassVar[list[str]]
@@ -50,18 +50,18 @@ class Leaf(Dataset):
     class Params(params.Params):
         """Parameters of LEAF's data sets."""
 
-        users: int | None = Field(None, ge=1, description="Users that are kept, drawn with the seed; default: all.")
+        users: int | None = Field(None, ge=1, description="Number of users, drawn with the seed; default: all.")
 
     def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
         """One user's samples.
 
         Raises:
-            ValueError: a value is not what it should be; the text says which, and what it should be.
+            ValueError: a value is invalid; the message follows the user's name.
         """
         raise NotImplementedError
 
     def files(self, data_dir: Path | None, part: str) -> list[Path]:
-        """The files of one part, sorted.
+        """Files of one part, sorted.
 
         Raises:
             LabelSkewError: there are none.
@@ -81,17 +81,17 @@ class Leaf(Dataset):
         )
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if a part has no files; they cannot be downloaded."""
+        """Raise LabelSkewError if a part has no files; downloads are not possible."""
         for part in PARTS:
             self.files(data_dir, part)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        """As :meth:`check`, for the test part; choosing users needs both."""
+        """As :meth:`check`, for the test part; a selection of users needs both."""
         for part in PARTS if self.params.users else PARTS[1:]:
             self.files(data_dir, part)
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the files one by one; ``seed`` chooses the users."""
+        """Read the files one by one; ``seed`` draws the users."""
         train, test = (self.read(self.files(data_dir, part)) for part in PARTS)
         kept = self.choose(train, seed, str(data_dir))
         users = [sorted(part.items()) for part in (train, test)]
@@ -103,7 +103,7 @@ class Leaf(Dataset):
         return replace(self.data(self.part(kept, numbers), self.part(test, numbers)), fingerprint=fingerprint)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the test files alone, unless users are chosen, which needs all."""
+        """Read only the test files, unless users are drawn, which needs all files."""
         if self.params.users:
             return super().load_test(data_dir, download=download, seed=seed)
         users = self.read(self.files(data_dir, "test"))
@@ -112,25 +112,25 @@ class Leaf(Dataset):
         return self.data(Arrays(part.x[:0].copy(), part.y[:0].copy()), part)
 
     def data(self, train: Arrays, test: Arrays) -> Data:
-        """Both parts as a data set."""
+        """Combine both parts."""
         return Data(train, test, list(self.class_names), mean=self.mean, std=self.std)
 
     def choose(self, train: dict[str, UserArrays], seed: int, where: str) -> dict[str, UserArrays]:
-        """The training samples of the users that are kept.
+        """Training samples of the drawn users.
 
         Raises:
-            LabelSkewError: there are fewer than asked for.
+            LabelSkewError: there are fewer users than requested.
         """
         names = sorted(user for user, (_, y) in train.items() if len(y))
-        want = self.params.users or max(len(names), 1)
-        if want > len(names):
-            few = f"{len(names)} users have training samples; {want} are needed"
+        wanted = self.params.users or max(len(names), 1)
+        if wanted > len(names):
+            few = f"only {len(names)} users have training samples; {wanted} are needed"
             raise LabelSkewError(f"data set {self.name}: {where}: {few}")
         rng = seeds.numpy_generator(seed, "leaf users")
-        return {names[k]: train[names[k]] for k in rng.permutation(len(names))[:want]}
+        return {names[k]: train[names[k]] for k in rng.permutation(len(names))[:wanted]}
 
     def part(self, users: dict[str, UserArrays], numbers: dict[str, int]) -> Arrays:
-        """The samples of all users in the order of their numbers; raise LabelSkewError where there are none."""
+        """Samples of all users in the order of their numbers; raise LabelSkewError without users."""
         if not users:
             raise LabelSkewError(f"data set {self.name}: the test part has no samples; add at least one")
         names = sorted(users)
@@ -139,55 +139,55 @@ class Leaf(Dataset):
         return Arrays(x, y, np.repeat(np.array([numbers[name] for name in names], np.int64), sizes))
 
     def read(self, files: Iterable[Path]) -> dict[str, UserArrays]:
-        """The samples of every user in some files.
+        """Samples of every user in several files.
 
         Raises:
-            LabelSkewError: a file is broken, or two have the same user.
+            LabelSkewError: a file is invalid, or a user is in two files.
         """
         users: dict[str, UserArrays] = {}
         origin: dict[str, Path] = {}
         for path in files:
             for user, samples in self.read_file(path).items():
                 if user in users:
-                    twice = f"user {user!r} is also in {origin[user]}"
-                    raise mistake(path, twice, "the files of one run of LEAF's preprocess.sh")
+                    duplicate = f"user {user!r} is also in {origin[user]}"
+                    raise mistake(path, duplicate, "the files of one run of LEAF's preprocess.sh")
                 users[user], origin[user] = samples, path
         return users
 
     def read_file(self, path: Path) -> dict[str, UserArrays]:
-        """The samples of every user in one file, turned into arrays user by user, which bounds memory.
+        """Samples of every user in one file, converted user by user to limit memory.
 
         Raises:
-            LabelSkewError: it cannot be read, or is not as LEAF writes it.
+            LabelSkewError: the file is unreadable or does not have LEAF's format.
         """
         with (
             sound(path, "JSON file", "one that LEAF has written"),
             open(path, encoding="utf-8", opener=open_regular) as stream,
         ):
-            # pixels have 256 values: each is made once, which takes a third of the time
+            # caching the 256 values of pixels takes a third of the time
             content = json.load(stream, object_hook=self._converted, parse_float=lru_cache(512)(float))
         keys = ("users", "num_samples", "user_data")
         if not isinstance(content, dict) or any(key not in content for key in keys):
-            raise mistake(path, "is not LEAF's", f"a mapping with {', '.join(keys)}")
+            raise mistake(path, "is not a file of LEAF", f"a mapping with {', '.join(keys)}")
         users, sizes, data = (content[key] for key in keys)
         lists = isinstance(users, list) and isinstance(sizes, list) and isinstance(data, dict)
         if not lists or len(users) != len(sizes) or sorted(map(str, users)) != sorted(data):
-            wrong = "users, num_samples and user_data do not fit together"
+            wrong = "users, num_samples and user_data do not match"
             raise mistake(path, wrong, "lists of names and of sizes, and a mapping of the same names")
         kept: dict[str, UserArrays] = {}
         for user, size in zip(users, sizes, strict=True):
-            samples = data[str(user)]  # or what is wrong with them
+            samples = data[str(user)]  # or an error message
             if not isinstance(samples, str | tuple):
                 samples = "has no lists x and y"
             elif not isinstance(samples, str) and len(samples[1]) != size:
-                samples = f"has {len(samples[1])} samples, and num_samples says {size}"
+                samples = f"has {len(samples[1])} samples, but num_samples is {size}"
             if isinstance(samples, str):
                 raise LabelSkewError(f"{path}: user {user!r} {samples}; write the file again with LEAF")
             kept[str(user)] = samples
         return kept
 
     def _converted(self, value: dict[str, Any]) -> Any:
-        """A user's samples as soon as they are parsed, or what is wrong with them; anything else as it is."""
+        """A user's samples, converted while parsing, or an error message; other mappings unchanged."""
         x, y = value.get("x"), value.get("y")
         if not isinstance(x, list) or not isinstance(y, list):
             return value
@@ -199,7 +199,7 @@ class Leaf(Dataset):
             return str(error)
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write users as LEAF does, every tenth of each one's samples in test (its ``-t sample`` draws them)."""
+        """Write users like LEAF's ``-t sample``, with every tenth sample of a user in test."""
         total = samples or 1000
         if total < 4:
             raise mistake(f"data set {self.name}", f"{total} samples are too few", "at least 4, for two users")
@@ -217,19 +217,19 @@ class Leaf(Dataset):
             path.write_text(json.dumps(content), encoding="utf-8")
 
     def fake_users(self, sizes: list[int], rng: np.random.Generator) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
-        """The ``x`` and ``y`` of made-up users with so many samples."""
+        """``x`` and ``y`` of fake users with ``sizes`` samples."""
         raise NotImplementedError
 
 
 class FEMNIST(Leaf):
-    """LEAF's FEMNIST: 62 classes, a group for each writer; samples are ``(1, 28, 28)`` uint8, used as 0..1."""
+    """LEAF's FEMNIST: 62 classes, a group per writer; samples are ``(1, 28, 28)`` uint8, scaled to 0..1."""
 
     name = "femnist"
     source = "LEAF, https://github.com/TalwalkarLab/leaf, data/femnist: preprocess.sh -s niid --sf 1.0 -t sample (GBs)"
     class_names: ClassVar[list[str]] = [*"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"]
 
     def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
-        """Pixels 0..1, dark on white, as 0..255."""
+        """Convert pixels 0..1, dark on white, to 0..255."""
         if not y:
             return np.empty((0, 1, 28, 28), np.uint8), np.empty(0, np.int64)
         pixels = _numbers(x, "x")
@@ -252,19 +252,19 @@ class FEMNIST(Leaf):
 
 
 class Shakespeare(Leaf):
-    """LEAF's Shakespeare: the character after 80 others, a group for each role; samples are ``(80,)`` uint8.
+    """LEAF's Shakespeare: the next character after 80, a group per role; samples are ``(80,)`` uint8.
 
-    Characters are numbers in LEAF's vocabulary of 80, and 80 stands for any other, so there are 81 classes.
+    Characters are indices in LEAF's vocabulary of 80, or 80 for any other: 81 classes.
     """
 
     name = "shakespeare"
     source = "LEAF, https://github.com/TalwalkarLab/leaf, data/shakespeare: preprocess.sh -s niid --sf 1.0 -t sample"
     class_names: ClassVar[list[str]] = ["newline", "space", *LETTERS[2:], "other"]
-    mean = ()  # nothing to normalise
+    mean = ()  # not normalised
     std = ()
 
     def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
-        """Texts as numbers of their characters."""
+        """Convert texts to character numbers."""
         for name, texts, length in (("x", x, LENGTH), ("y", y, 1)):
             wrong = [text for text in texts if not isinstance(text, str) or len(text) != length]
             if wrong:
@@ -272,30 +272,30 @@ class Shakespeare(Leaf):
         return numbers(x).reshape(-1, LENGTH), numbers(y).astype(np.int64)
 
     def fake_users(self, sizes: list[int], rng: np.random.Generator) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
-        """Roles that say the words of Sonnet 18's first lines in any order, each a third of them."""
+        """Roles that repeat words of Sonnet 18's first lines in random order, each from its own third of the words."""
         words = sorted(set(SONNET.split()))
         for size in sizes:
             role = rng.choice(words, len(words) // 3, replace=False)
-            text = " " * LENGTH + " ".join(rng.choice(role, size))[:size]  # a word is one letter or more
+            text = " " * LENGTH + " ".join(rng.choice(role, size))[:size]  # words have at least one letter
             yield [text[i : i + LENGTH] for i in range(size)], text[LENGTH:]
 
 
 def numbers(texts: Iterable[str]) -> NDArray[np.uint8]:
-    """The number of every character of some texts, one after the other: its place in LEAF's vocabulary, or 80."""
+    """Character numbers of concatenated texts: indices in LEAF's vocabulary, or 80."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4")
     return np.where(codes < len(_TABLE), _TABLE[np.minimum(codes, len(_TABLE) - 1)], _TABLE.dtype.type(len(LETTERS)))
 
 
 def _numbers(values: list[Any], name: str) -> NDArray[Any]:
-    """Numbers as an array.
+    """Convert a list of numbers, or rows of numbers, to an array.
 
     Raises:
-        ValueError: they are something else, or rows differ in length.
+        ValueError: other values, or rows of different lengths.
     """
     try:
         array = np.array(values)
     except ValueError:
         array = np.empty(0, object)
     if array.dtype.kind not in "if":
-        raise ValueError(f"has {name} that are not numbers in rows of one length")
+        raise ValueError(f"has {name} that are not numbers in rows of the same length")
     return array

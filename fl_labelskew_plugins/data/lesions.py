@@ -1,4 +1,4 @@
-"""Pictures of skin lesions as FLamby prepares, augments and crops them (Ogier du Terrail et al., 2022, appendix)."""
+"""Images of skin lesions, prepared, augmented and cropped as in FLamby (Ogier du Terrail et al., 2022, appendix)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 SHORT_SIDE = 224
 POWER = 6.0
 HOLE, HOLES = 16, 8
-MEAN, STD = IMAGENET  # which FLamby normalises with
+MEAN, STD = IMAGENET  # FLamby's normalisation
 
 
 def colour_constancy(pixels: NDArray[np.uint8], power: float = POWER) -> NDArray[np.uint8]:
     """Shades of grey: scale each channel by ``1 / (sqrt(3) e_c)``, ``e`` the unit vector of the channels' power means.
 
     Finlayson and Trezzi, "Shades of gray and colour constancy", 2004, eq. 3, with the Minkowski norm ``power``; both
-    pictures are ``(H, W, 3)``. One of zeros stays as it is.
+    images are ``(H, W, 3)``. An image of zeros is not changed.
     """
     values = pixels.astype(np.float32)
     light = np.power(np.power(values, power).mean(axis=(0, 1), dtype=np.float64), 1 / power)
@@ -39,13 +39,13 @@ def colour_constancy(pixels: NDArray[np.uint8], power: float = POWER) -> NDArray
 
 
 def prepare(source: Path, target: Path) -> None:
-    """Make a picture as it came into the small one that is trained on: shorter side 224, then colour constancy.
+    """Prepare an original image for training: resize the shorter side to 224, then apply colour constancy.
 
-    The target appears whole or not at all.
+    The target is written atomically.
 
     Raises:
-        LabelSkewError: the source is no sound picture.
-        OSError: the target cannot be written.
+        LabelSkewError: the source is not a valid image.
+        OSError: the target is not writable.
     """
     picture = prepared(opened(source))
     with replacing(target) as part:
@@ -53,7 +53,7 @@ def prepare(source: Path, target: Path) -> None:
 
 
 def prepared(picture: Image) -> Image:
-    """A picture as it came, small and of constant colour, as :func:`prepare` keeps it."""
+    """Resize an original image, and apply colour constancy."""
     from PIL import Image
 
     ratio = SHORT_SIDE / min(picture.size)
@@ -62,12 +62,12 @@ def prepared(picture: Image) -> Image:
 
 
 def sample(file: Path, crop: int) -> NDArray[np.uint8]:
-    """A picture as ``(3, crop, crop)`` uint8, made as the data set's are: prepared, kept as a JPEG, and its centre.
+    """An image as ``(3, crop, crop)`` uint8, processed like the data set's: prepared, stored as JPEG, and cropped.
 
-    One whose shorter side is that of prepared pictures is taken for one.
+    An image whose shorter side has the prepared length counts as prepared.
 
     Raises:
-        LabelSkewError: the file is no sound picture.
+        LabelSkewError: the file is not a valid image.
     """
     picture = opened(file)
     if min(picture.size) != SHORT_SIDE:
@@ -79,20 +79,20 @@ def sample(file: Path, crop: int) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class LesionReader:
-    """Reads a prepared picture as ``(3, crop, crop)`` uint8: the centre, or augmented.
+    """Read a prepared image as ``(3, crop, crop)`` uint8: the centre, or augmented.
 
-    Augmentation is FLamby's by torchvision's transforms, each with probability 1/2 as there: scale by 0.93 to 1.07,
-    rotation by up to 50 degrees, shear by up to 0.1 degrees, brightness by 0.15 and contrast by 0.1, both flips, a crop
-    anywhere, and 1 to 8 black holes of 16 by 16. What rotation brings in from outside is black; FLamby mirrors it.
+    Augmentation is FLamby's, with torchvision's transforms, each with probability 1/2: scale by 0.93 to 1.07, rotation
+    by up to 50 degrees, shear by up to 0.1 degrees, brightness by 0.15 and contrast by 0.1, both flips, a random crop,
+    and 1 to 8 black holes of 16 by 16. Areas outside the image are black after rotation; FLamby mirrors the image.
 
     Args:
-        crop: side of the result in pixels; smaller pictures get a black frame.
+        crop: side of the result in pixels; smaller images get a black frame.
     """
 
     crop: int = 200
 
     def __call__(self, file: str, augment: bool) -> Tensor:
-        """The picture; see :class:`fl_labelskew_registry.Images`."""
+        """Read the image; see :class:`fl_labelskew_registry.Images`."""
         from torchvision.transforms import v2
 
         picture = opened(file)
@@ -126,7 +126,7 @@ def _augmentation(crop: int) -> Any:
 
 
 def with_holes(pixels: Tensor) -> Tensor:
-    """Half of the time 1 to 8 squares of 16 by 16 pixels set to 0; ``(C, H, W)``, changed in place."""
+    """With probability 1/2, set 1 to 8 squares of 16 by 16 pixels of ``(C, H, W)`` to 0, in place."""
     import torch
 
     if torch.rand(()) < 0.5:

@@ -1,9 +1,9 @@
-"""Any NumPy archive: ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test``; optionally ``groups`` too.
+"""NumPy archives: ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test``, and optionally ``groups``.
 
-``y`` are integers ``0 .. C-1``, all of which occur unless ``classes`` says how many there are, or strings, the names of
-the classes; ``class_names`` (strings) has all of them in order: a silo's own data often lack some. A server that only
-tests needs ``x_test`` and ``y_test`` alone. ``groups`` (``groups_train``, ``groups_test``) are integers or names, one a
-sample, for the partition natural. Pickled objects are never read.
+``y`` are integers ``0 .. C-1``, all of which must occur unless ``classes`` is set, or class names (strings).
+``class_names`` (strings) lists all classes in order; silos often lack some. A server that only tests needs only
+``x_test`` and ``y_test``. ``groups`` (``groups_train``, ``groups_test``) are integers or names, one per sample, for the
+partition natural. Pickled objects are never read.
 """
 
 import math
@@ -26,28 +26,28 @@ from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.partition.stratified import picked, stratified
 
 Layout = Literal["auto", "nchw", "nhwc", "flat"]
-MOST_PACKED = 100
-"""How many times as large as the file its arrays may become, see :func:`.files.unpacks`."""
+MAX_PACKED = 100
+"""Maximum ratio of the arrays' size to the file's, see :func:`.files.unpacks`."""
 TEXT = 150
-"""Bytes of a label that is a text beside its letters, while it becomes a number."""
+"""Additional bytes of memory per text label while it is converted to a number."""
 SOUND = (".npz archive of plain arrays", "one written by numpy.savez, without objects")
 KNOWN = ["class_names", *(f"{name}{part}" for name in ("x", "y", "groups") for part in ("", "_train", "_test"))]
-"""The arrays that the data set reads."""
+"""Arrays that the data set reads."""
 
 
 def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
-    """The arrays of an ``.npz`` file, by name.
+    """Arrays of an ``.npz`` file, by name.
 
     Args:
         path: the file.
-        names: the arrays to load, where they are there; default: all.
+        names: arrays to load, if they exist; default: all.
 
     Raises:
-        LabelSkewError: the file cannot be read, is no such archive, holds pickled objects, or needs too much memory.
+        LabelSkewError: the file is unreadable, not an archive, contains pickled objects, or needs too much memory.
     """
     with sound(path, *SOUND), open(path, "rb", opener=open_regular) as stream:
-        if stream.read(6) == np.lib.format.MAGIC_PREFIX:  # which np.load would read at once, of whatever size
-            raise mistake(path, "holds a single array", "an .npz archive with x and y")
+        if stream.read(6) == np.lib.format.MAGIC_PREFIX:  # np.load would read it at once, whatever its size
+            raise mistake(path, "contains a single array", "an .npz archive with x and y")
         stream.seek(0)
         archive = np.load(stream, allow_pickle=False)
         names = [name for name in archive.files if names is None or name in names]
@@ -56,7 +56,7 @@ def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, 
 
 
 def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -> None:
-    """Raise LabelSkewError unless arrays are as large as their headers say, and fit this machine's memory."""
+    """Raise LabelSkewError if headers are wrong about sizes, or arrays do not fit into memory."""
     form: Any = np.lib.format
     read = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
     need = 0
@@ -67,24 +67,24 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -
         with archive.open(info) as member:
             shape, _, dtype = read[form.read_magic(member)](member)
             if dtype.kind not in "biufSU" or not dtype.itemsize:
-                raise ValueError(f"{clean(name, 40)} is of type {clean(dtype, 40)}, neither numbers nor texts")
+                raise ValueError(f"{clean(name, 40)} has type {clean(dtype, 40)}, expected numbers or texts")
             count, size = math.prod(shape), math.prod(shape) * dtype.itemsize
             if member.tell() + size != info.file_size:
-                raise ValueError(f"{clean(name, 40)} is of {info.file_size} bytes, and its header says {size}")
-        # a text is decoded, sorted and counted; numbers become float32, all but uint8, and are dealt to the two parts
+                raise ValueError(f"{clean(name, 40)} has {info.file_size} bytes, but its header says {size}")
+        # texts are decoded, sorted and counted; numbers except uint8 become float32, and are split into two parts
         letters = dtype.itemsize // (4 if dtype.kind == "U" else 1)
         becomes = TEXT + 16 * letters if dtype.kind in "SU" else 1 if dtype == np.uint8 else 8
         need += size + count * becomes
-    unpacks(path, need, "its arrays", MOST_PACKED, "fewer samples, or an archive of numpy.savez, which packs nothing")
+    unpacks(path, need, "its arrays", MAX_PACKED, "fewer samples, or an archive of numpy.savez, which is not packed")
 
 
 def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str]]:
-    """The arrays of an ``.npz`` file, and the names of its classes and groups, clean, where it has any.
+    """Arrays of an ``.npz`` file, and the cleaned names of its classes and groups, if any.
 
-    Labels and groups that are names are numbers then: in the order of ``class_names``, else of the names.
+    Labels and groups given as names become numbers, in the order of ``class_names`` or sorted.
 
     Raises:
-        LabelSkewError: the file cannot be read, or its names are none.
+        LabelSkewError: the file is unreadable, or its names are invalid.
     """
     arrays = read_archive(path, KNOWN)
     with sound(path, *SOUND):
@@ -96,13 +96,13 @@ def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str
             raise mistake(path, f"class_names is {given.dtype} of shape {given.shape}", "strings in one dimension")
         classes = _to_numbers(arrays, "y", f"{path}: y", given)
         if "" in classes or len(set(classes)) < len(classes):
-            raise mistake(path, f"{few(classes)} as names of classes", "names that differ, and none that is empty")
+            raise mistake(path, f"has class names {few(classes)}", "names that differ and are not empty")
         groups = _to_numbers(arrays, "groups", f"{path}: groups", np.array([], str))
         return arrays, classes, groups if len(set(groups)) == len(groups) else []
 
 
 def _to_numbers(arrays: dict[str, NDArray[Any]], start: str, where: str, order: NDArray[np.str_]) -> list[str]:
-    """Put numbers in the place of names in the arrays of all parts; returns the names in ``order``, or sorted."""
+    """Replace names by numbers in the arrays of all parts; return the names in ``order``, or sorted."""
     keys = [key for key in (start, f"{start}_train", f"{start}_test") if key in arrays]
     texts = {key: arrays[key] for key in keys if arrays[key].dtype.kind == "U"}
     if not order.size:
@@ -111,17 +111,17 @@ def _to_numbers(arrays: dict[str, NDArray[Any]], start: str, where: str, order: 
     for key, names in texts.items():
         numbers = places[np.searchsorted(order, names, sorter=places).clip(max=len(order) - 1)]
         if (wrong := names[order[numbers] != names]).size:
-            raise mistake(where, f"{clean(wrong[0], 40)} is none of class_names", f"one of {few(shown)}")
+            raise mistake(where, f"{clean(wrong[0], 40)} is not in class_names", f"one of {few(shown)}")
         arrays[key] = numbers
     return shown
 
 
 def to_inputs(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
-    """Inputs ``(N, channels, H, W)`` or ``(N, features)``, uint8 as they are and all others as float32.
+    """Inputs ``(N, channels, H, W)`` or ``(N, features)``; uint8 stays, other types become float32.
 
     Args:
         x: ``(N, ...)`` numbers.
-        layout: ``auto``: two dimensions are features, three a grey image, four an image whose channels are 1 or 3.
+        layout: ``auto``: two dimensions are features, three a grey image, four an image with 1 or 3 channels.
         where: file and array, for messages.
 
     Raises:
@@ -146,7 +146,7 @@ def to_inputs(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
     if layout == "auto":
         fits = [name for name, axis in (("nchw", 1), ("nhwc", 3)) if x.shape[axis] in (1, 3)]
         if len(fits) != 1:
-            unclear = f"has shape {x.shape}, from which the channels cannot be told"
+            unclear = f"has shape {x.shape}, which does not show the channel axis"
             raise mistake(where, unclear, "layout=nchw, nhwc or flat")
         layout = "nchw" if fits[0] == "nchw" else "nhwc"
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if layout == "nhwc" else x
@@ -168,35 +168,35 @@ def to_labels(y: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
 
 
 class Npz(Dataset):
-    """A user's own arrays; ``data_cache_dir`` is the file, or the folder that ``file`` is in."""
+    """A user's own arrays; ``data_cache_dir`` is the file, or the folder of ``file``."""
 
     class Params(Params):
         """Parameters of npz."""
 
-        file: str | None = Field(None, description="Name of the file in data_cache_dir; default: the only .npz there.")
+        file: str | None = Field(None, description="File name in data_cache_dir; default: the only .npz there.")
         classes: int | None = Field(None, ge=1, description="Classes C; default: the highest label + 1, none missing.")
-        layout: Layout = Field("auto", description="Axes of x: auto, nchw, nhwc, or flat (one vector a sample).")
-        test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test where x, y is all.")
+        layout: Layout = Field("auto", description="Axes of x: auto, nchw, nhwc, or flat (one vector per sample).")
+        test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test if there is no x_test.")
 
     @property
     def measured(self) -> bool:
-        """Always: nobody knows more of these arrays."""
+        """Always: the data set has no published statistics."""
         return True
 
     def path(self, data_dir: Path | None) -> Path:
-        """The archive.
+        """Path of the archive.
 
         Raises:
-            LabelSkewError: there is none, or it is not clear which.
+            LabelSkewError: it is missing or ambiguous.
         """
         return only_file(data_dir, self.params.file, [".npz"], "npz")
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if the file is missing; it cannot be downloaded."""
+        """Raise LabelSkewError if the file is missing; downloads are not possible."""
         self.path(data_dir)
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read and check the arrays; ``seed`` chooses the test part where there is none."""
+        """Read and check the arrays; ``seed`` draws the test part if there is none."""
         return self._read(data_dir, seed)
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
@@ -226,7 +226,7 @@ class Npz(Dataset):
         return Data(train, test, names, mean=mean, std=std, fingerprint=digest(read, names), group_names=groups)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read ``x_test`` and ``y_test`` alone, normalised by their own moments; without them, the split-off part."""
+        """Read only ``x_test`` and ``y_test``, normalised by their own moments; without them, the split-off part."""
         path = self.path(data_dir)
         arrays, classes, groups = read_named(path)
         if "x_test" not in arrays or "x_train" in arrays:
@@ -241,10 +241,10 @@ class Npz(Dataset):
         return "x_test" not in read_archive(self.path(data_dir), ["x_test"])
 
     def class_names(self, path: Path, labels: NDArray[np.int64], named: list[str]) -> list[str]:
-        """The names of ``C`` classes: those that the archive names, or the numbers of all labels ``(N,)``.
+        """Names of all classes: those of the archive, or the numbers of all labels ``(N,)``.
 
         Raises:
-            LabelSkewError: a class does not occur and has no name, or there are more than names, or than ``classes``.
+            LabelSkewError: a label is out of range, or a class without a name does not occur.
         """
         seen, classes = np.unique(labels), self.params.classes
         if named:
@@ -267,21 +267,21 @@ class Npz(Dataset):
         return [str(c) for c in range(len(seen) if classes is None else classes)]
 
     def parts(self, path: Path, arrays: dict[str, NDArray[Any]], keys: Sequence[str]) -> list[Arrays]:
-        """Some parts, checked; ``keys`` end their arrays' names.
+        """Check and return several parts; ``keys``: suffixes of their arrays' names.
 
         Raises:
-            LabelSkewError: arrays are missing or wrong.
+            LabelSkewError: arrays are missing or invalid.
         """
         needed = [f"{name}{key}" for key in keys for name in "xy"]
         if missing := [name for name in needed if name not in arrays]:
             with zipfile.ZipFile(path) as archive:
-                there = few([name.removesuffix(".npy") for name in archive.namelist()])
-            got = f"has no {', '.join(missing)} (it has {there or 'nothing'})"
+                available = few([name.removesuffix(".npy") for name in archive.namelist()])
+            got = f"has no {', '.join(missing)} (it has {available or 'nothing'})"
             raise mistake(path, got, "x and y, or x_train, y_train, x_test and y_test")
         return [self.part(path, arrays, key) for key in keys]
 
     def part(self, path: Path, arrays: dict[str, NDArray[Any]], key: str) -> Arrays:
-        """One part, checked; ``key`` ends its arrays' names."""
+        """Check and return one part; ``key``: suffix of its arrays' names."""
         x = to_inputs(arrays[f"x{key}"], self.params.layout, f"{path}: x{key}")
         y = to_labels(arrays[f"y{key}"], len(x), f"{path}: y{key}")
         groups = arrays.get(f"groups{key}")

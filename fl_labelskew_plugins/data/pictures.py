@@ -1,4 +1,4 @@
-"""Opens picture files, for all data sets of pictures, and says which are broken."""
+"""Opening and decoding of image files, with detection of broken ones."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 OnBadSample = Literal["stop", "skip"]
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Formats that are opened, whatever a file's name says; of others, such as EPS, Pillow starts another program."""
-MOST_BYTES = 2**29
-"""Bytes of a picture's file at most: those of :data:`LARGEST` pixels of four channels of 16 bits, not packed."""
-LARGEST = 2**26
-"""Pixels of a picture at most, in its file and after its shorter side is resized; such as 8192 x 8192."""
+"""Allowed formats, whatever a file's name; for others, such as EPS, Pillow starts another program."""
+MAX_BYTES = 2**29
+"""Maximum size of an image file: :data:`MAX_PIXELS` pixels of four 16-bit channels, uncompressed."""
+MAX_PIXELS = 2**26
+"""Maximum of pixels in an image, in the file and after resizing; such as 8192 x 8192."""
 
 
 def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, draft: int | None = None) -> Image:
-    """A file's picture, decoded to its end.
+    """Open and completely decode an image file.
 
     Args:
-        file: of one of :data:`FORMATS`.
+        file: in one of :data:`FORMATS`.
         mode: grey or colour.
         draft: decode a JPEG no larger than needed for sides of this many pixels, which is several times faster.
 
     Raises:
-        LabelSkewError: it is not there, no sound picture, or too large.
+        LabelSkewError: the file is missing, not a valid image, or too large.
     """
     from PIL import Image
 
     where = clean(file, 4096)
     try:
-        if isinstance(file, (str, Path)) and (size := check_regular(file)) > MOST_BYTES:
-            raise mistake(where, f"is of {size_text(size)}", f"a picture of at most {size_text(MOST_BYTES)}")
+        if isinstance(file, (str, Path)) and (size := check_regular(file)) > MAX_BYTES:
+            raise mistake(where, f"is of {size_text(size)}", f"a picture of at most {size_text(MAX_BYTES)}")
         with Image.open(file, formats=FORMATS) as image:
             width, height = image.size
-            if width * height > LARGEST:  # before any of them is decoded
-                raise mistake(where, f"is of {width} x {height} pixels", f"a picture of at most {LARGEST} pixels")
+            if width * height > MAX_PIXELS:  # before decoding
+                raise mistake(where, f"is of {width} x {height} pixels", f"a picture of at most {MAX_PIXELS} pixels")
             if draft is not None:
                 image.draft(mode, (draft, draft))
-            if image.mode[0] in "IF":  # of more than 8 bits, which a conversion cuts at 255
+            if image.mode[0] in "IF":  # more than 8 bits, which convert() would clip at 255
                 _, high = cast("tuple[float, float]", image.getextrema())
                 if high > 255 or (image.mode == "F" and high <= 1):
                     raise LabelSkewError(
@@ -63,17 +63,17 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
             return converted
     except LabelSkewError:
         raise
-    except Exception as error:  # Pillow's decoders raise a dozen types
-        said = clean(" ".join(str(error).split()) or type(error).__name__, 4096)
+    except Exception as error:  # Pillow's decoders raise many types
+        reason = clean(" ".join(str(error).split()) or type(error).__name__, 4096)
         use = f"a {few(FORMATS)} file that is not damaged"
-        raise mistake(where, f"is not a sound image ({said})", use) from error
+        raise mistake(where, f"is not a sound image ({reason})", use) from error
 
 
 def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
-    """One image as ``(channels, size, size)``: the shorter side is resized to ``size``, then the centre is cut.
+    """Decode an image as ``(channels, size, size)``: resize the shorter side to ``size``, and crop the centre.
 
     Raises:
-        LabelSkewError: the file is not an image, or broken.
+        LabelSkewError: the file is not a valid image.
     """
     from PIL import Image
 
@@ -81,10 +81,10 @@ def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
     width, height = grey_or_colour.size
     scale = size / min(width, height)
     width, height = max(round(width * scale), size), max(round(height * scale), size)
-    if width * height > LARGEST:
+    if width * height > MAX_PIXELS:
         was = "{} x {}".format(*grey_or_colour.size)
         what = f"is of {was} pixels, and with a shorter side of {size} it would be of {width} x {height}"
-        raise mistake(clean(path, 4096), what, "a picture that is less long")
+        raise mistake(clean(path, 4096), what, "an image that is less elongated")
     left, top = (width - size) // 2, (height - size) // 2
     resized = grey_or_colour.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(resized.crop((left, top, left + size, top + size)), dtype=np.uint8)
@@ -92,7 +92,7 @@ def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
 
 
 def faults(work: Callable[[Item], object], items: Sequence[Item], what: str) -> list[tuple[Item, str]]:
-    """The items for which ``work`` raises LabelSkewError, and its text; several at a time, with a bar at a terminal."""
+    """Items for which ``work`` raises LabelSkewError, with the message; parallel, with a progress bar on a terminal."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import track
@@ -111,17 +111,17 @@ def faults(work: Callable[[Item], object], items: Sequence[Item], what: str) -> 
         shown = track(done, escape(clean(what)), total=len(items), console=console, disable=not console.is_terminal)
         return [(item, wrong) for item, wrong in zip(items, shown, strict=True) if wrong]
     finally:
-        pool.shutdown(cancel_futures=True)  # Ctrl-C does not wait for the rest
+        pool.shutdown(cancel_futures=True)  # so that Ctrl-C does not wait
 
 
 def settle(bad: Sequence[str], on_bad_sample: OnBadSample) -> None:
-    """What becomes of bad samples, ``bad`` a line for each or for each kind: warnings that they are left out.
+    """Handle bad samples; ``bad``: a message for each sample, or each kind.
 
     Raises:
-        MistakesError: ``on_bad_sample`` is ``stop``, and there are some; all are told together.
+        MistakesError: ``on_bad_sample`` is ``stop``, and there are bad samples.
     """
     lines = capped(bad)
     if lines and on_bad_sample == "stop":
-        raise MistakesError([*lines[:-1], f"{lines[-1]}; data_args.on_bad_sample: skip leaves them out"])
+        raise MistakesError([*lines[:-1], f"{lines[-1]}; to skip them: data_args.on_bad_sample: skip"])
     for line in lines:
-        log.warn(f"{line}; left out")
+        log.warn(f"{line}; skipped")

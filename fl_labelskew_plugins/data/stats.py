@@ -1,4 +1,4 @@
-"""Mean and standard deviation of training samples, and how a recipe replaces those of a data set."""
+"""Mean and standard deviation of training samples, or from a recipe."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 
 from fl_labelskew_plugins.machine.text import counted
 
-CHUNK = 4096  # samples that are counted at a time, which bounds memory
+CHUNK = 4096  # samples per step, to limit memory
 Numbers = tuple[float, ...]
 Moments = tuple[Numbers, Numbers]
-"""Mean and standard deviation of each entry of a sample's first axis, in units of ``x / 255`` of uint8 samples."""
+"""Mean and standard deviation per entry of a sample's first axis, in units of ``x / 255`` for uint8 samples."""
 IMAGENET: Moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Of ImageNet's training part, in wide use."""
+"""Commonly used moments of ImageNet's training part."""
 Word = Sequence[float] | Literal["imagenet", "data"] | None
-"""What a recipe says of mean or std; None: nothing."""
+"""A recipe's mean or std; None: not set."""
 
 
 @dataclass(frozen=True)
 class MomentSums:
-    """What a mean and a standard deviation are made of; those of several parts of a data set can be put together.
+    """Sums from which mean and standard deviation are computed; sums of several parts can be pooled.
 
     Args:
-        count: values of each entry of a sample's first axis.
-        first: ``(A,)`` sums of the values: int64 and exact of uint8 samples, else float64.
-        second: ``(A,)`` of int64 the sums of the values' squares, of float64 those of their distances from their mean.
+        count: values per entry of a sample's first axis.
+        first: ``(A,)`` sums of the values: exact int64 for uint8 samples, else float64.
+        second: ``(A,)`` for int64, sums of squares; for float64, sums of squared distances from the mean.
     """
 
     count: int
@@ -38,25 +38,25 @@ class MomentSums:
 
     @property
     def exact(self) -> bool:
-        """Whether these are of uint8 samples."""
+        """Whether the samples are uint8."""
         return self.first.dtype.kind != "f"
 
     def floats(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Sums of the values (of uint8 ones in units of ``x / 255``) and of their squared distances from the mean."""
+        """Sums of the values (uint8 in units of ``x / 255``) and of their squared distances from the mean."""
         if not self.exact:
             return self.first, self.second
-        first, second = self.first.astype(object), self.second.astype(object)  # integers without a largest one
+        first, second = self.first.astype(object), self.second.astype(object)  # Python integers do not overflow
         return (first / 255).astype(float), ((self.count * second - first**2) / (self.count * 255**2)).astype(float)
 
 
 def sums(x: NDArray[Any] | Images) -> MomentSums:
-    """The sums of samples ``(N, A, ...)``, uint8 or float.
+    """Sums over samples ``(N, A, ...)``, uint8 or float.
 
     Raises:
-        LabelSkewError: they are pictures that stay in files.
+        LabelSkewError: the samples are images in files.
     """
     if isinstance(x, Images):
-        raise mistake("data_args.mean", "data: pictures that stay in files are not measured", "numbers, or imagenet")
+        raise mistake("data_args.mean", "data: not supported for images in files", "numbers, or imagenet")
     count, axes = x[:, :1].size, (0, *range(2, x.ndim))
     parts = [x[start : start + CHUNK] for start in range(0, len(x), CHUNK)]
     if x.dtype == np.uint8:
@@ -67,13 +67,13 @@ def sums(x: NDArray[Any] | Images) -> MomentSums:
     for part in parts:
         first += part.sum(axis=axes, dtype=np.float64)
     centre = (first / count).reshape(-1, *[1] * (x.ndim - 2))
-    for part in parts:  # a second pass: the difference of two large sums would lose digits
+    for part in parts:  # second pass: the difference of two large sums would lose digits
         second += np.square(part - centre).sum(axis=axes, dtype=np.float64)
     return MomentSums(count, first, second)
 
 
 def pooled(parts: Sequence[MomentSums]) -> Moments:
-    """Of all parts as if their samples lay in one place; of uint8 ones to the last bit. A constant has std 1."""
+    """Moments over all parts together; exact for uint8. A constant has std 1."""
     count = sum(part.count for part in parts)
     if all(part.exact for part in parts):
         columns = ((part.first.astype(object), part.second.astype(object)) for part in parts)
@@ -86,22 +86,22 @@ def pooled(parts: Sequence[MomentSums]) -> Moments:
 
 
 def moments(x: NDArray[Any]) -> Moments:
-    """Those of samples ``(N, A, ...)``, uint8 or float. A constant has std 1."""
+    """Moments of samples ``(N, A, ...)``, uint8 or float. A constant has std 1."""
     return pooled([sums(x)])
 
 
 def normalised(data: Data, mean: Word, std: Word) -> Data:
-    """The data with what a recipe says of mean and std, each: numbers, ``imagenet``, or ``data``: of its training part.
+    """Apply a recipe's mean and std: numbers, ``imagenet``, or ``data``, the moments of the training part.
 
-    Data without a training sample count by their test samples.
+    Without training samples, the test samples are used.
 
     Raises:
-        LabelSkewError: there is no number for each channel, nor one for all; or these samples are no measurements.
+        LabelSkewError: there is not one number per channel, or one for all; or the samples are not measurements.
     """
     if mean is None and std is None:
         return data
     if not data.mean:
-        raise mistake("data_args.mean", "these samples are no measurements and stay as they are", "null")
+        raise mistake("data_args.mean", "these samples are not measurements and cannot be normalised", "null")
     x = (data.train if len(data.train.y) else data.test).x
     measured = moments(x) if "data" in (mean, std) else IMAGENET
     channels = x.shape[1]

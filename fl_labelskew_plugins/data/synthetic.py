@@ -1,8 +1,8 @@
 r"""Synthetic(lambda, mu): generated clients whose models and inputs differ.
 
-Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx), MLSys 2020, section 5.1, where it is
-Synthetic(alpha, beta); FedLC, sections 5.1 and 5.3, calls it Synthetic(lambda, mu). For client ``k``, with 60 features
-and 10 classes, and a logistic model whose softmax does not move the largest entry:
+Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx), MLSys 2020, section 5.1, calls it
+Synthetic(alpha, beta); FedLC, sections 5.1 and 5.3, Synthetic(lambda, mu). For client ``k``, with 60 features and 10
+classes, and a logistic model whose softmax does not change the argmax:
 
 .. math::
     u_k \sim N(0, \lambda), \quad W_k, b_k \sim N(u_k, 1), \quad B_k \sim N(0, \mu), \quad v_k \sim N(B_k, 1)
@@ -10,8 +10,8 @@ and 10 classes, and a logistic model whose softmax does not move the largest ent
     x \sim N(v_k, \mathrm{diag}(j^{-1.2})), \quad y = \arg\max(W_k^T x + b_k), \quad
     N_k = \lfloor \mathrm{LogNormal}(4, 2) \rfloor + 50
 
-As in the authors' code, lambda and mu are standard deviations, and the power law of the sizes is a log-normal one. The
-generator in LEAF's ``data/synthetic`` is another one, of clusters of clients; FedLC cites both and follows FedProx's.
+As in the authors' code, lambda and mu are standard deviations, and the power law of the sizes is log-normal. LEAF's
+``data/synthetic`` is another generator, with clusters of clients; FedLC cites both and follows FedProx's.
 """
 
 from pathlib import Path
@@ -27,9 +27,9 @@ from fl_labelskew_plugins.params import Params
 
 FEATURES, CLASSES = 60, 10
 MIN_SAMPLES = 50
-"""Samples that every client has at least, test part included."""
+"""Minimum of samples per client, including the test part."""
 TEST_FRACTION = 0.1
-"""Share of each client that is its test part."""
+"""Share of each client's samples in the test part."""
 
 
 def sample_client(
@@ -50,16 +50,16 @@ class Synthetic(Dataset):
     class Params(Params):
         """Parameters of synthetic."""
 
-        lam: float = Field(0.5, ge=0, le=100, description="lambda: how much the clients' models differ.")
-        mu: float = Field(0.5, ge=0, le=100, description="mu: how much the clients' inputs differ.")
-        clients: int = Field(10, ge=1, description="Clients; client_num_in_total must be the same.")
+        lam: float = Field(0.5, ge=0, le=100, description="lambda: difference between the clients' models.")
+        mu: float = Field(0.5, ge=0, le=100, description="mu: difference between the clients' inputs.")
+        clients: int = Field(10, ge=1, description="Number of clients; must equal client_num_in_total.")
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Generate the clients; each has at least one sample in each part."""
         options = self.params
         rng = seeds.numpy_generator(seed, "synthetic")
         sizes = np.floor(rng.lognormal(4, 2, options.clients)).astype(np.int64) + MIN_SAMPLES
-        # samples come in random order, so the first ones are as good a test part as any
+        # samples are in random order, so the first ones can be the test part
         cuts = np.clip(np.rint(sizes * TEST_FRACTION).astype(np.int64), 1, sizes - 1)
         train, test = (_room(numbers) for numbers in (sizes - cuts, cuts))
         at_train = at_test = 0
@@ -73,7 +73,7 @@ class Synthetic(Dataset):
 
 
 def _room(sizes: NDArray[np.int64]) -> Arrays:
-    """A part to be filled, with so many samples of each client."""
+    """An empty part with room for ``sizes`` samples of each client."""
     total = int(sizes.sum())
     x, y = np.empty((total, FEATURES), np.float32), np.empty(total, np.int64)
     return Arrays(x, y, np.repeat(np.arange(len(sizes)), sizes))

@@ -1,8 +1,8 @@
-"""Tables: a CSV or Parquet file with a row for each sample, a column of classes, and the other columns as features.
+"""Tables: CSV or Parquet files with one row per sample, a column of classes, and features in the other columns.
 
-A column of groups, such as hospitals, is for the partition natural. What is no number, and what is missing, is refused
-in a line or encoded as ``data_args`` say. A CSV file is UTF-8 and begins with the columns' names; its separator and its
-decimal sign are told from its beginning. Parquet needs pyarrow.
+A column of groups, such as hospitals, is for the partition natural. ``data_args`` decide whether text and missing
+values are encoded or refused. A CSV file is UTF-8 and starts with the column names; its separator and decimal sign are
+detected. Parquet needs pyarrow.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ if TYPE_CHECKING:
 
 TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 HEAD = 2**16
-"""Letters of a text file that tell its separator and its decimal sign."""
-MOST_COLUMNS = 50_000
+"""Characters of a text file from which the separator and the decimal sign are detected."""
+MAX_COLUMNS = 50_000
 SOUND = ("table", "a UTF-8 file (spreadsheets: CSV UTF-8) whose rows are all as long as its first line")
 ROW, CELL = 100, 40
-"""Bytes of a row's label, and of one of its other values, from the file to the sample."""
-MOST_PACKED = 1000
-"""How many times as large as a Parquet file its rows may become, see :func:`.files.unpacks`."""
-MOST_CATEGORIES = 1000
+"""Peak bytes in memory of a row's label and of each other value, while a file is read and encoded."""
+MAX_PACKED = 1000
+"""Maximum ratio of a Parquet file's unpacked to its packed size, see :func:`.files.unpacks`."""
+MAX_CATEGORIES = 1000
 NOTE = "encoding.json"
-"""The note with the :class:`.Encoding`."""
+"""File name of the note with the :class:`.Encoding`."""
 FAKE_CLASSES, FAKE_GROUPS, FAKE_FEATURES = ("benign", "malign", "unsure"), ("coast", "north", "south"), 8
 
 
 def header(path: Path) -> list[str]:
-    """The names of a file's columns, in order; of Parquet, without an index that pandas wrote.
+    """Column names of a file, in order; for Parquet without an index that pandas wrote.
 
     Raises:
-        LabelSkewError: the file cannot be read, has too many columns, or one without a name, or two of one name.
+        LabelSkewError: the file is unreadable, has too many columns, or names are empty or repeated.
     """
     with sound(path, *SOUND):
         check_regular(path)
@@ -66,13 +66,15 @@ def header(path: Path) -> list[str]:
                 names = next(csv.reader(stream, delimiter=_signs(path)[0], skipinitialspace=True), [])
             names = [name.strip() for name in names]
     if not names:
-        raise mistake(path, "is empty", "a line with the names of the columns, and a row for each sample")
-    if len(names) > MOST_COLUMNS:
-        raise mistake(path, f"has {len(names)} columns", f"at most {MOST_COLUMNS}, or an .npz archive (data set npz)")
+        raise mistake(path, "is empty", "a first line with the column names, and one row per sample")
+    if len(names) > MAX_COLUMNS:
+        raise mistake(path, f"has {len(names)} columns", f"at most {MAX_COLUMNS}, or an .npz archive (data set npz)")
     if "" in names:
         raise mistake(path, f"column {names.index('') + 1} has no name", "a first line with a name for each column")
-    if twice := repeated(names):
-        raise mistake(path, f"column {clean(twice[0], 40)} is there twice", "a name of its own for each column")
+    if duplicates := repeated(names):
+        raise mistake(
+            path, f"column {clean(duplicates[0], 40)} occurs more than once", "a different name for each column"
+        )
     return names
 
 
@@ -82,22 +84,22 @@ def repeated(names: Sequence[str]) -> list[str]:
 
 
 def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """These columns of a file, in their order.
+    """Read ``columns`` of a file, in this order.
 
     Raises:
-        LabelSkewError: the file cannot be read, or is too large.
+        LabelSkewError: the file is unreadable or too large.
     """
     with sound(path, *SOUND):
         fits(path.stat().st_size, f"data set table: {path}", "its rows", "a smaller table")
         if path.suffix.lower() in PARQUET:
-            # without what pandas has noted there: a column may be an index to it
+            # ignore pandas' metadata: it may declare a column as the index
             frame: pd.DataFrame = _checked(path, columns).read(columns=list(columns)).to_pandas(ignore_metadata=True)
         else:
             import pandas as pd
 
             separator, decimal = _signs(path)
             with warnings.catch_warnings():
-                # it would cut rows that are too long; with usecols, without a word
+                # pandas would truncate rows that are too long; with usecols, silently
                 warnings.simplefilter("error", pd.errors.ParserWarning)
                 frame = pd.read_csv(
                     path,
@@ -114,7 +116,7 @@ def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def _signs(path: Path) -> tuple[str, str]:
-    """Separator and decimal sign of a text file; numbers such as ``1,5`` may be where commas do not separate."""
+    """Separator and decimal sign of a text file; ``1,5`` is a number only if commas do not separate columns."""
     with open(path, encoding="utf-8-sig", newline="", opener=open_regular) as stream:
         head = stream.read(HEAD)
     separator = max(",;\t|", key=head.partition("\n")[0].count)
@@ -122,36 +124,36 @@ def _signs(path: Path) -> tuple[str, str]:
 
 
 def _parquet(path: Path, texts: Sequence[str] = ()) -> Any:
-    """A Parquet file; a text of the columns ``texts`` is in memory once, however many rows have it."""
+    """Open a Parquet file; the columns ``texts`` are dictionary-encoded, so each text is in memory once."""
     parquet = extras.load("parquet", "pyarrow.parquet", what=f"{path}: Parquet", otherwise=", or use a CSV file")
     return parquet.ParquetFile(path, read_dictionary=list(texts))
 
 
 def _checked(path: Path, columns: Sequence[str]) -> Any:
-    """A Parquet file whose columns hold one value in a row, and whose rows fit this machine's memory.
+    """Open a Parquet file whose columns are not nested and whose rows fit into memory.
 
     Raises:
-        LabelSkewError: they do not.
+        LabelSkewError: a column is nested, or the rows do not fit.
     """
     file = _parquet(path)
     metadata, schema = file.metadata, file.schema_arrow
     for name in columns:
         if (kind := schema.field(name).type).num_fields:
             use = "data_args.features without it, or a number made of it"
-            raise mistake(path, f"column {clean(name, 40)}: holds several values, of type {clean(kind, 40)}", use)
+            raise mistake(path, f"column {clean(name, 40)}: contains nested values of type {clean(kind, 40)}", use)
     stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-    # a value of fixed length may be stored once and become one for each row
+    # a value of fixed length may be stored once for many rows
     of_row = ROW + CELL * len(columns) + sum(max(column.length, 0) for column in stored)
     need = metadata.num_rows * of_row + sum(
         metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)
     )
-    unpacks(path, need, "its rows", MOST_PACKED, "fewer rows, or a CSV file")
+    unpacks(path, need, "its rows", MAX_PACKED, "fewer rows, or a CSV file")
     wanted = set(columns)
     return _parquet(path, [c.path for c in stored if c.path in wanted and c.physical_type == "BYTE_ARRAY"])
 
 
 def texts(column: pd.Series[Any]) -> NDArray[np.object_]:
-    """A column's values as texts, whole numbers as such; None where there is none. ``(N,)``."""
+    """Values of a column as texts ``(N,)``, integers without a decimal point; None for missing values."""
 
     def text(value: Any) -> str:
         whole = isinstance(value, float) and value.is_integer()
@@ -163,17 +165,17 @@ def texts(column: pd.Series[Any]) -> NDArray[np.object_]:
 
 
 def ordered(names: NDArray[np.object_]) -> list[str]:
-    """The different texts: numbers by their size, else as texts are sorted."""
+    """Distinct texts, sorted by value if all are integers, else alphabetically."""
     different = {name for name in names if name is not None}
     whole = all(re.fullmatch(r"-?\d{1,18}", name) for name in different)
     return sorted(different, key=int) if whole else sorted(different)
 
 
 def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
-    """A column's numbers ``(N,)``, NaN where there is none; None where some of it is no number but text.
+    """Numbers of a column ``(N,)`` with NaN for missing values; None if it contains text.
 
     Raises:
-        LabelSkewError: it holds dates, lists and the like.
+        LabelSkewError: it contains dates, lists or other types.
     """
     import pandas as pd
 
@@ -183,7 +185,7 @@ def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
     odd = [value for value in column.dropna().tolist() if not isinstance(value, str | numbers.Real | Decimal)]
     if odd:
         use = "data_args.features without it, or a number made of it"
-        raise mistake(where, f"holds {clean(odd[0], 40)}, of type {type(odd[0]).__name__}", use)
+        raise mistake(where, f"contains {clean(odd[0], 40)}, of type {type(odd[0]).__name__}", use)
     values = pd.to_numeric(column.astype(object), errors="coerce")
     if (column.notna() & values.isna()).any():
         return None
@@ -191,11 +193,11 @@ def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
 
 
 class Feature(Params):
-    """A column of features, as the training file decides.
+    """A feature column, as encoded in the training file.
 
     Args:
-        name: of the column.
-        categories: of one that is no number; empty: it is one.
+        name: column name.
+        categories: of a categorical column; empty for a numeric one.
     """
 
     name: str
@@ -203,21 +205,21 @@ class Feature(Params):
 
     @property
     def shown(self) -> list[str]:
-        """What its features are called."""
+        """Names of its numbers in a sample."""
         name = clean(self.name, 40)
         return [f"{name}={category}" for category in self.categories] or [name]
 
     def encoded(self, column: pd.Series[Any], where: str) -> NDArray[np.float64]:
-        """Its features ``(N, 1)``, or ``(N, categories)``, NaN where a row has no value.
+        """Encoded features ``(N, 1)`` or ``(N, categories)``, NaN for missing values.
 
         Raises:
-            LabelSkewError: a number is none.
+            LabelSkewError: a value of a numeric column is not a finite number.
         """
         where = f"{where}: column {clean(self.name, 40)}"
         if not self.categories:
             values = measured(column, where)
             if values is None:
-                raise mistake(where, f"holds {no_numbers(column)}, but numbers in training", "numbers")
+                raise mistake(where, f"contains {no_numbers(column)}, but only numbers in training", "numbers")
             if len(bad := np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)):
                 raise mistake(where, f"row {bad[0] + 1} is not finite in float32", "finite numbers")
             return values[:, None]
@@ -226,20 +228,20 @@ class Feature(Params):
         encoded[~known] = np.nan
         if others := ordered(words[~encoded.any(axis=1)]):
             warn(
-                f"{where}: {few(others)} {'is' if len(others) == 1 else 'are'} not in training; encoded as none of all"
+                f"{where}: {few(others)} {'is' if len(others) == 1 else 'are'} not in training; encoded as no category"
             )
         return encoded
 
 
 class Encoding(Params):
-    """How the rows of a table become samples: those of training, and of further tables that the model is used on.
+    """Encoding of a table's rows as samples, in training and when the model is used on other tables.
 
     Args:
         label: column of the classes.
         group: column of the groups; None: no groups.
-        missing: effect of a missing value.
+        missing: treatment of missing values.
         features: in the order of a sample.
-        means: of each number of a sample in training, in place of missing values; empty: not known.
+        means: training means ``(F,)`` that replace missing values; empty: unknown.
     """
 
     label: str
@@ -250,14 +252,14 @@ class Encoding(Params):
 
     @property
     def shown(self) -> list[str]:
-        """The names of a sample's numbers."""
+        """Names of a sample's numbers."""
         return [name for feature in self.features for name in feature.shown]
 
     def encoded(self, frame: pd.DataFrame, where: str) -> NDArray[np.float32]:
-        """Samples ``(N, F)`` of rows, NaN for a missing value.
+        """Encode rows as samples ``(N, F)``, with NaN for missing values.
 
         Raises:
-            LabelSkewError: a value is not a number, but all are in training.
+            LabelSkewError: a value of a numeric column is not a finite number.
         """
         use = "fewer rows, fewer columns, or fewer categories"
         fits(20 * len(frame) * len(self.shown), where, "its features", use)
@@ -265,7 +267,7 @@ class Encoding(Params):
 
 
 def no_numbers(column: pd.Series[Any]) -> str:
-    """The values of a column that are no numbers, in words."""
+    """Message text with the values of a column that are not numbers."""
     import pandas as pd
 
     values = column[column.notna() & pd.to_numeric(column.astype(object), errors="coerce").isna()]
@@ -273,13 +275,13 @@ def no_numbers(column: pd.Series[Any]) -> str:
 
 
 def _numbered(names: NDArray[np.object_], order: Sequence[str]) -> NDArray[np.int64]:
-    """The places of texts ``(N,)`` in their order."""
+    """Index in ``order`` of each name ``(N,)``."""
     number = {name: i for i, name in enumerate(order)}
     return np.array([number[name] for name in names], np.int64)
 
 
 def _means(train: NDArray[np.float32], names: Sequence[str], path: Path) -> list[float]:
-    """The means ``(F,)`` of the training samples ``(N, F)`` without missing values.
+    """Means ``(F,)`` of the training samples ``(N, F)``, without missing values.
 
     Raises:
         LabelSkewError: a feature has no value in training.
@@ -293,22 +295,22 @@ def _means(train: NDArray[np.float32], names: Sequence[str], path: Path) -> list
 
 
 def _fill(x: NDArray[np.float32], encoding: Encoding, path: Path | str) -> None:
-    """Put the means of training where samples ``(N, F)`` have NaN.
+    """Replace NaN in samples ``(N, F)`` by the training means, in place.
 
     Raises:
-        LabelSkewError: they are not known.
+        LabelSkewError: the means are unknown.
     """
-    at = np.isnan(x)
-    if at.any() and not encoding.means:
-        raise mistake(path, "has missing values, and the model's file has no means of training", "complete rows")
-    if at.any():
-        x[at] = np.broadcast_to(encoding.means, x.shape)[at]
+    missing = np.isnan(x)
+    if missing.any() and not encoding.means:
+        raise mistake(path, "has missing values, and the model's file has no training means", "complete rows")
+    if missing.any():
+        x[missing] = np.broadcast_to(encoding.means, x.shape)[missing]
 
 
 class Table(Dataset):
-    """A user's own table; samples are ``(F,)`` float32, normalised feature by feature.
+    """A user's own table; samples are ``(F,)`` float32, each feature normalised separately.
 
-    ``encoding``: that of a trained model, whose further tables are read; by default the training file decides.
+    ``encoding``: of a trained model, to read further tables; default: determined by the training file.
     """
 
     encoding: Encoding | None = None
@@ -316,42 +318,42 @@ class Table(Dataset):
     class Params(Params):
         """Parameters of table."""
 
-        file: str | None = Field(None, description="Name of the file in data_cache_dir; default: the only one there.")
+        file: str | None = Field(None, description="File name in data_cache_dir; default: the only table there.")
         test_file: str | None = Field(
-            None, description="Name of a file of the test part beside it; default: the test part is split off."
+            None, description="File name of the test part, in the same folder; default: the test part is split off."
         )
-        label: str = Field("label", description="Column of the classes: names, or whole numbers.")
+        label: str = Field("label", description="Column of the classes: names or integers.")
         class_names: tuple[str, ...] | None = Field(
             None, min_length=1, description="All classes in order; default: those of the training file, sorted."
         )
         features: tuple[str, ...] | None = Field(
-            None, min_length=1, description="Columns that the network gets, in order; default: all the others."
+            None, min_length=1, description="Columns that the network gets, in order; default: all other columns."
         )
         group: str | None = Field(None, description="Column of the groups, such as hospitals; default: no groups.")
         categorical: Literal["refuse", "one_hot"] | dict[str, Annotated[list[str], Field(min_length=1)]] = Field(
             "refuse",
-            description="What a feature that is no number leads to; one_hot: a feature for each of its categories in "
-            "training. A mapping of columns to lists says which categories there are, as silos have to.",
+            description="Treatment of text features: refuse, or one_hot, a feature for each category in training. A "
+            "mapping of columns to lists declares the categories, as silos must.",
         )
         missing: Literal["refuse", "drop", "mean"] = Field(
             "refuse",
-            description="What a missing value leads to: drop leaves its row out, mean puts the feature's mean in "
-            "training there.",
+            description="Treatment of missing values: refuse, drop the row, or replace the value by the feature's mean "
+            "in training.",
         )
         test_fraction: float = Field(
-            0.2, gt=0, lt=1, description="Share of each class, of each group, in test where there is no test_file."
+            0.2, gt=0, lt=1, description="Share of each class, of each group, in test if test_file is not set."
         )
 
     @property
     def measured(self) -> bool:
-        """Always: nobody knows more of these columns."""
+        """Always: the data set has no published statistics."""
         return True
 
     def paths(self, data_dir: Path | None) -> list[Path]:
-        """The file of the training part, and that of the test part where it has one.
+        """Path of the training file and, if set, of the test file.
 
         Raises:
-            LabelSkewError: one is not there, or it is not clear which it is.
+            LabelSkewError: a file is missing or ambiguous.
         """
         options, endings = self.params, [*TEXT, *PARQUET]
         paths = [only_file(data_dir, options.file, endings, "table")]
@@ -359,26 +361,26 @@ class Table(Dataset):
             paths.append(only_file(paths[0].parent, options.test_file, endings, "table"))
         for path in paths:
             if path.suffix.lower() not in endings:
-                raise mistake("data set table", f"{path} is none", f"a file that ends in {few(endings)}")
+                raise mistake("data set table", f"{path} is not a table", f"a file that ends in {few(endings)}")
         if len(paths) == 2 and paths[0] == paths[1]:
-            raise mistake("data_args.test_file", f"{paths[1]} is the training part as well", "another data_args.file")
+            raise mistake("data_args.test_file", f"{paths[1]} is also the training file", "another data_args.file")
         return paths
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if a file is missing; it cannot be downloaded."""
+        """Raise LabelSkewError if a file is missing; downloads are not possible."""
         self.paths(data_dir)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        """As :meth:`check`, for the test part alone where it is a file of its own."""
-        if self._test_alone(data_dir) is None:
+        """As :meth:`check`, but a test file is enough."""
+        if self._only_test_file(data_dir) is None:
             self.paths(data_dir)
 
     def splits_off(self, data_dir: Path | None) -> bool:
-        """Whether there is no file of the test part."""
+        """Whether the test part is split off from the training file."""
         return self.params.test_file is None
 
-    def _test_alone(self, data_dir: Path | None) -> Path | None:
-        """The file of the test part, where there is none of the training part."""
+    def _only_test_file(self, data_dir: Path | None) -> Path | None:
+        """The test file, if the training file is missing."""
         if self.params.test_file is not None:
             try:
                 self.paths(data_dir)
@@ -387,54 +389,54 @@ class Table(Dataset):
         return None
 
     def columns(self, path: Path) -> list[str]:
-        """Label, group and features of a file, in this order.
+        """Names of the label, group and feature columns, in this order.
 
         Raises:
-            LabelSkewError: the file has no such columns, or one is to be two things.
+            LabelSkewError: the file lacks a column, or a column is used twice.
         """
-        options, there = self.params, header(path)
-        grouped = options.group is not None and (self.encoding is None or options.group in there)
+        options, available = self.params, header(path)
+        grouped = options.group is not None and (self.encoding is None or options.group in available)
         special = [options.label, *([options.group] if grouped else [])]
-        features = [name for name in there if name not in special] if options.features is None else options.features
+        features = [name for name in available if name not in special] if options.features is None else options.features
         named = {"label": special[:1], "group": special[1:], "features": features}
         if isinstance(options.categorical, dict):
             named["categorical"] = list(options.categorical)
-        known = set(there)
+        known = set(available)
         for key, names in named.items():
-            if absent := [name for name in names if name not in known]:
-                lacks = f"{path} has no column {few(absent, 20)}"
-                raise mistake(f"data_args.{key}", lacks, f"one of {few(there, 20)}")
+            if missing := [name for name in names if name not in known]:
+                lacks = f"{path} has no column {few(missing, 20)}"
+                raise mistake(f"data_args.{key}", lacks, f"one of {few(available, 20)}")
         if not features:
-            raise mistake(path, f"has no column beside {few(special)}", "a column for each feature")
+            raise mistake(path, f"has only the column {few(special)}", "a column for each feature")
         columns = [*special, *features]
-        if twice := repeated(columns):
-            use = "each as label, as group or as a feature"
-            raise mistake("data_args", f"column {clean(twice[0], 40)} is named twice", use)
+        if duplicates := repeated(columns):
+            use = "it only once: as label, group or feature"
+            raise mistake("data_args", f"column {clean(duplicates[0], 40)} is named twice", use)
         return columns
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read and check the rows; ``seed`` chooses the test part where there is none."""
+        """Read and check the rows; ``seed`` draws the test part if there is no test file."""
         return self._read(self.paths(data_dir), seed)
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read and check the rows; without a file of the test part, all of them are the test part."""
+        """Read and check the rows; without a test file, all rows are the test part."""
         paths = self.paths(data_dir)
         return self._read(paths, None if len(paths) == 1 else seed)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """The test part; a file of it that is alone is normalised by its own moments."""
-        path = self._test_alone(data_dir)
+        """Read the test part; a test file without a training file is normalised by its own moments."""
+        path = self._only_test_file(data_dir)
         if path is None:
             return super().load_test(data_dir, download=download, seed=seed)
         return self._read([path], None)
 
     def _read(self, paths: Sequence[Path], seed: int | None) -> Data:
-        """The files' data; ``seed``: of the test part that is split off from one file, None: it is the test part."""
+        """Read the files; ``seed`` draws the test part of a single file, None makes all of it the test part."""
         columns = self.columns(paths[0])
         for path in paths[1:]:
-            there = set(header(path))
-            if absent := [name for name in columns if name not in there]:
-                lacks = f"has no column {clean(absent[0], 40)}, as {paths[0].name} has"
+            available = set(header(path))
+            if missing := [name for name in columns if name not in available]:
+                lacks = f"has no column {clean(missing[0], 40)}, unlike {paths[0].name}"
                 raise mistake(path, lacks, "the same columns in both files")
         frames = [self._complete(rows(path, columns), path) for path in paths]
         wrong: list[str] = []
@@ -465,7 +467,7 @@ class Table(Dataset):
         return Data(train, test, names, mean, std, notes, fingerprint, groups)
 
     def declared(self) -> Encoding | None:
-        """The encoding without means, if the parameters decide it without a file."""
+        """The encoding without means, if the parameters determine it without a file."""
         options = self.params
         if options.features is None or options.categorical == "one_hot":
             return None
@@ -474,36 +476,36 @@ class Table(Dataset):
         return Encoding(label=options.label, group=options.group, missing=options.missing, features=features)
 
     def samples(self, table: Path | pd.DataFrame, where: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The numbers ``(N,)`` of a table's rows, from 0, and their samples ``(N, F)`` for the model of ``encoding``.
+        """Row numbers ``(N,)``, from 0, and samples ``(N, F)`` of a table, for a trained model's ``encoding``.
 
         Raises:
-            LabelSkewError: the table cannot be read, lacks a column, or has values that were not in training.
+            LabelSkewError: the table is unreadable, lacks a column, or has values that were not in training.
         """
         assert self.encoding is not None
         names = [feature.name for feature in self.encoding.features]
-        there = header(table) if isinstance(table, Path) else list(table.columns)
-        known = set(there)
-        if absent := [name for name in names if name not in known]:
-            raise mistake(where, f"has no column {few(absent)}", f"a table with the columns {few(names, 40)}")
-        self._note_unused(there, where)
+        available = header(table) if isinstance(table, Path) else list(table.columns)
+        known = set(available)
+        if missing := [name for name in names if name not in known]:
+            raise mistake(where, f"has no column {few(missing)}", f"a table with the columns {few(names, 40)}")
+        self._note_unused(available, where)
         frame = (rows(table, names) if isinstance(table, Path) else table[names]).reset_index(drop=True)
         frame = self._complete(frame, where)
         x = self.encoding.encoded(frame, where)
         _fill(x, self.encoding, where)
         return frame.index.to_numpy(), x
 
-    def _note_unused(self, there: Sequence[str], where: object) -> None:
-        """Name the columns of a further table that neither the model nor its measures use."""
+    def _note_unused(self, available: Sequence[str], where: object) -> None:
+        """Warn about columns that neither the model nor its measures use."""
         assert self.encoding is not None
         used = {self.params.label, self.params.group, *(feature.name for feature in self.encoding.features)}
-        if unused := [name for name in there if name not in used]:
+        if unused := [name for name in available if name not in used]:
             warn(f"{where}: the model does not use {'column' if len(unused) == 1 else 'columns'} {few(unused)}")
 
     def _complete(self, frame: pd.DataFrame, path: Path | str) -> pd.DataFrame:
-        """The rows that have all values, or all that cannot be replaced by a mean.
+        """Rows without missing values, or without those that a mean cannot replace.
 
         Raises:
-            LabelSkewError: there are others, or there is no row.
+            LabelSkewError: no row is left, or ``missing`` is refuse and a value is missing.
         """
         options = self.params
         needed = [name for name in (options.label, options.group) if name in frame]
@@ -513,24 +515,24 @@ class Table(Dataset):
             return frame
         if without.all():
             if not len(frame):
-                raise mistake(path, "has no row", "a file with one for each sample")
-            what = f"has no row with all values, and most are missing in {clean(lacking.sum().idxmax(), 40)}"
+                raise mistake(path, "has no rows", "a file with one row per sample")
+            what = f"has no complete row; column {clean(lacking.sum().idxmax(), 40)} lacks most values"
             raise mistake(path, what, "data_args.missing: mean, or data_args.features without it")
         if options.missing == "drop":
-            warn(f"{path}: {counted(int(without.sum()), 'row')} of {len(frame)} without all values; left out")
+            warn(f"{path}: dropped {counted(int(without.sum()), 'row')} of {len(frame)} with missing values")
             return frame[~without]
         first, *others = [name for name in lacking if lacking[name].any()]
         count, row = counted(int(lacking[first].sum()), "row"), int(lacking[first].to_numpy().argmax()) + 1
-        more = f"; and so have {few(others)}" if others else ""
+        more = f"; so do the columns {few(others)}" if others else ""
         use = "data_args.missing: drop" + ("" if first in needed else " or mean")
         what = f"has no value in {count} of {len(frame)}, first in row {row}{more}"
         raise mistake(f"{path}: column {clean(first, 40)}", what, use)
 
     def _encoding(self, frame: pd.DataFrame, path: Path) -> Encoding:
-        """The encoding of the training part's columns, without means.
+        """The encoding of the training file, without means.
 
         Raises:
-            LabelSkewError: :meth:`_categories` raises it for some columns.
+            LabelSkewError: a column cannot be encoded, see :meth:`_categories`.
         """
         wrong: list[str] = []
         options, features = self.params, []
@@ -542,10 +544,10 @@ class Table(Dataset):
         return Encoding(label=options.label, group=options.group, missing=options.missing, features=features)
 
     def _categories(self, column: pd.Series[Any], where: str) -> list[str]:
-        """The categories of a feature; empty if it is a number.
+        """Categories of a feature; empty for numbers.
 
         Raises:
-            LabelSkewError: it is no number, or has another category, and nothing says what becomes of it.
+            LabelSkewError: it contains text, or a category, that ``categorical`` does not allow.
         """
         categorical = self.params.categorical
         categories: Sequence[str] = ()
@@ -558,39 +560,39 @@ class Table(Dataset):
                 use = "data_args.categorical: one_hot, or data_args.features without it"
                 raise mistake(where, f"contains text ({no_numbers(column)}); expected numbers", use)
             categories = ordered(texts(column))
-        if len(categories) > MOST_CATEGORIES:
+        if len(categories) > MAX_CATEGORIES:
             raise mistake(where, f"has {len(categories)} categories", "data_args.features without it")
         return list(categories)
 
     def _classes(
         self, frames: Sequence[pd.DataFrame], paths: Sequence[Path]
     ) -> tuple[list[str], list[NDArray[np.int64]]]:
-        """The names of all classes, and each file's labels ``(N,)``.
+        """Names of all classes, and each file's labels ``(N,)``.
 
         Raises:
-            LabelSkewError: the column holds no classes, or one that is not known.
+            LabelSkewError: the column does not contain classes, or contains an unknown class.
         """
         label, given, labels = self.params.label, self.params.class_names, []
         names = list(given or ordered(texts(frames[0][label])))
-        if given is None and not 1 < len(names) <= MOST_CATEGORIES:
-            held = f"has the one class {names[0]}" if len(names) == 1 else f"has {len(names)} different values"
-            use = "data_args.class_names of all" if len(names) == 1 else "a column of classes"
+        if given is None and not 1 < len(names) <= MAX_CATEGORIES:
+            held = f"has only the class {names[0]}" if len(names) == 1 else f"has {len(names)} different values"
+            use = "data_args.class_names with all classes" if len(names) == 1 else "a column of classes"
             raise mistake(f"{paths[0]}: column {clean(label, 40)}", held, use)
         for frame, path in zip(frames, paths, strict=True):
             where = f"{path}: column {clean(label, 40)}"
             values = measured(frame[label], where)
             if values is not None and len(parts := values[values % 1 != 0]):
-                raise mistake(where, f"holds {parts[0]:g}, which is no class", "names or whole numbers")
+                raise mistake(where, f"contains {parts[0]:g}, which is not a class", "names or integers")
             of_rows = texts(frame[label])
             if unknown := [name for name in ordered(of_rows) if name not in names]:
-                use = "it in data_args.class_names" if given else "classes of the training part alone"
+                use = "it in data_args.class_names" if given else "only classes of the training part"
                 use = use if self.encoding is None else "rows of the model's classes"
                 raise mistake(where, f"{few(unknown)}: not among the classes {few(names)}", use)
             labels.append(_numbered(of_rows, names))
         return names, labels
 
     def _groups(self, frames: Sequence[pd.DataFrame]) -> tuple[list[str], list[NDArray[np.int64] | None]]:
-        """The names of all groups, and each file's groups ``(N,)``; none where no column says."""
+        """Names of all groups, and each file's groups ``(N,)``; empty and None without a group column."""
         if self.params.group not in frames[0]:
             return [], [None] * len(frames)
         columns = [texts(frame[self.params.group]) for frame in frames]
@@ -598,7 +600,7 @@ class Table(Dataset):
         return names, [_numbered(column, names) for column in columns]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write ``table.csv``: 300 rows by default, three classes, and three groups where ``group`` is a column."""
+        """Write ``table.csv``: by default 300 rows of three classes, with three groups if ``group`` is set."""
         import pandas as pd
 
         options, rng, number = self.params, seeds.numpy_generator(seed, "fake table"), samples or 300

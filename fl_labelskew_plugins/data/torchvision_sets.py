@@ -1,8 +1,8 @@
-"""Data sets in torchvision's layout: how their files are found and downloaded; CIFAR and SVHN, which torchvision reads.
+"""Data sets in torchvision's layout: file search and download; CIFAR and SVHN, read by torchvision.
 
-torchvision compares the MD5 sum of each file of CIFAR and SVHN with the published one before it opens the file. This
-matters for CIFAR, whose files are pickles: a pickle can run any code. torchvision is imported only to read or download,
-since the import takes seconds and 160 MiB.
+torchvision verifies the published MD5 sums of CIFAR's and SVHN's files before it opens them. This matters for CIFAR's
+pickles, which can run any code. torchvision is imported only to read or download, since the import takes seconds and
+160 MiB.
 """
 
 import os
@@ -32,17 +32,15 @@ willow_tree wolf woman worm
 
 
 class TorchvisionSet(Dataset):
-    """Finds the files, downloads them if allowed, and reads one part at a time.
+    """Find files, download them if allowed, and read one part at a time.
 
-    A small copy (``labelskew data fake``) is an ``.npz`` file in place of them.
+    A fake copy (``labelskew data fake``) is a single ``.npz`` file.
     """
 
     kind: ClassVar[str]  # torchvision's class
     below: ClassVar[str] = ""  # torchvision's folder inside data_cache_dir
-    endings: ClassVar[tuple[str, ...]] = ("",)  # suffixes that a file's name may have; the last one wins
-    files: Mapping[
-        str, Mapping[str, str]
-    ]  # of each part, train and test: file names, and facts() of the published file
+    endings: ClassVar[tuple[str, ...]] = ("",)  # allowed suffixes of file names; the last one has precedence
+    files: Mapping[str, Mapping[str, str]]  # per part, train and test: file name to facts() of the published file
     downloads: tuple[Mapping[str, Any], ...] = ({"train": True},)  # arguments of torchvision's class, for all files
     shape: ClassVar[tuple[int, int, int]]  # (channels, height, width) of a sample
     class_names: tuple[str, ...]
@@ -50,7 +48,7 @@ class TorchvisionSet(Dataset):
     Params = params.Params
 
     def part(self, files: Mapping[str, Path], part: str) -> Arrays:
-        """One part, ``train`` or ``test``, checked; ``files`` by name.
+        """Read and check one part, ``train`` or ``test``; ``files`` by name.
 
         Raises:
             LabelSkewError: a file is broken.
@@ -58,15 +56,15 @@ class TorchvisionSet(Dataset):
         raise NotImplementedError
 
     def facts(self, path: Path) -> str:
-        """A description of a file, to compare with the published one."""
+        """Description of a file, to compare with the published one."""
         return size_text(path.stat().st_size)
 
     def _wanted(self, part: str | None) -> dict[str, str]:
-        """The files of a part, or of both, with the facts of the published ones."""
+        """Files of one or both parts, with the facts of the published ones."""
         return {name: fact for key, files in self.files.items() if part in (None, key) for name, fact in files.items()}
 
     def _found(self, data_dir: Path | None, part: str | None = None) -> tuple[dict[str, Path], str]:
-        """The files of a part, or of both, in the folder that has most of them; and a message if some are missing."""
+        """Files of one or both parts, from the folder with most of them; and an error message if some are missing."""
         root = data_dir or self.default_dir
         if root is None:
             return {}, f"data set {self.kind}: data_args.data_cache_dir is not set; get the files from {self.source}"
@@ -87,7 +85,7 @@ class TorchvisionSet(Dataset):
         return best, missing and f"data set {self.kind}: no {missing} in {places}; get them from {self.source}"
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if files are missing, unless they may be downloaded to ``data_dir``."""
+        """Raise LabelSkewError if files are missing and may not be downloaded to ``data_dir``."""
         self._check(data_dir, download)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
@@ -100,7 +98,7 @@ class TorchvisionSet(Dataset):
             raise LabelSkewError(missing)
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """A row for each file; raise LabelSkewError if no folder is named."""
+        """A row per file; raise LabelSkewError if no folder is set."""
         if (copy := fakes.arrays_file(data_dir)) is not None:
             return [(copy.name, size_text(copy.stat().st_size), "any")]
         found, missing = self._found(data_dir)
@@ -126,11 +124,11 @@ class TorchvisionSet(Dataset):
         return self._data(Arrays(test.x[:0], test.y[:0]), test)
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write one ``.npz`` file; 300 samples by default, or 4 per class."""
+        """Write one ``.npz`` file; by default 300 samples, or 4 per class."""
         fakes.write_arrays(out, self.class_names, shape=self.shape, samples=samples, seed=seed)
 
     def _copy(self, file: Path) -> Data:
-        """The samples of a small copy."""
+        """Samples of a fake copy."""
         data = Npz(Npz.Params(file=file.name)).load(file.parent, download=False, seed=0)
         form = (data.class_names, data.train.x.shape[1:], data.train.x.dtype)
         if form != (list(self.class_names), self.shape, np.uint8):
@@ -143,7 +141,7 @@ class TorchvisionSet(Dataset):
         return Data(train, test, list(self.class_names), mean=mean, std=std)
 
     def _downloaded(self, data_dir: Path | None, download: bool, part: str | None = None) -> dict[str, Path]:
-        """The files of a part, or of both; missing ones are downloaded to ``data_dir`` if that is allowed.
+        """Files of one or both parts; missing ones are downloaded to ``data_dir`` if allowed.
 
         Raises:
             LabelSkewError: files are missing, or the download failed.
@@ -155,7 +153,7 @@ class TorchvisionSet(Dataset):
             try:
                 for options in self.downloads:
                     getattr(datasets, self.kind)(str(data_dir), download=True, **options)
-            except Exception as error:  # torchvision lets errors of the network, the disk and the archive through
+            except Exception as error:  # torchvision passes on errors of the network, the disk and the archive
                 raise LabelSkewError(
                     f"data set {self.kind}: the download to {data_dir} failed ({one_line(error)}); "
                     f"get the files from {self.source.removesuffix(', or download: true')}"
@@ -164,7 +162,7 @@ class TorchvisionSet(Dataset):
         return self._found(data_dir, part)[0]
 
     def unpublished(self, path: Path) -> LabelSkewError:
-        """The error for a file whose MD5 sum is not that of the published one."""
+        """Error for a file with another MD5 sum than the published one."""
         what = "is not the published file (its MD5 sum differs), and was not read"
         return LabelSkewError(f"{path}: {what}; delete it, and get it again from {self.source}")
 
@@ -175,7 +173,7 @@ BATCHES = {**dict.fromkeys((*(f"data_batch_{i}" for i in range(1, 6)), "test_bat
 class CIFAR10(TorchvisionSet):
     """CIFAR-10: 50,000 + 10,000 colour images; samples are ``(3, 32, 32)`` uint8.
 
-    torchvision wants all files, whichever part it reads.
+    torchvision needs all files for either part.
     Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
     """
 
@@ -188,20 +186,20 @@ class CIFAR10(TorchvisionSet):
         "or download: true"
     )
     class_names: tuple[str, ...] = CLASSES_10
-    moments = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))  # of the training part, in wide use
+    moments = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))  # commonly used, of the training part
 
     def part(self, files: Mapping[str, Path], part: str) -> Arrays:
-        """One part, if the MD5 sums of all files are right."""
+        """Read one part after checking all MD5 sums."""
         from torchvision import datasets
         from torchvision.datasets.utils import check_integrity
 
         kind = getattr(datasets, self.kind)
-        kind_here = type(self.kind, (kind,), {"base_folder": ""})  # the folder may have any name
+        kind_here = type(self.kind, (kind,), {"base_folder": ""})  # for folders of any name
         folder = next(iter(files.values())).parent
         with readable(str(folder)):
             try:
                 read: Any = kind_here(str(folder), train=part == "train")
-            except RuntimeError as error:  # an MD5 sum differs; that file has not been opened
+            except RuntimeError as error:  # wrong MD5 sum; the file has not been opened
                 sums = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
                 wrong = [folder / name for name, md5 in sums if not check_integrity(folder / name, md5)]
                 raise self.unpublished(wrong[0] if wrong else folder) from error
@@ -227,8 +225,8 @@ class CIFAR100(CIFAR10):
 class SVHN(TorchvisionSet):
     """SVHN, cropped digits: 73,257 + 26,032 colour images in MATLAB files; samples are ``(3, 32, 32)`` uint8.
 
-    Netzer et al., "Reading digits in natural images with unsupervised feature learning", 2011. The files have label 10
-    for digit 0.
+    Netzer et al., "Reading digits in natural images with unsupervised feature learning", 2011. Label 10 in the files
+    is digit 0.
     """
 
     kind = "SVHN"
@@ -240,10 +238,10 @@ class SVHN(TorchvisionSet):
     shape = (3, 32, 32)
     source = "torchvision.datasets.SVHN or http://ufldl.stanford.edu/housenumbers/, 182 and 64 MB, or download: true"
     class_names = tuple("0123456789")
-    moments = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))  # of the training part, in wide use
+    moments = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))  # commonly used, of the training part
 
     def part(self, files: Mapping[str, Path], part: str) -> Arrays:
-        """One part."""
+        """Read one part."""
         from torchvision import datasets
 
         path = files[f"{part}_32x32.mat"]

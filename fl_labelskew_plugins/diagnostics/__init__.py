@@ -1,4 +1,4 @@
-"""What do the papers plot of a run beside its accuracy?
+"""Plots and tables of the papers other than accuracy.
 
-May import engine and below. A run that asks for none of it imports and computes nothing here.
+May import engine and below. Runs without diagnostics import and compute nothing here.
 """

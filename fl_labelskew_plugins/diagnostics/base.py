@@ -1,4 +1,4 @@
-"""What all diagnostics have in common: when they are called, what they know, where their numbers go."""
+"""Base of all diagnostics: calls, data and files."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fl_labelskew_plugins.engine.local import LocalTrainer
 from fl_labelskew_plugins.tensors import Weights
 
 Rounds = dict[int, list[float]]
-"""Round, from 1, to all values of a number in it, such as those of the clients."""
+"""Round, from 1, to all values of a number, such as one per client."""
 Curves = dict[str, dict[str, Rounds]]
-"""What an axis measures, to the label of a line, to its values."""
+"""Axis label to line label to values."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """The run that is looked at.
+    """The observed run.
 
     Args:
-        title: method and data set, for the pictures.
-        trainer: the local trainer, whose network is scratch between two turns.
-        counts: ``(K, C)`` int64 training samples of each client.
+        title: method and data set, for the plots.
+        trainer: the local trainer; its network may be overwritten between two turns.
+        counts: ``(K, C)`` int64 training samples per client.
         class_names: ``C`` names.
         rounds: ``T``.
     """
@@ -40,27 +40,27 @@ class Scene:
     rounds: int
 
     def held(self, client: int) -> list[int]:
-        """Classes that this client has training samples of."""
+        """Classes of which this client has training samples."""
         return [c for c, n in enumerate(self.counts[client].tolist()) if n]
 
 
 class Diagnostic:
-    """One diagnostic of a run. It is called in the rounds that ``diagnostics_every`` names, and changes nothing.
+    """One diagnostic of a run, called every ``diagnostics_every`` rounds, which must not change the run.
 
-    In such a round: :meth:`before` and :meth:`step` in each client's training, :meth:`uploaded` once its upload is
-    there, :meth:`aggregated` at the end. ``lines`` gathers the round's numbers, a mapping of plain values each; the
-    round is filled in.
+    Calls in such a round: :meth:`before` and :meth:`step` in each client's training, :meth:`uploaded` after its upload,
+    :meth:`aggregated` at the end. ``lines`` collects the round's numbers, each a mapping of plain values, without the
+    round.
 
     Args:
         name: its registered name.
         scene: the run.
-        folder: where its files go.
+        folder: for its files.
     """
 
     num_features: ClassVar[int | None] = None
-    """``d`` that the network must have."""
+    """Required number of features ``d`` of the network."""
     log: ClassVar[bool] = False
-    """Whether the curves have a logarithmic axis."""
+    """Whether the value axis is logarithmic."""
 
     def __init__(self, name: str, scene: Scene, folder: Path) -> None:
         self.name, self.scene = name, scene
@@ -70,7 +70,7 @@ class Diagnostic:
         self.check()
 
     def check(self) -> None:
-        """Raise LabelSkewError where the run has not what this diagnostic needs."""
+        """Raise LabelSkewError if the run does not support this diagnostic."""
         d, wanted = self.scene.trainer.federation.num_features, self.num_features
         if wanted is not None and d != wanted:
             needs = f"{self.name} needs a network of {wanted} features, this one has {d}"
@@ -78,24 +78,24 @@ class Diagnostic:
             raise mistake("tracking_args.diagnostics", needs, f"model_args: {networks}")
 
     def before(self, view: ClientView) -> None:
-        """A client has the round's start weights, and nothing is trained yet."""
+        """Called when a client has the round's start weights, before training."""
 
     def step(self, batch: Batch, view: ClientView) -> None:
-        """A batch's gradients are there; the weights are not changed yet."""
+        """Called when a batch's gradients are computed, before the step."""
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
-        """A client's upload is there; ``start`` is what it began with."""
+        """Called after a client's upload; ``start``: its start weights."""
 
     def aggregated(self, round: int, weights: Weights) -> None:
-        """The round's global model is there."""
+        """Called with the round's new global model."""
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """Curves over the rounds, of a run's lines; none for a diagnostic without curves."""
+        """Curves over the rounds, from a run's lines; empty for a diagnostic without curves."""
         return {}
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Draw the curves: mean and standard deviation over the clients of a round."""
+        """Draw the curves: mean and standard deviation over a round's clients."""
         curves = self.curves(lines)
         settings = {title: {"": labels} for title, labels in curves.items()}
         one_colour_each = {label: self.name for labels in curves.values() for label in labels}
@@ -103,9 +103,9 @@ class Diagnostic:
 
 
 class TrainingMeans(Diagnostic):
-    """Means over the batches of a client's local training, as far as it is uploaded; a line for each client.
+    """Means over the batches of a client's local training up to its upload; one line per client.
 
-    ``panels`` are what the charts measure, each with its lines: the name of a number, and its label.
+    ``panels``: axis label of each chart, to names and labels of its numbers.
     """
 
     panels: ClassVar[Mapping[str, Mapping[str, str]]]
@@ -115,11 +115,11 @@ class TrainingMeans(Diagnostic):
         self._sums: dict[str, tuple[Tensor, int]] = {}
 
     def measure(self, batch: Batch, view: ClientView) -> Mapping[str, Tensor]:
-        """Scalars of a batch, by name; one that does not exist for this client is left out."""
+        """Scalars of a batch, by name; undefined ones are omitted."""
         raise NotImplementedError
 
     def before(self, view: ClientView) -> None:
-        """Begin anew."""
+        """Reset the sums."""
         self._sums.clear()
 
     def step(self, batch: Batch, view: ClientView) -> None:
@@ -129,7 +129,7 @@ class TrainingMeans(Diagnostic):
             self._sums[name] = total + value, number + 1
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
-        """The client's line; null for what does not exist for it."""
+        """Add the client's line; undefined numbers are null."""
         names = [name for labels in self.panels.values() for name in labels]
         means = {name: float(total) / number for name, (total, number) in self._sums.items()}
         self.lines.append({"client": client, **{name: means.get(name) for name in names}})
@@ -137,7 +137,7 @@ class TrainingMeans(Diagnostic):
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """Every number of every panel."""
+        """Curves of all numbers."""
         return {
             title: {label: by_round(lines, name) for name, label in labels.items()}
             for title, labels in cls.panels.items()
@@ -145,7 +145,7 @@ class TrainingMeans(Diagnostic):
 
 
 def by_round(lines: Sequence[dict[str, Any]], name: str) -> Rounds:
-    """All clients' values of a number in each round; a round without any is left out."""
+    """All clients' values of a number in each round; rounds without values are omitted."""
     rounds: Rounds = {}
     for line in lines:
         if line.get(name) is not None:
@@ -154,7 +154,7 @@ def by_round(lines: Sequence[dict[str, Any]], name: str) -> Rounds:
 
 
 def calibrated(view: ClientView, logits: Tensor, scene: Scene) -> Tensor:
-    """Probabilities ``(B, C)`` float64 as the method's cross-entropy sees them; takes no draw from its generator."""
+    """Probabilities ``(B, C)`` float64 in the method's cross-entropy; its generator is restored."""
     state = view.generator.get_state()
     try:
         with torch.no_grad():
@@ -164,7 +164,7 @@ def calibrated(view: ClientView, logits: Tensor, scene: Scene) -> Tensor:
 
 
 def test_features(trainer: LocalTrainer, weights: Weights, index: Tensor) -> Tensor:
-    """Features ``(n, d)`` float32, on the CPU, of test samples under given weights."""
+    """Features ``(n, d)`` float32, on the CPU, of test samples for given weights."""
     kept: list[Tensor] = []
     handle = trainer.model.classifier.register_forward_pre_hook(  # type: ignore[union-attr]
         lambda module, inputs: kept.append(inputs[0].float().cpu())
@@ -177,7 +177,7 @@ def test_features(trainer: LocalTrainer, weights: Weights, index: Tensor) -> Ten
 
 
 def some_test_samples(trainer: LocalTrainer, most: int) -> Tensor:
-    """Indices of at most ``most`` test samples, drawn from the recipe's seed: the same in every round and process."""
+    """Indices of at most ``most`` test samples, from the recipe's seed: identical in all rounds and processes."""
     rng = seeds.numpy_generator(trainer.federation.seed, "diagnostics")
     order = rng.permutation(len(trainer.test.y))[:most]
     return torch.from_numpy(order).to(trainer.device)

@@ -1,4 +1,4 @@
-"""Accuracy of each class before and after aggregation, as FedLC plots it (figure 6)."""
+"""Accuracy per class before and after aggregation, as in FedLC (figure 6)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fl_labelskew_plugins.tensors import Weights
 
 
 def class_accuracy(logits: Tensor, labels: Tensor) -> list[float | None]:
-    """Share of each class's samples that are right; None for a class without a sample.
+    """Share of correct samples per class; None for a class without samples.
 
     Args:
         logits: ``(N, C)``.
@@ -31,14 +31,14 @@ def class_accuracy(logits: Tensor, labels: Tensor) -> list[float | None]:
 
 
 class ClassAccuracy(Diagnostic):
-    """Each upload and the round's global model on the global test set."""
+    """Per-class accuracy of each upload and of the global model on the global test set."""
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
-        """A client's line, before aggregation."""
+        """Add a client's line, before aggregation."""
         self.lines.append({"client": client, "held": self.scene.held(client), "recall": self._tested(upload)})
 
     def aggregated(self, round: int, weights: Weights) -> None:
-        """The global model's line, after aggregation."""
+        """Add the global model's line, after aggregation."""
         self.lines.append({"client": None, "recall": self._tested(weights)})
 
     def _tested(self, weights: Weights) -> list[float | None]:
@@ -46,7 +46,7 @@ class ClassAccuracy(Diagnostic):
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """Each kind's mean over the classes, of each model, in %."""
+        """Mean over the classes of each kind, for each model, in %."""
         kinds: dict[str, Rounds] = {label: {} for label in KINDS}
         for label, rounds in kinds.items():
             for line in lines:
@@ -55,7 +55,7 @@ class ClassAccuracy(Diagnostic):
         return {"accuracy in %": kinds}
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Bars of the classes, in the last round; before aggregation, the mean over the clients."""
+        """Draw bars of the classes in the last round; before aggregation, means over the clients."""
         figure, axes = plots.figure(8, 5)
         last = [line for line in lines if line["round"] == lines[-1]["round"]]
         names = self.scene.class_names
@@ -78,7 +78,7 @@ KINDS = (
 
 
 def _percent(line: dict[str, Any], label: str) -> dict[int, float]:
-    """Class and accuracy in %, as far as a line has any of this kind."""
+    """Class to accuracy in %, for the classes of this kind in a line."""
     kinds = {c: KINDS[2 if line["client"] is None else c not in line["held"]] for c in range(len(line["recall"]))}
     return {c: 100 * value for c, value in enumerate(line["recall"]) if kinds[c] == label and value is not None}
 

@@ -1,4 +1,4 @@
-"""Client drift: how far each client's model moves in a round, and how much in the direction of the global model."""
+"""Client drift: norm of each client's update in a round, and its cosine with the global update."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fl_labelskew_plugins.diagnostics.base import Curves, Diagnostic, Scene, by_
 from fl_labelskew_plugins.tensors import Weights
 
 IN_MEMORY = 2**28
-"""Bytes of a round's updates that stay in memory; more go to a temporary file in the run's folder."""
+"""Maximum of bytes of a round's updates in memory; more go to a temporary file in the run's folder."""
 
 
 def norm_and_cosine(update: Tensor, aggregated: Tensor) -> tuple[float, float | None]:
@@ -40,9 +40,9 @@ def norm_and_cosine(update: Tensor, aggregated: Tensor) -> tuple[float, float | 
 
 
 class ClientDrift(Diagnostic):
-    """Each upload's change of the network's parameters, and the global model's.
+    """Norms and cosines of each upload's update of parameters, and the norm of the global one.
 
-    The cosines need the aggregated update, so a round's updates are kept until its end.
+    A round's updates are kept until its end, since the cosines need the aggregated update.
     """
 
     def __init__(self, name: str, scene: Scene, folder: Path) -> None:
@@ -53,7 +53,7 @@ class ClientDrift(Diagnostic):
         self._updates = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=str(folder.parent))  # noqa: SIM115
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
-        """Keep the client's update."""
+        """Store the client's update."""
         if not self._clients:
             self._updates.seek(0)
         self._start = start
@@ -61,7 +61,7 @@ class ClientDrift(Diagnostic):
         self._updates.write(self._change(upload).numpy().data)
 
     def aggregated(self, round: int, weights: Weights) -> None:
-        """A line for each client, and one for the global model, which has only a norm."""
+        """Add a line per client, and one for the global model, which has only a norm."""
         if not self._clients:
             return
         whole = self._change(weights)
@@ -75,12 +75,12 @@ class ClientDrift(Diagnostic):
         self._start = {}
 
     def _change(self, weights: Weights) -> Tensor:
-        """What has changed since the round's start, ``(D,)`` float32 on the CPU."""
+        """Change since the round's start, ``(D,)`` float32 on the CPU."""
         return torch.cat([(weights[name] - self._start[name]).flatten().float().cpu() for name in self._parameters])
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """Norms of the updates of the clients and of the global model, and cosines."""
+        """Norms of the clients' and the global updates, and cosines."""
         clients, of_global = ([line for line in lines if (line["client"] is None) == kind] for kind in (False, True))
         return {
             "norm of the update": {"clients": by_round(clients, "norm"), "global model": by_round(of_global, "norm")},

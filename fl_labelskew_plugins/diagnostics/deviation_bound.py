@@ -1,4 +1,4 @@
-"""FedLC's deviation bound: where majority classes overwhelm minority ones in a client's first steps (definition 3)."""
+"""FedLC's deviation bound: when majority classes dominate minority ones in a client's first steps (definition 3)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def deviation_bound(probabilities: Tensor, features: Tensor, labels: Tensor) -> 
     .. math:: D_{jr} = \frac{(1 - \overline{p_r^{(r)}}) \lVert \overline{h^{(r)}} \rVert_2^2}
         {\overline{p_r^{(j)}} \, \overline{h^{(r)}} \cdot \overline{h^{(j)}}}
 
-    with means over the samples of the class in parentheses. Where ``n_j / n_r`` is above ``D_jr > 0`` the update of
-    the classifier is likely to go the wrong way for class r (theorem 1). NaN where a class has no sample and for j = r.
+    with means over the samples of the class in parentheses. If ``n_j / n_r`` is above ``D_jr > 0``, the update of the
+    classifier is likely wrong for class r (theorem 1). NaN for classes without samples and for j = r.
 
     Args:
-        probabilities: ``(N, C)``, of the softmax in use.
+        probabilities: ``(N, C)``, of the method's softmax.
         features: ``(N, d)``.
         labels: ``(N,)`` int64.
 
@@ -51,11 +51,11 @@ def pairs(bound: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class DeviationBound(Diagnostic):
-    """Over each client's training samples, under the weights it begins a round with and the method's own softmax."""
+    """Bounds over each client's training samples, with the round's start weights and the method's own softmax."""
 
     def before(self, view: ClientView) -> None:
-        """The client's line: pairs, the share of them whose ``n_j / n_r`` is above the bound, and the median bound."""
-        assert view.features is not None  # the local trainer gives it
+        """Add the client's line: number of pairs, share of pairs with ``n_j / n_r`` above the bound, median bound."""
+        assert view.features is not None  # set by the local trainer
         features, labels = view.features()
         with torch.no_grad():
             logits = self.scene.trainer.model.classifier(features)  # type: ignore[operator]
@@ -68,7 +68,7 @@ class DeviationBound(Diagnostic):
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """The share of the pairs, and the median bound."""
+        """Share of pairs above the bound, and the median bound."""
         shares = by_round(lines, "exceeded")
         return {
             "n_j / n_r above D_jr, in % of the pairs": {

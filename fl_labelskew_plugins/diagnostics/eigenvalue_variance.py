@@ -1,4 +1,4 @@
-"""How evenly features spread over their dimensions: the variance of eigenvalues of FedMR's table 7."""
+"""Spread of features over their dimensions: the variance of eigenvalues in FedMR's table 7."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fl_labelskew_plugins.diagnostics.base import Curves, Diagnostic, by_round, 
 from fl_labelskew_plugins.tensors import Weights
 
 TOP, BATCH, BATCHES = 50, 128, 8
-"""Eigenvalues and samples of a batch as in the paper; so many batches are averaged."""
+"""Number of eigenvalues and batch size of the paper, and number of averaged batches."""
 
 
 def eigenvalue_variance(features: Tensor, labels: Tensor, *, top: int = TOP, eps: float = 1e-5) -> Tensor:
@@ -24,13 +24,13 @@ def eigenvalue_variance(features: Tensor, labels: Tensor, *, top: int = TOP, eps
     over the eigenvalues, from the largest, of each class's ``M`` (eq. 2): the covariance of its features, standardised
     per dimension. With ``m = d`` and every dimension varying, ``B`` times the value is the mean of
     ``||M||_F^2 - d`` (lemma 1). The paper prints the formula for one ``M`` and says "of all classes"; here it is the
-    mean over the classes. Classes with one sample count nothing.
+    mean over the classes. Classes with one sample are excluded.
 
     Args:
         features: ``(B, d)``.
         labels: ``(B,)`` int64.
-        top: how many eigenvalues.
-        eps: lower bound of the variance, as in the intra-class loss; dimensions that do not vary are 0.
+        top: number of eigenvalues.
+        eps: lower bound of the variance, as in the intra-class loss; constant dimensions become 0.
 
     >>> features = torch.tensor([[0.0, 0.0], [1.0, 2.0], [5.0, 5.0]])
     >>> eigenvalue_variance(features, torch.tensor([0, 0, 1]))  # eigenvalues 2 and 0: (1 + 1) / 3
@@ -43,17 +43,17 @@ def eigenvalue_variance(features: Tensor, labels: Tensor, *, top: int = TOP, eps
         if len(z) < 2:
             continue
         z = (z - z.mean(dim=0)) * z.var(dim=0).clamp(min=eps).rsqrt()
-        values = torch.linalg.svdvals(z).square() / (len(z) - 1)  # of M; the others are 0
+        values = torch.linalg.svdvals(z).square() / (len(z) - 1)  # non-zero eigenvalues of M
         values = torch.nn.functional.pad(values, (0, max(m - len(values), 0)))[:m]
         variances.append((values - values.mean()).square().sum() / len(features))
     return torch.stack(variances).mean() if variances else torch.tensor(float("nan"), dtype=torch.float64)
 
 
 class EigenvalueVariance(Diagnostic):
-    """The global model's, mean over batches of 128 test samples."""
+    """Variance for the global model, averaged over batches of 128 test samples."""
 
     def aggregated(self, round: int, weights: Weights) -> None:
-        """The round's value."""
+        """Add the round's value."""
         trainer = self.scene.trainer
         index = some_test_samples(trainer, BATCH * BATCHES)
         features, labels = test_features(trainer, weights, index), trainer.test.y[index].cpu()
@@ -64,5 +64,5 @@ class EigenvalueVariance(Diagnostic):
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """The value."""
+        """Curve of the value."""
         return {f"variance of the top {TOP} eigenvalues": {"global model, test samples": by_round(lines, "variance")}}

@@ -1,4 +1,4 @@
-"""Features on the unit sphere, as FedMR draws collapse and invasion (figure 1c; appendix B has the simulation)."""
+"""Features on the unit sphere, which show FedMR's collapse and invasion (figure 1c; simulation in appendix B)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fl_labelskew_plugins.diagnostics.points import Points
 
 
 def principal_shares(points: Tensor) -> list[float]:
-    """Share of the variance of points ``(n, d)`` along each of its principal directions, the largest first.
+    """Shares of the variance of points ``(n, d)`` along the principal directions, in descending order.
 
-    Close to 1 and 0s where features have collapsed to a line or an arc; 0s alone where all points are one.
+    Close to 1 and 0s if features have collapsed to a line or an arc; only 0s if all points are equal.
 
     >>> principal_shares(torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.5, 0.0], [0.0, -0.5, 0.0]]))
     [0.8, 0.2, 0.0]
@@ -27,7 +27,7 @@ def principal_shares(points: Tensor) -> list[float]:
 
 
 class FeatureSphere(Points):
-    """Test features, projected on the unit sphere, of the round's first client and of the global model; ``d = 3``."""
+    """Test features on the unit sphere, of the round's first client and of the global model; ``d = 3``."""
 
     num_features = 3
     stages = ("local", "global")
@@ -35,17 +35,17 @@ class FeatureSphere(Points):
     three_d = True
 
     def place(self, features: Tensor) -> Tensor:
-        """Project on the unit sphere; a feature of 0 stays where it is."""
+        """Project features on the unit sphere; a zero feature stays."""
         return normalize(features, dim=1)
 
     def line(self, points: Tensor, proxies: Tensor, labels: Tensor) -> dict[str, Any]:
-        """How the variance of all samples is shared by the three principal directions."""
+        """Shares of the variance along the three principal directions."""
         return {"principal_shares": principal_shares(points)}
 
     @staticmethod
     def panel(
         axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float = 1.0
     ) -> None:
-        """The sphere and the points on it; a missing class's are hollow, so that what they cover is seen."""
+        """Draw the sphere and the points; missing classes are hollow, so that they cover nothing."""
         plots.sphere(axes)
         plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), solid=held, scale=scale)

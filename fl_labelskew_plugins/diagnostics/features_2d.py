@@ -1,4 +1,4 @@
-"""2-D features and proxies: LeNet with ``d = 2``, as FedRS (figures 3, 4 and 12) and MAP (figure 5) plot them."""
+"""2-D features and proxies: LeNet with ``d = 2``, as in FedRS (figures 3, 4 and 12) and MAP (figure 5)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fl_labelskew_plugins.ops import class_means
 
 
 def arrows(points: Tensor, proxies: Tensor, share: float = 0.5) -> Tensor:
-    """Proxies ``(C, 2)``, all scaled by one factor so that the longest is ``share`` of the farthest point's distance.
+    """Proxies ``(C, 2)``, scaled by one factor so that the longest is ``share`` of the largest distance of a point.
 
     The papers scale theirs by 10.
 
@@ -28,13 +28,13 @@ def arrows(points: Tensor, proxies: Tensor, share: float = 0.5) -> Tensor:
 
 
 class Features2D(Points):
-    """Test features and proxies of the round's first client before and after its training, and of the global model."""
+    """Test features and proxies of the round's first client before and after training, and of the global model."""
 
     num_features = 2
     stages = ("start", "local", "global")
 
     def line(self, points: Tensor, proxies: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Each class's proxy and mean feature."""
+        """Proxies and mean features per class."""
         means, counts = class_means(points, labels, len(proxies))
         rows = [mean if n else None for mean, n in zip(means.tolist(), counts.tolist(), strict=True)]
         return {"proxies": proxies.tolist(), "means": rows}
@@ -43,7 +43,7 @@ class Features2D(Points):
     def panel(
         axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float = 1.0
     ) -> None:
-        """Points and proxies; those of a missing class are white arrows, as in the papers."""
+        """Draw points and proxies; proxies of missing classes are white arrows, as in the papers."""
         plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), scale=scale)
         for label, (x, y) in enumerate(arrows(points, proxies).tolist()):
             missing = held is not None and label not in held

@@ -1,4 +1,4 @@
-"""FedMR's intra-class loss over the rounds, under any method (FedMR, figure 7)."""
+"""FedMR's intra-class loss over the rounds, for any method (FedMR, figure 7)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fl_labelskew_plugins.methods.fedmr import Scale, intra_class_loss
 
 
 class IntraLoss(TrainingMeans):
-    """Mean over the training batches, before each step; as printed (eq. 3) and as the authors' code computes it."""
+    """Mean over training batches, before each step; as printed (eq. 3) and as in the authors' code."""
 
     panels: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "intra-class loss as printed (eq. 3)": {"paper": "training batches"},
@@ -21,7 +21,7 @@ class IntraLoss(TrainingMeans):
     }
 
     def measure(self, batch: Batch, view: ClientView) -> Mapping[str, Tensor]:
-        """Both scales for this batch."""
+        """Both versions for this batch."""
         features, y, classes = batch.features.detach(), batch.labels, len(view.counts)
         scales: tuple[Scale, Scale] = ("paper", "code")
         return {scale: intra_class_loss(features, y, scale=scale, num_classes=classes) for scale in scales}

@@ -1,4 +1,4 @@
-"""Who holds what: the label distribution of every client (FedRS figure 11, FedMR figures 5 and 6)."""
+"""Label distribution of every client (FedRS figure 11, FedMR figures 5 and 6)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fl_labelskew_plugins.tensors import Weights
 
 
 class LabelHeatmap(Diagnostic):
-    """A line for each client of a round with its samples per class; the picture has all clients of the run."""
+    """A line with the samples per class for each client of a round; the plot shows all clients of the run."""
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
-        """A client took part."""
+        """Add the client's line."""
         self.lines.append({"client": client, "counts": self.scene.counts[client].tolist()})
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Classes down, clients across."""
+        """Draw a heat map, classes down and clients across."""
         counts, names = self.scene.counts.cpu().numpy(), list(self.scene.trainer.names.values())
         plots.heat_map(counts, self.scene.class_names, self.picture, title=self.scene.title, clients=names)

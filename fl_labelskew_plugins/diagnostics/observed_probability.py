@@ -1,4 +1,4 @@
-"""Probability of observed classes in local training, as FedRS plots it (figure 6, third column)."""
+"""Probability of observed classes in local training, as in FedRS (figure 6, third column)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fl_labelskew_plugins.diagnostics.base import TrainingMeans, calibrated
 
 
 def observed_probability(probabilities: Tensor, labels: Tensor, observed: Tensor) -> dict[str, Tensor]:
-    """Mean probability of a sample's own class, ``own``, and of the observed classes together, ``observed``.
+    """Mean probability of a sample's own class, ``own``, and of all observed classes together, ``observed``.
 
-    FedRS plots "the magnitude of observed classes' probabilities" and concludes that larger ones make for smaller
-    gradients by eq. 9, which holds for a sample's own class.
+    FedRS plots "the magnitude of observed classes' probabilities" and concludes by eq. 9 that larger ones give smaller
+    gradients, which holds for a sample's own class.
 
     Args:
         probabilities: ``(B, C)``, of the method's own softmax (FedRS, eq. 8).
@@ -31,7 +31,7 @@ def observed_probability(probabilities: Tensor, labels: Tensor, observed: Tensor
 
 
 class ObservedProbability(TrainingMeans):
-    """Probabilities of the training batches, before each step."""
+    """Probabilities in training batches, before each step."""
 
     panels: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "mean probability in training": {"own": "the sample's own class", "observed": "all observed classes together"}

@@ -1,4 +1,4 @@
-"""Features of test samples at three moments of a round, which three diagnostics draw."""
+"""Features of test samples at up to three stages of a round: the base of three diagnostics."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.diagnostics.base import Diagnostic, Scene, some_test_samples, test_features
 from fl_labelskew_plugins.tensors import Weights, save_atomic
 
-MOST = 1000
-"""Test samples that are drawn."""
+MAX_SAMPLES = 1000
+"""Maximum of test samples."""
 STAGE_TITLES = {"start": "client before training", "local": "client after training", "global": "global model"}
-"""Stages of a round, and the names of their rows of panels."""
+"""Stages of a round, and titles of their panels."""
 
 
 class Points(Diagnostic):
     """Features of test samples under the first client's weights and under the global ones, as in figure 4 of FedRS.
 
-    ``stages`` of a round: ``start``, what its first client begins with; ``local``, that client's upload; ``global``,
-    the aggregated model. Kept are ``<stage>.points``, ``<stage>.proxies``, ``labels`` and the number of the ``client``.
+    ``stages``: ``start``, the start weights of the round's first client; ``local``, its upload; ``global``, the
+    aggregated model. Stored are ``<stage>.points``, ``<stage>.proxies``, ``labels`` and the number of the ``client``.
     """
 
     stages: ClassVar[Sequence[str]]
@@ -34,7 +34,7 @@ class Points(Diagnostic):
 
     def __init__(self, name: str, scene: Scene, folder: Path) -> None:
         super().__init__(name, scene, folder)
-        self._index = some_test_samples(scene.trainer, MOST)
+        self._index = some_test_samples(scene.trainer, MAX_SAMPLES)
         self._kept: dict[str, Tensor] = {}
 
     def wanted(self, round: int) -> bool:
@@ -42,32 +42,29 @@ class Points(Diagnostic):
         return True
 
     def place(self, features: Tensor) -> Tensor:
-        """Features ``(n, d)`` to what is drawn, ``(n, 2)`` or ``(n, 3)``."""
+        """Map features ``(n, d)`` to points ``(n, 2)`` or ``(n, 3)``."""
         return features
 
     def line(self, points: Tensor, proxies: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Numbers of a stage: points as :meth:`place` made them, proxies ``(C, d)``, labels ``(n,)``; none, no line."""
+        """Numbers of a stage from points of :meth:`place`, proxies ``(C, d)`` and labels ``(n,)``; empty: no line."""
         return {}
 
     @staticmethod
     def panel(
         axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float = 1.0
     ) -> None:
-        """Draw a stage; ``held``: classes that the client has, None for the global model.
-
-        ``scale``: of the marks.
-        """
+        """Draw a stage; ``held``: the client's classes, None for the global model; ``scale``: size of the marks."""
         raise NotImplementedError
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
-        """The first client's model, before and after its training."""
+        """Store the first client's stages."""
         if not self._kept and self.wanted(round):
             self._kept["client"] = torch.tensor(client)
             self._add("start", start)
             self._add("local", upload)
 
     def aggregated(self, round: int, weights: Weights) -> None:
-        """The global model; the round is complete."""
+        """Store the global stage, and save the round's tensors."""
         if self._kept:
             self._add("global", weights)
             self.tensors.parent.mkdir(exist_ok=True)
@@ -91,17 +88,17 @@ class Points(Diagnostic):
             proxies = weights["classifier.weight"].float().cpu()
             self._kept |= {f"{stage}.points": points, f"{stage}.proxies": proxies}
             if line := self.line(points, proxies, self._labels()):
-                who = {} if stage == "global" else {"client": int(self._kept["client"])}
-                self.lines.append({"stage": stage, **who, **line})
+                owner = {} if stage == "global" else {"client": int(self._kept["client"])}
+                self.lines.append({"stage": stage, **owner, **line})
 
 
 @dataclass(frozen=True)
 class ClientPoints:
-    """The points of a run that are drawn.
+    """Stored points of a run, for plots.
 
     Args:
-        kept: as :class:`Points` keeps them.
-        held: classes that the client has training samples of.
+        kept: tensors from :class:`Points`.
+        held: classes of which the client has training samples.
         class_names: ``C`` names.
     """
 
@@ -110,7 +107,7 @@ class ClientPoints:
     class_names: Sequence[str]
 
     def check(self, kind: type[Points]) -> None:
-        """Raise ValueError, KeyError or IndexError unless the tensors are those of this diagnostic."""
+        """Raise ValueError, KeyError or IndexError if the tensors are not of this diagnostic."""
         labels = self.kept["labels"]
         for stage in kind.stages:
             points, classes = self.kept[f"{stage}.points"], len(self.kept[f"{stage}.proxies"])
@@ -123,13 +120,13 @@ class ClientPoints:
 def draw_points(
     kind: type[Points], columns: Mapping[str, ClientPoints], path: Path, width: float | None = None
 ) -> None:
-    """Draw the stages of runs in rows, a run in each column; a single run has its stages side by side.
+    """Draw stages in rows and runs in columns; a single run has its stages side by side.
 
     Args:
         kind: the diagnostic.
-        columns: titles, to the points of a run.
+        columns: title to the points of a run.
         path: the file.
-        width: of a paper's column, in inches; default: of a screen.
+        width: of a paper's column in inches; default: of a screen.
     """
     rows = {STAGE_TITLES[stage]: stage for stage in kind.stages}
     space = {"projection": "3d" if kind.three_d else None}
@@ -142,7 +139,8 @@ def draw_points(
             kind.panel(axes, points, proxies, run.kept["labels"], held, made.side / kind.width)
             plots.bare(axes, title)
             for handle, number in zip(*axes.get_legend_handles_labels(), strict=True):
-                legend[int(number)] = handle, run.class_names[int(number)]  # of the global model, drawn last: solid
+                # later panels win: the global model's marks are solid
+                legend[int(number)] = handle, run.class_names[int(number)]
         handles, texts = zip(*(legend[number] for number in sorted(legend)), strict=True)
         plots.legend_above(made.picture, handles, texts, handlelength=1.0, markerscale=kind.width / made.side)
         plots.save(made.picture, path, made.dpi)

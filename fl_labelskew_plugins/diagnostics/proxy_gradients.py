@@ -1,4 +1,4 @@
-"""Norms of the gradients of missing and observed classes' proxies, as FedRS plots them (figure 6, columns 1, 2)."""
+"""Gradient norms of missing and observed classes' proxies, as in FedRS (figure 6, columns 1, 2)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fl_labelskew_plugins.diagnostics.base import TrainingMeans
 
 
 def proxy_gradient_norms(gradient: Tensor, observed: Tensor) -> dict[str, Tensor]:
-    """Mean norm of the proxies' gradients (FedRS, eq. 9), of ``observed`` and of ``missing`` classes, if there are any.
+    """Mean norm of the proxies' gradients (FedRS, eq. 9), for ``observed`` and for ``missing`` classes, if any.
 
     Args:
         gradient: ``(C, d)``, of the classifier's weight.
@@ -27,7 +27,7 @@ def proxy_gradient_norms(gradient: Tensor, observed: Tensor) -> dict[str, Tensor
 
 
 class ProxyGradients(TrainingMeans):
-    """Gradients of a batch's mean loss, all its terms, before they are clipped; equation 9 sums over the samples."""
+    """Gradients of a batch's mean loss with all terms, before clipping; equation 9 sums over the samples."""
 
     panels: ClassVar[Mapping[str, Mapping[str, str]]] = {
         "gradient norm of a proxy": {"missing": "missing classes", "observed": "observed classes"},
@@ -37,6 +37,6 @@ class ProxyGradients(TrainingMeans):
     def measure(self, batch: Batch, view: ClientView) -> Mapping[str, Tensor]:
         """Norms of this batch."""
         gradient = self.scene.trainer.model.classifier.weight.grad  # type: ignore[union-attr]
-        if not isinstance(gradient, Tensor):  # a method may freeze the classifier
+        if not isinstance(gradient, Tensor):  # the method has frozen the classifier
             return {}
         return proxy_gradient_norms(gradient, view.counts > 0)

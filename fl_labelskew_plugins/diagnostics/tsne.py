@@ -1,4 +1,4 @@
-"""t-SNE of the features after the last round, as FedLC plots them (figure 7)."""
+"""t-SNE of the features after the last round, as in FedLC (figure 7)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SMALLEST = 8
 
 
 def embedding(features: Tensor, seed: int) -> Tensor:
-    """t-SNE of features ``(n, d)``: ``(n, 2)``; perplexity 30, or ``(n - 1) / 3`` where that is less.
+    """t-SNE of features ``(n, d)`` as ``(n, 2)``, with perplexity 30 or at most ``(n - 1) / 3``.
 
-    van der Maaten and Hinton, JMLR 2008, as scikit-learn has it. The same seed gives the same points.
+    van der Maaten and Hinton, JMLR 2008, in scikit-learn's implementation. The same seed gives the same points.
     """
     from sklearn.manifold import TSNE
 
@@ -33,24 +33,24 @@ class TSNE(Points):
     width = 5.6
 
     def check(self) -> None:
-        """Raise LabelSkewError where there are too few test samples."""
+        """Raise LabelSkewError if there are too few test samples."""
         super().check()
         if (n := len(self.scene.trainer.test.y)) < SMALLEST:
             needs = f"tsne needs at least {SMALLEST} test samples, the data set has {n}"
             raise mistake("tracking_args.diagnostics", needs, "another diagnostic")
 
     def wanted(self, round: int) -> bool:
-        """The last round alone: an embedding takes seconds."""
+        """Only the last round: an embedding takes seconds."""
         return round == self.scene.rounds - 1
 
     def place(self, features: Tensor) -> Tensor:
-        """Embed."""
+        """Embed the features."""
         return embedding(features, seeds.torch_seed(self.scene.trainer.federation.seed, "t-SNE") % 2**31)
 
     @staticmethod
     def panel(
         axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float = 1.0
     ) -> None:
-        """Points without scales, which mean nothing here; a missing class's are hollow."""
+        """Draw points without scales, which have no meaning; missing classes are hollow."""
         plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), solid=held, scale=scale)
         axes.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2")

@@ -1,4 +1,4 @@
-"""The diagnostics of a run: which there are, when they are called, and their files."""
+"""The diagnostics of a run: classes, calls and files."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ KINDS: dict[DiagnosticName, type[Diagnostic]] = {
 
 
 class Watch:
-    """Calls a run's diagnostics and writes what they found.
+    """Call a run's diagnostics and write their results.
 
     Args:
-        names: which ones.
-        every: rounds between two that are looked at; the last one always is.
+        names: diagnostics to run.
+        every: rounds between two rounds with diagnostics; the last one is always included.
         scene: the run.
-        folder: where their files go; made when there is something to write.
+        folder: for their files; created when needed.
 
     Raises:
-        LabelSkewError: the run has not what one of them needs.
+        LabelSkewError: the run does not support one of them.
     """
 
     def __init__(self, names: list[DiagnosticName], every: int, scene: Scene, folder: Path) -> None:
@@ -63,13 +63,13 @@ class Watch:
         self._in_training = [self.all[name] for name in self.all if name in IN_TRAINING]
 
     def looks(self, round: int) -> bool:
-        """Whether this round is looked at."""
+        """Whether this round has diagnostics."""
         return round % self.every == 0 or round == self.scene.rounds - 1
 
     def uploads(
         self, round: int, start: Weights, uploads: Iterator[tuple[int, LocalResult]]
     ) -> Iterator[tuple[int, LocalResult]]:
-        """The round's uploads, shown to the diagnostics as they pass."""
+        """Pass on the round's uploads, and show them to the diagnostics."""
         diagnostics = self.all.values() if self.looks(round) else ()
         for client, result in uploads:
             for diagnostic in diagnostics:
@@ -78,7 +78,7 @@ class Watch:
             del result
 
     def observer(self, round: int) -> Watch | None:
-        """Who watches the training of this round's clients, if anybody does."""
+        """Observer of this round's local training, if any."""
         return self if self._in_training and self.looks(round) else None
 
     def before(self, view: ClientView) -> None:
@@ -92,13 +92,13 @@ class Watch:
             diagnostic.step(batch, view)
 
     def aggregated(self, round: int, weights: Weights) -> None:
-        """The round's global model is there."""
+        """See :meth:`Diagnostic.aggregated`."""
         if self.looks(round):
             for diagnostic in self.all.values():
                 diagnostic.aggregated(round, weights)
 
     def write(self, round: int) -> None:
-        """Add the lines of a complete round to the files."""
+        """Append a complete round's lines to the files."""
         for diagnostic in self.all.values():
             if diagnostic.lines:
                 self.folder.mkdir(exist_ok=True)
@@ -108,7 +108,7 @@ class Watch:
                 diagnostic.lines.clear()
 
     def draw(self) -> None:
-        """All pictures, once the run is over."""
+        """Draw all plots after the run."""
         for diagnostic in self.all.values():
             lines = read_lines(diagnostic.numbers)
             if lines or diagnostic.tensors.exists():

@@ -1,4 +1,4 @@
-"""How is training computed: a client's turn, the server's round, the state between rounds, on which device?
+"""Training: a client's turn, the server's round, the state between rounds, and devices.
 
-May import recipe and below. diagnostics, runs, host and the runtimes use it. Knows no host.
+May import recipe and below. diagnostics, runs, host and the runtimes use it. Independent of FedML.
 """

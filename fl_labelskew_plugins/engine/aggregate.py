@@ -1,4 +1,4 @@
-"""Server side: weighted means over uploads and the checks that an upload has to pass. Pure functions of tensors."""
+"""Weighted means over uploads, and checks of uploads, as pure functions of tensors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def client_weights(samples: Sequence[int], aggregation: Aggregation, population:
     Args:
         samples: training samples ``N_k`` of the round's clients.
         aggregation: ``samples``: ``N_k`` over the round's sum (FedAvg). ``uniform``: ``1/|S|`` (FedRS and MAP,
-            algorithm 1). ``population``: ``N_k / N`` with ``N`` over all clients (FedShift, algorithm 1 line 9); what
-            is left to 1 stays on the old model, so a partial round moves less.
+            algorithm 1). ``population``: ``N_k / N`` with ``N`` over all clients (FedShift, algorithm 1 line 9); the
+            remainder to 1 stays on the old model, so a partial round moves less.
         population: ``N``, training samples of all clients.
     """
     if aggregation == "uniform":
@@ -35,7 +35,7 @@ def client_weights(samples: Sequence[int], aggregation: Aggregation, population:
 
 
 def share_of_old(weights: Sequence[float]) -> float:
-    """What the weights leave to 1 for the old model; exactly 0 where they differ from 1 by rounding alone."""
+    """Weight of the old model, 1 minus the sum; exactly 0 for differences by rounding."""
     rest = 1 - added(weights)
     return rest if abs(rest) > 1e-9 else 0.0
 
@@ -55,7 +55,7 @@ def class_weights(counts: Tensor, smoothing: float) -> Tensor:
 
 
 def origin(weights: Weights, optimizer: Optimizer, parameters: Sequence[str]) -> Weights:
-    """What an upload holds where nothing has changed: the weights, or zeros where it holds changes."""
+    """Upload without any change: the weights, or zeros for optimisers that send changes."""
     if not optimizer.sends_change:
         return weights
     return weights | {name: torch.zeros_like(weights[name]) for name in parameters}
@@ -64,17 +64,17 @@ def origin(weights: Weights, optimizer: Optimizer, parameters: Sequence[str]) ->
 def announced(
     method: Method, optimizer: Optimizer, federation: Federation, weights: Weights, parameters: Sequence[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all that may come beside a model's weights: the method's, the optimiser's in its group."""
+    """Names and shapes of all tensors allowed in addition to weights; the optimiser's are in its group."""
     shapes = {name: tuple(weights[name].shape) for name in parameters}
     of_optimizer = {f"{OPTIMIZER}/{k}": tuple(v) for k, v in optimizer.contribution_shapes(shapes).items()}
     return {**method.contribution_shapes(federation), **of_optimizer}
 
 
 class WeightedMean:
-    """Running sum of uploads in the order in which they are added, in ``sums``; each can be let go once it is added.
+    """Running weighted sum of uploads, in ``sums``; uploads can be freed after they are added.
 
-    Integer tensors, such as batch norm's counters, are averaged in double precision and rounded. ``old``: the model
-    that the round started from, see :func:`origin`.
+    Integer tensors, such as batch norm's counters, are averaged in double precision and rounded. ``old``: the model at
+    the round's start, see :func:`origin`.
     """
 
     def __init__(self, old: Weights) -> None:
@@ -83,7 +83,7 @@ class WeightedMean:
 
     @torch.no_grad()
     def add(self, upload: Weights, weight: float, proxy_weight: Tensor | None = None) -> None:
-        """Add one upload with its weight; ``proxy_weight`` ``(C,)`` weighs the classifier's rows instead."""
+        """Add one upload with its weight; ``proxy_weight`` ``(C,)`` replaces it for the classifier's rows."""
         for key, value in upload.items():
             term = value if value.is_floating_point() else value.double()
             if proxy_weight is not None and key in PROXIES:
@@ -99,7 +99,7 @@ class WeightedMean:
 
     @torch.no_grad()
     def scale(self, factor: float, proxy_factor: Tensor | None = None) -> None:
-        """Multiply the sum so far, where not all came whose weights were reckoned with; ``(C,)`` for the rows."""
+        """Rescale the sum if expected clients are missing; ``proxy_factor``: ``(C,)`` for the classifier's rows."""
         for key, value in self.sums.items():
             value.mul_(factor if proxy_factor is None or key not in PROXIES else _rows(proxy_factor, value))
 
@@ -107,8 +107,8 @@ class WeightedMean:
     def result(self, rest: float = 0.0, proxy_rest: Tensor | None = None) -> Weights:
         """The mean, in the old model's dtypes.
 
-        ``rest``: the share of the old model (a partial round under ``population``), see :func:`share_of_old`;
-        ``proxy_rest``: the same for each row of the classifier, ``(C,)``; None: as the model's.
+        ``rest``: weight of the old model (a partial round under ``population``), see :func:`share_of_old`;
+        ``proxy_rest``: the same per row of the classifier, ``(C,)``; None: ``rest``.
         """
         if rest:
             self.add(self._old, rest, proxy_rest)
@@ -121,9 +121,9 @@ class WeightedMean:
 
 
 class Addition:
-    """Running sum of what clients send beside their weights, each name in the type it is sent in.
+    """Running sum of clients' tensors other than weights, each in the dtype in which it is sent.
 
-    ``individual``: also keep what each of them sent, see ``Method.individual``.
+    ``individual``: also keep each client's tensors, see ``Method.individual``.
     """
 
     def __init__(self, *, individual: bool) -> None:
@@ -132,17 +132,17 @@ class Addition:
         self._contributions: list[Contribution] = []
 
     def add(self, client: int, tensors: Mapping[str, Tensor]) -> None:
-        """Add what one client sent; those who sent nothing need not be told of."""
+        """Add one client's tensors; clients without any can be skipped."""
         for name, value in tensors.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
         if self._individual and tensors:
             self._contributions.append(Contribution(client, tensors))
 
     def total(self, clients: int, round: int = 0) -> Total:
-        """The sum over so many clients.
+        """The sum over ``clients`` clients.
 
         Raises:
-            RunError: it is not finite; the line names the tensor.
+            RunError: it is not finite; the message names the tensor.
         """
         for name, value in self._sums.items():
             if not _finite(value):
@@ -154,7 +154,7 @@ class Addition:
 
 
 def matching(into: Tensor, term: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Parts of two tensors that belong together; of what is on disk one at a time is in memory."""
+    """Corresponding parts of two tensors; of tensors on disk, one part at a time is in memory."""
     return zip(pieces(into), pieces(term), strict=True) if into.stride() == term.stride() else [(into, term)]
 
 
@@ -164,7 +164,7 @@ def _rows(per_class: Tensor, like: Tensor) -> Tensor:
 
 
 def weighted_mean(uploads: Iterable[tuple[float, Weights]], old: Weights) -> Weights:
-    """Weighted mean of uploads, ``sum_k w_k u_k + (1 - sum_k w_k) old``; the weights may sum to 1 or less."""
+    """Weighted mean of uploads, ``sum_k w_k u_k + (1 - sum_k w_k) old``; the weights sum to at most 1."""
     uploads = list(uploads)
     mean = WeightedMean(old)
     for weight, upload in uploads:
@@ -175,16 +175,16 @@ def weighted_mean(uploads: Iterable[tuple[float, Weights]], old: Weights) -> Wei
 def check_upload(
     upload: Mapping[str, Tensor], old: Mapping[str, Tensor], *, where: str, keys: Sequence[str] = ()
 ) -> None:
-    """Refuse weights that are not the model's: other keys, shapes or dtypes, or values that are not finite.
+    """Check that an upload has the model's names, shapes and dtypes, and finite values.
 
-    ``keys``: of a recipe, that may be why training diverged, beside those of local training.
+    ``keys``: recipe keys that may cause divergence, in addition to those of local training.
 
     Raises:
-        RunError: one line that begins with ``where`` and names the tensor.
+        RunError: a one-line message that begins with ``where`` and names the tensor.
     """
     if upload.keys() != old.keys():
-        strange = sorted(upload.keys() ^ old.keys())[:3]
-        raise shareable(RunError(f"{where} has other tensors than the model: {_shown(strange)}"))
+        unexpected = sorted(upload.keys() ^ old.keys())[:3]
+        raise shareable(RunError(f"{where} has other tensors than the model: {_shown(unexpected)}"))
     for key, value in upload.items():
         if value.shape != old[key].shape or value.dtype != old[key].dtype:
             expected = f"{tuple(old[key].shape)} {old[key].dtype}"
@@ -196,25 +196,25 @@ def check_upload(
 
 
 def check_form(state: Mapping[str, Tensor], old: Mapping[str, Tensor], what: str, use: str) -> None:
-    """Refuse a state dict of other names or shapes than the model's, which a method has made.
+    """Check that a plugin's state dict has the model's names and shapes.
 
     Args:
         state: the state dict.
         old: the model's.
-        what: begins the line: the hook, and what it did.
-        use: ends the line: what to do instead.
+        what: start of the message: the hook, and what it did.
+        use: end of the message: advice.
 
     Raises:
-        HookError: in one line that names the tensors.
+        HookError: a one-line message that names the tensors.
     """
     for name, value in state.items():
         if name in old and value.shape != old[name].shape:
             shape, expected = tuple(value.shape), tuple(old[name].shape)
             raise HookError(f"{what} whose {clean(name, 80)} has the shape {shape}, expected {expected}; {use}")
-    missing, strange = ([name for name in a if name not in b] for a, b in ((old, state), (state, old)))
-    if missing or strange:
+    missing, unexpected = ([name for name in a if name not in b] for a, b in ((old, state), (state, old)))
+    if missing or unexpected:
         parts = [f"without {few(missing, 3)}"] if missing else []
-        parts += [f"with {few(strange, 3)}, which the server's model does not have"] if strange else []
+        parts += [f"with {few(unexpected, 3)}, which the server's model does not have"] if unexpected else []
         raise HookError(f"{what} {' and '.join(parts)}; {use}")
 
 
@@ -229,29 +229,29 @@ def check_result(
     parameters: Sequence[str],
     where: str,
 ) -> None:
-    """Refuse what a client's training leaves where it is not of the model's and the plugins' form, or not finite.
+    """Check that a client's result has the model's and the plugins' form, and finite values.
 
     Raises:
-        RunError: one line that begins with ``where`` and names the tensor.
+        RunError: a one-line message that begins with ``where`` and names the tensor.
     """
     check_upload(upload, old, where=where, keys=numbers(optimizer))
     shapes = announced(method, optimizer, federation, old, parameters)
     needed = [name for name in shapes if name.startswith(f"{OPTIMIZER}/")]
-    # where a tensor of the optimiser is named as a parameter is, it has that one's type
+    # an optimiser's tensor named after a parameter has the parameter's dtype
     named = {name: old.get(name.removeprefix(f"{OPTIMIZER}/")) for name in needed}
     dtypes = {n: (torch.float32, torch.float64) if like is None else (like.dtype,) for n, like in named.items()}
     check_extra(extra, shapes, where=where, dtypes=dtypes)
     if missing := sorted(set(needed) - extra.keys()):
-        raise RunError(f"{where} lacks {missing[0]}, which the server's optimiser needs from everybody")
+        raise RunError(f"{where} lacks {missing[0]}, which the server's optimiser needs from all clients")
 
 
 def check_terms(terms: Mapping[str, float], upload: Mapping[str, Tensor], method: Method, *, where: str) -> None:
-    """Refuse a loss that is not finite where its gradients are, so that the weights do not tell.
+    """Check for an infinite loss with finite gradients, which the weights do not reveal.
 
-    ``terms``: mean of each over a client's round. Weights that are not finite are :func:`check_upload`'s affair.
+    ``terms``: mean of each term over a client's round. :func:`check_upload` checks the weights.
 
     Raises:
-        RunError: one line that begins with ``where`` and names the term.
+        RunError: a one-line message that begins with ``where`` and names the term.
     """
     for name, value in terms.items():
         if not math.isfinite(value) and all(map(_finite, upload.values())):
@@ -267,13 +267,13 @@ def check_extra(
     where: str,
     dtypes: Mapping[str, Sequence[torch.dtype]] | None = None,
 ) -> None:
-    """Refuse tensors beside the weights that the method has not announced, or that are not finite, or counts below 0.
+    """Check that tensors other than weights are announced, finite and, if they are counts, not negative.
 
-    They are float32, float64 or int64. A client may send fewer than announced in ``shapes``. ``dtypes``: of those that
-    have others than these three, since one client's would become everybody's.
+    They are float32, float64 or int64. A client may send fewer than announced in ``shapes``. ``dtypes``: exceptions,
+    by name; only these dtypes are allowed, since one client's dtype would affect the sum.
 
     Raises:
-        RunError: one line that begins with ``where`` and names the tensor.
+        RunError: a one-line message that begins with ``where`` and names the tensor.
     """
     if unknown := sorted(tensors.keys() - shapes.keys()):
         raise RunError(f"{where} has tensors that its method does not announce: {_shown(unknown[:3])}")
@@ -285,14 +285,14 @@ def check_extra(
         if not _finite(value):
             raise shareable(RunError(f"{where}: {key} is not finite"))
         if not value.is_floating_point() and bool((value < 0).any()):
-            raise RunError(f"{where}: {key} has whole numbers below 0")
+            raise RunError(f"{where}: {key} has negative integers")
 
 
 def check_made(made: Mapping[str, Tensor], plugin: Method | Optimizer) -> None:
-    """Refuse what a plugin's step on the server has made of a round where it is not finite.
+    """Check that the result of a plugin's step on the server is finite.
 
     Raises:
-        RunError: one line that names the tensor and the plugin's numbers.
+        RunError: a one-line message that names the tensor and the plugin's float parameters.
     """
     for key, value in made.items():
         if not _finite(value):
@@ -304,18 +304,18 @@ def check_made(made: Mapping[str, Tensor], plugin: Method | Optimizer) -> None:
 
 
 def numbers(plugin: Method | Optimizer) -> list[str]:
-    """The keys of a plugin's parameters that are numbers with a fraction, such as rates and strengths."""
+    """Keys of a plugin's float parameters, such as rates and strengths."""
     section = "method_args" if isinstance(plugin, Method) else "train_args"
     return [f"{section}.{name}" for name, value in plugin.params if isinstance(value, float)]
 
 
 def _finite(value: Tensor) -> bool:
-    """Whether every entry is. One reduction tells: a sum with an inf or a nan in it is not finite."""
+    """Whether all entries are finite. The sum is checked first: it is not finite if an entry is inf or NaN."""
     return not value.is_floating_point() or all(
         bool(torch.isfinite(part.sum()) or torch.isfinite(part).all()) for part in pieces(value)
     )
 
 
 def _shown(names: Sequence[str]) -> str:
-    """Names that a stranger may have chosen, fit for a line of a log."""
+    """Names from an untrusted client, sanitised for a log line."""
     return ", ".join(clean(name, 80) for name in names)

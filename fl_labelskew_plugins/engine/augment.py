@@ -1,4 +1,4 @@
-"""Random changes of pictures in local training: torchvision's transforms with draws of its own for every sample."""
+"""Random augmentation of images in local training: torchvision's transforms with separate draws for each sample."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from fl_labelskew_registry import mistake
 from torch import Tensor
 
 PADDING = 8
-"""``crop`` pads by one part in so many of a side."""
+"""``crop`` pads by a side divided by this."""
 STRENGTH = 0.2
-"""``colour`` changes each property by this share at most."""
+"""Maximum relative change of each property by ``colour``."""
 GREY = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue in brightness (ITU-R BT.601), as in torchvision."""
 
 
 class Augment:
-    """The changes that ``train_args.augment`` names, in the order flip, crop, colour.
+    """The augmentation in ``train_args.augment``, in the order flip, crop, colour.
 
     Args:
-        names: of ``flip``, ``crop`` and ``colour``.
+        names: ``flip``, ``crop``, ``colour`` or some of them.
         shape: of one sample.
         dtype: of the samples.
 
     Raises:
-        LabelSkewError: samples of this form are no pictures.
+        LabelSkewError: the samples are not images.
     """
 
     def __init__(self, names: Sequence[str], shape: Sequence[int], dtype: torch.dtype) -> None:
         self.names = names
         form = f"samples of shape {tuple(shape)} and type {str(dtype).removeprefix('torch.')}"
         if names and len(shape) != 3:
-            raise mistake("train_args.augment", f"is for pictures, this data set has {form}", "train_args.augment: []")
+            raise mistake("train_args.augment", f"is for images, this data set has {form}", "train_args.augment: []")
         if "colour" in names and (dtype != torch.uint8 or shape[0] not in (1, 3)):
-            what = f"colour needs uint8 pictures of 1 or 3 channels, this data set has {form}"
+            what = f"colour needs uint8 images with 1 or 3 channels, this data set has {form}"
             raise mistake("train_args.augment", what, "flip or crop")
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Samples ``(B, C, H, W)`` with every change, of the same type; ``generator`` is the CPU's."""
+        """Augment samples ``(B, C, H, W)``, in the same dtype; ``generator`` is on the CPU."""
         if "flip" in self.names:
             x = flip(x, torch.rand(len(x), generator=generator) < 0.5)
         if "crop" in self.names:
@@ -55,7 +55,7 @@ def flip(x: Tensor, chosen: Tensor) -> Tensor:
 
 
 def crop(x: Tensor, top: Tensor, left: Tensor) -> Tensor:
-    """Pad samples ``(B, C, H, W)`` with zeros by an eighth of each side, and cut ``(H, W)`` out at ``(B,)`` places."""
+    """Pad samples ``(B, C, H, W)`` with zeros by an eighth of each side, and crop ``(H, W)`` at positions ``(B,)``."""
     height, width = x.shape[2:]
     padded = torch.nn.functional.pad(x, (width // PADDING,) * 2 + (height // PADDING,) * 2)
     rows = (top[:, None] + torch.arange(height)).to(x.device)
@@ -65,10 +65,10 @@ def crop(x: Tensor, top: Tensor, left: Tensor) -> Tensor:
 
 
 def colour(x: Tensor, factors: Tensor) -> Tensor:
-    """Brightness, contrast and, of three channels, saturation of uint8 samples times ``factors`` ``(3, B)``."""
+    """Multiply brightness, contrast and, with three channels, saturation of uint8 samples by ``factors`` ``(3, B)``."""
     brightness, contrast, saturation = factors.to(x.device)[:, :, None, None, None]
     pixels = _blend(x.float(), torch.zeros((), device=x.device), brightness)
-    # float64: the sum does not depend on how many threads add
+    # float64: so that the sum does not depend on the number of threads
     mean = _grey(pixels).double().mean((1, 2, 3), keepdim=True).float()
     pixels = _blend(pixels, mean, contrast)
     if x.shape[1] == 3:

@@ -1,7 +1,7 @@
-"""Per-client private state: kept by client and round, in memory up to a bound, on disk beyond it.
+"""Clients' private state, by client and round: in memory up to a limit, beyond it on disk.
 
-A round's states become valid together, by :meth:`StateStore.commit`. Until then the last committed ones stay, so that
-a round that breaks off leaves no trace. Files that a checkpoint refers to are never changed.
+:meth:`StateStore.commit` makes all states of a round valid together. Until then the last committed states stay valid,
+so an interrupted round has no effect. Files that a checkpoint refers to are never changed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class StateStore:
     """Private tensors of clients.
 
     Args:
-        folder: where states are spilled; made when first needed.
-        memory_bytes: states held in memory, in bytes; 0 keeps all on disk.
-        index: client to round, as :meth:`flush` returned it, of a run that goes on.
-        selections: client to the number of its selections, likewise.
-        earlier: indices of checkpoints before that one that are kept, oldest first.
+        folder: for states on disk; created when needed.
+        memory_bytes: memory for states, in bytes; 0 keeps all on disk.
+        index: client to round, from :meth:`flush`, for a resumed run.
+        selections: client to the number of its selections, for a resumed run.
+        earlier: indices of earlier checkpoints that are kept, oldest first.
     """
 
     def __init__(
@@ -43,26 +43,26 @@ class StateStore:
         self.selections: dict[int, int] = dict(selections or {})
         self._kept: list[dict[int, int]] = [dict(rounds) for rounds in (*earlier, index or {})]
         self._replaced = {key for rounds in earlier for key in rounds.items()} - self.committed.items()
-        """States that have newer ones; checkpoints refer to them."""
+        """Superseded states that checkpoints refer to."""
         self._pending: dict[int, int] = {}
         self._selected: list[int] = []
         self._memory: OrderedDict[Key, State] = OrderedDict()
         self._memory_used = 0
         self._unwritten: set[Key] = set()
-        """Those in memory that are on no disk."""
-        if folder.is_dir():  # leftovers of a process that was killed
+        """States in memory that are not on disk."""
+        if folder.is_dir():  # remove leftovers of a killed process
             wanted = {self._file(key) for kept in self._kept for key in kept.items()}
             for file in folder.glob("*.safetensors*"):
                 if file not in wanted:
                     file.unlink()
 
     def select(self, client: int) -> int:
-        """Count a selection of this client in the current round; returns how often it was selected, this included."""
+        """Count a selection of this client in the current round; return how often it was selected, including this."""
         self._selected.append(client)
         return self.times_selected(client) + 1
 
     def get(self, client: int) -> State:
-        """A copy of the client's last committed state; empty for a client that has none."""
+        """A copy of the client's last committed state; empty without one."""
         if client not in self.committed:
             return {}
         key = (client, self.committed[client])
@@ -80,11 +80,11 @@ class StateStore:
         self._remember((client, round), state)
 
     def note(self, client: int, round: int) -> None:
-        """A client that keeps its state itself has a new one; valid from the next :meth:`commit`."""
+        """Record that a client that stores its own state has a new one; valid from the next :meth:`commit`."""
         self._pending[client] = round
 
     def kept(self, client: int) -> list[int]:
-        """Rounds that wrote the states which checkpoints refer to, ascending."""
+        """Rounds of the client's states that checkpoints refer to, ascending."""
         return sorted({index[client] for index in self._kept if client in index})
 
     def times_selected(self, client: int) -> int:
@@ -92,7 +92,7 @@ class StateStore:
         return self.selections.get(client, 0)
 
     def commit(self) -> None:
-        """Make this round's states the valid ones."""
+        """Make this round's states valid."""
         for client, round in self._pending.items():
             old = (client, self.committed[client]) if client in self.committed else None
             self.committed[client] = round
@@ -106,19 +106,19 @@ class StateStore:
         self._pending, self._selected = {}, []
 
     def discard(self) -> None:
-        """Drop what the current round has put so far."""
+        """Drop the current round's states."""
         for key in self._pending.items():
             self._forget(key, disk=True)
         self._pending, self._selected = {}, []
 
     def flush(self) -> dict[int, int]:
-        """Write every committed state to disk; returns the index that a checkpoint records."""
+        """Write all committed states to disk; return the index for a checkpoint."""
         for key in self._unwritten & self.committed.items():
             self._write(key, self._memory[key])
         return dict(self.committed)
 
     def checkpointed(self, keep: int = 1) -> None:
-        """Let go of files that only checkpoints needed which are not among the last ``keep``, that of now included."""
+        """Delete files that only older checkpoints need than the last ``keep``, the current one included."""
         self._kept = [*self._kept, dict(self.committed)][-keep:]
         over = {(client, round) for client, round in self._replaced if round not in self.kept(client)}
         for key in over:
@@ -156,27 +156,27 @@ class StateStore:
 
 
 class Versions:
-    """One client's own private state, in files of its own: one for each round that wrote one and may be asked for."""
+    """One client's private states in separate files, one per round that may be requested."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def get(self, round: int) -> State:
-        """The state that this round wrote; empty where there is none."""
+        """The state written in this round; empty without one."""
         file = self._file(round)
         return load_file(file) if file.exists() else {}
 
     def has(self, round: int) -> bool:
-        """Whether what this round wrote is here, if only that there was nothing to keep."""
+        """Whether this round wrote a state, possibly an empty one."""
         return self._file(round).exists()
 
     def put(self, round: int, state: State) -> None:
-        """Write a state; an empty one, too, so that it is not taken for a lost one."""
+        """Write a state, even an empty one, which would otherwise look lost."""
         self.folder.mkdir(parents=True, exist_ok=True)
         save_atomic(state, self._file(round))
 
     def keep(self, rounds: set[int]) -> None:
-        """Let go of the states of all other rounds, and of what a kill left half written."""
+        """Delete the states of all other rounds, and incomplete files."""
         wanted = {self._file(round) for round in rounds}
         for file in self.folder.glob("round*.safetensors*"):
             if file not in wanted:

@@ -1,4 +1,4 @@
-"""Which process computes where. Every check of it happens before any process starts."""
+"""Assignment of processes to devices, checked before any process starts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from fl_labelskew_plugins.recipe.model import Recipe
 
 
 def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:
-    """The GPUs in use, in the recipe's order; none on the CPU. ``warn``: say where ``fallback`` takes that instead.
+    """GPUs to use, in the recipe's order; empty for the CPU. ``warn``: report if ``fallback`` selects the CPU.
 
     Raises:
-        LabelSkewError: a GPU is asked for that is not there, and there is no fallback.
+        LabelSkewError: a GPU is missing, and there is no fallback.
     """
     args = recipe.device
     if not args.using_gpu:
         return []
-    have = torch.cuda.device_count()
-    missing = [gpu for gpu in args.gpu_ids if gpu >= have]
+    available = torch.cuda.device_count()
+    missing = [gpu for gpu in args.gpu_ids if gpu >= available]
     if not missing:
         return list(dict.fromkeys(args.gpu_ids))
-    lack = f"device_args.gpu_ids: no GPU {missing[0]} on this machine, which has {have}"
+    lack = f"device_args.gpu_ids: no GPU {missing[0]} on this machine, which has {available}"
     if args.fallback is None:
         raise LabelSkewError(f"{lack}; use using_gpu: false, or fallback: cpu")
     if warn:
@@ -35,33 +35,33 @@ def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:
 
 
 def gpu_slots(recipe: Recipe, workers: int) -> list[int]:
-    """The GPU of each worker: of rank 1 first; empty on the CPU.
+    """GPU of each worker, starting with rank 1; empty on the CPU.
 
-    Workers are dealt to GPUs in turn, so that two workers use two GPUs. Ranks then go GPU by GPU in ascending order,
-    which is the only order that the host's own mapping can express.
+    Workers are assigned to GPUs in turn, so that two workers use two GPUs. Ranks are then in ascending order of GPUs,
+    the only order that FedML's mapping supports.
 
     Raises:
-        LabelSkewError: more workers than the GPUs are to take.
+        LabelSkewError: more workers than ``workers_per_gpu`` allows.
     """
-    use, most = gpus(recipe), recipe.device.workers_per_gpu
-    if not use:
+    selected, most = gpus(recipe), recipe.device.workers_per_gpu
+    if not selected:
         return []
-    if workers > len(use) * most:
+    if workers > len(selected) * most:
         raise mistake(
             "device_args.workers_per_gpu",
-            f"{workers} workers are more than {len(use)} GPU(s) with {most} each",
-            f"workers_per_gpu: {-(-workers // len(use))}, or fewer workers",
+            f"{workers} workers are more than {len(selected)} GPU(s) with {most} each",
+            f"workers_per_gpu: {-(-workers // len(selected))}, or fewer workers",
         )
-    return sorted(use[worker % len(use)] for worker in range(workers))
+    return sorted(selected[worker % len(selected)] for worker in range(workers))
 
 
 def host_mapping(recipe: Recipe, workers: int) -> dict[str, dict[str, list[int]]]:
-    """The host's GPU mapping: processes on each GPU, in rank order, server included; empty on the CPU.
+    """FedML's GPU mapping: number of processes per GPU, including the server; empty on the CPU.
 
-    The server shares the first GPU in use.
+    The server shares the first GPU.
     """
     if place_on_node() is not None and (gpu := device(recipe).index) is not None:
-        ranks = [gpu] * (workers + 1)  # each rank reads a mapping of its own
+        ranks = [gpu] * (workers + 1)  # each rank reads its own mapping
     elif slots := gpu_slots(recipe, workers):
         ranks = [slots[0], *slots]
     else:
@@ -70,7 +70,7 @@ def host_mapping(recipe: Recipe, workers: int) -> dict[str, dict[str, list[int]]
 
 
 def workers(recipe: Recipe, gpus: Sequence[int]) -> int:
-    """How many processes train, the server not counted, with the GPUs in use, see :func:`gpus`; none on the CPU."""
+    """Number of training processes, without the server; ``gpus``: from :func:`gpus`, empty on the CPU."""
     place = mpi_rank()
     if place is not None:
         return place[1] - 1
@@ -78,12 +78,12 @@ def workers(recipe: Recipe, gpus: Sequence[int]) -> int:
     if wanted is None:
         return min(most, len(gpus) * recipe.device.workers_per_gpu if gpus else available_cores())
     if wanted > most:
-        log.warn(f"comm_args.workers: {wanted} is more than the {most} clients of a round; {most} start")
+        log.warn(f"comm_args.workers: {wanted} is more than the {most} clients per round; starting {most}")
     return min(wanted, most)
 
 
 def device(recipe: Recipe, rank: int | None = None) -> torch.device:
-    """Where this process computes; ``rank``: of a simulation over MPI, by default this process's own, if it is one.
+    """Device of this process; ``rank``: in a simulation over MPI, default: this process's rank, if it has one.
 
     Raises:
         LabelSkewError: see :func:`gpus` and :func:`gpu_slots`.
@@ -91,13 +91,13 @@ def device(recipe: Recipe, rank: int | None = None) -> torch.device:
     place = mpi_rank() if recipe.comm.over_mpi else None
     if rank is None and place is not None:
         rank = place[0]
-    use = gpus(recipe, warn=not rank and not launched())  # who launches has said it already
-    if not use:
+    selected = gpus(recipe, warn=not rank and not launched())  # the launcher has already warned
+    if not selected:
         return torch.device("cpu")
     if rank is None:
-        return torch.device("cuda", use[0])
-    if (here := place_on_node()) is not None:  # every node has GPUs of its own
-        gpu_slots(recipe, here[1] - 1)  # the server is on one of the nodes, and shares a GPU there
-        return torch.device("cuda", use[here[0] % len(use)])
-    slots = gpu_slots(recipe, workers(recipe, use))
+        return torch.device("cuda", selected[0])
+    if (here := place_on_node()) is not None:  # GPUs are numbered per node
+        gpu_slots(recipe, here[1] - 1)  # the server is on one node, and shares a GPU there
+        return torch.device("cuda", selected[here[0] % len(selected)])
+    slots = gpu_slots(recipe, workers(recipe, selected))
     return torch.device("cuda", slots[max(rank - 1, 0)])

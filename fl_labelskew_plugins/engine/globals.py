@@ -1,4 +1,4 @@
-"""What a run shares with its caller: global generators, the number of torch threads, how a CPU takes tiny values."""
+"""Process-wide state that a run restores: global generators, torch threads, handling of subnormal numbers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch
 def restored(threads: int | None = None) -> Iterator[None]:
     """Restore the global generators and the number of torch threads at the end of the block, even if it raises.
 
-    The generators are those of ``random``, numpy and torch, and of the GPUs if this process already uses them.
-    FedML reseeds them all, and so may a plugin.
+    The generators are those of ``random``, numpy and torch, and of GPUs that this process already uses. FedML, and
+    possibly plugins, reseed all of them.
 
-    Within the block the CPU takes subnormal values (below 1.2e-38 in float32) as 0. It is many times slower with them
-    than with others, so that the time of training would tell who sent the model something about the samples.
+    Within the block the CPU treats subnormal values (below 1.2e-38 in float32) as 0. It is many times slower with
+    them, so a sender of a crafted model could infer properties of samples from the training time.
 
     Args:
-        threads: the number of torch threads within the block; default: as it is.
+        threads: number of torch threads within the block; default: unchanged.
     """
     before, python, of_numpy, cpu = (
         torch.get_num_threads(),

@@ -1,8 +1,8 @@
-"""What clients of one process share, the network and the plugins, and how one client's turn leaves no trace in it.
+"""Isolation of clients that share a network and plugins in one process.
 
-Over MPI and across silos clients train in other processes. What a hook left in a shared object would reach some of the
-later clients or none, so one recipe and seed would give other numbers. Changes of the network are therefore undone
-after each turn; a plugin whose attributes change ends the run.
+Over MPI and across silos, clients train in other processes. A hook's changes of a shared object would reach only some
+of the later clients, so the same recipe and seed would give different numbers. Changes of the network are therefore
+undone after each turn; a plugin whose attributes change ends the run.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ BETWEEN = (
     "stages",
     "personalised",
 )
-"""Hooks that are not given a client, and may be called at any time."""
+"""Hooks without a client, which may be called at any time."""
 SERVER = ("open", "combine", "after_aggregation", "step")
 """Hooks of the server."""
 
 
 class Baseline:
-    """A network as it is now; :meth:`restore` undoes all later changes, except those of weights and saved buffers.
+    """State of a network; :meth:`restore` undoes all later changes, except those of weights and saved buffers.
 
-    It restores the modules' structure, attributes, modes and hooks, which parameters are trained, their hooks, and the
-    values of non-persistent buffers. Weights and persistent buffers are loaded at the start of each turn; one of
-    another shape or dtype gets its earlier form, with zeros.
+    It covers the modules' structure, attributes, modes and hooks, which parameters are trained, their hooks, and the
+    values of non-persistent buffers. Weights and persistent buffers are loaded at the start of each turn; those with a
+    changed shape or dtype get their earlier form, filled with zeros.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -72,12 +72,12 @@ class Baseline:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Undo what changed since."""
+        """Restore the state."""
         for tensor, form in self._forms:
             _reform(tensor, form)
         for module, kind, attributes in self._modules:
             now = vars(module)
-            if type(module) is not kind:  # parametrisations replace it
+            if type(module) is not kind:  # parametrisations replace the class
                 module.__class__ = kind
             for name in [name for name in now if name not in attributes]:
                 del now[name]
@@ -101,7 +101,7 @@ class Baseline:
 
 
 def _content(value: Any) -> Any:
-    """A copy of a container, whose content may change; None for any other value."""
+    """A copy of a container; None for any other value."""
     return value.copy() if isinstance(value, dict | set | list) else None
 
 
@@ -111,14 +111,14 @@ def _refill(container: Any, content: Any) -> None:
 
 
 def _reform(tensor: Tensor, form: Tensor) -> None:
-    """Give a tensor whose ``data`` was replaced its earlier shape and dtype."""
+    """Restore the shape and dtype of a tensor whose ``data`` was replaced."""
     if tensor.shape != form.shape or tensor.dtype != form.dtype:
         tensor.grad = None
         tensor.data = torch.zeros_like(form, device=tensor.device)
 
 
 def _current(now: Mapping[str, Tensor | None], before: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Buffers by their earlier names; one of the same form stays, as FedML moves buffers from device to device."""
+    """Buffers by their earlier names; buffers of the same form stay, since FedML moves them between devices."""
 
     def same(name: str, old: Tensor | None) -> bool:
         new = now.get(name)
@@ -128,9 +128,9 @@ def _current(now: Mapping[str, Tensor | None], before: Mapping[str, Tensor | Non
 
 
 class Unchanged:
-    """Raises HookError when the attributes of a method or an optimiser change after this is made.
+    """Check that the attributes of a method or an optimiser do not change.
 
-    A value that a ``functools.cached_property`` computes counts as no change.
+    Values computed by ``functools.cached_property`` are allowed.
     """
 
     def __init__(self, plugin: Method | Optimizer) -> None:
@@ -139,10 +139,10 @@ class Unchanged:
         self._used = cache(lambda part, hooks: [hook for hook in hooks if hasattr(part, hook) and part.uses(hook)])
 
     def check(self, *hooks: str) -> None:
-        """Compare, after some of these ``hooks`` were called; costs nothing if the plugin has none of them.
+        """Compare attributes after a call of some of these ``hooks``; free if the plugin defines none of them.
 
         Raises:
-            HookError: an attribute changed; the line names class, hook and attribute, and what to use.
+            HookError: an attribute changed; the message names class, hook and attribute, and how to fix it.
         """
         for number, part in enumerate(self._parts):
             if not (used := self._used(part, hooks)):
@@ -175,7 +175,7 @@ def _is_cached(part: Plugin, name: str) -> bool:
 
 
 def _attributes(part: Plugin) -> dict[str, Any]:
-    """What can be compared of each attribute of a plugin, and of the data of its class."""
+    """Comparable state of all attributes of a plugin and of its class."""
     packages = {package(base) for base in type(part).__mro__} - {"builtins"}
     of_classes = {
         name: value
@@ -188,7 +188,7 @@ def _attributes(part: Plugin) -> dict[str, Any]:
 
 
 class _Same:
-    """Equal to what holds the very same object."""
+    """Equal only for the same object."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -200,7 +200,7 @@ class _Same:
 
 
 class _Tensor(_Same):
-    """Equal to the same tensor, not changed in place since, or to another one of the same values."""
+    """Equal for the same tensor without in-place changes, or another tensor with the same values."""
 
     value: Tensor
 
@@ -235,11 +235,11 @@ STATES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (np.random.RandomState, lambda value: repr(value.get_state())),
     ((set, frozenset), frozenset),
 )
-"""What can be compared of values of these types."""
+"""Comparable states of values, by type."""
 
 
 def _token(value: Any, packages: set[str], seen: set[int]) -> Any:
-    """What can be compared of a value: its content, of objects of other ``packages`` only which object it is."""
+    """Comparable state of a value: its content, or for objects of other ``packages``, its identity."""
     for kinds, state in STATES:
         if isinstance(value, kinds):
             return state(value)

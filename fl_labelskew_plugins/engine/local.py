@@ -1,4 +1,4 @@
-"""What local training has in common, whoever's turn it is: settings, network, samples, tests. Knows no host."""
+"""Local training common to all clients: settings, network, samples, tests. Independent of FedML."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.tensors import Weights, evict
 
 TEST_BATCH = {"cpu": 128, "cuda": 1024}
-"""Samples of a batch where no gradient is needed: few enough that activations stay in a core's cache, or fill a GPU."""
+"""Batch size without gradients: small enough for a CPU core's cache, or large enough for a GPU."""
 
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """How a client trains; the fields are those of a recipe's ``train_args`` and ``device_args``."""
+    """Settings of local training, named as in a recipe's ``train_args`` and ``device_args``."""
 
     epochs: int = 1
     batch_size: int = 64
@@ -45,7 +45,7 @@ class LocalSettings:
 
 
 def learning_rate(settings: LocalSettings, round: int) -> float:
-    """Learning rate of a round: constant, or times ``lr_decay`` every ``lr_decay_every`` rounds."""
+    """Learning rate of a round: constant, or multiplied by ``lr_decay`` every ``lr_decay_every`` rounds."""
     if settings.lr_schedule == "step":
         return settings.learning_rate * settings.lr_decay ** (round // settings.lr_decay_every)
     return settings.learning_rate
@@ -53,15 +53,15 @@ def learning_rate(settings: LocalSettings, round: int) -> float:
 
 @dataclass
 class LocalResult:
-    """What a client's local training leaves behind.
+    """Result of a client's local training.
 
     Args:
         upload: state dict for the server.
-        contributions: tensors that ride with it.
-        state: the client's private state from now on.
-        loss_terms: mean of each term of the loss over the round's batches.
-        personalised: right answers and samples of the client's own test split under its final weights, or None.
-        noise_seed: seed of its privacy noise in this turn, which leaves it by no means.
+        contributions: other tensors for the server.
+        state: new private state of the client.
+        loss_terms: mean of each loss term over the round's batches.
+        personalised: correct answers and samples of the client's own test split with its final weights, or None.
+        noise_seed: seed of its privacy noise in this turn; never sent to the server.
     """
 
     upload: Weights
@@ -73,30 +73,30 @@ class LocalResult:
 
 
 class TrainingObserver(Protocol):
-    """Watches local training as far as it is uploaded; it changes nothing of it and draws from no generator."""
+    """Observer of local training up to the upload; it must not change training or draw random numbers."""
 
     def before(self, view: ClientView) -> None:
-        """The client has its start weights, and nothing is trained yet."""
+        """Called with the start weights, before training."""
 
     def step(self, batch: Batch, view: ClientView) -> None:
-        """A batch's gradients are there, not clipped; the weights are not changed yet."""
+        """Called with a batch's gradients, not clipped, before the step."""
 
 
 @dataclass(frozen=True)
 class LocalTrainer:
-    """What local training in this process has in common, whoever's turn it is; see :class:`.turn.Turn`.
+    """State common to all clients' training in this process; see :class:`.turn.Turn`.
 
     Args:
-        model: the network in use, with ``features`` and ``classifier``; its weights are scratch.
-        train: training samples of every client in this process.
-        indices: ``(N_k,)`` int64 sample indices of each client that trains here, by its number.
+        model: the network, with ``features`` and ``classifier``; its weights are overwritten.
+        train: training samples of all clients in this process.
+        indices: ``(N_k,)`` int64 sample indices of each client in this process, by its number.
         test_indices: test samples of each such client's own split.
-        secret: seed of a silo's privacy noise, up to 128 bits that nobody else knows; None: the recipe's seed.
-        optimizer: how the federation optimises; its local part.
-        fresh: state dict of another network, freshly initialised: the same one at each call and in each process.
-        names: clients' names for people, by their numbers; none: clients have only numbers.
-        sends: whether what the method contributes leaves a client.
-        between: called before each batch, with whether it is trained on; what one raises ends the round.
+        secret: secret seed of a silo's privacy noise, up to 128 bits; None: the recipe's seed.
+        optimizer: the federated optimiser, for its local part.
+        fresh: freshly initialised state dict of another network, identical for all calls and processes.
+        names: display names of clients, by number; empty: only numbers.
+        sends: whether the method's contributions leave a client.
+        between: called before each batch, with whether it is a training batch; an exception ends the round.
     """
 
     model: nn.Module
@@ -115,7 +115,7 @@ class LocalTrainer:
     between: list[Callable[[bool], None]] = field(default_factory=list)
     _spares: list[Baseline] = field(default_factory=list, init=False, repr=False)
     unchanged: tuple[Unchanged, Unchanged] = field(init=False, repr=False)
-    """The method and the optimiser, of which no hook may change an attribute."""
+    """Checks that hooks of the method and the optimiser change no attributes."""
 
     def __post_init__(self) -> None:
         if self.settings.channels_last:
@@ -129,7 +129,7 @@ class LocalTrainer:
 
     @property
     def device(self) -> torch.device:
-        """Where this trainer computes."""
+        """Device of this trainer."""
         return self.train.y.device
 
     @cached_property
@@ -139,28 +139,28 @@ class LocalTrainer:
 
     @property
     def noise_seed(self) -> int:
-        """Seed of all privacy noise; not the recipe's where that would let the server subtract the noise."""
+        """Seed of all privacy noise; secret if the server could subtract noise from the recipe's seed."""
         return self.federation.seed if self.secret is None else self.secret
 
     def counts(self, client: int) -> Tensor:
-        """``(C,)`` int64 training samples of each class of a client of this process."""
+        """``(C,)`` int64 training samples per class of a client in this process."""
         return torch.bincount(self.train.y[self.indices[client]], minlength=self.federation.num_classes)
 
     def name(self, client: int) -> str:
-        """What people call a client: ``client north``, or ``client 3`` where it has no name."""
+        """Display name: ``client north``, or ``client 3`` without a name."""
         return f"client {self.names.get(client, client)}"
 
     def spares(self) -> Iterator[nn.Module]:
-        """Copies of the network, made when they are first needed; good until the next turn asks for its own."""
+        """Copies of the network, made when needed; valid until the next turn asks for copies."""
         for number in itertools.count():
             if number == len(self._spares):
                 self._spares.append(copy.deepcopy(self.baseline))
             spare = self._spares[number]
-            spare.restore()  # what a turn has made of the copy, or of the network before it was copied
+            spare.restore()  # undo changes by an earlier turn, or before the network was copied
             yield spare.model
 
     def forward(self, model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Features ``(B, d)`` and logits ``(B, C)`` of the network, or of a copy of it, both float32."""
+        """Features ``(B, d)`` and logits ``(B, C)`` of the network or of a copy, both float32."""
         with self.autocast():
             features = model.features(inputs)  # type: ignore[operator]
             logits = model.classifier(features)  # type: ignore[operator]
@@ -170,9 +170,9 @@ class LocalTrainer:
     def predict(
         self, index: Tensor | None = None, weights: Weights | None = None, *, view: ClientView | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Logits ``(N, C)`` and labels ``(N,)`` of test samples, all by default, under the current or given weights.
+        """Logits ``(N, C)`` and labels ``(N,)`` of test samples, by default all, for the current or given weights.
 
-        With ``view``, those of that client's own model, whatever the method makes of it.
+        With ``view``, the logits of that client's own model, as the method defines it.
         """
         if weights is not None and self.indices:
             load(self.model, weights)
@@ -189,13 +189,13 @@ class LocalTrainer:
         return torch.cat(parts), labels
 
     def hand_back(self) -> Weights:
-        """Take the model's weights out of it and return them; who trains no client needs them for tests alone."""
+        """Take the model's weights out of it and return them; a process without clients needs them only for tests."""
         weights = {name: value.detach() for name, value in self.model.state_dict().items()}
         lend(self.model, forms(weights))
         return weights
 
     def inputs(self, samples: Samples | Streamed, index: Tensor | None) -> Iterator[Tensor]:
-        """Inputs ``(B, ...)`` of samples, all by default, in batches where no gradient is needed."""
+        """Inputs ``(B, ...)`` of samples, by default all, in batches for use without gradients."""
         size = TEST_BATCH.get(self.device.type, 1024)
         parts: Iterable[Tensor | slice] = (slice(start, start + size) for start in range(0, len(samples.y), size))
         if index is not None:
@@ -206,13 +206,13 @@ class LocalTrainer:
             yield self.formatted(inputs)
 
     def formatted(self, inputs: Tensor) -> Tensor:
-        """Inputs in the memory format of the network."""
+        """Inputs in the network's memory format."""
         if self.settings.channels_last and inputs.dim() == 4:
             return inputs.contiguous(memory_format=torch.channels_last)
         return inputs
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Within it, the network computes with the precision that was asked for."""
+        """Context in which the network computes with the chosen precision."""
         if self.settings.precision == "bf16":
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return contextlib.nullcontext()
@@ -224,12 +224,12 @@ def snapshot(model: nn.Module) -> Weights:
 
 
 def with_shared(model: nn.Module, method: Method, federation: Federation, purpose: str) -> nn.Module:
-    """The network with the method's shared modules, if it has some; ``purpose`` names the stream of their weights."""
+    """Add the method's shared modules to the network, if any; ``purpose`` names the random stream of their weights."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seeds.torch_seed(federation.seed, f"{purpose}, shared modules"))
         modules = method.shared_modules(federation)
     if modules and hasattr(model, SHARED_MODULES):
-        taken = f"has an attribute {SHARED_MODULES}, which is for the modules of the method"
+        taken = f"has an attribute {SHARED_MODULES}, which is reserved for the method's modules"
         raise mistake(type(model).__name__, taken, "another name for it")
     if modules:
         model.add_module(SHARED_MODULES, nn.ModuleDict(modules))
@@ -244,10 +244,10 @@ def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def lend(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Let the model compute with these very tensors; it must not be trained."""
+    """Let the model use these tensors without a copy; it must not be trained."""
     model.load_state_dict(dict(weights), assign=True)
 
 
 def forms(weights: Mapping[str, Tensor]) -> Weights:
-    """Shapes and dtypes of a state dict, as tensors that take no memory."""
+    """Shapes and dtypes of a state dict, as tensors without memory."""
     return {name: value.to("meta") for name, value in weights.items()}

@@ -1,4 +1,4 @@
-"""Measures of a classifier from its logits; plain tensor functions."""
+"""Classification measures from logits, as plain tensor functions."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor
 
 
 def confusion(predicted: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """``(C, C)`` int64 of ``(N,)`` int64: entry ``[c, p]`` counts the samples of class c that were predicted as p."""
+    """Confusion matrix ``(C, C)`` int64 from ``(N,)`` int64; ``[c, p]``: samples of class c predicted as p."""
     return torch.bincount(labels * num_classes + predicted, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
 def measures(matrix: Tensor, observed: Tensor | None = None) -> dict[str, object]:
-    """Measures of a confusion matrix ``(C, C)``; classes without a test sample count nowhere.
+    """Measures of a confusion matrix ``(C, C)``, without classes that have no test samples.
 
     Args:
         matrix: from :func:`confusion`.
         observed: ``(C,)`` bool, classes that some client of the round holds.
 
     Returns:
-        ``accuracy``; ``balanced_accuracy``, the mean recall; ``macro_f1``; ``recall``, one per class, None without a
-        sample; and with ``observed``, ``observed_accuracy`` and ``missing_accuracy`` over the test samples of those
-        and of the other classes, None where there are none.
+        ``accuracy``; ``balanced_accuracy``, the mean recall; ``macro_f1``; ``recall`` per class, None without samples.
+        With ``observed`` also ``observed_accuracy`` and ``missing_accuracy``, over the test samples of observed and of
+        other classes; None without samples.
     """
     matrix = matrix.double()
     right, support, predicted = matrix.diag(), matrix.sum(1), matrix.sum(0)
@@ -45,14 +45,14 @@ def measures(matrix: Tensor, observed: Tensor | None = None) -> dict[str, object
 
 
 def pooled(right: int, samples: int) -> dict[str, object]:
-    """Accuracy over the test samples of all clients together, and their number; nothing without samples."""
+    """Accuracy over all clients' test samples together, and their number; empty without samples."""
     return {"client_accuracy_pooled": right / samples, "client_test_samples": samples} if samples else {}
 
 
 def over_clients(key: str, values: Sequence[float | None], names: Sequence[str]) -> dict[str, object]:
-    """A measure of each client, in order, with mean, std and the worst over those that have one, and who that is.
+    """A measure of each client, in order, with mean, std, worst value and worst client of those that have one.
 
-    Nothing but the list where no client has one.
+    Without any value, only the list.
 
     >>> over_clients("recall", [0.75, None, 0.25], ["north", "south", "coast"])["recall_worst_client"]
     'coast'

@@ -1,11 +1,10 @@
-"""Noise in whole numbers for sums in a ring: the distributed discrete Gaussian mechanism.
+"""Integer noise for sums in a ring: the distributed discrete Gaussian mechanism.
 
 Kairouz, Liu, Steinke: The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation, ICML
-2021 (theorem 1, algorithm 1). Each client clips the norm of what it adds, rounds it to steps of the ring, and adds
-discrete Gaussian noise; whoever reads the sum finds the noise of all of them. Where the paper differs: it rounds at
-random, again and again until the norm is small enough, and rotates vectors at random, so that a ring of few bits is
-enough; here each value goes to the nearest step, which lengthens a vector of ``d`` values by ``sqrt(d) / 2`` steps at
-most, and the noise is in proportion to the lengthened norm.
+2021 (theorem 1, algorithm 1). Each client clips the norm of its update, rounds it to steps of the ring, and adds
+discrete Gaussian noise; the sum contains the noise of all clients. Difference: the paper rounds randomly until the norm
+is small enough, and rotates vectors randomly, so that few bits suffice. Here each value is rounded to the nearest step,
+which lengthens a vector of ``d`` values by at most ``sqrt(d) / 2`` steps, and the noise is scaled to that norm.
 """
 
 from __future__ import annotations
@@ -22,33 +21,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 AT_ONCE = 2**16
-"""Draws at once, so that they stay in a core's cache."""
+"""Draws at once, which fit a core's cache."""
 UNSURE = 2.0**-44
-"""A draw that is nearer than this to the chance that it is compared with is compared again, in more digits."""
+"""Difference between a draw and the probability below which they are compared again, with more digits."""
 DIGITS = Context(prec=60)
 TAIL = 10.0
-"""Standard deviations of the noise for which the ring has room; beyond are 2e-23 of all values."""
+"""Standard deviations of noise for which the ring has room; 2e-23 of all values lie beyond."""
 LEAST = 2.0
-"""Least standard deviation of a client's noise, in steps: sums of it are as good as one such noise, tau of theorem 1 is
-below 1e-15 for each pair of clients."""
+"""Minimum standard deviation of a client's noise, in steps: sums are then as good as one discrete Gaussian, since tau
+of theorem 1 is below 1e-15 for each pair of clients."""
 MULTIPLIER = "privacy_args.noise_multiplier"
 
 
 @dataclass(frozen=True)
 class SumNoise:
-    """Noise on the sum of clients' vectors, of which each client adds its part.
+    """Noise on the sum of clients' vectors, of which each client adds a part.
 
     Args:
-        multiplier: least standard deviation of the sum's noise, over the largest norm that one client may add.
-        clip: that norm, of a client's weighted values together, before they are rounded.
-        largest: the most that a value of the sum can be.
+        multiplier: minimum standard deviation of the sum's noise, divided by ``clip``.
+        clip: maximum norm of one client's weighted values together, before rounding.
+        largest: maximum of a value in the sum.
         bits: of the ring.
-        clients: the most that are added up, and so the most noise.
-        least: the fewest that a sum may be of, and so the least.
+        clients: maximum of clients in a sum, which gives the most noise.
+        least: minimum of clients in a sum, which gives the least noise.
         size: values of a vector.
 
     Raises:
-        LabelSkewError: the ring has too few bits for it, or steps too large.
+        LabelSkewError: the ring has too few bits, or too large steps.
     """
 
     multiplier: float
@@ -65,46 +64,46 @@ class SumNoise:
             raise mistake(MULTIPLIER, what, "more comm_args.secure_bits, or less noise")
         if self.deviation < LEAST:
             what = (
-                f"{self.multiplier:g} is noise of {self.deviation:.2g} steps of a client, and at least {LEAST:g} hide"
+                f"{self.multiplier:g} gives a client noise of {self.deviation:.2g} steps; expected at least {LEAST:g}"
             )
             raise mistake(MULTIPLIER, what, "more noise, more comm_args.secure_bits or a smaller comm_args.secure_clip")
 
     @property
     def step(self) -> float:
-        """What a whole number is worth."""
+        """Value of one step of the ring."""
         top = float(2 ** (self.bits - 1) - 1 - self.clients)  # each client's rounding adds half a step
         most = TAIL * self.multiplier * math.sqrt(self.clients / self.least)
         return (self.largest + most * self.clip) / (top - most * math.sqrt(self.size) / 2)
 
     @property
     def head_room(self) -> float:
-        """Room that the ring keeps for the noise, over ``largest``."""
+        """Room for the noise in the ring, divided by ``largest``."""
         return self.step * float(2 ** (self.bits - 1) - 1 - self.clients) / self.largest - 1
 
     @property
     def norm(self) -> float:
-        """Largest norm, in steps, of one client's rounded vector."""
+        """Maximum norm, in steps, of one client's rounded vector."""
         return self.clip / self.step + math.sqrt(self.size) / 2
 
     @property
     def deviation(self) -> float:
-        """Standard deviation, in steps, of one client's part."""
+        """Standard deviation, in steps, of one client's noise."""
         return self.multiplier * self.norm / math.sqrt(self.least)
 
     def clipped(self, values: Mapping[str, Tensor], share: float = 1.0) -> dict[str, Tensor]:
-        """The same values, float64, shortened so that, weighted by ``share``, they are no longer than they may be.
+        """Scale values (float64) so that their norm times ``share`` is at most ``clip``, and each at most ``largest``.
 
-        None is larger than ``largest`` then: whether one was is a client's own business, and no error.
+        A value that was larger is not an error, which would reveal it.
         """
         norm = share * math.sqrt(math.fsum(float(value.square().sum()) for value in values.values()))
         if not norm:
             return dict(values)
         peak = max(float(value.abs().max()) for value in values.values() if value.numel())
-        factor = min(1.0, self.clip / norm, self.largest / peak) * (1 - 2**-40)  # nothing that rounding adds is left
+        factor = min(1.0, self.clip / norm, self.largest / peak) * (1 - 2**-40)  # margin for rounding errors
         return {name: value * factor for name, value in values.items()}
 
     def draw(self, generator: np.random.Generator) -> NDArray[np.int64]:
-        """One client's part, ``(size,)``."""
+        """One client's noise, ``(size,)``."""
         return discrete_gaussian(self.size, self.deviation, generator)
 
 
@@ -113,12 +112,12 @@ def discrete_gaussian(size: int, sigma: float, generator: np.random.Generator) -
 
     .. math:: P(x) \propto \exp(-x^2 / 2 \sigma^2), \quad x \in \mathbb Z
 
-    They are exact but for the generator, and for the 60 digits of comparisons that float64 does not settle.
+    Exact, except for the generator and the 60 digits of comparisons that float64 cannot decide.
 
     Args:
-        size: how many.
-        sigma: above 0 and below 2**40; taken for the very number that the float is.
-        generator: the only source of them.
+        size: number of draws.
+        sigma: above 0 and below 2**40; used exactly, without rounding.
+        generator: source of randomness.
 
     Returns:
         ``(size,)``.
@@ -141,7 +140,7 @@ def discrete_gaussian(size: int, sigma: float, generator: np.random.Generator) -
 
 
 def _discrete_laplace(scale: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Some draws ``x`` with chances in proportion to ``exp(-|x| / scale)``."""
+    """Some draws ``x`` with probabilities proportional to ``exp(-|x| / scale)``."""
     part = generator.integers(0, scale, AT_ONCE)
     part = part[_chance(part / scale, lambda i: Fraction(int(part[i]), scale), generator)]
     whole = np.zeros_like(part)
@@ -150,17 +149,17 @@ def _discrete_laplace(scale: int, generator: np.random.Generator) -> NDArray[np.
         whole[going] += 1
     draws: NDArray[np.int64] = part + scale * whole
     negative = generator.integers(0, 2, len(draws), dtype=bool)
-    signed: NDArray[np.int64] = np.where(negative, -draws, draws)[~(negative & (draws == 0))]  # or 0 would come twice
+    signed: NDArray[np.int64] = np.where(negative, -draws, draws)[~(negative & (draws == 0))]  # or 0 would count twice
     return signed
 
 
 def _chance(
     exponent: NDArray[np.float64], exact: Callable[[int], Fraction], generator: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """For each of them yes with chance ``exp(-exponent)``; ``exact``: an exponent by its index, without rounding."""
+    """Draw True with probability ``exp(-exponent)`` each; ``exact``: the exponent of an index, without rounding."""
     chance, draw = np.exp(-exponent), generator.random(len(exponent))
     yes: NDArray[np.bool_] = draw < chance
-    for i in np.flatnonzero(np.abs(draw - chance) < UNSURE):  # 53 bits of a draw may not tell: 128 more do
+    for i in np.flatnonzero(np.abs(draw - chance) < UNSURE):  # 53 bits may not decide: draw 128 more
         more = Fraction(int.from_bytes(generator.bytes(16), "little"), 2**181)
         drawn, power = Fraction(float(draw[i])) + more, exact(int(i))
         decimal = [DIGITS.divide(Decimal(f.numerator), Decimal(f.denominator)) for f in (drawn, -power)]

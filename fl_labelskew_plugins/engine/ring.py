@@ -1,15 +1,15 @@
-"""Fixed point in rings of whole numbers: what is added up there is exact, in whatever order.
+"""Fixed-point numbers in integer rings, whose sums are exact in any order.
 
-A client writes a mapping of tensors as one flat vector; the sum of such vectors gives the sums of their tensors. Two
-kinds of tensors are written:
+A client encodes a mapping of tensors as one flat vector; the sum of such vectors contains the sums of the tensors.
+There are two kinds of tensors:
 
-- A *narrow* one takes one entry of the vector for each value, summed modulo ``2 ** bits``. Values are at most ``bound``
-  and weighted by the clients' shares, which sum to at most 1, so that a sum of them is at most ``bound``, too, however
-  many there are; the step is ``bound`` divided by half of the ring, less the half steps by which clients round.
-- A *wide* one has a step of its own, such as ``2 ** -20``, and takes one number of 64 bits for each value, summed
-  modulo ``2 ** 64``: sums of parts of these numbers would say more than the sum.
+- A *narrow* tensor takes one entry of the vector per value, summed modulo ``2 ** bits``. Values are at most ``bound``
+  and weighted by the clients' shares. These sum to at most 1, so a sum is at most ``bound``, too, for any number of
+  clients. The step is ``bound`` divided by half of the ring, less half a step of rounding per client.
+- A *wide* tensor has its own step, such as ``2 ** -20``, and takes one 64-bit number per value, summed modulo
+  ``2 ** 64``: sums of parts of these numbers would reveal more than the sum.
 
-In memory and on its way, wide numbers come first, then the narrow entries, of two bytes with 16 bits and else of four.
+In memory and on the wire, wide numbers come first, then narrow entries, of two bytes with 16 bits and otherwise four.
 
 A value out of range is an error before anything leaves a client.
 """
@@ -34,7 +34,7 @@ Vector = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True)
 class Narrow:
-    """A tensor of a ``shape`` whose values are at most ``bound``, before they are weighted by the client's share."""
+    """Form of a tensor whose values are at most ``bound`` before they are weighted by the client's share."""
 
     shape: tuple[int, ...]
     bound: float
@@ -42,39 +42,39 @@ class Narrow:
 
 @dataclass(frozen=True)
 class Wide:
-    """A tensor of a ``shape``, in steps of ``2 ** -fraction``."""
+    """Form of a tensor with steps of ``2 ** -fraction``."""
 
     shape: tuple[int, ...]
     fraction: int
 
 
 class Ring:
-    """How tensors are written as a vector.
+    """Encoding of tensors as a vector.
 
     Args:
-        entries: the tensors, by name.
+        entries: forms of tensors, by name.
         bits: of an entry of the vector, 16 to 32.
-        clients: the most that are added up.
-        head_room: how much of a narrow tensor's range is kept free beside it, for noise.
+        clients: maximum of vectors in a sum.
+        head_room: free part of narrow ranges for noise, relative to ``bound``.
     """
 
     def __init__(
         self, entries: Mapping[str, Narrow | Wide], bits: int, clients: int, *, head_room: float = 0.0
     ) -> None:
         self.bits, self.clients = bits, clients
-        # wide ones come first
+        # wide entries first
         self.entries = dict(sorted(entries.items(), key=lambda item: isinstance(item[1], Narrow)))
         self.value = 64 - (clients - 1).bit_length()
-        """Bits of a wide value, its sign included; the sum of all clients' values fits 64."""
+        """Bits of a wide value with sign, so that the sum of all clients' values fits into 64."""
         self._top = (2 ** (bits - 1) - 1 - clients) / (1 + head_room)  # each client's rounding adds half a step
         self.wide = sum(math.prod(e.shape) for e in self.entries.values() if isinstance(e, Wide))
-        """Wide values of the vector."""
+        """Number of wide values in the vector."""
         narrow = sum(math.prod(e.shape) for e in self.entries.values() if isinstance(e, Narrow))
         self.size = length(bits, self.wide, narrow)
         """Entries of the vector, of the type :func:`unit`."""
 
     def steps(self, entry: Narrow | Wide) -> float:
-        """How many steps of the ring 1 of a tensor is."""
+        """Steps of the ring per unit of a tensor."""
         return self._top / entry.bound if isinstance(entry, Narrow) else 2.0**entry.fraction
 
     def encode(
@@ -83,23 +83,22 @@ class Ring:
         """One client's vector.
 
         Args:
-            tensors: of all names, and of their shapes; finite.
-            share: the client's weight for narrow tensors, 0 to 1; those of all clients sum to at most 1.
-            where: how an error begins.
-            words: of an error, by name: what reaches too far, and what to do then; default: the name, and what helps
-                where training diverges.
+            tensors: all entries, in their shapes; finite.
+            share: the client's weight for narrow tensors, 0 to 1; all clients' weights sum to at most 1.
+            where: start of error messages.
+            words: description and advice for error messages, by name; default: the name, and advice against divergence.
 
         Returns:
             ``(size,)``, narrow entries from 0 to ``2 ** bits - 1``.
 
         Raises:
-            RunError: one line that names a tensor that is out of range.
+            RunError: a tensor is out of range; a one-line message that names it.
         """
         vector = self.zeros()
         wide, narrow = parts(vector, self.wide)
         for name, entry in self.entries.items():
             value = tensors[name].detach().reshape(-1).double().cpu()
-            # exactly the largest value may not be reached by a wide one: half a step more would be out of range
+            # for wide entries, less than the exact maximum, which rounding might exceed
             most = entry.bound if isinstance(entry, Narrow) else 2.0 ** (self.value - 1 - entry.fraction) - 1
             reached = float(value.abs().max()) if len(value) else 0.0
             if not reached <= most:
@@ -116,7 +115,7 @@ class Ring:
         return vector
 
     def zeros(self) -> Vector:
-        """The sum of nobody's vectors."""
+        """An empty sum."""
         return np.zeros(self.size, unit(self.bits))
 
     def add(self, into: Vector, vector: Vector) -> None:
@@ -124,7 +123,7 @@ class Ring:
         add(into, vector, self.bits, self.wide)
 
     def decode(self, vector: Vector) -> dict[str, Tensor]:
-        """The sums of all clients' tensors, those of narrow ones weighted, from the sum of their vectors; float64."""
+        """Sums of all clients' tensors, weighted for narrow ones, from the sum of their vectors; float64."""
         sums: dict[str, Tensor] = {}
         wide, narrow = parts(vector, self.wide)
         for name, entry in self.entries.items():
@@ -139,30 +138,30 @@ class Ring:
 
 
 def unit(bits: int) -> DTypeLike:
-    """Type of a vector's entries."""
+    """Dtype of a vector's entries."""
     return np.uint16 if bits == 16 else np.uint32
 
 
 def length(bits: int, wide: int, narrow: int) -> int:
-    """Entries of a vector of so many wide values and narrow entries."""
+    """Number of entries of a vector with these numbers of wide values and narrow entries."""
     return narrow + wide * 8 // np.dtype(unit(bits)).itemsize
 
 
 def parts(vector: Vector, wide: int) -> tuple[NDArray[np.uint64], Vector]:
-    """The ``wide`` values of a vector and its narrow entries, in the same memory."""
+    """Views of the ``wide`` values of a vector and of its narrow entries."""
     end = wide * 8 // vector.itemsize
     return vector[:end].view(np.uint64), vector[end:]
 
 
 def add(into: Vector, vector: Vector, bits: int, wide: int) -> None:
-    """Add a vector to another one, in place: wide values modulo ``2 ** 64``, the others modulo ``2 ** bits``."""
+    """Add a vector in place: wide values modulo ``2 ** 64``, narrow entries modulo ``2 ** bits``."""
     for sums, values in zip(parts(into, wide), parts(vector, wide), strict=True):
         np.add(sums, values, out=sums)
     trim(into, bits, wide)
 
 
 def trim(vector: Vector, bits: int, wide: int) -> None:
-    """Take the narrow entries modulo ``2 ** bits``, in place."""
+    """Reduce the narrow entries modulo ``2 ** bits``, in place."""
     if bits % 16:
         narrow = parts(vector, wide)[1]
         narrow &= narrow.dtype.type(2**bits - 1)

@@ -1,4 +1,4 @@
-"""Samples as local training sees them: on the device, or decoded from files in time for it."""
+"""Samples for local training: on the device, or decoded from files just in time."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from fl_labelskew_plugins.machine.signals import blocked, end_with_parent
 Part = TypeVar("Part", Tensor, slice, Tensor | slice)
 """Indices of a batch."""
 Key = tuple[int, int, int | None]
-"""A part, a sample of it, and the seed of its augmentation."""
+"""Number of a part, index of a sample, and the seed of its augmentation."""
 
 
 class Samples:
-    """Samples and labels on the device; inputs stay in their stored type and are normalised batch by batch.
+    """Samples and labels on the device; inputs keep their stored dtype and are normalised batch by batch.
 
     Args:
         x: ``(N, ...)`` uint8 or float32.
         y: ``(N,)`` int64.
-        mean: per channel, see :class:`fl_labelskew_registry.Data`; empty: inputs are the samples as they are stored.
+        mean: per channel, see :class:`fl_labelskew_registry.Data`; empty: no normalisation.
         std: per channel.
-        augment: changes of samples in training.
+        augment: augmentation in training.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Samples:
         return self._normalise(self._stored(index))
 
     def _stored(self, index: Tensor | slice) -> Tensor:
-        # index_select copies whole samples; indexing would walk their elements
+        # faster than indexing, which would process single elements
         return self.x[index] if isinstance(index, slice) else self.x.index_select(0, index)
 
     def stream(self, batches: Iterable[Part], seed: int | None = None) -> Iterator[tuple[Part, Tensor]]:
-        """Every part of ``batches`` with its inputs; ``seed``: of the augmentation; None: none."""
+        """Each of ``batches`` with its inputs; ``seed``: of the augmentation; None: no augmentation."""
         generator = torch.Generator().manual_seed(seed or 0)
         for index in batches:
             stored = self._stored(index)
@@ -68,7 +68,7 @@ class Samples:
 
 
 class Normalise:
-    """Stored samples as a network's float32 inputs; ``mean`` and ``std`` per channel, without a mean as they are.
+    """Normalisation of stored samples to float32 inputs; ``mean`` and ``std`` per channel; no mean: unchanged.
 
     ``dims``: of a batch; ``dtype`` and ``device``: of the samples.
     """
@@ -83,18 +83,18 @@ class Normalise:
         unit = 255.0 if dtype == torch.uint8 else 1.0
         self._scale = (1 / (unit * torch.tensor(std, device=device))).reshape(shape)
         self._shift = (-torch.tensor(mean, device=device) / torch.tensor(std, device=device)).reshape(shape)
-        if len(mean) == 1:  # plain numbers spare a broadcast
+        if len(mean) == 1:  # scalars are faster than broadcasting
             self._scale, self._shift = self._scale.reshape(()), self._shift.reshape(())
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x`` ``(B, ...)``, normalised."""
+        """Normalise ``x`` ``(B, ...)``."""
         return x if self._plain else torch.addcmul(self._shift, x.float(), self._scale)
 
 
 class Streamed:
-    """One part of a data set whose pictures are decoded by other processes, in time for the device.
+    """One part of a data set whose images other processes decode ahead.
 
-    ``part``: which of the reader's; ``y``: ``(N,)`` int64 on the device; ``mean`` and ``std`` per channel.
+    ``part``: its index in the reader; ``y``: ``(N,)`` int64 on the device; ``mean`` and ``std`` per channel.
     """
 
     def __init__(self, reader: Reader, part: int, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
@@ -103,17 +103,17 @@ class Streamed:
         self._normalise = Normalise(mean, std, dims=4, dtype=torch.uint8, device=y.device)
 
     def inputs(self, index: Tensor | slice) -> Tensor:
-        """Normalised float32 inputs ``(B, C, H, W)``, not augmented; nothing is decoded ahead."""
+        """Normalised float32 inputs ``(B, C, H, W)``, without augmentation or decoding ahead."""
         return next(self.stream([index]))[1]
 
     def stream(self, batches: Iterable[Part], seed: int | None = None) -> Iterator[tuple[Part, Tensor]]:
-        """Every part of ``batches`` with its inputs, the next ones being decoded meanwhile.
+        """Each of ``batches`` with its inputs, while the next ones are being decoded.
 
-        Of one data set a single stream is read at a time: another one ends it. ``seed``: of the augmentation, by the
-        samples' places in the stream; None: none.
+        A new stream of a data set ends the previous one. ``seed``: of the augmentation, by the samples' positions in
+        the stream; None: no augmentation.
 
         Raises:
-            LabelSkewError: a file is no sound picture.
+            LabelSkewError: a file is not a valid image.
         """
         waiting: deque[Part] = deque()
         every, part = range(len(self.y)), self._part
@@ -131,7 +131,7 @@ class Streamed:
 
 
 class Decoder(torch.utils.data.Dataset[Tensor | LabelSkewError]):
-    """Decodes one picture; lives in the processes that do so."""
+    """Decoder of single images, in the worker processes."""
 
     def __init__(self, parts: Sequence[Images]) -> None:
         self.parts = list(parts)
@@ -146,11 +146,11 @@ class Decoder(torch.utils.data.Dataset[Tensor | LabelSkewError]):
                 torch.manual_seed(seed % 2**63)
                 return images.read(images.files[row], True)
         except LabelSkewError as error:
-            return error  # raised where it can be told in a line
+            return error  # raised in the main process
 
 
 class Plan:
-    """What has to be decoded now, as the loader asks for it."""
+    """Current iterator of batches for the loader."""
 
     def __init__(self) -> None:
         self.batches: Iterator[list[Key]] = iter(())
@@ -160,20 +160,20 @@ class Plan:
 
 
 class Reader:
-    """Has pictures of several parts of a data set decoded, in processes that stay.
+    """Decode images of several parts of a data set, in persistent worker processes.
 
     Args:
-        parts: the pictures.
-        workers: processes; 0: this one decodes, between the steps of training.
+        parts: the images.
+        workers: number of processes; 0: decode in this process, between training steps.
         pin: whether batches are for a GPU.
     """
 
     def __init__(self, parts: Sequence[Images], *, workers: int, pin: bool) -> None:
         self.waited = 0.0
-        """Seconds for which somebody waited for pictures so far."""
+        """Total time in seconds that readers waited for images."""
         self._decoder, self._workers, self._pin = Decoder(parts), workers, pin
-        # Nothing in here may lead back to the reader: where a loader is freed with a cycle, its processes get no word
-        # that they are to end, and torch waits five seconds for each.
+        # No reference back to the reader: if a loader is freed in a reference cycle, its workers are not told to end,
+        # and torch waits five seconds for each.
         self._plan = Plan()
         self._loader: torch.utils.data.DataLoader[Any] | None = None
 
@@ -181,13 +181,13 @@ class Reader:
         """Batches ``(B, C, H, W)`` uint8 in this order.
 
         Raises:
-            LabelSkewError: a file is no sound picture.
-            RunError: one of the processes has ended.
+            LabelSkewError: a file is not a valid image.
+            RunError: a worker process has ended.
         """
         self._plan.batches = batches
         if self._loader is None:
             self._loader = self._start()
-        with blocked(signal.SIGTERM):  # in the processes that begin here, too, until _begin
+        with blocked(signal.SIGTERM):  # also in the new processes, until _begin
             arriving = iter(self._loader)
         while (batch := self._next(arriving)) is not None:
             yield batch
@@ -196,9 +196,9 @@ class Reader:
         begun = time.perf_counter()
         try:
             batch = next(arriving, None)
-        except (RuntimeError, EOFError, OSError) as error:  # torch's, or its pipes', for a process that was killed
+        except (RuntimeError, EOFError, OSError) as error:  # from torch or its pipes, after a worker was killed
             raise RunError(
-                f"a process that decodes pictures has ended ({' '.join(str(error).split())}); where memory was short, "
+                f"a process that decodes images has ended ({' '.join(str(error).split())}); if memory was short, "
                 "use a smaller device_args.loader_workers"
             ) from error
         finally:
@@ -210,7 +210,7 @@ class Reader:
     def _start(self) -> torch.utils.data.DataLoader[Any]:
         context = None
         if self._workers:
-            # gRPC's threads do not survive a fork, and what a user typed may take seconds to import a second time
+            # gRPC's threads do not survive a fork, and to import the user's script again may take seconds
             method = "forkserver" if "grpc" in sys.modules or not hasattr(os, "fork") else "fork"
             context = multiprocessing.get_context(method)
             if method == "forkserver":
@@ -224,41 +224,41 @@ class Reader:
             persistent_workers=self._workers > 0,
             worker_init_fn=_begin,
             multiprocessing_context=context,
-            generator=torch.Generator(),  # else it would draw from the global one
+            generator=torch.Generator(),  # the default would draw from the global one
         )
 
 
 GRACE_S = 30
-"""How long a process that decodes outlives a termination signal of anybody but its reader."""
+"""Time in seconds that a worker survives a termination signal from a process other than its reader."""
 
 
 def _begin(_: int) -> None:
-    """A process that decodes ends with its reader, and lets that one save a checkpoint where both are to end.
+    """Set up a worker so that it ends with its reader, but lets the reader save a checkpoint first.
 
-    A batch system or a service manager sends its signal to all processes, and torch raises an error in the middle of
-    whatever the reader does as soon as one of these is gone. Torch itself looks at the process that forked this one,
-    which under a fork server is another one, and would stay.
+    Batch systems and service managers signal all processes, and torch raises an error in the reader as soon as a worker
+    is gone. Torch itself watches the process that forked the worker. Under a fork server that is not the reader, so the
+    worker would stay.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    waits = hasattr(signal, "sigtimedwait")  # macOS has none: there it ends at once
+    waits = hasattr(signal, "sigtimedwait")  # not on macOS, where the worker ends at once
     signal.pthread_sigmask(signal.SIG_BLOCK if waits else signal.SIG_UNBLOCK, {signal.SIGTERM})
     if waits:
-        threading.Thread(target=_end_at_last, daemon=True).start()
+        threading.Thread(target=_end_after_grace, daemon=True).start()
     if (parent := multiprocessing.parent_process()) is not None:
-        end_with_parent(parent.sentinel, signal.SIGKILL)  # there is nothing to save
+        end_with_parent(parent.sentinel, signal.SIGKILL)  # a worker has nothing to save
 
 
-def _end_at_last() -> None:
+def _end_after_grace() -> None:
     reader = getattr(multiprocessing.parent_process(), "pid", 0)
     signalled: signal.struct_siginfo | None = signal.sigwaitinfo({signal.SIGTERM})
     while signalled is not None and signalled.si_pid != reader:
         signalled = signal.sigtimedwait({signal.SIGTERM}, GRACE_S)
-    os._exit(0)  # any other code is an error to torch
+    os._exit(0)  # torch treats any other code as an error
 
 
 def collate(batch: list[Tensor | LabelSkewError]) -> Tensor | LabelSkewError:
-    """One tensor, or the first mistake."""
+    """Stack samples, or return the first error."""
     for sample in batch:
         if isinstance(sample, LabelSkewError):
             return sample
@@ -266,7 +266,7 @@ def collate(batch: list[Tensor | LabelSkewError]) -> Tensor | LabelSkewError:
 
 
 class ClientBatches:
-    """A client's samples ``(N_k,)`` as the host wants them: ``(inputs, labels)`` of each batch, in order."""
+    """Batches of a client's samples ``(N_k,)`` in FedML's form: ``(inputs, labels)``, in order."""
 
     def __init__(self, samples: Samples | Streamed, index: Tensor, batch_size: int) -> None:
         self.samples, self.index, self.batch_size = samples, index, batch_size
@@ -286,14 +286,14 @@ def samples(
 
     Args:
         data: the data set.
-        device: where samples lie.
-        workers: processes that decode pictures.
-        augment: changes of training samples, see :class:`.augment.Augment`.
+        device: where samples are stored.
+        workers: number of processes that decode images.
+        augment: augmentation of training samples, see :class:`.augment.Augment`.
 
     Raises:
-        LabelSkewError: samples cannot be changed so.
+        LabelSkewError: the samples do not support the augmentation.
     """
-    pin = device.type == "cuda"  # from pinned memory a copy goes on while the rest of the session is built
+    pin = device.type == "cuda"  # copies from pinned memory are asynchronous
     parts = (data.train, data.test)
     pictures = [part.x for part in parts if isinstance(part.x, Images)]
     reader = Reader(pictures, workers=workers, pin=pin)
@@ -305,7 +305,7 @@ def samples(
     def made(part: Arrays, augment: Sequence[str] = ()) -> Samples | Streamed:
         if isinstance(part.x, Images):
             if augment:
-                raise mistake("train_args.augment", "this data set has an augmentation of its own", "augment: []")
+                raise mistake("train_args.augment", "this data set has its own augmentation", "augment: []")
             return Streamed(reader, pictures.index(part.x), moved(part.y), data.mean, data.std)
         x = moved(part.x)
         changes = Augment(augment, x.shape[1:], x.dtype) if augment else None

@@ -1,4 +1,4 @@
-"""A federation's server: what it knows, and how a round's uploads change it. Knows no host framework."""
+"""The federation's server: its state, and the update by a round's uploads. Independent of FedML."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
 Hooks = Callable[["Server", int, list[tuple[int, Weights]]], Weights]
-"""Makes a round's mean in the server's place: of the server, the round, and each client's samples and upload."""
+"""Replacement for the mean of a round: from the server, the round, and each client's number of samples and upload."""
 
 
 class Server:
-    """The server's state, ``weights``, ``shared`` and the optimiser's ``memory``, and how a round's uploads change it.
+    """The server's ``weights``, ``shared`` tensors and the optimiser's ``memory``, and their updates.
 
-    Uploads come in client order. Each is added and let go at once, except where ``hooks`` need to see all of them.
+    Uploads arrive in client order. Each is added and freed at once, unless ``hooks`` need all of them.
 
     Args:
         model: the network, for the names of its parameters.
-        weights: the state dict to begin with.
-        hooks: the host's attacks, defences and noise, where a switch of them is on.
-        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: as the model's.
-        sums: with secure aggregation, what clients add.
-        name: what people call a client.
+        weights: initial state dict.
+        hooks: FedML's attacks, defences and noise, if one of them is on.
+        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: the model's weights.
+        sums: with secure aggregation, the encoding of uploads.
+        name: display name of a client.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Server:
         self.opened: list[int] = []
         self.hooks, self.proxy_smoothing, self.sums, self.name = hooks, proxy_smoothing, sums, name
         self.measured: dict[str, float] = {}
-        """With secure aggregation, mean ``loss`` and ``accuracy`` that the last round's clients told."""
+        """With secure aggregation, mean ``loss`` and ``accuracy`` that the last round's clients reported."""
         self._unchanged = Unchanged(self.method), Unchanged(self.optimizer)
 
     def open(self, openings: Iterable[Contribution]) -> None:
-        """Before round 0: the first shared tensors, from every client's opening; later ones, when a client joins."""
+        """Compute the first shared tensors from clients' openings, before round 0, and again if clients join later."""
         clients: list[int] = []
         if self.sums is not None:
             vector = self.sums.opening.zeros()
@@ -94,7 +94,7 @@ class Server:
             self._open(clients, addition.total(len(clients)))
 
     def open_sum(self, vector: Vector, clients: list[int]) -> tuple[int, int]:
-        """As :meth:`open`, from the sum of these clients' vectors; returns their training and their test samples."""
+        """As :meth:`open`, from the sum of vectors; returns the clients' numbers of training and test samples."""
         assert self.sums is not None
         samples, tests, total = self.sums.read_opening(vector, len(clients))
         if self.method.uses("opening"):
@@ -106,10 +106,10 @@ class Server:
         self._unchanged[0].check("open")
 
     def check(self, client: int, round: int, result: LocalResult) -> None:
-        """Refuse what is not of the model's and the method's form, or not finite.
+        """Check that a result has the model's and the method's form, and finite values.
 
         Raises:
-            RunError: one line that names the client, the round and the tensor.
+            RunError: a one-line message that names the client, the round and the tensor.
         """
         where = f"round {round + 1}: upload of {self.name(client)}"
         if self.sums is not None:
@@ -127,7 +127,7 @@ class Server:
         )
 
     def contribution_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of all that may come beside a model's weights: the method's, and the optimiser's."""
+        """Names and shapes of all tensors allowed in addition to weights: the method's and the optimiser's."""
         return announced(self.method, self.optimizer, self.federation, self.weights, self.parameters)
 
     def run_round(
@@ -139,40 +139,40 @@ class Server:
         *,
         round: int = 0,
     ) -> list[int]:
-        """Aggregate a round's uploads and combine what rides with them.
+        """Aggregate a round's uploads, and combine the tensors that come with them.
 
         Args:
-            clients: who was asked to take part, ascending.
+            clients: selected clients, ascending.
             sizes: training samples of each of them.
-            uploads: client and result, ascending and checked; who is missing is left out of the mean.
-            counts: ``(|S|, C)`` training samples per class of those clients, for per-class weights of the proxies.
-            round: number of the round, for the method and the host's hooks.
+            uploads: client and checked result, ascending; missing clients are excluded from the mean.
+            counts: ``(|S|, C)`` training samples per class of the selected clients, for per-class weights.
+            round: number of the round, for the method and FedML's hooks.
 
         Returns:
-            Whose uploads came.
+            The clients that uploaded.
         """
         if self.sums is not None:
-            those: list[int] = []
+            participants: list[int] = []
             vector = self.sums.round.zeros()
             for client, result in uploads:
-                those.append(client)
+                participants.append(client)
                 self.sums.round.add(vector, arrived(result.upload[VECTOR]))
                 del result
-            return self.run_sum(those, vector, round=round)
+            return self.run_sum(participants, vector, round=round)
         shares = self.shares(sizes)
         proxies = None
         if self.proxy_smoothing is not None and counts is not None:
             proxies = class_weights(counts, self.proxy_smoothing)
         position = {client: i for i, client in enumerate(clients)}
         old = origin(self.weights, self.optimizer, self.parameters)
-        mean, raw, came = WeightedMean(old), [], []
+        mean, raw, present = WeightedMean(old), [], []
         addition = Addition(individual=self.method.individual)
         classifier = {key: old[key] for key in PROXIES if key in old and proxies is not None}
         whole = WeightedMean(classifier)
         corrections = WeightedMean({})
         for client, result in uploads:
             i = position[client]
-            came.append(i)
+            present.append(i)
             addition.add(client, rest(result.contributions, OPTIMIZER))
             corrections.add(group(result.contributions, OPTIMIZER), shares[i])
             if self.hooks is not None:
@@ -180,29 +180,29 @@ class Server:
             else:
                 mean.add(result.upload, shares[i], None if proxies is None else proxies[i])
                 whole.add({key: result.upload[key] for key in classifier}, shares[i])
-            del result  # each is let go before the next one comes
-        if not came:
+            del result  # free each upload before the next one arrives
+        if not present:
             return []
         if self.hooks is not None:
             weights = self.hooks(self, round, raw)
         else:
-            weights = self._mean_of_those_who_came(mean, came, sizes, counts, shares, proxies)
-        corrections.scale(1 / added(shares[i] for i in came))
-        rows_alike = self._mean_of_those_who_came(whole, came, sizes, None, shares, None)
-        self.advance(weights, rows_alike, corrections.sums, addition.total(len(came), round))
-        return [clients[i] for i in came]
+            weights = self._mean_of_present(mean, present, sizes, counts, shares, proxies)
+        corrections.scale(1 / added(shares[i] for i in present))
+        rows_alike = self._mean_of_present(whole, present, sizes, None, shares, None)
+        self.advance(weights, rows_alike, corrections.sums, addition.total(len(present), round))
+        return [clients[i] for i in present]
 
-    def run_sum(self, came: list[int], vector: Vector, *, round: int = 0) -> list[int]:
-        """As :meth:`run_round`, from the sum of the vectors of those who came, ascending."""
+    def run_sum(self, participants: list[int], vector: Vector, *, round: int = 0) -> list[int]:
+        """As :meth:`run_round`, from the sum of the participants' vectors; ``participants`` ascending."""
         assert self.sums is not None
-        if came:
-            read = self.sums.read(vector, self.weights, len(came), round)
+        if participants:
+            read = self.sums.read(vector, self.weights, len(participants), round)
             self.measured = read.measured
             self.advance(read.mean, read.whole, read.optimizer, read.total)
-        return came
+        return participants
 
     def advance(self, mean: Weights, whole: Weights, contributions: Weights, total: Total) -> None:
-        """The steps of the method and of the optimiser, once a round's sums are there."""
+        """Apply the steps of the method and the optimiser to a round's sums."""
         of_method, of_optimizer = self._unchanged
         shared = self.method.combine(total, rest(self.shared, OPTIMIZER))
         of_method.check("combine")
@@ -216,14 +216,14 @@ class Server:
         self.shared = {**shared, **joined(**{OPTIMIZER: sent})}
 
     def shares(self, sizes: Sequence[int]) -> list[float]:
-        """Weights in the mean of clients with so many training samples."""
+        """Weights in the mean of clients with these numbers of training samples."""
         aggregation = self.optimizer.aggregation or self.method.aggregation
         return client_weights(sizes, aggregation, self.federation.num_samples)
 
     def _step(
         self, mean: Weights, whole: Weights, contributions: Weights, clients: int
     ) -> tuple[Weights, dict[str, Tensor]]:
-        """The optimiser's step from the old weights to the new ones, and what it shares from now on."""
+        """The optimiser's step from the old weights to the new ones, and its new shared tensors."""
         shared, memory = group(self.shared, OPTIMIZER), dict(self.memory)
         with torch.no_grad():
             weights = self.optimizer.step(
@@ -244,22 +244,22 @@ class Server:
         self.memory = memory
         return dict(weights), shared
 
-    def _mean_of_those_who_came(
+    def _mean_of_present(
         self,
         mean: WeightedMean,
-        came: Sequence[int],
+        present: Sequence[int],
         sizes: Sequence[int],
         counts: Tensor | None,
         shares: Sequence[float],
         proxies: Tensor | None,
     ) -> Weights:
-        if len(came) < len(sizes):
-            first, old_shares, old_proxies = came[0], shares, proxies
-            shares = self.shares([sizes[i] for i in came])
+        if len(present) < len(sizes):
+            first, old_shares, old_proxies = present[0], shares, proxies
+            shares = self.shares([sizes[i] for i in present])
             factor = None
             if proxies is not None and old_proxies is not None and counts is not None:
-                proxies = class_weights(counts[list(came)], self.proxy_smoothing or 0.0)
-                factor = proxies.sum(0) / old_proxies[list(came)].sum(0).clamp_min(torch.finfo(torch.float64).tiny)
+                proxies = class_weights(counts[list(present)], self.proxy_smoothing or 0.0)
+                factor = proxies.sum(0) / old_proxies[list(present)].sum(0).clamp_min(torch.finfo(torch.float64).tiny)
             mean.scale(shares[0] / old_shares[first], factor)
-        # a column of per-class weights sums to 1, or to 0 for a class that nobody holds, whose row then stays
+        # a column of per-class weights sums to 1, or to 0 for a class without samples, whose row stays
         return mean.result(share_of_old(shares), None if proxies is None else (1 - proxies.sum(0)).round())

@@ -1,4 +1,4 @@
-"""Local SGD: torch's own fused step, without what its optimiser class needs the compiler for."""
+"""Local SGD: torch's fused step, without the import of torch's compiler."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch.optim.sgd import sgd
 
 
 class SGD:
-    """The steps of ``torch.optim.SGD(..., fused=True)``, bit for bit.
+    """Steps bit-identical to ``torch.optim.SGD(..., fused=True)``.
 
-    That one imports torch's compiler at its first step, which takes two seconds and 100 MB of every process.
+    That class imports torch's compiler at its first step, which costs each process two seconds and 100 MB.
 
     Args:
-        parameters: what is trained; one without a gradient is passed over.
+        parameters: parameters to train; those without a gradient are skipped.
         lr: learning rate.
         momentum: of the steps.
-        weight_decay: times the weights is added to each gradient.
+        weight_decay: factor of the weights that is added to each gradient.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class SGD:
         self._buffers: dict[Tensor, Tensor | None] = {}
 
     def zero_grad(self) -> None:
-        """Let go of all gradients."""
+        """Free all gradients."""
         for parameter in self._parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """Follow the gradients."""
+        """Apply the gradients."""
         moved = [parameter for parameter in self._parameters if parameter.grad is not None]
         buffers = [self._buffers.get(parameter) for parameter in moved]
         sgd(

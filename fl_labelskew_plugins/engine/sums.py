@@ -1,12 +1,12 @@
-"""Secure aggregation without its cryptography: what one client adds in a round, and what a server reads off the sum.
+"""Secure aggregation without its cryptography: encoding of clients' updates, and decoding of their sum.
 
-Each client's part is one vector of whole numbers, see :mod:`.ring`; the server sees their sum and no other tensor. In
-one process and with MPI the vectors are added as they are, so that the sum is, bit for bit, that of masked ones.
+Each client's update is one vector of integers, see :mod:`.ring`; the server sees only the sum. In one process and over
+MPI the vectors are added without masks, which gives a bit-identical sum.
 
-The opening sum has the numbers of samples; no round's sum repeats them. From the sums of rounds with different
-clients, linear algebra would give the values of single clients that do not change. Weights in the mean are the clients'
-shares of all samples. If ``s`` of ``k`` clients take part, the mean is ``k / s`` times the weighted sum of the changes
-(Li et al., On the Convergence of FedAvg on Non-IID Data, ICLR 2020, scheme II), which is exact if all do.
+The opening sum contains the numbers of samples; no round's sum repeats them: from sums over different clients, linear
+algebra would reveal the constant values of single clients. Weights in the mean are the clients' shares of all samples.
+If ``s`` of ``k`` clients take part, the mean is ``k / s`` times the weighted sum of the changes (Li et al., On the
+Convergence of FedAvg on Non-IID Data, ICLR 2020, scheme II), which is exact if all do.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from fl_labelskew_plugins.machine.text import few
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
 SUMMED = 20
-"""Fraction bits of sums over samples: the method's tensors and counts."""
+"""Fraction bits of unweighted sums: the method's tensors and counts."""
 MEAN = 30
-"""Fraction bits of what clients' shares weigh: buffers, the optimiser's tensors, changes that are divided by steps."""
+"""Fraction bits of values weighted by shares: buffers, the optimiser's tensors, changes that are divided by steps."""
 VECTOR = "sum"
-"""Name of the one tensor of an upload, and of an opening."""
+"""Name of the only tensor of an upload and of an opening."""
 LARGER = "use a larger comm_args.secure_clip"
 
 
 @dataclass(frozen=True)
 class Read:
-    """What a server reads off a round's sum.
+    """Decoded sum of a round.
 
     Args:
         mean: weighted mean of the uploads, see ``Aggregated.mean``.
         whole: see ``Aggregated.whole``.
-        optimizer: weighted mean of what the optimiser sends.
-        total: the sum of what the method sends.
-        measured: mean training loss and personalised accuracy of those who told theirs.
+        optimizer: weighted mean of the optimiser's tensors.
+        total: sum of the method's tensors.
+        measured: mean training loss and personalised accuracy of the clients that reported them.
     """
 
     mean: Weights
@@ -57,18 +57,18 @@ class Read:
 
 
 class Sums:
-    """What clients add and a server reads, of one recipe; both sides have an equal one.
+    """Encoder and decoder of sums for one recipe, identical for clients and server.
 
     Args:
         trainer: of this process; a server's needs no samples.
         forms: a state dict, for its names, shapes and types.
         bits: of the ring.
-        clip: largest change of a parameter in a round.
-        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: as the model's.
-        noise: multiplier, norm and fewest clients of :class:`.SumNoise`, if there is any.
+        clip: maximum change of a parameter in a round.
+        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: the model's weights.
+        noise: multiplier, norm and minimum of clients of :class:`.SumNoise`, if there is noise.
 
     Raises:
-        LabelSkewError: there is noise, and something of the network would leave without it, or there is no room for it.
+        LabelSkewError: there is noise that would not cover the whole network, or the ring has no room for it.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Sums:
         self.parameters = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
         federation, clients = trainer.federation, trainer.federation.clients_per_round
         self.clients = federation.num_clients
-        """Clients of the opening sum."""
+        """Clients in the opening sum."""
         entries = self._of_round(federation, clip)
         if noise is None:
             entries["measured"] = Wide((4,), SUMMED)
         self.noise: SumNoise | None = None
         if noise is not None:
-            if bare := [name for name in forms if not isinstance(entries.get(f"model/{name}"), Narrow)]:
-                what = f"is noise on what is trained alone, not on the network's {few(bare, 2)}"
+            if uncovered := [name for name in forms if not isinstance(entries.get(f"model/{name}"), Narrow)]:
+                what = f"is noise only on trained parameters, not on the network's {few(uncovered, 2)}"
                 raise mistake(MULTIPLIER, what, "a network without batch normalisation or other buffers")
             multiplier, norm, least = noise
             size = sum(form.numel() for form in forms.values())
@@ -103,7 +103,7 @@ class Sums:
         tests = {} if self.noise else {"tests": Wide((), SUMMED)}
         self.opening = Ring({"samples": Wide((), SUMMED), **tests, **_sent(opening)}, bits, federation.num_clients)
         self.right = None if self.noise else Ring({"right": Wide((), SUMMED)}, bits, federation.num_clients)
-        """Right answers of the clients on their own test splits; None with noise, which would not cover them."""
+        """Correct answers on the clients' own test splits; None with noise, which would not cover them."""
 
     @property
     def method(self) -> Method:
@@ -122,7 +122,7 @@ class Sums:
 
     def _of_round(self, federation: Federation, clip: float) -> dict[str, Narrow | Wide]:
         entries: dict[str, Narrow | Wide] = {}
-        # what a change is divided by is not known here, so one that is divided may be as small as it likes
+        # changes that an optimiser divides by unknown numbers may be arbitrarily small: encode them as wide
         narrow = () if self.optimizer.sends_change else dict(self.trainer.model.named_parameters())
         for name, form in _averaged(self.forms).items():
             shape = tuple(form.shape)
@@ -138,29 +138,29 @@ class Sums:
         return entries
 
     def share(self, samples: int) -> float:
-        """Weight of a client that has so many samples."""
+        """Weight of a client with ``samples`` samples."""
         federation = self.trainer.federation
         return (1 / federation.clients_per_round) if self.aggregation == "uniform" else samples / federation.num_samples
 
     def shares(self, clients: int) -> float:
-        """What the weights of so many clients sum to, on average over all choices of them."""
+        """Sum of the weights of ``clients`` clients, averaged over all choices of them."""
         every = self.trainer.federation.clients_per_round if self.aggregation == "uniform" else self.clients
         return clients / every
 
-    # a client's side
+    # client side
 
     def added(self, client: int, round: int, start: Weights, result: LocalResult, *, measures: bool = True) -> Vector:
-        """What a client adds in a round, before the noise.
+        """A client's vector for a round, before noise.
 
         Args:
-            client: whose turn it was, in this process.
-            round: the round's number.
-            start: the state dict that the round started from.
+            client: in this process.
+            round: number of the round.
+            start: state dict at the round's start.
             result: of the client's training.
-            measures: whether its loss and accuracy are among it; where there is noise, they never are.
+            measures: whether to include its loss and accuracy; never included with noise.
 
         Raises:
-            RunError: a tensor is not finite, not announced, or out of range; one line that names it.
+            RunError: a tensor is not finite, not announced, or out of range; a one-line message with its name.
         """
         trainer, extra = self.trainer, result.contributions
         where = f"round {round + 1}: {trainer.name(client)}"
@@ -204,7 +204,7 @@ class Sums:
         return self.round.encode(tensors, share=share, where=where, words=words)
 
     def noisy(self, vector: Vector, generator: np.random.Generator) -> Vector:
-        """A vector of :meth:`added` with this client's part of the noise, in a copy."""
+        """A copy of a vector of :meth:`added`, with this client's part of the noise."""
         assert self.noise is not None
         vector = vector.copy()
         _, narrow = parts(vector, self.round.wide)
@@ -213,22 +213,22 @@ class Sums:
         return vector
 
     def opened(self, client: int, tensors: Mapping[str, Tensor], tests: int) -> Vector:
-        """What a client adds before round 0: its training and test samples, and the method's opening.
+        """A client's vector before round 0: numbers of its samples, and the method's opening.
 
-        ``tests``: samples of its own test split of which it reports the right answers; not added where there is noise.
+        ``tests``: samples of its own test split for which it will report correct answers; omitted with noise.
         """
         samples = self.trainer.counts(client).sum()
         added = {"samples": samples, "tests": torch.tensor(tests), **_as_sent(tensors, self.opening)}
         return self.opening.encode(added, share=1, where=f"opening of {self.trainer.name(client)}", words={})
 
     def tested(self, client: int, right: int) -> Vector:
-        """What a client adds after a test of the global model: its right answers."""
+        """A client's vector after a test of the global model: its number of correct answers."""
         assert self.right is not None
         added = {"right": torch.tensor(right)}
         return self.right.encode(added, share=1, where=f"test of {self.trainer.name(client)}", words={})
 
     def sealed(self, client: int, round: int, start: Weights, result: LocalResult) -> LocalResult:
-        """A result of which nothing leaves the client but its vector, and its private state where that travels."""
+        """A result in which only the vector, and private state if it travels, leave the client."""
         vector = self.added(client, round, start, result)
         if self.noise is not None:
             assert result.noise_seed is not None  # of a turn in this process
@@ -236,37 +236,37 @@ class Sums:
         upload = {VECTOR: travelling(vector)}
         return replace(result, upload=upload, contributions={}, loss_terms={}, personalised=None, noise_seed=None)
 
-    # a server's side
+    # server side
 
     def check(self, upload: Mapping[str, Tensor], ring: Ring, *, where: str) -> None:
-        """Raise RunError where this is not a vector of a ring."""
+        """Raise RunError for an upload that is not a vector of this ring."""
         value = upload.get(VECTOR)
         if len(upload) != 1 or value is None or value.shape != (ring.size,) or value.dtype != _type(ring):
-            raise RunError(f"{where} is no vector of {ring.size} whole numbers of {ring.bits} bits")
+            raise RunError(f"{where} is not a vector of {ring.size} integers of {ring.bits} bits")
 
     def read_opening(self, vector: Vector, clients: int) -> tuple[int, int, Total]:
-        """Training and test samples of so many clients, and the sum of what the method opens with, from their sum.
+        """Numbers of training and test samples, and the sum of the method's openings, from the sum of all vectors.
 
         Raises:
-            RunError: it says that a tensor was sent by no client, or by more than there are.
+            RunError: the sum claims that a tensor was sent by no client, or by more than ``clients``.
         """
         sums = self.opening.decode(vector)
         _check_sent(sums, 1, clients, "opening exchange")
         tests = 0 if self.noise else round(float(sums["tests"]))
-        return round(float(sums["samples"])), tests, Total(_those_sent(sums), clients)
+        return round(float(sums["samples"])), tests, Total(_sent_sums(sums), clients)
 
     def read_tested(self, vector: Vector) -> int:
-        """Right answers of all clients, from the sum of their vectors."""
+        """Number of correct answers of all clients, from the sum of their vectors."""
         assert self.right is not None
         return round(float(self.right.decode(vector)["right"]))
 
     def read(self, vector: Vector, old: Weights, clients: int, round: int) -> Read:
-        """What a round's sum over so many clients says; ``old``: the state dict that the round started from.
+        """Decode a round's sum over ``clients`` clients; ``old``: state dict at the round's start.
 
-        Measures that cannot be are left out: they are each client's own word.
+        Impossible measures are omitted: clients report them unchecked.
 
         Raises:
-            RunError: it says that a tensor was sent by more clients than there are, or by fewer than none.
+            RunError: the sum claims that a tensor was sent by more than ``clients``, or by less than none.
         """
         sums, share = self.round.decode(vector), self.shares(clients)
         _check_sent(sums, 0, clients, f"round {round + 1}")
@@ -285,17 +285,17 @@ class Sums:
         sent = {name: value.to(old.get(name, value)) for name, value in sent.items()}
         measured = _means(sums["measured"].tolist(), clients) if "measured" in sums else {}
         device = next(iter(old.values())).device
-        total = Total({n: v.to(device) for n, v in _those_sent(sums).items()}, clients, round)
+        total = Total({n: v.to(device) for n, v in _sent_sums(sums).items()}, clients, round)
         return Read(mean, whole, sent, total, measured)
 
 
 def travelling(vector: Vector) -> Tensor:
-    """A vector as a tensor of signed whole numbers, the only ones that travel."""
+    """A vector as a tensor of signed integers, the only type that the wire supports."""
     return torch.from_numpy(vector.view(f"i{vector.itemsize}"))
 
 
 def arrived(tensor: Tensor) -> Vector:
-    """The vector that :func:`travelling` made a tensor of."""
+    """The vector from a tensor of :func:`travelling`."""
     return tensor.cpu().numpy().view(f"u{tensor.element_size()}")
 
 
@@ -304,23 +304,23 @@ def _type(ring: Ring) -> torch.dtype:
 
 
 def _means(measured: list[float], clients: int) -> dict[str, float]:
-    """Mean loss and accuracy from the sums of each and of who told it; without what cannot be."""
+    """Mean loss and accuracy from their sums and numbers of reports; without impossible values."""
     loss, losses, accuracy, accuracies = measured
     possible = range(1, clients + 1)
     means = {"loss": loss / losses} if round(losses) in possible else {}
-    told = round(accuracies) in possible and 0 <= accuracy <= accuracies
-    return means | ({"accuracy": accuracy / accuracies} if told else {})
+    reported = round(accuracies) in possible and 0 <= accuracy <= accuracies
+    return means | ({"accuracy": accuracy / accuracies} if reported else {})
 
 
 def _check_sent(sums: Mapping[str, Tensor], least: int, most: int, where: str) -> None:
     for name, number in group(sums, "sent").items():
         if not least <= (count := round(float(number))) <= most:
             what = f"{name} is the sum of {count} clients; allowed: {least} to {most}"
-            raise RunError(f"{where}: {what}; begin a new run without the client that is wrong")
+            raise RunError(f"{where}: {what}; start a new run without the faulty client")
 
 
 def _sent(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Narrow | Wide]:
-    """Entries for a method's tensors, and for how many clients have sent each: a client may send fewer."""
+    """Entries for a method's tensors, and for the number of clients that sent each: a client may omit some."""
     entries: dict[str, Narrow | Wide] = {f"method/{name}": Wide(tuple(shape), SUMMED) for name, shape in shapes.items()}
     return entries | {f"sent/{name}": Wide((), SUMMED) for name in shapes}
 
@@ -336,13 +336,13 @@ def _as_sent(tensors: Mapping[str, Tensor], ring: Ring) -> dict[str, Tensor]:
     return values
 
 
-def _those_sent(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sums of the method's tensors that anybody sent; float32, as these can tell no whole numbers from others."""
+def _sent_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sums of the method's tensors that at least one client sent, as float32: sums do not preserve integer types."""
     return {name: value.float() for name, value in group(sums, "method").items() if sums[f"sent/{name}"] >= 0.5}
 
 
 def _averaged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those that are averaged; batch normalisation's counts of batches, which tell samples, stay the server's."""
+    """Tensors to average; batch norm's counts of batches, which reveal sample numbers, stay the server's."""
     return {name: value for name, value in tensors.items() if value.is_floating_point()}
 
 
@@ -351,5 +351,5 @@ def _by_class(per_class: Tensor, like: Tensor) -> Tensor:
 
 
 def _moved(old: Tensor, change: Tensor) -> Tensor:
-    """``old`` plus a change in double precision, in its own type."""
+    """``old`` plus a change, computed in double precision, in the dtype of ``old``."""
     return (old.double() + change.to(old.device)).to(old.dtype)

@@ -1,11 +1,11 @@
-"""How many threads torch computes a run with.
+"""Number of torch threads of a run.
 
-The number is part of what a result depends on: with another number a convolution's gradients differ in their last
-digits. So it follows from the recipe (network, shape of a sample, batch size), never from the cores or the load of a
-machine, unless the user sets it: ``device_args.threads``, ``OMP_NUM_THREADS`` or ``torch.set_num_threads``.
+Results depend on this number: a convolution's gradients differ in their last digits. So it follows from the recipe
+(network, shape of a sample, batch size), never from a machine's cores or load, unless the user sets it:
+``device_args.threads``, ``OMP_NUM_THREADS`` or ``torch.set_num_threads``.
 
-Measured on two busy cores (torch 2.12, CPU milliseconds of a training step, batch 64 unless said otherwise), with the
-number of threads. Two threads wait for each other by spinning; ``passive`` is with ``OMP_WAIT_POLICY=PASSIVE``.
+Measured on two busy cores (torch 2.12, CPU milliseconds per training step, batch 64 unless stated otherwise), by number
+of threads. Two threads wait for each other by spinning; ``passive``: with ``OMP_WAIT_POLICY=PASSIVE``.
 
 ===================  ===========  =====  =====  =====  ==========
 network              GMAC/batch   1      2      4      2, passive
@@ -19,7 +19,7 @@ vgg11                9.8          684    1359   660    701
 resnet18, batch 128  71           4820   6197   4078
 ===================  ===========  =====  =====  =====  ==========
 
-The weights had the same bytes with 1, 2 and 4 threads only for the mlp.
+Weights were bit-identical with 1, 2 and 4 threads only for the mlp.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.place import available_cores
 
 LARGE = 4e9
-"""Multiply-adds of a batch's forward pass from which on a network gets :data:`THREADS` threads instead of one."""
+"""Multiply-adds of a batch's forward pass from which a network gets :data:`THREADS` threads instead of one."""
 THREADS = 4
 
 
 def chosen_by_user() -> int | None:
-    """The number of threads that the environment or the caller has set; None: torch's own default is in force.
+    """Number of threads that the environment or the caller has set; None: torch's default.
 
-    A caller who sets just torch's default cannot be told from one who sets nothing.
+    A caller who sets torch's default value cannot be detected.
     """
     now = torch.get_num_threads()
     return now if "OMP_NUM_THREADS" in os.environ or now not in _defaults() else None
 
 
 def warn_if_too_many(processes: int, threads: int | None) -> None:
-    """Warn if this machine has fewer cores than so many processes have threads (default: as the user has set)."""
+    """Warn if ``processes`` have more threads in total (default: as set by the user) than this machine has cores."""
     threads, cores = threads or chosen_by_user() or 1, available_cores()
     if threads > 1 and processes * threads > cores:
         log.warn(
@@ -62,17 +62,16 @@ def warn_if_too_many(processes: int, threads: int | None) -> None:
 
 
 def suitable(model: nn.Module, input_shape: Sequence[int], batch_size: int) -> int:
-    """The number of threads for training a network on batches of samples of a shape; the network stays as it is."""
+    """Number of threads for training a network on batches of this form; the network stays unchanged."""
     return THREADS if multiply_adds(model, input_shape) * batch_size >= LARGE else 1
 
 
 def multiply_adds(model: nn.Module, input_shape: Sequence[int]) -> float:
-    """About how many multiply-adds a network on the CPU computes for one sample.
+    """Approximate number of multiply-adds of a network on the CPU for one sample.
 
-    Every matrix of weights counts once for each position of its layer's output, which is exact for linear,
-    convolutional and recurrent layers. 0 if the network cannot be copied, or does not take such samples: its training
-    reports why.
-    (``torch.utils.flop_counter`` knows more kinds of layers, but its first use takes a second of CPU time.)
+    Each weight matrix counts once per position of its layer's output, which is exact for linear, convolutional and
+    recurrent layers. 0 if the network cannot be copied or rejects such samples: training will report the reason.
+    (``torch.utils.flop_counter`` supports more layers, but its first use takes a second of CPU time.)
     """
     total = 0.0
 
@@ -84,12 +83,12 @@ def multiply_adds(model: nn.Module, input_shape: Sequence[int]) -> float:
 
     try:
         twin = copy.deepcopy(model).eval()
-    except Exception:  # such as a network with torch.nn.utils.weight_norm raises
+    except Exception:  # for example, a network with torch.nn.utils.weight_norm
         return 0.0
     for module in twin.modules():
         if not isinstance(module, nn.Embedding) and any(p.dim() > 1 for p in module.parameters(recurse=False)):
             module.register_forward_hook(count)
-    for dtype in (torch.float32, torch.uint8):  # samples are measurements, or numbers of characters
+    for dtype in (torch.float32, torch.uint8):  # measurements, or character numbers
         total = 0.0
         with contextlib.suppress(Exception), torch.random.fork_rng([]), torch.no_grad():
             twin(torch.zeros(1, *input_shape, dtype=dtype))
@@ -98,7 +97,7 @@ def multiply_adds(model: nn.Module, input_shape: Sequence[int]) -> float:
 
 
 def _defaults() -> set[int]:
-    """Numbers of threads that torch may take by itself: logical or physical cores, of the machine or this process."""
+    """Numbers of threads that torch may choose by default: logical or physical cores of the machine or the process."""
     machine = set(range(os.cpu_count() or 1))
     process = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else machine
     numbers = {len(machine), len(process)}

@@ -1,4 +1,4 @@
-"""One client's turn in a round: the only local training loop, and what the method and the optimiser see of it."""
+"""One client's turn in a round, with the only local training loop."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from fl_labelskew_plugins.engine.sgd import SGD
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
 Draws = tuple[Tensor, Tensor, Tensor | None]
-"""States of generators: a client's, torch's of the CPU, and torch's of the GPU in use."""
+"""Generator states: the client's, torch's on the CPU, and torch's on the GPU in use."""
 
 
 class Turn:
-    """A client's part of a round, or of the opening exchange; ``view`` is the client as the method sees it.
+    """A client's part of a round or of the opening exchange; ``view`` is the client from the method's perspective.
 
     Args:
-        trainer: what all clients' training in this process has in common.
+        trainer: state common to all clients' training in this process.
         shared: the server's shared tensors.
         state: the client's private tensors.
-        times_selected: how often the client was selected, this round included; 0 in the opening exchange alone.
-        samples: stand in for the client's own, such as what the host's data poisoning made of them.
-        noise_seed: seed of privacy noise in the trainer's place.
+        times_selected: how often the client was selected, including this round; 0 only in the opening exchange.
+        samples: replacement for the client's samples, such as those that FedML's data poisoning changed.
+        noise_seed: seed of privacy noise, instead of the trainer's.
     """
 
     def __init__(
@@ -57,21 +57,23 @@ class Turn:
         self.samples = trainer.train if samples is None else samples
         self.index = trainer.indices[client] if samples is None else torch.arange(len(samples.y), device=trainer.device)
         federation = trainer.federation
-        # the opening has a stream apart from round 0: noise that is used twice cancels out
+        # a separate stream from round 0: noise that is used twice cancels out
         purpose = "noise" if times_selected else "opening noise"
         self.noise_seed = secret = trainer.noise_seed if noise_seed is None else noise_seed
         self.view = ClientView(
             id=client,
             round=round,
             counts=torch.bincount(self.samples.y[self.index], minlength=federation.num_classes),
-            shared={name: value.clone() for name, value in rest(self.shared, OPTIMIZER).items()},  # all clients' own
+            shared={
+                name: value.clone() for name, value in rest(self.shared, OPTIMIZER).items()
+            },  # clients may modify it
             state=rest(self.state, OPTIMIZER),
             generator=seeds.torch_generator(federation.seed, "method", round, client),
             noise=seeds.noise_generator(secret, purpose, round, client),
             times_selected=times_selected,
             federation=federation,
             model=self.model,
-            frozen=partial(_frozen, trainer.spares()),  # not of this turn's own, or it would be kept by itself
+            frozen=partial(_frozen, trainer.spares()),  # without self, or the turn would keep itself alive
             fresh=trainer.fresh,
             features=partial(_features, trainer, self.samples, self.index),
             sends=trainer.sends,
@@ -80,18 +82,18 @@ class Turn:
     def fit(
         self, weights: Weights, *, personalised: bool = False, observer: TrainingObserver | None = None
     ) -> LocalResult:
-        """Local training from ``weights``, then what the server gets.
+        """Train locally from ``weights``, and return the server's and the client's results.
 
         ``personalised``: also test the final weights on the client's own test split.
 
         Raises:
-            RunError: a term of the loss is not finite, though the upload is; or a step has no room in memory.
+            RunError: a loss term is not finite although the upload is, or memory is exhausted.
         """
         trainer, method, view = self.trainer, self.method, self.view
         of_method, of_optimizer = trainer.unchanged
         with self.isolated():
-            with self.seeded(), self.roomy():
-                view.stage = method.stages(trainer.settings.epochs)[0].name  # whose gradient an optimiser may ask for
+            with self.seeded(), self.explained_memory_errors():
+                view.stage = method.stages(trainer.settings.epochs)[0].name  # for optimisers that ask for the gradient
                 of_method.check(*BETWEEN)
                 of_optimizer.check(*BETWEEN)
                 work = self.work(weights)
@@ -129,8 +131,8 @@ class Turn:
             return result
 
     def opening(self) -> Mapping[str, Tensor]:
-        """What the client sends before round 0."""
-        weights = snapshot(self.model)  # no weights are loaded before the next client's opening
+        """The client's tensors before round 0."""
+        weights = snapshot(self.model)  # the next client's opening does not load weights
         try:
             with self.isolated(), self.seeded():
                 tensors = self.method.opening(self.view)
@@ -141,7 +143,7 @@ class Turn:
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
-        """Undo afterwards what hooks have changed in the network, also if they raise."""
+        """Undo the hooks' changes of the network afterwards, also after an exception."""
         baseline = self.trainer.baseline
         try:
             yield
@@ -149,7 +151,7 @@ class Turn:
             baseline.restore()
 
     def work(self, weights: Weights) -> LocalWork:
-        """The turn as the optimiser sees it, from the server's ``weights``, with what is the optimiser's own."""
+        """The turn from the optimiser's perspective, starting at ``weights``, with the optimiser's own tensors."""
         trainer, view = self.trainer, self.view
         settings, federation = trainer.settings, trainer.federation
         client = replace(
@@ -171,7 +173,7 @@ class Turn:
         )
 
     def batches(self) -> tuple[Iterator[tuple[Tensor, Tensor]], int]:
-        """Inputs ``(B, ...)`` and labels ``(B,)`` of every batch of the round, all epochs, and their number."""
+        """Inputs ``(B, ...)`` and labels ``(B,)`` of each batch of the round over all epochs, and their number."""
         trainer, view = self.trainer, self.view
         epochs, per_epoch = self._epochs()
         indices = itertools.chain.from_iterable(itertools.islice(epochs, trainer.settings.epochs))
@@ -187,19 +189,19 @@ class Turn:
 
     @contextlib.contextmanager
     def seeded(self) -> Iterator[None]:
-        """Seed what draws from torch's global generator (dropout) for this turn; restore it afterwards."""
+        """Seed torch's global generator (dropout) for this turn; restore it afterwards."""
         device, view = self.trainer.device, self.view
         seed = seeds.torch_seed(self.trainer.federation.seed, "torch", view.round, view.id)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             if device.type == "cuda":
                 torch.manual_seed(seed)
-            else:  # the same on the CPU; of small clients torch's own takes a seventh of the time, for GPUs not there
+            else:  # same values as torch.manual_seed, which also visits GPUs: a seventh of a small client's time
                 torch.default_generator.manual_seed(seed)
             yield
 
     @contextlib.contextmanager
-    def roomy(self) -> Iterator[None]:
-        """Raise RunError, with what to do about it, where a GPU or the machine is out of memory."""
+    def explained_memory_errors(self) -> Iterator[None]:
+        """Turn out-of-memory errors of a GPU or the machine into a RunError with advice."""
         try:
             yield
         except RuntimeError as error:
@@ -211,7 +213,7 @@ class Turn:
             raise shareable(RunError(f"{what}; {use}")) from error
 
     def _check_network(self, state: Weights, weights: Weights, *hooks: str) -> None:
-        """Raise HookError if one of these hooks of the method left a network that the server cannot average."""
+        """Raise HookError if one of these hooks left a network that the server cannot average."""
         use = (
             "keep names and shapes of client.model; keep a client-specific head in client.scratch and return its "
             "parameters from private_parameters"
@@ -239,16 +241,16 @@ class Turn:
             stop = min(total, math.ceil(planned * per_epoch))
             while step < stop:
                 inputs, labels = next(stream)
-                drawn = self._drawn()
+                drawn = self._generator_states()
                 single = len(labels) == 1 and trainer.has_batch_norm
-                if single:  # one sample has no variance: normalise it with the running statistics
+                if single:  # the variance of one sample is undefined: use the running statistics
                     _batch_norm_training(model, False)
                 features, logits = trainer.forward(model, inputs)
                 batch = Batch(inputs, features, logits, labels, last_epoch=step >= total - per_epoch)
                 terms = method.loss(batch, view)
                 optimizer.zero_grad()
                 backward(_total(terms), method)
-                if upload is None:  # what a client trains on for itself is watched and corrected by nobody
+                if upload is None:  # steps after the upload are neither observed nor corrected
                     if observer is not None:
                         observer.step(batch, view)
                     work.loss = partial(self._loss_under, batch, drawn)
@@ -256,7 +258,7 @@ class Turn:
                     work.steps += 1
                 if settings.gradient_clip_norm is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clip_norm)
-                    nn.utils.clip_grad_norm_(private, settings.gradient_clip_norm)  # apart: the upload knows none
+                    nn.utils.clip_grad_norm_(private, settings.gradient_clip_norm)  # separately: never uploaded
                 optimizer.step()
                 if single:
                     _batch_norm_training(model, True)
@@ -264,56 +266,58 @@ class Turn:
                     sums[name] = sums[name] + term.detach() if name in sums else term.detach()
                 step += 1
             if stage.upload:
-                optimizer.zero_grad()  # the gradients make room for it
+                optimizer.zero_grad()  # frees memory for the snapshot
                 upload = snapshot(model)
                 self._check_network(upload, weights, "private_parameters", "calibrate", "terms", "loss")
-        assert upload is not None  # the recipe's check has looked at the stages
+        assert upload is not None  # the recipe's checks require an uploading stage
         of_method.check("calibrate", "terms", "loss")
         of_optimizer.check("correct")
         model.eval()
         return upload, {name: float(value) / total for name, value in sums.items()}
 
     def _epochs(self) -> tuple[Iterator[Sequence[Tensor]], int]:
-        """Sample indices ``(B,)`` of an epoch's batches, one epoch after the other, and how many batches it has."""
+        """Sample indices ``(B,)`` of each epoch's batches, for endless epochs, and the number of batches per epoch."""
         trainer, index = self.trainer, self.index
         size = trainer.settings.batch_size
         cuts = list(range(size, len(index), size))
         if trainer.has_batch_norm and cuts and len(index) - cuts[-1] == 1:
-            cuts.pop()  # a last batch of one sample joins the one before it: batch norm cannot train on one
+            cuts.pop()  # batch norm cannot train on one sample: join a last batch of one with the previous one
         generator = seeds.torch_generator(trainer.federation.seed, "batches", self.view.round, self.view.id)
         orders = (torch.randperm(len(index), generator=generator).to(index.device) for _ in itertools.count())
         return (index[order].tensor_split(cuts) for order in orders), len(cuts) + 1
 
-    def _drawn(self) -> Draws:
-        """Where the generators stand that a step may draw from: the view's, and torch's own."""
+    def _generator_states(self) -> Draws:
+        """States of the generators that a step may draw from: the view's, and torch's."""
         device = self.trainer.device
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return self.view.generator.get_state(), torch.get_rng_state(), cuda
 
     def _loss_under(self, batch: Batch, drawn: Draws, model: nn.Module) -> Tensor:
-        """The method's loss of a batch in a copy of the network, with the draws and in the modes of the network's own.
+        """The method's loss of a batch on a copy of the network, with the network's random draws and modes.
 
-        The client's view, the buffers of networks in its scratch and all generators stay as they are.
+        The client's view, buffers of networks in its scratch, and all generators stay unchanged.
         """
         (methods, cpu, cuda), view, device = drawn, self.view, self.trainer.device
         for module, other in zip(self.model.modules(), model.modules(), strict=True):
             other.training = module.training
         generator = torch.Generator(view.generator.device).set_state(methods)
-        apart = replace(view, model=model, generator=generator, scratch=_apart(view.scratch), state=dict(view.state))
+        view_copy = replace(
+            view, model=model, generator=generator, scratch=_detached(view.scratch), state=dict(view.state)
+        )
         with torch.random.fork_rng([] if cuda is None else [device]):
             torch.set_rng_state(cpu)
             if cuda is not None:
                 torch.cuda.set_rng_state(cuda, device)
             features, logits = self.trainer.forward(model, batch.inputs)
-            return _total(self.method.loss(replace(batch, features=features, logits=logits), apart))
+            return _total(self.method.loss(replace(batch, features=features, logits=logits), view_copy))
 
     def _gradient(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """See ``LocalWork.gradient``; eval mode is without dropout and with batch norm's running values.
+        """See ``LocalWork.gradient``; eval mode: no dropout, and batch norm with running statistics.
 
-        It is 0 for those parameters that the method has frozen for this turn.
+        It is 0 for parameters that the method has frozen for this turn.
 
-        A loss need not be additive over samples (FedMR's compares those of a batch), so the batches are those that
-        training draws in its first epoch, without augmentation, whatever fits a device.
+        A loss may depend on the whole batch (FedMR compares its samples). So the batches are those of the first
+        training epoch, without augmentation, whatever the device's memory.
         """
         model, decay = self.model, self.trainer.settings.weight_decay
         epochs, _ = self._epochs()
@@ -323,7 +327,7 @@ class Turn:
         for index, inputs in self.samples.stream(next(epochs)):
             empty = torch.empty(0)
             batch = Batch(self.trainer.formatted(inputs), empty, empty, self.samples.y[index])
-            loss = self._loss_under(batch, self._drawn(), model) * (len(batch.labels) / len(self.index))
+            loss = self._loss_under(batch, self._generator_states(), model) * (len(batch.labels) / len(self.index))
             backward(loss, self.method)
         parameters = {name: p for name, p in model.named_parameters() if name in names}
         gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters.items()}
@@ -346,12 +350,12 @@ def fit(
     observer: TrainingObserver | None = None,
     **turn: Any,
 ) -> LocalResult:
-    """A client's whole turn in a round, see :class:`Turn` for ``turn`` and :meth:`Turn.fit` for the rest."""
+    """A client's whole turn in a round; see :class:`Turn` for ``turn``, :meth:`Turn.fit` for the other arguments."""
     return Turn(trainer, client, round, **turn).fit(weights, personalised=personalised, observer=observer)
 
 
 def _optimizer(trainer: LocalTrainer, rate: float, more: Sequence[nn.Parameter]) -> SGD | torch.optim.Adam:
-    """The local optimiser of all trained parameters and ``more``."""
+    """The local optimiser of all trainable parameters and ``more``."""
     settings = trainer.settings
     parameters = [p for p in trainer.model.parameters() if p.requires_grad] + list(more)
     if settings.client_optimizer == "adam":
@@ -378,19 +382,19 @@ def _features(trainer: LocalTrainer, samples: Samples | Streamed, index: Tensor)
 
 
 def _protect(upload: Weights, weights: Weights, view: ClientView, method: Method) -> None:
-    """Let the method change what of the upload is new since the round's start."""
+    """Apply the method's protection to the upload's difference from the round's start."""
     update = {k: v - weights[k] for k, v in upload.items() if v.is_floating_point()}
     with torch.no_grad():
         protected = method.protect(update, view)
         check_form(protected, update, f"{hook_name(method, 'protect')} returned an update", ALL)
         for key, value in protected.items():
             upload[key] = weights[key] + value
-            if key.endswith("running_var"):  # noise must not leave a negative variance behind
+            if key.endswith("running_var"):  # noise could make a variance negative
                 upload[key].clamp_(min=0)
 
 
 def _no_batch(model: nn.Module) -> Tensor:
-    raise RuntimeError("LocalWork.loss is that of a batch in training, and there is none yet")
+    raise RuntimeError("LocalWork.loss is defined only during training, after the first batch")
 
 
 def _total(terms: Mapping[str, Tensor]) -> Tensor:
@@ -400,14 +404,14 @@ def _total(terms: Mapping[str, Tensor]) -> Tensor:
     return first
 
 
-def _apart(scratch: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy whose entries, and those of dictionaries in it, can be replaced without a trace."""
-    twins = {name: _twin(kept) if isinstance(kept, nn.Module) else kept for name, kept in scratch.items()}
-    return {name: _apart(kept) if isinstance(kept, dict) else kept for name, kept in twins.items()}
+def _detached(scratch: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy in which entries, also of nested dictionaries, can be replaced without changing the original."""
+    copies = {name: _copied(kept) if isinstance(kept, nn.Module) else kept for name, kept in scratch.items()}
+    return {name: _detached(kept) if isinstance(kept, dict) else kept for name, kept in copies.items()}
 
 
-def _twin(module: nn.Module) -> nn.Module:
-    """A copy with buffers and modes of its own, of the same parameters."""
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy with separate buffers and modes but shared parameters."""
     return copy.deepcopy(module, {id(p): p for p in module.parameters()})
 
 

@@ -11,10 +11,10 @@ _FORM = "use host:port with a port from 0 to 65535, such as 127.0.0.1:8890 or [:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host and port of an address; an IPv6 host comes without its brackets.
+    """Host and port of an address; IPv6 hosts without brackets.
 
     Raises:
-        ValueError: the address is of another form; one line.
+        ValueError: the address has another form; a one-line message.
 
     >>> split("[::1]:8890")
     ('::1', 8890)
@@ -22,9 +22,9 @@ def split(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     known = _ipv6(host[1:-1]) if bracketed else _NAME.match(host)
-    # \d would let digits of other scripts through
+    # \d would also match digits of other scripts
     if not (colon and known and re.fullmatch("[0-9]{1,5}", port)) or int(port) > 65535:
-        raise ValueError(f"'{' '.join(address.split())}' is no address; {_FORM}")
+        raise ValueError(f"'{' '.join(address.split())}' is not an address; {_FORM}")
     return host.strip("[]"), int(port)
 
 
@@ -38,7 +38,7 @@ def join(host: str, port: int) -> str:
 
 
 def of_peer(peer: str) -> tuple[str, int]:
-    """Host and port of what gRPC calls a peer.
+    """Host and port of a peer name of gRPC.
 
     >>> of_peer("ipv6:%5B::ffff:10.0.0.1%5D:4711"), of_peer("ipv4:10.0.0.1:4711")
     (('10.0.0.1', 4711), ('10.0.0.1', 4711))
@@ -49,12 +49,12 @@ def of_peer(peer: str) -> tuple[str, int]:
 
 
 def plain(host: str) -> str:
-    """An address without its zone; one of IPv4 in its own form."""
+    """An IP address without its zone; IPv4-mapped addresses in IPv4 form."""
     return host.partition("%")[0].removeprefix("::ffff:")
 
 
 def loopback(address: str) -> bool:
-    """Whether an address can be reached from its own machine alone.
+    """Whether an address is reachable only from its own machine.
 
     >>> loopback("127.0.0.1:8890"), loopback("0.0.0.0:8890")
     (True, False)

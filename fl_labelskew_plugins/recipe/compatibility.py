@@ -1,4 +1,4 @@
-"""Which method goes with which optimiser, and whose code runs it: ours, or FedML's without its faults."""
+"""Compatible methods and optimisers, and the choice between our code and FedML's corrected code."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ CORRECTABLE = {
     "FedOpt": "fedml.simulation.sp.fedopt.fedopt_api.FedOptAPI",
     "FedNova": "fedml.simulation.sp.fednova.fednova_trainer.FedNovaTrainer",
 }
-"""Classes of FedML 0.9.6, by optimiser, that are right once their faults are corrected from outside."""
+"""Classes of FedML 0.9.6, by optimiser, whose bugs can be corrected from outside."""
 
 PLAIN_SGD = ("FedAvg", "FedProx", "FedOpt")
-"""Optimisers whose clients' SGD gets a learning rate and nothing else in FedML."""
+"""Optimisers whose client SGD gets only a learning rate in FedML."""
 
 OPEN_MPI = "apt-get install openmpi-bin libopenmpi-dev"
-"""Installs Open MPI."""
+"""Command that installs Open MPI."""
 
 
 def check_extras(recipe: Recipe) -> None:
-    """Raise LabelSkewError unless the packages of extras without which a recipe cannot start are installed."""
+    """Raise LabelSkewError if packages are missing without which a recipe cannot start."""
     comm = recipe.comm
     if comm.over_mpi:
         extras.load("mpi", "mpi4py", what="comm_args.backend: MPI", otherwise=f"; it also needs Open MPI: {OPEN_MPI}")
@@ -51,7 +51,7 @@ def check_extras(recipe: Recipe) -> None:
 
 
 def grpc() -> Any:
-    """Return the module grpc, quiet about strangers that connect; ``GRPC_VERBOSITY=info`` shows them again."""
+    """Import grpc without its log of refused connections; ``GRPC_VERBOSITY=info`` shows it."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC reads it when it is imported
     return extras.load("grpc", "grpc", what="comm_args.backend: GRPC")
 
@@ -63,14 +63,14 @@ def missing_trackers(recipe: Recipe) -> list[str]:
 
 
 def sends_more(optimizer: Optimizer) -> bool:
-    """Whether an optimiser's clients send more than their weights, or changes in their place, with its options."""
+    """Whether an optimiser, with its options, makes clients send changes, or tensors in addition to their weights."""
     return optimizer.sends_change or bool(optimizer.contribution_shapes({"classifier.weight": (1, 1)}))
 
 
 def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterator[Conflict]:
-    """What is wrong with a method and an optimiser together, and with where they are to run.
+    """Conflicts of a method and an optimiser with each other and with the recipe's settings.
 
-    Of ``recipe``, the sections ``data``, ``model`` and ``method_args`` may be missing.
+    The sections ``data``, ``model`` and ``method_args`` of ``recipe`` may be missing.
     """
     train, comm, wanted = recipe.train, recipe.comm, recipe.train.optimizer_source
     name, key = train.federated_optimizer, ("train_args.federated_optimizer",)
@@ -92,20 +92,20 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
         message = "true does not go with a method that needs what each client sends, not their sum; allowed: false"
         yield Conflict("comm_args.secure_aggregation", message, ("method_args.method",))
     yield from sum_conflicts(recipe, method)
-    if optimizer.changes_upload and (blind := [kind for kind in recipe.tracking.diagnostics if kind in OF_UPLOADS]):
-        message = f"{', '.join(blind)}: what clients upload with federated_optimizer {name} is no trained model"
+    if optimizer.changes_upload and (affected := [kind for kind in recipe.tracking.diagnostics if kind in OF_UPLOADS]):
+        message = f"{', '.join(affected)}: uploads with federated_optimizer {name} are not trained models"
         yield Conflict("tracking_args.diagnostics", f"{message}; allowed: others, or another optimiser", key)
-    if wanted == "corrected" and name in CORRECTABLE and (why := _why_not(recipe, method, optimizer)):
-        yield Conflict("train_args.optimizer_source", f"corrected: {why}; allowed: own, or null", key)
+    if wanted == "corrected" and name in CORRECTABLE and (reason := _unsupported(recipe, method, optimizer)):
+        yield Conflict("train_args.optimizer_source", f"corrected: {reason}; allowed: own, or null", key)
 
 
 def host_installed() -> bool:
-    """Whether FedML is here, which installs on Python 3.10 and 3.11 alone."""
+    """Whether FedML is installed; it supports only Python 3.10 and 3.11."""
     return find_spec("fedml") is not None
 
 
 def host_switches(recipe: Recipe) -> list[str]:
-    """The host's switches that are on, by their key."""
+    """Keys of FedML's switches that are on."""
     switches = {
         "security_args.enable_attack": recipe.security.enable_attack,
         "security_args.enable_defense": recipe.security.enable_defense,
@@ -115,7 +115,7 @@ def host_switches(recipe: Recipe) -> list[str]:
 
 
 def uses_rounds(recipe: Recipe) -> str | None:
-    """What in a recipe makes a round depend on ``comm_round``, the number of all rounds; None if nothing does."""
+    """The setting that makes a round depend on the total number of rounds ``comm_round``; None without one."""
     if switches := host_switches(recipe):
         return f"{switches[0]}: FedML's code may use it"
     parts = {recipe.method_name: recipe.method, **getattr(recipe.method, "parts", {})}
@@ -125,52 +125,52 @@ def uses_rounds(recipe: Recipe) -> str | None:
 
 
 def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recipe:
-    """The recipe, with or without FedML around it.
+    """The recipe, with or without FedML.
 
     Args:
-        recipe: what to run.
-        host: ``fedml`` or ``none``, as asked for; default: ``before``, else FedML if it is installed.
-        before: what a run that is resumed began in.
+        recipe: to run.
+        host: ``fedml`` or ``none``, as requested; default: ``before``, else FedML if it is installed.
+        before: host of the run that is resumed.
 
     Raises:
-        LabelSkewError: FedML is not installed, or only FedML has what the recipe asks for.
+        LabelSkewError: FedML is missing, and ``host`` or the recipe needs it.
     """
     if host not in (None, "fedml", "none"):
         raise mistake(f"host {clean(host)}", "is unknown", "fedml or none")
     installed, use = host_installed(), "--host fedml"
     if not installed:
-        use = "Python 3.10 or 3.11, where FedML installs"
+        use = "Python 3.10 or 3.11, which FedML supports"
         if host == "fedml":
             raise mistake("--host fedml", "FedML is not installed here", f"--host none, or {use}")
     return recipe if installed and (host or before) != "none" else without_host(recipe, use)
 
 
 def without_host(recipe: Recipe, use: str) -> Recipe:
-    """The recipe, to be run by our own code alone; ``use``: what else one may do where it asks for the host's.
+    """The recipe for our own code only; ``use``: alternative for recipes that need FedML, for the message.
 
     Raises:
-        LabelSkewError: only the host has what it asks for.
+        LabelSkewError: the recipe needs FedML.
     """
     needs = [(key, "true", "false") for key in host_switches(recipe)]
     if recipe.train.optimizer_source == "corrected" and recipe.train.federated_optimizer in CORRECTABLE:
         needs.append(("train_args.optimizer_source", "corrected", "own, null"))
     for key, value, right in needs:
-        raise mistake(key, f"{value} is code of FedML's, and this run is without it", f"{right}, or {use}")
+        raise mistake(key, f"{value} needs FedML's code, and this run is without it", f"{right}, or {use}")
     return recipe.model_copy(update={"hosted": False})
 
 
 class CodeChoice(NamedTuple):
-    """Whose code runs a recipe, and why."""
+    """The code that runs a recipe, and the reason."""
 
     source: Source
     why: str
 
 
 def choice(recipe: Recipe, model: nn.Module) -> CodeChoice:
-    """Whose code runs a recipe.
+    """Choose the code that runs a recipe.
 
     Raises:
-        LabelSkewError: FedML's code was asked for, and cannot do what the recipe asks for.
+        LabelSkewError: FedML's code was requested, but does not support the recipe.
     """
     wanted, name = recipe.train.optimizer_source, recipe.train.federated_optimizer
     if wanted == "own":
@@ -181,23 +181,23 @@ def choice(recipe: Recipe, model: nn.Module) -> CodeChoice:
         return CodeChoice("own", f"FedML has no {name} whose faults can be corrected")
     if wanted is None and name == "FedAvg":
         return CodeChoice("own", "default of FedAvg")
-    why = _why_not(recipe, recipe.method, recipe.optimizer) or _why_not_network(recipe, model)
+    reason = _unsupported(recipe, recipe.method, recipe.optimizer) or _unsupported_network(recipe, model)
     if wanted is None and recipe.train.client_optimizer != "sgd":
-        why = why or f"default with client_optimizer {recipe.train.client_optimizer}"
-    if why is None:
+        reason = reason or f"default with client_optimizer {recipe.train.client_optimizer}"
+    if reason is None:
         return CodeChoice("corrected", "asked for" if wanted else f"default of {name}")
     if wanted is None:
-        return CodeChoice("own", why)
-    raise mistake("train_args.optimizer_source", f"{wanted}: {why}", "own, or null")
+        return CodeChoice("own", reason)
+    raise mistake("train_args.optimizer_source", f"{wanted}: {reason}", "own, or null")
 
 
 def source(recipe: Recipe, model: nn.Module) -> Source:
-    """Whose code runs a recipe; see :func:`choice`."""
+    """Code that runs a recipe; see :func:`choice`."""
     return choice(recipe, model).source
 
 
 def overruled(recipe: Recipe) -> list[str]:
-    """A sentence on whose weights of the uploads are in force, where the optimiser's stand in for the method's."""
+    """A log message if the optimiser's aggregation weights replace the method's, else empty."""
     method, optimizer = recipe.method, recipe.optimizer
     if optimizer.aggregation in (None, method.aggregation):
         return []
@@ -208,9 +208,9 @@ def overruled(recipe: Recipe) -> list[str]:
 
 
 def corrections(recipe: Recipe, *, cpu: bool = True) -> Iterator[str]:
-    """Corrections of FedML's code that make a difference to a recipe, on the CPU or on a GPU.
+    """Corrections of FedML's code that affect a recipe, on the CPU or on a GPU.
 
-    A test shows each fault and each correction; docs/mixing.md describes the faults.
+    Tests show each bug and its correction; docs/mixing.md describes the bugs.
     """
     train, name, options = recipe.train, recipe.train.federated_optimizer, recipe.optimizer.params
     plain = name in PLAIN_SGD
@@ -231,7 +231,7 @@ def corrections(recipe: Recipe, *, cpu: bool = True) -> Iterator[str]:
 
 
 def describe(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
-    """For a run's record: whose code runs and why, and of FedML's code its class and what of it is corrected."""
+    """A run's record of the code and the reason for it, and of FedML's class and its corrections."""
     chosen, name = choice(recipe, model), recipe.train.federated_optimizer
     record: dict[str, Any] = {"name": name, "source": chosen.source, "why": chosen.why}
     if chosen.source == "own":
@@ -241,29 +241,29 @@ def describe(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
     return record | {"corrections": list(corrections(recipe, cpu=cpu))}
 
 
-def _why_not_network(recipe: Recipe, model: nn.Module) -> str | None:
-    """Why the host's own code cannot train a network; None where it can."""
+def _unsupported_network(recipe: Recipe, model: nn.Module) -> str | None:
+    """Reason why FedML's code cannot train a network; None if it can."""
     if next(model.buffers(), None) is not None:
-        return f"the host cannot train {recipe.network_name}, which has batch normalisation or other buffers"
+        return f"FedML cannot train {recipe.network_name}, which has batch normalisation or other buffers"
     if not all(p.requires_grad for p in model.parameters()):
-        return f"the host cannot train {recipe.network_name}, of which a part is frozen"
+        return f"FedML cannot train {recipe.network_name}, which has frozen parameters"
     return None
 
 
-def _why_not(recipe: Sections, method: Method, optimizer: Optimizer) -> str | None:
-    """Why the host's own code cannot run a recipe; None where it can."""
+def _unsupported(recipe: Sections, method: Method, optimizer: Optimizer) -> str | None:
+    """Reason why FedML's code cannot run a recipe; None if it can."""
     train, comm, security = recipe.train, recipe.comm, recipe.security
     reasons = {
-        f"the host's code runs with backend sp, not {comm.backend}": not comm.in_process,
-        "the method changes more than logits, which the host's training does not know": not method.logits_only(),
-        "the host trains with fp32 alone (device_args.precision)": recipe.device.precision != "fp32",
-        "the host clips no gradients (train_args.gradient_clip_norm)": train.gradient_clip_norm is not None,
-        "the host does not augment pictures (train_args.augment)": bool(train.augment),
-        "the host weighs all rows alike (train_args.proxy_aggregation)": train.proxy_aggregation == "class",
-        "the host's attacks and defences are FedAvg's (security_args)": security.enable_attack
+        f"FedML's code needs backend sp, not {comm.backend}": not comm.in_process,
+        "FedML's training supports only methods that change logits": not method.logits_only(),
+        "FedML trains only with fp32 (device_args.precision)": recipe.device.precision != "fp32",
+        "FedML does not clip gradients (train_args.gradient_clip_norm)": train.gradient_clip_norm is not None,
+        "FedML does not augment images (train_args.augment)": bool(train.augment),
+        "FedML does not weight rows by class (train_args.proxy_aggregation)": train.proxy_aggregation == "class",
+        "FedML's attacks and defences work only with FedAvg (security_args)": security.enable_attack
         or security.enable_defense,
-        "the host's noise is FedAvg's (dp_args)": recipe.dp.enable_dp,
-        "the host's server sees single uploads (comm_args.secure_aggregation)": comm.secure_aggregation,
-        "the host's training cannot be watched (tracking_args.diagnostics)": bool(recipe.tracking.diagnostics),
+        "FedML's noise works only with FedAvg (dp_args)": recipe.dp.enable_dp,
+        "FedML's server sees single uploads (comm_args.secure_aggregation)": comm.secure_aggregation,
+        "FedML's training cannot be observed (tracking_args.diagnostics)": bool(recipe.tracking.diagnostics),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

@@ -1,4 +1,4 @@
-"""Values of a recipe that are right alone and wrong together, as no section's own model can see it."""
+"""Values of a recipe that are valid alone but not together; a single section's model cannot check them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECURE = "comm_args.secure_aggregation"
 
 
 def conflicts(recipe: Sections) -> Iterator[Conflict]:
-    """All of them but those of plugins; ``recipe`` may lack ``data``, ``model`` and ``method_args``."""
+    """All conflicts except plugins'; ``recipe`` may lack ``data``, ``model`` and ``method_args``."""
     yield from _train_conflicts(recipe.train)
     yield from _comm_conflicts(recipe)
     yield from _silo_conflicts(recipe)
@@ -77,7 +77,7 @@ def _comm_conflicts(recipe: Sections) -> Iterator[Conflict]:
 
 
 def _reached_by_others(comm: CommArgs) -> tuple[str, str] | None:
-    """The first key whose address is beyond loopback, and that address."""
+    """The first key with an address beyond loopback, and the address."""
     given = {"server_address": comm.server_address, "listen_address": comm.listen_address}
     return next(((k, address) for k, address in given.items() if address and not addresses.loopback(address)), None)
 
@@ -89,31 +89,31 @@ def _silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
         message = f"does not go with training_type {kind}; allowed: files with cross_silo, or none"
         yield Conflict(key, message, (KIND,))
     elif files and len(files) != clients:
-        yield Conflict(key, f"{len(files)} files for {clients} clients; allowed: a file for each, or none", (DEAL,))
+        yield Conflict(key, f"{len(files)} files for {clients} clients; allowed: one file per client, or none", (DEAL,))
 
 
 def classes_of(data: DataArgs, params: Any) -> int | None:
-    """Number of classes that ``data_args`` tell, of the data set's own parameters too; None where they tell none."""
+    """Number of classes according to ``data_args`` or the data set's parameters; None if they do not determine it."""
     names = getattr(params, "class_names", None)
     return data.classes or getattr(params, "classes", None) or (None if names is None else len(names))
 
 
 def form_conflicts(recipe: Sections, params: Any) -> Iterator[Conflict]:
-    """What a server without test data has to be told, as no silo's word is taken for it; ``params``: the data set's."""
+    """Settings that a server without test data needs, since it does not trust silos; ``params``: the data set's."""
     if not recipe.common.across_silos or recipe.validation.server_test_data:
         return
-    why = "missing; validation_args.server_test_data: false leaves the server no sample that tells; write"
+    reason = "missing; with validation_args.server_test_data: false the server has no sample; set"
     others = (KIND, "validation_args.server_test_data", "data_args.dataset")
     if recipe.data.input_shape is None:
-        yield Conflict("data_args.input_shape", f"{why} the shape of one sample, such as [1, 28, 28]", others)
+        yield Conflict("data_args.input_shape", f"{reason} it to the shape of one sample, such as [1, 28, 28]", others)
     if getattr(params, "class_names", ()) is None:
-        yield Conflict("data_args.class_names", f"{why} the names of all classes, in order", others)
+        yield Conflict("data_args.class_names", f"{reason} it to the names of all classes, in order", others)
     elif classes_of(recipe.data, params) is None:
-        yield Conflict("data_args.classes", f"{why} how many classes there are, such as 10", others)
+        yield Conflict("data_args.classes", f"{reason} it to the number of classes, such as 10", others)
 
 
 def moments_conflicts(recipe: Sections, dataset: Dataset) -> Iterator[Conflict]:
-    """Where mean and std would be made of what each silo sends by itself."""
+    """Mean and std that would be computed from each silo's separate sums."""
     mean, own_data = recipe.data.mean, bool(recipe.client_specific.data_silo_config)
     if not (recipe.common.across_silos and recipe.comm.secure_aggregation and own_data):
         return
@@ -126,22 +126,22 @@ def moments_conflicts(recipe: Sections, dataset: Dataset) -> Iterator[Conflict]:
 
 
 def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
-    """What a silo has to say of its table, whose columns may stand in another order than those of the others.
+    """Settings of a silo's table that must agree with the other silos'.
 
-    ``params``: of its data set; ``whole``: of the recipe's, None where that is another data set.
+    ``params``: of the silo's data set; ``whole``: of the recipe's, None if that is another data set.
     """
     features = getattr(params, "features", ())
     if features is None:
-        yield "data_args.features", "missing; another silo's columns may stand in another order: list them, everywhere"
+        yield "data_args.features", "missing; other silos may order columns differently: set the same list in all files"
     elif features != (getattr(whole, "features", None) or features):
-        yield "data_args.features", "are others, or in another order, than the recipe's; use the same list everywhere"
+        yield "data_args.features", "differ from the recipe's, or in their order; use the same list everywhere"
     if getattr(params, "categorical", None) == "one_hot":
-        what = "one_hot takes a silo's own categories, which others may lack; use a mapping of columns to lists"
+        what = "one_hot uses a silo's own categories, which others may lack; use a mapping of columns to lists"
         yield "data_args.categorical", what
 
 
 def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
-    """What asks for single uploads, which a server that gets sums alone has not."""
+    """Settings that need single uploads, with a server that gets only sums."""
     comm, bits = recipe.comm, recipe.comm.secure_bits
     if not comm.secure_aggregation:
         return
@@ -150,14 +150,14 @@ def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
     host = (("security_args", "enable_attack"), ("security_args", "enable_defense"), ("dp_args", "enable_dp"))
     for section, switch in host:
         if getattr(recipe.dp if section == "dp_args" else recipe.security, switch):
-            message = f"true does not go with {SECURE}: the host's works on single uploads, which nobody sees then"
+            message = f"true does not go with {SECURE}: FedML's code needs single uploads, which are hidden then"
             yield Conflict(f"{section}.{switch}", f"{message}; allowed: false", (SECURE,))
     ratio, usual = comm.max_update_ratio, type(comm).model_fields["max_update_ratio"].default
     if ratio not in (None, usual):
-        message = f"{ratio:g} compares single uploads, which nobody sees with {SECURE}; allowed: null, or nothing"
+        message = f"{ratio:g} compares single uploads, which are hidden with {SECURE}; allowed: null, or nothing"
         yield Conflict("comm_args.max_update_ratio", message, (SECURE,))
-    if blind := [name for name in recipe.tracking.diagnostics if name in OF_UPLOADS]:
-        message = f"{', '.join(blind)}: look at single uploads, which nobody sees with {SECURE}; allowed: others"
+    if affected := [name for name in recipe.tracking.diagnostics if name in OF_UPLOADS]:
+        message = f"{', '.join(affected)}: need single uploads, which are hidden with {SECURE}; allowed: others"
         yield Conflict("tracking_args.diagnostics", message, (SECURE,))
     most = 2 ** (bits - 4)
     if recipe.train.client_num_in_total > most:
@@ -166,16 +166,16 @@ def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
 
 
 def _secure_silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
-    """What masks need: enough silos, which know each other."""
+    """Requirements of masks: enough silos, with certificates."""
     comm, clients = recipe.comm, recipe.train.clients_per_round
     if comm.certs is None:
         message = (
-            f"missing; with {SECURE} silos sign their keys, or the server could put its own in their place; use a "
+            f"missing; with {SECURE} silos must sign their keys, or the server could replace them; use a "
             "folder of `labelskew certs new`"
         )
         yield Conflict("comm_args.certs", message, (SECURE, KIND))
     if clients < LEAST_SUMMED:
-        message = f"true needs at least {LEAST_SUMMED} silos in a round: a sum of fewer hides nobody; allowed: false"
+        message = f"true needs at least {LEAST_SUMMED} silos per round: smaller sums protect no client; allowed: false"
         yield Conflict(SECURE, message, ROUND)
     least, threshold = max(LEAST_SUMMED, clients // 2 + 1), comm.secure_threshold
     if threshold is not None and not least <= threshold <= clients:
@@ -186,18 +186,18 @@ def _secure_silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
 def _diagnostics_conflicts(recipe: Sections) -> Iterator[Conflict]:
     names, comm, key = recipe.tracking.diagnostics, recipe.comm, "tracking_args.diagnostics"
     if names and recipe.common.across_silos:
-        message = "no process of a cross_silo run sees what they need; allowed: none, or simulation"
+        message = "no process of a cross_silo run has the data for them; allowed: none, or simulation"
         yield Conflict(key, message, (KIND, "comm_args.backend"))
-    elif not comm.in_process and (blind := [name for name in names if name in IN_TRAINING]):
+    elif not comm.in_process and (affected := [name for name in names if name in IN_TRAINING]):
         message = (
-            f"{', '.join(blind)}: with backend {comm.backend} other processes train and cannot be watched; allowed: "
+            f"{', '.join(affected)}: with backend {comm.backend} other processes train, unobserved; allowed: "
             f"{', '.join(OUTSIDE_TRAINING)}, or backend sp"
         )
         yield Conflict(key, message, (KIND, "comm_args.backend"))
 
 
 def _host_conflicts(security: SecurityArgs, dp: DpArgs) -> Iterator[Conflict]:
-    """What the host needs for the switches that are on, and noise that it cannot compute."""
+    """Keys that FedML's active switches need, and noise that FedML cannot compute."""
     yield from _needed("security_args", security, "enable_attack", "attack_type")
     yield from _needed("security_args", security, "enable_defense", "defense_type")
     yield from _needed("dp_args", dp, "enable_dp", "dp_solution_type")
@@ -223,38 +223,38 @@ def _needed(section: str, args: HostArgs, switch: str, chooser: str) -> Iterator
             yield Conflict(f"{section}.{key}", message, (f"{section}.{chooser}", f"{section}.{switch}"))
 
 
-# Secure aggregation: how many silos a sum must contain. The difference of two sums over sets that differ by one client
-# is that client's part. Values that a client sends in each round, such as class counts, follow from the sums of several
-# rounds over different sets. Without noise, each sum is therefore over all clients.
+# Secure aggregation: minimum of silos in a sum. The difference of two sums over sets that differ by one client is that
+# client's part. Values that a client sends in each round, such as class counts, follow from the sums of several rounds
+# over different sets. Without noise, each sum is therefore over all clients.
 
 
 def fewest_summed(recipe: Sections) -> int:
-    """Fewest clients of a round's sum: with noise ``secure_threshold``, by default two thirds; else all."""
+    """Minimum of clients in a round's sum: with noise ``secure_threshold``, by default two thirds; else all."""
     clients = recipe.train.clients_per_round
     default = clients if recipe.privacy.noise_multiplier is None else min(clients, to_the_end(clients))
     return recipe.comm.secure_threshold or default
 
 
 def fewest_opened(recipe: Sections) -> int:
-    """Fewest clients of the opening sum: as many may be missing as in a round."""
+    """Minimum of clients in the opening sum: as many may be missing as in a round."""
     train = recipe.train
     return train.client_num_in_total - train.clients_per_round + fewest_summed(recipe)
 
 
 def quorum(recipe: Sections) -> int:
-    """Uploads that a round needs; with secure aggregation across silos at least those that a sum needs."""
+    """Minimum of uploads per round; with secure aggregation across silos at least those of a sum."""
     uploads = recipe.comm.quorum(recipe.train.clients_per_round)
     summed = recipe.common.across_silos and recipe.comm.secure_aggregation
     return max(uploads, fewest_summed(recipe)) if summed else uploads
 
 
 def sum_conflicts(recipe: Sections, method: Method) -> Iterator[Conflict]:
-    """Sums over few clients, and, without noise, sums over different clients."""
+    """Sums over few clients, and, without noise, over different clients."""
     if not recipe.comm.secure_aggregation:
         return
     for part in getattr(method, "parts", {"": method}).values():
         if (share := getattr(part.params, "share_prototypes", 1)) < 1:
-            what = f"{share:g}: the sum of prototypes would be of few clients; allowed: 1, or no secure aggregation"
+            what = f"{share:g}: the sum of prototypes would cover few clients; allowed: 1, or no secure aggregation"
             yield Conflict("method_args.share_prototypes", what, ("comm_args.secure_aggregation",))
     every = recipe.train.client_num_in_total
     for key, clients in (

@@ -1,7 +1,7 @@
-"""A FedML configuration as a recipe: keys that both have are taken over, for the others there is a note.
+"""Conversion of a FedML configuration to a recipe: common keys are kept, other keys lead to notes.
 
-Which keys recipes have is known from their models and the plugins' parameters; here is only what has another name or
-value, and what FedML needs and a recipe does not.
+Keys of recipes are known from their models and the plugins' parameters. This module lists only different names and
+values, and FedML's keys that recipes do not need.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ VALUES = {
     "federated_optimizer": {"FedAvg_seq": "FedAvg", "FedOpt_seq": "FedOpt"},
     "backend": {"MQTT_S3": "GRPC", "MQTT": "GRPC", "TRPC": "GRPC", "NCCL": "MPI", "single_process": "sp"},
 }
-"""FedML's values that have another name here."""
+"""FedML's values, and their names in recipes."""
 DIVIDED = ("femnist", "shakespeare")
-"""Data sets that FedML takes as their writers and roles have them, whatever partition is asked for."""
+"""Data sets that FedML always divides by writer or role, whatever partition is set."""
 WANDB = {
     "wandb_project": "project",
     "wandb_entity": "entity",
@@ -52,16 +52,16 @@ DROPPED = {
     "worker_num": "is not needed; with backend: MPI, comm_args.workers is the number of processes that train",
     "scenario": "is not needed; each silo is one process, and hierarchical silos are not supported",
 }
-"""FedML's keys that a recipe does without, and why."""
+"""FedML's keys that recipes do not need, and the reasons."""
 
 
 @dataclass
 class Converted:
-    """A recipe made of a FedML configuration.
+    """A recipe made from a FedML configuration.
 
     Args:
-        content: its sections.
-        notes: a line for each key that was dropped or changed.
+        content: sections.
+        notes: a message for each dropped or changed key.
     """
 
     content: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -73,13 +73,13 @@ class Converted:
         self.content.setdefault(section, {})[key] = value
 
     def text(self, name: str) -> str:
-        """The recipe as YAML; ``name`` is that of its file."""
+        """The recipe as YAML; ``name``: its file name."""
         ordered = {section: self.content[section] for section in SECTIONS if section in self.content}
         return f"# labelskew run {name}\n{yaml.write(ordered)}"
 
 
 def convert(text: str, source: Path) -> Converted:
-    """The recipe that a FedML configuration stands for; it may lack values that a recipe needs.
+    """Convert a FedML configuration to a recipe, which may lack required values.
 
     Args:
         text: YAML.
@@ -109,11 +109,11 @@ def convert(text: str, source: Path) -> Converted:
 def _configuration(text: str, source: Path) -> dict[str, dict[str, Any]]:
     """The sections of a FedML configuration."""
     try:
-        content, twice = yaml.read(text)
+        content, duplicates = yaml.read(text)
     except yaml.YamlError as error:
         raise RecipeError([f"{shown(source)}: {error}"]) from None
-    if twice:
-        raise RecipeError([f"{shown(source)}: {line}" for line in twice])
+    if duplicates:
+        raise RecipeError([f"{shown(source)}: {line}" for line in duplicates])
     parse.refuse_launch_job(source, content)
     content = content if isinstance(content, dict) else {}
     sections = {section: {} if keys is None else keys for section, keys in content.items()}
@@ -128,15 +128,15 @@ def _configuration(text: str, source: Path) -> dict[str, dict[str, Any]]:
         try:
             parse.parse(text, source=source)
         except RecipeError:
-            return sections  # of a FedML script with a method of ours
+            return sections  # a FedML configuration with one of our methods
         raise RecipeError([f"{shown(source)}: this is already a recipe; run it with `labelskew run {shown(source)}`"])
     return sections
 
 
 class _Conversion:
-    """What becomes of each key.
+    """Conversion of each key.
 
-    ``flat``: all keys and their values; FedML has one namespace for all sections, in which the last one counts.
+    ``flat``: all keys and values; FedML merges all sections into one namespace, in which the last value wins.
     ``folder``: of the configuration.
     """
 
@@ -169,7 +169,7 @@ class _Conversion:
         return (f"{home}.{key}", self.chosen.get(key, value)) if home else None
 
     def note(self, section: str, key: str, value: Any, target: tuple[str, Any] | None) -> str:
-        """What a person should know of a key; nothing if it is taken over as it is."""
+        """Message about a key; empty if it is kept unchanged."""
         if key in HOSTS_TRACKING:
             return self._of_tracking(key)
         if key == "scenario" and value not in (None, "horizontal"):
@@ -178,9 +178,9 @@ class _Conversion:
             return f"dropped; {self._reason(key, value)}"
         place, taken = target
         if key in ("weight_decay", "momentum") and value and self.flat.get("client_optimizer", "sgd") == "sgd":
-            return "taken over, and in force here; FedML's own trainer ignores it with client_optimizer: sgd"
+            return "kept, and used here; FedML's own trainer ignores it with client_optimizer: sgd"
         if key in VALUES and taken != value:
-            more = "; set comm_args.server_address to where silos find the server" if taken == "GRPC" else ""
+            more = "; set comm_args.server_address to the server's address for silos" if taken == "GRPC" else ""
             return f"{show(value)} is {place}: {taken} here{more}"
         return "" if place == f"{section}.{key}" else f"is {place} here"
 
@@ -202,7 +202,7 @@ class _Conversion:
         return "dropped; enable_wandb is false" if is_wandb and not self.wandb else f"dropped; {HOSTS_TRACKING[key]}"
 
     def trackers(self) -> list[Any]:
-        """The tracker wandb with FedML's names."""
+        """The tracker wandb with parameters from FedML's keys."""
         names = {ours: self.flat[theirs] for theirs, ours in WANDB.items() if self.flat.get(theirs)}
         return [{"wandb": names}] if names else ["wandb"]
 
@@ -222,7 +222,7 @@ def _server_in(file: Path) -> str | None:
 
 
 def _owners(key: str) -> str:
-    """The optimisers or partitions that have this parameter, such as ``federated_optimizer: FedOpt``."""
+    """Optimisers or partitions with this parameter, such as ``federated_optimizer: FedOpt``."""
     for section in ("train_args", "partition_args"):
         chooser, names = PLUGGED[section], []
         for entry in catalog.entries(chooser.kind):

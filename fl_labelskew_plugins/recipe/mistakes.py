@@ -1,4 +1,4 @@
-"""What is wrong, as lines that a person reads: the place, the value, what is allowed, the nearest known name."""
+"""Error messages about recipes: place, value, allowed values, nearest known name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PROBLEMS: dict[str, str] = {
     **dict.fromkeys(("too_short", "too_long", "string_too_short", "string_too_long"), _SIZE),
     **dict.fromkeys(("literal_error", "enum"), _NAME),
 }
-"""pydantic's type of error to our words; any other type keeps pydantic's own."""
+"""pydantic's type of error to our text; other types keep pydantic's."""
 
 _BOUNDS = (
     ("minimum", "of at least {}"),
@@ -57,7 +57,7 @@ _KINDS = {
 
 
 def show(value: object) -> str:
-    """A value as YAML writes it, cut to a readable length, on one line."""
+    """A value in YAML's form, shortened, on one line."""
     if isinstance(value, float):
         text = repr(value) if math.isfinite(value) else f".{value}".replace(".-", "-.")
     elif isinstance(value, str):
@@ -68,12 +68,12 @@ def show(value: object) -> str:
 
 
 def shown(path: object) -> str:
-    """A path, as long as one may be, or a place in a file."""
+    """A path of any valid length, or a place in a file."""
     return clean(path, 4096)
 
 
 def closest(name: object, known: Iterable[str], most: int = 1) -> list[str]:
-    """The known names, ``most`` at most, that ``name`` was probably meant to be."""
+    """At most ``most`` known names that resemble ``name``."""
     by_lower = {known_name.lower(): known_name for known_name in known}
     lower = str(name)[:100].lower()
     close = get_close_matches(lower, by_lower, n=most) or [key for key in by_lower if len(lower) > 2 and lower in key]
@@ -81,25 +81,25 @@ def closest(name: object, known: Iterable[str], most: int = 1) -> list[str]:
 
 
 def nearest(name: object, known: Iterable[str], most: int = 1) -> str:
-    """``; did you mean x?``, or nothing where no known name is close."""
+    """``; did you mean x?``, or an empty text if no known name is similar."""
     close = closest(name, known, most)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def unknown(name: object, known: Iterable[str]) -> str:
-    """A name that is none of ``known``."""
+    """Error message for a name that is not ``known``."""
     names = list(known)
     return f"{show(name)} is unknown; allowed: {', '.join(names) or 'none'}{nearest(name, names)}"
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """A key that is none of ``known``."""
+    """Error message for a key that is not ``known``."""
     keys = list(known)
     return f"unknown key; allowed: {', '.join(keys) or 'none'}{nearest(key, keys)}"
 
 
 def names_in(schema: Schema) -> list[str]:
-    """The names that a schema admits, if it is a choice of names."""
+    """Names that a schema allows, if it is a choice of names."""
     if "const" in schema:
         return [str(schema["const"])]
     if "enum" in schema:
@@ -108,7 +108,7 @@ def names_in(schema: Schema) -> list[str]:
 
 
 def allowed(schema: Schema, defs: Schema) -> str:
-    """What a key admits, in words, from its JSON Schema."""
+    """Description of allowed values, from a key's JSON Schema."""
     if "$ref" in schema:
         return allowed(defs.get(schema["$ref"].rpartition("/")[2], {}), defs)
     if "anyOf" in schema:
@@ -133,7 +133,7 @@ def allowed(schema: Schema, defs: Schema) -> str:
 
 
 def needed(model: type[BaseModel], key: str) -> str:
-    """What an optional key admits where it is not optional."""
+    """Description of the values of an optional key, without null."""
     schema = schema_of(model)
     parts = schema["properties"][key].get("anyOf", [schema["properties"][key]])
     return allowed({"anyOf": [part for part in parts if part.get("type") != "null"]}, schema.get("$defs", {}))
@@ -141,37 +141,36 @@ def needed(model: type[BaseModel], key: str) -> str:
 
 @lru_cache(maxsize=256)
 def schema_of(model: type[BaseModel]) -> Schema:
-    """A model's JSON Schema; to be read only."""
+    """A model's JSON Schema; do not modify it."""
     return model.model_json_schema()
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, Schema]:
-    """The keys that a parameter model takes from a recipe, each with its JSON Schema."""
+    """Keys of a parameter model, each with its JSON Schema."""
     properties: dict[str, Schema] = schema_of(model).get("properties", {})
     return properties
 
 
 def takes_any(model: type[BaseModel]) -> bool:
-    """Whether a parameter model takes keys that it does not name, to hand them on as they are."""
+    """Whether a parameter model accepts undeclared keys and passes them on."""
     return model.model_config.get("extra") == "allow"
 
 
 def failure(error: BaseException) -> str:
-    """What some plugin raised, on one line."""
+    """A plugin's exception on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def validate(model: type[ModelT], raw: Mapping[str, Any]) -> tuple[ModelT | None, dict[str, str]]:
-    """The model of ``raw``, and a message for each key that is wrong.
+    """The model of ``raw``, and an error message for each wrong key.
 
-    Where keys are wrong, the model is made of the others, so that further checks can go on; it is None where even
-    that cannot be had.
+    The model is built from the valid keys, so that further checks can continue; it is None if this is impossible.
     """
     wrong: dict[str, str] = {}
     schema = schema_of(model)
     good = {key: value for key, value in raw.items() if takes_any(model) or key in schema.get("properties", {})}
     try:
-        # From JSON text: a list may become a tuple, and still no text becomes a number.
+        # From JSON text, lists may become tuples, but texts do not become numbers.
         return model.model_validate_json(json.dumps(good)), wrong
     except ValidationError as error:
         for detail in error.errors(include_url=False):
@@ -181,15 +180,15 @@ def validate(model: type[ModelT], raw: Mapping[str, Any]) -> tuple[ModelT | None
         wrong[""] = failure(error)
     try:
         return model.model_validate_json(json.dumps({k: v for k, v in good.items() if k not in wrong})), wrong
-    except Exception:  # nothing new: what is left to say follows from the mistakes above
+    except Exception:  # only consequences of the mistakes above
         return None, wrong
 
 
 def checked(model: type[ModelT], raw: Any, place: str = "") -> tuple[ModelT | None, list[str]]:
-    """The model of a whole mapping, None where anything is wrong, and a line for every key that is; ``place`` first."""
+    """The model of a mapping, or None, and an error message for each wrong key; messages start with ``place``."""
     known = keys_of(model)
     if not isinstance(raw, dict):
-        return None, [f"{place}{show(raw)} is no mapping; allowed: {', '.join(known)}"]
+        return None, [f"{place}{show(raw)} is not a mapping; allowed: {', '.join(known)}"]
     made, wrong = validate(model, raw)
     wrong = {key: unknown_key(key, known) for key in raw if key not in known} | wrong
     return None if wrong else made, [f"{place}{key}: {line}" if key else place + line for key, line in wrong.items()]
@@ -217,7 +216,7 @@ def _message(detail: ErrorDetails, schema: Schema) -> str:
 
 
 def _properties(schema: Schema, defs: Schema) -> dict[str, Schema]:
-    """The keys of the mapping that a schema admits; none if it admits none."""
+    """Keys of the mapping that a schema allows, if any."""
     if "$ref" in schema:
         schema = defs.get(schema["$ref"].rpartition("/")[2], {})
     keys = [_properties(part, defs) for part in schema.get("anyOf", ())]
@@ -225,14 +224,14 @@ def _properties(schema: Schema, defs: Schema) -> dict[str, Schema]:
 
 
 class RecipeError(MistakesError):
-    """A recipe that cannot be run, with a line for each thing to put right."""
+    """A recipe that cannot run, with all its mistakes."""
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """Values that are right alone and wrong together.
+    """Values that are valid alone but not together.
 
-    ``key``: the ``section.key`` to put right; ``others``: further keys that the judgement rests on.
+    ``key``: the ``section.key`` to correct; ``others``: further keys involved.
     """
 
     key: str
@@ -242,9 +241,9 @@ class Conflict:
 
 @dataclass
 class Mistakes:
-    """What is wrong with one file and the overrides that go with it: a line for each mistake.
+    """Mistakes of one file and its overrides, one line each.
 
-    ``wrong``: ``section`` or ``section.key`` of each, on which no further judgement rests; ``overridden``: what
+    ``wrong``: ``section`` or ``section.key`` of each mistake, which further checks skip; ``overridden``: places that
     overrides set.
     """
 
@@ -254,29 +253,29 @@ class Mistakes:
     overridden: set[str] = field(default_factory=set)
 
     def say(self, key: str, message: str) -> None:
-        """Note a mistake at ``section`` or ``section.key``."""
+        """Add a mistake at ``section`` or ``section.key``."""
         given = not self.overridden.isdisjoint((key, key.rpartition(".")[0]))
         place = f"--set {key}" if given else f"{shown(self.path)}: {key}"
         self.lines.append(f"{shown(place)}: {message}")
         self.wrong.add(key)
 
     def folder(self, place: str) -> Path:
-        """The folder from which a path at ``section.key`` counts: the file's, or of an override the current one."""
+        """Base folder of a path at ``section.key``: the file's folder, or for overrides the current one."""
         return Path() if place in self.overridden else self.path.parent
 
     def meant(self, prefix: str, name: str, absent: Iterable[str]) -> None:
-        """Where an unknown name stands for an absent one, that absence is no second mistake."""
+        """Do not report a key as missing if the unknown ``name`` is probably a misspelling of it."""
         self.wrong |= {prefix + close for close in closest(name, absent)}
 
     def unknown_keys(self, place: str, raw: Mapping[str, Any], known: Sequence[str]) -> None:
-        """Note keys that are none of ``known``."""
+        """Add a mistake for each key that is not ``known``."""
         for key in raw:
             if key not in known:
                 self.say(f"{place}.{key}", unknown_key(key, known))
                 self.meant(f"{place}.", key, [name for name in known if name not in raw])
 
     def validated(self, place: str, model: type[ModelT], raw: Mapping[str, Any]) -> ModelT | None:
-        """The model of ``raw``, as :func:`validate` has it."""
+        """The model of ``raw`` as from :func:`validate`; its mistakes are added."""
         args, wrong = validate(model, raw)
         for key, message in wrong.items():
             if (where := f"{place}.{key}" if key else place) not in self.wrong:
@@ -284,13 +283,13 @@ class Mistakes:
         return args
 
     def say_conflicts(self, conflicts: Iterable[Conflict]) -> None:
-        """Note conflicts between values that are right alone."""
+        """Add conflicts whose keys have no other mistakes."""
         for conflict in conflicts:
             places = {conflict.key, *conflict.others}
             if not self.wrong & (places | {place.partition(".")[0] for place in places}):
                 self.say(conflict.key, conflict.message)
 
     def end(self) -> None:
-        """Raise RecipeError if there is a mistake."""
+        """Raise RecipeError if there are mistakes."""
         if self.lines:
             raise RecipeError(self.lines)

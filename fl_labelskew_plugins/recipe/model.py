@@ -1,4 +1,4 @@
-"""A recipe: its sections, in the order in which they are written, and the plugins that they choose."""
+"""A recipe: its sections, in the order of the file, and the plugins that they choose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fl_labelskew_plugins.recipe.sections import CommArgs, DpArgs, Expected, Plu
 
 
 class Sections(Params):
-    """What a recipe's file says; ``train`` is its section ``train_args``, and so with the others."""
+    """Content of a recipe's file; ``train`` is the section ``train_args``, and so on."""
 
     common: sections.CommonArgs = sections.CommonArgs()
     data: sections.DataArgs
@@ -36,15 +36,15 @@ class Sections(Params):
 
 
 ATTRIBUTES = {f"{name.removesuffix('_args')}_args": name for name in Sections.model_fields}
-"""What each section of a file is called in :class:`Sections`."""
+"""Section of a file to its attribute of :class:`Sections`."""
 _FIELDS: Mapping[str, Any] = Sections.model_fields
 SECTIONS: dict[str, type[Params]] = {section: _FIELDS[name].annotation for section, name in ATTRIBUTES.items()}
-"""All sections, in the order in which a recipe is written."""
+"""All sections, in the order of a recipe's file."""
 REQUIRED = [section for section, name in ATTRIBUTES.items() if _FIELDS[name].is_required()]
 PLUGGED = {section: model for section, model in SECTIONS.items() if issubclass(model, PluginArgs)}
-"""Sections whose other keys belong to a plugin."""
+"""Sections with keys of plugins."""
 EXPECTED = "expected"
-"""The part of a recipe that holds :class:`Expected`: one mapping, or a list of them."""
+"""Key of :class:`Expected` in a recipe: one mapping, or a list of them."""
 PARTS = (*SECTIONS, EXPECTED)
 POLICY = "policy"
 OF_SUMS = ("secure_aggregation", "secure_bits", "secure_clip")
@@ -55,15 +55,15 @@ SILO: dict[str, tuple[str, ...] | None] = {
     "validation_args": None,
     "device_args": None,
     "comm_args": ("certs", "send_measures", "send_contributions", "audit_digests"),
-    "tracking_args": tuple(key for key in sections.TrackingArgs.model_fields if key != "trackers"),  # the server's
+    "tracking_args": tuple(key for key in sections.TrackingArgs.model_fields if key != "trackers"),  # only the server's
     "privacy_args": None,
     POLICY: None,
 }
-"""Sections of a silo's own file, with the keys that it may set; None: all keys, or those that the method names."""
+"""Sections of a silo's own file, with the keys that it may set; None: all keys, or those that the method declares."""
 
 
 class Recipe(Sections):
-    """One run, with every default filled in and every plugin chosen.
+    """One run, with all defaults filled in and all plugins chosen.
 
     Args:
         name: stem of the recipe's file.
@@ -71,12 +71,12 @@ class Recipe(Sections):
         dataset: the data set, with its parameters.
         partitioner: the partition, with its parameters.
         network: the network's builder, with its parameters.
-        optimizer: how the federation optimises, with its parameters.
+        optimizer: the federated optimiser, with its parameters.
         method: the method, with its parameters.
-        expected: a paper's numbers, to compare the outcome with; no part of what is run.
-        policy: what this silo takes part in, from its own file alone; no part of what is run.
-        objects: plugins that stand in for names, by section; no file says them.
-        hosted: whether FedML runs it; no file says so.
+        expected: a paper's numbers, for comparison; they do not affect the run.
+        policy: limits from the silo's own file; they do not affect the run.
+        objects: objects that replace plugins, by section; never from a file.
+        hosted: whether FedML runs it; never from a file.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -100,48 +100,48 @@ class Recipe(Sections):
 
     @property
     def code(self) -> str | None:
-        """The function that makes the network, ``FILE.py:FUNCTION``; None for a registered network or an object."""
+        """The function that builds the network, ``FILE.py:FUNCTION``; None for a registered network or an object."""
         return self.model.model if sections.is_code(self.model.model) and "model_args" not in self.objects else None
 
     @property
     def network_name(self) -> str:
-        """The network's name; of one from a file, without the folder."""
+        """The network's name, without the folder of its file."""
         return os.path.basename(self.model.model)
 
     @property
     def own_data(self) -> bool:
-        """Whether each silo trains on all of a data set of its own, so that nothing is partitioned."""
+        """Whether each silo trains on all of its own data set, without a partition."""
         return bool(self.client_specific.data_silo_config)
 
     @property
     def normalisation(self) -> dict[str, Any]:
-        """``mean`` and ``std`` as ``data_args`` have them; ``data`` too where the data set knows none."""
+        """``mean`` and ``std`` of ``data_args``; ``data`` as default if the data set has no known ones."""
         known = {"mean": self.data.mean, "std": self.data.std}
         return {key: "data" if value is None and self.dataset.measured else value for key, value in known.items()}
 
     @property
     def pools_moments(self) -> bool:
-        """Whether samples are normalised by mean and std of all silos' own training data, made from what they send."""
+        """Whether samples are normalised by mean and std over all silos' training data, from sums that silos send."""
         return self.common.across_silos and self.own_data and "data" in self.normalisation.values()
 
     @property
     def sums_alone(self) -> bool:
-        """Whether a server across silos sees the sum of what they send, and nothing of one of them."""
+        """Whether a server across silos sees only sums of uploads."""
         return self.common.across_silos and self.comm.secure_aggregation
 
     def tests(self, begin: int, end: int) -> int:
-        """After how many of the rounds from ``begin`` up to, but not including, ``end`` the global model is tested."""
+        """Number of tests of the global model after the rounds ``begin`` to ``end - 1``."""
         every, last = self.validation.frequency_of_the_test, self.train.comm_round - 1
         regular = len(range(-(-begin // every) * every, end, every)) if every else 0
         return regular + (begin <= last < end and (not every or last % every > 0))
 
     def resolved(self) -> dict[str, dict[str, Any]]:
-        """Every section and key with its value, as plain YAML values; of the host's own two, the keys in use."""
+        """All sections and keys with their values, as plain YAML values; in FedML's two sections, the keys in use."""
         content = self.model_dump(mode="json", include={*_FIELDS})
         values: dict[str, dict[str, Any]] = {section: content[name] for section, name in ATTRIBUTES.items()}
         for section, model in PLUGGED.items():
             params = getattr(self, model.attribute).params.model_dump(mode="json", by_alias=True)
-            # where a plugin repeats a key of the recipe, the recipe's value is the one in force
+            # a recipe's value has precedence over a plugin's of the same key
             values[section] = {**values[section], **params, **values[section]}
         return values
 
@@ -154,15 +154,15 @@ class Recipe(Sections):
 
 
 def of_sums(recipe: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Those of a resolved recipe's ``comm_args`` that decide about numbers; none without secure aggregation."""
+    """``comm_args`` of a resolved recipe that affect a secure sum's numbers; empty without secure aggregation."""
     comm = recipe.get("comm_args", {})
     return {key: comm[key] for key in OF_SUMS if key in comm} if comm.get(OF_SUMS[0]) else {}
 
 
 def different(a: Mapping[str, Mapping[str, Any]], b: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """``section.key`` of all that differs between two resolved recipes.
+    """``section.key`` of all differences between two resolved recipes.
 
-    Where results are kept does not count, nor where processes find each other and how long they wait.
+    Places of results, addresses and timeouts do not count.
     """
     return [
         f"{section}.{key}"

@@ -1,7 +1,7 @@
-"""A network from a function of the user, ``net.py:make_network`` or ``package.module:make_network``.
+"""Networks from users' functions, ``net.py:make_network`` or ``package.module:make_network``.
 
-A recipe is checked by the text of the file; its code runs when the network is built. The file is always one of this
-machine: no message, checkpoint or model file chooses it.
+A recipe's check only parses the file; its code runs when the network is built. The file is always chosen on this
+machine: no message, checkpoint or model file can choose it.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ ADDED_DEFAULTS: dict[str, dict[str, Any]] = {
     "train_args": {"augment": []},
     "model_args": {"weights": None, "stem": "small"},
 }
-"""Defaults of keys that recipes of version 0.2 do not have; without them, digests of those recipes stay the same."""
+"""Defaults of keys that version 0.2 did not have; they are omitted, so that digests of its recipes stay the same."""
 FORM = "FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function that makes a network; it stands where a registered network's class would.
+    """A function that builds a network, used like the class of a registered network.
 
     Args:
-        file: where it is defined.
-        module: its module's name; empty for a file that is given by its path.
+        file: with the definition.
+        module: name of its module; empty for a file given by path.
         name: of the function.
         content: of the file.
-        Params: its parameters after the sample's shape and the number of classes.
+        Params: parameters after the sample's shape and the number of classes.
     """
 
     file: Path
@@ -63,7 +63,7 @@ class Function:
 
     @property
     def sha256(self) -> str:
-        """Digest of the file."""
+        """SHA-256 of the file."""
         return hashlib.sha256(self.content).hexdigest()
 
     def __str__(self) -> str:
@@ -74,10 +74,10 @@ class Function:
         return FunctionNetwork(self, params)
 
     def loaded(self) -> Callable[..., Any]:
-        """The function itself; exactly the content that was checked runs here, even if a module changed since."""
+        """Load the function from exactly the content that was checked, even if the module has changed since."""
         parent = self.module.rpartition(".")[0]
         digest = hashlib.sha256(bytes(self.file) + self.content).hexdigest()
-        name = f"{parent}.labelskew_network_{digest}".lstrip(".")  # relative imports count from the parent
+        name = f"{parent}.labelskew_network_{digest}".lstrip(".")  # relative imports start at the parent
         if parent:
             importlib.import_module(parent)
         if (module := sys.modules.get(name)) is None:
@@ -93,24 +93,24 @@ class Function:
 
 
 class FunctionNetwork(Network):
-    """A network that a function of the user makes; see :class:`.ModuleNetwork` for the module it returns."""
+    """A network built by a user's function; see :class:`.ModuleNetwork` for the returned module."""
 
     def __init__(self, function: Function, params: params.Params) -> None:
         super().__init__(params)
         self.function = function
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """The function's module with ``features`` and ``classifier``.
+        """Call the function, and wrap its module with ``features`` and ``classifier``.
 
         Raises:
-            LabelSkewError: the file or the function raises, or the function returns no module of these classes.
+            LabelSkewError: the file or the function raises, or does not return a module for these classes.
         """
         schema = self.function.Params.model_json_schema()["properties"]
         values = self.params.model_dump(mode="json", by_alias=True)
-        # a default stays the function's own: of its type, or one that no recipe can name
+        # do not pass defaults: JSON may not represent their type or value
         changed = {k: v for k, v in values.items() if "default" not in schema[k] or v != schema[k]["default"]}
         try:
-            with torch.random.fork_rng([]):  # the weights do not depend on whether the file ran before
+            with torch.random.fork_rng([]):  # or the weights would depend on whether the file ran before
                 function = self.function.loaded()
             module = function(tuple(input_shape), num_classes, **changed)
         except LabelSkewError:
@@ -127,7 +127,7 @@ class FunctionNetwork(Network):
 
 
 def find(name: str) -> Function:
-    """The function that ``model_args.model`` names; nothing of it runs.
+    """The function that ``model_args.model`` names, without running any code.
 
     Args:
         name: ``FILE.py:FUNCTION`` or ``PACKAGE.MODULE:FUNCTION``.
@@ -148,7 +148,7 @@ def find(name: str) -> Function:
         raise LabelSkewError(f"{where}: cannot be read: {error.strerror or error}") from None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else failure(error)
-        raise LabelSkewError(f"{where}: is not Python: {clean(line)}") from None
+        raise LabelSkewError(f"{where}: is not valid Python: {clean(line)}") from None
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if function not in functions:
         raise LabelSkewError(f"{where}: function {unknown(function, functions)}")
@@ -156,7 +156,7 @@ def find(name: str) -> Function:
 
 
 def _file_of(module: str) -> Path:
-    """The file of a module, whose packages are not imported."""
+    """The file of a module, found without importing its packages."""
     path, spec = None, None
     for count in range(1, module.count(".") + 2):
         name = ".".join(module.split(".")[:count])
@@ -171,7 +171,7 @@ def _file_of(module: str) -> Path:
 
 
 def _params(node: ast.FunctionDef, where: str) -> type[params.Params]:
-    """What a recipe may give to a function, by its signature."""
+    """Parameters of a function that a recipe may set, from its signature."""
     args = node.args
     positional = [*args.posonlyargs, *args.args]
     given = [None] * (len(positional) - len(args.defaults)) + list(args.defaults)
@@ -196,7 +196,7 @@ def _params(node: ast.FunctionDef, where: str) -> type[params.Params]:
 
 
 def files(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Files of this machine that the network is made from: path and SHA-256, by key of ``model_args``."""
+    """Local files that the network is made from: path and SHA-256, by key of ``model_args``."""
     network, params = recipe.network, recipe.network.params
     if isinstance(network, FunctionNetwork):
         return {"model": {"file": str(network.function.file), "sha256": network.function.sha256}}
@@ -218,7 +218,7 @@ def _digest(path: str, size: int, mtime_ns: int) -> str:
 
 
 def portable(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """The resolved recipe with digests in place of the paths that the network is made from."""
+    """The resolved recipe, with digests instead of the network's paths."""
     resolved = recipe.resolved()
     for key, made in files(recipe).items():
         name = recipe.network_name.rpartition(":")[2] if key == "model" else "a file"
@@ -230,10 +230,10 @@ def portable(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What differs between the files of a run and those here, in a sentence; empty if nothing does."""
+    """The first difference between a run's files and the local ones, in a sentence; empty without one."""
     for key in {**before, **now}:
         then, here = (clean(side.get(key, {}).get("sha256", "no file"))[:16] for side in (before, now))
         if then != here:
             file = clean((now.get(key) or before[key])["file"], 4096)
-            return f"model_args.{key}: {file} has SHA-256 {here}..., and the run began with {then}..."
+            return f"model_args.{key}: {file} has SHA-256 {here}..., but the run began with {then}..."
     return ""

@@ -1,4 +1,4 @@
-"""Recipes: a FedML configuration in YAML, checked as a whole before anything runs."""
+"""Recipes: FedML configurations in YAML, checked completely before a run."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from fl_labelskew_plugins.recipe.sections import names as split
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 LAUNCH_JOB = {"workspace", "job", "bootstrap", "computing"}
-"""Top-level keys of the YAML file of ``fedml launch``; no recipe has them."""
+"""Top-level keys of a YAML file for ``fedml launch``; recipes do not have them."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), *, objects: Mapping[str, Any] = NOTHING) -> Recipe:
-    """The recipe in a file or of a name, with ``section.key=value`` overrides and ``objects`` as in :func:`parse`.
+    """Read the recipe in a file or of a name, with ``section.key=value`` overrides and ``objects`` as in :func:`parse`.
 
     Raises:
         MistakesError: with every mistake of the file and the overrides.
@@ -44,11 +44,11 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, objects: Mapping[st
 
 
 def read_text(path: str | Path) -> str:
-    """A recipe's file, or another of its kind, as text; or the recipe of this name.
+    """Read a recipe or another YAML file as text; ``path`` may be the name of a shipped recipe.
 
     Raises:
-        RecipeError: it cannot be read, or is no page of text.
-        MistakesError: it is neither a file nor the name of a recipe.
+        RecipeError: the file is unreadable or not text.
+        MistakesError: there is no such file and no recipe of this name.
     """
     if (text := shipped.text(path)) is not None:
         return text
@@ -66,13 +66,13 @@ def parse(
     overrides: Sequence[str] = (),
     objects: Mapping[str, Any] = NOTHING,
 ) -> Recipe:
-    """The recipe in a text.
+    """Parse and check a recipe.
 
     Args:
         text: YAML.
-        source: what messages call it.
+        source: path of the recipe, for messages.
         overrides: ``section.key=value`` each.
-        objects: plugins in place of those that sections name, by section; see :func:`.plugins.from_objects`.
+        objects: plugins by section, instead of those that the sections name; see :func:`.plugins.from_objects`.
 
     Raises:
         RecipeError: with every mistake of the text and the overrides.
@@ -81,18 +81,18 @@ def parse(
 
 
 def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
-    """The recipe as silo ``rank`` (``1 .. K``) runs it: with its own file of ``data_silo_config``, if there are any.
+    """The recipe as silo ``rank`` (``1 .. K``) runs it: with the silo's own file of ``data_silo_config``, if any.
 
-    That file's ``data_args`` take the place of the recipe's; of other sections, the keys that it gives. Nothing else
-    need exist on this machine. For a survey, of what a policy says of a recipe its ``server_fingerprint`` counts alone:
-    nothing is trained, and what leaves is looked at when it does.
+    The file's ``data_args`` replace the recipe's; in other sections, its keys do. No other silo's file needs to exist
+    here. For a survey, only ``server_fingerprint`` of the policy is checked: nothing is trained, and the silo checks
+    its answer before it sends it.
 
     Raises:
         RecipeError: with every mistake of that file.
     """
     if not 1 <= rank <= recipe.train.client_num_in_total:
         raise RecipeError(
-            [f"--rank {rank}: out of range; allowed: 1 to {recipe.train.client_num_in_total}, one a silo"]
+            [f"--rank {rank}: out of range; allowed: 1 to {recipe.train.client_num_in_total}, one per silo"]
         )
     if not recipe.own_data:
         return recipe
@@ -101,12 +101,12 @@ def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
 
 
 def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> str:
-    """Check a file as what it is: a recipe, or a silo's own file, together with each recipe beside it that names it.
+    """Check a recipe, or a silo's own file together with each recipe in its folder that names it.
 
-    ``host`` as in :func:`.compatibility.hosted`.
+    ``host``: as in :func:`.compatibility.hosted`.
 
     Returns:
-        ``ok``, and what it was checked as if it is no recipe, or which accuracy its server will see of summed silos.
+        ``ok``, with the kind of file if it is not a recipe, or the accuracy that the server sees with summed silos.
 
     Raises:
         RecipeError: with every mistake of the file, or of the recipe that names it.
@@ -116,21 +116,21 @@ def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) ->
     if not _silos_own(_content(text)):
         recipe = parse(text, source=path, overrides=overrides)
         compatibility.hosted(recipe, host)
-        said = ["ok", *([privacy.reported_accuracy(recipe)] if recipe.sums_alone else [])]
+        report = ["ok", *([privacy.reported_accuracy(recipe)] if recipe.sums_alone else [])]
         try:
             compatibility.check_extras(recipe)
         except LabelSkewError as error:
-            said.append(f"to run here: {error}")
-        return "; ".join(said)
+            report.append(f"to run it here: {error}")
+        return "; ".join(report)
     named = homes(path)
-    for base in [load(beside, overrides) for beside, _ in named]:
+    for base in [load(other, overrides) for other, _ in named]:
         _Check(path).silo(text, base)
     if named:
-        return "ok, " + " and ".join(f"silo {rank} of {shown(beside.name)}" for beside, rank in named)
-    alone = _Check(path)
-    alone.changes(text)
-    alone.end()
-    return "ok, as a silo's own file; method_args were not checked, for no recipe beside it names it"
+        return "ok, " + " and ".join(f"silo {rank} of {shown(other.name)}" for other, rank in named)
+    checker = _Check(path)
+    checker.changes(text)
+    checker.end()
+    return "ok, as a silo's own file; method_args were not checked, because no recipe in this folder names the file"
 
 
 def refuse_launch_job(path: Path, content: object) -> None:
@@ -141,7 +141,7 @@ def refuse_launch_job(path: Path, content: object) -> None:
 
 
 def _silos_own(content: object) -> bool:
-    """Whether a file's content has the form of a silo's own file: sections of :data:`SILO` alone, and no method."""
+    """Whether a file's content looks like a silo's own file: only sections of :data:`SILO`, and no method."""
     if not isinstance(content, dict) or not content or not content.keys() <= SILO.keys():
         return False
     method = content.get("method_args")
@@ -149,7 +149,7 @@ def _silos_own(content: object) -> bool:
 
 
 def _content(text: str) -> Any:
-    """What a text holds; None where it is no YAML, which is told elsewhere."""
+    """Content of a YAML text; None for invalid YAML, which is reported elsewhere."""
     try:
         return yaml.read(text)[0]
     except yaml.YamlError:
@@ -157,20 +157,20 @@ def _content(text: str) -> Any:
 
 
 def homes(path: Path) -> list[tuple[Path, int]]:
-    """The recipes beside a silo's own file that name it, and which silo's it is, from 1."""
-    return [(beside, rank) for beside in sorted(path.parent.glob("*.y*ml")) if (rank := _rank(path, beside))]
+    """Recipes in the folder of a silo's own file that name it, each with the silo's rank, from 1."""
+    return [(recipe, rank) for recipe in sorted(path.parent.glob("*.y*ml")) if (rank := _rank(path, recipe))]
 
 
-def _rank(path: Path, beside: Path) -> int:
-    """Which silo's file ``path`` is for the recipe in ``beside``, from 1; 0: none's."""
+def _rank(path: Path, recipe: Path) -> int:
+    """The rank, from 1, whose file ``path`` is for ``recipe``; 0 for no rank."""
     with contextlib.suppress(RecipeError, KeyError, TypeError, ValueError):  # no recipe, or none that names it
-        files = _content(read_text(beside))["client_specific_args"]["data_silo_config"]
-        return int(absolute(files, beside.parent).index(os.path.abspath(path))) + 1
+        files = _content(read_text(recipe))["client_specific_args"]["data_silo_config"]
+        return int(absolute(files, recipe.parent).index(os.path.abspath(path))) + 1
     return 0
 
 
 class _Check(Mistakes):
-    """One recipe, or one silo's own file, on its way from text to plugins."""
+    """Check of one recipe or one silo's own file, from text to plugins."""
 
     def recipe(self, text: str, overrides: Sequence[str], objects: Mapping[str, Any]) -> Recipe:
         raw = self._sections(text, PARTS, "a recipe")
@@ -204,7 +204,7 @@ class _Check(Mistakes):
         return whole
 
     def silo(self, text: str, base: Recipe, *, survey: bool = False) -> Recipe:
-        """``base`` with what a silo's own file says in place of it."""
+        """``base`` with the changes of a silo's own file."""
         changes = self.changes(text, base)
         made = base.model_copy(update={name: value for name, value in changes.items() if value is not None})
         self._conflicts(made, changes.get("method", base.method), base.optimizer)
@@ -216,9 +216,9 @@ class _Check(Mistakes):
         for key, value in made.normalisation.items():
             if not self.lines and base.normalisation[key] != value:
                 of_all = base.normalisation[key]
-                there = f"that of {base.data.dataset}" if of_all is None else show(of_all)
-                what = f"{show(value)} here and {there} in the recipe, and silos share one normalisation"
-                self.say(f"data_args.{key}", f"{what}; set mean and std in the recipe: numbers, imagenet or data")
+                of_recipe = f"that of {base.data.dataset}" if of_all is None else show(of_all)
+                what = f"{show(value)} here but {of_recipe} in the recipe; all silos share one normalisation"
+                self.say(f"data_args.{key}", f"{what}: set mean and std in the recipe to numbers, imagenet or data")
         self.end()
         for key, line in policy.refused(made.policy, made) if made.policy is not None else ():
             if not survey or key == "server_fingerprint":
@@ -234,7 +234,7 @@ class _Check(Mistakes):
         self.end()
 
     def changes(self, text: str, base: Recipe | None = None) -> dict[str, Any]:
-        """What a silo's own file says, by a recipe's attributes; None for what cannot be had."""
+        """Changes of a silo's own file, by the recipe's attributes; None for invalid ones."""
         resolved = {} if base is None else base.resolved()
         changes: dict[str, Any] = {}
         for section, keys in self._sections(text, tuple(SILO), "a silo's file").items():
@@ -256,7 +256,7 @@ class _Check(Mistakes):
         for number, item in enumerate(raw if isinstance(raw, list) else [raw], 1):
             place = f"{EXPECTED}[{number}]" if isinstance(raw, list) else EXPECTED
             if not isinstance(item, dict):
-                self.say(place, f"{show(item)} is no mapping of keys to values; allowed: {form}")
+                self.say(place, f"{show(item)} is not a mapping of keys to values; allowed: {form}")
                 continue
             self.unknown_keys(place, item, [*keys_of(Expected)])
             numbers.append(self.validated(place, Expected, item))
@@ -270,18 +270,18 @@ class _Check(Mistakes):
 
     def _sections(self, text: str, allowed: Sequence[str], what: str) -> dict[str, Any]:
         try:
-            content, twice = yaml.read(text)
+            content, duplicates = yaml.read(text)
         except yaml.YamlError as error:
             raise RecipeError([f"{shown(self.path)}: {error}"]) from None
         if content is None:
             raise RecipeError([f"{shown(self.path)}: empty; {what} has the sections {', '.join(allowed)}"])
         if not isinstance(content, dict):
-            raise RecipeError([f"{shown(self.path)}: {show(content)} is no mapping of sections to keys"])
+            raise RecipeError([f"{shown(self.path)}: {show(content)} is not a mapping of sections to keys"])
         refuse_launch_job(self.path, content)
         if "tables" in content:
             row = self.path.with_suffix("") / "ROW"
             raise RecipeError([f"{shown(self.path)}: is a table of recipes; use one of its rows: {shown(row)}"])
-        self.lines += [f"{shown(self.path)}: {line}" for line in twice]
+        self.lines += [f"{shown(self.path)}: {line}" for line in duplicates]
         raw: dict[str, Any] = {}
         for section, keys in content.items():
             if section not in allowed:
@@ -290,13 +290,13 @@ class _Check(Mistakes):
             elif section == EXPECTED:
                 raw[section] = self._expected(keys)
             elif not isinstance(keys, dict):
-                self.say(section, f"{show(keys)} is no mapping of keys to values; allowed: section: {{key: value}}")
+                self.say(section, f"{show(keys)} is not a mapping of keys to values; allowed: section: {{key: value}}")
             else:
                 raw[section] = keys
         return raw
 
     def _override(self, raw: dict[str, dict[str, Any]], overrides: Sequence[str]) -> None:
-        # what names a plugin goes first: it drops parameters of another one, and these are the file's alone
+        # choosers first: they drop the parameters of the file's plugin, but not parameters from other overrides
         choosers = {f"{section}.{model.key}" for section, model in PLUGGED.items()}
         for override in sorted(overrides, key=lambda text: text.partition("=")[0].strip() not in choosers):
             place, equals, text = override.partition("=")
@@ -314,24 +314,24 @@ class _Check(Mistakes):
         place = f"{section}.{key}"
         self.overridden.add(place)
         try:
-            value, twice = yaml.read(text)
+            value, duplicates = yaml.read(text)
         except yaml.YamlError as error:
-            self.say(place, f"{show(text)} is no YAML value: {error}")
+            self.say(place, f"{show(text)} is not a YAML value: {error}")
             return
         if section in PLUGGED and key == (model := PLUGGED[section]).key:
             named = keys.get(key, model.model_fields[key].default)
-            if {*split(value)} != {*split(named)}:  # another plugin starts from its own defaults
+            if {*split(value)} != {*split(named)}:  # another plugin starts with its own defaults
                 for parameter in keys.keys() - keys_of(model).keys():
                     del keys[parameter]
         name, dot, inner = key.partition(".")
-        if dot and section == "method_args" and name in plugins.names("methods"):  # a parameter of one of several
+        if dot and section == "method_args" and name in plugins.names("methods"):  # a parameter of a combined method
             if name not in keys:
                 self.overridden.add(f"{section}.{name}")
             if isinstance(nested := keys.get(name, {}), dict):
                 keys[name] = {**nested, inner: value}
         else:
             keys[key] = value
-        for line in twice:
+        for line in duplicates:
             self.say(place, line)
 
     def _plain(
@@ -342,7 +342,7 @@ class _Check(Mistakes):
         keys: Sequence[str] | None = None,
         base: Mapping[str, Any] | None = None,
     ) -> ModelT | None:
-        """A section that is complete here: its ``keys``, all by default, on top of ``base``; its paths absolute."""
+        """Validate a section with ``keys`` (default: all) over ``base``, and make its paths absolute."""
         known = keys or [*keys_of(model)]
         if model is TrackingArgs:
             for key in [key for key in raw if key in HOSTS_TRACKING]:
@@ -360,7 +360,7 @@ class _Check(Mistakes):
             update["trackers"] = plugins.trackers(f"{section}.trackers", args.trackers, self)
         for key, field in model.model_fields.items():
             if IS_PATH in field.metadata and (value := getattr(args, key, None)) is not None:
-                # a run that is resumed reads it from another folder
+                # a resumed run reads it from another folder
                 update[key] = absolute(value, self.folder(f"{section}.{key}"))
         return args and args.model_copy(update=update)
 

@@ -1,4 +1,4 @@
-"""Plugins of a recipe: what a section names, with its parameters, or an object from Python; or a mistake."""
+"""A recipe's plugins: looked up by a section's name and parameters, or given as Python objects."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ OBJECT_SECTIONS = {
     "method": "method_args",
     "partition": "partition_args",
 }
-"""Which section's plugin each of the arguments of :func:`from_objects` replaces."""
+"""Section whose plugin each argument of :func:`from_objects` replaces."""
 
 
 def names(kind: catalog.Kind) -> list[str]:
-    """The names of all plugins of a kind."""
+    """Names of all plugins of a kind."""
     return sorted({entry.name for entry in catalog.entries(kind)})
 
 
 def known(kind: catalog.Kind, name: str, place: str, mistakes: Mistakes) -> bool:
-    """Whether a plugin has that name; else it is a mistake."""
+    """Whether a plugin has that name; if not, add a mistake."""
     if name in names(kind):
         return True
     mistakes.say(place, "; ".join([unknown(name, names(kind)), *catalog.misplaced(kind, name)]))
@@ -46,9 +46,9 @@ def known(kind: catalog.Kind, name: str, place: str, mistakes: Mistakes) -> bool
 def chosen(
     section: str, model: type[PluginArgs], raw: Mapping[str, Any], mistakes: Mistakes, *, instead: Any = None
 ) -> tuple[PluginArgs | None, Any]:
-    """The section's common keys, and the plugin object that it chooses; None for what cannot be had.
+    """The section's common keys, and the plugin object that it chooses; None for invalid ones.
 
-    ``instead`` is an object that stands in for the plugin, whatever the section names.
+    ``instead``: an object that replaces the plugin, whatever the section names.
     """
     common, place = keys_of(model), f"{section}.{model.key}"
     if instead is not None:
@@ -74,16 +74,16 @@ def chosen(
         mistakes.say(place, " ".join(str(error).split()))
         return args, None
     try:
-        keys = keys_of(plugin.Params)  # where it repeats a common key, it gets that too
+        keys = keys_of(plugin.Params)  # may repeat common keys
         params = {key: value for key, value in raw.items() if key not in common or key in keys}
         return args, _made(section, plugin, params, [*common, *keys], mistakes)
-    except Exception as error:  # a plugin of anybody's: its fault is one line, the rest is still checked
+    except Exception as error:  # third-party code: report it as one mistake, and check the rest
         mistakes.say(place, f"'{name}' fails: {failure(error)}")
         return args, None
 
 
 def _made(place: str, plugin: Any, raw: Mapping[str, Any], keys: Sequence[str], mistakes: Mistakes) -> Any:
-    """A plugin with its parameters; None where there is a mistake in them."""
+    """A plugin with its parameters; None if they have mistakes."""
     mistakes.unknown_keys(place, raw, keys)
     params = mistakes.validated(place, plugin.Params, raw)
     if params is None or any(key == place or key.startswith(f"{place}.") for key in mistakes.wrong):
@@ -100,11 +100,11 @@ def _made(place: str, plugin: Any, raw: Mapping[str, Any], keys: Sequence[str], 
 
 
 def _combination(section: str, parts: Sequence[str], raw: Mapping[str, Any], mistakes: Mistakes) -> Method | None:
-    """Several methods in a row, each with its parameters under its own name."""
+    """A combination of methods, each with the parameters under its own name."""
     place, common = f"{section}.method", keys_of(MethodArgs)
     for name in dict.fromkeys(parts):
         if known("methods", name, place, mistakes) and parts.count(name) > 1:
-            mistakes.say(place, f"{name} stands there twice; allowed: each method once")
+            mistakes.say(place, f"{name} occurs twice; allowed: each method once")
     params = {key: value for key, value in raw.items() if key not in common}
     mistakes.unknown_keys(section, params, [*common, *parts])
     if place in mistakes.wrong:
@@ -114,7 +114,7 @@ def _combination(section: str, parts: Sequence[str], raw: Mapping[str, Any], mis
         for name in parts:
             plugin, keys, where = catalog.load("methods", name), params.get(name, {}), f"{section}.{name}"
             if not isinstance(keys, dict):
-                mistakes.say(where, f"{show(keys)} is no mapping; allowed: the parameters of {name}")
+                mistakes.say(where, f"{show(keys)} is not a mapping; allowed: the parameters of {name}")
             elif (method := _made(where, plugin, keys, [*keys_of(plugin.Params)], mistakes)) is not None:
                 methods[name] = method
         return None if mistakes.lines else combined.combine(methods)
@@ -124,7 +124,7 @@ def _combination(section: str, parts: Sequence[str], raw: Mapping[str, Any], mis
 
 
 def trackers(place: str, raw: Sequence[Any], mistakes: Mistakes) -> list[dict[str, dict[str, Any]]]:
-    """Each tracker's name with its parameters, every default filled in."""
+    """Each tracker's name with its parameters, including defaults."""
     chosen: dict[str, dict[str, Any]] = {}
     for number, item in enumerate(raw, 1):
         name, params = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else (item, {})
@@ -133,7 +133,7 @@ def trackers(place: str, raw: Sequence[Any], mistakes: Mistakes) -> list[dict[st
             form = "a name, or a name and its parameters, such as {wandb: {project: mine}}"
             mistakes.say(place, f"item {number} is of the wrong form; allowed: {form}")
         elif name in chosen:
-            mistakes.say(place, f"{show(name)} stands there twice; allowed: each tracker once")
+            mistakes.say(place, f"{show(name)} occurs twice; allowed: each tracker once")
         elif known("trackers", name, place, mistakes):
             if place in mistakes.overridden:
                 mistakes.overridden.add(where)
@@ -141,7 +141,7 @@ def trackers(place: str, raw: Sequence[Any], mistakes: Mistakes) -> list[dict[st
             try:
                 model = catalog.load("trackers", name).Params
             except PluginError as error:
-                if error.__cause__ is None:  # one that does not import the run warns of: no result rests on it
+                if error.__cause__ is None:  # an import error is only a warning of the run: results do not depend on it
                     mistakes.say(place, " ".join(str(error).split()))
                 continue
             mistakes.unknown_keys(where, params, [*keys_of(model)])
@@ -151,12 +151,12 @@ def trackers(place: str, raw: Sequence[Any], mistakes: Mistakes) -> list[dict[st
 
 
 def of_silo(place: str, method: Method, raw: Any, mistakes: Mistakes) -> Method | None:
-    """``method`` with what a silo chooses for itself; of a combination, under the name of each part."""
+    """``method`` with a silo's own choices; for a combination, under the name of each part."""
     parts = method.parts if isinstance(method, combined.Combined) else {}
     choices = [name for name, part in parts.items() if part.silo_choices] or method.silo_choices
     if not isinstance(raw, dict):
         form = ", ".join(choices) or "none"
-        mistakes.say(place, f"{show(raw)} is no mapping of keys to values; allowed: {form}")
+        mistakes.say(place, f"{show(raw)} is not a mapping of keys to values; allowed: {form}")
         return None
     mistakes.unknown_keys(place, raw, choices)
     good = {key: value for key, value in raw.items() if key in choices}
@@ -168,7 +168,7 @@ def of_silo(place: str, method: Method, raw: Any, mistakes: Mistakes) -> Method 
     try:
         made: Method | None = _made(place, type(method), given, [*given], mistakes)
         return None if mistakes.wrong else made
-    except Exception as error:  # a plugin of anybody's
+    except Exception as error:  # third-party code
         mistakes.say(place, failure(error))
         return None
 
@@ -180,7 +180,7 @@ def from_objects(
     method: Method | None = None,
     partition: Sequence[Sequence[int]] | Partitioner | None = None,
 ) -> dict[str, Any]:
-    """The objects that are given, as plugins, by the section of a recipe whose name they stand in for.
+    """Turn objects into plugins, by the section of a recipe whose plugin they replace.
 
     Args:
         model: a module that returns logits from a Linear layer, see :class:`.ModuleNetwork`; it is copied, not changed.
@@ -189,7 +189,7 @@ def from_objects(
         partition: indices of each client's training samples.
 
     Raises:
-        LabelSkewError: one of them cannot stand there.
+        LabelSkewError: an object has the wrong type.
     """
     if isinstance(model, nn.Module):
         model = ModuleNetwork(model)
@@ -197,7 +197,7 @@ def from_objects(
         dataset = GivenData(given_data(dataset))
     if partition is not None and not isinstance(partition, Partitioner):
         if not isinstance(partition, Sequence | np.ndarray) or isinstance(partition, str):
-            raise LabelSkewError(f"partition: {clean(partition)!r} is no list; give a list of indices for each client")
+            raise LabelSkewError(f"partition: {clean(partition)!r} is not a list; give a list of indices per client")
         partition = GivenPartition(partition)
     given = {"model": model, "dataset": dataset, "method": method, "partition": partition}
     kinds = {"model": Network, "dataset": Dataset, "method": Method, "partition": Partitioner}
@@ -206,16 +206,16 @@ def from_objects(
             what = "an nn.Module, or name a function in model_args.model of the recipe"
             what = what if name == "model" else "an object of fl_labelskew_registry.Method"
             raise LabelSkewError(f"{name}: {clean(plugin)!r} is a {type(plugin).__name__}; give {what}")
-        if plugin is not None and plugin.params is None:  # a class of somebody's own that takes none
+        if plugin is not None and plugin.params is None:  # a class without parameters
             plugin.params = Params()
     return {OBJECT_SECTIONS[name]: checked(plugin) for name, plugin in given.items() if plugin is not None}
 
 
 def object_name(plugin: Any) -> str:
-    """What a recipe calls an object: the name of its class."""
+    """Name of an object in a recipe: its class's."""
     return clean(getattr(plugin, "name", type(plugin).__name__), 80)
 
 
 def object_description(plugin: Any) -> str:
-    """What tells an object from another one, for a run's record; resuming asks for the same."""
+    """Description that identifies an object in a run's record; resuming requires the same."""
     return clean(getattr(plugin, "description", f"{type(plugin).__name__}({plugin.params!s})"), 1000)

@@ -1,7 +1,6 @@
-"""What a silo's own policy says of a recipe: what the recipe asks for beyond it is refused before anything starts.
+"""Checks of a recipe against a silo's policy, the section ``policy`` of its own file, before a run.
 
-It stands in the silo's own file, as the section ``policy``. What a server asks for beyond it is refused when it does,
-by :mod:`fl_labelskew_plugins.runtimes.silo.guard`.
+:mod:`fl_labelskew_plugins.runtimes.silo.guard` checks the server's requests during the run.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from fl_labelskew_plugins.recipe.sections import Policy
 
 OTHER, OPTIMIZER = "other", "optimizer"
 OPENING = " in the opening exchange of "
-"""Stands in what :func:`sent` says of all that leaves but once."""
+"""Part of a text of :func:`sent` for data that leaves only once."""
 
 
 def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """What a recipe, as this silo would run it, asks for beyond a policy: the policy's key, and the rest of a line."""
+    """Violations of a policy by a recipe as this silo would run it: the policy's key, and the error message."""
     for name in recipe.method_name.split("+"):
         if policy.methods is not None and name not in policy.methods:
             yield _line(policy, "methods", f"method_args.method {name}")
     train = recipe.train
-    everybody = train.clients_per_round == train.client_num_in_total
-    if policy.max_rounds is not None and everybody and train.comm_round > policy.max_rounds:
+    all_clients = train.clients_per_round == train.client_num_in_total
+    if policy.max_rounds is not None and all_clients and train.comm_round > policy.max_rounds:
         yield _line(policy, "max_rounds", f"train_args.comm_round {train.comm_round}")
     if policy.min_clients is not None and (uploads := quorum(recipe)) < policy.min_clients:
         yield _line(policy, "min_clients", f"comm_args.min_clients {uploads}")
@@ -52,11 +51,11 @@ def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 def _line(policy: Policy, key: str, demand: str) -> tuple[str, str]:
     limit = show(getattr(policy, key))
-    return key, f"{limit} does not allow {demand}; use a recipe that keeps to it, or change this policy"
+    return key, f"{limit} does not allow {demand}; use another recipe, or change this policy"
 
 
 def sent(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """What leaves a silo, by kind, and where the recipe says so."""
+    """Kinds of data that leave a silo, each with the cause in the recipe."""
     yield "weights", "every upload"
     if recipe.comm.send_measures:
         yield "measures", "comm_args.send_measures true"
@@ -76,21 +75,21 @@ def sent(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _noise(recipe: Recipe, name: str, counts: list[str]) -> float:
-    """Strength of one kind of noise, 0 without; infinite where there is nothing to add it to."""
+    """Strength of one kind of noise, 0 without; infinite if there is nothing to protect."""
     if name in ("dp", "noise_multiplier"):
         return host_noise(recipe) if name == "dp" else recipe.privacy.noise_multiplier or 0.0
     parts = methods(recipe)
     strengths = [float(getattr(method.params, name, None) or 0) for method in parts]
     if name == "upload_sigma":
         return max(strengths)
-    # only an opening's counts may have noise; those of an upload or of HELLO are exact
+    # only counts of an opening may have noise; counts in uploads or HELLO are exact
     exact = [what for what in counts if OPENING not in what]
     opens = [method.uses("opening") and "counts" in method.sends.values() for method in parts]
     return 0.0 if exact else min(itertools.compress(strengths, opens), default=math.inf)
 
 
 def _kinds(recipe: Recipe, name: str) -> set[str]:
-    """Distributions of one kind of noise; those of a sum and of FedRS are Gaussian."""
+    """Distributions of one kind of noise; for sums and FedRS, Gaussian."""
     if name == "count_noise":
         params = [method.params for method in methods(recipe) if getattr(method.params, name, None)]
         return {getattr(values, "count_noise_type", "laplace") for values in params}
@@ -103,7 +102,7 @@ def methods(recipe: Recipe) -> list[Any]:
 
 
 def host_noise(recipe: Recipe) -> float:
-    """The scale that FedML 0.9.6 computes for the noise that a client adds (``fedml/core/dp/mechanisms``)."""
+    """Scale that FedML 0.9.6 computes for a client's noise (``fedml/core/dp/mechanisms``)."""
     dp = recipe.dp
     if not dp.enable_dp or dp.dp_solution_type != "ldp" or dp.epsilon is None or dp.sensitivity is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""Differential privacy as a recipe has it: what leaves a client with which noise, and how much of it may leave."""
+"""Differential privacy of a recipe: the noise on data that leaves a client, and the limits of a budget."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ BUDGET, MULTIPLIER = "privacy_args.budget", "privacy_args.noise_multiplier"
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise on something that leaves a client.
+    """Noise on data that leaves a client.
 
     Args:
-        on: what it is added to, such as ``counts``.
-        kind: its distribution; ``discrete``: discrete Gaussian, of all clients of a sum together; ``none``: there is
-            none.
-        silo: standard deviation, or scale of a Laplace distribution, over how far what it is added to can move where
-            all samples of a silo are replaced; 0: no bound.
-        claim: the same where one sample is replaced, see ``PrivacyArgs``.
+        on: the protected data, such as ``counts``.
+        kind: distribution; ``discrete``: discrete Gaussian, of all clients of a sum together; ``none``: no noise.
+        silo: standard deviation, or scale of a Laplace distribution, divided by the largest change of the data if all
+            samples of a silo are replaced; 0: no bound.
+        claim: the same if one sample is replaced, see ``PrivacyArgs``.
     """
 
     on: str
@@ -34,14 +33,14 @@ class Noise:
 
 
 def leaving(recipe: Recipe, samples: int, least: int) -> tuple[list[Noise], list[Noise]]:
-    """What leaves a client in the opening exchange, and in each upload, with its noise.
+    """Data that leaves a client in the opening exchange, and in each upload, with its noise.
 
-    Numbers of samples, and what follows from them alone, such as numbers of steps, are taken for known.
+    Numbers of samples, and values that follow from them, such as numbers of steps, are assumed to be public.
 
     Args:
         recipe: as this client runs it.
         samples: training samples of the client.
-        least: those of the smallest client, appendix B's ``m``.
+        least: training samples of the smallest client, appendix B's ``m``.
     """
     opening, upload = [], []
     for kind, what in sent(recipe):
@@ -55,10 +54,10 @@ def leaving(recipe: Recipe, samples: int, least: int) -> tuple[list[Noise], list
 
 
 def on_counts(scale: float, kind: NoiseKind, samples: int) -> Noise:
-    """Noise of this scale on each class count of a client with so many samples.
+    """Noise of this scale on each class count of a client with ``samples`` samples.
 
-    A sample replaced by another moves two counts by one; all samples replaced move the counts by ``2 N`` in L1 and by
-    ``sqrt(2) N`` in L2 norm at most, for their sum stays.
+    Replacing one sample moves two counts by one. Replacing all moves the counts by at most ``2 N`` in L1 and
+    ``sqrt(2) N`` in L2 norm, since their sum is fixed.
     """
     if scale == 0:
         return Noise("counts")
@@ -67,7 +66,7 @@ def on_counts(scale: float, kind: NoiseKind, samples: int) -> Noise:
 
 
 def _on_weights(recipe: Recipe, least: int) -> Noise:
-    """Noise on an upload: a sum's; or FedRS's, the host's or both; of other methods that protect, none is known."""
+    """Noise on an upload: of a sum, of FedRS, of FedML, or of the last two; other methods' protection is unknown."""
     if (multiplier := recipe.privacy.noise_multiplier) is not None:
         return Noise("weights", "discrete", multiplier / 2, multiplier * least / 2)
     params = [method.params for method in methods(recipe)]
@@ -84,7 +83,7 @@ def _on_weights(recipe: Recipe, least: int) -> Noise:
 
 
 def reported_accuracy(recipe: Recipe) -> str:
-    """Which of the silos' accuracies a server that sees sums only gets, and where the others are; a log line."""
+    """Log message about the silos' accuracies that a server with only sums gets, and where the others are."""
     if not recipe.validation.per_client:
         return "silos' accuracy: not tested; use validation_args.per_client: true"
     pooled = "pooled over those with send_measures"
@@ -93,7 +92,7 @@ def reported_accuracy(recipe: Recipe) -> str:
 
 
 def count_noise(recipe: Recipe) -> tuple[float, Any]:
-    """Scale of the noise on class counts that a silo's method has, 0 without, and its kind."""
+    """Scale, 0 without, and kind of a method's noise on class counts."""
     for method in methods(recipe):
         if scale := float(getattr(method.params, "count_noise", 0.0)):
             return scale, getattr(method.params, "count_noise_type", "laplace")
@@ -101,24 +100,24 @@ def count_noise(recipe: Recipe) -> tuple[float, Any]:
 
 
 def refused(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """What a budget cannot bound: its key, and the rest of a line."""
+    """Data that a budget cannot bound: the recipe's key, and the error message."""
     budget, level, multiplier = recipe.privacy.budget, recipe.privacy.level, recipe.privacy.noise_multiplier
     opening, upload = leaving(recipe, 1, 1)
     if multiplier is not None:
-        beside = [noise.on for noise in upload if noise.on != "weights"]
+        unprotected = [noise.on for noise in upload if noise.on != "weights"]
         if recipe.optimizer.sends_change:
-            beside.append(f"the changes that {recipe.train.federated_optimizer} sends")
+            unprotected.append(f"the changes that {recipe.train.federated_optimizer} sends")
         if not recipe.comm.secure_aggregation:
             use = "comm_args.secure_aggregation: true, or upload_clip and upload_sigma of FedRS"
-            yield MULTIPLIER, f"{multiplier:g} is noise on a sum, and uploads leave one by one; use {use}"
-        elif beside:
-            use = "use a method and an optimiser that send weights alone, or no noise"
-            yield MULTIPLIER, f"{multiplier:g} is noise on weights alone, not on {', '.join(beside)}; {use}"
+            yield MULTIPLIER, f"{multiplier:g} is noise on a sum, but uploads are not summed; use {use}"
+        elif unprotected:
+            use = "use a method and an optimiser that send only weights, or no noise"
+            yield MULTIPLIER, f"{multiplier:g} is noise only on weights, not on {', '.join(unprotected)}; {use}"
     if budget is None:
         return
     everything = [*opening, *upload]
-    if free := [noise.on for noise in everything if not getattr(noise, level)]:
+    if unbounded := [noise.on for noise in everything if not getattr(noise, level)]:
         use = "use noise on it (method_args.count_noise; upload_clip and upload_sigma of FedRS), or no budget"
         if level == "silo" and not [noise for noise in everything if not noise.claim]:
             use = "use level: claim, or upload_clip of FedRS"
-        yield BUDGET, f"epsilon {budget.epsilon:g} at level {level} does not bound {', '.join(free)}; {use}"
+        yield BUDGET, f"epsilon {budget.epsilon:g} at level {level} does not bound {', '.join(unbounded)}; {use}"

@@ -15,7 +15,7 @@ from fl_labelskew_plugins.recipe.sections import Expected, MethodArgs, ModelArgs
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of a recipe and of a silo's own file; of a plugin that does not load the name alone."""
+    """JSON Schema of a recipe and of a silo's own file; of a plugin that cannot be imported, only the name."""
     defs: dict[str, Any] = {}
     sections = {section: _section_schema(section, defs) for section in SECTIONS}
     one = _model_schema(Expected, EXPECTED, defs)
@@ -36,7 +36,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _silo_schema(section: str, keys: Sequence[str] | None, defs: dict[str, Any]) -> dict[str, Any]:
-    """A section of a silo's own file; which parameters a method leaves to silos depends on the recipe's method."""
+    """Schema of a section in a silo's own file; a method's parameters for silos depend on the recipe's method."""
     if section == "method_args":
         return {"type": "object"}
     if section == POLICY:
@@ -73,7 +73,7 @@ def _section_schema(section: str, defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trackers_schema(section: str, defs: dict[str, Any]) -> dict[str, Any]:
-    """One name, or one name with its parameters; of a tracker that does not load the name alone."""
+    """Schema of a name, or of a name with its parameters; of a tracker that cannot be imported, only the name."""
     one: dict[str, Any] = {name: {"type": "object"} for name in plugins.names("trackers")}
     for name in one:
         with contextlib.suppress(PluginError):
@@ -83,7 +83,7 @@ def _trackers_schema(section: str, defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _combination_schema(key: dict[str, Any], section: str) -> dict[str, Any]:
-    """Make the key one name or several; returns what each method's parameters are where there are several."""
+    """Let the key be one name or several; return the schema of the parameters of each of several methods."""
     names = plugins.names("methods")
     several = {"anyOf": [{"type": "array"}, {"type": "string", "pattern": r"\+"}]}
     a_list = {"type": "array", "items": {"enum": names}, "minItems": 2}

@@ -1,8 +1,8 @@
-"""The sections of a recipe and of a silo's own file, with their keys: FedML's own names, plus some of ours.
+"""Sections and keys of recipes and of silos' files: FedML's names, plus our own.
 
-Every section is a frozen pydantic model. The sections that choose a plugin (``data_args``, ``partition_args``,
-``model_args``, ``train_args``, ``method_args``) have only the keys that are common to all plugins of the kind; the
-rest belongs to the plugin's own ``Params``.
+Each section is a frozen pydantic model. Sections that choose a plugin (``data_args``, ``partition_args``,
+``model_args``, ``train_args``, ``method_args``) contain only the keys common to all plugins of that kind; the other
+keys belong to the plugin's ``Params``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ AboveZero = Annotated[float, Field(ge=1 / LARGEST, le=LARGEST)]
 Statistics = Literal["imagenet", "data"]
 Level = Literal["silo", "claim"]
 MOST_NUMBERS = 10**8
-"""Numbers of one sample."""
+"""Maximum of numbers in one sample."""
 MOST_CLASSES = 10**6
 
 DiagnosticName = Literal[
@@ -51,94 +51,94 @@ DiagnosticName = Literal[
 """Names for ``tracking_args.diagnostics``; :data:`fl_labelskew_plugins.diagnostics.watch.KINDS` has their classes."""
 
 IN_TRAINING: tuple[DiagnosticName, ...] = ("deviation_bound", "intra_loss", "observed_probability", "proxy_gradients")
-"""Those that look into local training, which they can where it happens in the run's own process alone."""
+"""Diagnostics of local training; they need training in the run's own process."""
 
 OUTSIDE_TRAINING: tuple[DiagnosticName, ...] = tuple(
     name for name in get_args(DiagnosticName) if name not in IN_TRAINING
 )
-"""Those that look at uploads and global models alone."""
+"""Diagnostics of uploads and global models."""
 
 OF_UPLOADS: tuple[DiagnosticName, ...] = (*("class_accuracy", "client_drift", "features_2d", "feature_sphere", "tsne"),)
-"""Those that take a client's upload for the model that it has trained."""
+"""Diagnostics that treat a client's upload as its trained model."""
 
 
 class PluginArgs(Params):
-    """A section that chooses a plugin: the keys that are common to all plugins of the kind."""
+    """A section that chooses a plugin, with the keys common to all plugins of the kind."""
 
     key: ClassVar[str]
-    """Holds the plugin's name."""
+    """Key with the plugin's name."""
     kind: ClassVar[catalog.Kind]
     attribute: ClassVar[str]
-    """What the plugin is called in a :class:`~fl_labelskew_plugins.recipe.model.Recipe`."""
+    """The plugin's attribute in a :class:`~fl_labelskew_plugins.recipe.model.Recipe`."""
 
 
 class CommonArgs(Params):
-    """What kind of run this is."""
+    """The kind of run and its seed."""
 
     training_type: Literal["simulation", "cross_silo"] = Field(
-        "simulation", description="the host's kind of run; cross_silo: every client is a machine with data of its own"
+        "simulation", description="FedML's kind of run; cross_silo: every client is a machine with its own data"
     )
-    random_seed: int = Field(0, ge=0, lt=2**31, description="seed of everything random in this run")
+    random_seed: int = Field(0, ge=0, lt=2**31, description="seed of all randomness in this run")
 
     @property
     def across_silos(self) -> bool:
-        """Whether every client is a machine of its own."""
+        """Whether every client is a separate machine."""
         return self.training_type == "cross_silo"
 
 
 class DataArgs(PluginArgs):
-    """Which data set, and where it lies."""
+    """The data set and its folder."""
 
     key, kind, attribute = "dataset", "datasets", "dataset"
 
     dataset: str = Field(description="name of a data set: labelskew datasets")
-    data_cache_dir: str | None = Field(None, description="folder of the data set's files; default: the data set's own")
-    download: bool = Field(False, description="whether missing files may be fetched from the network")
+    data_cache_dir: str | None = Field(None, description="folder of the data set's files; default: set by the data set")
+    download: bool = Field(False, description="download missing files")
     input_shape: list[Positive] | None = Field(
         None,
         min_length=1,
         max_length=5,
-        description="shape of one sample, to be checked; server_test_data: false needs it",
+        description="expected shape of one sample; required with server_test_data: false",
     )
     classes: int | None = Field(
-        None, ge=1, le=MOST_CLASSES, description="number of classes, to be checked; server_test_data: false needs it"
+        None, ge=1, le=MOST_CLASSES, description="expected number of classes; required with server_test_data: false"
     )
 
     mean: list[Finite] | Statistics | None = Field(
         None,
         min_length=1,
-        description="mean of each channel, in units of 0..1 for pictures; imagenet: ImageNet's, with its std; data: "
-        "of the training part, across silos of all silos' training parts, with its std; default: the data set's own",
+        description="mean of each channel, in units of 0..1 for images; imagenet: mean and std of ImageNet; data: mean"
+        " and std of the training data, across silos of all silos' training data; default: set by the data set",
     )
     std: list[AboveZero] | Statistics | None = Field(
         None,
         min_length=1,
         validate_default=True,
-        description="standard deviation of each channel, where mean is a list",
+        description="standard deviation of each channel; required if mean is a list",
     )
 
     @field_validator("std")
     @classmethod
     def _goes_with_mean(cls, std: list[float] | str | None, info: ValidationInfo) -> list[float] | str | None:
         if "mean" not in info.data:
-            return std  # that one is wrong already
+            return std  # mean has already been rejected
         mean = info.data["mean"]
         if isinstance(mean, list) and not (isinstance(std, list) and len(std) == len(mean)):
-            raise ValueError(f"{show(std)} does not go with mean {show(mean)}; use a list as long")
+            raise ValueError(f"{show(std)} does not match mean {show(mean)}; use a list of the same length")
         if not isinstance(mean, list) and std not in (None, mean):
-            raise ValueError(f"{show(std)} does not go with mean {show(mean)}; use lists for both, or mean alone")
+            raise ValueError(f"{show(std)} does not match mean {show(mean)}; use lists for both, or only mean")
         return std if isinstance(mean, list) else mean
 
     @field_validator("input_shape")
     @classmethod
     def _is_no_giant(cls, shape: list[int] | None) -> list[int] | None:
         if shape is not None and math.prod(shape) > MOST_NUMBERS:
-            raise ValueError(f"{show(shape)} are too many numbers; allowed: {MOST_NUMBERS} at most")
+            raise ValueError(f"{show(shape)} has too many elements; allowed: {MOST_NUMBERS} at most")
         return shape
 
 
 class PartitionArgs(PluginArgs):
-    """How samples are dealt to clients."""
+    """The partition of samples among clients."""
 
     key, kind, attribute = "partition_method", "partitioners", "partitioner"
 
@@ -146,12 +146,12 @@ class PartitionArgs(PluginArgs):
 
 
 class ModelArgs(PluginArgs):
-    """Which network."""
+    """The network."""
 
     key, kind, attribute = "model", "models", "network"
 
     model: str = Field(
-        description="name of a network: labelskew models; or a function that makes one, FILE.py:FUNCTION or"
+        description="name of a network: labelskew models; or a function that builds one, FILE.py:FUNCTION or"
         " PACKAGE.MODULE:FUNCTION"
     )
 
@@ -162,27 +162,27 @@ def is_code(name: object) -> bool:
 
 
 def code_at(name: Any, folder: Path) -> Any:
-    """``FILE.py:FUNCTION`` with the file's path from ``folder``; any other name as it is."""
+    """Resolve the path in ``FILE.py:FUNCTION`` from ``folder``; return any other name unchanged."""
     file, _, function = str(name).rpartition(":")
     return f"{absolute(file, folder)}:{function}" if is_code(name) and file.endswith(".py") else name
 
 
 class TrainArgs(PluginArgs):
-    """The federation and its local training."""
+    """The federation, its optimiser and local training."""
 
     key, kind, attribute = "federated_optimizer", "optimizers", "optimizer"
 
     federated_optimizer: str = Field("FedAvg", description="name of an optimiser: labelskew optimizers")
     optimizer_source: Literal["own", "corrected"] | None = Field(
         None,
-        description="whose code optimises; corrected: FedML's, without its faults; default: corrected if that can run"
-        " the recipe (docs/mixing.md), else own",
+        description="implementation of the optimiser; corrected: FedML's, with its bugs fixed; default: corrected if it"
+        " supports the recipe (docs/mixing.md), else own",
     )
-    client_num_in_total: Positive = Field(10, description="clients K")
-    client_num_per_round: Positive | None = Field(None, description="clients that join a round; default: all")
+    client_num_in_total: Positive = Field(10, description="number of clients K")
+    client_num_per_round: Positive | None = Field(None, description="clients per round; default: all")
     comm_round: Positive = Field(10, description="rounds T")
     epochs: Positive = Field(1, description="local epochs E")
-    batch_size: Positive = Field(64, description="samples of a batch")
+    batch_size: Positive = Field(64, description="samples per batch")
     client_optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser")
     learning_rate: float = Field(0.01, gt=0, description="local learning rate in round 0")
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD momentum")
@@ -193,31 +193,31 @@ class TrainArgs(PluginArgs):
     lr_decay: float = Field(0.95, gt=0, le=1, description="factor of the step schedule (FedShift: 0.95)")
     lr_decay_every: Positive = Field(10, description="rounds between two steps (FedShift: 10)")
     gradient_clip_norm: float | None = Field(
-        None, gt=0, description="clip the gradient's norm, that of private parameters apart; default: never"
+        None, gt=0, description="maximum gradient norm; private parameters are clipped separately; default: no clipping"
     )
     augment: list[Literal["flip", "crop", "colour"]] = Field(
         [],
-        description="random changes of training pictures: flip (left to right, half of the time), crop (at a random"
-        " place after zero padding by 1/8 of each side), colour (brightness, contrast, saturation by up to 20 %)",
+        description="random augmentation of training images: flip (left to right, with probability 1/2), crop (random"
+        " position after zero padding by 1/8 of each side), colour (brightness, contrast, saturation by up to 20 %)",
     )
     proxy_aggregation: Literal["model", "class"] = Field(
-        "model", description="weights of the classifier's rows: as the model's, or per class (FedRS section 4.4)"
+        "model", description="averaging weights of the classifier's rows: the model's, or per class (FedRS section 4.4)"
     )
     proxy_smoothing: float = Field(0.0, ge=0, description="lambda of proxy_aggregation: class, in samples")
 
     @property
     def proxies_by_class(self) -> float | None:
-        """``proxy_smoothing`` where the classifier's rows have weights of their own, else None."""
+        """``proxy_smoothing`` if the classifier's rows are averaged per class, else None."""
         return self.proxy_smoothing if self.proxy_aggregation == "class" else None
 
     @property
     def clients_per_round(self) -> int:
-        """``client_num_per_round``, or all clients where it is null."""
+        """``client_num_per_round``, or all clients if it is null."""
         return self.client_num_in_total if self.client_num_per_round is None else self.client_num_per_round
 
 
 def names(value: object) -> list[str]:
-    """The name, or the names with ``+`` between or in a list, that a value stands for; none for anything else."""
+    """Plugin names in a string joined by ``+`` or in a list; empty for any other value."""
     parts = value.split("+") if isinstance(value, str) else value
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         return []
@@ -225,12 +225,12 @@ def names(value: object) -> list[str]:
 
 
 class MethodArgs(PluginArgs):
-    """Which label-skew method."""
+    """The label-skew method."""
 
     key, kind, attribute = "method", "methods", "method"
 
     method: str = Field(
-        description="name of a method: labelskew methods; several in a row: a list of them, or names with + between"
+        description="name of a method: labelskew methods; to combine several: a list, or names joined by +"
     )
 
     @field_validator("method", mode="before")
@@ -238,54 +238,54 @@ class MethodArgs(PluginArgs):
     def _one_name(cls, value: object) -> str:
         methods = names(value)
         if not methods or (isinstance(value, list) and len(methods) == 1):
-            raise ValueError(f"{show(value)} is no method; allowed: a name, or a list of two names or more")
+            raise ValueError(f"{show(value)} is not a method; allowed: a name, or a list of two names or more")
         return "+".join(methods)
 
 
 class ValidationArgs(Params):
-    """When and what is measured."""
+    """Tests during a run."""
 
-    frequency_of_the_test: int = Field(1, ge=0, description="rounds between two tests; 0: after the last round alone")
+    frequency_of_the_test: int = Field(1, ge=0, description="rounds between two tests; 0: only after the last round")
     personalised: bool = Field(True, description="also test each client's own model on its own test split")
     per_client: bool = Field(
         False,
-        description="also measure the global model on each client's own test split; across silos each silo does so, and"
-        " tells it with send_measures",
+        description="also test the global model on each client's own test split; across silos each silo tests it, and"
+        " reports the result with send_measures",
     )
-    last_rounds: Positive = Field(5, description="tests that the summary's mean and std are taken over")
+    last_rounds: Positive = Field(5, description="number of last tests in the summary's mean and std")
     server_test_data: bool = Field(
-        True, description="cross_silo: whether the server holds the test part; false: the global model is not tested"
+        True, description="cross_silo: whether the server has the test part; false: the global model is not tested"
     )
 
 
 class DeviceArgs(Params):
-    """Where and how tensors are computed."""
+    """Devices, threads and precision."""
 
     using_gpu: bool = Field(False, description="train on GPUs")
-    gpu_ids: list[Annotated[int, Field(ge=0)]] = Field([0], min_length=1, description="GPUs in use; sp uses the first")
+    gpu_ids: list[Annotated[int, Field(ge=0)]] = Field([0], min_length=1, description="GPUs to use; sp uses the first")
     workers_per_gpu: Positive = Field(1, description="MPI: processes that share one GPU")
     fallback: Literal["cpu"] | None = Field(
-        None, description="cpu: warn and train on the CPU where one of the GPUs is missing; default: an error"
+        None, description="cpu: warn and train on the CPU if a GPU is missing; default: an error"
     )
     threads: Positive | None = Field(
-        None, description="torch threads of a process; default: 1, or 4 for a large network and batch"
+        None, description="torch threads per process; default: 1, or 4 for a large network and batch"
     )
     loader_workers: int | None = Field(
         None,
         ge=0,
-        description="processes that decode pictures ahead of training; default: half of the cores, or with"
-        " a GPU all but one; 0: none",
+        description="processes that decode images ahead of training; default: half of the cores, or all but one with"
+        " a GPU; 0: none",
     )
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: mixed precision, weights stay fp32")
     channels_last: bool = Field(True, description="memory format of images and convolutions")
 
 
 LEAST_SUMMED = 3
-"""Clients below which a sum hides nobody."""
+"""Minimum of clients in a secure sum; a sum of fewer reveals too much about each."""
 
 
 def to_the_end(clients: int) -> int:
-    """How many of so many a sum with noise needs to its end by default: more than two thirds.
+    """Default ``secure_threshold`` of a sum with noise: more than two thirds of ``clients``.
 
     >>> [to_the_end(clients) for clients in (3, 4, 5, 6, 10)]
     [3, 3, 4, 5, 7]
@@ -294,9 +294,9 @@ def to_the_end(clients: int) -> int:
 
 
 class CommArgs(Params):
-    """How clients and server talk, and how long they wait for each other; times in seconds.
+    """Communication and timeouts, in seconds.
 
-    Paths are relative to the file that names them, or to the current folder on the command line.
+    Paths are relative to the file that contains them, or to the current folder on the command line.
     """
 
     backend: str = Field(
@@ -306,72 +306,70 @@ class CommArgs(Params):
         None, description="MPI: worker processes; default: one per GPU, else per core, at most clients per round"
     )
     hostfile: Annotated[str | None, IS_PATH] = Field(
-        None, description="MPI: file of nodes and their slots, as mpirun's, this machine first; default: this machine"
+        None, description="MPI: mpirun's file of nodes and slots, this machine first; default: this machine"
     )
-    server_address: str = Field("127.0.0.1:8890", description="cross_silo: host:port where silos find the server")
+    server_address: str = Field("127.0.0.1:8890", description="cross_silo: host:port at which silos reach the server")
     listen_address: str | None = Field(
-        None, description="cross_silo: host:port where the server listens; default: server_address"
+        None, description="cross_silo: host:port on which the server listens; default: server_address"
     )
     certs: Annotated[str | None, IS_PATH] = Field(
-        None, description="cross_silo: folder of labelskew certs new for this machine; not needed on loopback"
+        None, description="cross_silo: this machine's folder from labelskew certs new; not needed on loopback"
     )
     round_deadline_s: float = Field(
         3600.0,
         gt=0,
-        description="cross_silo: how long a round waits for uploads; for sum and test at least a quarter more",
+        description="cross_silo: time limit for uploads in a round; for sum and test at least a quarter more",
     )
     reconnect_s: float = Field(
-        60.0, ge=0, description="cross_silo: how long a silo that lost its connection in a round is waited for"
+        60.0, ge=0, description="cross_silo: time limit for a silo to reconnect after a lost connection in a round"
     )
     answer_after_s: float | None = Field(
         None,
         ge=0,
-        description="cross_silo with secure_aggregation and noise: a silo is ready with a round no sooner than so many"
-        " seconds after it was asked, as the time of training may tell something; default: round_deadline_s / 4",
+        description="cross_silo with secure_aggregation and noise: minimum time from a round's request to a silo's"
+        " answer, to hide its training time; default: round_deadline_s / 4",
     )
     min_clients: Positive | None = Field(
-        None, description="cross_silo: uploads that a round needs; default: 2, or 1 where one client joins a round"
+        None, description="cross_silo: minimum of uploads per round; default: 2, or 1 if one client joins a round"
     )
     quorum_timeout_s: float = Field(
-        600.0, gt=0, description="cross_silo: how long the server waits for min_clients; it then stops, resumable"
+        600.0, gt=0, description="cross_silo: time limit to reach min_clients; then the server stops, resumable"
     )
     send_measures: bool = Field(
         False,
-        description="cross_silo: a silo also reports its loss terms and accuracies on its own test part",
+        description="cross_silo: silos also report loss terms and accuracies on their own test part",
     )
     send_contributions: bool = Field(
-        True, description="cross_silo; false: no prototypes or other contributions leave a silo, weights alone do"
+        True, description="cross_silo; false: silos send only weights, no prototypes or other contributions"
     )
     upload_memory_mb: int = Field(
-        256, ge=0, description="messages that arrive or wait for their turn held in memory; the rest is on disk"
+        256, ge=0, description="memory for messages that arrive or are queued; the rest is on disk"
     )
-    audit_digests: bool = Field(True, description="cross_silo: the audit log has the SHA-256 of every message")
+    audit_digests: bool = Field(True, description="cross_silo: write the SHA-256 of every message to the audit log")
     max_update_ratio: float | None = Field(
         1000.0,
         ge=1,
-        description="cross_silo: an upload whose norm is so many times the median of the others' and of its own past"
-        " is refused; null: never",
+        description="cross_silo: refuse an upload if its norm exceeds this many times the median of the other uploads,"
+        " and of the silo's earlier ones; null: never",
     )
     max_samples: int = Field(
-        10**9, ge=1, le=10**12, description="cross_silo: training samples that a silo may say it has"
+        10**9, ge=1, le=10**12, description="cross_silo: maximum of training samples that a silo may report"
     )
 
     secure_aggregation: bool = Field(
-        False, description="the server sees the sum of what clients send, in whole numbers, and no client's part of it"
+        False, description="the server sees only the sum of the clients' integer-coded updates, not a single one"
     )
-    secure_bits: int = Field(
-        32, ge=16, le=32, description="secure_aggregation: bits of each of these numbers; 16 halve the bytes"
-    )
+    secure_bits: int = Field(32, ge=16, le=32, description="secure_aggregation: bits per integer; 16 halve the bytes")
     secure_clip: float | None = Field(
         None,
         gt=0,
-        description="secure_aggregation: the most that a parameter may change in a client's round, an error beyond it;"
-        " the smaller, the finer the steps; default: 2^(secure_bits / 8), 16 with 32 bits and 4 with 16",
+        description="secure_aggregation: maximum change of a parameter in a client's round, an error above it; smaller"
+        " values give finer steps; default: 2^(secure_bits / 8), 16 with 32 bits and 4 with 16",
     )
     secure_threshold: int | None = Field(
         None,
         ge=LEAST_SUMMED,
-        description="cross_silo with secure_aggregation: silos that a round's sum needs to its end; default: all of"
+        description="cross_silo with secure_aggregation: minimum of silos to complete a round's sum; default: all of"
         " the round, or more than two thirds with privacy_args.noise_multiplier",
     )
 
@@ -387,16 +385,16 @@ class CommArgs(Params):
 
     @property
     def in_process(self) -> bool:
-        """Whether one process is the server and all clients."""
+        """Whether the server and all clients share one process."""
         return self.backend == "sp"
 
     @property
     def over_mpi(self) -> bool:
-        """Whether the processes of a simulation talk over MPI."""
+        """Whether a simulation's processes communicate over MPI."""
         return self.backend == "MPI"
 
     def quorum(self, clients_per_round: int) -> int:
-        """Uploads that a round needs: with secure aggregation no fewer than hide each other in a sum."""
+        """Minimum of uploads per round; with secure aggregation at least :data:`LEAST_SUMMED`."""
         least = min(2, clients_per_round) if self.min_clients is None else self.min_clients
         return max(least, LEAST_SUMMED) if self.secure_aggregation else least
 
@@ -409,49 +407,49 @@ class CommArgs(Params):
 
 
 class ClientSpecificArgs(Params):
-    """What differs from silo to silo, under the host's own key."""
+    """Differences between silos, under FedML's key."""
 
     data_silo_config: Annotated[list[str], IS_PATH] = Field(
         [],
-        description="cross_silo: a YAML file for each silo, by rank, whose data_args replace the recipe's; the silo"
-        " then trains on all of its own data",
+        description="cross_silo: one YAML file per silo, by rank; its data_args replace the recipe's, and the silo"
+        " trains on all of its own data",
     )
 
 
 class PrivacyBudget(Params):
-    """As much as may be revealed: epsilon, at delta."""
+    """Privacy budget: epsilon at delta."""
 
-    epsilon: float = Field(gt=0, description="most that all answers of a silo may add up to")
-    delta: float = Field(gt=0, lt=1, description="chance that the bound may fail")
+    epsilon: float = Field(gt=0, description="maximum for the sum of all answers of a silo")
+    delta: float = Field(gt=0, lt=1, description="probability that the bound fails")
 
 
 class PrivacyArgs(Params):
-    """How much each silo may reveal; a silo's own file may set it for itself.
+    """Limits on what each silo reveals; a silo's own file may set its own.
 
-    ``level`` says whose privacy it is. ``silo``: had the silo held any other samples, as many; this is proven for what
-    is clipped and has noise. ``claim``: had it held another sample in place of one; this is proven for class counts,
-    and for weights it is the claim of FedRS's appendix B that a sample moves an update by 2L/m at most (L: its largest
-    norm, m: samples of the smallest silo), or of who wrote ``dp_args.sensitivity``.
+    ``level`` is the unit of privacy. ``silo``: all samples of the silo, replaced by as many others; proven for values
+    that are clipped and noised. ``claim``: one sample, replaced by another; proven for class counts. For weights it
+    relies on the claim of FedRS's appendix B that a sample moves an update by at most 2L/m (L: its largest norm, m:
+    samples of the smallest silo), or on the author of ``dp_args.sensitivity``.
     """
 
     noise_multiplier: float | None = Field(
         None,
         gt=0,
         le=1e6,
-        description="with secure_aggregation: least standard deviation of the noise in a round's sum, over clip",
+        description="with secure_aggregation: minimum standard deviation of the noise in a round's sum, over clip",
     )
     clip: float | None = Field(
         None,
         gt=0,
-        description="noise_multiplier: largest norm of what a client adds, which is its change of all parameters times"
-        " its weight in the mean, such as its share of all samples; what is longer is shortened",
+        description="noise_multiplier: maximum norm of a client's summand, its change of all parameters times its"
+        " weight in the mean, such as its share of all samples; larger ones are scaled down",
     )
     budget: PrivacyBudget | None = Field(
         None,
-        description="such as {epsilon: 8, delta: 1e-5}: a silo for which another answer would be more stops"
-        " answering; null: no end, the ledger counts all the same",
+        description="such as {epsilon: 8, delta: 1e-5}: a silo stops answering before it exceeds the budget; null: no"
+        " limit, but the ledger still counts",
     )
-    level: Level = Field("silo", description="silo: of all that it sends; claim: of one sample, as the paper has it")
+    level: Level = Field("silo", description="unit of privacy: silo (all samples) or claim (one sample, as in FedRS)")
     ledger: Annotated[str | None, IS_PATH] = Field(
         None, description="cross_silo: file of the silo's ledger; default: privacy.jsonl in the silo's folder"
     )
@@ -459,76 +457,74 @@ class PrivacyArgs(Params):
     @model_validator(mode="after")
     def _noise_needs_clip(self) -> PrivacyArgs:
         if (self.noise_multiplier is None) != (self.clip is None):
-            raise ValueError("noise_multiplier and clip go together; give both or neither")
+            raise ValueError("noise_multiplier and clip belong together; set both or neither")
         return self
 
 
 class TrackingArgs(Params):
-    """What is kept of a run."""
+    """The files that a run keeps."""
 
-    run_dir: str = Field("runs", description="folder in which each run makes its own folder")
+    run_dir: str = Field("runs", description="folder that contains the runs' folders")
     checkpoint_every: Positive = Field(10, description="rounds between two checkpoints")
     keep_checkpoints: Positive = Field(
-        2, description="checkpoints that are kept, the last one included; --from-round goes back to one"
+        2, description="number of checkpoints to keep, including the last; --from-round resumes from one"
     )
-    keep_best: bool = Field(
-        True, description="also keep the model of the best round, by the main accuracy, as best.safetensors"
-    )
-    state_memory_mb: int = Field(256, ge=0, description="clients' private state held in memory; the rest is on disk")
+    keep_best: bool = Field(True, description="also keep the model with the highest main accuracy as best.safetensors")
+    state_memory_mb: int = Field(256, ge=0, description="memory for clients' private state; the rest is on disk")
     diagnostics: list[DiagnosticName] = Field(
-        [], description="what the papers plot beside accuracy, into the run's folder diagnostics/"
+        [], description="plots and tables of the papers other than accuracy, in the run's folder diagnostics/"
     )
     diagnostics_every: Positive = Field(
-        1, description="rounds between two that the diagnostics look at; the last one they always do"
+        1, description="rounds between two rounds with diagnostics; the last round is always included"
     )
     trackers: list[Any] = Field(
-        [], description="whom rounds are shown to: names of labelskew trackers, or {NAME: {parameter: value}}"
+        [], description="where to report rounds: names of labelskew trackers, or {NAME: {parameter: value}}"
     )
 
     @field_validator("trackers", mode="before")
     @classmethod
     def _is_a_list(cls, value: object) -> object:
-        if not isinstance(value, list):  # which is not shown: a parameter may hold a secret
-            raise ValueError("is no list; allowed: a list of names, such as [csv]")
+        if not isinstance(value, list):  # the value is not shown: a parameter may contain a secret
+            raise ValueError("must be a list; allowed: a list of names, such as [csv]")
         return value
 
 
-_WANDB = "is FedML's own; use trackers: [{{wandb: {{{}: ...}}}}]"
+_WANDB = "is a key of FedML; use trackers: [{{wandb: {{{}: ...}}}}]"
 HOSTS_TRACKING = {
-    "enable_wandb": "is FedML's own; use trackers: [wandb], which sends nothing, or [{wandb: {mode: online}}]",
-    "wandb_key": "is FedML's own; use the environment variable WANDB_API_KEY, a key has no place in a recipe",
+    "enable_wandb": "is a key of FedML; use trackers: [wandb], which sends nothing, or [{wandb: {mode: online}}]",
+    "wandb_key": "is a key of FedML; use the environment variable WANDB_API_KEY, since recipes must not contain keys",
     "wandb_project": _WANDB.format("project"),
     "wandb_entity": _WANDB.format("entity"),
     "wandb_name": _WANDB.format("name"),
     "run_name": _WANDB.format("name"),
     "wandb_group_id": _WANDB.format("group"),
-    "wandb_only_server": "is FedML's own; remove this key: only the server's process has trackers",
+    "wandb_only_server": "is a key of FedML; remove this key: only the server's process has trackers",
     "enable_tracking": "is a setting of FedML's platform; remove this key",
     "log_file_dir": "is a setting of FedML's platform; remove this key: results are in run_dir",
 }
-"""The host's keys of ``tracking_args``, and what to write instead."""
+"""FedML's keys of ``tracking_args``, and their replacements."""
 
 
-# Names that FedML 0.9.6 knows and yet leaves without effect, or cannot run: silence would be a false promise.
+# FedML 0.9.6 accepts these names but ignores them or cannot run them. To accept them silently would mislead users.
 DEAD: dict[str, str] = {
     "dlg": "FedML 0.9.6 attacks only its own LeNet, resnet20 and resnet56",
-    "weak_dp": "FedML 0.9.6 never calls it, so nothing would be defended",
-    "robust_learning_rate": "FedML 0.9.6 never calls it, so nothing would be defended",
-    "diff_clipping": "FedML 0.9.6 has no code for it; norm_diff_clipping is there",
-    "dp": "FedML 0.9.6 has no code for it; see dp_args",
-    "nbafl": "FedML 0.9.6 never adds its noise, so nothing would be private",
-    "dp_clip": "FedML 0.9.6 never adds its noise, so nothing would be private",
+    "weak_dp": "FedML 0.9.6 never calls it, so it would not defend anything",
+    "robust_learning_rate": "FedML 0.9.6 never calls it, so it would not defend anything",
+    "diff_clipping": "FedML 0.9.6 has no code for it; use norm_diff_clipping",
+    "dp": "FedML 0.9.6 has no code for it; use dp_args",
+    "nbafl": "FedML 0.9.6 never adds its noise, so it would not protect privacy",
+    "dp_clip": "FedML 0.9.6 never adds its noise, so it would not protect privacy",
 }
 
 
 class HostArgs(Params):
-    """A section under the host's own keys; it tests some of them with ``hasattr``, so none may be None."""
+    """A section with FedML's keys; FedML tests some with ``hasattr``, so none may be None."""
 
     @field_validator("attack_type", "defense_type", "dp_solution_type", mode="before", check_fields=False)
     @classmethod
     def _works_in_the_host(cls, value: object) -> object:
         if isinstance(value, str) and value in DEAD:
-            raise ValueError(f"'{value}' does not work in the host: {DEAD[value]}")
+            raise ValueError(f"'{value}' does not work in FedML: {DEAD[value]}")
         return value
 
     @model_serializer(mode="wrap")
@@ -537,13 +533,13 @@ class HostArgs(Params):
 
 
 class SecurityArgs(HostArgs):
-    """The host's attacks and defences (``fedml/core/security``); all further keys are given to the host as they are."""
+    """FedML's attacks and defences (``fedml/core/security``); all other keys are passed to FedML unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
     enable_attack: bool = Field(False, description="simulate an attack")
     attack_type: Literal["byzantine", "label_flipping", "model_replacement"] | None = Field(
-        None, description="which attack; its keys are FedML's, such as attack_mode: random"
+        None, description="type of attack; its keys are FedML's, such as attack_mode: random"
     )
     enable_defense: bool = Field(False, description="defend the aggregation")
     defense_type: (
@@ -565,21 +561,21 @@ class SecurityArgs(HostArgs):
             "anomaly_detection",
         ]
         | None
-    ) = Field(None, description="which defence; its keys are FedML's, such as norm_bound: 0.1")
+    ) = Field(None, description="type of defence; its keys are FedML's, such as norm_bound: 0.1")
 
 
 class DpArgs(HostArgs):
-    """The host's differential privacy, under the host's own keys (``fedml/core/dp``)."""
+    """FedML's differential privacy, with FedML's keys (``fedml/core/dp``)."""
 
-    enable_dp: bool = Field(False, description="add the host's noise")
+    enable_dp: bool = Field(False, description="add FedML's noise")
     dp_solution_type: Literal["ldp", "cdp"] | None = Field(
         None, description="ldp: every client adds noise to its upload; cdp: the server adds noise to the aggregate"
     )
     mechanism_type: Literal["gaussian", "laplace"] | None = Field(None, description="distribution of the noise")
-    epsilon: float | None = Field(None, gt=0, description="privacy budget of a round; gaussian: at most 1")
+    epsilon: float | None = Field(None, gt=0, description="privacy budget per round; gaussian: at most 1")
     delta: float | None = Field(None, ge=0, lt=1, description="failure probability; gaussian: above 0")
     sensitivity: float | None = Field(None, gt=0, description="L2 (gaussian) or L1 (laplace) sensitivity")
-    max_grad_norm: float | None = Field(None, gt=0, description="cdp: uploads are scaled to this norm; default: never")
+    max_grad_norm: float | None = Field(None, gt=0, description="cdp: scale uploads to this norm; default: never")
 
 
 NEEDS: dict[str, tuple[str, ...]] = {
@@ -597,30 +593,30 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "ldp": ("mechanism_type", "epsilon", "delta", "sensitivity"),
     "cdp": ("mechanism_type", "epsilon", "delta", "sensitivity"),
 }
-"""Keys that the host reads without a default, by the type of attack, defence or differential privacy."""
+"""Keys that FedML reads without a default, by type of attack, defence or differential privacy."""
 
 
 ExpectedMeasure = Literal["accuracy", "best_accuracy", "personalised_accuracy", "balanced_accuracy", "rounds_to"]
 
 
 class Expected(Params):
-    """A paper's number, which a recipe's runs can be compared with; it has no part in a run.
+    """A paper's number to compare a recipe's runs with; it does not affect a run.
 
-    Accuracies are in per cent, as papers print them: means over the last ``validation_args.last_rounds`` tests, but
-    ``best_accuracy``, the highest of any test. ``rounds_to`` is the first round, from 1, whose accuracy is ``target``.
+    Accuracies are in per cent: means over the last ``validation_args.last_rounds`` tests, except ``best_accuracy``, the
+    highest of all tests. ``rounds_to`` is the first round, from 1, in which the accuracy reaches ``target``.
     """
 
-    value: float = Field(ge=0, description="the number: per cent, or rounds with rounds_to")
-    measure: ExpectedMeasure = Field("accuracy", description="what it measures")
-    target: float | None = Field(None, ge=0, le=100, description="rounds_to: the accuracy to be reached, in per cent")
-    tolerance: float = Field(2.0, ge=0, description="how far from it still counts as reached, in its unit")
-    paper: str = Field(description="whose number it is")
-    table: str = Field(description="where it is printed, such as Table 1")
+    value: float = Field(ge=0, description="the paper's number: per cent, or rounds with rounds_to")
+    measure: ExpectedMeasure = Field("accuracy", description="the quantity")
+    target: float | None = Field(None, ge=0, le=100, description="rounds_to: the accuracy to reach, in per cent")
+    tolerance: float = Field(2.0, ge=0, description="largest difference that counts as reproduced, in the same unit")
+    paper: str = Field(description="the paper")
+    table: str = Field(description="place in the paper, such as Table 1")
 
     @model_validator(mode="after")
     def _target_goes_with_rounds(self) -> Expected:
         if (self.measure == "rounds_to") != (self.target is not None):
-            raise ValueError("target and measure rounds_to go together; give both or neither")
+            raise ValueError("target and measure: rounds_to belong together; set both or neither")
         return self
 
 
@@ -632,14 +628,14 @@ Scale = Annotated[float, Field(gt=0)]
 
 
 class LeastNoise(Params):
-    """Noise of one kind: Laplace and Gaussian noise of one scale do not protect alike."""
+    """Noise of one distribution: Laplace and Gaussian noise of the same scale protect differently."""
 
     kind: Literal["laplace", "gaussian"] = Field(description="distribution of the noise")
-    scale: float = Field(gt=0, description="least scale (laplace), or standard deviation (gaussian)")
+    scale: float = Field(gt=0, description="minimum scale (laplace) or standard deviation (gaussian)")
 
 
 class NoiseAtLeast(Params):
-    """Least noise that a recipe must have, by kind; what is not given is not limited."""
+    """Minimum noise that a recipe must have, by kind; a missing key sets no minimum."""
 
     count_noise: Scale | LeastNoise | None = Field(None, description="scale, on class counts")
     upload_sigma: Scale | LeastNoise | None = Field(None, description="standard deviation, on weights")
@@ -648,44 +644,45 @@ class NoiseAtLeast(Params):
 
 
 class Policy(Params):
-    """What a silo takes part in; what is not given is not limited."""
+    """A silo's limits on the runs that it joins; a missing key sets no limit."""
 
-    methods: list[str] | None = Field(None, description="methods that may run, of a combination each of them")
-    max_rounds: Positive | None = Field(None, description="rounds that this silo answers, all runs together")
+    methods: list[str] | None = Field(None, description="allowed methods; a combination needs all of its parts")
+    max_rounds: Positive | None = Field(None, description="maximum of rounds that this silo answers, over all runs")
     max_answers_per_round: Positive | None = Field(
         None,
-        description="different answers to one round of a run; the same question gets the same answer, which is one",
+        description="maximum of different answers to one round of a run; repeated requests get the same answer, which"
+        " counts once",
     )
     min_clients: Positive | None = Field(
-        None, description="uploads that a round needs, by the recipe's comm_args.min_clients and the server's word"
+        None, description="minimum of uploads per round, by the recipe's comm_args.min_clients and the server's report"
     )
     require_secure_aggregation: bool = Field(
-        False, description="only recipes with comm_args.secure_aggregation: true, and no surveys"
+        False, description="join only recipes with comm_args.secure_aggregation: true, and no surveys"
     )
     several_runs: bool = Field(
         False,
-        description="with comm_args.secure_aggregation: one process of this silo may answer several runs, whose sums"
-        " the server can compare",
+        description="with comm_args.secure_aggregation: let one process of this silo answer several runs, although the"
+        " server can compare their sums",
     )
     send: list[Sent] | None = Field(
         None,
-        description="what may leave: weights; prototypes (features or outputs of a class); counts (of each class);"
-        " moments (sums of samples and of their squares, by channel); measures; optimizer (what an optimiser sends"
-        " beside weights); other (of methods that do not say what it is)",
+        description="data that may leave: weights; prototypes (features or outputs per class); counts (per class);"
+        " moments (sums of samples and of their squares, per channel); measures; optimizer (tensors of the optimiser in"
+        " addition to weights); other (data of methods that do not declare their kind)",
     )
     server_fingerprint: str | None = Field(
         None,
         pattern="^[0-9a-f]{64}$",
-        description="SHA-256 of the server's certificate, as labelskew certs show has it",
+        description="SHA-256 of the server's certificate, as printed by labelskew certs show",
     )
     noise_at_least: NoiseAtLeast | None = Field(
-        None, description="least noise of each kind: a number, or {kind: laplace or gaussian, scale: number}"
+        None, description="minimum noise of each kind: a number, or {kind: laplace or gaussian, scale: number}"
     )
     account: Annotated[str | None, IS_PATH] = Field(
-        None, description=f"file of the account of answers; default: {ACCOUNT} in the silo's folder"
+        None, description=f"file that records the silo's answers; default: {ACCOUNT} in the silo's folder"
     )
 
     def least_noise(self, name: str) -> tuple[float, str]:
-        """Scale and kind of ``noise_at_least``; 0 without, and no kind if any will do."""
+        """Scale and kind of ``noise_at_least``; 0 without a minimum, ``""`` for any kind."""
         least = getattr(self.noise_at_least, name, None)
         return (least.scale, least.kind) if isinstance(least, LeastNoise) else (least or 0.0, "")

@@ -1,4 +1,4 @@
-"""Recipes by name: files and rows of tables that come with the package, and rows of a table of one's own."""
+"""Recipes by name: the package's files and rows of tables, and rows of users' own tables."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
 
 COPY = "labelskew recipes cp {}"
 SCHEMA = "recipe.schema.json"
-"""Beside the recipes: what ``labelskew schema`` prints, for editors."""
+"""File next to the recipes with the output of ``labelskew schema``, for editors."""
 MODELINE = "# yaml-language-server: $schema="
-"""Begins a recipe's first line, which tells an editor where its schema lies, from the recipe's own folder."""
+"""Start of a recipe's first line, which gives editors the schema's path relative to the recipe's folder."""
 PAPERS = "papers"
-"""Folder of the papers' tables, beside the recipes that are files."""
+"""Folder of the papers' tables, next to the recipes' files."""
 
 
 @cache
 def folder(what: str = "recipes") -> Path:
-    """Where recipes, examples or sweeps lie: inside an installed package, or beside it in a checkout."""
+    """Folder of recipes, examples or sweeps: inside an installed package, or next to it in a checkout."""
     package = Path(__file__).parent.parent
     inside = package / what
     return inside if inside.is_dir() else package.parent / what
 
 
 def files() -> dict[str, Path]:
-    """Name to file of every recipe that is one."""
+    """Name to file of each recipe that is a file."""
     paths = (path for path in sorted(folder().rglob("*.yaml")) if path.parent != folder() / PAPERS)
     return {path.relative_to(folder()).with_suffix("").as_posix(): path for path in paths}
 
 
 def papers() -> dict[str, Path]:
-    """Name to file of every paper's table."""
+    """Name to file of each paper's table."""
     return {path.stem: path for path in sorted((folder() / PAPERS).glob("*.yaml"))}
 
 
 @cache
 def table(paper: str) -> RecipeTable:
-    """A paper's table, read once."""
+    """A paper's table, cached."""
     from fl_labelskew_plugins.recipe import tables
 
     path = papers()[paper]
@@ -53,12 +53,12 @@ def table(paper: str) -> RecipeTable:
 
 
 def names() -> list[str]:
-    """Of all recipes, the files' first."""
+    """Names of all recipes, files first."""
     return [*files(), *(f"{paper}/{row}" for paper in papers() for row in table(paper).cells)]
 
 
 def contents(paper: str | None = None) -> dict[str, dict[str, Any]]:
-    """Name to sections of a paper's recipes, or of those that belong to none, sorted."""
+    """Name to sections of a paper's recipes, or of recipes without a paper, sorted."""
     from fl_labelskew_plugins.recipe import yaml
 
     known, recipes = papers(), {}
@@ -72,13 +72,13 @@ def contents(paper: str | None = None) -> dict[str, dict[str, Any]]:
 
 
 def named(name: str) -> str | None:
-    """The text of the recipe of this name; None where there is none.
+    """Text of the recipe of this name; None without one.
 
-    A name is that of a file (``quickstart``), of a row of a paper's table (``fedmr/table1_fmnist_p10c2``), or
-    ``PATH/ROW`` for a row of a table of one's own in ``PATH.yaml``.
+    A name is a file (``quickstart``), a row of a paper's table (``fedmr/table1_fmnist_p10c2``), or ``PATH/ROW`` for a
+    row of the user's table ``PATH.yaml``.
 
     Raises:
-        MistakesError: the table has no such row, or is none.
+        MistakesError: the table is invalid or has no such row.
     """
     place, _, row = name.rpartition("/")
     if (file := files().get(name)) is not None:
@@ -97,18 +97,18 @@ def named(name: str) -> str | None:
 
 
 def beside_schema(recipe: str) -> str:
-    """The text of a recipe that says of its schema that it lies beside it."""
+    """The text of a recipe, with a first line that refers to the schema in the same folder."""
     return f"{MODELINE}{SCHEMA}\n{recipe.partition(chr(10))[2] if recipe.startswith(MODELINE) else recipe}"
 
 
 def text(path: str | Path) -> str | None:
-    """The text of the recipe that a path names; None where it is the path of a file, or can only be meant as one.
+    """Text of the recipe that ``path`` names; None for the path of a file, or a path that can only be one.
 
-    What lies in a checkout's ``recipes/``, or once did, is found by its path there, ``recipes/NAME.yaml``, too, with a
-    warning that the file is not here.
+    A path in a checkout's ``recipes/``, present or past, also works as ``recipes/NAME.yaml``, with a warning that the
+    file does not exist.
 
     Raises:
-        MistakesError: it can only be meant as a name, and is none.
+        MistakesError: ``path`` can only be a name, but is unknown.
     """
     is_folder = os.path.isdir(path)
     if os.path.exists(path) and not is_folder:
@@ -117,28 +117,28 @@ def text(path: str | Path) -> str | None:
     name = typed.removeprefix("recipes/").removesuffix(".yaml") if typed.startswith("recipes/") else typed
     recipe = named(name)
     if recipe is not None and name != typed:
-        _not_here(typed, name)
+        _warn_missing(typed, name)
     if recipe is None and not is_folder and not Path(path).suffix and not Path(path).is_absolute():
         raise unknown(name, names())
     return recipe
 
 
 @cache
-def _not_here(path: str, name: str) -> None:
-    """Warn, once, that a recipe of the package stands in for a file."""
-    log.warn(f"{path} is not here; taking the recipe {name} of the package ({COPY.format(name)} makes a file of it)")
+def _warn_missing(path: str, name: str) -> None:
+    """Warn, once, that a recipe of the package replaces a missing file."""
+    log.warn(f"{path} does not exist; using the package's recipe {name} (to copy it: {COPY.format(name)})")
 
 
 def hint(path: str | Path) -> str:
-    """What to type instead of a path where there is nothing, if a recipe of the package is called so; else nothing."""
+    """Advice for the path of a missing file if the package has a recipe of that name; else empty."""
     for name in (Path(path).as_posix().removesuffix(".yaml"), Path(path).stem):
         if name in files():
-            return f"; the package has a recipe {name}: type its name alone, or {COPY.format(name)}"
+            return f"; the package has a recipe {name}: use only its name, or copy it: {COPY.format(name)}"
     return ""
 
 
 def unknown(name: str, known: Iterable[str]) -> MistakesError:
-    """What is said of a name that no recipe has."""
+    """Error for an unknown recipe name."""
     from fl_labelskew_plugins.recipe import mistakes
 
     line = f"recipe {mistakes.show(name)} is unknown; use one of labelskew recipes ls"

@@ -1,7 +1,7 @@
-"""Tables of experiments: a page of YAML whose every row is a complete recipe; docs/recipes.md has the format.
+"""Tables of experiments: YAML files in which every row is a complete recipe; docs/recipes.md describes the format.
 
-A recipe's parts are laid over each other, the last one that has a key wins: :data:`COMMON`, the table's ``base``, the
-row's ``data`` and ``split``, the column's method, and what the row has to ``set``, for all columns or for ``each``.
+A recipe is merged from layers, the last one that has a key wins: :data:`COMMON`, the table's ``base``, the row's
+``data`` and ``split``, the column's method, and the row's ``set``, for all columns, and ``each``, for one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fl_labelskew_plugins.recipe.sections import code_at
 
 RawSections = dict[str, dict[str, Any]]
 Keys = dict[str, Any]
-"""``section.key`` to value, as ``--set`` has it."""
+"""``section.key`` to value, as in ``--set``."""
 
 COMMON: RawSections = {
     "common_args": {"training_type": "simulation", "random_seed": 0},
@@ -40,13 +40,13 @@ COMMON: RawSections = {
     "comm_args": {"backend": "sp"},
     "tracking_args": {"run_dir": "runs", "checkpoint_every": 10},
 }
-"""What every row begins with."""
+"""First layer of every row."""
 
 WITHOUT_STD = 2.0
-"""Tolerance in per cent where a paper prints no std: seeds differ by as much in these scenes."""
+"""Tolerance in per cent if a paper prints no std: in these settings, seeds differ by as much."""
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
-"""What a recipe may be called: it becomes the name of files and folders."""
+"""Form of a recipe's name, which is also used for files and folders."""
 
 
 class _Strict(BaseModel):
@@ -54,7 +54,7 @@ class _Strict(BaseModel):
 
 
 class RoundsTo(_Strict):
-    """How many rounds a paper counts to an accuracy, in the order of the columns; null where it counts none."""
+    """Rounds that a paper reports to reach an accuracy, in the order of the columns; null: not reported."""
 
     target: float
     table: str
@@ -62,15 +62,15 @@ class RoundsTo(_Strict):
 
 
 class TableRow(_Strict):
-    """A scene of an experiment; a recipe for each column."""
+    """A setting of an experiment, with a recipe for each column."""
 
     data: str | None = Field(None, description="one of the table's `data`")
     split: str | None = Field(None, description="one of the table's `splits`")
-    name: str | None = Field(None, description="of its recipes; default: table, data and split")
+    name: str | None = Field(None, description="prefix of its recipes' names; default: table, data and split")
     values: list[float | tuple[float, float] | None] | None = Field(
-        None, description="the paper's numbers, or [number, std], in the order of the columns; null: none is printed"
+        None, description="the paper's numbers, or [number, std], in the order of the columns; null: not printed"
     )
-    args: Keys = Field({}, description="what stands for $name in a method")
+    args: Keys = Field({}, description="values of $name in a method")
     set: Keys = Field({}, description="section.key: value, for all columns")
     by_column: dict[str, Keys] = Field({}, alias="each", description="column: {section.key: value}")
     rounds_to: RoundsTo | None = None
@@ -87,11 +87,11 @@ class TablePart(_Strict):
 
 
 class TablePage(_Strict):
-    """A table as its file has it."""
+    """Content of a table's file."""
 
     paper: str
     source: str = Field(description="the paper's title, where and when it was published")
-    comment: str = Field("", description="of all rows: what is the paper's, what is assumed")
+    comment: str = Field("", description="of all rows: which settings are the paper's, which are assumed")
     base: RawSections = {}
     data: dict[str, RawSections] = {}
     splits: dict[str, RawSections] = {}
@@ -102,7 +102,7 @@ class TablePage(_Strict):
 
 
 class Cell(NamedTuple):
-    """Where a recipe stands: in which row, and in which of its columns, from 0."""
+    """Position of a recipe: its row, and the index of its column."""
 
     part: TablePart
     row: TableRow
@@ -116,17 +116,17 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class RecipeTable:
-    """A table that was read from ``path``; ``cells``: name of a recipe to where it stands."""
+    """A table read from ``path``; ``cells``: name of a recipe to its position."""
 
     path: Path
     page: TablePage
     cells: dict[str, Cell]
 
     def content(self, name: str) -> dict[str, Any]:
-        """One recipe: its sections, and the numbers that are expected."""
+        """Sections and expected numbers of one recipe."""
         cell, page = self.cells[name], self.page
         row = cell.row
-        content: dict[str, Any] = _laid_over(
+        content: dict[str, Any] = _merged(
             COMMON,
             page.base,
             page.data[row.data] if row.data else {},
@@ -137,13 +137,13 @@ class RecipeTable:
         )
         train = content["train_args"]
         train["client_num_per_round"] = train["client_num_per_round"] or train["client_num_in_total"]
-        _locate(content, self.path.parent)
+        _make_absolute(content, self.path.parent)
         if numbers := list(_expected(page, cell)):
             content[EXPECTED] = numbers
         return content
 
     def text(self, name: str, called: str) -> str:
-        """One recipe as the text of a file; ``called`` is what its first line runs."""
+        """One recipe as the text of a file; ``called`` is the recipe's path in the command of the first line."""
         cell, page, content = self.cells[name], self.page, self.content(name)
         optimizer = content["train_args"]["federated_optimizer"]
         method = cell.column if optimizer == "FedAvg" else f"{content['method_args'].get('method')} with {optimizer}"
@@ -159,15 +159,15 @@ class RecipeTable:
 
 
 def is_table(text: str) -> bool:
-    """Whether a text is meant to be a table, and no recipe."""
+    """Whether a text is a table rather than a recipe."""
     return re.search(r"^tables *:", text, re.MULTILINE) is not None
 
 
 def read(path: Path) -> RecipeTable:
-    """The table in a file.
+    """Read a table.
 
     Raises:
-        MistakesError: with a line for every mistake of the table itself; a recipe is checked when it is parsed.
+        MistakesError: with all mistakes of the table itself; recipes are checked when they are parsed.
     """
     try:
         content, wrong = yaml.read(yaml.text_of(path))
@@ -185,7 +185,7 @@ def read(path: Path) -> RecipeTable:
 
 
 def _cells(page: TablePage, wrong: list[str]) -> dict[str, Cell]:
-    """Name of a recipe to where it stands; a line for every mistake is added to ``wrong``."""
+    """Name of each recipe to its position; mistakes are appended to ``wrong``."""
     cells: dict[str, Cell] = {}
     for i, raw_part in enumerate(page.tables, 1):
         part, lines = mistakes.checked(TablePart, raw_part, f"tables, item {i}: ")
@@ -213,7 +213,7 @@ def _cells(page: TablePage, wrong: list[str]) -> dict[str, Cell]:
 
 
 def _unknown(page: TablePage) -> Iterator[str]:
-    """What a table says of sections that no recipe has, and of a default method that is none of its own."""
+    """Error messages about unknown sections and an unknown default method."""
     layers = {"base": page.base}
     for kind in ("data", "splits", "methods"):
         layers |= {f"{kind}.{name}": sections for name, sections in getattr(page, kind).items()}
@@ -226,7 +226,7 @@ def _unknown(page: TablePage) -> Iterator[str]:
 
 
 def _mistakes(page: TablePage, part: TablePart, row: TableRow) -> Iterator[str]:
-    """What does not fit in a row."""
+    """Error messages about a row."""
     for key, name, known in (("data", row.data, page.data), ("split", row.split, page.splits)):
         if name is not None and name not in known:
             yield f"{key}: {mistakes.unknown(name, known)}"
@@ -240,10 +240,10 @@ def _mistakes(page: TablePage, part: TablePart, row: TableRow) -> Iterator[str]:
     for key in dict.fromkeys([*row.set, *(key for keys in row.by_column.values() for key in keys)]):
         section, dot, inner = key.partition(".")
         if not (dot and inner and section in SECTIONS):
-            yield f"'{key}' is no section.key, such as train_args.epochs{mistakes.nearest(section, SECTIONS)}"
+            yield f"'{key}' is not a section.key, such as train_args.epochs{mistakes.nearest(section, SECTIONS)}"
     wanted = {name for column in part.columns for name in _open(page.methods.get(column, {}))}
     for name in sorted(wanted - row.args.keys()):
-        yield f"args.{name}: missing; ${name} stands in a method"
+        yield f"args.{name}: missing; a method contains ${name}"
     for name in row.args.keys() - wanted:
         yield f"args.{name}: {mistakes.unknown_key(name, sorted(wanted))}"
 
@@ -256,7 +256,7 @@ def _names(page: TablePage, part: TablePart, row: TableRow) -> list[str]:
 
 
 def _open(sections: RawSections) -> Iterator[str]:
-    """Names of what a row has to fill in."""
+    """Names of the placeholders that a row fills in."""
     for keys in sections.values():
         for value in keys.values():
             if isinstance(value, str) and value.startswith("$"):
@@ -264,7 +264,7 @@ def _open(sections: RawSections) -> Iterator[str]:
 
 
 def _filled(sections: RawSections, args: Keys) -> RawSections:
-    """RawSections with the row's value for every ``$name``."""
+    """Sections with the row's value for each ``$name``."""
     return {
         section: {
             key: args[value[1:]] if isinstance(value, str) and value.startswith("$") else value
@@ -275,7 +275,7 @@ def _filled(sections: RawSections, args: Keys) -> RawSections:
 
 
 def _sections(keys: Keys) -> RawSections:
-    """RawSections of ``section.key`` to value."""
+    """Nest ``section.key`` to value into sections."""
     sections: RawSections = {}
     for key, value in keys.items():
         section, _, inner = key.partition(".")
@@ -283,8 +283,8 @@ def _sections(keys: Keys) -> RawSections:
     return sections
 
 
-def _laid_over(*layers: RawSections) -> RawSections:
-    """RawSections in a recipe's order; the last layer that has a key wins."""
+def _merged(*layers: RawSections) -> RawSections:
+    """Merge layers in a recipe's order; the last layer that has a key wins."""
     whole: RawSections = {}
     for layer in layers:
         for section, keys in layer.items():
@@ -306,8 +306,8 @@ def _expected(page: TablePage, cell: Cell) -> Iterator[dict[str, Any]]:
         yield {"value": rounds, **measure, "paper": page.paper, "table": to.table}
 
 
-def _locate(content: RawSections, folder: Path) -> None:
-    """Make paths absolute that are relative to the table's file."""
+def _make_absolute(content: RawSections, folder: Path) -> None:
+    """Make paths absolute, which are relative to the table's file."""
     for section, model in SECTIONS.items():
         keys = [key for key, field in model.model_fields.items() if IS_PATH in field.metadata]
         for key in set(keys) & content.get(section, {}).keys():

@@ -1,7 +1,7 @@
-"""YAML text to plain values and back: mappings, lists, text, numbers, booleans and null; nothing else.
+"""YAML text to plain values and back: only mappings, lists, text, numbers, booleans and null.
 
-What PyYAML lets pass is reported here: a key given twice, a file that unfolds without bound, a tag that makes
-objects. ``1e-5`` is a number, as everywhere but in YAML 1.1.
+Errors cover what PyYAML accepts: repeated keys, unbounded alias expansion, tags that build objects. ``1e-5`` is a
+number, unlike in YAML 1.1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fl_labelskew_plugins.machine.text import clean
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
 MAX_DIGITS = 100
-"""Characters of a number."""
+"""Maximum of characters in a number."""
 
 _FLOAT = "tag:yaml.org,2002:float"
 _INT = "tag:yaml.org,2002:int"
@@ -30,7 +30,7 @@ _SCALARS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "flo
 
 
 class YamlError(Exception):
-    """The text holds no plain values; the message says where and why."""
+    """The text is not YAML with plain values; the message contains place and reason."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -42,14 +42,14 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-# A date is text to a recipe; only what the loader and the dumper agree upon survives a round trip.
+# Dates are text in recipes; only types on which loader and dumper agree survive a round trip.
 for _tool in (_Loader, _Dumper):
     _tool.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in pairs if tag != _TIMESTAMP]
         for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     _tool.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+0123456789."))
-# 1:30 is text, not 90: base 60 was dropped in YAML 1.2, and takes a time that grows with the square of the length.
+# 1:30 is text, not 90: YAML 1.2 dropped base 60, whose parsing takes quadratic time.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, re.compile("(?!.*:)" + pattern.pattern, pattern.flags)) for tag, pattern in pairs]
     for first, pairs in _Loader.yaml_implicit_resolvers.items()
@@ -57,10 +57,10 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read(text: str) -> tuple[Any, list[str]]:
-    """The value that ``text`` holds, and a line for each key that stands twice in it (the last one counts).
+    """The value of ``text``, and a message for each repeated key (the last one counts).
 
     Raises:
-        YamlError: the text is no YAML, or no plain values.
+        YamlError: the text is not YAML, or contains other than plain values.
     """
     try:
         loader = _Loader(text)
@@ -68,8 +68,8 @@ def read(text: str) -> tuple[Any, list[str]]:
         if root is None:
             return None, []
         _unfolded(root, {}, set())
-        twice: list[str] = []
-        return _value(loader, root, twice), twice
+        duplicates: list[str] = []
+        return _value(loader, root, duplicates), duplicates
     except yaml.MarkedYAMLError as error:
         raise YamlError(_place(error)) from None
     except yaml.YAMLError as error:
@@ -79,10 +79,10 @@ def read(text: str) -> tuple[Any, list[str]]:
 
 
 def text_of(path: Path) -> str:
-    """A file that is a page of text.
+    """Read a small text file.
 
     Raises:
-        YamlError: it cannot be read, or is none.
+        YamlError: the file is unreadable, too large or not UTF-8.
     """
     try:
         content = read_bytes(path, MAX_BYTES + 1)
@@ -90,7 +90,7 @@ def text_of(path: Path) -> str:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise YamlError(f"cannot be read: {reason}") from None
     if len(content) > MAX_BYTES:
-        raise YamlError("larger than 1 MiB; a recipe is a page of YAML")
+        raise YamlError("larger than 1 MiB, the limit for recipes")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -98,12 +98,12 @@ def text_of(path: Path) -> str:
 
 
 def write(value: Any) -> str:
-    """YAML text of plain values, one line for a mapping of scalars where it fits."""
+    """YAML text of plain values; mappings of scalars on one line if they fit."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
 
 
 def put(text: str, section: str, key: str, value: str) -> str:
-    """The text with another value of one key; everything else, comments too, stays as it is.
+    """Set one key in the text; everything else, including comments, stays unchanged.
 
     >>> put("data_args: {dataset: npz}  # mine", "data_args", "file", "a.npz")
     'data_args: {file: "a.npz", dataset: npz}  # mine'
@@ -144,7 +144,7 @@ def _line(node: yaml.Node) -> str:
 
 
 def _unfolded(node: yaml.Node, sizes: dict[int, int], open_nodes: set[int]) -> int:
-    """Nodes below ``node`` with every alias written out; each node is visited once."""
+    """Number of nodes below ``node`` with all aliases expanded; each node is visited once."""
     key = id(node)
     if key in open_nodes:
         raise YamlError(f"{_line(node)}: an alias that contains itself")
@@ -159,12 +159,12 @@ def _unfolded(node: yaml.Node, sizes: dict[int, int], open_nodes: set[int]) -> i
     return sizes[key]
 
 
-def _value(loader: _Loader, node: yaml.Node, twice: list[str], place: str = "") -> Any:
-    """The value of a node; ``place`` is what messages begin with: the key that it belongs to, and a colon."""
+def _value(loader: _Loader, node: yaml.Node, duplicates: list[str], place: str = "") -> Any:
+    """The value of a node; ``place``: its key and a colon, for messages."""
     if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
-        return _mapping(loader, node, twice)
+        return _mapping(loader, node, duplicates)
     if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
-        return [_value(loader, part, twice, place) for part in node.value]
+        return [_value(loader, part, duplicates, place) for part in node.value]
     if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
         return _scalar(loader, node, place)
     raise YamlError(f"{_line(node)}: tag {_short(node.tag)} is not allowed; allowed: plain values")
@@ -177,24 +177,24 @@ def _scalar(loader: _Loader, node: yaml.ScalarNode, place: str) -> Hashable:
     try:
         value: Hashable = loader.construct_object(node)
     except (ValueError, KeyError, OverflowError, yaml.YAMLError):
-        raise YamlError(f"{_line(node)}: {_short(node.value)} is no {node.tag.rpartition(':')[2]}") from None
+        raise YamlError(f"{_line(node)}: {_short(node.value)} is not a valid {node.tag.rpartition(':')[2]}") from None
     if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise YamlError(f"{_line(node)}: half of a surrogate pair, which is no text")
+        raise YamlError(f"{_line(node)}: half of a surrogate pair, which is not valid text")
     return value
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode, twice: list[str]) -> dict[Any, Any]:
+def _mapping(loader: _Loader, node: yaml.MappingNode, duplicates: list[str]) -> dict[Any, Any]:
     values: dict[Any, Any] = {}
     lines: dict[Any, str] = {}
     for key_node, value_node in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
-            raise YamlError(f"{_line(key_node)}: a key that is no single value")
-        # As text, a key is what the author sees: yes stays yes, 1 stays 1.
-        key = _value(loader, key_node, twice) if key_node.style else key_node.value
+            raise YamlError(f"{_line(key_node)}: a key that is not a single value")
+        # Keys keep the author's text: yes stays yes, 1 stays 1.
+        key = _value(loader, key_node, duplicates) if key_node.style else key_node.value
         if key in lines:
-            twice.append(f"{_line(key_node)}: key '{_short(key)}' stands twice; first on {lines[key]}")
+            duplicates.append(f"{_line(key_node)}: key '{_short(key)}' occurs twice; first on {lines[key]}")
         lines.setdefault(key, _line(key_node))
-        values[key] = _value(loader, value_node, twice, f"{_short(key)}: ")
+        values[key] = _value(loader, value_node, duplicates, f"{_short(key)}: ")
     return values
 
 

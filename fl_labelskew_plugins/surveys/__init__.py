@@ -1,4 +1,4 @@
-"""Who holds what, how far are clients from each other, and which methods follow from it?
+"""Label distributions of clients, distances between them, and suggested methods.
 
 May import runs and below. runtimes, front and the command line use it.
 """

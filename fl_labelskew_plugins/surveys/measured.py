@@ -1,4 +1,4 @@
-"""The measured accuracies of methods: measured.json, which ``make generated`` makes of docs/results.md."""
+"""Measured accuracies of methods from measured.json, which ``make generated`` creates from docs/results.md."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def everything() -> list[ResultTable]:
 
 
 def of_method(name: str) -> Iterator[ResultTable]:
-    """The tables that have a method, with its rows, its combinations and the rows of FedAvg."""
+    """Tables that contain a method, with the rows of it, its combinations and FedAvg."""
     for title, setting, head, rows in everything():
         methods = [row[0].replace("`", "").lower().partition(",")[0] for row in rows]
         plain = head[1] != "optimiser"
@@ -48,6 +48,6 @@ def of_method(name: str) -> Iterator[ResultTable]:
 
 
 def by_optimizer(column: str) -> dict[tuple[str, str], str]:
-    """Accuracies of the table that has every optimiser, by method and optimiser."""
+    """Accuracies by method and optimiser, from the table with all optimisers."""
     _, _, head, rows = next(table for table in everything() if table.head[1] == "optimiser")
     return {(row[0].replace("`", ""), row[1]): row[head.index(column)] for row in rows}

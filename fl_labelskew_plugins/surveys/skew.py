@@ -1,10 +1,10 @@
-r"""How far the classes of clients are apart: measures of label skew, from counts alone.
+r"""Measures of label skew, from class counts only.
 
-Client ``k`` of ``K`` holds ``n_kc`` training samples of class ``c`` of ``C``, ``N_k`` in all. Its class shares are
-``P_k(c) = n_kc / N_k``, those of the whole federation, its prior, ``P(c) = sum_k n_kc / N``. Hellinger's distance
-between clients' labels is how Jimenez-Gutierrez et al. measure the skew of federations ("A Thorough Assessment of the
-Non-IID Data Impact in Federated Learning", 2025, https://arxiv.org/abs/2503.17070). A client without samples has no
-shares: its measures are NaN, and no mean counts it.
+Client ``k`` of ``K`` holds ``n_kc`` training samples of class ``c`` of ``C``, ``N_k`` in total. Its class shares are
+``P_k(c) = n_kc / N_k``; the prior is that of the whole federation, ``P(c) = sum_k n_kc / N``. Jimenez-Gutierrez et al.
+("A Thorough Assessment of the Non-IID Data Impact in Federated Learning", 2025, https://arxiv.org/abs/2503.17070)
+also use Hellinger's distance between clients' labels. Measures of a client without samples are NaN, and excluded from
+means.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 MEASURES = ("held", "effective", "imbalance", "hellinger", "chance")
-"""The measures of a client in :class:`Skew`, in the order of tables."""
+"""Measures per client in :class:`Skew`, in the order of tables."""
 
 
 def shares(counts: NDArray[Any]) -> Floats:
-    """Class shares ``P_k(c)``; of counts ``(..., C)``, the same shape.
+    """Class shares ``P_k(c)`` of counts ``(..., C)``, in the same shape.
 
     >>> shares(np.array([[3, 1], [0, 0]]))
     array([[0.75, 0.25],
@@ -34,13 +34,13 @@ def shares(counts: NDArray[Any]) -> Floats:
 
 
 def hellinger(p: Floats, q: Floats) -> Floats:
-    r"""Hellinger's distance of distributions: 0 for the same, 1 where they have no class in common.
+    r"""Hellinger's distance of distributions: 0 if they are equal, 1 if they have no class in common.
 
     .. math:: H(p, q) = \frac{1}{\sqrt 2} \sqrt{\sum_c \bigl(\sqrt{p_c} - \sqrt{q_c}\bigr)^2}
 
     Args:
         p: ``(..., C)``.
-        q: of a shape that broadcasts with it.
+        q: of a shape that broadcasts with ``p``.
 
     Returns:
         ``(...)``.
@@ -53,7 +53,7 @@ def hellinger(p: Floats, q: Floats) -> Floats:
 
 
 def effective_classes(p: Floats) -> Floats:
-    r"""Effective number of classes: as many, held in equal parts, have the entropy of ``p`` ``(..., C)``.
+    r"""Effective number of classes: the number of equal shares with the same entropy as ``p`` ``(..., C)``.
 
     .. math:: \exp\Bigl(-\sum_c p_c \ln p_c\Bigr)
 
@@ -68,12 +68,12 @@ def effective_classes(p: Floats) -> Floats:
 
 
 def imbalance(counts: NDArray[Any]) -> Floats:
-    r"""Samples of the largest class to those of the smallest that is held; of counts ``(..., C)``.
+    r"""Samples of the largest class divided by those of the smallest held class; of counts ``(..., C)``.
 
     .. math:: \max_c n_c \, / \min_{c: n_c > 0} n_c
 
-    The imbalance factor of Cui et al. (CVPR 2019, https://arxiv.org/abs/1901.05555), of held classes alone: a class
-    that is missing is told by itself.
+    The imbalance factor of Cui et al. (CVPR 2019, https://arxiv.org/abs/1901.05555), only over held classes, since
+    missing classes have their own measure.
 
     >>> imbalance(np.array([[30, 10, 0], [5, 5, 5]]))
     array([3., 1.])
@@ -85,17 +85,17 @@ def imbalance(counts: NDArray[Any]) -> Floats:
 
 
 def by_chance(samples: NDArray[np.int64], classes: int) -> Floats:
-    r"""Hellinger's distance from the prior that a client is about at which differs from the others by chance alone.
+    r"""Approximate Hellinger distance from the prior that sampling alone causes.
 
     .. math:: \sqrt{\frac{C - 1}{8 N_k} \Bigl(1 - \frac{N_k}{N}\Bigr)}
 
-    Near its minimum the squared distance is an eighth of the chi-squared statistic divided by ``N_k``, and that
-    statistic is ``C - 1`` in the mean, less by the part of all samples that are this client's own. With fewer samples
-    than classes it says more than there is; never above 1.
+    Near its minimum the squared distance is an eighth of the chi-squared statistic divided by ``N_k``. The statistic's
+    mean is ``C - 1``, less the client's share of all samples. With fewer samples than classes the value is too large;
+    it never exceeds 1.
 
     Args:
         samples: ``N_k``, ``(K,)``.
-        classes: ``C`` of which there is a sample anywhere.
+        classes: ``C``, the number of classes with samples.
 
     >>> by_chance(np.array([450, 450]), 10).round(4)
     array([0.0354, 0.0354])
@@ -107,17 +107,17 @@ def by_chance(samples: NDArray[np.int64], classes: int) -> Floats:
 
 @dataclass(frozen=True)
 class Skew:
-    """The label skew of a federation; :func:`skew` makes one. Of ``K`` clients each, float64 ``(K,)`` where not said.
+    """Label skew of a federation, from :func:`skew`. Fields are float64 ``(K,)`` unless stated otherwise.
 
     Args:
         prior: ``P``, ``(C,)``.
-        missing: which classes a client has no sample of, bool ``(K, C)``.
+        missing: classes without samples of a client, bool ``(K, C)``.
         samples: ``N_k``, int64.
-        held: classes that it has a sample of, int64.
+        held: number of classes with samples, int64.
         effective: see :func:`effective_classes`.
         imbalance: see :func:`imbalance`.
         hellinger: distance of ``P_k`` from the prior.
-        chance: what of it chance would give, see :func:`by_chance`.
+        chance: expected distance by chance, see :func:`by_chance`.
     """
 
     prior: Floats
@@ -131,35 +131,35 @@ class Skew:
 
     @property
     def missing_pairs(self) -> float:
-        """Share of the (client, class) pairs without a sample."""
+        """Share of (client, class) pairs without samples."""
         return float(self.missing.mean())
 
     @property
     def mean(self) -> dict[str, float]:
-        """Mean over the clients of each of :data:`MEASURES`; all count alike."""
+        """Unweighted mean over the clients of each of :data:`MEASURES`."""
         return {name: float(values[self.samples > 0].mean()) for name, values in self.measures().items()}
 
     @property
     def weighted_mean(self) -> dict[str, float]:
-        """The same, where clients count as their samples do."""
+        """Mean of each of :data:`MEASURES`, weighted by the clients' samples."""
         some = self.samples > 0
         weights = self.samples[some]
         return {name: float(np.average(v[some], weights=weights)) for name, v in self.measures().items()}
 
     @property
     def worst(self) -> int:
-        """The client that is furthest from the prior, by Hellinger's distance."""
+        """Client with the largest Hellinger distance from the prior."""
         return int(np.nanargmax(self.hellinger))
 
     @property
     def beyond_chance(self) -> float:
-        """How many times the mean distance of clients from the prior is what chance would give; 1 for equal draws."""
+        """Clients' mean distance from the prior divided by the distance expected by chance; 1 for equal draws."""
         chance = self.weighted_mean["chance"]
         return self.weighted_mean["hellinger"] / chance if chance else 1.0
 
     @property
     def size_ratio(self) -> float:
-        """Samples of the largest client to those of the smallest that has any."""
+        """Samples of the largest client divided by those of the smallest non-empty one."""
         some = self.samples[self.samples > 0]
         return float(some.max() / some.min())
 
@@ -169,7 +169,7 @@ class Skew:
 
 
 def skew(counts: NDArray[np.int64]) -> Skew:
-    """The label skew of counts ``(K, C)``, of which one at least is above 0.
+    """Label skew of counts ``(K, C)``, at least one of which is above 0.
 
     >>> measured = skew(np.array([[30, 10], [0, 40]]))
     >>> measured.prior, measured.missing_pairs, measured.hellinger.round(4)

@@ -1,4 +1,4 @@
-"""Which methods to try on data of this skew: those that were measured on similar data, or three to compare.
+"""Methods to try on data of a given skew: those measured on similar data, or three to compare.
 
 The evidence is a table of docs/results.md: Fashion-MNIST, 10 clients, 10 rounds, 3 seeds, in two situations. Data are
 similar to a situation if the number of clients differs by a factor of at most 2, the share of missing (client, class)
@@ -16,14 +16,14 @@ from fl_labelskew_plugins.surveys.skew import Skew
 
 Settings = Mapping[str, Mapping[str, Any]]
 ALIKE = 1.5
-"""Clients that are at most so many times as far from the prior as by chance have hardly any label skew."""
+"""Up to this ratio of clients' distance from the prior to that by chance, there is hardly any label skew."""
 MOMENTUM = {"federated_optimizer": "FedOpt", "server_momentum": 0.5}
 TAU5 = {"method": "fedlc", "tau": 5.0}
 FEDAVG = ("fedavg", "FedAvg")
 
 
 def _settings(method_args: Mapping[str, Any], train_args: Mapping[str, Any] | None = None) -> Settings:
-    """Settings that also name the optimiser, since the recipe may have another one; default: FedAvg."""
+    """Settings with an explicit optimiser, since the recipe may have another one; default: FedAvg."""
     return {"method_args": method_args, "train_args": train_args or {"federated_optimizer": "FedAvg"}}
 
 
@@ -34,15 +34,15 @@ METHODS: dict[str, tuple[tuple[str, str], Settings]] = {
     "momentum": (("fedavg", "FedOpt, momentum 0.5"), _settings({"method": "fedavg"}, MOMENTUM)),
     "fedshift": (("fedshift", "FedAvg"), {}),
 }
-"""Row of the results and settings of FedAvg and of what was above it with every seed in both situations.
+"""Rows of the results, and settings, of FedAvg and of methods above it with every seed in both situations.
 
-Mixtures that were not above their own parts are not in it. The settings of FedShift are the situation's.
+Combinations that were not above their parts are omitted. FedShift's settings depend on the situation.
 """
 
 
 @dataclass(frozen=True)
 class Situation:
-    """Data on which methods were measured: a column of the results, and what its clients hold."""
+    """Data on which methods were measured: a column of the results, and the clients' label distribution."""
 
     name: str
     about: str
@@ -52,7 +52,7 @@ class Situation:
     fedshift: Mapping[str, Any]
 
     def covers(self, clients: int, missing: float, sizes: float) -> bool:
-        """Whether data are similar."""
+        """Whether data are similar to this situation."""
         near = max(clients / self.clients, self.clients / clients) <= 2 and abs(missing - self.missing) <= 0.15
         return near and max(sizes / self.sizes, self.sizes / sizes) <= 3
 
@@ -68,11 +68,11 @@ class Suggestion:
     """A method to try.
 
     Args:
-        name: what a sweep calls it.
+        name: in a sweep.
         settings: sections of a recipe, with the keys to set.
-        accuracy: that was measured, in %; empty without evidence.
+        accuracy: measured, in %; empty without evidence.
         difference: from FedAvg, in points.
-        reason: why it is compared, without evidence.
+        reason: for the comparison, if there is no evidence.
     """
 
     name: str
@@ -95,14 +95,14 @@ COMPARED = (
         reason="sends class counts once; 83.52, FedAvg 78.94 in FedShift's table 1 (CIFAR-10, Dirichlet 0.1)",
     ),
 )
-"""Without evidence: the baseline, and two calibrations of logits with their defaults.
+"""Suggestions without evidence: the baseline, and two logit calibrations with their defaults.
 
-They cost no computing time, and neither was below FedAvg in any situation measured here (docs/results.md).
+They cost no computing time, and neither was below FedAvg in any measured situation (docs/results.md).
 """
 
 
 def evidence(skew: Skew) -> Situation | None:
-    """The situation that data are similar to, if there is one."""
+    """The measured situation that is similar to the data, if any."""
     clients = int((skew.samples > 0).sum())
     if skew.beyond_chance <= ALIKE:
         return None
@@ -110,7 +110,7 @@ def evidence(skew: Skew) -> Situation | None:
 
 
 def suggestions(situation: Situation | None) -> Sequence[Suggestion]:
-    """What was measured in a situation, ranked by accuracy, FedAvg included; without one, :data:`COMPARED`.
+    """Methods measured in a situation, including FedAvg, ranked by accuracy; without one, :data:`COMPARED`.
 
     >>> [(one.name, one.difference) for one in suggestions(SITUATIONS[1])][:2]
     [('fedlc-tau5+momentum', 3.62), ('momentum', 2.43)]
@@ -132,7 +132,7 @@ def suggestions(situation: Situation | None) -> Sequence[Suggestion]:
 
 
 def explained(skew: Skew, situation: Situation | None) -> str:
-    """What the suggestions rest on, in a sentence or two."""
+    """Description of the evidence, in one or two sentences."""
     clients, missing = int((skew.samples > 0).sum()), 100 * skew.missing_pairs
     here = f"{clients} clients, {missing:.3g} % missing pairs, sizes up to 1:{skew.size_ratio:.2g}"
     if situation is not None:
@@ -141,11 +141,11 @@ def explained(skew: Skew, situation: Situation | None) -> str:
             f"{situation.sizes:.2g}), where methods were measured on Fashion-MNIST: 10 rounds, 3 seeds "
             "(docs/results.md). Accuracy in %, ranked; other data may rank them otherwise."
         )
-    why = "There is hardly any label skew" if skew.beyond_chance <= ALIKE else "No evidence for this situation"
-    return f"{why} ({here}); compare these three:"
+    reason = "There is hardly any label skew" if skew.beyond_chance <= ALIKE else "No evidence for this situation"
+    return f"{reason} ({here}); compare these three:"
 
 
 def comparison(base: str, overrides: Mapping[str, Any], methods: Sequence[Suggestion]) -> dict[str, Any]:
-    """The content of a sweep's file that runs these methods with 3 seeds each."""
+    """Content of a sweep's file that runs these methods with 3 seeds each."""
     grid = [{one.name: dict(one.settings) for one in methods}, {"common_args.random_seed": [0, 1, 2]}]
     return {"base": base, **({"set": dict(overrides)} if overrides else {}), "grid": grid}

@@ -1,4 +1,4 @@
-"""A survey: who holds what, how far from each other clients are, and what follows; nothing is trained for it."""
+"""A survey: clients' label distributions, their skew, and suggested methods, without training."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Survey:
-    """Training samples of clients by class, and what they say.
+    """Clients' training samples by class, with derived measures.
 
     Args:
-        title: what was looked at.
+        title: of the data.
         clients: names of the ``K`` clients.
         class_names: of the ``C`` classes.
-        counts: ``(K, C)``, not below 0.
-        noise: strength of the noise on each client's counts, 0 for none; empty: none on any.
-        silent: names of clients that gave no counts, and why.
+        counts: ``(K, C)``, not negative.
+        noise: strength of the noise on each client's counts, 0 for none; empty: no noise.
+        silent: clients without counts, with reasons.
     """
 
     title: str
@@ -47,41 +47,41 @@ class Survey:
 
     @cached_property
     def skew(self) -> Skew:
-        """Its measures."""
+        """Measures of label skew."""
         return skew(self.counts)
 
     @property
     def evidence(self) -> Situation | None:
-        """The measured situation that these data are similar to."""
+        """The measured situation that is similar to these data."""
         return evidence(self.skew)
 
     @property
     def suggestions(self) -> Sequence[Suggestion]:
-        """The methods to try."""
+        """Methods to try."""
         return suggestions(self.evidence)
 
     @property
     def notes(self) -> list[str]:
-        """What to know of these data, and of these numbers, a sentence each."""
+        """Remarks about the data and the numbers, one sentence each."""
         held = (self.counts > 0).sum(0)
         classes = "class", "classes"
         of_none, of_one = ([self.class_names[c] for c in np.flatnonzero(held == number).tolist()] for number in (0, 1))
         lines = []
         if of_none:
-            lines.append(f"{counted(len(of_none), *classes)} that no client has a sample of: {few(of_none)}")
+            lines.append(f"{counted(len(of_none), *classes)} that no client holds: {few(of_none)}")
         if of_one and len(self.clients) > 1:
-            lines.append(f"{counted(len(of_one), *classes)} that one client alone holds: {few(of_one)}")
+            lines.append(f"{counted(len(of_one), *classes)} that only one client holds: {few(of_one)}")
         if noisy := sorted({strength for strength in self.noise if strength}):
             lines.append(
                 f"counts of {counted(sum(map(bool, self.noise)), 'client')} have noise (count_noise "
-                f"{', '.join(f'{strength:g}' for strength in noisy)}); what it takes below 0 is 0, and nearly half of "
-                "their missing classes look held by a few samples"
+                f"{', '.join(f'{strength:g}' for strength in noisy)}); negative counts were set to 0, and nearly half "
+                "of their missing classes seem to have a few samples"
             )
-        return lines + [f"{name} is not in it: {why}" for name, why in self.silent.items()]
+        return lines + [f"{name} is not included: {reason}" for name, reason in self.silent.items()]
 
     @property
     def frame(self) -> pd.DataFrame:
-        """A row for each client: its samples of each class and in all, then its measures; NaN where it has none."""
+        """A row per client: samples per class and in total, then measures; NaN for undefined ones."""
         import pandas as pd
 
         measures = {"samples": self.skew.samples, **self.skew.measures()}
@@ -90,7 +90,7 @@ class Survey:
         return pd.concat(parts, axis=1).set_index(pd.Index(self.clients, name="client"))
 
     def content(self) -> dict[str, Any]:
-        """All of it in JSON's types; what is NaN is null."""
+        """All content in JSON's types; NaN becomes null."""
         measured, noise = self.skew, self.noise or [0.0] * len(self.clients)
         columns = {"samples": measured.samples, **measured.measures()}
         clients = [
@@ -124,7 +124,7 @@ class Survey:
         return whole
 
     def write(self, folder: Path, name: str) -> None:
-        """Write ``name.csv``, ``name.json`` and the heat map ``name.png``, each as a whole or not at all."""
+        """Write ``name.csv``, ``name.json`` and the heat map ``name.png``, each atomically."""
         folder.mkdir(parents=True, exist_ok=True)
         frame = self.frame.rename(index=csv_cell, columns=csv_cell)
         write_text(folder / f"{name}.csv", frame.to_csv(lineterminator="\n"))
@@ -132,7 +132,7 @@ class Survey:
         self.draw(folder / f"{name}.png")
 
     def draw(self, path: Path) -> None:
-        """The heat map of who holds what, as PNG."""
+        """Draw the heat map of class counts, as PNG."""
         from fl_labelskew_plugins.plots import heat_map
 
         classes, clients = ([clean(name, 40) for name in names] for names in (self.class_names, self.clients))
@@ -140,13 +140,13 @@ class Survey:
 
 
 def of_partition(recipe: Recipe) -> Survey:
-    """The survey of what a recipe's partition gives to each client.
+    """Survey of a recipe's partition.
 
     Raises:
-        LabelSkewError: there is no partition, or it cannot be made.
+        LabelSkewError: the recipe has no partition, or the partition fails.
     """
     if recipe.own_data:
-        what = "its silos have data of their own, which this command does not see"
+        what = "its silos have their own data, which this command cannot read"
         raise mistake(
             "client_specific_args.data_silo_config", what, "labelskew run RECIPE --survey at the server and silos"
         )

@@ -126,7 +126,7 @@ def test_a_packaged_recipe_runs_by_its_name_from_anywhere(venv, tmp_path):
     assert (tmp_path / "run" / "model.safetensors").is_file()
     asked = venv.run("labelskew", "run", "recipes/quickstart.yaml", "--dry-run", cwd=tmp_path)
     assert "fedrs" in asked.stdout
-    assert asked.stderr.count("(labelskew recipes cp quickstart makes a file of it)") == 1
+    assert asked.stderr.count("(to copy it: labelskew recipes cp quickstart)") == 1
 
 
 def test_examples_and_sweeps_can_be_copied_out_and_run(venv, tmp_path):

@@ -72,7 +72,7 @@ def test_a_long_picture_is_refused_before_it_is_resized(tmp_path):
     assert file.stat().st_size < 300
     what = "is of 1 x 60000 pixels, and with a shorter side of 64 it would be of 64 x 3840000"
     line = outcome(DECODE, file, most=200_000)
-    assert line == f"{file}: {what}; use a picture that is less long\n"
+    assert line == f"{file}: {what}; use an image that is less elongated\n"
 
 
 def test_a_large_picture_is_refused_before_it_is_decoded(tmp_path):
@@ -179,10 +179,10 @@ ENCRYPTED = {(b"PK\x03\x04", 6): b"\1", (b"PK\x01\x02", 8): b"\1"}
         (lambda file: archive(file, y=npy(HEADER % ("<U1", (20,)), b"\xff" * 80)), ""),  # SystemError
         (lambda file: patched(archive(file), ENCRYPTED), "is encrypted"),  # RuntimeError
         (lambda file: patched(archive(file, zipfile.ZIP_LZMA), {(b"PK\x03\x04", 60): b"\x5a" * 40}), ""),  # LZMAError
-        (lambda file: archive(file, y=npy(HEADER % ("<U0", (3 * 10**8,)))), "y is of type <U0, neither numbers"),
-        (lambda file: archive(file, x=npy(HEADER % ("|S0", (3 * 10**8,)))), "x is of type |S0, neither numbers"),
-        (lambda file: archive(file, class_names=npy(HEADER % ("<U0", (3 * 10**8,)))), "class_names is of type <U0"),
-        (lambda file: archive(file, x=sound(np.zeros((20, 4), complex))), "x is of type complex128, neither"),
+        (lambda file: archive(file, y=npy(HEADER % ("<U0", (3 * 10**8,)))), "y has type <U0, expected numbers"),
+        (lambda file: archive(file, x=npy(HEADER % ("|S0", (3 * 10**8,)))), "x has type |S0, expected numbers"),
+        (lambda file: archive(file, class_names=npy(HEADER % ("<U0", (3 * 10**8,)))), "class_names has type <U0"),
+        (lambda file: archive(file, x=sound(np.zeros((20, 4), complex))), "x has type complex128, expected"),
     ],
 )
 def test_a_crafted_archive_is_one_line(tmp_path, write, says):
@@ -223,7 +223,7 @@ def test_an_array_that_the_data_set_does_not_read_may_be_of_any_type(tmp_path):
 def test_a_single_array_of_no_bytes_is_not_read(tmp_path):
     (tmp_path / "x.npz").write_bytes(npy(HEADER % ("|S0", (3 * 10**8,))))
     assert outcome(LOAD_ARCHIVE, tmp_path / "x.npz").endswith(
-        "holds a single array; use an .npz archive with x and y\n"
+        "contains a single array; use an .npz archive with x and y\n"
     )
 
 
@@ -246,7 +246,7 @@ def test_a_parquet_file_that_unpacks_to_far_more_is_refused(tmp_path, kind):
             stream.write_table(part)
     line = outcome(LOAD_TABLE, file)
     assert line.startswith(f"{file}: "), line
-    says = "column f: holds b'000" if kind == "text" else " GB of memory, more than 1000 times as many; use fewer rows"
+    says = "column f: contains b'000" if kind == "text" else " GB of memory, more than 1000 times as many; use fewer"
     assert says in line
 
 
@@ -257,7 +257,7 @@ def test_a_column_of_lists_is_not_read(tmp_path):
     values = [np.zeros(count, np.int8) for count in (2 * 10**8, 1)]
     parquet.write_table(pa.table({"label": ["a", "b"], "f": values}), file)
     assert file.stat().st_size < 10**5
-    says = "column f: holds several values, of type list<element: int8>; use data_args.features without it"
+    says = "column f: contains nested values of type list<element: int8>; use data_args.features without it"
     assert outcome(LOAD_TABLE, file).startswith(f"{file}: {says}")
 
 
@@ -284,7 +284,7 @@ def test_categories_count_before_they_become_features(monkeypatch):
     monkeypatch.setattr(files, "free_memory", lambda: 10**6)
     feature = Feature(name="f", categories=[str(i) for i in range(1000)])
     encoding = Encoding(label="label", group=None, missing="refuse", features=[feature])
-    with pytest.raises(LabelSkewError, match=r"t\.csv: its features need 0\.0 GB, and 0\.0 GB are free"):
+    with pytest.raises(LabelSkewError, match=r"t\.csv: its features need 0\.0 GB, but 0\.0 GB are free"):
         encoding.encoded(pd.DataFrame({"f": ["1"] * 100}), "t.csv")
 
 
@@ -293,8 +293,8 @@ def test_an_archive_whose_header_lies_is_refused_before_its_memory_is_taken(tmp_
     archive(file, x=npy(HEADER % ("<f4", (10**6, 1500)), bytes(4)))
     with pytest.raises(LabelSkewError) as error:
         npz.read_archive(file)
-    assert str(error.value).startswith(f"{file}: is not a sound .npz archive of plain arrays (ValueError: x is of ")
-    assert "and its header says 6000000000)" in str(error.value)
+    assert str(error.value).startswith(f"{file}: is not a sound .npz archive of plain arrays (ValueError: x has ")
+    assert "but its header says 6000000000)" in str(error.value)
 
 
 def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path):

@@ -184,7 +184,7 @@ def test_a_broken_raw_picture_is_not_prepared(made, tmp_path):
     root = shutil.copytree(made / "raw", tmp_path / "raw")
     victim = sorted((root / isic.RAW).glob("*.jpg"))[3]
     victim.write_bytes(victim.read_bytes()[:2000])
-    line = rf"{isic.RAW}: 1 picture \(first: {victim.stem}\) broken, or no picture at all; .*on_bad_sample: skip"
+    line = rf"{isic.RAW}: 1 picture \(first: {victim.stem}\) broken, or not an image; .*on_bad_sample: skip"
     for _ in range(2):
         with pytest.raises(MistakesError, match=line):
             load(root)
@@ -235,7 +235,7 @@ def with_centre(root, text):
 BAD = {
     "broken": (
         lambda root: pictures(root)[0].write_bytes(pictures(root)[0].read_bytes()[:900]),
-        r"1 picture \(first: ISIC_\d+\) broken, or no picture at all",
+        r"1 picture \(first: ISIC_\d+\) broken, or not an image",
     ),
     "no picture": (
         lambda root: pictures(root)[0].unlink(),
@@ -247,11 +247,11 @@ BAD = {
     ),
     "unknown centre": (
         lambda root: with_centre(root, "6"),
-        r"1 picture \(first: ISIC_\d+\) of a centre that is none of FLamby's six",
+        r"1 picture \(first: ISIC_\d+\) of a centre that is not one of FLamby's six",
     ),
     "a centre that is no number": (
         lambda root: with_centre(root, "\u00b2"),  # a digit, and no number
-        r"1 picture \(first: ISIC_\d+\) of a centre that is none of FLamby's six",
+        r"1 picture \(first: ISIC_\d+\) of a centre that is not one of FLamby's six",
     ),
     "no class": (
         lambda root: rewrite(
@@ -266,13 +266,13 @@ BAD = {
 def test_a_bad_sample_is_a_line_with_a_count_and_may_be_left_out(name, tree, capsys):
     spoil, line = BAD[name]
     spoil(tree)
-    with pytest.raises(MistakesError, match=f"{line}.*; data_args.on_bad_sample: skip leaves them out") as error:
+    with pytest.raises(MistakesError, match=f"{line}.*; to skip them: data_args.on_bad_sample: skip") as error:
         load(tree)
     assert len(error.value.mistakes) == 1
     data = load(tree, on_bad_sample="skip")
     assert len(data.train.y) + len(data.test.y) == 120 - (name != "no row")
     warnings = capsys.readouterr().err.splitlines()
-    assert all(line.startswith("warning: ") and line.endswith("; left out") for line in warnings)
+    assert all(line.startswith("warning: ") and line.endswith("; skipped") for line in warnings)
 
 
 def test_the_metadatas_centres_and_rows_that_others_lack(tree):
@@ -282,7 +282,7 @@ def test_the_metadatas_centres_and_rows_that_others_lack(tree):
     with pytest.raises(MistakesError) as error:
         load(tree)
     text = "\n".join(error.value.mistakes)
-    assert "of a centre that is none of FLamby's six" in text
+    assert "of a centre that is not one of FLamby's six" in text
     assert f"no row for 1 picture (first: {pictures(tree)[1].stem}) of {isic.TRUTH}" in text
     assert f"no row for 1 picture (first: {pictures(tree)[-1].stem}) of {isic.META}" in text
 
@@ -296,8 +296,8 @@ def test_the_metadatas_centres_and_rows_that_others_lack(tree):
             "train_test_split: has no column center, fold, fold2; use the columns image,",
         ),
         (isic.SPLIT, lambda rows: [*rows, rows[1]], "has two rows; keep one of them"),
-        (isic.SPLIT, lambda rows: [*rows[:5], rows[5][:4], *rows[6:]], "line 6 is cut short; fetch the file again"),
-        (isic.SPLIT, lambda rows: rows[:1], "has no sample of train and test"),
+        (isic.SPLIT, lambda rows: [*rows[:5], rows[5][:4], *rows[6:]], "line 6 is incomplete; download the file again"),
+        (isic.SPLIT, lambda rows: rows[:1], "has no usable sample of train and test"),
     ],
 )
 def test_tables_that_are_none(file, change, line, tree):
@@ -311,7 +311,7 @@ def test_a_missing_tree_names_the_files_their_source_and_size(tmp_path):
         assert re.search(
             r"FLamby.* 9 GB, CC-BY-NC", message(lambda folder=folder: dataset().check(folder, download=False))
         )
-    assert "download: true is not offered" in message(lambda: dataset().check(tmp_path, download=True))
+    assert "download: true is not supported" in message(lambda: dataset().check(tmp_path, download=True))
 
 
 def test_a_silo_reads_its_own_centre_alone(tree):

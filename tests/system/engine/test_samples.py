@@ -101,7 +101,7 @@ def test_a_process_that_is_killed_is_a_line():
     files = [str(number) for number in range(12)]
     files[4] = "killer"
     train, _ = streamed(1, files)
-    with pytest.raises(RunError, match=r"^a process that decodes pictures has ended \(.*\); where memory was short, "):
+    with pytest.raises(RunError, match=r"^a process that decodes images has ended \(.*\); if memory was short, "):
         flat(train.stream(BATCHES))
 
 

@@ -137,10 +137,10 @@ def test_what_needs_fedml_is_refused_without_it(overrides, value, right, tmp_pat
             lambda: start.start(RunOptions(path, overrides, run_dir=tmp_path / "run", quiet=True, **options))
         )
 
-    said = f"{overrides[0].partition('=')[0]}: {value} is code of FedML's, and this run is without it; use {right}, or"
+    said = f"{overrides[0].partition('=')[0]}: {value} needs FedML's code, and this run is without it; use {right}, or"
     assert line(host="none") == f"{said} --host fedml"
     monkeypatch.setattr(compatibility, "find_spec", lambda name: None)
-    where = "Python 3.10 or 3.11, where FedML installs"
+    where = "Python 3.10 or 3.11, which FedML supports"
     assert line() == f"{said} {where}"
     assert line(host="fedml") == f"--host fedml: FedML is not installed here; use --host none, or {where}"
     with pytest.raises(LabelSkewError, match=r"or fl\.run, which has FedML where it is installed"):

@@ -109,9 +109,9 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
         ("a: [", "line 1, column 5: expected the node content"),
         ("a: 1\n b: 2", "line 2, column 3: mapping values are not allowed here"),
         ("--- {}\n--- {}", "line 2, column 1: expected a single document in the stream, but found another document"),
-        ("just words", "'just words' is no mapping of sections to keys"),
-        ("[1, 2]", "[1, 2] is no mapping of sections to keys"),
-        ("3", "3 is no mapping of sections to keys"),
+        ("just words", "'just words' is not a mapping of sections to keys"),
+        ("[1, 2]", "[1, 2] is not a mapping of sections to keys"),
+        ("3", "3 is not a mapping of sections to keys"),
         ("a: &a [*a]", "line 1: an alias that contains itself"),
         ("&a {a: *a}", "line 1: an alias that contains itself"),
         (BOMB, "line 5: unfolds to more than 100,000 values"),
@@ -126,9 +126,9 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
             'a:\n- [1, !!int "' + "59:" * 100 + '59"]',
             "line 2: a: a number of 302 characters; use at most 100, or quotes",
         ),
-        ("a: !!int x", "line 1: x is no int"),
+        ("a: !!int x", "line 1: x is not a valid int"),
         ("a: " + "9" * 5000, "line 1: a: a number of 5000 characters; use at most 100, or quotes for text"),
-        ("? [a]\n: 1", "line 1: a key that is no single value"),
+        ("? [a]\n: 1", "line 1: a key that is not a single value"),
         ('a: "\\ud800"', "line 1: half of a surrogate pair"),
         ("a: *b", "line 1, column 4: found undefined alias 'b'"),
     ],
@@ -148,8 +148,8 @@ def test_keys_that_stand_twice_at_any_depth():
     text = text_with() + "common_args: {random_seed: 1, random_seed: 2}\ndata_args: {dataset: digits}\n"
     lines = lines_of(text)
     assert [re.sub(r"\d+", "N", line) for line in lines] == [
-        "r.yaml: line N: key 'random_seed' stands twice; first on line N",
-        "r.yaml: line N: key 'data_args' stands twice; first on line N",
+        "r.yaml: line N: key 'random_seed' occurs twice; first on line N",
+        "r.yaml: line N: key 'data_args' occurs twice; first on line N",
     ]
 
 
@@ -160,7 +160,7 @@ def test_keys_that_stand_twice_at_any_depth():
 @pytest.mark.parametrize("section", ["train_args", "method_args", "data_args", "dp_args"])
 def test_a_section_that_is_no_mapping(section, value):
     assert f"r.yaml: {section}: " in only_line(text_with(**{section: value}))
-    assert "is no mapping of keys to values" in only_line(text_with(**{section: value}))
+    assert "is not a mapping of keys to values" in only_line(text_with(**{section: value}))
 
 
 def test_an_unknown_section_names_the_nearest():
@@ -296,8 +296,8 @@ def test_all_mistakes_of_a_file_come_together():
         ("train_arg.epochs=3", "--set train_arg.epochs: unknown section; allowed: common_args, "),
         ("train_args.epoch=3", "--set train_args.epoch: unknown key; allowed: federated_optimizer, "),
         ("train_args.epochs.x=3", "--set train_args.epochs.x: unknown key; "),
-        ("train_args.epochs=[", "--set train_args.epochs: '[' is no YAML value: line 1, column 2"),
-        ("device_args.gpu_ids={a: 1, a: 2}", "--set device_args.gpu_ids: line 1: key 'a' stands twice"),
+        ("train_args.epochs=[", "--set train_args.epochs: '[' is not a YAML value: line 1, column 2"),
+        ("device_args.gpu_ids={a: 1, a: 2}", "--set device_args.gpu_ids: line 1: key 'a' occurs twice"),
         ("a\nb=3", "--set a?b=3: malformed"),
     ],
 )
@@ -430,9 +430,9 @@ def test_silos_of_tables_say_which_columns_count(tmp_path):
     same = "features: [a, b], categorical: {b: [x, y]}"
     assert silo_with(tmp_path, f"data_args: {{{table}, {same}}}\n", base=base).data.dataset == "table"
     for said, message in (
-        ("categorical: {b: [x, y]}", "data_args.features: missing; another silo's columns may stand in another order"),
-        (same.replace("a, b", "b, a"), "data_args.features: are others, or in another order, than the recipe's; use"),
-        ("features: [a, b], categorical: one_hot", "data_args.categorical: one_hot takes a silo's own categories, whi"),
+        ("categorical: {b: [x, y]}", "data_args.features: missing; other silos may order columns differently: set"),
+        (same.replace("a, b", "b, a"), "data_args.features: differ from the recipe's, or in their order; use"),
+        ("features: [a, b], categorical: one_hot", "data_args.categorical: one_hot uses a silo's own categories, whi"),
     ):
         with pytest.raises(RecipeError, match=re.escape(message)):
             silo_with(tmp_path, f"data_args: {{{table}, {said}}}\n", base=base)
@@ -449,7 +449,7 @@ def test_a_silos_file_keeps_what_it_does_not_mention(tmp_path):
     ("text", "messages"),
     [
         ("", ["empty; a silo's file has the sections data_args, "]),
-        ("[1]", ["[1] is no mapping of sections to keys"]),
+        ("[1]", ["[1] is not a mapping of sections to keys"]),
         ("train_args: {epochs: 3}", ["train_args: unknown section; allowed: data_args, method_args, "]),
         ("comm_args: {backend: sp}", ["comm_args.backend: unknown key; allowed: certs, send_measures, send_contrib"]),
         ("method_args: {mu1: 1}", ["method_args.mu1: unknown key; allowed: none"]),
@@ -509,7 +509,7 @@ def test_a_silos_own_file_by_itself(tmp_path):
     own = tmp_path / "mine.yaml"
     own.write_text(plain_yaml.write(OWN_FILE))
     assert parse.check(own) == (
-        "ok, as a silo's own file; method_args were not checked, for no recipe beside it names it"
+        "ok, as a silo's own file; method_args were not checked, because no recipe in this folder names the file"
     )
     own.write_text(plain_yaml.write(OWN_FILE | {"device_args": {"threads": 0}, "comm_args": {"backend": "GRPC"}}))
     with pytest.raises(RecipeError) as error:
@@ -519,7 +519,7 @@ def test_a_silos_own_file_by_itself(tmp_path):
         "device_args.threads: 0 is out of range",
     ]
     own.write_text(text_with(model_args=None))
-    with pytest.raises(RecipeError, match=r"mine.yaml: model_args: null is no mapping"):
+    with pytest.raises(RecipeError, match=r"mine.yaml: model_args: null is not a mapping"):
         parse.check(own)
     own.write_text("")
     with pytest.raises(RecipeError, match="empty; a recipe has the sections"):
@@ -591,10 +591,10 @@ NO_NUMBER = "allowed: a list, each a number of at least"
         ({"mean": "imagenet"}, None),
         ({"mean": "data", "std": "data"}, None),
         ({"mean": [0.5, 1], "std": [0.1, 2]}, None),
-        ({"mean": [0.5]}, "std: null does not go with mean [0.5]; use a list as long"),
-        ({"mean": [1.0], "std": [1.0, 2.0]}, "std: [1.0, 2.0] does not go with mean [1.0]; use a list as long"),
-        ({"std": [0.5]}, "std: [0.5] does not go with mean null; use lists for both, or mean alone"),
-        ({"mean": "data", "std": "imagenet"}, "std: 'imagenet' does not go with mean 'data'; use lists for both, or"),
+        ({"mean": [0.5]}, "std: null does not match mean [0.5]; use a list of the same length"),
+        ({"mean": [1.0], "std": [1.0, 2.0]}, "std: [1.0, 2.0] does not match mean [1.0]; use a list of the same"),
+        ({"std": [0.5]}, "std: [0.5] does not match mean null; use lists for both, or only mean"),
+        ({"mean": "data", "std": "imagenet"}, "std: 'imagenet' does not match mean 'data'; use lists for both, or"),
         ({"mean": [0.1], "std": [0]}, f"std: 0 is out of range; {NO_NUMBER} 1e-30 and at most 1e+30"),
         ({"mean": "imagnet"}, f"mean: 'imagnet' is of the wrong type; {NO_NUMBER} -1e+30"),
         ({"mean": []}, f"mean: [] has the wrong length; {NO_NUMBER} -1e+30"),

@@ -177,7 +177,7 @@ def test_predict_table_missing_columns(patients, tmp_path):
     told = call("predict", run.folder, new, "--out", tmp_path / "p.csv")
     assert told.stderr.splitlines() == [
         f"warning: {new}: the model does not use column id",
-        f"warning: {new}: column sex: ? is not in training; encoded as none of all",
+        f"warning: {new}: column sex: ? is not in training; encoded as no category",
     ]
     count = int(frame.age.notna().sum())
     told = call("predict", run.folder, new, "--out", tmp_path / "p.csv", "--set", "data_args.missing=drop")

@@ -97,7 +97,7 @@ def test_samples_that_do_not_fit_together_are_taken_one_by_one(pictures, monkeyp
     assert taken[-3:] == [1, 1, 1]
     monkeypatch.setattr(files, "free_memory", lambda: 3 * first)
     line = message(lambda: trained.logits(x))
-    assert "model.safetensors: the layers of its network need 0.0 GB, and 0.0 GB are free; use a machine with" in line
+    assert "model.safetensors: the layers of its network need 0.0 GB, but 0.0 GB are free; use a machine with" in line
 
 
 def test_a_file_without_a_normalisation_says_where_there_is_one(pictures, tmp_path):

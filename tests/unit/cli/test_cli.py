@@ -267,12 +267,12 @@ def test_validate_takes_a_whole_table(tmp_path):
 def test_validate_refuses_what_a_run_without_fedml_refuses(tmp_path):
     words = ["--set", "train_args.optimizer_source=corrected", "--host", "none"]
     (line,) = errors("validate", QUICK, *words, "--set", "method_args.method=fedavg")
-    assert line.startswith(f"{QUICK}: train_args.optimizer_source: corrected is code of FedML's")
+    assert line.startswith(f"{QUICK}: train_args.optimizer_source: corrected needs FedML's code")
     assert call("validate", QUICK, "--host", "none").stdout == f"{QUICK}: ok\n"
     table = tmp_path / "mine.yaml"
     table.write_text((ROOT / "docs" / "recipes.md").read_text().split("```yaml\n")[1].split("```")[0])
     (line,) = errors("validate", table, "--set", "train_args.optimizer_source=corrected", "--host", "none")[:1]
-    assert "train_args.optimizer_source: corrected is code of FedML's" in line
+    assert "train_args.optimizer_source: corrected needs FedML's code" in line
 
 
 def test_validate_shows_all_files_and_all_mistakes(tmp_path):

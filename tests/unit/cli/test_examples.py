@@ -62,11 +62,11 @@ def test_a_recipe_s_path_that_is_not_here_says_how_it_is_had(capsys):
     assert parse.load("recipes/mpi_digits.yaml").name == "mpi_digits"
     parse.load("recipes/mpi_digits.yaml")
     warned = (
-        "warning: recipes/mpi_digits.yaml is not here; taking the recipe mpi_digits of the package "
-        "(labelskew recipes cp mpi_digits makes a file of it)\n"
+        "warning: recipes/mpi_digits.yaml does not exist; using the package's recipe mpi_digits "
+        "(to copy it: labelskew recipes cp mpi_digits)\n"
     )
     assert capsys.readouterr().err == warned
     (line,) = errors("validate", "mine/quickstart.yaml")
     assert line.endswith(
-        "; the package has a recipe quickstart: type its name alone, or labelskew recipes cp quickstart"
+        "; the package has a recipe quickstart: use only its name, or copy it: labelskew recipes cp quickstart"
     )

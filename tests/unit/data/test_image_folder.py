@@ -109,13 +109,13 @@ def test_all_broken_pictures_of_both_parts_are_told_at_once_or_left_out(tmp_path
         load(tmp_path)
     bad = error.value.mistakes
     assert [line.partition(": is not a sound image (")[0] for line in bad] == [*map(str, files[:5]), str(files[25])]
-    assert bad[-1].endswith("; data_args.on_bad_sample: skip leaves them out")
+    assert bad[-1].endswith("; to skip them: data_args.on_bad_sample: skip")
     data = load(tmp_path, on_bad_sample="skip")
     assert (np.bincount(data.train.y).tolist(), np.bincount(data.test.y).tolist()) == ([5, 10], [9, 10])
     assert len(data.train.x) == 15
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 6
-    assert all(line.startswith("warning: ") and line.endswith("; left out") for line in lines)
+    assert all(line.startswith("warning: ") and line.endswith("; skipped") for line in lines)
     assert data.fingerprint == load(tmp_path, on_bad_sample="skip").fingerprint
 
 
@@ -168,7 +168,7 @@ def test_folders_that_may_be_classes_or_groups_are_refused(tmp_path, folders):
         for i in range(2):
             image(tmp_path / folder / f"{i}.png")
     line = message(lambda: load(tmp_path))
-    assert f"{tmp_path / 'cat'} has no image but the folders x, so " in line
+    assert f"{tmp_path / 'cat'} contains no images but the folders x, so " in line
     assert " may be classes or groups such as hospitals. For classes, list them in data_args.class_names" in line
     upper, lower = ({folder.split("/")[level] for folder in folders} for level in (0, 1))
     assert load(tmp_path, groups=tuple(upper), test_fraction=0.5).class_names == sorted(lower)
@@ -178,7 +178,7 @@ def test_folders_that_may_be_classes_or_groups_are_refused(tmp_path, folders):
 
 def test_hospitals_within_train_are_refused(tmp_path):
     hospitals(tmp_path, "train")
-    assert f"{tmp_path / 'train' / 'coast'} has no image but the folders benign, malign, " in message(
+    assert f"{tmp_path / 'train' / 'coast'} contains no images but the folders benign, malign, " in message(
         lambda: load(tmp_path)
     )
 
@@ -216,7 +216,7 @@ def test_a_test_part_without_a_training_part_is_not_read_as_a_class(tmp_path, pa
     image(tmp_path / part / "benign" / "0.png")
     line = message(lambda: load(tmp_path))
     read = ", ".join(sorted([*HOSPITALS, part]))
-    assert f"{tmp_path} has {part}/ but no train/; read like this, the classes would be {read}. Use train/" in line
+    assert f"{tmp_path} has {part}/ but no train/, so the classes would be {read}. Use train/" in line
     result = checked(tmp_path)
     assert result.exit_code == 1
     assert f"has {part}/ but no train/" in " ".join(result.stdout.split())
@@ -325,11 +325,11 @@ def test_broken_pictures_of_groups(tmp_path, capsys):
     assert result.stderr.endswith(": 2 broken files\n")
     line = message(lambda: load(tmp_path, on_bad_sample="skip"))
     assert line.endswith(
-        f"no sound image in {tmp_path / 'south' / 'train'}; use sound ones, or list the other folders in "
+        f"no valid image in {tmp_path / 'south' / 'train'}; use valid images, or list the other folders in "
         "data_args.groups"
     )
     assert len(load(tmp_path, groups=("north",)).train.y) == 3
-    assert capsys.readouterr().err.count("left out") == 2
+    assert capsys.readouterr().err.count("skipped") == 2
 
 
 def test_unfit_trees_of_groups(tmp_path):
@@ -337,7 +337,7 @@ def test_unfit_trees_of_groups(tmp_path):
     tree(tmp_path, **{"docs\x1b[31m": {"x": {"a": 1}}})
     line = message(lambda: load(tmp_path))
     assert line.endswith(
-        f"{tmp_path}: no train/ in docs?[31m, but in north; use <group>/train/<class>/<image> in every folder, or "
+        f"{tmp_path}: north has train/, but not docs?[31m; use <group>/train/<class>/<image> in every folder, or "
         "data_args.groups"
     )
     assert len(load(tmp_path, groups=("north", "south")).group_names) == 2

@@ -105,7 +105,7 @@ def test_some_classes_of_a_known_set(copy, kind, names):
     alone = load_test(kind, root, image_size=8, class_names=names, test_fraction=0.4)
     np.testing.assert_array_equal(alone.test.x, data.test.x)
     text = message(lambda: load(kind, root, class_names=("polyps", "polyp", "ox")))
-    assert f" is no class of data set {kind.name}; allowed: " in text
+    assert f" is not a class of data set {kind.name}; allowed: " in text
 
 
 def test_tiny_imagenets_list_of_validation_images(copy):
@@ -138,7 +138,7 @@ def test_odir_keeps_a_patients_eyes_together(made):
         ("0_left.jpg\r", "../../0_left.jpg\r", "image '../../0_left.jpg' has labels"),
         ("filename", "file", "image '' has labels"),
         ("labels", "target", "has labels None"),
-        (None, "ID,labels,filename\r\n", "names no image"),
+        (None, "ID,labels,filename\r\n", "has no images"),
         (None, "\xff\xfe\0", "cannot be read"),
         (None, f'ID,labels,filename\r\n"{"0" * 200_000}\r\n', "field larger than field limit"),
     ],
@@ -160,5 +160,5 @@ def test_what_does_not_fit_memory_is_said_before_it_is_read(tmp_path, monkeypatc
     size = int((free / 60) ** 0.5)
     assert load(ImageFolder, tmp_path, image_size=size).train.x.nbytes < free
     text = message(lambda: load(ImageFolder, tmp_path, image_size=size + 1))
-    assert f"image_folder: 20 images of {size + 1} pixels need 0.0 GB, and 0.0 GB are free" in text
+    assert f"image_folder: 20 images of {size + 1} pixels need 0.0 GB, but 0.0 GB are free" in text
     assert text.endswith("; use a smaller data_args.image_size")

@@ -98,8 +98,8 @@ BAD = [np.nan, np.inf, 1e300]
         ({"x": np.array(["a"] * 20), "y": Y}, "x: is of type <U1; use numbers"),
         ({"x": np.arange(20), "y": Y}, "x: has shape (20,)"),
         ({"x": np.zeros((0, 3)), "y": Y[:0]}, "x: has shape (0, 3)"),
-        ({"x": np.zeros((20, 3, 3, 3)), "y": Y}, "channels cannot be told; use layout=nchw, nhwc or flat"),
-        ({"x": np.zeros((20, 4, 5, 5)), "y": Y}, "channels cannot be told"),
+        ({"x": np.zeros((20, 3, 3, 3)), "y": Y}, "does not show the channel axis; use layout=nchw, nhwc or flat"),
+        ({"x": np.zeros((20, 4, 5, 5)), "y": Y}, "does not show the channel axis"),
         ({"x": np.zeros((20, 2, 2, 2, 2)), "y": Y}, "use 3 or 4 dimensions with layout=auto"),
         ({"x": X, "y": Y, "groups": Y[:3]}, "groups is int64 of shape (3,); use 20 integers or strings"),
         ({"x": X, "y": Y, "groups": X[:, 0]}, "groups is float64"),
@@ -127,7 +127,7 @@ def test_bad_files(tmp_path):
         (tmp_path / "cut.npz").write_bytes(content)
         assert "is not a sound .npz archive" in message(lambda: load(tmp_path / "cut.npz"))
     np.save(tmp_path / "single.npy", X)
-    assert "holds a single array" in message(lambda: load(tmp_path / "single.npy"))
+    assert "contains a single array" in message(lambda: load(tmp_path / "single.npy"))
 
 
 @pytest.mark.parametrize("arrays", [{"x": X, "y": Y}, {"x_train": X, "y_train": Y, "x_test": X[:4], "y_test": Y[:4]}])
@@ -176,12 +176,12 @@ def test_names_of_classes_and_groups_are_kept(tmp_path):
     ("arrays", "params", "text"),
     [
         ({"class_names": np.arange(4)}, {}, "class_names is int64 of shape (4,); use strings in one dimension"),
-        ({"class_names": np.array(["a", "b", "a"])}, {}, "a, b, a as names of classes; use names that differ"),
+        ({"class_names": np.array(["a", "b", "a"])}, {}, "has class names a, b, a; use names that differ"),
         ({"class_names": np.array(["a", "b"])}, {}, "has label 3; use labels from 0 to 1 with 2 class_names"),
         ({"class_names": np.array(list("abcd"))}, {"classes": 5}, "names 4 classes, data_args.classes is 5; use"),
-        ({"y": np.array(["a\x1b", "b"] * 10), "class_names": np.array(["b", "c"])}, {}, "a? is none of class_names"),
+        ({"y": np.array(["a\x1b", "b"] * 10), "class_names": np.array(["b", "c"])}, {}, "a? is not in class_names"),
         ({"y": np.array([["a", "b"]] * 10)}, {}, "y: is int64 of shape (10, 2); use integers or names in one"),
-        ({"y": np.array(["a", ""] * 10)}, {}, ", a as names of classes; use names that differ, and none that is empty"),
+        ({"y": np.array(["a", ""] * 10)}, {}, "has class names , a; use names that differ and are not empty"),
     ],
 )  # fmt: skip
 def test_names_that_are_none(tmp_path, arrays, params, text):

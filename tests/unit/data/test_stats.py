@@ -70,7 +70,7 @@ def test_a_recipe_replaces_what_the_data_set_has(data):
 
 def test_pictures_that_stay_in_files_are_not_measured(data):
     data.train.x = Images(["a.png"], (3, 4, 4), lambda file, augmented: None)
-    with pytest.raises(LabelSkewError, match="pictures that stay in files are not measured; use numbers, or imagenet"):
+    with pytest.raises(LabelSkewError, match="data: not supported for images in files; use numbers, or imagenet"):
         normalised(data, "data", "data")
 
 
@@ -83,5 +83,5 @@ def test_features_count_one_by_one():
 
 
 def test_samples_that_are_no_measurements_stay_as_they_are(data):
-    with pytest.raises(LabelSkewError, match=r"^data_args.mean: these samples are no measurements .*; use null$"):
+    with pytest.raises(LabelSkewError, match=r"^data_args.mean: these samples are not measurements .*; use null$"):
         normalised(replace(data, mean=(), std=()), "data", "data")

@@ -135,7 +135,7 @@ def test_one_hot(tmp_path, capsys):
     assert data.notes["features.txt"].split() == ["age", "pressure", "sex=f", "sex=m"]
     assert data.train.x[:2, 2:].tolist() == [[1, 0], [0, 1]]
     assert data.test.x[:3, 2:].tolist() == [[0, 1], [0, 0], [1, 0]]
-    assert "column sex: x? is not in training; encoded as none of all" in capsys.readouterr().err
+    assert "column sex: x? is not in training; encoded as no category" in capsys.readouterr().err
     both = load(tmp_path, file="a.csv", categorical={"sex": ["m", "f", "d"]}, features=("sex",))
     assert both.train.x.shape[1] == 3
     assert set(np.flatnonzero(both.train.x.sum(0))) == {0, 1}
@@ -161,11 +161,11 @@ def test_missing_values(tmp_path, capsys):
     where = f"{tmp_path / 't.csv'}: column age: "
     line = message(lambda: load(tmp_path))
     assert line == where + (
-        "has no value in 2 rows of 40, first in row 4; and so have pressure; use data_args.missing: drop or mean"
+        "has no value in 2 rows of 40, first in row 4; so do the columns pressure; use data_args.missing: drop or mean"
     )
     data = load(tmp_path, missing="drop")
     assert len(data.train.y) + len(data.test.y) == 38
-    assert "2 rows of 40 without all values; left out" in capsys.readouterr().err
+    assert "dropped 2 rows of 40 with missing values" in capsys.readouterr().err
     data = load(tmp_path, missing="mean")
     assert len(data.train.y) + len(data.test.y) == 40
     assert np.isfinite(data.train.x).all()
@@ -195,21 +195,21 @@ def test_a_missing_class_is_no_mean(tmp_path):
         ({}, {"group": "ward"}, "data_args.group: {file} has no column ward; use one of age"),
         ({}, {"features": ("age", "x\x1b")}, "data_args.features: {file} has no column x?; use one of age"),
         ({}, {"categorical": {"sex": ["f"]}}, "data_args.categorical: {file} has no column sex; use one of age"),
-        ({}, {"features": ("age", "label")}, "data_args: column label is named twice; use each as label, as group or"),
-        ({"age": None, "pressure": None, "hospital": None}, {}, "has no column beside label; use a column for each"),
+        ({}, {"features": ("age", "label")}, "data_args: column label is named twice; use it only once: as label"),
+        ({"age": None, "pressure": None, "hospital": None}, {}, "has only the column label; use a column for each"),
         ({}, {}, "column hospital: contains text (coast, north, south); expected numbers; use data_args.categorical"),
         ({"age": cells(1, at2="?", at3="n/k")}, {}, "column age: contains text (?, n/k); expected numbers; use"),
         ({"age": cells(1.0, at2=np.inf)}, {}, "column age: row 3 is not finite in float32; use finite numbers"),
         ({"age": cells(1.0, at2=1e300)}, {}, "column age: row 3 is not finite in float32; use finite numbers"),
-        ({"age": [np.nan] * 40}, {"missing": "drop"}, "has no row with all values, and most are missing in age; use"),
+        ({"age": [np.nan] * 40}, {"missing": "drop"}, "has no complete row; column age lacks most values; use"),
         ({"age": [np.nan] * 40}, {"missing": "mean"}, "column age: has no value in the training part; use"),
-        ({"label": ["benign"] * 40}, {}, "column label: has the one class benign; use data_args.class_names of all"),
-        ({"label": np.arange(40) / 2}, {}, "column label: holds 0.5, which is no class; use names or whole numbers"),
+        ({"label": ["benign"] * 40}, {}, "column label: has only the class benign; use data_args.class_names with all"),
+        ({"label": np.arange(40) / 2}, {}, "column label: contains 0.5, which is not a class; use names or integers"),
         ({"label": list(range(1001)), "rows": 1001}, {}, "has 1001 different values; use a column of classes"),
         ({}, {"class_names": ("benign",)}, "malign: not among the classes benign; use it in data_args.class_names"),
         ({"id": [f"p{i}" for i in range(1001)], "rows": 1001}, {"categorical": "one_hot"}, "has 1001 categories; use"),
         ({"label": [f"c{i}" for i in range(40)]}, {}, "leaves no test sample; use more samples of a class"),
-        ({"rows": 0}, {}, "has no row; use a file with one for each sample"),
+        ({"rows": 0}, {}, "has no rows; use a file with one row per sample"),
     ],
 )  # fmt: skip
 def test_unfit_tables(tmp_path, columns, options, text):
@@ -220,8 +220,8 @@ def test_unfit_tables(tmp_path, columns, options, text):
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b"", "is empty; use a line with the names"),
-        (b"a,a,label\n1,2,u\n", "column a is there twice; use a name of its own"),
+        (b"", "is empty; use a first line with the column names"),
+        (b"a,a,label\n1,2,u\n", "column a occurs more than once; use a different name"),
         (b"a,,label\n1,2,u\n", "column 2 has no name; use a first line"),
         (b"a,label\n1,u\n2,3,4,v\n", "is not a sound table ("),
         (b"a,label\n1,2,u\n1,2,v\n", "is not a sound table ("),
@@ -267,15 +267,15 @@ def test_which_file(tmp_path):
     assert "name one of them in data_args.file" in message(lambda: load(tmp_path))
     assert "b.csv does not exist" in message(lambda: load(tmp_path, file="b.csv"))
     (tmp_path / "c.xlsx").touch()
-    assert "c.xlsx is none; use a file that ends in .csv, " in message(lambda: load(tmp_path, file="c.xlsx"))
+    assert "c.xlsx is not a table; use a file that ends in .csv, " in message(lambda: load(tmp_path, file="c.xlsx"))
     line = message(lambda: load(tmp_path, file="a.csv", test_file="a.csv"))
-    assert line.endswith("is the training part as well; use another data_args.file")
+    assert line.endswith("is also the training file; use another data_args.file")
 
 
 def test_a_table_that_does_not_fit_is_not_read(tmp_path, monkeypatch):
     write(tmp_path / "t.csv", hospital=None)
     monkeypatch.setattr(files, "free_memory", lambda: 1)
-    assert "t.csv: its rows need 0.0 GB, and 0.0 GB are free; use a smaller" in message(lambda: load(tmp_path))
+    assert "t.csv: its rows need 0.0 GB, but 0.0 GB are free; use a smaller" in message(lambda: load(tmp_path))
 
 
 def test_a_deep_check_reads_all_of_a_table(tmp_path):

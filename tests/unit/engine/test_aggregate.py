@@ -130,7 +130,7 @@ def test_large_finite_values_pass():
         ({"features\x1b[2J": torch.zeros(2)}, "does not announce: features?[2J"),
         ({"counts": torch.zeros(3)}, "of shape (3,), expected (2,)"),
         ({"counts": torch.tensor([0.0, float("nan")])}, "counts is not finite"),
-        ({"counts": torch.tensor([3, -1])}, "below 0"),
+        ({"counts": torch.tensor([3, -1])}, "negative integers"),
         (
             {"counts": torch.zeros(2).half()},
             "counts is torch.float16, expected torch.float32 or torch.float64 or torch.int64",

@@ -176,7 +176,7 @@ def test_a_client_that_denies_what_all_have_sent(method, name):
         if denied == 2:
             run.server.run_sum([0, 1], total)
             continue
-        with pytest.raises(RunError, match=f"{name} is the sum of -1 clients; allowed: 0 to 2; begin a new run"):
+        with pytest.raises(RunError, match=f"{name} is the sum of -1 clients; allowed: 0 to 2; start a new run"):
             run.server.run_sum([0, 1], total)
 
 
@@ -223,5 +223,5 @@ def test_an_upload_that_is_no_vector_is_refused(upload):
     run = Federation(SECURE)
     ((client, result),) = run.sealed(0, [1])
     run.server.check(client, 0, result)
-    with pytest.raises(RunError, match=r"^round 1: upload of client 1 is no vector of \d+ whole numbers of 32 bits$"):
+    with pytest.raises(RunError, match=r"^round 1: upload of client 1 is not a vector of \d+ integers of 32 bits$"):
         run.server.check(client, 0, replace(result, upload=upload))

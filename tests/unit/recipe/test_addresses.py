@@ -17,4 +17,4 @@ def test_loopback_needs_none(address):
 )
 def test_addresses_that_are_none(address):
     line = only_line(text_with(comm_args={"server_address": address}))
-    assert "is no address; use host:port with a port from 0 to 65535, such as" in line
+    assert "is not an address; use host:port with a port from 0 to 65535, such as" in line

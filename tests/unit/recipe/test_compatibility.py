@@ -88,11 +88,11 @@ def test_whose_code_runs(overrides, source):
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["method_args.method=fedmr"], "the method changes more than logits, which the host's training does not know"),
-        (["comm_args.backend=MPI"], "the host's code runs with backend sp, not MPI"),
-        (["train_args.gradient_clip_norm=1.0"], "the host clips no gradients (train_args.gradient_clip_norm)"),
-        (["train_args.proxy_aggregation=class"], "the host weighs all rows alike (train_args.proxy_aggregation)"),
-        (["device_args.precision=bf16"], "the host trains with fp32 alone (device_args.precision)"),
+        (["method_args.method=fedmr"], "FedML's training supports only methods that change logits"),
+        (["comm_args.backend=MPI"], "FedML's code needs backend sp, not MPI"),
+        (["train_args.gradient_clip_norm=1.0"], "FedML does not clip gradients (train_args.gradient_clip_norm)"),
+        (["train_args.proxy_aggregation=class"], "FedML does not weight rows by class (train_args.proxy_aggregation)"),
+        (["device_args.precision=bf16"], "FedML trains only with fp32 (device_args.precision)"),
     ],
 )
 def test_the_hosts_code_is_refused_with_the_reason(overrides, line):
@@ -103,7 +103,7 @@ def test_the_hosts_code_is_refused_with_the_reason(overrides, line):
 
 def test_a_network_with_buffers_is_refused_where_the_host_is_asked_for():
     loaded = parse.parse(BASE, overrides=["train_args.optimizer_source=corrected", "model_args.model=resnet18"])
-    with pytest.raises(LabelSkewError, match="the host cannot train resnet18, which has batch normalisation"):
+    with pytest.raises(LabelSkewError, match="FedML cannot train resnet18, which has batch normalisation"):
         compatibility.source(loaded, loaded.network.build((1, 8, 8), 10))
 
 
@@ -164,5 +164,5 @@ def test_the_hosts_code_sees_single_uploads(wanted):
         loaded = parse.parse(BASE, overrides=overrides)
         assert compatibility.source(loaded, loaded.network.build((1, 8, 8), 10)) == "own"
     else:
-        with pytest.raises(LabelSkewError, match=f"optimizer_source: {wanted}: the host's server sees single uploads"):
+        with pytest.raises(LabelSkewError, match=f"optimizer_source: {wanted}: FedML's server sees single uploads"):
             parse.parse(BASE, overrides=overrides)

@@ -41,7 +41,7 @@ def test_an_address_that_others_can_reach_needs_certificates(key, host):
 
 def test_as_many_files_as_silos():
     text = text_with(**CROSS_SILO | {"client_specific_args": {"data_silo_config": ["one.yaml"]}})
-    assert only_line(text).endswith("data_silo_config: 1 files for 2 clients; allowed: a file for each, or none")
+    assert only_line(text).endswith("data_silo_config: 1 files for 2 clients; allowed: one file per client, or none")
 
 
 def test_poisoned_samples_are_not_augmented():
@@ -52,9 +52,7 @@ def test_poisoned_samples_are_not_augmented():
 
 
 SUMS = "comm_args.secure_aggregation"
-SINGLE = (
-    "true does not go with comm_args.secure_aggregation: the host's works on single uploads, which nobody sees then"
-)
+SINGLE = "true does not go with comm_args.secure_aggregation: FedML's code needs single uploads, which are hidden then"
 BYZANTINE = ("enable_attack=true", "attack_type=byzantine", "byzantine_client_num=1", "attack_mode=random")
 NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "epsilon=1", "delta=0", "sensitivity=1")
 
@@ -73,13 +71,13 @@ NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "ep
         ([f"dp_args.{key}" for key in NOISE], f"dp_args.enable_dp: {SINGLE}; allowed: false"),
         (
             ["comm_args.max_update_ratio=5"],
-            f"comm_args.max_update_ratio: 5 compares single uploads, which nobody sees with {SUMS}; allowed: null, or "
+            f"comm_args.max_update_ratio: 5 compares single uploads, which are hidden with {SUMS}; allowed: null, or "
             "nothing",
         ),
         (
             ["tracking_args.diagnostics=[class_accuracy, client_drift, label_heatmap]"],
-            "tracking_args.diagnostics: class_accuracy, client_drift: look at single uploads, which "
-            f"nobody sees with {SUMS}; allowed: others",
+            "tracking_args.diagnostics: class_accuracy, client_drift: need single uploads, which "
+            f"are hidden with {SUMS}; allowed: others",
         ),
         (
             ["comm_args.secure_bits=16", "train_args.client_num_in_total=5000"],
@@ -110,7 +108,7 @@ def test_sums_without_noise_are_over_all_clients(key):
 
 
 def test_a_sum_of_few_clients_prototypes():
-    line = "0.3: the sum of prototypes would be of few clients; allowed: 1, or no secure aggregation"
+    line = "0.3: the sum of prototypes would cover few clients; allowed: 1, or no secure aggregation"
     for method in ("fedmr", "fedshift+fedmr"):
         key = "method_args." + ("fedmr." if "+" in method else "") + "share_prototypes"
         overrides = [f"{SUMS}=true", f"method_args.method={method}", f"{key}=0.3"]
@@ -122,9 +120,9 @@ FOUR = ["comm_args.certs=certs", "train_args.client_num_in_total=4", "client_spe
 
 def test_masks_need_certificates_and_three_silos():
     assert lines_of(cross_silo(secure_aggregation=True)) == [
-        f"r.yaml: comm_args.certs: missing; with {SUMS} silos sign their keys, or the server could put its own in "
-        "their place; use a folder of `labelskew certs new`",
-        f"r.yaml: {SUMS}: true needs at least 3 silos in a round: a sum of fewer hides nobody; allowed: false",
+        f"r.yaml: comm_args.certs: missing; with {SUMS} silos must sign their keys, or the server could replace "
+        "them; use a folder of `labelskew certs new`",
+        f"r.yaml: {SUMS}: true needs at least 3 silos per round: smaller sums protect no client; allowed: false",
     ]
     recipe = parse.parse(cross_silo(secure_aggregation=True), source="r.yaml", overrides=FOUR)
     assert recipe.sums_alone

@@ -61,7 +61,7 @@ def test_keys_move_to_their_section_and_the_rest_is_explained():
         "data_args.partition_method: 'homo' is partition_args.partition_method: iid here",
         "data_args.partition_alpha: dropped; used with partition_method: dirichlet only",
         "train_args.server_lr: dropped; used with federated_optimizer: FedOpt or Mime or SCAFFOLD only",
-        "train_args.momentum: taken over, and in force here; FedML's own trainer ignores it with client_optimizer: sgd",
+        "train_args.momentum: kept, and used here; FedML's own trainer ignores it with client_optimizer: sgd",
         "train_args.lr: dropped; no such key here",
         "comm_args.batch_size: is train_args.batch_size here",
         "method_args.method: fedavg, FedML's own training; choose one of labelskew methods",
@@ -93,7 +93,7 @@ def test_wandb_becomes_a_tracker_and_data_sets_with_clients_stay_divided():
             "fedml_config.yaml: a job of FedML's launcher, not a recipe; to start it: ",
         ),
         (SMALL + "extra: 1\n", "fedml_config.yaml: extra: is not a section with keys; remove it"),
-        (SMALL + "comm_args: {}\n", "fedml_config.yaml: line 7: key 'comm_args' stands twice; first on line 6"),
+        (SMALL + "comm_args: {}\n", "fedml_config.yaml: line 7: key 'comm_args' occurs twice; first on line 6"),
     ],
 )
 def test_other_files_are_one_line(text, line):

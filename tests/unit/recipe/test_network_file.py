@@ -68,7 +68,7 @@ def network(model="net.py:make_network", **keys):
     [
         ({"model": "net.py"}, "net.py: expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"),
         ({"model": "nt.py:make"}, "nt.py: cannot be read: No such file or directory"),
-        ({"model": "broken.py:make"}, "broken.py: is not Python: line 1: "),
+        ({"model": "broken.py:make"}, "broken.py: is not valid Python: line 1: "),
         ({"model": "net.py:make_networ"}, "did you mean make_network?"),
         ({"model": "net.py:nn"}, "net.py: function 'nn' is unknown; allowed: make_network, needs, "),
         ({"model": "net.py:plain"}, "net.py:plain: takes (input_shape); use (input_shape, num_classes, ...)"),
@@ -166,7 +166,7 @@ def test_resume_rejects_changed_network_file(folder):
         fl.run(recipe, folder / "cut", quiet=True, host="none", callbacks=[Stop()])
     (folder / "net.py").write_text(NET + "# another one\n")
     with pytest.raises(
-        LabelSkewError, match=r"model_args.model: .*net.py has SHA-256 \w{16}..., and the run began with"
+        LabelSkewError, match=r"model_args.model: .*net.py has SHA-256 \w{16}..., but the run began with"
     ):
         fl.load_run(folder / "cut").resume(quiet=True)
     (folder / "net.py").write_text(NET)

@@ -150,23 +150,23 @@ def test_bytes_stay_bytes_and_a_data_object_is_taken_as_it_is():
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        (X, r"dataset: ndarray is no pair of a training and a test part; give \(train, test\), each"),
+        (X, r"dataset: ndarray is not a pair of a training and a test part; give \(train, test\), each"),
         ((X, (X, Y)), r"dataset: the training part is a ndarray; give \(x, y\), or a torch Dataset with targets"),
         (
             ((X, Y[:5]), (X, Y)),
             r"dataset: the training part has samples of shape \(30, 1, 4, 4\) and labels of shape \(5,\)",
         ),
-        (((X, Y / 2), (X, Y)), "dataset: the training part's labels are not numbers of classes; use integers from 0"),
+        (((X, Y / 2), (X, Y)), "dataset: the training part's labels are not class numbers; use integers from 0"),
         (((X[:0], Y[:0]), (X, Y)), "dataset: the training part has no samples; give"),
-        ((([[1.0], [1.0, 2.0]], [0, 1]), (X, Y)), "dataset: the training part's rows are of several lengths; give"),
-        (((X.astype(str), Y), (X, Y)), "dataset: the training part's samples are <U.*, no numbers; give arrays"),
+        ((([[1.0], [1.0, 2.0]], [0, 1]), (X, Y)), "dataset: the training part's rows have different lengths; give"),
+        (((X.astype(str), Y), (X, Y)), "dataset: the training part's samples are <U.*, not numbers; give numeric"),
         (
             (Items([object()] * 2), (X, Y)),
             "dataset: the training part's samples are of type object; give the Dataset a",
         ),
         (
             (Items([torch.ones(1, 4, 4), torch.ones(1, 5, 5)]), (X, Y)),
-            "dataset: the training part's samples are of 2 shapes; resize them to one",
+            "dataset: the training part's samples have 2 shapes; resize them to one",
         ),
         (((X, Y), (X[:, 0], Y)), r"dataset: samples are of shape \(1, 4, 4\) in training and \(4, 4\) in test"),
     ],
@@ -183,7 +183,7 @@ def test_data_that_are_none_are_a_line(given, line):
             {"model": "resnet18"},
             "model: 'resnet18' is a str; give an nn.Module, or name a function in model_args.model of the recipe",
         ),
-        ({"partition": "iid"}, "partition: 'iid' is no list; give a list of indices for each client"),
+        ({"partition": "iid"}, "partition: 'iid' is not a list; give a list of indices per client"),
         ({"method": dict}, "method: .* is a type; give an object of fl_labelskew_registry.Method"),
     ],
 )

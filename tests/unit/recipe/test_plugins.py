@@ -37,7 +37,7 @@ def test_names_and_names_with_parameters():
         (7, "trackers: item 2 is of the wrong form; allowed: a name, or a name and its parameters, such as {wandb: {"),
         ({"wandb": {}, "mlflow": {}}, "trackers: item 2 is of the wrong form"),
         ({"wandb": "offline"}, "trackers: item 2 is of the wrong form"),
-        ("csv", "trackers: 'csv' stands there twice; allowed: each tracker once"),
+        ("csv", "trackers: 'csv' occurs twice; allowed: each tracker once"),
         ({"wandb": {"mod": "online"}}, "trackers.wandb.mod: unknown key; allowed: project, entity, name, group"),
         ({"wandb": {"mode": "onlin"}}, "trackers.wandb.mode: 'onlin' is unknown; allowed: offline, online; did"),
         ({"wandb": {"api_key": "s3cr3t"}}, "trackers.wandb.api_key: unknown key; allowed: project"),
@@ -75,7 +75,7 @@ def test_the_hosts_own_keys_name_what_to_use(key, use):
 @pytest.mark.parametrize("value", ["csv", {"mlflow": {"uri": "http://me:s3cr3t@host"}}, None])
 def test_what_is_no_list_is_not_shown(value):
     said = only_line(text_with(tracking_args={"trackers": value}))
-    assert said == "r.yaml: tracking_args.trackers: is no list; allowed: a list of names, such as [csv]"
+    assert said == "r.yaml: tracking_args.trackers: must be a list; allowed: a list of names, such as [csv]"
 
 
 def test_each_mistake_has_a_line_of_its_own():

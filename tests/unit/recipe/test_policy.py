@@ -34,7 +34,7 @@ def lines(tmp_path, text, method="method: fedavg", train="", comm="", more="", o
 @pytest.mark.parametrize(
     ("text", "more", "said"),
     [
-        ("methods: [fedmr]", {}, 'methods: ["fedmr"] does not allow method_args.method fedavg; use a recipe that'),
+        ("methods: [fedmr]", {}, 'methods: ["fedmr"] does not allow method_args.method fedavg; use another recipe'),
         ("methods: [fedmr]", {"method": "method: fedshift + fedrs"}, 'methods: ["fedmr"] does not allow method_args'),
         ("max_rounds: 4", {}, "max_rounds: 4 does not allow train_args.comm_round 5;"),
         ("min_clients: 3", {}, "min_clients: 3 does not allow comm_args.min_clients 2;"),
@@ -79,7 +79,7 @@ def lines(tmp_path, text, method="method: fedavg", train="", comm="", more="", o
         (
             "require_secure_aggregation: true",
             {},
-            "require_secure_aggregation: true does not allow comm_args.secure_aggregation false; use a recipe that",
+            "require_secure_aggregation: true does not allow comm_args.secure_aggregation false; use another recipe",
         ),
         ("noise_at_least: {dp: 1}", {}, "noise_at_least.dp: 1 does not allow noise of 0;"),
         ("noise_at_least: {dp: 5}", {"more": LDP + "mechanism_type: laplace, delta: 0}"}, "allow noise of 4;"),

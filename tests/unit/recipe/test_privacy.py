@@ -119,11 +119,11 @@ def test_fewest_clients_of_a_sum():
     [
         (
             ["comm_args.secure_aggregation=false"],
-            "2 is noise on a sum, and uploads leave one by one; use comm_args.secu",
+            "2 is noise on a sum, but uploads are not summed; use comm_args.secu",
         ),
         (
             ["method_args.method=fedmr"],
-            "2 is noise on weights alone, not on sums in the uploads of fedmr, counts in the",
+            "2 is noise only on weights, not on sums in the uploads of fedmr, counts in the",
         ),
         (["train_args.federated_optimizer=SCAFFOLD"], "not on what SCAFFOLD sends beside weights; use a method and an"),
         (
@@ -135,13 +135,13 @@ def test_fewest_clients_of_a_sum():
 )
 def test_noise_that_something_gets_around_is_refused(overrides, said):
     line = only_line(text_with(), "method_args.method=fedlc", *SUM, *overrides)
-    assert line.startswith("--set privacy_args.noise_multiplier: 2 is noise on ")
+    assert line.startswith("--set privacy_args.noise_multiplier: 2 is noise ")
     assert said in line
 
 
 def test_noise_and_clip_go_together():
     line = only_line(text_with(), "privacy_args.noise_multiplier=2")
-    assert line.endswith("privacy_args: noise_multiplier and clip go together; give both or neither")
+    assert line.endswith("privacy_args: noise_multiplier and clip belong together; set both or neither")
 
 
 def test_a_budget_that_holds_is_taken():

@@ -45,7 +45,7 @@ def test_what_the_host_only_pretends_to_do_is_refused(name):
     section, chooser = (
         ("dp_args", "dp_solution_type") if name in ("nbafl", "dp_clip") else ("security_args", "defense_type")
     )
-    assert f"'{name}' does not work in the host: FedML 0.9.6 " in only_line(text_with(**{section: {chooser: name}}))
+    assert f"'{name}' does not work in FedML: FedML 0.9.6 " in only_line(text_with(**{section: {chooser: name}}))
 
 
 @pytest.mark.parametrize(

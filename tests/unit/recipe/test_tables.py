@@ -72,26 +72,26 @@ def test_a_path_is_relative_to_the_table(tmp_path):
     ("text", "line"),
     [
         ("tables: [", "line 1, column 10: expected the node content, but found '<stream end>'"),
-        ("- tables:", '[{"tables": null}] is no mapping; allowed: paper, source, comment, base, data,'),
+        ("- tables:", '[{"tables": null}] is not a mapping; allowed: paper, source, comment, base, data,'),
         (edited(lambda content: content.pop("paper")), "paper: missing; allowed: text"),
         (edited(lambda content: content.update(bse={})), "bse: unknown key; allowed: paper,"),
         (edited(lambda content: content.update(default="fedmmr")), "default: 'fedmmr' is unknown; allowed: fedavg"),
         (edited(lambda content: content["base"].update(trian_args={})), "base.trian_args: unknown section; did you"),
-        (edited(lambda content: content["tables"].append(3)), "tables, item 2: 3 is no mapping; allowed: table"),
+        (edited(lambda content: content["tables"].append(3)), "tables, item 2: 3 is not a mapping; allowed: table"),
         (edited(lambda content: content["tables"][0].pop("rows")), "tables, item 1: rows: missing; allowed: a list"),
         (
             edited(lambda content: content["tables"][0].update(columns=["fedavg", "fedrm"])),
             "Exp 1: columns: 'fedrm' is unknown; allowed: fedavg, fedmr; did you mean fedmr?",
         ),
-        (edited(lambda content: content["tables"][0]["rows"].append("x")), "Exp 1, row 3: 'x' is no mapping; allowed"),
+        (edited(lambda content: content["tables"][0]["rows"].append("x")), "Exp 1, row 3: 'x' is not a mapping; all"),
         (first_row(name="a/b"), "a/b_fedavg: a recipe cannot be called 'a/b_fedavg'; use a name of"),
         (first_row(value=[1.0]), "Exp 1, row 1: value: unknown key; allowed: data, split, name, values"),
         (first_row(data="mpl"), "Exp 1, row 1, exp1_mpl_pcdd_fedavg: data: 'mpl' is unknown; allowed: mlp; did you"),
         (first_row(split="x"), "Exp 1, row 1, exp1_mlp_x_fedavg: split: 'x' is unknown; allowed: pcdd"),
         (first_row(values=[1.0]), "Exp 1, row 1, exp1_mlp_pcdd_fedavg: values: 1 for 2 columns; use null where"),
-        (first_row(args={}), "Exp 1, row 1, exp1_mlp_pcdd_fedavg: args.mu1: missing; $mu1 stands in a method"),
+        (first_row(args={}), "Exp 1, row 1, exp1_mlp_pcdd_fedavg: args.mu1: missing; a method contains $mu1"),
         (first_row(args={"mu1": 1, "m": 2}), "Exp 1, row 1, exp1_mlp_pcdd_fedavg: args.m: unknown key; allowed: mu1"),
-        (first_row(set={"trian_args.x": 1}), "exp1_mlp_pcdd_fedavg: 'trian_args.x' is no section.key, such as"),
+        (first_row(set={"trian_args.x": 1}), "exp1_mlp_pcdd_fedavg: 'trian_args.x' is not a section.key, such as"),
         (first_row(each={"fedrs": {}}), "each: 'fedrs' is unknown; allowed: fedavg, fedmr"),
         (first_row(name="wide"), "Exp 1, row 2, wide_fedavg: a second recipe of the name wide; use another name"),
     ],
@@ -110,5 +110,5 @@ def test_what_is_written_stays_in_the_comment():
 
 
 def test_a_key_that_stands_twice_is_a_mistake():
-    with pytest.raises(MistakesError, match=r"mine.yaml: line \d+: key 'paper' stands twice"):
+    with pytest.raises(MistakesError, match=r"mine.yaml: line \d+: key 'paper' occurs twice"):
         read(f"{TEXT}paper: again\n")

@@ -31,22 +31,20 @@ def test_of_a_partition_it_has_the_counts_that_a_run_would_have():
 
 def test_silos_with_data_of_their_own_are_asked_elsewhere():
     with pytest.raises(
-        LabelSkewError, match=r"data_silo_config: its silos have data of their own.*use labelskew run RECIPE"
+        LabelSkewError, match=r"data_silo_config: its silos have their own data.*use labelskew run RECIPE"
     ):
         surveys.of_partition(parse.parse(cross_silo()))
 
 
 def test_notes_say_what_is_held_by_nobody_and_by_one_alone():
     assert made().notes == [
-        "1 class that no client has a sample of: d",
-        "2 classes that one client alone holds: a, c",
+        "1 class that no client holds: d",
+        "2 classes that only one client holds: a, c",
     ]
     first, _, noise, silent = made(noise=[0.0, 4.0], silent={"silo 3": "it has not come"}).notes
-    assert first.endswith("of: d")
-    assert noise.startswith(
-        "counts of 1 client have noise (count_noise 4); what it takes below 0 is 0, and nearly half"
-    )
-    assert silent == "silo 3 is not in it: it has not come"
+    assert first.endswith("no client holds: d")
+    assert noise.startswith("counts of 1 client have noise (count_noise 4); negative counts were set to 0, and nearly")
+    assert silent == "silo 3 is not included: it has not come"
 
 
 def test_all_of_it_is_json_even_where_a_client_is_empty():

@@ -36,7 +36,7 @@ def test_folders_are_hospitals_to_it_as_they_are_to_a_run(tmp_path):
     (tmp_path / ".cache" / "train").mkdir(parents=True)
     assert look(tmp_path).groups == ["north", "south"]
     picture(tmp_path / "west" / "a" / "0.png", 20)
-    assert "no train/ in west, but in north; use <group>/train/" in message(lambda: look(tmp_path))
+    assert "north has train/, but not west; use <group>/train/" in message(lambda: look(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_rows_without_a_class_are_left_out(table, tmp_path):
         (lambda path: picture(path / "a" / "0.png", 9) or path, "holds one class alone (a); use data of two classes"),
         (
             lambda path: picture(path / "a" / "b" / "0.png", 9) or path,
-            "has no image but the folders b, so a may be",
+            "contains no images but the folders b, so a may be",
         ),
     ],
 )

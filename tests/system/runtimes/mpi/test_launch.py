@@ -384,7 +384,7 @@ comm_args: {backend: MPI}
 )
 def test_workers(capsys, overrides, gpus, expected):
     assert devices.workers(parse.parse(TEXT, overrides=overrides), gpus) == expected
-    warning = "warning: comm_args.workers: 9 is more than the 4 clients of a round; 4 start\n"
+    warning = "warning: comm_args.workers: 9 is more than the 4 clients per round; starting 4\n"
     assert capsys.readouterr().err == (warning if "comm_args.workers=9" in overrides else "")
 
 

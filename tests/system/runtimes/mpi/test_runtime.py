@@ -181,7 +181,7 @@ def test_however_it_breaks_off_there_is_a_line_and_no_process_remains(sittings, 
 
 def test_workers_are_at_most_the_clients_of_a_round(sittings):
     _, text, processes = sittings.ends["raise"]
-    assert text.count("warning: comm_args.workers: 9 is more than the 2 clients of a round; 2 start\n") == 1
+    assert text.count("warning: comm_args.workers: 9 is more than the 2 clients per round; starting 2\n") == 1
     assert processes == 3
     assert sittings.ends["interrupt"][2] == 2
 

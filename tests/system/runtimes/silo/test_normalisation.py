@@ -159,12 +159,12 @@ def test_a_silo_s_own_file_may_not_say_otherwise_and_its_policy_may_refuse(apart
         return str(error.value).removeprefix(f"{own}: ")
 
     other = plain.replace("classes: 3", "classes: 3, mean: [0.1], std: [0.1]")
-    line = "data_args.mean: [0.1] here and 'data' in the recipe, and silos share one normalisation; set mean and std"
+    line = "data_args.mean: [0.1] here but 'data' in the recipe; all silos share one normalisation: set mean and std"
     assert said(other).startswith(line)
     strict = plain + "policy: {send: [weights]}\n"
     assert said(strict) == (
         'policy.send: ["weights"] does not allow moments: sums over all training samples (without them: data_args.mean '
-        "and std in the server's recipe); use a recipe that keeps to it, or change this policy"
+        "and std in the server's recipe); use another recipe, or change this policy"
     )
     own.write_text(strict)
     recipes.silo(recipes.load(apart.recipe, ["data_args.mean=imagenet", "data_args.std=imagenet"]), 2)

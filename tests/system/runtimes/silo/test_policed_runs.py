@@ -162,7 +162,7 @@ def test_a_recipe_beyond_the_policy_starts_nothing(federation):
     (federation.folder / "one.yaml").write_text("policy: {methods: [fedmr], max_rounds: 2}")
     silo = federation.silo(1, "--set", "train_args.comm_round=9")
     assert silo.wait() == 2
-    end = "; use a recipe that keeps to it, or change this policy"
+    end = "; use another recipe, or change this policy"
     start = f"error: {federation.folder / 'one.yaml'}: policy."
     assert silo.text.splitlines() == [
         f'{start}methods: ["fedmr"] does not allow method_args.method fedavg{end}',

@@ -162,5 +162,5 @@ def test_a_server_that_cannot_listen_leaves_no_folder(error_of):
 def test_a_mistake_is_told_once_before_anything_starts(error_of):
     code, text = error_of("--set", "train_args.epochs=0")
     assert (code, text.count("error:")) == (2, 1)
-    line = "error: --rank 4: out of range; allowed: 1 to 3, one a silo\n"
+    line = "error: --rank 4: out of range; allowed: 1 to 3, one per silo\n"
     assert error_of("--role", "client", "--rank", "4") == (2, line)

@@ -231,7 +231,7 @@ BAD = {
     "of shape (9,)": ({"counts": torch.ones(9, dtype=torch.int64)}, {}),
     "are not whole numbers": ({"counts": torch.ones(10)}, {}),
     "counts are not whole": ({}, {}),
-    "whole numbers below 0": ({"counts": torch.full((10,), -1)}, {}),
+    "negative integers": ({"counts": torch.full((10,), -1)}, {}),
     "tensors that its method does not announce: model/a": ({"model/a": torch.ones(10)}, {}),
     "sum to 30, and it has 50 training samples": ({"counts": torch.full((10,), 3)}, {}),
     "of more than 1000000000 training samples": ({"counts": torch.full((10,), 2**62)}, {"count_noise": 1.0}),

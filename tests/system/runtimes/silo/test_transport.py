@@ -689,7 +689,7 @@ def test_nothing_leaves_this_machine_without_tls(make, address):
 def test_an_address_that_cannot_be_listened_at_is_said(start):
     taken = start().transport.address
     for address, said in {
-        "localhost": "'localhost' is no address; use host:port with a port from 0 to 65535, such as 127.0.0.1:8890 or ",
+        "localhost": "'localhost' is not an address; use host:port with a port from 0 to 65535, such as 127.0.0.1:8890",
         taken: f"cannot listen at {taken}: address already in use; use a free port of this machine",
         "192.0.2.1:8890": "cannot listen at 192.0.2.1:8890: cannot assign requested address; use an address of this "
         "machine, such as comm_args.listen_address: 0.0.0.0:8890 where silos reach it through a router",

@@ -290,7 +290,7 @@ def test_the_record_and_the_first_lines_say_whose_code_ran(tmp_path, capsys):
         assert line in capsys.readouterr().out
         said = json.loads((folder / "environment.json").read_text())["optimizer"]
         if said["source"] == "own":
-            assert said["why"] in ("asked for", "the host clips no gradients (train_args.gradient_clip_norm)")
+            assert said["why"] in ("asked for", "FedML does not clip gradients (train_args.gradient_clip_norm)")
         else:
             assert said["class"] == "fedml.simulation.sp.fedprox.fedprox_trainer.FedProxTrainer"
             assert said["fedml"] == "0.9.6"

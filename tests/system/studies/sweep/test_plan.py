@@ -101,7 +101,7 @@ def test_sweeps_that_come_with_the_source(file, fashion_mnist):
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
-        ("", ["grid.yaml: null is no mapping; allowed: base, out, set, grid, skip"]),
+        ("", ["grid.yaml: null is not a mapping; allowed: base, out, set, grid, skip"]),
         ("base: [", ["grid.yaml: line 1, column 8: "]),
         (
             "bas: base.yaml\ngrid: []",

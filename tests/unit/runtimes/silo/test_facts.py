@@ -52,8 +52,8 @@ def test_a_silo_with_data_of_its_own_trains_on_all_of_them(tmp_path):
     with pytest.raises(LabelSkewError) as error:
         recipes.silo(parsed(files), 2)
     assert str(error.value) == (
-        f"{tmp_path}/silo2.yaml: data_args.mean: 'data' here and that of digits in the recipe, and silos share one "
-        "normalisation; set mean and std in the recipe: numbers, imagenet or data"
+        f"{tmp_path}/silo2.yaml: data_args.mean: 'data' here but that of digits in the recipe; all silos share one "
+        "normalisation: set mean and std in the recipe to numbers, imagenet or data"
     )
     made = recipes.silo(parsed(files, "data_args.mean=data"), 2)
     assert made.normalisation == {"mean": "data", "std": "data"}

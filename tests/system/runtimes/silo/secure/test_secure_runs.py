@@ -549,6 +549,6 @@ def test_a_silo_that_denies_its_opening(secure):
     server, silos = federation.server(), federation.silos(1, 2, 3)
     cheating = federation.silo(4, cheat="denies_its_opening")
     assert server.wait() == 1
-    assert "error: opening exchange: smoothed is the sum of -1 clients; allowed: 1 to 4; begin a new run" in server.text
+    assert "error: opening exchange: smoothed is the sum of -1 clients; allowed: 1 to 4; start a new run" in server.text
     assert "Traceback" not in server.text
     killed(*silos, cheating)
