@@ -363,7 +363,7 @@ def test_runs_side_by_side(finished, tmp_path):
     assert page.read_text().startswith("<!doctype html>")
     with pytest.raises(LabelSkewError, match="nope"):
         fl.report([tmp_path / "nope"])
-    with pytest.raises(LabelSkewError, match="no runs to report on; give one or more runs"):
+    with pytest.raises(LabelSkewError, match="no runs to report; give at least one run"):
         fl.report([])
 
 

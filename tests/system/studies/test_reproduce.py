@@ -327,7 +327,7 @@ def test_rounds_that_were_set_lower_are_cut_rounds_and_a_broken_summary_is_a_lin
     summary = tmp_path / "out" / "one" / "seed0" / "summary.json"
     summary.write_text("{")
     (line,) = call(*words, code=2).stderr.splitlines()
-    assert line == f"error: {summary}: holds no summary; delete it, and start the same command again"
+    assert line == f"error: {summary}: not a valid summary; delete it and repeat the command"
     summary.unlink()
     call(*words)
     assert [row["ours"] for row in table(tmp_path / "out")] == [row["ours"] for row in rows]
@@ -364,7 +364,7 @@ def test_a_folder_that_cannot_be_written_is_a_line(file):
         (["quickstart", "quickstart.yaml"], "quickstart.yaml: quickstart is there twice; give each recipe once"),
         (
             ["quickstart", "--budget", "soon"],
-            "--budget soon: no time; use a number with its unit, such as 90s,",
+            "--budget soon: invalid duration; use a number with its unit, such as 90s,",
         ),
         (
             ["quickstart", "--budget", "1m", "--jobs", "2"],

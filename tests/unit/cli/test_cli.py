@@ -339,7 +339,7 @@ def test_report_shows_what_it_can_and_names_the_rest(tmp_path):
     assert "50.00" in result.stdout
     assert result.stderr.splitlines() == [
         f"error: {tmp_path / 'b'}: no such folder",
-        f"error: {tmp_path / 'c'}: no run: recipe.yaml is missing",
+        f"error: {tmp_path / 'c'}: not a run folder: recipe.yaml is missing",
     ]
 
 

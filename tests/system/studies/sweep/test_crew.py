@@ -137,7 +137,7 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
     other = call("sweep", file, "--out", out, "--set", "train_args.comm_round=3", code=2)
     assert other.stderr == (
         f"error: {begun} and 2 more: holds another run, which differs in train_args.comm_round; use another --out, or "
-        "the settings as they were\n"
+        "the original settings\n"
     )
 
     # The same bytes as without a sweep, though one run was interrupted and the others ran beside each other.
@@ -201,7 +201,7 @@ def test_the_last_words_of_a_run(tmp_path):
     log.write_text("warning: x\nerror: one\nerror: two\n")
     assert crew.last_words(log) == "one; two"
     log.write_text("Traceback (most recent call last):\n  a\nZeroDivisionError: b\n")
-    assert crew.last_words(log) == f"ZeroDivisionError: b (all of it: {log})"
+    assert crew.last_words(log) == f"ZeroDivisionError: b (full traceback: {log})"
 
 
 def test_a_folder_that_was_begun_and_holds_no_recipe_is_begun_anew(write, tmp_path):
