@@ -227,7 +227,7 @@ def test_a_run_on_a_small_copy_says_so(tmp_path):
         run = tmp_path / f"run-{made_up}"
         result = CliRunner().invoke(main, ["run", str(tmp_path / "r.yaml"), "--run-dir", str(run), "--quiet"])
         assert result.exit_code == 0, result.output
-        warning = "warning: data_args.data_cache_dir: made up, not the real mnist; numbers say nothing"
+        warning = "warning: data_args.data_cache_dir: made-up data, not the real mnist; results are meaningless"
         assert (warning in result.stderr) == made_up
         assert json.loads((run / "environment.json").read_text())["made_up_data"] is made_up
         assert json.loads((run / "summary.json").read_text())["final_accuracy"] > (0.9 if made_up else 0.8)

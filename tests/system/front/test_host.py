@@ -143,7 +143,7 @@ def test_what_needs_fedml_is_refused_without_it(overrides, value, right, tmp_pat
     where = "Python 3.10 or 3.11, where FedML installs"
     assert line() == f"{said} {where}"
     assert line(host="fedml") == f"--host fedml: FedML is not installed here; use --host none, or {where}"
-    with pytest.raises(LabelSkewError, match=r"or fl\.run, which has FedML where it is installed"):
+    with pytest.raises(LabelSkewError, match=r"or fl\.run, which uses FedML if it is installed"):
         fl.simulate(parse.load(path, overrides))
     assert not (tmp_path / "run").exists()
 

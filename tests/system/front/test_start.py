@@ -254,7 +254,7 @@ def test_a_full_disk_is_a_line_and_the_run_goes_on_afterwards(finish, undisturbe
     code, _, err = finish(tmp_path, write(tmp_path), "--run-dir", "run", largest=largest, environment=DRAWN)
     assert code == 1
     assert re.fullmatch(
-        r"error: run directory run can no longer be written: .*; make room there; to go on: labelskew run .*\n", err
+        r"error: run directory run can no longer be written: .*; free some space; to go on: labelskew run .*\n", err
     )
     if largest == 5_000:  # not even the pictures and the recipe were there
         return

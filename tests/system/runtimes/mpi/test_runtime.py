@@ -393,7 +393,7 @@ def test_a_recipe_for_one_process_is_refused_under_mpirun(forker, plugin, tmp_pa
     argv = ["run", "recipe.yaml", "--set", "comm_args.backend=sp"]
     done = forker.mpirun(None, argv, ranks=2, cwd=tmp_path, environment=plugin)
     assert done.returncode == 2
-    line = "error: comm_args.backend: sp is one process, and mpirun started 2; use MPI, or no mpirun"
+    line = "error: comm_args.backend: sp runs in one process, but mpirun started 2; use MPI, or no mpirun"
     assert [said for said in (done.stdout + done.stderr).splitlines() if "error:" in said] == [line]
     assert not (tmp_path / "runs").exists()
 
