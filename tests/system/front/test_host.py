@@ -84,8 +84,8 @@ def test_an_optimiser_s_memory_is_of_one_side(tmp_path):
     start.start(RunOptions(path, run_dir=tmp_path / "run", pause=Pause(1, float("inf")), quiet=True, host="fedml"))
     line = message(lambda: start.start(RunOptions(resume=tmp_path / "run", quiet=True, host="none")))
     assert line == (
-        f"--resume {tmp_path / 'run'}: its FedProx ran in code that is corrected, not own as here "
-        "(train_args.optimizer_source); use --host fedml"
+        f"--resume {tmp_path / 'run'}: its FedProx has optimizer_source corrected, but here it would be own; "
+        "use --host fedml"
     )
 
 

@@ -39,7 +39,7 @@ def run(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
 
 
-DAMAGED = "is damaged: it is not what a run writes; use the folder as the run has written it"
+DAMAGED = "is damaged: unexpected content; use the folder as the run has written it"
 READ = ["metrics.jsonl", "timings.jsonl", "environment.json", "summary.json", "partition.json", "status.json"]
 
 

@@ -348,7 +348,7 @@ def test_a_loop_that_was_left_is_gone_on_with_as_a_run(objects, finished, tmp_pa
     assert type(federation.model) is Net
     run = fl.load_run(tmp_path / "left", model=objects["model"]).resume(quiet=True)
     assert run.finished
-    with pytest.raises(LabelSkewError, match="MPI: fl.simulate runs in one process; use sp"):
+    with pytest.raises(LabelSkewError, match=r"MPI: fl\.simulate runs in one process; use sp"):
         fl.simulate(fl.load(RECIPE, {"comm_args.backend": "MPI"}))
 
 

@@ -154,7 +154,7 @@ def test_a_run_goes_back_to_a_round_and_gives_the_same_numbers(finish, undisturb
     (run / "metrics.jsonl").write_text("".join([*whole[:4], *lines[4:]]))
     code, out, err = finish(tmp_path, "--resume", "run", "--from-round", "4", *keep)
     assert (code, err) == (0, "")
-    assert "back at the end of round 4; what was written of later rounds is in run/abandoned-1\n" in out
+    assert "back at the end of round 4; data of later rounds were moved to run/abandoned-1\n" in out
     assert_same(undisturbed[0], run)
     assert (run / "abandoned-1" / "metrics.jsonl").read_text() == "".join(lines[4:])
     assert (run / "abandoned-1" / "model.safetensors").exists()
@@ -280,7 +280,7 @@ MISTAKES = {
     "no recipe given": "",
     "use it with --resume": "{recipe} --from-round 3",
     "depend on this number (method_args.method: map); use": "--resume {run} --set train_args.comm_round=9",
-    "there are those of": "--resume {run} --from-round 9",
+    "existing ones: ": "--resume {run} --from-round 9",
     "remove --dry-run": "--resume {run} --from-round 8 --dry-run",
 }
 

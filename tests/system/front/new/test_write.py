@@ -221,7 +221,7 @@ def test_bind_checks_all_recipes_that_name_the_file(here):
     text = (folder / "federation.yaml").read_text()
     (folder / "other.yaml").write_text(text.replace("input_shape: [3, 32, 32]", "input_shape: [3, 16, 16]"))
     (line,) = errors("silo", "data", folder / "silo-1.yaml", place)
-    assert line.startswith("data_args.input_shape: [3, 16, 16] in the recipe and [3, 32, 32] in the data")
+    assert line.startswith("data_args.input_shape: [3, 16, 16] in the recipe, but [3, 32, 32] in the data")
 
 
 @pytest.mark.parametrize("kind", ["tree", "table.csv", "grouped.npz"])
@@ -287,7 +287,7 @@ def test_a_silos_data_are_checked_and_written_into_its_file(here):
     )
     file.write_text(before.replace("image_size: 32", "image_size: 16"))
     assert errors("silo", "data", file, place) == [
-        "data_args.input_shape: [3, 32, 32] in the recipe and [3, 16, 16] in the data; use input_shape: [3, 16, 16]"
+        "data_args.input_shape: [3, 32, 32] in the recipe, but [3, 16, 16] in the data; use input_shape: [3, 16, 16]"
     ]
     assert "data_cache_dir: " not in file.read_text().replace("# data_cache_dir: ", "")
 

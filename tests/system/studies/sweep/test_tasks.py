@@ -54,7 +54,7 @@ def test_four_processes_share_a_folder_one_is_killed_and_each_run_is_done_once(w
         (line,) = call("sweep", file, "--out", quiet, "--task", number, "--host", "none").output.splitlines()
         assert re.fullmatch(rf"task {number}  {name}  accuracy .*  0:\d\d", line)
     (again,) = call("sweep", file, "--out", quiet, "--task", "1", "--host", "none").output.splitlines()
-    assert again == "task 1  fedavg-seed1 already finished"
+    assert again == "task 1  fedavg-seed1  already finished"
 
     command = ["sweep", file, "--out", out, "--host", "none"]
     victim = forker.start([*command, "--task", "1"], tmp_path / "victim")
