@@ -181,7 +181,7 @@ def test_mistakes(tmp_path):
     assert error("fake", "digits", "--out", tmp_path / "x") == "data set Digits: no small copy can be written of it"
     lines = call("fake", "emnist", "--out", tmp_path / "x", "--set", "spit=1", "--set", "split=a", "--set", "b", code=2)
     assert lines.stderr.splitlines() == [
-        "error: --set b: no value; use KEY=VALUE",
+        "error: --set b: the value is missing; use KEY=VALUE",
         "error: --set spit: unknown key; allowed: split; did you mean split?",
         "error: --set split: 'a' is unknown; allowed: byclass, bymerge, balanced, letters, digits, mnist",
     ]

@@ -37,7 +37,7 @@ def test_the_log_is_shown(folder):
 
 def test_lines_of_one_event_are_shown(folder):
     assert "sent a pickle" in call("show", folder, "--event", "refused").stdout.splitlines()[1]
-    assert call("show", folder, "--event", "left").stdout == "no such line\n"
+    assert call("show", folder, "--event", "left").stdout == "no matching lines\n"
     error = call("show", folder, "--event", "refsued", code=2).stderr
     assert error.startswith("error: --event: 'refsued' is unknown; allowed: connected, left, refused, ")
     assert error.endswith("; did you mean refused?\n")

@@ -125,8 +125,8 @@ def test_without_groups_the_number_of_silos_is_asked_for(own, here):
 def test_data_of_one_place_may_lack_classes(own, here):
     result = call("new", "federation", "one", "--data", own / "flat", "--silos", "2")
     assert result.stderr == (
-        f"warning: {own / 'flat'}: has no groups; if it is one silo's data, others may have more classes: --classes "
-        "names them all\n"
+        f"warning: {own / 'flat'}: has no groups; if it is the data of one silo, others may have more classes; list "
+        "all of them with --classes\n"
     )
     classes = ["unclear", "rare", "malign", "benign"]
     result = call("new", "federation", "mine", "--data", own / "flat", "--silos", "2", "--classes", ",".join(classes))
@@ -171,11 +171,11 @@ def test_a_federation_without_data_names_its_form(here):
     [
         (
             PLANNED[:5],
-            "labelskew new federation: without --data, silos and classes are not known; "
+            "labelskew new federation: without --data, number of silos and classes are missing; "
             "use --silos 3 --classes a,b with --image-size or --columns, or --data",
         ),
         ((*PLANNED, "--label", "x"), "--label: is for tables; use --columns with the table's features, or no --label"),
-        ((*PLANNED[:-1], "a,a"), "--classes a,a: expected two or more different names; use --classes benign,malign"),
+        ((*PLANNED[:-1], "a,a"), "--classes a,a: expected at least two different names; use --classes benign,malign"),
         ((*PLANNED, "--data", "."), None),
         (
             (*PLANNED, "--columns", "age,bmi=10..50"),
@@ -194,7 +194,7 @@ def test_a_federation_without_data_names_its_form(here):
 def test_what_does_not_describe_a_federation_is_one_line(here, options, line):
     if line is None:
         options = (*options, "--columns", "age")
-        line = "--columns: describes data that are not here, and --data names some; use one of the two"
+        line = "--columns: describes data that are elsewhere, but --data is given; use one of the two"
     assert errors(*options) == [line]
 
 

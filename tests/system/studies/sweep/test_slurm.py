@@ -90,7 +90,7 @@ def test_what_a_run_needs_and_what_its_user_wants(dry):
         (["--set-sbatch", "mem=1\n#SBATCH --wrap=id"], "--set-sbatch mem=1?#SBATCH --wrap=id: is malformed; use "),
         (["--set-sbatch", "array=0-99"], "--set-sbatch array=0-99: conflicts with the script; use %N, the "),
         (["--set-sbatch", "signal=9"], "--set-sbatch signal=9: conflicts with the script; use B:USR1@"),
-        (["--jobs", "2"], "--slurm: --jobs and --memory are not for Slurm; use --set-sbatch array=%8 and mem=8G"),
+        (["--jobs", "2"], "--slurm: --jobs and --memory have no effect on Slurm; use --set-sbatch array=%8 and mem=8G"),
         (
             ["--set", "comm_args.backend=MPI"],
             "fedavg-seed0: comm_args.workers: null does not say how many cores a task",
@@ -114,7 +114,7 @@ def test_what_cannot_be_a_job(write, words, line):
 def test_where_there_is_no_slurm(write, tmp_path):
     command = ["sweep", write(), "--out", tmp_path / "out"]
     (mistake,) = errors(*command, "--set-sbatch", "mem=8G")
-    assert mistake == "--set-sbatch: is for a job of Slurm; use it with --slurm"
+    assert mistake == "--set-sbatch: needs --slurm; use it with --slurm"
     result = call(*command, "--slurm", code=2, PATH="/nowhere")
     use = "the cluster's login node, or --dry-run to see the script"
     assert result.stderr == f"error: --slurm: sbatch is not installed on this machine; use {use}\n"
