@@ -106,7 +106,7 @@ def _lines(known: dict[str, Any]) -> list[str]:
             lines.append(f"tested on: {NAMED[known['measure']].samples}")
     if waiting := known["waiting_for"]:
         lines.append(f"waiting for silos {', '.join(map(str, waiting['silos']))} ({waiting['what']})")
-    lines += [f"{label}: {known[key]}" for label, key in (("why", "why"), ("to go on", "go_on")) if known[key]]
+    lines += [f"{label}: {known[key]}" for label, key in (("why", "why"), ("to resume", "go_on")) if known[key]]
     if known["silos"]:
         lines.append(f"as of {_local(known['time'])}, listening on {known['address']}:")
     return lines

@@ -146,7 +146,7 @@ class Interrupts:
 
 def test_what_a_callback_interrupts_goes_on_to_the_same_numbers(finished, tmp_path):
     callback = Interrupts()
-    with pytest.raises(KeyboardInterrupt, match="interrupted after 1 of 2 rounds; to go on: labelskew run --resume"):
+    with pytest.raises(KeyboardInterrupt, match="interrupted after 1 of 2 rounds; to resume: labelskew run --resume"):
         fl.run(RECIPE, tmp_path / "cut", callbacks=[callback], quiet=True)
     assert callback.seen == (tmp_path / "cut", 0, 1)
     cut = fl.load_run(tmp_path / "cut")

@@ -271,7 +271,7 @@ def test_what_broke_off_is_gone_on_with_to_the_same_numbers(file, tmp_path, monk
 
     monkeypatch.setattr(Record, "round", interrupted)
     done = call("reproduce", file, "--seeds", 2, "--out", broken, code=130)
-    assert done.stderr.startswith("interrupted; to go on: labelskew")
+    assert done.stderr.startswith("interrupted; to resume: labelskew")
     assert len(metrics(broken / "one" / "seed1")) == 3
     assert not (broken / "table.csv").exists()
     monkeypatch.setattr(Record, "round", real)

@@ -67,10 +67,10 @@ def test_a_process_that_is_gone(folder):
         f"{folder.path}: stopped",
         "rounds done: 3 of 9; accuracy 50.00 % after round 2",
         f"why: process {number} ended without a message",
-        "to go on: labelskew run --resume run",
+        "to resume: labelskew run --resume run",
     ]
     folder.recipe.unlink()
-    assert "to go on: start it again; no round is lost" in shown(folder.path)
+    assert "to resume: start it again; no round is lost" in shown(folder.path)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_where_too_few_are_left_the_server_says_so(federation):
     assert (
         "1 of at least 2 silos are there after 2 s (comm_args.min_clients, quorum_timeout_s), excluded: 1, 3 " in last
     )
-    assert f"(labelskew silo include {federation.run_dir} RANK); to go on: " in last
+    assert f"(labelskew silo include {federation.run_dir} RANK); to resume: " in last
     assert all("the run is over" not in silo.text for silo in silos)
 
 

@@ -101,7 +101,7 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
 
     threading.Thread(target=interrupt).start()
     stopped = call(*command, code=130)
-    assert re.search(r"interrupted: 0 of 3 runs finished; to go on: labelskew", stopped.stderr)
+    assert re.search(r"interrupted: 0 of 3 runs finished; to resume: labelskew", stopped.stderr)
     assert "Traceback" not in stopped.output
     begun = out / names[0]
     checkpoint = begun / "checkpoint" / "latest.safetensors"
@@ -182,7 +182,7 @@ def test_nothing_but_one_line_when_it_is_interrupted_while_it_still_imports(writ
     first, *rest = process.text.splitlines()
     assert first.startswith("3 runs: 0 finished")
     assert len(rest) == 1
-    assert rest[0].startswith("interrupted: 0 of 3 runs finished; to go on: ")
+    assert rest[0].startswith("interrupted: 0 of 3 runs finished; to resume: ")
     assert [file.name for file in out.iterdir()] == ["sweep.json"]
     while processes_of(process.pid):  # what imported has gone, too
         assert time.monotonic() < until

@@ -151,5 +151,5 @@ def test_a_node_dies_and_a_time_limit_comes_near_and_all_runs_are_done_once(writ
         assert " Restarts=1 " in told
         assert f" BatchHost={node} " not in told
         log = (out / "_logs" / f"slurm-1_{number}.txt").read_text()
-        assert log.count("interrupted: 0 of 1 runs finished; to go on: ") == (number == 0)
+        assert log.count("interrupted: 0 of 1 runs finished; to resume: ") == (number == 0)
         assert log.count(f"task {number}  {run.name}  accuracy ") == 1
