@@ -67,5 +67,5 @@ def verify(folder: Path, last: str) -> None:
     log = audit.verify(folder, last.strip().lower())
     click.echo(f"ok: {counted(log.lines, 'line')} in {counted(log.files, 'file')}, last line's SHA-256 {log.last}")
     if log.missing or log.repaired:
-        text = f"{counted(log.missing, 'line')} could not be written, {counted(log.repaired, 'line')} cut in half"
+        text = f"{counted(log.missing, 'line')} could not be written, {counted(log.repaired, 'line')} were incomplete"
         click.echo(f"reported by the log itself: {text}")

@@ -111,7 +111,7 @@ def test_who_has_lost_a_run_leaves_the_states_of_who_has_taken_it(tmp_path):
     record.states.put(3, 0, {"w": torch.ones(2)})
     (state,) = record.folder.states.iterdir()
     (tmp_path / "run" / ".lock").write_text('{"pid": 7, "machine": "north"}')
-    with pytest.raises(RunError, match="process 7 on north has taken this run over"):
+    with pytest.raises(RunError, match="process 7 on north has taken over this run"):
         record.abandon()
     assert state.exists()
 

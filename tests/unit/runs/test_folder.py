@@ -183,7 +183,7 @@ def test_who_has_lost_its_folder_to_another_machine_writes_nothing_more(tmp_path
     theirs = '{"pid": 7, "machine": "north"}'
     (tmp_path / locks.NAME).write_text(theirs)  # which has waited long enough
     for write in (lambda: folder.append(folder.metrics, {"round": 1}), lambda: folder.write_text("summary.json", "{}")):
-        with pytest.raises(RunError, match=f"{tmp_path}: process 7 on north has taken this run over"):
+        with pytest.raises(RunError, match=f"{tmp_path}: process 7 on north has taken over this run"):
             write()
     folder.tell(state="failed")
     folder.release()
