@@ -74,7 +74,6 @@ def evaluate_command(
 
 
 def _parts(result: dict[str, Any]) -> list[str]:
-    """The blocks of the printed output."""
     measures = ("accuracy", "balanced_accuracy", "macro_f1")
     heads = ["accuracy", "balanced", "macro F1"]
     owner = "global model" if result["client"] is None else f"model of client {result['client']}"

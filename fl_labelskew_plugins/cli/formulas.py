@@ -104,7 +104,6 @@ def _command(name: str, tokens: list[str]) -> str:
 
 
 def _argument(tokens: list[str]) -> str:
-    """The next group, command or character."""
     while tokens and tokens[-1].isspace():
         tokens.pop()
     if not tokens:
@@ -124,7 +123,6 @@ def _script(sign: str, text: str) -> str:
 
 
 def _simple(text: str) -> bool:
-    """Whether a text is a single symbol."""
     return re.fullmatch(r"[\w\u0300-\u036f]+", text) is not None
 
 

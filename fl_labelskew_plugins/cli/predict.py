@@ -85,7 +85,6 @@ def predict_command(
 
 
 def _shown(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """The rows for a terminal, with file names relative to their common folder."""
     folder = os.path.dirname(os.path.commonprefix([row[0] for row in cells]))  # noqa: RUF071  # dirname cuts the rest
     names = [os.path.relpath(row[0], folder) if folder else row[0] for row in cells]
     rows = [[name, *row[1:]] for name, row in zip(names, cells, strict=True)]

@@ -70,7 +70,6 @@ def _show(parts: Iterable[str]) -> None:
 
 
 def _answers(ledger: Ledger) -> Iterator[str]:
-    """List a silo's answers."""
     rows = [
         [entry.time, clean(entry.run, 16), _round(entry), *_epsilons(entry), _left(entry.answered)]
         for entry in ledger.entries
@@ -80,7 +79,6 @@ def _answers(ledger: Ledger) -> Iterator[str]:
 
 
 def _clients(ledger: Ledger) -> Iterator[str]:
-    """List a simulation's clients, those first that have revealed the most."""
     last: dict[int, LedgerEntry] = {}
     times: dict[int, int] = {}
     for entry in ledger.entries:
@@ -170,7 +168,6 @@ def _carries(recipe: Recipe, sizes: list[int]) -> str:
 
 
 def _sizes(recipe: Recipe) -> list[int]:
-    """Training samples of each client, by the partition."""
     if recipe.own_data:
         raise LabelSkewError(
             "client_specific_args.data_silo_config: the silos' own data are not available to this command; "

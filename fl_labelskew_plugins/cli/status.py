@@ -55,7 +55,6 @@ def status_command(folder: Path, *, as_json: bool) -> None:
 
 
 def _runs(folder: Path) -> list[str]:
-    """Names of the runs in a folder, started or planned by a sweep."""
     if not os.path.isdir(folder):  # unlike pathlib's, False for a name that is too long
         return []
     from fl_labelskew_plugins.studies import finished
@@ -65,7 +64,6 @@ def _runs(folder: Path) -> list[str]:
 
 
 def _show_several(folder: Path, names: list[str], *, as_json: bool) -> None:
-    """Print a row per run, as wide as the terminal, and the number of runs in each state."""
     from fl_labelskew_plugins.runs import status
 
     runs = [status.read_planned(folder / name) for name in names]
@@ -130,5 +128,4 @@ def _state(silo: dict[str, Any]) -> str:
 
 
 def _local(time: str | None) -> str:
-    """A time in the local time zone."""
     return f"{datetime.fromisoformat(time.replace('Z', '+00:00')).astimezone():%Y-%m-%d %H:%M:%S}" if time else ""

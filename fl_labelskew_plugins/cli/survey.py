@@ -83,7 +83,6 @@ def survey_command(
 
 
 def _write_comparison(file: Path, checked: Recipe, recipe: Path, overrides: Sequence[str], survey: Survey) -> None:
-    """Write the sweep of the suggested methods, with these changes of the recipe."""
     from fl_labelskew_plugins.params import absolute
     from fl_labelskew_plugins.recipe import shipped, yaml
     from fl_labelskew_plugins.surveys.suggestions import comparison

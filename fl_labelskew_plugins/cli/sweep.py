@@ -149,7 +149,6 @@ def _submit(
 
 
 def _report(planned: Sequence[Planned], failed: Sequence[str], say: Callable[[str], None]) -> None:
-    """Print the table of all runs; raise RunError for failed ones."""
     from fl_labelskew_plugins.studies import report
 
     runs, missing = report.read_all([run.folder.path for run in planned if run.folder.summary.exists()])

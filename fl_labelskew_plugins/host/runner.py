@@ -200,7 +200,6 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
             self._message = OrderedDict(packed)
 
     def _samples(self, client: int, data: Any, round: int, device: torch.device) -> tuple[Samples, Samples | None]:
-        """Training samples, and test samples if the client's own model is to be tested."""
         task = self.task
         with torch.random.fork_rng([]):  # for a DataLoader with augmentation
             torch.manual_seed(seeds.torch_seed(task.federation.seed, "loader", round, client))
@@ -356,7 +355,6 @@ def _counts(task: Task) -> Tensor:
 
 
 def _openings(task: Task, counts: Tensor) -> Iterator[Contribution]:
-    """Yield the opening message of each client with these class counts."""
     for client, row in enumerate(counts):
         y = torch.arange(len(row)).repeat_interleave(row)
         tensors = Turn(task.local(client, Samples(y[:, None], y, (), ())), client).opening()

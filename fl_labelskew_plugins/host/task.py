@@ -232,7 +232,6 @@ def _settings(
 
 
 def _clients_per_round(args: Any, simulated: bool) -> int:
-    """Clients per round in FedML: one per process except the server's."""
     processes, joining = int(args.worker_num) - simulated, int(args.client_num_per_round)
     if processes > joining:  # FedML's server would fail, and all processes would wait forever
         problem = f"{joining}, but there are {processes} processes for clients"
@@ -242,7 +241,6 @@ def _clients_per_round(args: Any, simulated: bool) -> int:
 
 
 def _checked_counts(counts: Any, *shape: int) -> Tensor:
-    """The user's ``(K, C)`` samples per client and class, checked."""
     use = f"integers of shape {shape}: training samples by client and class"
     try:
         given = torch.as_tensor(counts)
@@ -255,7 +253,6 @@ def _checked_counts(counts: Any, *shape: int) -> Tensor:
 
 
 def _shape(dataset: Sequence[Any]) -> tuple[int, ...]:
-    """Shape of one sample."""
     with torch.random.fork_rng([]):  # a DataLoader draws from the global generator
         for data in (dataset[3], dataset[2], *dataset[5].values()):
             for batch in () if data is None else data:
@@ -264,7 +261,6 @@ def _shape(dataset: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _names(network: nn.Module) -> dict[str, str]:
-    """The name in the user's module of each tensor of the network made from it."""
     names = {name: name for name in network.state_dict()}
     if isinstance(network, Headed):
         head = f"{network.path}." if network.path else ""

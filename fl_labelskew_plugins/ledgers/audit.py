@@ -193,7 +193,6 @@ class Audit:
         self.last = hashlib.sha256(text).hexdigest()
 
     def _rotate(self) -> None:
-        """Rename the full file and begin a new one."""
         assert self._folder is not None
         self.sync()
         old = [int(path.stem.partition("-")[2]) for path in files(self._folder) if path.name != NAME]

@@ -110,7 +110,6 @@ class Ledger:
             self._after(noises, round, None)
 
     def _after(self, noises: Sequence[Noise], round: int, client: int | None) -> tuple[float, dict[Level, float]]:
-        """Delta, and epsilon by level after another answer."""
         delta = DELTA if self.budget is None else self.budget.delta
         spent = self._spent.get(client, Counter()) + Counter(noises)
         so_far = {level: epsilon(at(spent, level), delta) for level in LEVELS} if installed() else {}

@@ -178,7 +178,6 @@ def _replaced(file: Path, content: bytes) -> int | None:
 
 
 def _content(file: Path) -> bytes | None:
-    """The content of a lock's file; None if it is missing."""
     try:
         return read_bytes(file, 1000)
     except OSError as error:
@@ -239,7 +238,6 @@ def _parsed(content: bytes) -> dict[str, Any]:
 
 
 def _holder(content: bytes) -> str:
-    """A description of the process in a lock's file."""
     parsed = _parsed(content)
     if not isinstance(parsed.get("pid"), int):
         return "another process"

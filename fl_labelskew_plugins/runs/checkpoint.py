@@ -64,7 +64,6 @@ def read(file: Path, device: torch.device = CPU, *, tensors: bool = True) -> Che
 
 @contextlib.contextmanager
 def _opened(file: Path, device: torch.device = CPU) -> Iterator[tuple[dict[str, Any], Any]]:
-    """A checkpoint's header and its open tensor file; raise LabelSkewError if it is damaged."""
     try:
         check_regular(file)
         with safe_open(file, "pt", device=str(device)) as opened:

@@ -221,7 +221,6 @@ class Record:
         return {"private_models_accuracy": added(accuracies) / len(accuracies)} if accuracies else {}
 
     def _clients(self, accuracies: Sequence[float | None]) -> list[dict[str, Any]]:
-        """Name, samples and accuracy of each client; None for values unknown to this process."""
         session, count = self.session, len(accuracies)
         sizes = [None] * count if session.recipe.sums_alone else [n or None for n in session.sizes]
         splits = session.trainer.test_indices  # used if this process has not tested: resumed after the last round
@@ -231,7 +230,6 @@ class Record:
         return [dict(zip(keys, column, strict=True)) for column in columns]
 
     def _describe(self, resume: bool) -> None:
-        """Write all facts that are known before the first round."""
         session, folder = self.session, self.folder
         now = environment(session.trainer.device) | {
             "run": self.run,
@@ -290,7 +288,6 @@ class Record:
             plots.of_run(file, lambda: plots.heat_map(counts, classes, file, title=title, clients=names))
 
     def _write_confusion(self, title: str) -> None:
-        """Write and draw the final model's confusion matrix on the global test set, if this process has that set."""
         session = self.session
         if not len(session.trainer.test.y):
             return

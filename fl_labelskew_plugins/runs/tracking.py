@@ -113,7 +113,6 @@ class Trackers:
 
 
 def _reason(error: BaseException, tracker: Tracker | None) -> str:
-    """The error, and its line in the tracker's own file."""
     if isinstance(error, LabelSkewError):
         return clean(" ".join(str(error).split()), 500)
     file = getattr(sys.modules[type(tracker).__module__], "__file__", None)

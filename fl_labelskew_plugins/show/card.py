@@ -89,7 +89,6 @@ def _samples(session: Session, result: Mapping[str, Any]) -> str:
 
 
 def _classes(session: Session, names: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Header and rows of the samples per class."""
     tested = session.trainer.test.y.bincount(minlength=len(names)).tolist()
     if session.clients is None:
         return [("class", "test samples"), *zip(names, tested, strict=True)]

@@ -46,7 +46,6 @@ def describe(session: Session) -> str:
 
 
 def _first_weights(session: Session) -> list[str]:
-    """A line on weights from a file, if any."""
     if (made_of := files(session.recipe).get("weights")) is None:
         return []
     normalised = (session.mean, session.std) == IMAGENET

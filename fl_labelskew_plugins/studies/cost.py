@@ -205,10 +205,9 @@ def _elapsed(facts: dict[str, Any]) -> float:
 
 
 def _size(path: Path) -> float:
-    """Bytes of a file, or of all files in a folder; hard links count once."""
     sizes = {}
     for file in [path, *path.rglob("*")]:
         with suppress(OSError):  # a run in progress may have removed it
             facts = file.stat()
-            sizes[facts.st_ino] = 0 if file.is_dir() else facts.st_size
+            sizes[facts.st_ino] = 0 if file.is_dir() else facts.st_size  # hard links count once
     return float(sum(sizes.values()))

@@ -99,7 +99,6 @@ def _check_recorded(frame: DataFrame, name: str, suffix: str) -> None:
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Raise LabelSkewError if a file cannot be read or is damaged."""
     try:
         yield
     except Exception as error:

@@ -100,7 +100,6 @@ def _clients(frame: DataFrame) -> dict[str, PageTable]:
 
 
 def _settings(frame: DataFrame) -> PageTable:
-    """The settings that all rows share, and for each row its other settings and its folders."""
     keys = report.all_keys(frame)
     several = [key for key in keys if len({row.get(key, "null") for row in frame["keys"]}) > 1]
 

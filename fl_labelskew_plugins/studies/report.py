@@ -130,7 +130,6 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
 
 
 def _measure(frame: DataFrame, last: int) -> None:
-    """Add the runs' measurements: accuracies, recall, and costs per round."""
     import pandas as pd
 
     runs = frame["runs"].explode()  # indexed by row, like everything derived from it
@@ -181,7 +180,6 @@ def _data(runs: Sequence[FinishedRun]) -> list[dict[str, str]]:
 
 
 def _name(value: Any) -> str:
-    """A name; combined methods are joined by ``+``."""
     return clean("+".join(map(str, value)) if isinstance(value, list) else value)
 
 
@@ -315,7 +313,6 @@ def _compare(frame: DataFrame, baseline: str, last: int) -> None:
 
 
 def _difference(runs: Sequence[FinishedRun], others: Sequence[FinishedRun], last: int) -> Sequence[float]:
-    """The numbers of :data:`DIFFERENCE`, over the seeds that both have."""
     ours, theirs = (
         {run.seed: 100 * value for run in row if (value := run.accuracy(last)) is not None} for row in (runs, others)
     )

@@ -221,7 +221,6 @@ def complete(
 
 
 def _seconds(folder: RunFolder) -> float:
-    """Seconds that a run has taken so far."""
     try:
         if folder.summary.exists():
             return float(json.loads(read_text(folder.summary))["seconds"])

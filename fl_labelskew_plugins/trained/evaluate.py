@@ -75,7 +75,6 @@ def evaluate(
 
 
 def _groups(data: Data, predicted: Tensor, labels: Tensor, classes: int) -> list[dict[str, Any]]:
-    """The measures of each group of the test part; empty without groups."""
     rows = []
     groups: NDArray[Any] = np.zeros(0, np.int64) if data.test.groups is None else data.test.groups
     for group in np.unique(groups).tolist():
@@ -144,7 +143,6 @@ def _of_training(
 
 
 def _home(args: Mapping[str, Any]) -> Path | None:
-    """The path of the run's data in the recipe's ``data_args``."""
     home = args.get("data_cache_dir")
     return Path(home).resolve() if isinstance(home, str) else None
 

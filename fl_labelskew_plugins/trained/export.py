@@ -122,7 +122,6 @@ def _pt2(file: Path) -> Callable[[Tensor], Tensor]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the exporter's output."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)

@@ -182,12 +182,10 @@ def _pictures(
 
 
 def _archives(about: About) -> str:
-    """Description of the archives that a model takes."""
     return f".npz files with x of shape (N, {', '.join(map(str, about.input_shape))})"
 
 
 def _array(about: About, file: Path) -> NDArray[Any]:
-    """The samples of an archive: its ``x``, or its only array."""
     where = clean(file, 4096)
     arrays = read_archive(file, ["x"]) or read_archive(file)
     if "x" not in arrays and len(arrays) != 1:

@@ -238,11 +238,6 @@ def _of(name: str, path: Path, args: dict[str, Any], data: Data, notes: Sequence
 
 
 def _loaded(name: str, args: dict[str, Any]) -> Data:
-    """Load data as in a run.
-
-    Raises:
-        LabelSkewError: the data are invalid.
-    """
     from fl_labelskew_plugins.recipe import mistakes
 
     plugin = catalog.load("datasets", name)

@@ -198,7 +198,6 @@ def _about_data(seen: OwnData) -> str:
 
 
 def _training(seen: OwnData, clients: int, recipe: str) -> Iterator[Section]:
-    """The sections for network, training and method."""
     network, rate = "mlp", 0.05
     if len(seen.shape) == 3 and min(seen.shape[1:]) >= 16:
         network = "lenet" if min(seen.shape[1:]) < 28 else "fedlc_cnn_mnist" if seen.shape[0] == 1 else "tfcnn"
@@ -277,7 +276,6 @@ def _deal_table(seen: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _write_page(path: Path, head: Sequence[str], sections: Sequence[Section]) -> None:
-    """Write a recipe, or a silo's own file, with its comments."""
     lines = [shipped.MODELINE + shipped.SCHEMA, *(_comment(line) for line in head)]
     for comment, name, values in sections:
         lines += [*(["", _comment(comment)] if comment else []), yaml.write({name: values}).rstrip()]

@@ -221,7 +221,6 @@ class Crew:
         return len(self.running) < self.slots and None not in peaks and sum(filter(None, peaks)) <= self.bound
 
     def _remember(self, run: Planned) -> None:
-        """Update the peak memory, in bytes, of this run's kind, if the run has recorded any."""
         for line in read_lines(run.folder.timings)[-1:]:
             if peak := report.number(line, "peak_mb"):
                 self._peaks[_kind(run)] = max(1e6 * peak, self._peaks.get(_kind(run), 0.0))
@@ -272,7 +271,6 @@ def _serve() -> None:
 
 
 def _gpus(planned: Sequence[Planned]) -> list[int]:
-    """The distinct GPUs of the recipes."""
     return list(dict.fromkeys(gpu for run in planned for gpu in run.gpus))
 
 
@@ -292,7 +290,6 @@ def _visible(gpu: int) -> str:
 
 
 def _result(run: Planned) -> str:
-    """The last round's measures of a finished run."""
     lines = read_lines(run.folder.metrics)
     return in_words(lines[-1] | {"loss_terms": {}}) if lines else "finished"
 

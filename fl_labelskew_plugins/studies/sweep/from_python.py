@@ -105,7 +105,6 @@ def sweep(
 
 
 def _listed(key: str, values: Any) -> list[Any]:
-    """The values of an axis as a list."""
     with suppress(TypeError):  # not iterable, such as a number
         if not isinstance(values, str | bytes | Mapping):
             return list(values)
@@ -143,7 +142,6 @@ def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path |
 
 
 def _run(words: Sequence[str], planned: Sequence[plan.Planned], *, quiet: bool) -> None:
-    """Run the command and forward its output."""
     process = subprocess.Popen(
         [sys.executable, "-m", "fl_labelskew_plugins.cli.main", *words],
         env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},

@@ -233,7 +233,6 @@ def _read(path: Path) -> SweepFile:
 
 
 def _settings(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[str]:
-    """``section.key: value``, or ``section: {key: value}``, as overrides."""
     overrides: list[str] = []
     for key, value in raw.items():
         if "." in key:
