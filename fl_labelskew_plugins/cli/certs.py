@@ -53,12 +53,12 @@ def new(*, silos: int, out: Path, hosts: tuple[str, ...], days: int, add: bool, 
     require()
     from fl_labelskew_plugins.runtimes.silo import certs
 
-    made = certs.new(out, silos, hosts, days=days, add=add, encrypt=encrypt)
-    click.echo(f"written to {out}: {', '.join(made) or 'nothing, all files exist'}")
-    for name in made:
+    written = certs.new(out, silos, hosts, days=days, add=add, encrypt=encrypt)
+    click.echo(f"written to {out}: {', '.join(written) or 'nothing, all files exist'}")
+    for name in written:
         if name != "ca":
             click.echo(f"to {_host_of(name)}: ca.pem {name}.pem {name}.key")
-    if "ca" in made:
+    if "ca" in written:
         click.echo("do not copy ca.key to any of them: its owner can impersonate everyone")
 
 

@@ -28,14 +28,14 @@ def convert_command(file: Path, out: Path | None) -> None:
 
     if out is not None and os.path.lexists(out):
         raise mistake(f"--out {out}", "exists already", "another file")
-    made = convert(parse.read_text(file), file)
+    converted = convert(parse.read_text(file), file)
     name = Path("recipe.yaml") if out is None else out
-    text = made.text(str(name))
+    text = converted.text(str(name))
     if out is None:
         click.echo(text, nl=False)
     else:
         with writing(out):
             write_text(out, text)
-    for line in made.notes:
+    for line in converted.notes:
         click.echo(f"{file}: {line}", err=True)
     parse.parse(text, source=name)

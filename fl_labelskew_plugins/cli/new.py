@@ -72,8 +72,8 @@ def simulation(out: Path, data: Path, *, classes: str | None, label: str | None,
     """
     from fl_labelskew_plugins.front.new import look, write
 
-    seen = look.look(data, label, group, names(classes))
-    say(out, write.simulation(seen, out), seen.notes)
+    own_data = look.look(data, label, group, names(classes))
+    say(out, write.simulation(own_data, out), own_data.notes)
 
 
 @new_group.command("federation")
@@ -118,17 +118,17 @@ def federation(
         if silos is None or not listed or group is not None:
             use = "--silos 3 --classes a,b with --image-size or --columns, or --data"
             raise mistake("labelskew new federation", "without --data, number of silos and classes are missing", use)
-        seen = look.described(listed, image_size or 64, columns, label)
+        own_data = look.described(listed, image_size or 64, columns, label)
     elif image_size is not None or columns is not None:
         option = "--columns" if image_size is None else "--image-size"
         raise mistake(option, "describes data that are elsewhere, but --data is given", "one of the two")
     else:
-        seen = look.look(data, label, group, listed)
-    commands = write.federation(seen, out, silos, secure=secure)
-    if data is not None and len(seen.groups) < 2 and not listed and seen.dataset != "npz":
+        own_data = look.look(data, label, group, listed)
+    commands = write.federation(own_data, out, silos, secure=secure)
+    if data is not None and len(own_data.groups) < 2 and not listed and own_data.dataset != "npz":
         problem = "has no groups; if it is the data of one silo, others may have more classes"
         warn(f"{clean(data, 4096)}: {problem}; list all of them with --classes")
-    say(out, commands, seen.notes)
+    say(out, commands, own_data.notes)
 
 
 @new_group.command("method")

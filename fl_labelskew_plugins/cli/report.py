@@ -154,12 +154,12 @@ def report_command(
     columns = columns or ["accuracy"] * pivot
     read, missing = report.read_all(runs)
     if read:
-        every = report.rows(report.grouped(read), last, baseline)
-        rows = report.only(every, only)
+        all_rows = report.rows(report.grouped(read), last, baseline)
+        rows = report.only(all_rows, only)
         if pivot and not rows["whole"].any():
             raise mistake("--pivot", "needs at least one completed run", "the table without it")
         click.echo(shown(rows, form, columns, pivot=pivot))
-        for note in report.notes(every, read):
+        for note in report.notes(all_rows, read):
             click.echo(note, err=True)
         if file is not None:
             with writing(file):

@@ -129,8 +129,14 @@ def _parts(survey: Survey) -> Iterator[str]:
     head = ["in all", "least", "median", "most", "mean", "mean by samples"]
     rows = []
     for name, values in measured.measures().items():
-        there = values[measured.samples > 0].tolist()
-        numbers = (min(there), statistics.median(there), max(there), measured.mean[name], measured.weighted_mean[name])
+        present = values[measured.samples > 0].tolist()
+        numbers = (
+            min(present),
+            statistics.median(present),
+            max(present),
+            measured.mean[name],
+            measured.weighted_mean[name],
+        )
         rows.append([HEADS[name], *map(_number, numbers)])
     yield table.plain(head, rows)
     furthest = f"{worst}, at {_number(measured.hellinger[measured.worst])} (Hellinger)"

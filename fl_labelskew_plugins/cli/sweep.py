@@ -89,25 +89,25 @@ def sweep_command(
         raise mistake("--set-sbatch", "needs --slurm", "it with --slurm")
     if slurm and (jobs or memory):
         raise mistake("--slurm", "--jobs and --memory have no effect on Slurm", "--set-sbatch array=%8 and mem=8G")
-    alone = task is not None and task.strip().isdecimal() and jobs is None and memory is None
-    every = planned = plan.plan(file, overrides, out, only, elsewhere=tasks or alone or slurm)
+    single = task is not None and task.strip().isdecimal() and jobs is None and memory is None
+    all_planned = planned = plan.plan(file, overrides, out, only, elsewhere=tasks or single or slurm)
     if tasks:
         click.echo(len(planned))
         return
     if task is not None:
         planned = plan.pick(planned, task)
     if slurm:
-        words = [word for setting in overrides for word in ("--set", setting)]
-        words += [word for name in only for word in ("--only", name)] + (["--host", host] if host else [])
-        _submit(file, planned, words, sbatch, say, dry_run=dry_run)
+        arguments = [word for setting in overrides for word in ("--set", setting)]
+        arguments += [word for name in only for word in ("--only", name)] + (["--host", host] if host else [])
+        _submit(file, planned, arguments, sbatch, say, dry_run=dry_run)
         return
     try:
-        plan.write_names(every)
+        plan.write_names(all_planned)
         if dry_run:
             jobs, free = jobs or crew.default_jobs(planned), crew.memory_bound(memory)
             cost.forecast(planned, out=planned[0].folder.path.parent, jobs=jobs, free=free, host=host, tasks=True)
             return
-        if alone:
+        if single:
             crew.run_here(planned[0], say, host)
             return
         failed = crew.run_all(planned, jobs=jobs, memory=memory, say=say, host=host)
@@ -121,7 +121,7 @@ def sweep_command(
 def _submit(
     file: Path,
     planned: Sequence[Planned],
-    words: list[str],
+    arguments: list[str],
     sbatch: tuple[str, ...],
     say: Callable[[str], None],
     *,
@@ -132,17 +132,19 @@ def _submit(
 
     out, states = planned[0].folder.path.parent.absolute(), plan.states_of(planned)
     open_ = [run for run in planned if states[run.name] != "done"]
-    left = [run for run in open_ if not locks.held_by(run.folder.path)]
-    so_far = f"{counted(len(planned), 'run')}: {len(planned) - len(open_)} finished, {len(open_) - len(left)} running"
-    if not left:
+    unfinished = [run for run in open_ if not locks.held_by(run.folder.path)]
+    so_far = (
+        f"{counted(len(planned), 'run')}: {len(planned) - len(open_)} finished, {len(open_) - len(unfinished)} running"
+    )
+    if not unfinished:
         click.echo(f"{so_far}; nothing to submit", err=dry_run)
         return
-    text = slurm.script(left, ["sweep", str(file.absolute()), "--out", str(out), *words, "--task"], sbatch)
+    text = slurm.script(unfinished, ["sweep", str(file.absolute()), "--out", str(out), *arguments, "--task"], sbatch)
     if dry_run:
         click.echo(text, nl=False)
         return
     job = slurm.submit(text, out)
-    click.echo(f"{so_far}; job {job} has {counted(len(left), 'task')}")
+    click.echo(f"{so_far}; job {job} has {counted(len(unfinished), 'task')}")
     say(f"watch: squeue --job {job}; {shlex.join(['labelskew', 'report', str(out)])}")
     if not any(setting.startswith("output=") for setting in sbatch):
         say(f"logs: {out / plan.LOGS}/slurm-{job}_*.txt")

@@ -356,8 +356,8 @@ class Run:
             for name in ("curves", "partition")
             if (file := self.folder / f"{name}.png").exists()
         ]
-        words = f"<b>{html.escape(self._title())}</b><br><code>{html.escape(clean(self.folder, 4096))}</code>"
-        return f"<div>{words}<br>{''.join(images)}</div>"
+        title = f"<b>{html.escape(self._title())}</b><br><code>{html.escape(clean(self.folder, 4096))}</code>"
+        return f"<div>{title}<br>{''.join(images)}</div>"
 
 
 def _base64(file: Path) -> str:

@@ -226,8 +226,8 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         if federation.clients_per_round == federation.num_clients:
             client: int = self.id  # FedML has set it to this process's number, which is its only client's
             return client
-        what = f"train_data is {'that of several clients' if clients else 'in none of its entries'}"
-        raise mistake("fl.fedml.trainer: dataset[5]", what, "one object for each client, the same as FedMLRunner's")
+        problem = f"train_data is {'that of several clients' if clients else 'in none of its entries'}"
+        raise mistake("fl.fedml.trainer: dataset[5]", problem, "one object for each client, the same as FedMLRunner's")
 
     def _fresh(self) -> Weights:
         return self.task.inward(self._given.state_dict(), next(self.task.network.parameters()).device)

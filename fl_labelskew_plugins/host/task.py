@@ -83,7 +83,7 @@ class Task:
         if len(dataset) != 8:
             raise mistake("dataset", f"has {len(dataset)} entries", "FedML's list of eight: train_data_num, ...")
         samples: Mapping[int, int] = dataset[4]
-        known = None if counts is None else _checked_counts(counts, train.client_num_in_total, int(dataset[7]))
+        checked_counts = None if counts is None else _checked_counts(counts, train.client_num_in_total, int(dataset[7]))
         network = ModuleNetwork(model).build(_shape(dataset), int(dataset[7]))
         federation = Federation(
             num_clients=train.client_num_in_total,
@@ -92,7 +92,7 @@ class Task:
             epochs=train.epochs,
             num_classes=int(dataset[7]),
             num_features=int(network.classifier.in_features),  # type: ignore[union-attr, arg-type]
-            num_samples=sum(samples.values()) if known is None else int(known.sum()),
+            num_samples=sum(samples.values()) if checked_counts is None else int(checked_counts.sum()),
             min_samples=min(samples.values(), default=0),
             seed=int(getattr(args, "random_seed", 0)),
         )
@@ -109,7 +109,7 @@ class Task:
             network=network,
             names=_names(network),
             dataset=dataset,
-            counts=known,
+            counts=checked_counts,
             shapes=announced(plugin, FedAvgOptimizer(), federation, network.state_dict(), trained),
             plain=plugin.aggregation == "samples" and plugin.logits_only() and not plugin.uses("opening"),
             simulated=simulated,

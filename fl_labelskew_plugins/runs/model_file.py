@@ -153,13 +153,13 @@ def recipe_hash(recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps([sections, objects], sort_keys=True).encode()).hexdigest()
 
 
-def save(weights: Weights, file: Path, said: About, *, private: bool = False) -> None:
+def save(weights: Weights, file: Path, metadata: About, *, private: bool = False) -> None:
     """Write a model atomically, without the method's shared modules, which its logits do not need.
 
     ``private``: make the file readable only by its owner.
     """
     network = {name: value for name, value in weights.items() if not name.startswith(f"{SHARED_MODULES}.")}
-    text = said.model_dump_json(exclude={"table"} if said.table is None else None)
+    text = metadata.model_dump_json(exclude={"table"} if metadata.table is None else None)
     save_atomic(network, file, {KEY: text}, private=private)
 
 
@@ -202,7 +202,7 @@ def _parsed(text: str, where: str) -> About:
     if raw["format"] > FORMAT:
         newer = f"has format {raw['format']}, but this version supports at most {FORMAT}"
         raise mistake(where, newer, "a newer fl-labelskew-plugins")
-    made, lines = mistakes.checked(About, raw)
-    if made is None:
+    parsed, lines = mistakes.checked(About, raw)
+    if parsed is None:
         raise LabelSkewError(f"{where}: invalid metadata: {lines[0]}")
-    return made
+    return parsed

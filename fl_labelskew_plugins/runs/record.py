@@ -182,8 +182,8 @@ class Record:
         if accuracy > self._best:
             self._best, at = accuracy, self.next_round
             if self.session.recipe.tracking.keep_best:
-                said = about(self.session, round=at)
-                self.folder.keep_best(at, lambda file: model_file.save(self.weights, file, said))
+                metadata = about(self.session, round=at)
+                self.folder.keep_best(at, lambda file: model_file.save(self.weights, file, metadata))
             else:
                 self.folder.best.unlink(missing_ok=True)
 
@@ -213,8 +213,8 @@ class Record:
             (self.folder.path / "clients").mkdir(exist_ok=True)
             clients, at = self.session.clients, self.states.committed[client] + 1
             name = str(client) if clients is None else clients.names[client]
-            said = about(self.session, round=at, client=client, client_name=name)
-            model_file.save(model, self.folder.path / "clients" / f"client{client:06d}.safetensors", said)
+            metadata = about(self.session, round=at, client=client, client_name=name)
+            model_file.save(model, self.folder.path / "clients" / f"client{client:06d}.safetensors", metadata)
             if len(local.test_indices[client]):
                 logits, labels = local.predict(local.test_indices[client], model)
                 accuracies.append(float((logits.argmax(1) == labels).float().mean()))
@@ -275,10 +275,10 @@ class Record:
         recipe, last = self.session.recipe, self.next_round - 1
         observed = last % recipe.tracking.diagnostics_every == 0
         self.folder.change_rounds(recipe.train.comm_round, tested=self.tests(last), observed=observed)
-        now = model_file.recipe_hash(recipe)
+        digest = model_file.recipe_hash(recipe)
         for file in self.folder.bests():
-            if (said := model_file.said(file)) is not None and said.recipe != now:
-                model_file.save(model_file.read(file)[1], file, said.model_copy(update={"recipe": now}))
+            if (said := model_file.said(file)) is not None and said.recipe != digest:
+                model_file.save(model_file.read(file)[1], file, said.model_copy(update={"recipe": digest}))
 
     def _draw_partition(self) -> None:
         session, file = self.session, self.folder.path / "partition.png"

@@ -70,8 +70,8 @@ class Trackers:
         if self._on:
             pictures = [self._path / f"{name}.png" for name in ("curves", "partition", "confusion")]
             pictures += sorted(self._path.glob("diagnostics/*.png"))
-            there = [file for file in pictures if file.exists()]
-            self._call_all("finish", _numbers(summary), there, self._path / "model.safetensors")
+            existing = [file for file in pictures if file.exists()]
+            self._call_all("finish", _numbers(summary), existing, self._path / "model.safetensors")
 
     def close(self, state: str) -> None:
         """Report that the run has ended or paused."""

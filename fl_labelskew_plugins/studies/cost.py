@@ -95,12 +95,12 @@ def kinds(planned: Sequence[Planned]) -> list[RunKind]:
     groups: dict[str, list[Planned]] = {}
     for run in planned:
         groups.setdefault(_kind(run.recipe), []).append(run)
-    made = []
+    result = []
     for runs in groups.values():
         left = [run.recipe.train.comm_round - rounds_done(run) for run in runs if not run.folder.summary.exists()]
         estimate = _estimate(max(runs, key=rounds_done)) or next(filter(None, map(_estimate, runs)), None)
-        made.append(RunKind(tuple(runs), tuple(left), estimate))
-    return made
+        result.append(RunKind(tuple(runs), tuple(left), estimate))
+    return result
 
 
 def rounds_done(run: Planned) -> int:
@@ -134,24 +134,24 @@ def totals(kinds: Sequence[RunKind], *, out: Path, jobs: int, free: float) -> It
         jobs: runs at a time.
         free: bytes of memory available to all of them.
     """
-    left, every = sum(len(kind.left) for kind in kinds), sum(len(kind.runs) for kind in kinds)
-    if not left:
+    unfinished, total = sum(len(kind.left) for kind in kinds), sum(len(kind.runs) for kind in kinds)
+    if not unfinished:
         yield "nothing is left to run"
         return
     ends = [(kind.estimate.disk, run) for kind in kinds if kind.estimate for run in kind.runs]
     more = sum(max(0.0, end - _size(run.folder.path)) for end, run in ends if not run.folder.summary.exists())
     place = next(path for path in [out, *out.absolute().parents] if path.exists())
-    there = shutil.disk_usage(place).free
+    space = shutil.disk_usage(place).free
     taken = sum(sorted(kind.estimate.memory for kind in kinds if kind.estimate for _ in kind.left)[-jobs:])
-    of_all = f"{left} of {counted(every, 'run')} left"
-    yield f"{of_all}: {clock(seconds(kinds, 1))} one after the other; {_text(more)} more on disk, {_text(there)} free"
+    of_all = f"{unfinished} of {counted(total, 'run')} left"
+    yield f"{of_all}: {clock(seconds(kinds, 1))} one after the other; {_text(more)} more on disk, {_text(space)} free"
     if jobs > 1:
         yield f"{jobs} at a time: {clock(seconds(kinds, jobs))}, {_text(taken)} of memory"
     if missing := sum(kind.estimate is None and bool(kind.left) for kind in kinds):
         yield f"not counted: {counted(missing, 'kind')} of run without an estimate"
     if taken > free:
         yield f"warning: memory: {_text(free)} available; fewer runs run at a time, as many as fit"
-    if more > there:
+    if more > space:
         yield f"warning: disk: the runs do not fit in {out}; free some space, or use another --out"
 
 

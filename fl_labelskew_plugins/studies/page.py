@@ -93,8 +93,8 @@ def _clients(frame: DataFrame) -> dict[str, PageTable]:
         if rows:
             head = ["client", "training samples", "test samples", *(f"seed {run.seed}" for run in tested)]
             lines = [cells for _, cells in sorted(rows, key=lambda row: row[0])]
-            left = counted(len(lines) - MOST_CLIENTS, "more client")
-            lines = lines[:MOST_CLIENTS] + [[left, *["-"] * (len(head) - 1)]] * (len(lines) > MOST_CLIENTS)
+            omitted = counted(len(lines) - MOST_CLIENTS, "more client")
+            lines = lines[:MOST_CLIENTS] + [[omitted, *["-"] * (len(head) - 1)]] * (len(lines) > MOST_CLIENTS)
             tables[f"{label}, {setting}"] = _plain(head, lines)
     return tables
 

@@ -231,12 +231,12 @@ def _name_what_differs(frame: DataFrame) -> None:
         return keys.groupby(frame.groupby(list(names)).ngroup()).transform("nunique") > 1
 
     here, in_scene = apart(*NAMES), apart("data", "partition")
-    there = here.groupby(frame.groupby(["method", "optimizer"]).ngroup()).transform("any")
+    anywhere = here.groupby(frame.groupby(["method", "optimizer"]).ngroup()).transform("any")
     several = frame["data"].nunique() > 1
     names: dict[str, list[str]] = {"differs in": [], "setting": [], "place": [], "label": []}
     for n, row in enumerate(frame.to_dict("records")):
         scene = [key for key in row["keys"] if key.startswith(SCENE)]
-        differs = [key for key in row["keys"] if (here if key in scene else there).at[n, key]]
+        differs = [key for key in row["keys"] if (here if key in scene else anywhere).at[n, key]]
         place = ", ".join([row["partition"], *(_setting(row, key) for key in scene if in_scene.at[n, key])])
         optimizer = [row["optimizer"]] if row["optimizer"] != PLAIN_OPTIMIZER else []
         label = [row["method"], *optimizer, *(_setting(row, key) for key in differs if key not in scene)]
@@ -355,22 +355,22 @@ def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:
     Raises:
         LabelSkewError: no row has one of the names, or no row matches all kinds.
     """
-    left = frame["whole"] | True
-    strange = set(names)
+    selected = frame["whole"] | True
+    unmatched = set(names)
     for columns in CHOSEN:
         matching = frame["whole"] & False
         for name in names:
             column = next((column for column in columns if (frame[column] == name).any()), None)
             if column is not None:
                 matching |= frame[column] == name
-                strange.discard(name)
-        left &= matching | ~matching.any()
-    if strange:
+                unmatched.discard(name)
+        selected &= matching | ~matching.any()
+    if unmatched:
         known = names_in(frame, *itertools.chain(*CHOSEN))
-        raise MistakesError([f"--only: {unknown(name, known)}" for name in names if name in strange])
-    if not left.any():
+        raise MistakesError([f"--only: {unknown(name, known)}" for name in names if name in unmatched])
+    if not selected.any():
         raise mistake("--only", "no row matches all these names", "fewer names")
-    frame = frame[left].reset_index(drop=True)
+    frame = frame[selected].reset_index(drop=True)
     _rank(frame)
     return frame
 

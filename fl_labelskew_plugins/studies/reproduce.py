@@ -149,12 +149,12 @@ def run_within(chosen: Sequence[Experiment], seeds: int, until: float, say: Say,
         LabelSkewError, RunError: as in :func:`run_all`.
     """
     runs = [(experiment, seed) for seed in range(seeds) for experiment in chosen]
-    left = [(one, seed) for one, seed in runs if held(one.path, one.settings(seed), one.folder(seed)) != "done"]
-    for number, (experiment, seed) in enumerate(left):
+    unfinished = [(one, seed) for one, seed in runs if held(one.path, one.settings(seed), one.folder(seed)) != "done"]
+    for number, (experiment, seed) in enumerate(unfinished):
         now = time.monotonic()
         if now >= until:
             break
-        seconds = (until - now) / (len(left) - number)
+        seconds = (until - now) / (len(unfinished) - number)
         say(f"{experiment.name}, seed {seed}: from round {experiment.done(seed) + 1}, for {clock(seconds)}")
         pause = Pause(experiment.rounds, now + seconds)
         complete(experiment.path, experiment.settings(seed), experiment.folder(seed), quiet=quiet, pause=pause)
@@ -252,18 +252,18 @@ def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
     for number in experiment.recipe.expected:
         values = [measured(run, number, experiment, rounds) for run in runs]
         known = [value for value in values if value is not None]
-        ours, std = spread(known)
+        mean, std = spread(known)
         difference = f"{statistics.fmean(known) - number.value:+.2f}" if known and not cut else ""
         if len(known) < len(values) and number.measure == "rounds_to":
-            ours, std, difference = f"{len(known)} of {len(values)} got there", "", ""
+            mean, std, difference = f"{len(known)} of {len(values)} got there", "", ""
         name = number.measure if number.target is None else f"{number.measure} {number.target:g}"
-        head = [experiment.name, f"{number.paper}, {number.table}", name, f"{number.value:g}", ours, std, difference]
+        head = [experiment.name, f"{number.paper}, {number.table}", name, f"{number.value:g}", mean, std, difference]
         word = f"not comparable ({rounds} of {experiment.whole} rounds)" if cut else verdict(number, values)
         table.append([*head, f"{number.tolerance:g}", word if real else "none: the data are made up", *last])
     if not table:
         means = [run.last("accuracy", tail(experiment, rounds)) for run in runs]
-        ours, std = spread([100 * mean for mean in means if mean is not None])
-        table.append([experiment.name, "", "accuracy", "", ours, std, "", "", "no number to compare with", *last])
+        mean, std = spread([100 * mean for mean in means if mean is not None])
+        table.append([experiment.name, "", "accuracy", "", mean, std, "", "", "no number to compare with", *last])
     return table
 
 

@@ -99,9 +99,9 @@ def samples(about: About, number: int) -> Tensor:
 
 def _write_onnx(program: Any, example: Tensor, batch: dict[str, Any], file: Path, texts: dict[str, str]) -> None:
     names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "dynamic_shapes": batch}
-    made = torch.onnx.export(program, (example,), dynamo=True, verbose=False, **names)
-    assert made is not None  # since it writes no file itself
-    model = made.model_proto
+    exported = torch.onnx.export(program, (example,), dynamo=True, verbose=False, **names)
+    assert exported is not None  # since it writes no file itself
+    model = exported.model_proto
     for key, text in texts.items():
         model.metadata_props.add(key=key, value=text)
     file.write_bytes(model.SerializeToString())

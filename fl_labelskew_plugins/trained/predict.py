@@ -68,13 +68,13 @@ def frame(trained: Trained, x: Any, *, top: int, batch_size: int) -> pd.DataFram
     else:
         array = np.asarray(x.detach().cpu() if isinstance(x, torch.Tensor) else x)
         batches = inputs.cut(inputs.fitted(trained.about, array, "x"), batch_size, "x")
-    made = pd.DataFrame([row for some in rows(trained, batches, top) for row in some], columns=columns(top))
+    result = pd.DataFrame([row for some in rows(trained, batches, top) for row in some], columns=columns(top))
     if unreadable:
         raise MistakesError(unreadable)
     if of_files:
-        return made.set_index("file")
-    made = made.drop(columns="file")
-    return made if index is None else made.set_index(index)
+        return result.set_index("file")
+    result = result.drop(columns="file")
+    return result if index is None else result.set_index(index)
 
 
 def writer(out: Path, head: Sequence[str]) -> AbstractContextManager[Write]:

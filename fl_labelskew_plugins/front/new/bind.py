@@ -38,13 +38,15 @@ def bind(file: Path, place: Path) -> facts.SiloData:
         changed = yaml.put(text, "data_args", "data_cache_dir", str(place))
     except yaml.YamlError as error:
         raise mistake(where, str(error), "the recipe's data_args in it") from None
-    for beside, rank in homes:
-        base = parse.load(beside)
+    for recipe_file, rank in homes:
+        base = parse.load(recipe_file)
         recipe = parse.silo(base, rank)
         form = {"data_cache_dir": str(place), "input_shape": base.data.input_shape, "classes": base.data.classes}
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=form)})
         silo = facts.load(recipe, rank - 1)
-        if mismatch := facts.differing(silo.data.class_names, server_classes(base, None), f"in {clean(beside.name)}"):
+        if mismatch := facts.differing(
+            silo.data.class_names, server_classes(base, None), f"in {clean(recipe_file.name)}"
+        ):
             raise LabelSkewError(f"{where}: {mismatch}")
     if isinstance(recipe.dataset, ImageFolder):
         size, (pictures, _) = silo.facts.input_shape[-1], recipe.dataset.find(place)

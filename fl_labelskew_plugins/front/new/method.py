@@ -26,9 +26,9 @@ def package(name: str, out: Path) -> list[str]:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
         rule = "must start with a lowercase letter and contain only lowercase letters, digits and _"
         raise LabelSkewError(f"{where}: {rule}")
-    there = [entry.distribution for entry in catalog.entries("methods") if entry.name == name]
-    if there or find_spec(f"labelskew_{name}"):
-        raise mistake(where, f"is installed already{f', by {there[0]}' if there else ''}", "another name")
+    installed = [entry.distribution for entry in catalog.entries("methods") if entry.name == name]
+    if installed or find_spec(f"labelskew_{name}"):
+        raise mistake(where, f"is installed already{f', by {installed[0]}' if installed else ''}", "another name")
     cls = "".join(word.capitalize() for word in name.split("_"))
     example = shipped.folder("examples") / "third_party_method"
     texts = {file.name: file.read_text("utf-8") for file in example.iterdir() if file.is_file()}

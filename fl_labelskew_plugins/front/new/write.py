@@ -249,12 +249,12 @@ def _deal_archive(seen: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
         rows = {train: arrays[f"groups{train}"] == group}
         if train and "groups_test" in arrays and (test := arrays["groups_test"] == group).any():
             rows["_test"] = test
-        made = {
+        subset = {
             f"{array}{key if len(rows) > 1 else ''}": arrays[f"{array}{key}"][chosen]
             for key, chosen in rows.items()
             for array in "xy"
         }
-        np.savez(path.with_name(f"{path.name}.npz"), class_names=names, **made)
+        np.savez(path.with_name(f"{path.name}.npz"), class_names=names, **subset)
         yield path.with_name(f"{path.name}.npz")
 
 

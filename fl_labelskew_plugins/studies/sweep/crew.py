@@ -80,16 +80,16 @@ def run_all(
         KeyboardInterrupt: interrupted; all runs have saved a checkpoint.
     """
     states = states_of(planned)
-    left = [run for run in planned if states[run.name] != "done"]
-    left.sort(key=lambda run: states[run.name] is None)  # begun runs first
+    unfinished = [run for run in planned if states[run.name] != "done"]
+    unfinished.sort(key=lambda run: states[run.name] is None)  # begun runs first
     slots = jobs or default_jobs(planned)
     bound = memory_bound(memory)
     begun = sum(state == "begun" for state in states.values())
     say(
-        f"{counted(len(planned), 'run')}: {len(planned) - len(left)} finished, {begun} to resume; at most {slots} "
-        f"at a time, in {bound / 1e9:.1f} GB"
+        f"{counted(len(planned), 'run')}: {len(planned) - len(unfinished)} finished, {begun} to resume; "
+        f"at most {slots} at a time, in {bound / 1e9:.1f} GB"
     )
-    return Crew(planned, left, slots, bound, say, host, pause).work() if left else []
+    return Crew(planned, unfinished, slots, bound, say, host, pause).work() if unfinished else []
 
 
 def run_here(run: Planned, say: Say, host: str | None = None) -> None:
@@ -247,14 +247,14 @@ class Crew:
         self.left -= 1
         self.took.append(seconds)
         if code:
-            words = last_words(run.log) or how_it_ended("the run", code)
-            self.failed.append(f"{run.name}: {words}")
-            result = f"failed: {words}"
+            reason = last_words(run.log) or how_it_ended("the run", code)
+            self.failed.append(f"{run.name}: {reason}")
+            result = f"failed: {reason}"
         else:
             result = _result(run)
         mean = sum(self.took) / len(self.took)
-        left = mean * self.left / max(1, min(self.slots, self.left, len(self.running) + 1))
-        self.say(f"{self._number()}  {run.name}  {result}  {clock(seconds)}  left {clock(left)}")
+        remaining = mean * self.left / max(1, min(self.slots, self.left, len(self.running) + 1))
+        self.say(f"{self._number()}  {run.name}  {result}  {clock(seconds)}  left {clock(remaining)}")
 
     def _number(self) -> str:
         return f"{len(self.all) - self.left:>{len(str(len(self.all)))}}/{len(self.all)}"

@@ -94,12 +94,12 @@ def sweep(
         folder = file.parent
     planned = plan.plan(file, overrides, folder, only)
     if any(state != "done" for state in plan.states_of(planned).values()):
-        words = ["sweep", str(file), "--out", str(planned[0].folder.path.parent), *(["--quiet"] if quiet else [])]
-        words += [word for override in overrides for word in ("--set", override)]
-        words += [word for name in only for word in ("--only", name)]
+        arguments = ["sweep", str(file), "--out", str(planned[0].folder.path.parent), *(["--quiet"] if quiet else [])]
+        arguments += [word for override in overrides for word in ("--set", override)]
+        arguments += [word for name in only for word in ("--only", name)]
         options = {"--jobs": jobs, "--memory": memory, "--host": host}
-        words += [word for key, value in options.items() if value is not None for word in (key, str(value))]
-        _run(words, planned, quiet=quiet)
+        arguments += [word for key, value in options.items() if value is not None for word in (key, str(value))]
+        _run(arguments, planned, quiet=quiet)
     runs = [Run(run.folder.path) for run in planned if run.folder.recipe.is_file()]
     return Sweep(runs, _table(planned))
 
@@ -181,11 +181,11 @@ def _table(planned: Sequence[plan.Planned]) -> DataFrame:
     differing = {place: values for place, values in columns.items() if len(set(map(json.dumps, values))) > 1}
     rows = []
     for number, run in enumerate(planned):
-        known, lines = status.read_planned(run.folder.path), read_lines(run.folder.metrics)
+        facts, lines = status.read_planned(run.folder.path), read_lines(run.folder.metrics)
         best = (best_test(lines) or {}).get(main_measure(lines).key)
-        reason = known.get("why") or crew.last_words(run.log)
-        state = status.FAILED if reason and known["state"] == status.NOT_BEGUN else known["state"]
-        row = {"state": state, "rounds": len(lines), "accuracy": known.get("accuracy"), "best": best, "why": reason}
+        reason = facts.get("why") or crew.last_words(run.log)
+        state = status.FAILED if reason and facts["state"] == status.NOT_BEGUN else facts["state"]
+        row = {"state": state, "rounds": len(lines), "accuracy": facts.get("accuracy"), "best": best, "why": reason}
         rows.append(row | {place: values[number] for place, values in differing.items()})
     return DataFrame(rows, index=Index([run.name for run in planned], name="run"))
 

@@ -142,8 +142,8 @@ def plan(
         except RecipeError as error:
             for line in error.mistakes:
                 key, _, problem = line.removeprefix("--set ").partition(": ")
-                ours = line.startswith("--set ") and key not in typed
-                names_by_line.setdefault(f"{path}: {key}: {problem}" if ours else line, []).append(name)
+                from_file = line.startswith("--set ") and key not in typed
+                names_by_line.setdefault(f"{path}: {key}: {problem}" if from_file else line, []).append(name)
             continue
         gpus = tuple(recipe.device.gpu_ids) if recipe.device.using_gpu and recipe.comm.in_process else ()
         folder, log = RunFolder(out / name), out / LOGS / f"{name}.txt"
@@ -350,8 +350,8 @@ def pick(planned: Sequence[Planned], text: str) -> list[Planned]:
     use = f"numbers from 0 to {len(planned) - 1}"
     numbers: dict[int, None] = {}
     for part in text.split(","):
-        known = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
-        first, last = (int(known[1]), int(known[2] or known[1])) if known else (1, 0)
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
             raise mistake(
                 "--task", f"expected a list of task numbers, got {mistakes.show(text)}", f"{use}, such as 3 or 4-7,9"
