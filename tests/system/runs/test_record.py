@@ -167,12 +167,12 @@ def test_the_card_has_the_runs_numbers(whole):
     assert f"| accuracy in the last test | {100 * summary['final_accuracy']:.2f} % |" in text
     best = f"| best accuracy, after round {summary['rounds_to_best']} | {100 * summary['best_accuracy']:.2f} % |"
     assert best in text
-    assert "With `--best` a command takes `best.safetensors`" in text
+    assert "With `--best` a command uses `best.safetensors`" in text
     partition = run.partition
     for name in partition:
         holders, samples = int((partition[name] > 0).sum()), int(partition[name].sum())
         assert f"| `{name}` | {samples} | {holders} | " in text
-    assert "- Clients hold 2 classes of 10: it was trained under label skew" in text
+    assert "- Clients hold 2 classes of 10: the model was trained under label skew" in text
     assert "chosen on the test samples themselves (the global test set), so that number is optimistic" in text
     assert str(run.folder) not in text
 

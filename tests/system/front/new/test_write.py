@@ -116,7 +116,7 @@ def test_without_groups_the_number_of_silos_is_asked_for(own, here):
     ]
     call("new", "federation", "mine", "--data", own / "flat", "--silos", "2")
     assert recipes_of(here / "mine").keys() == {"federation", "silo-1", "silo-2"}
-    assert "all silos' files name the same data" in (here / "mine" / "README.md").read_text()
+    assert "all silos' files contain the path of the same data" in (here / "mine" / "README.md").read_text()
     assert errors("new", "federation", "other", "--data", own / "tree", "--silos", "2") == [
         f"--silos 2: {own / 'tree'} has 3 groups, one per silo; use no --silos"
     ]
