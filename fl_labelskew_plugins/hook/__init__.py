@@ -1,11 +1,9 @@
 """Lets ``fedml run RECIPE.yaml`` run a recipe, although FedML's command line has no plugin hook.
 
-A ``.pth`` file next to this package calls :func:`install` when the interpreter starts. If it was started as ``fedml
-run`` with a recipe or ``--resume``, the script ``fedml`` gets :func:`cli` instead of FedML's command line, which would
-import all of FedML, for seconds. All other FedML commands are unchanged. From then on Ctrl-C ends our commands with one
-line, even during imports. ``FL_LABELSKEW_NO_HOOK=1`` switches the hook off.
-
-This module runs at every interpreter start, so it imports only modules that are already loaded.
+A ``.pth`` file calls :func:`install` at every interpreter start, so this module imports only loaded modules. In ``fedml
+run`` with a recipe or ``--resume``, :func:`cli` replaces FedML's command line, whose import takes seconds; other FedML
+commands are unchanged. Ctrl-C then ends our commands with one line, even during imports. ``FL_LABELSKEW_NO_HOOK=1``
+switches the hook off.
 """
 
 from __future__ import annotations

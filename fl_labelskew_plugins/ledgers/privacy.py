@@ -1,10 +1,10 @@
 """Privacy accounting: the ledger of clients' answers, their epsilon so far, and the answers that a budget allows.
 
-Epsilon covers all answers of one client, each with its own noise. It is computed by dp-accounting, as the smaller of
-two valid bounds: Renyi differential privacy (Mironov, CSF 2017), and pure bounds of Laplace noise plus the exact bound
-of Gaussian noise (Balle and Wang, ICML 2018). For discrete Gaussian noise only the first applies, in which both kinds
-are equal (Kairouz, Liu, Steinke, ICML 2021, theorem 1). There is no amplification by sampling: the server knows whom it
-asked, and rounds without a client reveal nothing about it.
+Epsilon covers all answers of one client, each with its own noise. dp-accounting computes it as the smaller of two valid
+bounds: Renyi differential privacy (Mironov, CSF 2017), and pure bounds of Laplace noise plus the exact bound of
+Gaussian noise (Balle and Wang, ICML 2018). For discrete Gaussian noise only the first applies, which treats it like
+Gaussian noise (Kairouz, Liu, Steinke, ICML 2021, theorem 1). There is no amplification by sampling: the server knows
+whom it asked, and rounds without a client reveal nothing about it.
 """
 
 from __future__ import annotations

@@ -4,14 +4,13 @@ A lock is a file with its holder, created with ``O_EXCL``, which network file sy
 
 - immediately, if its process has ended on this machine and container: a process holds ``flock`` on its file;
 - immediately, if this process is the same task of Slurm, requeued since then;
-- on other machines, or without ``flock``, if it was not touched for :data:`LEASE_S`: the machine is gone or
-  disconnected. The holder touches it every few seconds. Both times are from the file server's clock.
+- otherwise, if it was not touched for :data:`LEASE_S` by the file server's clock; holders touch it every few seconds.
 
 A stale lock is replaced by renaming the file :data:`NEXT`, which only one process can create. A holder that was
 suspended detects this with :meth:`Lock.check` before it writes.
 
-No library does this (as of November 2026): ``filelock``'s leases are never taken over on a network file system, which
-cannot swap two names; ``flufl.lock`` compares clocks of machines, and needs to know whether its holder is alive.
+No library does this (November 2026): ``filelock``'s leases are never taken over on a network file system, which cannot
+swap two names; ``flufl.lock`` compares machines' clocks, and must be told whether its holder is alive.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Signals: defer them, handle them, and send one to a process whose parent has ended.
 
-From a command's first moment on, Ctrl-C prints one line and gives exit code 130. An exception that a signal raises
-during an import may be replaced, swallowed by an ``except``, or printed as ignored. So during imports the process ends
-immediately, since there is nothing to save.
+Ctrl-C always prints one line and gives exit code 130. An exception raised during an import may be replaced, swallowed
+by an ``except``, or printed as ignored; so during imports the process ends at once, with nothing to save.
 """
 
 from __future__ import annotations

@@ -54,10 +54,10 @@ class Record:
     """The state of a run for its runtime.
 
     ``resume``: continue from the folder's checkpoint; ``pause``: when to stop early. ``run``: the run's unique id.
-    ``next_round``, ``weights``, ``shared``, ``memory`` and ``opened`` are consistent: the state after the last complete
-    round. ``opened``: clients whose openings are in the shared tensors. ``confusion``: ``(C, C)``, of the last test on
-    the global test set in this process, or None. ``test_samples``: of each client in its last test, or empty.
-    ``norms``: of uploads of earlier rounds, see :mod:`.runtimes.silo.outliers`.
+    ``next_round``, ``weights``, ``shared``, ``memory`` and ``opened`` (clients whose openings are in the shared
+    tensors) are the state after the last complete round. ``confusion``: ``(C, C)``, of the last test on the global test
+    set in this process, or None. ``test_samples``: of each client in its last test, or empty. ``norms``: of uploads of
+    earlier rounds, see :mod:`.runtimes.silo.outliers`.
     """
 
     def __init__(

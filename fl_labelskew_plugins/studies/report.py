@@ -1,14 +1,12 @@
 """Tables over run folders: runs on the same data that differ only in their seed share a row.
 
-A run with fewer rounds than its recipe (diverged, stopped or in progress) is excluded from a row that has complete
-runs. A row without complete runs shows its results, but is not compared.
+Runs with fewer rounds than their recipe (diverged, stopped or in progress) are excluded from rows with complete runs. A
+row without complete runs shows its results, but is not compared.
 
-Rows on the same data and partition are compared: rank by mean accuracy, rounds until the baseline's best accuracy
-(FedMR's table 4, FedShift's table 2), and difference from the baseline's accuracy, seed by seed.
+Rows on the same data and partition are compared: by mean accuracy, rounds until the baseline's best accuracy (FedMR's
+table 4, FedShift's table 2), and difference from the baseline's accuracy, seed by seed.
 
-Rows and settings are named by their sweep, or else by the keys in which they differ.
-
-pandas is imported only when there are rows.
+Sweeps name rows and settings; otherwise the keys in which they differ do. pandas is imported only if there are rows.
 """
 
 from __future__ import annotations
@@ -64,16 +62,16 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
     - differs in: the other keys in which rows of the same four names differ; a method's own key in all rows of that
       method and optimiser if in any, so that a name means the same everywhere.
     - seeds, unfinished: numbers of complete and of incomplete runs.
-    - rounds: the rounds of its runs, such as ``20``, or ``3-20`` if they differ.
+    - rounds: such as ``20``, or ``3-20`` if runs differ.
     - test: the samples for accuracy, best and curve, named as in :data:`.measure.MEASURES`. Only rows of the same
-      measure share a setting; the name of any other than the first is part of the setting's name.
+      measure share a setting; the name of any but the first is part of the setting's name.
     - accuracy, best: per cent, over the last tests and the best test; mean over seeds, with ``_std`` sample std.
-    - personalised, local model: likewise, of the clients' own models on their own test splits, if the method keeps
-      personal models, and of the models just trained, if it does not.
+    - personalised, local model: likewise, of clients' models on their own test splits: personal models that the method
+      keeps, or else models just trained.
     - own tests, worst client, spread: likewise, of the global model on the clients' own test splits, if known: mean
-      over the clients, worst client of a round, and std over the clients.
-    - difference, difference_low, difference_high, pairs: accuracy minus the baseline's in this setting, mean over the
-      seeds that both have, with its 95 % interval (:func:`interval`), and the number of these seeds.
+      over clients, worst client of a round, and std over clients.
+    - difference, difference_low, difference_high, pairs: accuracy minus the baseline's in this setting, mean over
+      common seeds, with its 95 % interval (:func:`interval`), and the number of these seeds.
     - rank: by mean accuracy among the complete rows of this setting, from 1.
     - rounds to baseline, speedup, not within: the first round, from 1, in which the mean over seeds reaches the
       baseline's best, and the baseline's round divided by it; or the last round, if it is never reached.
@@ -88,9 +86,9 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
 
     Args:
         groups: from :func:`grouped`; at least one.
-        last: number of last tests that are averaged.
-        baseline: the method to compare with, under federated_optimizer FedAvg; or a label. If it fits several rows,
-            each row is compared with the one whose other settings are nearest.
+        last: number of last tests to average.
+        baseline: a method under federated_optimizer FedAvg, or a label. If several rows match, each row is compared
+            with the one whose other settings are nearest.
 
     Raises:
         LabelSkewError: no row is the baseline's; FedAvg may be missing.

@@ -233,9 +233,9 @@ def fitted(about: About, x: NDArray[Any], where: str) -> NDArray[Any]:
 def warn_of_scale(about: About, x: NDArray[Any], where: str) -> None:
     """Warn if samples ``(N, ...)`` clearly have another scale than the training's.
 
-    Training samples, normalised by their mean and standard deviation, have mean 0 and standard deviation 1. An array
-    whose mean is further than 8 from that, or whose standard deviation is above 8 or below 1/8, has another scale, such
-    as 0 to 255 for 0 to 1, or a single value. Without normalisation in training, this cannot be detected.
+    Normalised training samples have mean 0 and standard deviation 1. An array whose mean is further than 8 from that,
+    or whose standard deviation is above 8 or below 1/8, has another scale, such as 0 to 255 for 0 to 1, or a single
+    value. Without normalisation in training, this cannot be detected.
     """
     plain = about.mean == [0.0] and about.std == [1.0] and about.dtype == "float32"
     if not about.mean or not about.std or plain or not x.size:

@@ -65,7 +65,7 @@ def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
     """Write a federation's recipe, and a file for each silo; return the first commands to run in ``out``.
 
     Args:
-        seen: the data; each of its groups is a silo. For an archive or a table, each silo gets its rows as a file.
+        seen: the data; each group is a silo. Silos of an archive or a table get their rows as files.
         out: a new or empty folder.
         silos: number of silos if the data have no groups; initially each has all of the data.
         secure: whether the server sees only sums of the silos' updates.

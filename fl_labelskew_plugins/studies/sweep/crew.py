@@ -1,12 +1,11 @@
 """Run a sweep's processes: several at a time, as GPUs, cores and memory allow, and end them together.
 
-Each run is a process with results identical to ``labelskew run``. The processes are forked from one that has imported
-the host, since that import takes seconds.
+Each run is a process with results identical to ``labelskew run``, forked from a process that has imported the host,
+which takes seconds.
 
 Eight tiny runs without FedML, two at a time on two cores, took 9.6 s of processor time and 0.9 GB. Alternatives:
-``ProcessPoolExecutor`` with a process per run took 11.1 s and 0.9 GB, but needs Python 3.11, and one killed run aborts
-all others; joblib's loky 12.3 s and 1.2 GB, with many runs in one process, whose memory grows; one ``sweep --task``
-per run 32.2 s and 1.2 GB.
+``ProcessPoolExecutor`` took 11.1 s and 0.9 GB, needs Python 3.11, and one killed run aborts all others; joblib's loky
+12.3 s and 1.2 GB, which grow with the runs in a process; one ``sweep --task`` per run 32.2 s and 1.2 GB.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ def run_all(
 ) -> list[str]:
     """Finish all runs; return a line per failed run.
 
-    Other processes, also on other machines, may work in the same folder. Runs that they hold are checked again after
-    all others.
+    Other processes and machines may work in the same folder. Runs that they hold are checked again after all others.
 
     Args:
         planned: from :func:`.plan.plan`.

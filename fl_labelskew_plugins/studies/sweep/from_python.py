@@ -64,7 +64,7 @@ def sweep(
     """Run every combination of a grid, several at a time; repeat the call to resume unfinished runs.
 
     Args:
-        sweep: the path of a sweep's file, or its content as a mapping (docs/sweeps.md).
+        sweep: path of a sweep's file, or its content as a mapping (docs/sweeps.md).
         changes: values for all runs by ``section.key``.
         base: without ``sweep``: a recipe's name, path or sections.
         grid: without ``sweep``: the axes, as in the file; or the values of each ``section.key``.
@@ -76,7 +76,7 @@ def sweep(
         quiet: print only warnings and errors.
 
     Returns:
-        The runs and their table. A failed run does not stop the others; its row has its ``state`` and ``why``.
+        The runs and their table. A failed run does not stop the others; its row has ``state`` and ``why``.
 
     Raises:
         LabelSkewError: invalid arguments or settings.

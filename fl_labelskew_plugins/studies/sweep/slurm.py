@@ -3,8 +3,8 @@
 A task that reaches its time limit saves a checkpoint, is requeued, and resumes. Slurm itself requeues tasks that are
 preempted or whose node fails.
 
-``submitit`` would not be shorter: it submits pickled functions with consecutive numbers, not a command; requeues a task
-three times with its own pickle instead of our checkpoint; and cannot show the script beforehand.
+``submitit`` would not be shorter: it submits pickled functions, not a command, requeues a task three times with its own
+pickle instead of our checkpoint, and cannot show the script beforehand.
 """
 
 from __future__ import annotations
