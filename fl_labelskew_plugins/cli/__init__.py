@@ -1,6 +1,7 @@
-"""What does a command of ``labelskew`` ask for, and how does it end?
+"""The commands of ``labelskew``.
 
-May import everything below. The hook uses it, and Ctrl-C ends it in a line from here on, also where the hook is off.
+May import everything below. The hook uses it. From this import on, Ctrl-C ends the command with one line, even if the
+hook is off.
 """
 
 from fl_labelskew_plugins.hook import end_in_a_line

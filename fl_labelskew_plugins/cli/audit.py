@@ -1,4 +1,4 @@
-"""``labelskew audit``: what a server or a silo has logged of its connections and messages."""
+"""``labelskew audit``: the log of a server's or a silo's connections and messages."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from fl_labelskew_plugins.cli.options import RUN
 from fl_labelskew_plugins.machine.text import clean
 
 LEAST = ("sha256", "times", "bytes", "peer")
-"""Columns that a narrow terminal goes without, the least important one first."""
+"""Columns that a narrow terminal omits, the least important one first."""
 
 
 @click.group("audit")
 def audit_group() -> None:
     """Show or verify the audit log of a server or a silo.
 
-    It says who connected, and what was sent.
+    The log records who connected, and what was sent.
     """
 
 
 @audit_group.command("show")
 @RUN
-@click.option("--event", help="Lines of this event alone, such as sent, received or refused.")
+@click.option("--event", help="Show only this event, such as sent, received or refused.")
 @guarded
 def show(folder: Path, event: str | None) -> None:
-    """Show the log in RUN, a server's folder or a silo's own."""
+    """Show the log in RUN, the folder of a server or a silo."""
     from fl_labelskew_plugins.ledgers import audit
     from fl_labelskew_plugins.recipe import mistakes
 
@@ -40,7 +40,7 @@ def show(folder: Path, event: str | None) -> None:
     used = [key for key in keys if any(key in content for content in shown)]
     cells = {"sha256": 12}
     rows = [[*(clean(content.get(key, ""))[: cells.get(key)] for key in used), _more(content)] for content in shown]
-    click.echo(table.plain([*used, "more"], rows, least=LEAST) if rows else "no such line")
+    click.echo(table.plain([*used, "more"], rows, least=LEAST) if rows else "no matching lines")
 
 
 def _more(content: dict[str, object]) -> str:
@@ -52,13 +52,14 @@ def _more(content: dict[str, object]) -> str:
 @audit_group.command("verify")
 @RUN
 @click.option(
-    "--last", default="", metavar="SHA256", help="A line's SHA-256 that has to be there, as a run's end says."
+    "--last", default="", metavar="SHA256", help="SHA-256 of a line that must exist, as printed at a run's end."
 )
 @guarded
 def verify(folder: Path, last: str) -> None:
-    """Check that no line of the log in RUN was changed, left out or moved.
+    """Check that no line of the log in RUN was changed, removed or moved.
 
-    Exit code 1 names the first that was. Lines that are missing at the end are seen with --last alone.
+    The exit code is 1 if a line was; the message names the first one. Lines removed from the end are detected only
+    with --last.
     """
     from fl_labelskew_plugins.ledgers import audit
     from fl_labelskew_plugins.machine.text import counted
@@ -66,5 +67,5 @@ def verify(folder: Path, last: str) -> None:
     log = audit.verify(folder, last.strip().lower())
     click.echo(f"ok: {counted(log.lines, 'line')} in {counted(log.files, 'file')}, last line's SHA-256 {log.last}")
     if log.missing or log.repaired:
-        text = f"{counted(log.missing, 'line')} could not be written, {counted(log.repaired, 'line')} cut in half"
-        click.echo(f"the log itself says: {text}")
+        text = f"{counted(log.missing, 'line')} could not be written, {counted(log.repaired, 'line')} were incomplete"
+        click.echo(f"reported by the log itself: {text}")

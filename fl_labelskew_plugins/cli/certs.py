@@ -1,4 +1,4 @@
-"""``labelskew certs``: who may take part in a federation across machines."""
+"""``labelskew certs``: certificates of the participants of a federation across machines."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ IN = click.option(
 )
 NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 DAYS = click.option(
-    "--days", type=click.IntRange(1, 36_500), default=825, show_default=True, help="How long they hold."
+    "--days", type=click.IntRange(1, 36_500), default=825, show_default=True, help="Days until they expire."
 )
 ENCRYPT = click.option("--encrypt", is_flag=True, help="Encrypt the keys with a passphrase.")
 
 
 def _server(default: str) -> Callable[..., Any]:
-    what = f"Name or IP address at which silos reach the server; repeatable.  [default: {default}]"
-    return click.option("--server", "hosts", multiple=True, metavar="HOST", help=what)
+    help = f"Name or IP address at which silos reach the server; repeatable.  [default: {default}]"
+    return click.option("--server", "hosts", multiple=True, metavar="HOST", help=help)
 
 
 @click.group("certs")
@@ -43,23 +43,23 @@ def certs_group() -> None:
 @certs_group.command("new")
 @click.option("--silos", required=True, type=click.IntRange(1, 100_000), help="Number of silos.")
 @click.option("--out", type=FOLDER, metavar="DIR", default="certs", show_default=True, help="Folder to write.")
-@_server("this machine alone")
+@_server("only this machine")
 @DAYS
-@click.option("--add", is_flag=True, help="Keep what is in DIR and make what is missing; needs the authority's key.")
+@click.option("--add", is_flag=True, help="Keep the files in DIR and add missing ones; needs the authority's key.")
 @ENCRYPT
 @guarded
 def new(*, silos: int, out: Path, hosts: tuple[str, ...], days: int, add: bool, encrypt: bool) -> None:
-    """Make an authority, and certificates of the server and the silos."""
+    """Create an authority, and certificates for the server and the silos."""
     require()
     from fl_labelskew_plugins.runtimes.silo import certs
 
-    made = certs.new(out, silos, hosts, days=days, add=add, encrypt=encrypt)
-    click.echo(f"written to {out}: {', '.join(made) or 'nothing, all are there'}")
-    for name in made:
+    written = certs.new(out, silos, hosts, days=days, add=add, encrypt=encrypt)
+    click.echo(f"written to {out}: {', '.join(written) or 'nothing, all files exist'}")
+    for name in written:
         if name != "ca":
             click.echo(f"to {_host_of(name)}: ca.pem {name}.pem {name}.key")
-    if "ca" in made:
-        click.echo("keep ca.key off all of them: who has it can pose as anybody")
+    if "ca" in written:
+        click.echo("do not copy ca.key to any of them: its owner can impersonate everyone")
 
 
 @certs_group.command("renew")
@@ -70,7 +70,7 @@ def new(*, silos: int, out: Path, hosts: tuple[str, ...], days: int, add: bool, 
 @ENCRYPT
 @guarded
 def renew(*, names: tuple[str, ...], folder: Path, hosts: tuple[str, ...], days: int, encrypt: bool) -> None:
-    """Make certificates anew, each with a new key.
+    """Replace certificates, each with a new key.
 
     NAME is server, silo-1 and so on, or all.
     """
@@ -78,8 +78,8 @@ def renew(*, names: tuple[str, ...], folder: Path, hosts: tuple[str, ...], days:
     from fl_labelskew_plugins.runtimes.silo import certs
 
     for name in certs.renew(folder, names, hosts, days=days, encrypt=encrypt):
-        click.echo(f"to {_host_of(name)}, which takes them at its next start: {name}.pem {name}.key")
-    click.echo("what they replace holds until it expires; to end that: `labelskew certs revoke NAME`, then renew again")
+        click.echo(f"to {_host_of(name)}, which uses them after its next start: {name}.pem {name}.key")
+    click.echo("the old ones are valid until they expire; to end that: `labelskew certs revoke NAME`, then renew again")
 
 
 @certs_group.command("revoke")
@@ -87,7 +87,7 @@ def renew(*, names: tuple[str, ...], folder: Path, hosts: tuple[str, ...], days:
 @IN
 @guarded
 def revoke(*, names: tuple[str, ...], folder: Path) -> None:
-    """Put certificates on a signed list of those that no longer count.
+    """Add certificates to the signed list of revoked ones.
 
     NAME is server, silo-1 and so on, or all.
     """
@@ -98,19 +98,16 @@ def revoke(*, names: tuple[str, ...], folder: Path) -> None:
     path = folder / REVOKED
     if new:
         click.echo(f"written to {path}: {listed}, {new} of them new")
-        click.echo("to the server's host and every silo, beside their certificates: " + REVOKED)
+        click.echo("to the server's host and every silo, next to their certificates: " + REVOKED)
     else:
-        click.echo(f"written to {path}: nothing, all of them are on it")
+        click.echo(f"written to {path}: nothing, all of them are listed already")
 
 
 @certs_group.command("show")
 @click.argument("folder", metavar="DIR", type=FOLDER)
 @guarded
 def show(folder: Path) -> None:
-    """Show who the certificates in DIR are for, and until when.
-
-    Their SHA-256 fingerprints are there, too.
-    """
+    """Show the owners, expiry dates and SHA-256 fingerprints of the certificates in DIR."""
     require()
     from fl_labelskew_plugins.runtimes.silo import certs
 

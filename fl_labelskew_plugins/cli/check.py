@@ -25,8 +25,8 @@ def check_command(name: str, recipe: Path | None, overrides: tuple[str, ...]) ->
     """Check that a method gives the same numbers in every runtime.
 
     Runs METHOD, or every method of PACKAGE, for two rounds: in one process, stopped after one round and resumed, over
-    MPI with two workers, and across silos that are processes of this machine. Metrics and models are compared bit for
-    bit. The exit code is 1 if a run fails or differs; a runtime that is not installed is skipped.
+    MPI with two workers, and across silos that are processes of this machine. Metrics and models must be bit-identical.
+    The exit code is 1 if a run fails or differs; runtimes that are not installed are skipped.
     """
     from fl_labelskew_plugins.studies import check
 

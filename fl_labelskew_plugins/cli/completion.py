@@ -1,6 +1,6 @@
-"""``labelskew completion``: click's script for a shell, and the words that complete a recipe, a plugin, a run or a key.
+"""``labelskew completion``: click's shell script, and completions for recipes, plugins, runs and keys.
 
-Answers come from names, files and the schema next to the recipes, without importing plugins: a shell asks at every Tab.
+They come from names, files and the schema next to the recipes, without importing plugins, to be fast at every Tab.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ PLACES = {
     "zsh": f"""echo 'eval "$({NAME} completion zsh)"' >> ~/.zshrc   # below compinit""",
     "fish": f"{NAME} completion fish > ~/.config/fish/completions/{NAME}.fish",
 }
-"""How a shell gets its script for good."""
+"""Commands that install the script permanently, by shell."""
 
 
-HELP = """Print the script by which a shell completes words of labelskew.
+HELP = """Print the shell script that completes labelskew commands.
 
-It knows commands, options, recipes, plugins, run folders, and the keys of --set. To have it in every new
+It completes commands, options, recipes, plugins, run folders, and the keys of --set. To enable it in every new
 shell:
 
 \b
@@ -50,23 +50,23 @@ def completion_command(context: click.Context, shell: str) -> None:
 
 
 def plugins(kind: Kind) -> Complete:
-    """Completes the name of a plugin."""
+    """Complete the name of a plugin."""
     return lambda context, parameter, word: _matching(sorted({one.name for one in catalog.entries(kind)}), word)
 
 
 def recipes(context: click.Context, parameter: click.Parameter, word: str) -> Items:
-    """Completes a recipe's name, or the file of one."""
+    """Complete a recipe's name, or a recipe file."""
     files = [file for deep in ("*", "*/*") for file in sorted(glob.glob(f"{glob.escape(word)}{deep}.y*ml"))]
     return _matching([*shipped_recipes(word), *files], word) or [CompletionItem(word, type="file")]
 
 
 def shipped_names(context: click.Context, parameter: click.Parameter, word: str) -> Items:
-    """Completes the name of a recipe that came with the package."""
+    """Complete the name of a recipe of the package."""
     return _matching(shipped_recipes(word), word)
 
 
 def shipped_recipes(word: str) -> list[str]:
-    """Names of recipes, and the papers' as ``PAPER/`` until one paper is left."""
+    """Names of recipes; papers' recipes as ``PAPER/`` until only one paper matches."""
     papers = [paper for paper in shipped.papers() if f"{paper}/".startswith(word) or word.startswith(f"{paper}/")]
     rows = [f"{paper}/" for paper in papers]
     if len(papers) == 1:
@@ -75,14 +75,14 @@ def shipped_recipes(word: str) -> list[str]:
 
 
 def runs(context: click.Context, parameter: click.Parameter, word: str) -> Items:
-    """Completes the folder of a run."""
+    """Complete the folder of a run."""
     places = (f"{glob.escape(word)}{deep}/recipe.yaml" for deep in ("*", "*/*"))
     folders = [os.path.dirname(file) for place in places for file in sorted(glob.glob(place))]
     return _matching(folders, word) or [CompletionItem(word, type="dir")]
 
 
 def settings(context: click.Context, parameter: click.Parameter, word: str) -> Items:
-    """Completes ``section.key=``: first the section, then the key; of a single key also its default."""
+    """Complete ``section.key=``: first the section, then the key, then the default of a single key."""
     schema = json.loads((shipped.folder() / shipped.SCHEMA).read_text("utf-8"))
     sections = schema["$defs"]["recipe"]["properties"]
     near = [section for section in sections if f"{section}.".startswith(word) or word.startswith(f"{section}.")]

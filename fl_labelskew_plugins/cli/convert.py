@@ -1,4 +1,4 @@
-"""``labelskew convert``: a FedML configuration as a recipe."""
+"""``labelskew convert``: convert a FedML configuration to a recipe."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from fl_labelskew_plugins.machine.files import write_text
 @click.option("--out", type=PATH, metavar="RECIPE.yaml", help="Write the recipe to this new file.  [default: stdout]")
 @guarded
 def convert_command(file: Path, out: Path | None) -> None:
-    """Make a recipe of a FedML configuration, such as fedml_config.yaml.
+    """Convert a FedML configuration, such as fedml_config.yaml, to a recipe.
 
-    The keys that a recipe has are taken over. For each other key a line on stderr says what to do, and so it does for
-    each value that the recipe still needs; the exit code is then 2.
+    Keys that a recipe has are copied. For each other key, and each value that the recipe still needs, a line on stderr
+    says what to do; the exit code is then 2.
     """
     from fl_labelskew_plugins.recipe import parse
     from fl_labelskew_plugins.recipe.convert import convert
 
     if out is not None and os.path.lexists(out):
         raise mistake(f"--out {out}", "exists already", "another file")
-    made = convert(parse.read_text(file), file)
+    converted = convert(parse.read_text(file), file)
     name = Path("recipe.yaml") if out is None else out
-    text = made.text(str(name))
+    text = converted.text(str(name))
     if out is None:
         click.echo(text, nl=False)
     else:
         with writing(out):
             write_text(out, text)
-    for line in made.notes:
+    for line in converted.notes:
         click.echo(f"{file}: {line}", err=True)
     parse.parse(text, source=name)

@@ -1,4 +1,4 @@
-"""``--dry-run`` of sweep and reproduce: the runs, and what they will take."""
+"""``--dry-run`` of sweep and reproduce: list the runs and estimate their costs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 DRY_RUN = click.option(
     "--dry-run",
     is_flag=True,
-    help="List the runs, and estimate what they will take: time, memory, disk. One run of each kind without a round is "
-    "started for that, for a few seconds of training.",
+    help="List the runs and estimate their time, memory and disk. If nothing is known of a kind of run, one such run "
+    "trains for a few seconds.",
 )
 
 
@@ -34,13 +34,13 @@ def forecast(
     until: float = math.inf,
     tasks: bool = False,
 ) -> float:
-    """List runs, start one of each unknown kind for a few batches or rounds, and estimate what is left of all.
+    """List runs, start one of each unknown kind for a few batches or rounds, and estimate the remaining costs.
 
     Args:
         planned: all runs.
         out: the folder of all runs.
         jobs: runs at a time.
-        free: bytes of memory that all runs together may take.
+        free: bytes of memory available to all runs together.
         host: as for :func:`.crew.run_all`.
         until: no further run is started after this, in seconds of :func:`time.monotonic`.
         tasks: whether to print the runs' numbers.
@@ -49,7 +49,7 @@ def forecast(
         Seconds that all runs take one after the other.
 
     Raises:
-        RunError: some could not be started; the others are estimated.
+        RunError: some runs could not be started; the others are estimated.
     """
     from fl_labelskew_plugins.runs import status
     from fl_labelskew_plugins.studies import cost

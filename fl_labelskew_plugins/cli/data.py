@@ -1,4 +1,4 @@
-"""``labelskew data``: whether a data set's files are all there, and small copies of data sets to try recipes on."""
+"""``labelskew data``: check a data set's files, and write small copies for trying recipes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SET = overrides("NAME's own data_args", "KEY=VALUE")
 
 
 def chosen(name: str, overrides: tuple[str, ...]) -> Dataset:
-    """The data set ``name`` with its parameters from ``key=value`` texts.
+    """The data set ``name`` with parameters from ``key=value`` texts.
 
     Raises:
         LabelSkewError: an unknown name, key or value.
@@ -42,14 +42,14 @@ def data_group() -> None:
 @data_group.command("check")
 @click.argument("name", shell_complete=completion.plugins("datasets"))
 @click.argument("folder", metavar="[DIR]", required=False, type=PATH)
-@click.option("--deep", is_flag=True, help="Also open every file, and list all that are broken.")
+@click.option("--deep", is_flag=True, help="Also open every file, and list the broken ones.")
 @SET
 @guarded
 def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, ...]) -> None:
-    """Compare the files of data set NAME with what should be there.
+    """Compare the files of data set NAME with the expected ones.
 
-    Nothing is decoded without --deep. Ends with 0 where all is there, 1 where something is missing, differs or is
-    broken. DIR is what data_args.data_cache_dir would be; without it, the data set's own folder.
+    Without --deep, no file is decoded. The exit code is 0 if all files exist, and 1 if one is missing, differs or is
+    broken. DIR is the value of data_args.data_cache_dir; default: the data set's own folder.
     """
     from fl_labelskew_plugins.data import fakes
 
@@ -82,10 +82,10 @@ def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, .
 @SET
 @guarded
 def fake(name: str, out: Path, *, samples: int | None, overrides: tuple[str, ...]) -> None:
-    """Write a small data set that NAME reads.
+    """Write a small made-up data set that NAME reads.
 
-    Its content is made up and can be learnt. It is for trying recipes; numbers on it say nothing about the real data
-    set. Image folders and tables have the real layout; data sets that torchvision downloads are one .npz file.
+    It can be learnt and is for trying recipes; results on it say nothing about the real data set. Image folders and
+    tables have the real layout; data sets that torchvision downloads become one .npz file.
     """
     from fl_labelskew_plugins.data import fakes
 
@@ -94,4 +94,4 @@ def fake(name: str, out: Path, *, samples: int | None, overrides: tuple[str, ...
     values = {"dataset": name, "data_cache_dir": str(out)}
     sets = [f"--set {shlex.quote(f'data_args.{key}={value}')}" for key, value in values.items()]
     sets += [f"--set {shlex.quote('data_args.' + text.strip().removeprefix('data_args.'))}" for text in overrides]
-    click.echo(f"made up, not the real data; use it with: labelskew run RECIPE.yaml {' '.join(sets)}")
+    click.echo(f"made-up data, not the real ones; to use them: labelskew run RECIPE.yaml {' '.join(sets)}")

@@ -1,4 +1,4 @@
-"""``labelskew evaluate``: how good a trained model is on further data."""
+"""``labelskew evaluate``: test a trained model on further data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.trained.evaluate import TestedPart
 
 SHOWN = 20
-"""Classes of a confusion matrix that fits a screen."""
+"""Classes up to which a confusion matrix is printed."""
 
 
 @click.command("evaluate")
@@ -48,11 +48,11 @@ def evaluate_command(
     client: str | None,
     network: str | None,
 ) -> None:
-    """Test a trained model on DATA, which lies as the training's data did.
+    """Test a trained model on DATA, which has the layout of the training data.
 
-    RUN is the folder of a run, or a model's .safetensors file; DATA is what data_args.data_cache_dir would be. Shown
-    are accuracy, balanced accuracy and macro F1 in per cent, recall and precision of each class, the confusion matrix
-    and, where samples belong to groups such as hospitals, the measures of each group.
+    RUN is the folder of a run, or a model's .safetensors file; DATA is a value of data_args.data_cache_dir. The output
+    has accuracy, balanced accuracy and macro F1 in per cent, recall and precision of each class, the confusion matrix
+    and, if samples belong to groups such as hospitals, the measures of each group.
     """
     from fl_labelskew_plugins.trained.evaluate import evaluate
     from fl_labelskew_plugins.trained.network import file_of, load
@@ -74,17 +74,16 @@ def evaluate_command(
 
 
 def _parts(result: dict[str, Any]) -> list[str]:
-    """What a person reads, in parts."""
     measures = ("accuracy", "balanced_accuracy", "macro_f1")
     heads = ["accuracy", "balanced", "macro F1"]
-    whose = "global model" if result["client"] is None else f"model of client {result['client']}"
+    owner = "global model" if result["client"] is None else f"model of client {result['client']}"
     number, total = result["samples"], result["total"]
     if result["part"] == "all":
         tested = f"all {counted(number, 'sample')} of {result['data']}"
     else:
         count = counted(number, "sample") if total is None else f"{number} of {counted(total, 'sample')}"
         tested = f"the test part of {result['data']}: {count}"
-    lines = [f"{whose} after round {result['round']}", f"tested on {tested}"]
+    lines = [f"{owner} after round {result['round']}", f"tested on {tested}"]
     lines += [f"note: {result['note']}"] if result["note"] else []
     parts = ["\n".join(lines) + "\n\n" + table.plain(heads, [[_percent(result[key]) for key in measures]])]
     rows = [
@@ -100,7 +99,7 @@ def _parts(result: dict[str, Any]) -> list[str]:
     if len(result["classes"]) <= SHOWN:
         names = [row["class"] for row in result["classes"]]
         cells = [[name, *map(str, counts)] for name, counts in zip(names, result["confusion"], strict=True)]
-        parts.append("rows: classes; columns: what they were predicted as\n" + table.plain(["", *names], cells))
+        parts.append("rows: true classes; columns: predicted classes\n" + table.plain(["", *names], cells))
     return parts
 
 

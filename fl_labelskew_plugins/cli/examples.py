@@ -1,4 +1,4 @@
-"""``labelskew examples``: whole examples, and sweeps, that come with the package."""
+"""``labelskew examples``: complete examples and sweeps of the package."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from fl_labelskew_plugins.cli.recipes import DEST, fresh
 from fl_labelskew_plugins.recipe import shipped
 
 ABOUT = {
-    "hospitals": "three hospitals train across silos, each with data, a file and a policy of its own",
+    "hospitals": "three hospitals train across silos, each with its own data, file and policy",
     "services": "server and silos as systemd units, or in containers",
     "fedml_script": "a script with FedML's own runner and methods of this package, over MPI or across silos",
-    "third_party_method": "a method in a package of its own, with its recipe and test",
+    "third_party_method": "a method in its own package, with recipe and test",
     "first_run.ipynb": "a notebook: a first run from Python",
     "search_optuna.py": "a search for the best settings with Optuna, on one machine or several",
     "sweeps/digits": "a first sweep on scikit-learn's digits: methods, partitions, seeds; half a minute",
-    "sweeps/secure_digits": "digits: what the whole numbers of secure aggregation cost; ten minutes",
+    "sweeps/secure_digits": "digits: accuracy cost of secure aggregation's integers; ten minutes",
     "sweeps/fmnist": "Fashion-MNIST: every method, optimiser and baseline, three seeds; three hours",
     "sweeps/fmnist_momentum": "Fashion-MNIST: optimisers that correct drift, with plain SGD",
-    "sweeps/fmnist_settings": "Fashion-MNIST: methods at other parameters",
-    "sweeps/niid_bench": "Fashion-MNIST: the settings of NIID-Bench in Flower's baseline; 40 minutes a run",
+    "sweeps/fmnist_settings": "Fashion-MNIST: methods with other parameters",
+    "sweeps/niid_bench": "Fashion-MNIST: the settings of NIID-Bench in Flower's baseline; 40 minutes per run",
 }
 MADE = ("__pycache__", "certs", "data", "runs")
-"""What trying an example leaves in its folder; in a checkout it may be there."""
+"""Files that running an example leaves in its folder; a checkout may contain them."""
 
 
 def source(name: str) -> Path:
-    """Where an example lies: a folder, or a file.
+    """The folder or file of an example.
 
     Raises:
-        LabelSkewError: there is none of this name.
+        LabelSkewError: there is no such example.
     """
     if name not in ABOUT:
         from fl_labelskew_plugins.recipe import mistakes
@@ -47,14 +47,14 @@ def source(name: str) -> Path:
 
 @click.group("examples")
 def examples_group() -> None:
-    """List or copy examples and sweeps that come with the package."""
+    """List or copy examples and sweeps of the package."""
 
 
 @examples_group.command("ls")
 @guarded
 def ls() -> None:
-    """List the examples and sweeps, each with a line on what it is."""
-    click.echo(table.plain(["name", "what"], [*ABOUT.items()]))
+    """List the examples and sweeps, each with a short description."""
+    click.echo(table.plain(["name", "description"], [*ABOUT.items()]))
 
 
 @examples_group.command("cp")
@@ -62,7 +62,7 @@ def ls() -> None:
 @DEST
 @guarded
 def cp(name: str, dest: Path) -> None:
-    """Copy the example NAME to DEST, by default into the current folder; what is there is left alone."""
+    """Copy the example NAME to DEST, by default into the current folder; existing files are kept."""
     example = source(name.rstrip("/").removesuffix(".yaml"))
     with fresh(dest, example.name) as target:
         if example.is_dir():

@@ -1,4 +1,4 @@
-"""How every verb ends: 0 done, 2 a user's mistake, 1 a failure, 130 interrupted."""
+"""Exit codes of all commands: 0 done, 2 a user's mistake, 1 a failure, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 def guarded(verb: Callable[P, None]) -> Callable[P, None]:
-    """A verb whose mistakes are lines, not tracebacks; a bug keeps its traceback."""
+    """A decorator that prints a command's errors as lines without traceback; bugs keep their traceback."""
 
     @functools.wraps(verb)
     def ends(*args: P.args, **kwargs: P.kwargs) -> None:
-        # read when torch is first imported, also by the processes of a run: threads that wait then leave the core to
-        # others, which on busy cores halves the CPU time of two threads (see engine/threads.py) and changes no byte
+        # torch and the processes of a run read this: waiting threads then free their core, which halves the CPU time
+        # of two threads on busy cores (see engine/threads.py) without changing results
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         try:
             with ending():
@@ -40,7 +40,7 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
             log.error(str(interruption) or "interrupted", log.WARNING)
             sys.exit(130)
         except BrokenPipeError:
-            # The reader has seen enough, as in `| head`. Python flushes once more on its way out: into nothing.
+            # The reader has closed the pipe, as in `| head`. Python flushes again at exit: discard that.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         finally:
             log.end()
@@ -49,14 +49,14 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
 
 
 def refuse_mpirun(verb: str) -> None:
-    """Raise LabelSkewError where a verb that starts its processes itself was started by ``mpirun``."""
+    """Raise LabelSkewError if ``mpirun`` started a command that starts its own processes."""
     if mpi_rank() is not None:
-        raise mistake(verb, "starts its processes itself", "it without mpirun")
+        raise mistake(verb, "starts its own processes", "it without mpirun")
 
 
 @contextmanager
 def writing(place: Path | str) -> Iterator[None]:
-    """A file or folder that cannot be written is a user's mistake: a disk is full, a folder is not there."""
+    """Report an OSError of writing ``place`` as a user's mistake, such as a full disk or a missing folder."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""``labelskew export``: a trained model for other programs."""
+"""``labelskew export``: export a trained model for other programs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def export_command(place: Path, form: str, out: Path, *, best: bool, client: str
     """Write a trained model for other programs, with its normalisation inside the graph.
 
     RUN is the folder of a run, or a model's .safetensors file. The graph takes any number of samples as the data set
-    gives them, such as uint8 pixels of 0 to 255, and returns logits. What was written is checked against the network:
-    logits may differ by 0.0001 of the largest one.
+    gives them, such as uint8 pixels of 0 to 255, and returns logits. The file is checked against the network: logits
+    may differ by 0.0001 of the largest one.
     """
     from fl_labelskew_plugins.trained.export import export
     from fl_labelskew_plugins.trained.network import file_of, load
@@ -34,6 +34,6 @@ def export_command(place: Path, form: str, out: Path, *, best: bool, client: str
     with writing(out):
         worst = export(trained, out, form)
     about = trained.about
-    click.echo(f"written: {out}; logits differ by {worst:.1g} of the largest one at most")
+    click.echo(f"written: {out}; logits differ by at most {worst:.1g} of the largest one")
     click.echo(f"input: samples {about.dtype} (batch, {', '.join(map(str, about.input_shape))}), not normalised")
     click.echo(f"output: logits float32 (batch, {len(about.class_names)})")

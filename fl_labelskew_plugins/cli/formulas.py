@@ -1,4 +1,4 @@
-"""The equations of a docstring: split from its prose, and written as plain text for a terminal."""
+"""Equations of docstrings: separate them from the prose, and convert them to plain text for a terminal."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SYMBOLS = {
     **{"in": "∈", "times": "×", "cdot": "·", "infty": "∞", "Vert": "‖", "lVert": "‖", "rVert": "‖"},
     **{"quad": "\n", "qquad": "\n", ",": " ", ";": " "},
 }
-"""Commands of LaTeX as text, besides Greek letters; all others are their own name, such as ``log``."""
+"""LaTeX commands as text, in addition to Greek letters; others become their own name, such as ``log``."""
 ACCENTS = {"hat": "\u0302", "bar": "\u0304", "tilde": "\u0303"}
-"""Commands that set a sign over their argument."""
+"""LaTeX commands that put an accent on their argument."""
 SIZES = {"left", "right", *(size + side for size in ("big", "Big", "bigg", "Bigg") for side in ("", "l", "r"))}
 RAISED = str.maketrans("0123456789+-T", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ᵀ")
 TOKEN = re.compile(r"\\(?:[A-Za-z]+|.)|\s+|.", re.DOTALL)
@@ -40,7 +40,7 @@ class DocPart(NamedTuple):
 
 
 def parts(docstring: str | None) -> Iterator[DocPart]:
-    r"""What follows a docstring's first line; equations are its ``.. math::`` directives.
+    r"""The parts after a docstring's first line; equations are its ``.. math::`` directives.
 
     >>> list(parts("A loss.\n\nEquation 1:\n\n.. math:: a^2\n"))
     [DocPart(kind='text', text='Equation 1:'), DocPart(kind='math', text='a^2')]
@@ -52,7 +52,7 @@ def parts(docstring: str | None) -> Iterator[DocPart]:
 
 
 def plain(latex: str) -> str:
-    r"""A formula of LaTeX as text, a line for each of the equations that it separates by ``\quad``.
+    r"""A LaTeX formula as text, with a line for each equation separated by ``\quad``.
 
     >>> print(plain(r"\mathcal{L} = -\log \frac{e^{z_y / \tau}}{\sum_c e^{z_c}}, \quad w_k^2"))
     L = -log(e^(z_y / τ) / Σ_c e^(z_c)),
@@ -63,7 +63,7 @@ def plain(latex: str) -> str:
 
 
 def _sequence(tokens: list[str]) -> str:
-    """All up to a closing brace; ``tokens`` has the next one last."""
+    """Text up to a closing brace; ``tokens`` is reversed."""
     text = ""
     while tokens and (token := tokens.pop()) != "}":
         if token == "{":
@@ -73,7 +73,7 @@ def _sequence(tokens: list[str]) -> str:
         elif token == r"\frac":
             over, under = _argument(tokens), _argument(tokens)
             whole = f"{_factor(over, ' [-+] ')} / {_factor(under, '^[^Σ].* | [-+] ')}"
-            # at the end of an equation nothing can be taken for a part of it
+            # at the end of an equation, no parentheses are needed
             alone = re.search(r"= $", text) and (not tokens or tokens[-1] in ",}")
             text += whole if alone else f"{over}/{under}" if _simple(over) and _simple(under) else f"({whole})"
         elif token == r"\rVert":
@@ -104,7 +104,6 @@ def _command(name: str, tokens: list[str]) -> str:
 
 
 def _argument(tokens: list[str]) -> str:
-    """The next group, command or sign."""
     while tokens and tokens[-1].isspace():
         tokens.pop()
     if not tokens:
@@ -124,12 +123,11 @@ def _script(sign: str, text: str) -> str:
 
 
 def _simple(text: str) -> bool:
-    """Whether a text is one symbol."""
     return re.fullmatch(r"[\w\u0300-\u036f]+", text) is not None
 
 
 def _factor(text: str, compound: str) -> str:
-    """A text in parentheses, if what is outside of its own ones matches a pattern."""
+    """A text, in parentheses if the part outside its own parentheses matches ``compound``."""
     outside, inside = text, ""
     while outside != inside:
         outside, inside = re.sub(r"\([^()]*\)|\{[^{}]*\}", "", outside), outside
@@ -137,7 +135,7 @@ def _factor(text: str, compound: str) -> str:
 
 
 def shown(docstring: str | None, width: int) -> list[str]:
-    """The parts of a docstring as lines of a terminal."""
+    """The parts of a docstring as lines for a terminal."""
     lines: list[str] = []
     for part in parts(docstring):
         lines.append("")

@@ -1,4 +1,4 @@
-"""The ``labelskew`` command. Nothing heavy is imported before a verb runs, so that ``--help`` answers at once."""
+"""The ``labelskew`` command. Heavy imports happen only when a command runs, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fl_labelskew_plugins.cli.validate import validate_command
 @click.group(context_settings=CONTEXT)
 @click.version_option(__version__, prog_name="labelskew")
 def main() -> None:
-    """Federated learning under label skew: FedRS, MAP, FedLC, FedShift, FedMR inside FedML."""
+    """Federated learning for clients with different classes: FedRS, MAP, FedLC, FedShift, FedMR and more, in FedML."""
 
 
 for _command in (
@@ -69,15 +69,15 @@ for _command in (
     main.add_command(_command)
 
 
-def _whole(command: click.Command) -> None:
-    """Show a command in its group's list with its whole first sentence, which click would cut."""
+def _show_first_sentence(command: click.Command) -> None:
+    """Show the whole first sentence of a command in its group's list, where click would cut it."""
     first = " ".join(inspect.cleandoc(command.help or "").partition("\n\n")[0].split())
     command.short_help = command.short_help or first.partition(". ")[0].removesuffix(".") + "."
     for part in getattr(command, "commands", {}).values():
-        _whole(part)
+        _show_first_sentence(part)
 
 
-_whole(main)
+_show_first_sentence(main)
 
-if __name__ == "__main__":  # ranks of mpirun and local silos are started in this way
+if __name__ == "__main__":  # mpirun's ranks and local silos are started like this
     main(prog_name="labelskew")

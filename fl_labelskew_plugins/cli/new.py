@@ -1,4 +1,4 @@
-"""``labelskew new``: a folder to begin with, for data of one's own or for a method."""
+"""``labelskew new``: write a starting folder for the user's own data, or for a method."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DATA = partial(
     help="A folder of pictures (<class>/*, <hospital>/<class>/*, either with train/ and test/ before <class>), an .npz "
     "file, or a CSV or Parquet table.",
 )
-CLASSES = click.option("--classes", metavar="NAMES", help="Names of all classes.  [default: those in PATH]")
+CLASSES = click.option("--classes", metavar="NAMES", help="Names of all classes, a,b,c.  [default: those in PATH]")
 LABEL = click.option("--label", metavar="COLUMN", help="A table's column of classes.  [default: by its name]")
 GROUP = click.option(
     "--group", metavar="COLUMN", help="A table's column of groups, such as hospitals.  [default: by its name, or none]"
@@ -35,16 +35,16 @@ def names(classes: str | None) -> list[str]:
     """The classes of ``--classes``; empty without it.
 
     Raises:
-        LabelSkewError: they are not two or more different names.
+        LabelSkewError: they are not at least two different names.
     """
     listed = [] if classes is None else [name.strip() for name in classes.split(",")]
     if classes is not None and not 2 <= len({*listed} - {""}) == len(listed):
-        raise mistake(f"--classes {clean(classes)}", "expected two or more different names", "--classes benign,malign")
+        raise mistake(f"--classes {clean(classes)}", "expected at least two different names", "--classes benign,malign")
     return listed
 
 
 def say(out: Path, commands: Sequence[str], notes: Sequence[str] = ()) -> None:
-    """Print how the data were read, what was written, and what to type next."""
+    """Print how the data were read, the written files, and the next commands."""
     for note in notes:
         click.echo(note)
     click.echo(f"written to {clean(out, 4096)}: {', '.join(sorted(clean(path.name) for path in out.iterdir()))}")
@@ -55,7 +55,7 @@ def say(out: Path, commands: Sequence[str], notes: Sequence[str] = ()) -> None:
 
 @click.group("new")
 def new_group() -> None:
-    """Write a folder to begin with: recipes for data of your own, or the package of a method."""
+    """Write a starting folder: recipes for your own data, or the package of a method."""
 
 
 @new_group.command("simulation")
@@ -66,32 +66,33 @@ def new_group() -> None:
 @GROUP
 @guarded
 def simulation(out: Path, data: Path, *, classes: str | None, label: str | None, group: str | None) -> None:
-    """Write DIR, new or empty: a recipe that trains on all of PATH on this machine, and a README of the commands.
+    """Write a recipe that trains on all of PATH on this machine, and a README, to DIR, new or empty.
 
-    Each group of the data (hospital, site) is a client; without groups, samples are dealt out.
+    Each group of the data (hospital, site) is a client; without groups, the samples are partitioned.
     """
     from fl_labelskew_plugins.front.new import look, write
 
-    seen = look.look(data, label, group, names(classes))
-    say(out, write.simulation(seen, out), seen.notes)
+    own_data = look.look(data, label, group, names(classes))
+    say(out, write.simulation(own_data, out), own_data.notes)
 
 
 @new_group.command("federation")
 @OUT
 @DATA()
 @click.option(
-    "--silos", type=click.IntRange(2, 100), metavar="N", help="Number of silos, if there are no data, or no groups."
+    "--silos", type=click.IntRange(2, 100), metavar="N", help="Number of silos, without --data or if it has no groups."
 )
 @CLASSES
 @click.option("--image-size", type=click.IntRange(8, 1024), metavar="N", help="Without --data: pixels.  [default: 64]")
 @click.option(
     "--columns",
     metavar="COLUMNS",
-    help="Without --data: a table's features; a number age or age=0..100 (its range), categories sex=f/m.",
+    help="Without --data: a table's features, such as age (a number), age=0..100 (with its range), sex=f/m "
+    "(categories).",
 )
 @LABEL
 @GROUP
-@click.option("--secure", is_flag=True, help="Secure aggregation: the server sees only sums of what silos send.")
+@click.option("--secure", is_flag=True, help="Use secure aggregation: the server sees only sums of silos' updates.")
 @guarded
 def federation(
     out: Path,
@@ -105,10 +106,10 @@ def federation(
     group: str | None,
     secure: bool,
 ) -> None:
-    """Write DIR, new or empty: recipe and silos' files of a federation across machines, and a README of the commands.
+    """Write the recipe, silos' files and README of a federation across machines to DIR, new or empty.
 
-    Each group of the data (hospital, site) is a silo. Without --data the options say what the data are like; each silo
-    then names its own by labelskew silo data.
+    Each group of the data (hospital, site) is a silo. Without --data the options describe the data, and each silo
+    sets its own path with labelskew silo data.
     """
     from fl_labelskew_plugins.front.new import look, write
 
@@ -116,18 +117,18 @@ def federation(
     if data is None:
         if silos is None or not listed or group is not None:
             use = "--silos 3 --classes a,b with --image-size or --columns, or --data"
-            raise mistake("labelskew new federation", "without --data, silos and classes are not known", use)
-        seen = look.described(listed, image_size or 64, columns, label)
+            raise mistake("labelskew new federation", "without --data, number of silos and classes are missing", use)
+        own_data = look.described(listed, image_size or 64, columns, label)
     elif image_size is not None or columns is not None:
         option = "--columns" if image_size is None else "--image-size"
-        raise mistake(option, "describes data that are not here, and --data names some", "one of the two")
+        raise mistake(option, "describes data that are elsewhere, but --data is given", "one of the two")
     else:
-        seen = look.look(data, label, group, listed)
-    commands = write.federation(seen, out, silos, secure=secure)
-    if data is not None and len(seen.groups) < 2 and not listed and seen.dataset != "npz":
-        lacks = "has no groups; if it is one silo's data, others may have more classes"
-        warn(f"{clean(data, 4096)}: {lacks}: --classes names them all")
-    say(out, commands, seen.notes)
+        own_data = look.look(data, label, group, listed)
+    commands = write.federation(own_data, out, silos, secure=secure)
+    if data is not None and len(own_data.groups) < 2 and not listed and own_data.dataset != "npz":
+        problem = "has no groups; if it is the data of one silo, others may have more classes"
+        warn(f"{clean(data, 4096)}: {problem}; list all of them with --classes")
+    say(out, commands, own_data.notes)
 
 
 @new_group.command("method")
@@ -135,7 +136,7 @@ def federation(
 @click.argument("out", metavar="[DIR]", required=False, type=FOLDER)
 @guarded
 def method(name: str, out: Path | None) -> None:
-    """Write DIR, by default labelskew-NAME: a package with the method NAME, its recipe and its test."""
+    """Write a package with the method NAME, its recipe and its test to DIR, by default labelskew-NAME."""
     from fl_labelskew_plugins.front.new.method import package
 
     out = out or Path(f"labelskew-{name}")

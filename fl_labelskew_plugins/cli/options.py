@@ -1,4 +1,4 @@
-"""Options and arguments that several verbs take, each in one place."""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ RUN = click.argument("folder", metavar="RUN", type=FOLDER, shell_complete=comple
 
 MODEL = click.argument("place", metavar="RUN", type=PATH)
 """A trained model: the folder of a run, or a file."""
-BEST = click.option("--best", is_flag=True, help="The best round's model, by the main accuracy, not the last one's.")
+BEST = click.option("--best", is_flag=True, help="Use the model of the best round, not of the last one.")
 NETWORK = click.option(
-    "--network", metavar="FILE.py:FUNCTION", help="The function that makes the network, if the model is of one."
+    "--network", metavar="FILE.py:FUNCTION", help="The function that builds the network, if the recipe uses one."
 )
-CLIENT = click.option("--client", metavar="NAME", help="A client's own model, by the client's name or number, from 0.")
+CLIENT = click.option("--client", metavar="NAME", help="Use a client's own model, by its name or number from 0.")
 
 
 def overrides(what: str = "Change a value", metavar: str = RECIPE_KEY) -> Callable[..., Any]:
-    """The option ``--set`` of a verb, which gets ``overrides``; ``what``: the first words of its help."""
+    """The option ``--set`` of a command, as argument ``overrides``; ``what``: the first words of its help."""
     complete = completion.settings if metavar == RECIPE_KEY else None
     help = f"{what}; repeatable."
     return click.option("--set", "overrides", multiple=True, metavar=metavar, shell_complete=complete, help=help)
 
 
 def data_args(overrides: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
-    """A data set's parameters of ``KEY=VALUE`` or ``data_args.KEY=VALUE``, and a line for each mistake."""
+    """A data set's parameters from ``KEY=VALUE`` or ``data_args.KEY=VALUE``, and a line per mistake."""
     from fl_labelskew_plugins.recipe import mistakes, yaml
 
     raw: dict[str, Any] = {}
@@ -47,12 +47,12 @@ def data_args(overrides: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
         key, equals, text = override.partition("=")
         key = key.strip().removeprefix("data_args.")
         if not equals:
-            wrong.append(f"{override}: no value; use KEY=VALUE")
+            wrong.append(f"{override}: the value is missing; use KEY=VALUE")
             continue
         try:
             raw[key], _ = yaml.read(text)
         except yaml.YamlError as error:
-            wrong.append(f"{key}: {mistakes.show(text)} is no YAML value: {error}")
+            wrong.append(f"{key}: invalid YAML value {mistakes.show(text)}: {error}")
     return raw, wrong
 
 
@@ -60,7 +60,7 @@ def data_settings(overrides: tuple[str, ...]) -> dict[str, Any]:
     """The values of :data:`DATA_SET`.
 
     Raises:
-        MistakesError: some texts are not a key and its value.
+        MistakesError: some texts are not of the form ``KEY=VALUE``.
     """
     settings, wrong = data_args(overrides)
     if wrong:
@@ -70,9 +70,9 @@ def data_settings(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 SET = overrides()
 DATA_SET = overrides("Change how the data are read", "data_args.KEY=VALUE")
-QUIET = click.option("--quiet", is_flag=True, help="Print the table, errors and warnings alone.")
+QUIET = click.option("--quiet", is_flag=True, help="Print only the table, errors and warnings.")
 HOST = click.option(
     "--host",
     type=click.Choice(["fedml", "none"]),
-    help="Run inside FedML or without it; numbers are the same.  [default: FedML where it is installed]",
+    help="Run with or without FedML; the results are the same.  [default: fedml if it is installed]",
 )

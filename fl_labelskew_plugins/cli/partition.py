@@ -1,4 +1,4 @@
-"""``labelskew partition``: who would hold what, without any training."""
+"""``labelskew partition``: show a partition without training."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ from fl_labelskew_plugins.machine.files import write_text
 )
 @guarded
 def partition_command(recipe: Path, overrides: tuple[str, ...], out: Path) -> None:
-    """Show the samples of each client and class, without training.
-
-    They are shown under RECIPE's partition, as table and as heat map.
-    """
+    """Show the samples per client and class under RECIPE's partition, as table and heat map, without training."""
     from fl_labelskew_plugins.recipe.parse import load
     from fl_labelskew_plugins.surveys.survey import of_partition
 

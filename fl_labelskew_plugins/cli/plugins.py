@@ -1,4 +1,4 @@
-"""``labelskew methods``, ``optimizers``, ``partitions``, ``datasets``, ``models``, ``trackers``: what each takes."""
+"""``labelskew methods``, ``optimizers``, ``partitions``, ``datasets``, ``models``, ``trackers``: describe plugins."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from fl_labelskew_plugins.machine.text import clean, room, wrapped
 from fl_labelskew_plugins.surveys import measured
 
 OURS = "fl-labelskew-plugins"
-"""Distribution whose plugins are shown without it."""
+"""Distribution that is not named next to its plugins."""
 
 
 def names(kind: Kind) -> str:
-    """The registered names with a line each, and whose they are; imports none, so a broken one hides no other."""
-    return table.plain(["name", "what it is"], [[entry.name, _what(entry)] for entry in catalog.entries(kind)])
+    """Registered names with descriptions and packages; imports no plugin, so a broken one hides no other."""
+    return table.plain(["name", "description"], [[entry.name, _about(entry)] for entry in catalog.entries(kind)])
 
 
-def _what(entry: catalog.Entry) -> str:
+def _about(entry: catalog.Entry) -> str:
     line = clean(first_line(entry.target))
     return line if entry.distribution == OURS else f"{line} ({clean(entry.distribution)})".strip()
 
 
 def first_line(target: str) -> str:
-    """The first line of a class's docstring, read from its source; nothing where that cannot be had."""
+    """The first line of a class's docstring, read from its source; empty if it is not available."""
     module, _, name = target.partition(":")
     try:
         tree = ast.parse(_source(module))
         (definition,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
         return (ast.get_docstring(definition) or "").partition("\n")[0].replace("``", "")
-    except Exception:  # somebody else's package, import hook or syntax
+    except Exception:  # raised by another package's code, import hook or syntax
         return ""
 
 
 def _source(module: str) -> str:
-    """Of a module that is not imported, and neither are the packages that it lies in."""
+    """The source of a module, without importing it or its packages."""
     path: Any = None
     for end in [*(match.start() for match in re.finditer(r"\.", module)), len(module)]:
         spec: Any = None
@@ -57,7 +57,7 @@ def _source(module: str) -> str:
 
 
 def details(kind: Kind, name: str) -> str:
-    """One plugin: its docstring, parameters, deviations from its paper and, of a method, measured accuracies."""
+    """One plugin: its docstring, parameters, deviations from its paper and, for a method, measured accuracies."""
     plugin = catalog.load(kind, name)
     first, *_ = (plugin.__doc__ or "").strip().split("\n")
     heads = [f"{name}: {first}".replace("``", "")]
@@ -76,7 +76,7 @@ def details(kind: Kind, name: str) -> str:
 
 
 def _deviations(plugin: Any) -> list[str]:
-    """Of a method or an optimiser with its defaults; none if a parameter has no default."""
+    """Deviations of a method or optimiser with its defaults; empty if a parameter has no default."""
     from fl_labelskew_plugins.checked import checked
     from fl_labelskew_plugins.recipe import mistakes
 
@@ -84,12 +84,12 @@ def _deviations(plugin: Any) -> list[str]:
         return []
     try:
         return list(checked(plugin()).deviations())
-    except Exception as error:  # of another package; everything else is still shown
+    except Exception as error:  # raised by another package; the rest is still shown
         return [f"not available: {mistakes.failure(error)}"]
 
 
 def _accuracies(name: str) -> list[str]:
-    """The measured accuracies of a method, of several seeds; those on own splits if there is room for their columns."""
+    """The measured accuracies of a method over several seeds; those on own splits if the terminal is wide enough."""
     lines = []
     for _, setting, head, rows in measured.of_method(name):
         if head[0] != "method":
@@ -98,13 +98,13 @@ def _accuracies(name: str) -> list[str]:
         lines += ["", f"Our accuracy in %: {setting}"]
         least = [name for name in table_[0] if "own splits" in name]
         lines.append(table.plain(table_[0], table_[1:], words=2, least=least))
-    legend = "P10C2: 10 clients of 2 classes each; own splits: each client's model on its own test split. "
-    legend += "Commands and more numbers: docs/results.md"
+    legend = "P10C2: 10 clients with 2 classes each; own splits: each client's model on its own test split. "
+    legend += "Commands and more results: docs/results.md"
     return [*lines, "", wrapped(legend)] if lines else []
 
 
 def parameters(model: Any) -> list[list[str]]:
-    """A row for each key: name, default, what is allowed, help text."""
+    """A row per key: name, default, allowed values, description."""
     from fl_labelskew_plugins.recipe import mistakes
 
     schema = mistakes.schema_of(model)
@@ -132,7 +132,7 @@ def _command(verb: str, kind: Kind, what: str) -> click.Command:
 
 
 VERBS = {"partitioners": "partitions"}
-"""Commands that are not called as their kind of plugin is."""
+"""Commands whose name differs from their kind of plugin."""
 WORDS = {
     "methods": "label-skew methods",
     "optimizers": "optimisers",
@@ -140,7 +140,7 @@ WORDS = {
     "models": "networks",
     "trackers": "trackers of a run's rounds",
 }
-"""Kinds of plugins in words, where their command is none."""
+"""Kinds of plugins in words, if their command's name is not enough."""
 PLUGIN_COMMANDS = [
     _command(verb := VERBS.get(kind, kind), kind, WORDS.get(kind, verb)) for kind in get_args(Kind) if kind in CONTRACTS
 ]

@@ -1,4 +1,4 @@
-"""``labelskew predict``: the classes that a trained model predicts for pictures, tables and arrays."""
+"""``labelskew predict``: predict the classes of pictures, tables and arrays with a trained model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fl_labelskew_plugins.machine.text import counted
 @MODEL
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=PATH)
 @click.option("--out", type=FILE, metavar="FILE", help="Write the rows to FILE.csv, FILE.jsonl or FILE.parquet.")
-@click.option("--top", type=click.IntRange(1), default=1, show_default=True, metavar="K", help="Classes of each row.")
+@click.option("--top", type=click.IntRange(1), default=1, show_default=True, metavar="K", help="Classes per row.")
 @click.option(
     "--batch-size", type=click.IntRange(1), default=64, show_default=True, metavar="N", help="Samples at a time."
 )
@@ -45,9 +45,9 @@ def predict_command(
     """Predict the class of pictures, of rows of a CSV or Parquet table, or of samples in an .npz file.
 
     RUN is the folder of a run, or a model's .safetensors file. INPUT is a picture, a folder of pictures, a table with
-    the columns of training (a column of classes may be missing), or an .npz file with x. There is a row for each
-    picture, row and sample, with its file, class and probability; without --out it is printed, as a table at a terminal
-    and as CSV elsewhere. Files that cannot be read are listed at the end, and the command then ends with 1.
+    the columns of training (the column of classes is optional), or an .npz file with x. The output has a row per
+    sample with its file, class and probability; without --out it is printed, as a table in a terminal and otherwise as
+    CSV. Files that cannot be read are listed at the end, and the exit code is then 1.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -85,7 +85,6 @@ def predict_command(
 
 
 def _shown(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """The rows for a terminal, in narrow columns: files are named below the folder that they share."""
     folder = os.path.dirname(os.path.commonprefix([row[0] for row in cells]))  # noqa: RUF071  # dirname cuts the rest
     names = [os.path.relpath(row[0], folder) if folder else row[0] for row in cells]
     rows = [[name, *row[1:]] for name, row in zip(names, cells, strict=True)]

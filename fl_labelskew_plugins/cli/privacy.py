@@ -1,4 +1,4 @@
-"""``labelskew privacy``: what was revealed, by the ledger of a silo or a simulation, or how much a budget carries."""
+"""``labelskew privacy``: epsilon so far by the ledger of a silo or a simulation, or the rounds that a budget allows."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.recipe.privacy import Noise
 
 MOST = 20
-"""Clients of a simulation that are listed: those that have revealed most."""
+"""Clients of a simulation that are listed: those that have revealed the most."""
 LEVELS = (
-    "silo: had a silo held any other samples, as many; proven for what is clipped and has noise",
-    "claim: had it held another sample in place of one; proven for class counts, for weights a claim of FedRS's "
-    "appendix B, that a sample moves an update by 2L/m at most, or of who wrote dp_args.sensitivity",
+    "silo: the silo's samples are replaced by any others, as many; proven for what is clipped and has noise",
+    "claim: one of its samples is replaced; proven for class counts; for weights a claim of FedRS's appendix B, that a "
+    "sample moves an update by at most 2L/m, or of the author of dp_args.sensitivity",
 )
 
 
@@ -40,17 +40,17 @@ LEVELS = (
 )
 @guarded
 def privacy_command(place: Path, overrides: tuple[str, ...], samples: int | None) -> None:
-    """Show what was revealed and epsilon so far, or how many rounds a budget carries.
+    """Show epsilon so far and what was revealed, or how many rounds a budget allows.
 
-    RUN is the folder of a silo, or of a simulation, or a ledger's own file (.jsonl): it is shown answer by answer or
-    client by client. Of a RECIPE it is said beforehand what leaves a client with which noise, and what its budget
-    carries; --set and --samples go with a RECIPE alone. docs/privacy.md explains epsilon and its two levels.
+    RUN is the folder of a silo or of a simulation, or a ledger's file (.jsonl): answers or clients are listed. For a
+    RECIPE the forecast lists what leaves a client, with which noise, and the rounds that its budget allows; --set and
+    --samples need a RECIPE. docs/privacy.md explains epsilon and its two levels.
     """
     if not (place.is_dir() or place.suffix == ".jsonl"):
         _show(_beforehand(place, overrides, samples))
         return
     if given := [option for option, value in (("--set", overrides), ("--samples", samples)) if value]:
-        raise mistake(" and ".join(given), "with a ledger, which has been written", "a recipe, or the ledger alone")
+        raise mistake(" and ".join(given), "needs a recipe, but this is a ledger", "a recipe, or only the ledger")
     from fl_labelskew_plugins.ledgers.privacy import NAME, Ledger
 
     file = place / NAME if place.is_dir() else place
@@ -58,7 +58,8 @@ def privacy_command(place: Path, overrides: tuple[str, ...], samples: int | None
         others = sorted(other.parent for other in place.glob(f"silos/*/{NAME}"))
         use = "the folder of a run with noise or a budget, or the file of its privacy_args.ledger"
         use = f"a silo's own folder, such as {others[0]}" if others else use
-        raise mistake(str(place), f"no ledger ({NAME}) in it" if place.is_dir() else "there is no such file", use)
+        problem = f"contains no ledger ({NAME})" if place.is_dir() else "no such file"
+        raise mistake(str(place), problem, use)
     ledger = Ledger(file)
     simulated = any(entry.client is not None for entry in ledger.entries)
     _show(_clients(ledger) if simulated else _answers(ledger))
@@ -69,7 +70,6 @@ def _show(parts: Iterable[str]) -> None:
 
 
 def _answers(ledger: Ledger) -> Iterator[str]:
-    """A silo's answers, one by one."""
     rows = [
         [entry.time, clean(entry.run, 16), _round(entry), *_epsilons(entry), _left(entry.answered)]
         for entry in ledger.entries
@@ -79,7 +79,6 @@ def _answers(ledger: Ledger) -> Iterator[str]:
 
 
 def _clients(ledger: Ledger) -> Iterator[str]:
-    """A simulation's clients, those first that have revealed most."""
     last: dict[int, LedgerEntry] = {}
     times: dict[int, int] = {}
     for entry in ledger.entries:
@@ -90,7 +89,7 @@ def _clients(ledger: Ledger) -> Iterator[str]:
         [str(client), str(times[client]), _round(last[client]), *_epsilons(last[client]), _left(last[client].answered)]
         for client in order[:MOST]
     ]
-    more = f", of which {MOST} are listed that answered most" if len(order) > MOST else ""
+    more = f"; the {MOST} with the most answers are listed" if len(order) > MOST else ""
     yield f"{ledger.file}: {counted(len(order), 'client')}{more}"
     yield table.plain(["client", "rounds", "last", "epsilon, silo", "claim", "at delta", "answered last"], rows)
 
@@ -133,7 +132,7 @@ def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> 
         for when, noises in (("once", opening), ("each round", upload))
         for noise in noises
     ]
-    yield "Noise over sensitivity, for the client for which that is least:\n" + table.plain(
+    yield "Noise divided by sensitivity, for the client with the smallest ratio:\n" + table.plain(
         ["when", "silo", "claim", "what leaves a client"], rows
     )
     delta = privacy.DELTA if budget is None else budget.delta
@@ -146,8 +145,8 @@ def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> 
             cells.append(_epsilon(value if math.isfinite(value) else None))
         rows.append([level, *cells])
     columns = ["epsilon", *(f"after {counted(number, 'answer')}" for number in answers)]
-    yield f"Of one client, at delta {delta:g}:\n" + table.plain(columns, rows)
-    yield wrapped(_carries(recipe, sizes)) if budget is not None else "privacy_args.budget: none, so nothing ends"
+    yield f"For one client, at delta {delta:g}:\n" + table.plain(columns, rows)
+    yield wrapped(_carries(recipe, sizes)) if budget is not None else "privacy_args.budget: none, so answers never end"
 
 
 def _carries(recipe: Recipe, sizes: list[int]) -> str:
@@ -158,21 +157,20 @@ def _carries(recipe: Recipe, sizes: list[int]) -> str:
     most = privacy.carried(recipe, sizes, budget)
     spent = f"budget of epsilon {budget.epsilon:g} at delta {budget.delta:g}, level {recipe.privacy.level}"
     if most < 1:
-        what = "not even the opening exchange" if most < 0 else "not one answer of a client"
-        return f"{spent}: {what}; use more noise, or a larger budget"
+        refused = "the opening exchange" if most < 0 else "one answer of a client"
+        return f"{spent}: too small for {refused}; use more noise, or a larger budget"
     if most >= privacy.MOST:
-        return f"{spent}: more answers of a client than are counted ({privacy.MOST})"
+        return f"{spent}: more answers of a client than the counted maximum ({privacy.MOST})"
     rounds, joining, clients = "", train.clients_per_round, train.client_num_in_total
     if joining < clients:
-        rounds = f", about {counted(most * clients // joining, 'round')} where {joining} of {clients} are asked in each"
+        rounds = f", about {counted(most * clients // joining, 'round')} if each round selects {joining} of {clients}"
     return f"{spent}: {counted(most, 'answer')} of a client{rounds} (the recipe has {train.comm_round} rounds)"
 
 
 def _sizes(recipe: Recipe) -> list[int]:
-    """Training samples of each client, by the partition."""
     if recipe.own_data:
         raise LabelSkewError(
-            "client_specific_args.data_silo_config: silos have data of their own, which this command does not see; "
+            "client_specific_args.data_silo_config: the silos' own data are not available to this command; "
             "use --samples N"
         )
     from fl_labelskew_plugins.runs.session import divided

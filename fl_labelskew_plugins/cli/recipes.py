@@ -1,4 +1,4 @@
-"""``labelskew recipes``: those that come with the package."""
+"""``labelskew recipes``: the recipes of the package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fl_labelskew_plugins.machine.text import wrapped
 from fl_labelskew_plugins.recipe import shipped
 
 LEAST = ("rounds", "clients", "network", "needs", "method", "data")
-"""Columns that a narrow terminal goes without, the least important one first."""
+"""Columns that a narrow terminal omits, the least important one first."""
 DEST = click.argument("dest", required=False, default=".", type=PATH)
 
 
@@ -28,7 +28,7 @@ def text_of(name: str) -> str:
     """The text of one recipe.
 
     Raises:
-        MistakesError: there is none of this name.
+        MistakesError: there is no such recipe.
     """
     text = shipped.named(name.removesuffix(".yaml"))
     if text is None:
@@ -37,14 +37,14 @@ def text_of(name: str) -> str:
 
 
 def row(name: str, recipe: dict[str, Any]) -> list[str]:
-    """What ``recipes ls`` says of one recipe, from its text as it stands."""
+    """The row of one recipe in ``recipes ls``, from its text without defaults."""
     names = recipe["method_args"]["method"], recipe["data_args"]["dataset"], recipe["model_args"]["model"]
     numbers = (recipe.get("train_args", {}).get(key, "") for key in ("client_num_in_total", "comm_round"))
     return [name, *map(str, (*names, *numbers))]
 
 
 def number(expected: dict[str, Any]) -> str:
-    """A paper's number in a few words."""
+    """A paper's number in short form."""
     value = f"{expected['value']:g}"
     if expected["measure"] == "rounds_to":
         value += f" rounds to {expected['target']:g}"
@@ -52,7 +52,7 @@ def number(expected: dict[str, Any]) -> str:
 
 
 def needs(data_args: dict[str, Any]) -> tuple[str, str]:
-    """Whether a recipe's data are at hand, in a word, and where they come from if they are not."""
+    """The state of a recipe's data in a word, and the source of missing ones."""
     from fl_labelskew_plugins.recipe import mistakes
 
     params = {key: value for key, value in data_args.items() if key not in ("dataset", "data_cache_dir", "download")}
@@ -71,10 +71,10 @@ def needs(data_args: dict[str, Any]) -> tuple[str, str]:
 
 @contextmanager
 def fresh(dest: Path, name: str) -> Iterator[Path]:
-    """Where a copy goes: to ``dest``, or below this name into it where it is a folder; its path is printed at the end.
+    """The path for a copy: ``dest``, or ``name`` in it if it is a folder; printed at the end.
 
     Raises:
-        LabelSkewError: there is something already, or it cannot be written.
+        LabelSkewError: the path exists already, or cannot be written.
     """
     target = dest / name if dest.is_dir() else dest
     if os.path.lexists(target):
@@ -86,17 +86,14 @@ def fresh(dest: Path, name: str) -> Iterator[Path]:
 
 @click.group("recipes")
 def recipes_group() -> None:
-    """List, show or copy recipes that come with the package."""
+    """List, show or copy recipes of the package."""
 
 
 @recipes_group.command("ls")
 @click.option("--paper", metavar="PAPER", help="This paper's experiments: fedrs, map, fedlc, fedshift or fedmr.")
 @guarded
 def ls(paper: str | None) -> None:
-    """List the recipes, or with --paper those of a paper.
-
-    A paper's are shown with what they need on disk, and its numbers.
-    """
+    """List the recipes; with --paper a paper's recipes, their numbers, and whether their data are available."""
     papers = shipped.papers()
     head = ["name", "method", "data", "network", "clients", "rounds"]
     if paper is None:
@@ -104,7 +101,7 @@ def ls(paper: str | None) -> None:
         click.echo(table.plain(head, rows, least=LEAST))
         counts = Counter(name.partition("/")[0] for name in shipped.names())
         more = ", ".join(f"{name} ({counts[name]})" for name in papers)
-        click.echo(wrapped(f"and the papers' experiments, with --paper: {more}"))
+        click.echo(wrapped(f"papers' experiments, with --paper: {more}"))
         return
     if paper.lower() not in papers:
         from fl_labelskew_plugins.recipe import mistakes
@@ -140,7 +137,7 @@ def show(name: str) -> None:
 def cp(name: str, dest: Path) -> None:
     """Copy the recipe NAME to DEST, a file or a folder.
 
-    The schema by which an editor checks it is put beside it. An existing file is left alone.
+    A schema for editors is written next to it. Existing files are kept.
     """
     text = text_of(name)
     with fresh(dest, f"{name.rpartition('/')[2].removesuffix('.yaml')}.yaml") as target:

@@ -1,4 +1,4 @@
-"""``labelskew report``: tables and a page over finished runs."""
+"""``labelskew report``: tables and a page of finished runs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ LEAST = (
     *("peak GPU MB", "peak MB", "s/round", "MB down", "MB up", "spread", "own tests", "local model", "rounds", "pairs"),
     *("worst client", "rounds to baseline", "best", "rank", "data", "difference", "personalised"),
 )
-"""Columns that a narrow terminal goes without, the least important first."""
+"""Columns that a narrow terminal omits, the least important first."""
 
 
 def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: bool = False) -> str:
-    """The table in one of :data:`FORMATS`; a plain one has the columns that the terminal has room for."""
+    """The table in one of :data:`FORMATS`; a plain table has the columns that fit the terminal."""
     from fl_labelskew_plugins.studies import printed
 
     texts, marks = printed.texts(rows, columns, split=form == "csv"), printed.marks(rows, columns)
@@ -45,29 +45,30 @@ def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: boo
         return table.latex(head, cells, styles, words)
     if form == "markdown":
         return table.markdown(head, cells, styles, words)
-    # without a global test, the clients' differences matter more than ranks
+    # without a global test set, differences between clients matter more than ranks
     least = sorted(LEAST, key=("worst client", "spread").__contains__) if "test" in texts.columns else LEAST
-    limit = 0 if sys.stdout.isatty() else sys.maxsize  # whatever COLUMNS says, for whoever reads a pipe
+    limit = 0 if sys.stdout.isatty() else sys.maxsize  # a pipe gets all columns, even if COLUMNS is set
     return table.plain(head, cells, styles, words=words, least=() if columns or pivot else least, limit=limit)
 
 
 def check_save(path: Path) -> None:
-    """Raise LabelSkewError where a table cannot be saved under this name."""
+    """Raise LabelSkewError unless a table can be saved under this name."""
     if path.suffix.lower() not in SUFFIXES:
-        raise mistake(f"--save {clean(path)}", "no such kind of table", f"a name that ends in {' or '.join(SUFFIXES)}")
+        allowed = f"a name that ends in {' or '.join(SUFFIXES)}"
+        raise mistake(f"--save {clean(path)}", "unsupported table format", allowed)
 
 
 def check_plot(path: Path | None, width: float | None, diagnostic: str | None) -> None:
-    """Raise LabelSkewError if a picture cannot be drawn under this name, or options of one are there without it."""
+    """Raise LabelSkewError if a picture cannot have this name, or options of a picture are given without it."""
     from fl_labelskew_plugins.plots import SUFFIXES as PICTURES
     from fl_labelskew_plugins.studies import diagnosed
 
     for option, value in (("--width", width), ("--diagnostic", diagnostic)):
         if path is None and value:
-            raise mistake(f"{option} {clean(value)}", "there is no picture", "it with --plot FILE")
+            raise mistake(f"{option} {clean(value)}", "needs --plot", "it with --plot FILE")
     if path is not None and path.suffix.lower() not in PICTURES:
         allowed = f"a name that ends in {' or '.join(PICTURES)}"
-        raise mistake(f"--plot {clean(path)}", "no such kind of picture", allowed)
+        raise mistake(f"--plot {clean(path)}", "unsupported picture format", allowed)
     if diagnostic is not None:
         diagnosed.check(diagnostic)
 
@@ -78,33 +79,33 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 
 @click.command("report")
 @click.argument("runs", nargs=-1, required=True, type=PATH, shell_complete=completion.runs)
-@click.option("--last", default=5, show_default=True, type=click.IntRange(1), help="Tests that a mean is taken over.")
+@click.option("--last", default=5, show_default=True, type=click.IntRange(1), help="Number of last tests to average.")
 @click.option(
     "--baseline",
     default=FEDAVG,
     show_default=True,
     metavar="NAME",
-    help="Method, or row by its name, whose best is to be reached and that others differ from.",
+    help="Method, or name of a row, with which the others are compared.",
 )
-@click.option("--only", multiple=True, metavar="NAME", help="Show this method, partition or data alone; repeatable.")
+@click.option("--only", multiple=True, metavar="NAME", help="Show only this method, partition or data; repeatable.")
 @click.option("--columns", metavar="NAME,NAME", callback=_names, help="Columns of numbers to show, in this order.")
-@click.option("--pivot", is_flag=True, help="A row for each method, a column for each partition.")
+@click.option("--pivot", is_flag=True, help="Show a row per method and a column per partition.")
 @click.option(
-    "--format", "form", default="table", show_default=True, type=click.Choice(FORMATS), help="Form of the table."
+    "--format", "form", default="table", show_default=True, type=click.Choice(FORMATS), help="Format of the table."
 )
 @click.option("--save", "file", type=FILE, metavar="FILE", help="Also write the table: .csv, .md or .tex.")
-@click.option("--html", type=FILE, metavar="FILE", help="Also write a page with tables and curves, complete in itself.")
+@click.option("--html", type=FILE, metavar="FILE", help="Also write a self-contained page with tables and curves.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Also draw the accuracies: a .png, .pdf or .svg file.")
 @click.option(
     "--diagnostic",
     metavar="NAME",
-    help="With --plot: draw this diagnostic, which the runs have recorded, instead of the accuracies.",
+    help="With --plot: draw this diagnostic, recorded by the runs, instead of the accuracies.",
 )
 @click.option(
     "--width",
     type=click.FloatRange(1, 50),
     metavar="INCHES",
-    help="With --plot: width of a paper's column, with letters of 7 and 8 points.",
+    help="With --plot: width of a paper's column; letters have 7 and 8 points.",
 )
 @guarded
 def report_command(
@@ -123,26 +124,25 @@ def report_command(
 ) -> None:
     """Compare finished runs, as a table, a picture or a page.
 
-    RUNS that differ only in their seed share a row, as mean and std over the seeds. A folder that holds run folders
-    stands for all of them. Accuracies are in per cent, over the last tests; ranks are by mean accuracy on the same data
-    and partition; MB are what all clients of a round send and get; peak MB is the most memory that the server's process
-    held. A run that has not all its rounds, as it diverged or is under way, is left out of a row that has whole ones,
-    and has no rank where it is alone. Personalised is the accuracy of clients' own models on their own test splits,
-    local model that of the models that clients have just trained, where a method keeps no others; the latter is not
-    compared.
+    RUNS that differ only in their seed share a row, as mean and std over the seeds. A folder may contain several run
+    folders. Accuracies are in per cent, over the last tests; ranks are by mean accuracy on the same data and partition;
+    MB are sent and received by all clients of a round; peak MB is the peak memory of the server's process. Runs without
+    all their rounds, because they diverged or are in progress, are excluded from rows with complete runs, and have no
+    rank in a row of their own. Personalised is the accuracy of clients' own models on their own test splits; if a
+    method keeps no such models, local model is that of the models just trained, which is not compared.
 
-    Difference is the accuracy's from the baseline's, paired by seed, with a 95 % interval; it is called better or worse
-    where that leaves 0 out.
+    Difference is accuracy minus the baseline's, paired by seed, with a 95 % interval; it is called better or worse if
+    the interval excludes 0.
 
-    The best of a setting is bold, the second best underlined, in LaTeX (booktabs) and Markdown in italics. A
-    terminal gets the columns that it has room for, a file or pipe all.
+    The best value of a setting is bold, the second best underlined (italic in LaTeX and Markdown). A terminal shows the
+    columns that fit, a file or pipe all.
 
     \b
     labelskew report runs/sweep_digits --only fedavg --only fedlc
     labelskew report runs/sweep_digits --columns accuracy,difference
     labelskew report runs/sweep_digits --pivot --save table.tex
     labelskew report runs/sweep_digits --plot drift.pdf --diagnostic client_drift
-    """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
+    """  # noqa: D301  # click keeps the lines after a backspace as they are
     from fl_labelskew_plugins.recipe.mistakes import unknown
     from fl_labelskew_plugins.studies import diagnosed, printed, report
 
@@ -154,12 +154,12 @@ def report_command(
     columns = columns or ["accuracy"] * pivot
     read, missing = report.read_all(runs)
     if read:
-        every = report.rows(report.grouped(read), last, baseline)
-        rows = report.only(every, only)
+        all_rows = report.rows(report.grouped(read), last, baseline)
+        rows = report.only(all_rows, only)
         if pivot and not rows["whole"].any():
-            raise mistake("--pivot", "no run has all its rounds yet", "the table without it")
+            raise mistake("--pivot", "needs at least one completed run", "the table without it")
         click.echo(shown(rows, form, columns, pivot=pivot))
-        for note in report.notes(every, read):
+        for note in report.notes(all_rows, read):
             click.echo(note, err=True)
         if file is not None:
             with writing(file):

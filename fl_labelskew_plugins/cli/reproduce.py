@@ -1,4 +1,4 @@
-"""``labelskew reproduce``: recipes over several seeds, beside their papers' numbers."""
+"""``labelskew reproduce``: run recipes over several seeds and compare them with their papers' numbers."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.typed import to_go_on
 
 LEAST = ("measure", "seconds", "std", "paper", "tolerance", "seeds", "difference", "changed", "rounds", "expected")
-"""Columns that a narrow terminal goes without, the least important one first."""
+"""Columns that a narrow terminal omits, the least important one first."""
 
 
 def named(recipes: tuple[str, ...]) -> dict[str, Path]:
-    """Name to path: of a file its stem, of another recipe its own name, of a table of one's own without folders.
+    """Name to path: a file's stem, a recipe's own name, or ``TABLE/ROW`` for a user's table.
 
     Raises:
-        LabelSkewError: one is named twice.
+        LabelSkewError: two recipes have the same name.
     """
     paths: dict[str, Path] = {}
     for recipe in recipes:
         is_file = Path(recipe).is_file()
         name = Path(recipe).stem if is_file else "/".join(Path(recipe.removesuffix(".yaml")).parts[-2:])
         if name in paths:
-            raise LabelSkewError(f"{recipe}: {name} is there twice; give each recipe once, by a name of its own")
+            raise LabelSkewError(f"{recipe}: {name} is given twice; give each recipe once, with a different name")
         paths[name] = Path(recipe if is_file else recipe.removesuffix(".yaml"))
     return paths
 
@@ -41,11 +41,11 @@ def named(recipes: tuple[str, ...]) -> dict[str, Path]:
 @click.command("reproduce")
 @click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...", shell_complete=completion.recipes)
 @click.option(
-    "--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each recipe, with seeds from 0 on."
+    "--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs per recipe, with seeds from 0."
 )
-@click.option("--budget", metavar="TIME", help="Stop all runs early to fit: 90s, 30m, 2h.  [default: all rounds]")
+@click.option("--budget", metavar="TIME", help="Stop all runs after this time: 90s, 30m, 2h.  [default: all rounds]")
 @click.option(
-    "--jobs", type=click.IntRange(1), help="Runs at a time, a process for each.  [default: one, in this process]"
+    "--jobs", type=click.IntRange(1), help="Runs at a time, each in a process.  [default: one, in this process]"
 )
 @SET
 @click.option("--out", default="reproduced", show_default=True, type=FOLDER, help="Folder of runs and tables.")
@@ -62,26 +62,26 @@ def reproduce_command(
     dry_run: bool,
     quiet: bool,
 ) -> None:
-    """Run recipes and compare them with the numbers that they expect.
+    """Run recipes and compare them with their expected numbers.
 
-    RECIPE is a file, or the name of one that came with the package (labelskew recipes ls) or of a row of a table. A
-    run that is done already is not run again, one that broke off is gone on with: the same command goes on. With
-    --budget the runs stop once the time is up: another budget, or none, resumes them from their last complete round.
-    The table says what was changed, compares what has all of its rounds, and is kept as table.md and
-    table.csv. To fall short is no failure: the exit code is then 0, too.
+    RECIPE is a file, or the name of a recipe of the package (labelskew recipes ls) or of a row of a table. Finished
+    runs are not repeated and interrupted ones resume, so the same command continues. With --budget the runs stop when
+    the time is over; another budget, or none, resumes them from their last complete round. The table lists changed
+    settings, compares runs with all of their rounds, and is saved as table.md and table.csv. The exit code is 0 even if
+    a run falls short of its number.
 
     \b
     labelskew reproduce fedmr/table1_fmnist_p10c2 --budget 20m
     labelskew reproduce fedmr/table1_fmnist_p10c2 --seeds 5 --out again --jobs 2
-    """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
-    begun = time.monotonic()  # the imports take their part of the budget
+    """  # noqa: D301  # click keeps the lines after a backspace as they are
+    begun = time.monotonic()  # before the imports, which count towards the budget
     from fl_labelskew_plugins.studies import reproduce
     from fl_labelskew_plugins.studies.sweep import crew, plan
 
     say = (lambda line: None) if quiet else click.echo
     refuse_mpirun("reproduce")
     if jobs and budget is not None:
-        raise LabelSkewError("--budget has one run after the other; use it without --jobs")
+        raise LabelSkewError("--budget runs one recipe after the other; use it without --jobs")
     allowed = None if budget is None else reproduce.seconds_of(budget)
     chosen = reproduce.experiments(named(recipes), overrides, out)
     rows: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""``labelskew run``, and what ``fedml run RECIPE.yaml`` runs."""
+"""``labelskew run``, also called by ``fedml run RECIPE.yaml``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.recipe import shipped
 
 EPILOG = (
-    "Where stdout is no terminal, each line has time (UTC) and level; the environment variable FL_LABELSKEW_LOG says "
-    "otherwise: plain, text or json."
+    "When stdout is not a terminal, log lines carry a timestamp (UTC) and a level. The environment variable "
+    "FL_LABELSKEW_LOG overrides the format: plain, text or json."
 )
 
 
@@ -31,32 +31,30 @@ EPILOG = (
     help="Resume a run from its last checkpoint; with --set train_args.comm_round=N, until round N.",
 )
 @click.option(
-    "--from-round", type=click.IntRange(min=1), metavar="N", help="With --resume, go back to the end of round N first."
+    "--from-round", type=click.IntRange(min=1), metavar="N", help="With --resume: first go back to the end of round N."
 )
-@click.option("--dry-run", is_flag=True, help="Do everything but training.")
-@click.option(
-    "--survey", is_flag=True, help="Cross-silo: ask the silos for their class counts alone; nothing is trained."
-)
-@click.option("--quiet", is_flag=True, help="Print nothing but errors and warnings.")
+@click.option("--dry-run", is_flag=True, help="Do everything except training.")
+@click.option("--survey", is_flag=True, help="Cross-silo: only ask the silos for their class counts, without training.")
+@click.option("--quiet", is_flag=True, help="Print only errors and warnings.")
 @click.option(
     "--role",
     type=click.Choice(["server", "client"]),
-    help="Play this part of a run across silos alone.  [default: all]",
+    help="Run only this part of a run across silos.  [default: all]",
 )
-@click.option("--rank", type=click.IntRange(min=1), help="Be this silo, from 1, with --role client.")
-@click.option("--server", metavar="HOST:PORT", help="Address of the server across silos, in place of the recipe's.")
+@click.option("--rank", type=click.IntRange(min=1), help="With --role client: the number of this silo, from 1.")
+@click.option("--server", metavar="HOST:PORT", help="Address of the server across silos, overriding the recipe's.")
 @HOST
 @guarded
 def run_command(recipe: Path | None, overrides: tuple[str, ...], *, quiet: bool, **options: Any) -> None:
     """Run a recipe on this machine, or one part of it.
 
-    RECIPE is a file, or the name of one that came with the package.
+    RECIPE is a file, or the name of a recipe of the package.
     """
     log.begin()
     if not quiet:
         log.word("reading recipe ...")
     if recipe is not None:
-        shipped.text(recipe)  # which raises an unknown name's error before anything large is imported
+        shipped.text(recipe)  # reports an unknown name before the slow imports
     from fl_labelskew_plugins.front.start import start
     from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
     from fl_labelskew_plugins.runtimes.options import RunOptions

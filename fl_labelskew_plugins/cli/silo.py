@@ -1,4 +1,4 @@
-"""``labelskew silo``: a silo's own data, and which silos take part in a run."""
+"""``labelskew silo``: set a silo's data, and exclude silos from a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fl_labelskew_plugins.machine.text import clean, few
 
 @click.group("silo")
 def silo_group() -> None:
-    """Name a silo's data, on its machine; leave silos out of a run, on the server's."""
+    """Set a silo's data, on its machine; exclude silos from a run, on the server's."""
 
 
 @silo_group.command("data")
@@ -27,7 +27,7 @@ def data(file: Path, path: Path) -> None:
     """Check the data in PATH, and write PATH into FILE, a silo's own file.
 
     The data must fit the recipe in FILE's folder that names FILE: layout, classes, size of pictures, columns
-    and categories of a table. Nothing is sent, and FILE stays as it is if something does not fit.
+    and categories of a table. Nothing is sent, and FILE is unchanged if the data do not fit.
     """
     from fl_labelskew_plugins.front.new.bind import bind
 
@@ -38,7 +38,7 @@ def data(file: Path, path: Path) -> None:
     rows = [[name, *(str(part[c]) for part in counts)] for c, name in enumerate(names)]
     click.echo(table.plain(["class", "training", "test"], [*rows, ["all", *(str(part.total()) for part in counts)]]))
     if layout := silo.notes.get("layout.txt"):
-        click.echo(f"all of these are this silo's: {layout.strip()}")
+        click.echo(f"this silo uses all of them: {layout.strip()}")
     if missing := [name for c, name in enumerate(names) if not counts[0][c]]:
         click.echo(f"no training samples of {few(missing, 20)}: a silo may lack classes")
     click.echo(f"{clean(file, 4096)}: data_args.data_cache_dir is {clean(place, 4096)}")
@@ -49,14 +49,14 @@ def data(file: Path, path: Path) -> None:
 @click.argument("rank", type=click.IntRange(1))
 @guarded
 def exclude(folder: Path, rank: int) -> None:
-    """Leave silo RANK out of a run, from its next round on.
+    """Exclude silo RANK from a run, from its next round on.
 
-    RUN is the server's folder. The silo stays connected and is not asked, and not waited for. A run that has ended
-    keeps to it when it is resumed.
+    RUN is the server's folder. The silo stays connected, but is not selected and not waited for. This also applies when
+    a stopped run is resumed.
     """
     from fl_labelskew_plugins.runtimes.silo import members
 
-    _tell(f"silo {rank} is left out from the next round on", members.exclude(folder, rank))
+    _print_excluded(f"silo {rank} is excluded from the next round on", members.exclude(folder, rank))
 
 
 @silo_group.command("include")
@@ -64,14 +64,14 @@ def exclude(folder: Path, rank: int) -> None:
 @click.argument("rank", type=click.IntRange(1))
 @guarded
 def include(folder: Path, rank: int) -> None:
-    """Let silo RANK take part again, from the next round on.
+    """Include silo RANK again, from the next round on.
 
     RUN is the server's folder.
     """
     from fl_labelskew_plugins.runtimes.silo import members
 
-    _tell(f"silo {rank} takes part again from the next round on", members.include(folder, rank))
+    _print_excluded(f"silo {rank} takes part again from the next round on", members.include(folder, rank))
 
 
-def _tell(what: str, known: set[int]) -> None:
-    click.echo(f"{what}; excluded now: {', '.join(map(str, sorted(known))) or 'none'}")
+def _print_excluded(change: str, excluded: set[int]) -> None:
+    click.echo(f"{change}; excluded now: {', '.join(map(str, sorted(excluded))) or 'none'}")

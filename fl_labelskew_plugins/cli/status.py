@@ -1,4 +1,4 @@
-"""``labelskew status``: what a run, or each run of a sweep, is doing, from its folder alone."""
+"""``labelskew status``: the state of a run, or of each run of a sweep, from its folder."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 
 HEAD = ("silo", "name", "state", "since", "last upload", "bytes in", "bytes out", "address")
 LEAST = ("bytes out", "bytes in", "address", "since", "last upload")
-"""Columns that a narrow terminal goes without, the least important one first."""
+"""Columns that a narrow terminal omits, the least important one first."""
 
 
 @click.command("status")
 @click.argument("folder", metavar="FOLDER", type=PATH, shell_complete=completion.runs)
-@click.option("--json", "as_json", is_flag=True, help="Print all that is known as JSON; its times are UTC.")
+@click.option("--json", "as_json", is_flag=True, help="Print all facts as JSON, with times in UTC.")
 @guarded
 def status_command(folder: Path, *, as_json: bool) -> None:
-    """Show what a run is doing: round, accuracy, missing silos.
+    """Show the state of a run: round, accuracy, missing silos.
 
-    If FOLDER is that of a sweep, or contains several runs, each run has a row. Only files in FOLDER are read, on any
-    machine that sees them.
+    If FOLDER belongs to a sweep or contains several runs, each run has a row. Only files in FOLDER are read, so this
+    works on any machine that can read them.
     """
     from fl_labelskew_plugins.runs import status
 
@@ -55,8 +55,7 @@ def status_command(folder: Path, *, as_json: bool) -> None:
 
 
 def _runs(folder: Path) -> list[str]:
-    """The names of the runs below a folder, begun or only planned by a sweep."""
-    if not os.path.isdir(folder):  # unlike pathlib's, false for a name that is too long
+    if not os.path.isdir(folder):  # unlike pathlib's, False for a name that is too long
         return []
     from fl_labelskew_plugins.studies import finished
 
@@ -65,7 +64,6 @@ def _runs(folder: Path) -> list[str]:
 
 
 def _show_several(folder: Path, names: list[str], *, as_json: bool) -> None:
-    """Print a row for each run, as wide as the terminal, and how many runs are in each state."""
     from fl_labelskew_plugins.runs import status
 
     runs = [status.read_planned(folder / name) for name in names]
@@ -106,7 +104,7 @@ def _lines(known: dict[str, Any]) -> list[str]:
             lines.append(f"tested on: {NAMED[known['measure']].samples}")
     if waiting := known["waiting_for"]:
         lines.append(f"waiting for silos {', '.join(map(str, waiting['silos']))} ({waiting['what']})")
-    lines += [f"{label}: {known[key]}" for label, key in (("why", "why"), ("to go on", "go_on")) if known[key]]
+    lines += [f"{label}: {known[key]}" for label, key in (("why", "why"), ("to resume", "go_on")) if known[key]]
     if known["silos"]:
         lines.append(f"as of {_local(known['time'])}, listening on {known['address']}:")
     return lines
@@ -130,5 +128,4 @@ def _state(silo: dict[str, Any]) -> str:
 
 
 def _local(time: str | None) -> str:
-    """A time as a clock here shows it."""
     return f"{datetime.fromisoformat(time.replace('Z', '+00:00')).astimezone():%Y-%m-%d %H:%M:%S}" if time else ""

@@ -1,4 +1,4 @@
-"""``labelskew survey``: who would hold what, how skewed that is, and what follows, without any training."""
+"""``labelskew survey``: measure the label skew of a partition and suggest methods, without training."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.surveys.survey import Survey
 
 MOST, FURTHEST = 20, 15
-"""Clients that a table lists; where there are more, the furthest from the prior, and the nearest for the rest."""
+"""Clients in a table; of more clients, those furthest from the federation's class shares, and some of the nearest."""
 WIDEST = 20
-"""Classes that are columns of a table."""
+"""Most classes that are columns of a table."""
 HEADS = {
     "held": "classes held",
     "effective": "effective",
@@ -38,7 +38,7 @@ HEADS = {
 
 
 LEAST = ("imbalance", "effective")
-"""Measures that a narrow terminal goes without, the least important one first."""
+"""Measures that a narrow terminal omits, the least important one first."""
 
 
 @click.command("survey")
@@ -48,19 +48,19 @@ LEAST = ("imbalance", "effective")
     "--out",
     type=PATH,
     metavar="DIR",
-    help="Folder for RECIPE-survey.csv, .json and the heat map .png.  [default: here; none with --json]",
+    help="Folder for RECIPE-survey.csv, .json and the heat map .png.  [default: the current one; none with --json]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON, in place of the tables.")
+@click.option("--json", "as_json", is_flag=True, help="Print all results as JSON instead of tables.")
 @click.option(
-    "--compare", type=FILE, metavar="FILE", help="Write a sweep that runs the suggested methods to FILE, a new file."
+    "--compare", type=FILE, metavar="FILE", help="Write a sweep of the suggested methods to FILE, a new file."
 )
 @guarded
 def survey_command(
     recipe: Path, overrides: tuple[str, ...], out: Path | None, as_json: bool, compare: Path | None
 ) -> None:
-    """Show who would hold what under RECIPE's partition, how skewed that is, and which methods to try; trains nothing.
+    """Measure the label skew under RECIPE's partition, and suggest methods to try; trains nothing.
 
-    Silos with data of their own are surveyed by "labelskew run RECIPE --survey"; docs/survey.md explains the numbers.
+    For silos with their own data use "labelskew run RECIPE --survey"; docs/survey.md explains the numbers.
     """
     from fl_labelskew_plugins.recipe.parse import load
     from fl_labelskew_plugins.surveys.survey import of_partition
@@ -83,7 +83,6 @@ def survey_command(
 
 
 def _write_comparison(file: Path, checked: Recipe, recipe: Path, overrides: Sequence[str], survey: Survey) -> None:
-    """Write the sweep of the suggested methods, with these changes of the recipe."""
     from fl_labelskew_plugins.params import absolute
     from fl_labelskew_plugins.recipe import shipped, yaml
     from fl_labelskew_plugins.surveys.suggestions import comparison
@@ -100,12 +99,12 @@ def _write_comparison(file: Path, checked: Recipe, recipe: Path, overrides: Sequ
 
 
 def text(survey: Survey) -> str:
-    """A survey as it is printed."""
+    """A survey as text."""
     return "\n\n".join(_parts(survey))
 
 
 def holdings(survey: Survey, clients: Sequence[int] | None = None) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of who holds what: training samples of each client, or of some, by class and in all."""
+    """Head and rows of a table: training samples of each client, or of some, by class and in all."""
     head = ["client", *(clean(name, 40) for name in survey.class_names), "all"]
     rows = [(clean(survey.clients[k], 40), survey.counts[k].tolist()) for k in clients or range(len(survey.clients))]
     return head, [[name, *map(str, counts), str(sum(counts))] for name, counts in rows]
@@ -130,8 +129,14 @@ def _parts(survey: Survey) -> Iterator[str]:
     head = ["in all", "least", "median", "most", "mean", "mean by samples"]
     rows = []
     for name, values in measured.measures().items():
-        there = values[measured.samples > 0].tolist()
-        numbers = (min(there), statistics.median(there), max(there), measured.mean[name], measured.weighted_mean[name])
+        present = values[measured.samples > 0].tolist()
+        numbers = (
+            min(present),
+            statistics.median(present),
+            max(present),
+            measured.mean[name],
+            measured.weighted_mean[name],
+        )
         rows.append([HEADS[name], *map(_number, numbers)])
     yield table.plain(head, rows)
     furthest = f"{worst}, at {_number(measured.hellinger[measured.worst])} (Hellinger)"
@@ -152,7 +157,7 @@ def _suggested(survey: Survey) -> str:
     head = ["method", "accuracy", "difference", "reason", "for the recipe"]
     used = [i for i in range(len(head)) if any(row[i] for row in rows)]
     texts = table.plain([head[i] for i in used], [[row[i] for i in used] for row in rows])
-    use = "labelskew survey RECIPE --compare FILE writes a sweep that runs them"
+    use = "labelskew survey RECIPE --compare FILE writes a sweep of these methods"
     if survey.noise:
         use = "a sweep is a simulation; across silos run each method with --set, then labelskew report"
     return "\n".join([wrapped(explained(survey.skew, survey.evidence)), texts, wrapped(use)])
@@ -165,5 +170,5 @@ def _row(survey: Survey, client: int) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """A measure: whole numbers as they are, others to three digits."""
+    """A measure: numbers of at least 100 without decimals, others with three digits."""
     return "-" if math.isnan(value) else f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""``labelskew sweep``: every combination of a grid, several at a time."""
+"""``labelskew sweep``: run every combination of a grid, several at a time."""
 
 from __future__ import annotations
 
@@ -26,22 +26,20 @@ if TYPE_CHECKING:
 @click.command("sweep")
 @click.argument("file", metavar="SWEEP.yaml", type=PATH)
 @overrides("Change a value of all runs")
-@click.option("--only", multiple=True, metavar="NAME", help="Run this value of its axis alone; repeatable.")
+@click.option("--only", multiple=True, metavar="NAME", help="Run only this value of its axis; repeatable.")
 @click.option("--out", type=FOLDER, help="Folder of all runs.  [default: the file's]")
 @click.option("--jobs", type=click.IntRange(1), help="Runs at a time.  [default: cores / threads, or GPUs]")
 @click.option(
     "--memory",
     type=click.FloatRange(0, min_open=True),
     metavar="GB",
-    help="Memory that all runs together may take.  [default: 80 % of what is free]",
+    help="Memory for all runs together.  [default: 80 % of the free memory]",
 )
 @cost.DRY_RUN
-@click.option("--tasks", is_flag=True, help="Print how many combinations there are, and nothing else.")
+@click.option("--tasks", is_flag=True, help="Print only the number of combinations.")
+@click.option("--task", metavar="N", help="Run only combination N, from 0, in this process; or several, such as 4-7,9.")
 @click.option(
-    "--task", metavar="N", help="Run combination N alone, from 0, in this process; or several, such as 4-7,9."
-)
-@click.option(
-    "--slurm", is_flag=True, help="Submit what is left to Slurm, as an array job; --dry-run prints its script."
+    "--slurm", is_flag=True, help="Submit the unfinished runs to Slurm as an array job; --dry-run prints its script."
 )
 @click.option(
     "--set-sbatch",
@@ -70,12 +68,11 @@ def sweep_command(
 ) -> None:
     """Run every combination of a grid once.
 
-    The same command goes on with what is left. A run that is done is not run again, one that broke off is gone on with,
-    and one that fails does not stop the others. At the end comes the table of labelskew report; docs/sweeps.md
-    describes the file.
+    Rerun the command to resume: finished runs are not repeated, interrupted ones resume, and a failed run does not
+    stop the others. The table of labelskew report is printed at the end; docs/sweeps.md describes the file.
 
-    Several machines that share the folder may work on a sweep at the same time, with this command or as tasks of a job
-    array: no run is done twice; docs/clusters.md says more.
+    Several machines that share the folder may run a sweep at the same time, with this command or as tasks of a job
+    array; no run is done twice. See docs/clusters.md.
 
     \b
     labelskew sweep sweeps/fmnist.yaml --dry-run
@@ -83,87 +80,88 @@ def sweep_command(
     labelskew sweep sweeps/fmnist.yaml --tasks
     labelskew sweep sweeps/fmnist.yaml --task 17
     labelskew sweep sweeps/fmnist.yaml --slurm --set-sbatch time=4:00:00
-    """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
+    """  # noqa: D301  # click keeps the lines after a backspace as they are
     from fl_labelskew_plugins.studies.sweep import crew, plan
 
     say = (lambda line: None) if quiet else click.echo
     refuse_mpirun("sweep")
     if sbatch and not slurm:
-        raise mistake("--set-sbatch", "is for a job of Slurm", "it with --slurm")
+        raise mistake("--set-sbatch", "needs --slurm", "it with --slurm")
     if slurm and (jobs or memory):
-        raise mistake("--slurm", "--jobs and --memory are not for Slurm", "--set-sbatch array=%8 and mem=8G")
-    alone = task is not None and task.strip().isdecimal() and jobs is None and memory is None
-    every = planned = plan.plan(file, overrides, out, only, elsewhere=tasks or alone or slurm)
+        raise mistake("--slurm", "--jobs and --memory have no effect on Slurm", "--set-sbatch array=%8 and mem=8G")
+    single = task is not None and task.strip().isdecimal() and jobs is None and memory is None
+    all_planned = planned = plan.plan(file, overrides, out, only, elsewhere=tasks or single or slurm)
     if tasks:
         click.echo(len(planned))
         return
     if task is not None:
         planned = plan.pick(planned, task)
     if slurm:
-        words = [word for setting in overrides for word in ("--set", setting)]
-        words += [word for name in only for word in ("--only", name)] + (["--host", host] if host else [])
-        _submit(file, planned, words, sbatch, say, dry_run=dry_run)
+        arguments = [word for setting in overrides for word in ("--set", setting)]
+        arguments += [word for name in only for word in ("--only", name)] + (["--host", host] if host else [])
+        _submit(file, planned, arguments, sbatch, say, dry_run=dry_run)
         return
     try:
-        plan.write_names(every)
+        plan.write_names(all_planned)
         if dry_run:
             jobs, free = jobs or crew.default_jobs(planned), crew.memory_bound(memory)
             cost.forecast(planned, out=planned[0].folder.path.parent, jobs=jobs, free=free, host=host, tasks=True)
             return
-        if alone:
+        if single:
             crew.run_here(planned[0], say, host)
             return
         failed = crew.run_all(planned, jobs=jobs, memory=memory, say=say, host=host)
     except KeyboardInterrupt:
         done = sum(run.folder.summary.exists() for run in planned)
-        go_on = to_go_on(sys.argv[1:])
-        raise KeyboardInterrupt(f"interrupted: {done} of {len(planned)} runs finished; {go_on}") from None
-    _tell(planned, failed, say)
+        command = to_go_on(sys.argv[1:])
+        raise KeyboardInterrupt(f"interrupted: {done} of {len(planned)} runs finished; {command}") from None
+    _report(planned, failed, say)
 
 
 def _submit(
     file: Path,
     planned: Sequence[Planned],
-    words: list[str],
+    arguments: list[str],
     sbatch: tuple[str, ...],
     say: Callable[[str], None],
     *,
     dry_run: bool,
 ) -> None:
-    """Have Slurm do what nobody has done or is doing; ``words`` belong to the command for each."""
+    """Submit the runs that are neither finished nor running to Slurm; ``words``: further arguments of their command."""
     from fl_labelskew_plugins.studies.sweep import plan, slurm
 
     out, states = planned[0].folder.path.parent.absolute(), plan.states_of(planned)
     open_ = [run for run in planned if states[run.name] != "done"]
-    left = [run for run in open_ if not locks.held_by(run.folder.path)]
-    so_far = f"{counted(len(planned), 'run')}: {len(planned) - len(open_)} finished, {len(open_) - len(left)} running"
-    if not left:
+    unfinished = [run for run in open_ if not locks.held_by(run.folder.path)]
+    so_far = (
+        f"{counted(len(planned), 'run')}: {len(planned) - len(open_)} finished, {len(open_) - len(unfinished)} running"
+    )
+    if not unfinished:
         click.echo(f"{so_far}; nothing to submit", err=dry_run)
         return
-    text = slurm.script(left, ["sweep", str(file.absolute()), "--out", str(out), *words, "--task"], sbatch)
+    text = slurm.script(unfinished, ["sweep", str(file.absolute()), "--out", str(out), *arguments, "--task"], sbatch)
     if dry_run:
         click.echo(text, nl=False)
         return
     job = slurm.submit(text, out)
-    click.echo(f"{so_far}; job {job} has {counted(len(left), 'task')}")
+    click.echo(f"{so_far}; job {job} has {counted(len(unfinished), 'task')}")
     say(f"watch: squeue --job {job}; {shlex.join(['labelskew', 'report', str(out)])}")
     if not any(setting.startswith("output=") for setting in sbatch):
         say(f"logs: {out / plan.LOGS}/slurm-{job}_*.txt")
 
 
-def _tell(planned: Sequence[Planned], failed: Sequence[str], say: Callable[[str], None]) -> None:
-    """What came of all runs, as a table; raises RunError for those that failed."""
+def _report(planned: Sequence[Planned], failed: Sequence[str], say: Callable[[str], None]) -> None:
     from fl_labelskew_plugins.studies import report
 
     runs, missing = report.read_all([run.folder.path for run in planned if run.folder.summary.exists()])
-    if runs:  # a run without any test is in no table
+    if runs:  # runs without a test are in no table
         last = planned[0].recipe.validation.last_rounds
         click.echo(shown(report.rows(report.grouped(runs), last), "table"))
         folder = planned[0].folder.path.parent
-        say(f"more of it: {shlex.join(['labelskew', 'report', str(folder), '--html', str(folder / 'report.html')])}")
+        say(f"more: {shlex.join(['labelskew', 'report', str(folder), '--html', str(folder / 'report.html')])}")
     for line in missing:
         click.echo(line, err=True)
     for line in failed:
         click.echo(f"failed: {line}", err=True)
     if failed:
-        raise RunError(f"{len(failed)} of {len(planned)} runs failed; the same again tries them once more")
+        raise RunError(f"{len(failed)} of {len(planned)} runs failed; repeat the command to retry them")

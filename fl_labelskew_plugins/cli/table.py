@@ -11,10 +11,10 @@ from fl_labelskew_plugins.machine.text import clean, csv_cell, room, shortened, 
 
 Rows = Sequence[Sequence[str]]
 Marks = Sequence[Sequence[int]]
-"""Of each cell: 1 for the best of its kind, 2 for the second, 0 for others."""
+"""For each cell: 1 for the best of its kind, 2 for the second best, 0 for others."""
 STYLES = ("", "bold", "underline")
 LONGEST = 4096
-"""Letters of a cell."""
+"""Maximum length of a cell."""
 
 
 def plain(
@@ -26,18 +26,18 @@ def plain(
     least: Sequence[str] = (),
     limit: int = 0,
 ) -> str:
-    """Columns under a head, in lines that fit the terminal; in a pipe or a file, one line per row.
+    """A table with aligned columns that fits the terminal; in a pipe or a file, one line per row.
 
-    Cells wrap at spaces. If that is not enough, columns are dropped, which a line below names. If that is not enough
-    either, the columns continue in further tables below, after the first column.
+    Cells wrap at spaces. If that is not enough, columns are dropped and named below the table. If that is not enough
+    either, the columns continue in further tables below, each with the first column.
 
     Args:
         head: names of the columns.
         rows: the cells; control characters are replaced.
-        marks: of each cell; 1 is bold, 2 is underlined.
-        words: columns of text; those behind them are flush right and do not wrap. Default: all.
+        marks: for each cell; 1 is bold, 2 is underlined.
+        words: number of text columns; the others are right-aligned and do not wrap. Default: all.
         least: columns that may be dropped, the least important one first.
-        limit: letters of a line, in place of :func:`.machine.text.room`.
+        limit: letters per line; default: :func:`.machine.text.room`.
     """
     from rich.cells import cell_len
     from rich.console import Console
@@ -48,7 +48,7 @@ def plain(
     styles = [[0] * len(head), *(marks or [[0] * len(head)] * len(rows))]
     whole = [[clean(cell, LONGEST) for cell in row] for row in (head, *rows)]
     count = len(head) if words is None else words
-    # the first of these that fits: words as they are, without wrapping if there are numbers; then shorter words
+    # use the first combination that fits: whole words, without wrapping if there are numbers; then shortened words
     for wrap, longest in ((words is None, limit), (True, limit), (True, limit // 2), (True, 24), (True, 20)):
         texts = [["".join(shortened(word, longest) for word in re.split(r"(\s+)", c)) for c in row] for row in whole]
         full = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
@@ -65,7 +65,7 @@ def plain(
             break
 
     def widths(columns: Sequence[int]) -> list[int]:
-        """Of columns side by side: the ones that may wrap most become narrower, until all fit or none may."""
+        """Widths of columns side by side: the most flexible ones shrink until all fit or none can."""
         chosen = {i: full[i] for i in columns}
         while sum(chosen.values()) + 2 * len(columns) - 2 > limit:
             widest = max(columns, key=lambda i: chosen[i] - narrow[i])
@@ -91,7 +91,7 @@ def plain(
             console.print(table)
         texts_of_blocks.append("\n".join(line.rstrip() for line in captured.get().splitlines()))
     dropped = ", ".join(name.strip() for i, name in enumerate(head) if i not in shown)
-    note = f"\n{wrapped(f'columns not shown: {dropped} (a wider terminal or a pipe has them)')}" if dropped else ""
+    note = f"\n{wrapped(f'columns not shown: {dropped} (use a wider terminal or a pipe)')}" if dropped else ""
     return "\n\n".join(texts_of_blocks) + note
 
 
@@ -108,8 +108,8 @@ def markdown(head: Sequence[str], rows: Rows, marks: Marks = (), words: int | No
     Args:
         head: names of the columns.
         rows: the cells.
-        marks: of each cell; 1 is bold, 2 is in italics.
-        words: columns of anybody's words, whose signs mean nothing in Markdown; those behind them are flush right.
+        marks: for each cell; 1 is bold, 2 is italic.
+        words: number of text columns, whose Markdown characters are escaped; the others are right-aligned.
     """
     count = len(head) if words is None else words
     signs = ("", "**", "*")
@@ -124,7 +124,7 @@ def markdown(head: Sequence[str], rows: Rows, marks: Marks = (), words: int | No
 
 
 def comma_separated(head: Sequence[str], rows: Rows) -> str:
-    """CSV with a head."""
+    """CSV with a header."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([*map(csv_cell, row)] for row in (head, *rows))
     return text.getvalue().rstrip("\n")
@@ -133,7 +133,7 @@ def comma_separated(head: Sequence[str], rows: Rows) -> str:
 LATEX = str.maketrans(
     {
         **{letter: f"\\{letter}" for letter in "&%$#_{}"},
-        **{letter: f"{{{letter}}}" for letter in "[]*"},  # after the end of a line they would be an argument of it
+        **{letter: f"{{{letter}}}" for letter in "[]*"},  # after a line break LaTeX would read them as an argument
         **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "|": "\\textbar{}"},
         **{"<": "$<$", ">": "$>$", "±": "$\\pm$"},
     }
@@ -141,7 +141,7 @@ LATEX = str.maketrans(
 
 
 def latex(head: Sequence[str], rows: Rows, marks: Marks, words: int) -> str:
-    """A tabular of the package booktabs, from column ``words`` on flush right; of ``marks`` 1 is bold, 2 in italics."""
+    """A tabular for booktabs, right-aligned from column ``words`` on; of ``marks`` 1 is bold, 2 italic."""
     fonts = ("", "\\bfseries ", "\\itshape ")
     lines = [[cell.translate(LATEX) for cell in row] for row in (head, *rows)]
     for row, styles in zip(lines[1:], marks, strict=True):

@@ -1,4 +1,4 @@
-"""Runs from Python: started, gone on with, and looked at: numbers, models, partition."""
+"""Runs from Python: start and resume them, and read their numbers, models and partition."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 
 class Callback(Protocol):
-    """Told of every round once it is written; what it raises ends the run, which can be gone on with."""
+    """A per-round callback; an exception in it ends the run, which can be resumed."""
 
     def on_round(self, run: Run, line: dict[str, Any]) -> None:
-        """A round is complete.
+        """Called when a round is complete and written.
 
         Args:
             run: the run so far.
@@ -50,17 +50,17 @@ class Callback(Protocol):
 
 
 def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Recipe:
-    """A recipe, checked as a whole.
+    """Load and check a recipe.
 
     >>> load("quickstart", {"train_args.comm_round": 5}).train.comm_round
     5
 
     Args:
         recipe: a name of ``labelskew recipes ls``, the path of a file, or a mapping of sections to their keys.
-        changes: values by ``section.key``, in place of the recipe's.
+        changes: values by ``section.key``, which override the recipe's.
 
     Raises:
-        LabelSkewError: with every mistake, a line each.
+        LabelSkewError: with all mistakes, a line each.
     """
     overrides = overrides_of(changes)
     if isinstance(recipe, Mapping):
@@ -69,12 +69,12 @@ def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | No
 
 
 def overrides_of(changes: Mapping[str, Any] | None) -> list[str]:
-    """Values by ``section.key``, as ``section.key=value`` each."""
+    """Changes as overrides, ``section.key=value`` each."""
     return [f"{place}={as_json(value)}" for place, value in (changes or {}).items()]
 
 
 def as_json(value: Any) -> str:
-    """JSON of ordinary Python values; numpy's numbers and arrays are numbers and lists, all else is its text.
+    """JSON of Python values; numpy's numbers and arrays become numbers and lists, all other types text.
 
     >>> import numpy as np
     >>> as_json({"seeds": np.arange(2), "out": Path("runs")})
@@ -98,20 +98,20 @@ def run(
     """Run a recipe to its end, and return the finished run.
 
     Args:
-        recipe: one of :func:`load`, or what that takes.
-        folder: the run's own, new or empty; default: a new one under the recipe's ``tracking_args.run_dir``.
-        model: in place of the recipe's network: any module that ends with a Linear layer of the classes.
-        dataset: in place of the recipe's: ``(train, test)``, each ``(x, y)`` or a torch ``Dataset`` with ``targets``.
-        method: in place of the recipe's.
-        partition: in place of the recipe's: indices of each client's training samples.
-        callbacks: told of every round; what one raises ends the run with a checkpoint, and is raised here as it is.
-        quiet: print nothing but warnings.
-        host: ``none``: without FedML, to the same numbers (docs/runtimes.md says which last digits may differ);
-            default: inside FedML where it is installed.
+        recipe: from :func:`load`, or an argument of it.
+        folder: the run's folder, new or empty; default: a new one in the recipe's ``tracking_args.run_dir``.
+        model: replaces the recipe's network: any module that ends with a Linear layer of the classes.
+        dataset: replaces the recipe's: ``(train, test)``, each ``(x, y)`` or a torch ``Dataset`` with ``targets``.
+        method: replaces the recipe's.
+        partition: replaces the recipe's: indices of each client's training samples.
+        callbacks: called after every round; an exception in one ends the run with a checkpoint, and is raised here.
+        quiet: print only warnings.
+        host: ``none``: without FedML, with the same numbers (docs/runtimes.md lists rounding differences); default:
+            with FedML if it is installed.
 
     Raises:
-        LabelSkewError: a mistake in what was asked for.
-        RunError: the run broke off.
+        LabelSkewError: invalid recipe or arguments.
+        RunError: the run failed.
         KeyboardInterrupt: interrupted, after a checkpoint was saved; ``load_run(folder).resume()`` resumes.
     """
     objects = {"model": model, "dataset": dataset, "method": method, "partition": partition}
@@ -123,7 +123,7 @@ def run(
 
 
 def prepared(recipe: Recipe | str | Path | Mapping[str, Any], objects: Mapping[str, Any]) -> Recipe:
-    """A recipe of :func:`load`, or what that takes, with objects in place of its names."""
+    """Load a recipe if needed, and replace its plugins by the given objects."""
     if not isinstance(recipe, Recipe):
         recipe = load(recipe)
     if given := from_objects(**objects):
@@ -132,16 +132,16 @@ def prepared(recipe: Recipe | str | Path | Mapping[str, Any], objects: Mapping[s
 
 
 def load_run(folder: str | Path, **objects: Any) -> Run:
-    """A run in its folder; to read its results, no objects are needed.
+    """Open the folder of a run; reading its results needs no objects.
 
     Args:
         folder: the run's.
-        objects: ``model``, ``dataset``, ``method`` and ``partition`` as :func:`run` was given them, if it was:
-            ``resume`` and ``recipe`` need all of them, networks the ``model``. If the recipe's network is a function,
-            ``model`` is ``"FILE.py:FUNCTION"``.
+        objects: ``model``, ``dataset``, ``method`` and ``partition`` as given to :func:`run`, if any: ``resume`` and
+            ``recipe`` need all of them, networks only the ``model``. If the recipe's network is a function, ``model``
+            is ``"FILE.py:FUNCTION"``.
 
     Raises:
-        LabelSkewError: it is not the folder of a run, or the objects are not those of the run.
+        LabelSkewError: it is not the folder of a run, or the objects differ from the run's.
     """
     code = objects.pop("model") if isinstance(objects.get("model"), str) else None
     return Run(folder, from_objects(**objects), code)
@@ -157,15 +157,15 @@ def _hear(callbacks: Sequence[Callback], folder: Path, objects: Mapping[str, Any
 
 
 class Run:
-    """A run in its folder, finished or not.
+    """A run's folder, finished or not.
 
     Args:
         folder: the run's.
-        objects: what stood in for the recipe's names, by section; see :func:`.recipe.plugins.from_objects`.
-        code: the function that makes its network, if it is of one.
+        objects: objects that replaced the recipe's plugins, by section; see :func:`.recipe.plugins.from_objects`.
+        code: the function that makes its network, if any.
 
     Raises:
-        LabelSkewError: it is not the folder of a run, or it had other objects.
+        LabelSkewError: it is not the folder of a run, or the objects differ from the run's.
     """
 
     def __init__(self, folder: str | Path, objects: Mapping[str, Any] | None = None, code: str | None = None) -> None:
@@ -178,7 +178,7 @@ class Run:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe of the run, with every default filled in.
+        """The recipe of the run, with all defaults filled in.
 
         Raises:
             LabelSkewError: objects of the run are missing.
@@ -193,14 +193,14 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the run came to, as in ``summary.json``; shares between 0 and 1. Empty before the end."""
+        """The content of ``summary.json``; accuracies between 0 and 1. Empty before the end."""
         return self._folder.results
 
     @property
     def accuracy(self) -> float | None:
         """Main accuracy of the global model in the last test, between 0 and 1; None before the first one.
 
-        It is that on the global test set or, if there is none, on the clients' test splits (``summary["measure"]``).
+        On the global test set or, if there is none, on the clients' test splits (``summary["measure"]``).
         """
         lines = self._folder.lines
         tests = main_tests(lines)
@@ -208,7 +208,7 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row a round, by its number from 0; terms of the loss are columns of their own, lists stay lists."""
+        """A row per round, indexed from 0; terms of the loss have columns of their own, lists stay lists."""
         import pandas as pd
 
         lines = pd.json_normalize(self._folder.lines)
@@ -216,9 +216,9 @@ class Run:
 
     @property
     def partition(self) -> pd.DataFrame | None:
-        """Training samples of each client (rows) and class (columns); None where no single process knows them.
+        """Training samples per client (rows) and class (columns); None if no single process knows them.
 
-        Rows are numbers from 0, or the names of clients that are groups.
+        Rows are indexed by numbers from 0, or by the names of groups.
         """
         import pandas as pd
 
@@ -235,7 +235,7 @@ class Run:
         """The network with the weights of the last round, in eval mode.
 
         Raises:
-            LabelSkewError: the run has none yet, or its network was an object that is missing.
+            LabelSkewError: the run has none yet, or its network was an object that was not given.
         """
         return self._network(self.folder / "model.safetensors", "it is written after the last round", ".model")
 
@@ -244,7 +244,7 @@ class Run:
         """The network with the weights of the round with the best main accuracy so far, in eval mode.
 
         Raises:
-            LabelSkewError: there is none, or its network was an object that is missing.
+            LabelSkewError: there is none, or its network was an object that was not given.
         """
         otherwise = "it needs tracking_args.keep_best: true, and test samples of the server or clients"
         return self._network(self._folder.best, otherwise, ".best")
@@ -252,24 +252,24 @@ class Run:
     def predict(
         self, x: Any, *, top: int = 1, best: bool = False, client: int | str | None = None, batch_size: int = 64
     ) -> pd.DataFrame:
-        """What the model says of samples.
+        """Predict the classes of samples.
 
         Args:
-            x: samples ``(N, ...)`` as an array or tensor, as the data set gives them (not normalised), or one of them;
-                or the path of a picture, a folder of pictures, a CSV or Parquet table or an ``.npz`` file with ``x``,
-                or a list of paths. Of a model of a table also a DataFrame with the columns of training.
-            top: how many classes there are in a row.
-            best: the best round's model in place of the last one's.
-            client: the own model of a client, by its name or its number from 0.
+            x: one sample or ``(N, ...)`` as an array or tensor, as the data set gives them (not normalised); or the
+                path of a picture, a folder of pictures, a CSV or Parquet table or an ``.npz`` file with ``x``; or a
+                list of paths. For a model of a table also a DataFrame with the columns of training.
+            top: number of classes per row.
+            best: use the best round's model instead of the last one's.
+            client: use a client's own model, by the client's name or its number from 0.
             batch_size: samples at a time.
 
         Returns:
-            A row for each sample: ``class`` and ``probability`` between 0 and 1; with ``top`` also ``class_2``,
-            ``probability_2`` and so on. The index is the sample's number, the table's own, or of paths ``file``.
+            A row per sample: ``class`` and ``probability`` between 0 and 1; with ``top`` also ``class_2``,
+            ``probability_2`` and so on. The index is the sample's number, the table's own, or for paths ``file``.
 
         Raises:
-            LabelSkewError: there is no such model, or it does not take these samples; with a line for each file that
-                cannot be read.
+            LabelSkewError: there is no such model, or the samples do not fit it; with a line per file that cannot be
+                read.
         """
         from fl_labelskew_plugins.trained import network
         from fl_labelskew_plugins.trained.predict import frame
@@ -294,21 +294,21 @@ class Run:
                 raise mistake(f"client {clean(client, 40)}", "is not in this run", f"one of {few(names)}, or a number")
             client = names.index(client)
         name = clean(self._folder.environment.get("method"))
-        reason = f"client {client} has none here; a method such as map or fedphp keeps one for each client that trained"
+        reason = f"client {client} has no own model; methods such as map or fedphp keep one per trained client"
         file = self.folder / "clients" / f"client{client:06d}.safetensors"
         return self._network(file, f"{name}: {reason}", f".personalised({client})")
 
     def resume(self, *, comm_round: int | None = None, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
-        """Resume the run until its last round, with identical results as if it had never stopped.
+        """Resume the run until its last round, with results identical to those of an uninterrupted run.
 
         Args:
-            comm_round: the new number of rounds in all, also of a run that is finished; default: as before.
-            quiet: print nothing but warnings.
-            callbacks: told of every round from here on.
+            comm_round: the new total number of rounds, also for a finished run; default: unchanged.
+            quiet: print only warnings.
+            callbacks: called after every further round.
 
         Raises:
-            LabelSkewError: the folder is not as the run has left it.
-            RunError: the run broke off again.
+            LabelSkewError: the folder was changed.
+            RunError: the run failed again.
             KeyboardInterrupt: after a checkpoint was saved.
         """
         rounds = [] if comm_round is None else [f"{start.ROUNDS}={comm_round}"]
@@ -318,7 +318,7 @@ class Run:
         return Run(self.folder, self._objects, self._code)
 
     def _network(self, file: Path, otherwise: str, attribute: str) -> nn.Module:
-        """The network with the weights in a file; ``attribute`` of this object is the one that was read."""
+        """The network with the weights in a file; ``attribute``: the attribute of this object that was read."""
         from fl_labelskew_plugins.trained import network
 
         if not file.exists():
@@ -327,8 +327,8 @@ class Run:
         return network.load(file, self._objects.get("model_args"), code=self._code).network
 
     def _check_network(self, file: Path, attribute: str) -> None:
-        """Raise LabelSkewError if the network was an object that is missing."""
-        weights = f"; its weights alone: safetensors.torch.load_file({str(file)!r})"
+        """Raise LabelSkewError if the network was an object that was not given."""
+        weights = f"; to load only its weights: safetensors.torch.load_file({str(file)!r})"
         start.check_objects(self._folder, self._objects, ["model_args"], attribute + weights)
 
     def __repr__(self) -> str:
@@ -338,26 +338,26 @@ class Run:
         try:
             return self._progress()
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-            what = "damaged: recipe.yaml or metrics.jsonl is not what a run writes"
-            raise LabelSkewError(f"{clean(self.folder, 4096)}: {what}") from None
+            problem = "damaged: recipe.yaml or metrics.jsonl has unexpected content"
+            raise LabelSkewError(f"{clean(self.folder, 4096)}: {problem}") from None
 
     def _progress(self) -> str:
         recipe, done = self._folder.sections, len(self._folder.lines)
         planned = recipe["train_args"]["comm_round"]
         accuracy = "" if self.accuracy is None else f", accuracy {100 * self.accuracy:.2f} %"
-        how_far = counted(planned, "round") if done == planned else f"{done} of {counted(planned, 'round')}"
+        rounds = counted(planned, "round") if done == planned else f"{done} of {counted(planned, 'round')}"
         method, dataset = recipe["method_args"]["method"], recipe["data_args"]["dataset"]
-        return f"{clean(method)} on {clean(dataset)}, {how_far}{accuracy}"
+        return f"{clean(method)} on {clean(dataset)}, {rounds}{accuracy}"
 
     def _repr_html_(self) -> str:
-        """For notebooks: how it went, with the pictures that the run has drawn."""
+        """For notebooks: the state of the run and its pictures."""
         images = [
             f'<img alt="{name}" style="max-height:18em;max-width:100%" src="data:image/png;base64,{_base64(file)}">'
             for name in ("curves", "partition")
             if (file := self.folder / f"{name}.png").exists()
         ]
-        words = f"<b>{html.escape(self._title())}</b><br><code>{html.escape(clean(self.folder, 4096))}</code>"
-        return f"<div>{words}<br>{''.join(images)}</div>"
+        title = f"<b>{html.escape(self._title())}</b><br><code>{html.escape(clean(self.folder, 4096))}</code>"
+        return f"<div>{title}<br>{''.join(images)}</div>"
 
 
 def _base64(file: Path) -> str:
@@ -365,28 +365,28 @@ def _base64(file: Path) -> str:
 
 
 def simulate(recipe: Recipe | str | Path | Mapping[str, Any], folder: str | Path | None = None, **objects: Any) -> Loop:
-    """A recipe's federation, to be run round by round.
+    """Simulate a recipe's federation round by round.
 
     Args:
-        recipe: as :func:`run` takes it; with ``backend: sp``, and without FedML's attacks, defences and noise.
-        folder: the run's own, new or empty; default: a new one under the recipe's ``tracking_args.run_dir``.
-        objects: ``model``, ``dataset``, ``method`` and ``partition``, as :func:`run` takes them.
+        recipe: as in :func:`run`; with ``backend: sp``, and without FedML's attacks, defences and noise.
+        folder: the run's folder, new or empty; default: a new one in the recipe's ``tracking_args.run_dir``.
+        objects: ``model``, ``dataset``, ``method`` and ``partition`` as in :func:`run`.
 
     Raises:
-        LabelSkewError: a mistake in what was asked for, or only FedML can do it.
+        LabelSkewError: invalid recipe or arguments, or a setting that needs FedML.
     """
     recipe = prepared(recipe, objects)
     if not recipe.comm.in_process:
-        raise LabelSkewError(f"comm_args.backend: {recipe.comm.backend}: a loop runs in one process; use sp")
-    recipe = compatibility.without_host(recipe, "fl.run, which has FedML where it is installed")
+        raise LabelSkewError(f"comm_args.backend: {recipe.comm.backend}: fl.simulate runs in one process; use sp")
+    recipe = compatibility.without_host(recipe, "fl.run, which uses FedML if it is installed")
     return Loop(recipe, None if folder is None else Path(folder))
 
 
 class Loop:
-    """A federation whose rounds are iterated over; each gives its line of metrics, whose ``round`` counts from 0.
+    """An iterable over a federation's rounds; each item is a line of metrics, whose ``round`` counts from 0.
 
-    Whoever stops early leaves a checkpoint, and may iterate again, or go on with ``run.resume()``. After the last
-    round the run's folder is complete.
+    Stopping early leaves a checkpoint; iterate again, or call ``run.resume()``, to resume. The run's folder is complete
+    after the last round.
     """
 
     def __init__(self, recipe: Recipe, folder: Path | None) -> None:
@@ -407,7 +407,7 @@ class Loop:
         self._folder.hold()
         try:
             with record.tracked(), contextlib.closing(iter(self._rounds)) as rounds:
-                while True:  # the code of the loop's body runs between rounds, with its own threads and generators
+                while True:  # the caller's loop body runs between rounds, with its own threads and generators
                     with restored(self._threads):
                         if (line := next(rounds, None)) is None:
                             break
@@ -426,7 +426,7 @@ class Loop:
 
     @property
     def model(self) -> nn.Module:
-        """A copy of the global model as it is now, in eval mode."""
+        """A copy of the current global model, in eval mode."""
         network = copy.deepcopy(self._record.session.trainer.model)
         network.load_state_dict(self._record.weights)
         return (network.whole() if isinstance(network, Headed) else network).eval()

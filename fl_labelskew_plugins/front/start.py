@@ -1,4 +1,4 @@
-"""Start, resume, or only try a run: the one way in for every command."""
+"""Start, resume or preview a run: the single entry point of all commands."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from fl_labelskew_plugins.show.tables import describe, table
 from fl_labelskew_plugins.surveys.survey import Survey
 
 ROUNDS = "train_args.comm_round"
-"""The only setting of a run that can change later."""
+"""The only setting of a run that can be changed later."""
 
 
 def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | None:
@@ -46,49 +46,49 @@ def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | Non
 
     Args:
         options: of the run.
-        held: ``run_dir`` or ``resume``, if this process keeps others out of it already.
+        held: ``run_dir`` or ``resume``, if this process has locked it already.
 
     Returns:
-        Of a survey's server its result; else None.
+        The result, if this is the server of a survey; else None.
 
     Raises:
-        LabelSkewError: a user's mistake.
-        RunError: the run broke off, or one of its processes did.
-        KeyboardInterrupt: Ctrl-C or a termination signal, after a checkpoint was saved; says how to resume.
+        LabelSkewError: invalid recipe or options.
+        RunError: the run or one of its processes failed.
+        KeyboardInterrupt: Ctrl-C or a termination signal, after a checkpoint was saved; the message says how to resume.
     """
     options.check()
     path, overrides, resume, back = options.recipe, options.overrides, options.resume, options.from_round
     place = mpi_rank()
-    worker = place is not None and place[0] > 0  # which writes nothing in the run's folder
+    worker = place is not None and place[0] > 0  # workers do not write in the run's folder
     if resume is not None and not (worker and path is not None):
         recipe, folder = resumed(path, overrides, resume)
         folder = held or folder
         if back is not None and recipe.sums_alone:
-            what = "with secure aggregation silos answer no earlier round again"
-            raise LabelSkewError(f"--from-round {back}: {what}; use --resume without it, or begin a new run")
+            problem = "with secure aggregation silos do not repeat earlier rounds"
+            raise LabelSkewError(f"--from-round {back}: {problem}; use --resume without it, or start a new run")
         if back is not None and not worker:
             _go_back(folder, back, quiet=options.quiet)
     else:
-        assert path is not None  # RunOptions.check has seen to it
+        assert path is not None  # ensured by RunOptions.check
         recipe = recipes.load(path, overrides)
         if resume is not None:
-            folder = RunFolder(resume)  # which may be on the server's node only
-        elif options.role == "client":  # the same folder whenever the silo is started, so that it finds its state
+            folder = RunFolder(resume)  # may exist only on the server's node
+        elif options.role == "client":  # a fixed folder, so that a restarted silo finds its state
             default = Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}-silo{options.rank}"
             folder = RunFolder(options.run_dir or default)
         else:
             folder = held or folder_of(recipe, options.run_dir, "-survey" if options.survey else "")
-            if not worker:  # which starts when the server may have begun to write
+            if not worker:  # the server may have begun to write when a worker starts
                 folder.check_new()
     if place is not None and not recipe.comm.over_mpi:
-        what = f"{recipe.comm.backend} is one process, and mpirun started {place[1]}"
-        raise mistake("comm_args.backend", what, "MPI, or no mpirun")
-    by_hand = place is not None and not launched()  # mpirun then shows a terminal even where there is a file
-    return _go(recipe, options, folder, progress(options.quiet, plain=by_hand))
+        problem = f"{recipe.comm.backend} runs in one process, but mpirun started {place[1]}"
+        raise mistake("comm_args.backend", problem, "MPI, or no mpirun")
+    by_hand = place is not None and not launched()  # mpirun emulates a terminal even if the output is a file
+    return _execute(recipe, options, folder, progress(options.quiet, plain=by_hand))
 
 
 def train(recipe: Recipe, folder: RunFolder, options: RunOptions, hear: Hear | None = None) -> None:
-    """Run a recipe of Python, with objects in place of names or not; raises as :func:`start`.
+    """Run a recipe that may contain Python objects; raises as :func:`start`.
 
     ``folder``: new, or that of ``options.resume``; ``hear``: called after every round.
     """
@@ -97,26 +97,26 @@ def train(recipe: Recipe, folder: RunFolder, options: RunOptions, hear: Hear | N
     show = progress(options.quiet)
     if recipe.comm.in_process:
         show.hear = hear
-        _go(recipe, options, folder, show)
+        _execute(recipe, options, folder, show)
         return
     if recipe.objects or hear is not None:
-        what = "objects" if recipe.objects else "callbacks"
-        what = f"{recipe.comm.backend}: other processes train, which have no {what} of this one"
+        lost = "objects" if recipe.objects else "callbacks"
+        problem = f"{recipe.comm.backend} trains in other processes, which cannot use {lost} of this one"
         code = ", or model_args.model: FILE.py:FUNCTION" if {*recipe.objects} == {"model_args"} and hear is None else ""
-        raise mistake("comm_args.backend", what, f"sp{code}")
+        raise mistake("comm_args.backend", problem, f"sp{code}")
     with tempfile.TemporaryDirectory(prefix="labelskew-") as temporary:
-        path = Path(temporary) / f"{recipe.name}.yaml"  # which the other processes read
+        path = Path(temporary) / f"{recipe.name}.yaml"  # read by the other processes
         path.write_text(recipe.dump(), encoding="utf-8")
         try:
-            _go(recipe.model_copy(update={"path": path}), options, folder, show)
+            _execute(recipe.model_copy(update={"path": path}), options, folder, show)
         except SystemExit as end:
             raise RunError(
-                f"{folder.path}: the run ended with exit code {end.code}; its processes have said why"
+                f"{folder.path}: the run ended with exit code {end.code}; see its processes' messages above"
             ) from None
 
 
 @restored()
-def _go(recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progress) -> Survey | None:
+def _execute(recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progress) -> Survey | None:
     recipe = compatibility.hosted(recipe, options.host, folder.environment.get("host") if options.resume else None)
     compatibility.check_extras(recipe)
     host = options.host or ("none" if not recipe.hosted and compatibility.host_installed() else None)
@@ -137,12 +137,12 @@ def _go(recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progress) 
         return None
     except OSError as error:
         if error.errno in IRREGULAR and error.filename is not None:
-            what = f"{clean(error.filename, 4096)} cannot be used: {error.strerror}; remove it"
-            raise RunError(f"{what}; {options.resume_command(folder.path)}") from error
+            problem = f"{clean(error.filename, 4096)} cannot be used: {error.strerror}; remove it"
+            raise RunError(f"{problem}; {options.resume_command(folder.path)}") from error
         if error.errno not in FULL:
             raise
         raise RunError(
-            f"run directory {folder.path} can no longer be written: {error.strerror}; make room there; "
+            f"run directory {folder.path} can no longer be written: {error.strerror}; free some space; "
             f"{options.resume_command(folder.path)}"
         ) from error
     finally:
@@ -158,10 +158,10 @@ def _survey(runtime: Runtime) -> Survey:
 
 
 def warned(session: Session) -> Session:
-    """The same session, once its warnings are said."""
+    """The same session, after printing its warnings."""
     if made_up(session.recipe):
         name = session.recipe.data.dataset
-        log.warn(f"data_args.data_cache_dir: made up, not the real {name}; numbers say nothing")
+        log.warn(f"data_args.data_cache_dir: made-up data, not the real {name}; results are meaningless")
     for warning in [*session.method.warnings(session.federation), *privacy.warnings(session)]:
         log.warn(warning)
     return session
@@ -182,7 +182,7 @@ def _run(runtime: Runtime) -> None:
             folder.check_new()
         folder.tell(state=status.RUNNING)
         record = Record(session, folder, runtime.show, resume=resume, pause=options.pause)
-        del session  # it holds the weights of round 0, and the record's does not
+        del session  # it holds the weights of round 0, which the record does not need
         _train(runtime, record)
 
 
@@ -190,14 +190,14 @@ def _train(runtime: Runtime, record: Record) -> None:
     folder, show, session = runtime.folder, runtime.show, record.session
     if record.next_round and (switches := compatibility.host_switches(session.recipe)):
         log.warn(
-            f"{switches[0]}: what the host remembers from round to round is not in its checkpoint, so a resumed run "
-            "may give other numbers"
+            f"{switches[0]}: FedML's state of earlier rounds is not in the checkpoint, so a resumed run may give other "
+            "numbers"
         )
     show.note(describe(session))
     federation = session.federation
     rounds, clients = federation.rounds, federation.clients_per_round
     try:
-        with interrupting(), record.tracked(), interrupting():  # so that trackers, too, see an interruption as one
+        with interrupting(), record.tracked(), interrupting():  # so that trackers also see an interruption as one
             show.start(session.recipe.name, record.next_round, rounds, clients, record.pause)
             runtime.run(session, record)
             if record.next_round == rounds:
@@ -206,8 +206,8 @@ def _train(runtime: Runtime, record: Record) -> None:
         if isinstance(end, OSError) and not terminal_closed():
             raise
         again = runtime.options.resume_command(folder.path)
-        why = f"interrupted after {record.next_round} of {rounds} rounds; {again}"
-        raise KeyboardInterrupt(why) from end.__cause__
+        reason = f"interrupted after {record.next_round} of {rounds} rounds; {again}"
+        raise KeyboardInterrupt(reason) from end.__cause__
     finally:
         show.stop()
     if record.next_round < rounds:
@@ -220,16 +220,16 @@ def _train(runtime: Runtime, record: Record) -> None:
     show.note(f"results: {folder.path}")
 
 
-def folder_of(recipe: Recipe, path: Path | None, what: str = "") -> RunFolder:
-    """The folder of a new run; by default a new one under ``tracking_args.run_dir``, with ``what`` in its name."""
+def folder_of(recipe: Recipe, path: Path | None, kind: str = "") -> RunFolder:
+    """The folder of a new run; by default a new one in ``tracking_args.run_dir``, with ``kind`` in its name."""
     if path is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        path = Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}{what}-{stamp}-{secrets.token_hex(2)}"
+        path = Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}{kind}-{stamp}-{secrets.token_hex(2)}"
     return RunFolder(path)
 
 
 def _go_back(folder: RunFolder, round: int, *, quiet: bool) -> None:
-    """Before anything else, and for good: whatever comes of the rest, plain ``--resume`` goes on from there."""
+    """Permanently go back, before anything else, so that a plain ``--resume`` continues from there in any case."""
     folder.hold()
     try:
         if (line := folder.go_back(round)) and not quiet:
@@ -237,13 +237,13 @@ def _go_back(folder: RunFolder, round: int, *, quiet: bool) -> None:
     except OSError as error:
         raise LabelSkewError(f"--from-round {round}: {folder.path} cannot be written: {error.strerror}") from None
     finally:
-        folder.release()  # whoever writes the run may be another process
+        folder.release()  # another process may write the run
 
 
 def resumed(
     path: str | Path | None, overrides: Sequence[str], resume: Path, objects: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[Recipe, RunFolder]:
-    """The recipe and the folder of a run that is to be resumed, if recipe, overrides and objects are those of it."""
+    """The recipe and the folder of a run to resume, if the given recipe, overrides and objects are the run's."""
     folder = RunFolder(resume)
     folder.check_resumable()
     check_objects(folder, objects)
@@ -254,14 +254,14 @@ def resumed(
     if differing == [ROUNDS] and any(override.partition("=")[0].strip() == ROUNDS for override in overrides):
         _check_rounds(recipe, folder, kept.train.comm_round)
     elif differing:
-        what = f"the recipe differs from the run's in {', '.join(differing)}"
+        problem = f"the recipe differs from the run's in {', '.join(differing)}"
         use = f"the recipe of the run; only {ROUNDS} can change, with --set {ROUNDS}=N"
-        raise mistake(f"--resume {resume}", what, use)
+        raise mistake(f"--resume {resume}", problem, use)
     return recipe.model_copy(update={"name": folder.path.resolve().name}), folder
 
 
 def _check_rounds(recipe: Recipe, folder: RunFolder, planned: int) -> None:
-    """Raise LabelSkewError unless a run of ``planned`` rounds can become one of as many as the recipe has."""
+    """Raise LabelSkewError unless a run of ``planned`` rounds can be continued with the recipe's number of rounds."""
     rounds, done = recipe.train.comm_round, checkpoint.round_of(folder.checkpoint) or 0
     where = f"--set {ROUNDS}={rounds}"
     if folder.is_whole(planned) and done < planned:
@@ -284,7 +284,7 @@ def check_objects(
         folder: the run's.
         objects: the given ones; all of them must be as in the run.
         needed: sections whose object must be given, if the run had one.
-        then: what follows on ``fl.load_run(...)`` in Python, for the message.
+        then: what follows ``fl.load_run(...)`` in the message's Python code.
     """
     had = folder.environment.get("objects", {})
     names = {section: name for name, section in OBJECT_SECTIONS.items()}
@@ -293,12 +293,12 @@ def check_objects(
             raise LabelSkewError(f"{folder.path}: {names[section]} was not an object in this run; remove it")
         if had[section] != (now := object_description(plugin)):
             before = clean(had[section])
-            raise LabelSkewError(f"{folder.path}: {names[section]} was another one in this run: {before}, not {now}")
+            raise LabelSkewError(f"{folder.path}: {names[section]} was {before} in this run, got {now}")
     missing = [section for section in names if section in had and section in needed and section not in objects]
     if missing:
         were = ", ".join(f"{names[section]} ({clean(had[section], 80)})" for section in missing)
         give = ", ".join(f"{names[section]}=..." for section in names if section in objects or section in missing)
         raise LabelSkewError(
-            f"{folder.path}: missing Python objects of this run: {were}; give the same ones, in Python: "
+            f"{folder.path}: missing Python objects of this run: {were}; give the same objects, in Python: "
             f"fl.load_run({str(folder.path)!r}, {give}){then}"
         )

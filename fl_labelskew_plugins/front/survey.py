@@ -1,4 +1,4 @@
-"""A survey from Python: who would hold what, and how far clients are from each other."""
+"""Surveys from Python: the clients' samples per class, and how far clients are from each other."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def survey(
     dataset: object = None,
     partition: Sequence[Sequence[int]] | Partitioner | None = None,
 ) -> pd.DataFrame:
-    """Who would hold what under a recipe's partition, and the measures of ``labelskew survey``; nothing is trained.
+    """Samples per client and class under a recipe's partition, and the measures of ``labelskew survey``; no training.
 
     Args:
-        recipe: one of :func:`.run.load`, or what that takes.
-        dataset: in place of the recipe's, as for :func:`.run.run`.
+        recipe: from :func:`.run.load`, or an argument of it.
+        dataset: replaces the recipe's, as for :func:`.run.run`.
         partition: likewise.
 
     Returns:
-        A row for each client: training samples of each class and in all, then the measures.
+        A row per client: training samples of each class and in all, then the measures.
 
     Raises:
-        LabelSkewError: a mistake in what was asked for.
+        LabelSkewError: invalid recipe or objects.
     """
     return of_partition(prepared(recipe, {"dataset": dataset, "partition": partition})).frame

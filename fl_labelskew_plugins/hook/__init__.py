@@ -1,11 +1,9 @@
-"""Lets ``fedml run RECIPE.yaml`` run a recipe, though FedML's command line has no plugin hook.
+"""Lets ``fedml run RECIPE.yaml`` run a recipe, although FedML's command line has no plugin hook.
 
-A ``.pth`` file next to this package calls :func:`install` when the interpreter starts. If the interpreter was started
-as ``fedml run`` with a recipe or ``--resume``, the script ``fedml`` gets :func:`cli` in place of FedML's command line,
-which would import all of FedML, for seconds. Any other command of FedML's stays as it is. From then on Ctrl-C ends a
-command of ours with one line, however much is still to be imported. ``FL_LABELSKEW_NO_HOOK=1`` switches the hook off.
-
-This module is read at every interpreter start, so it imports nothing but what is loaded already.
+A ``.pth`` file calls :func:`install` at every interpreter start, so this module imports only loaded modules. In ``fedml
+run`` with a recipe or ``--resume``, :func:`cli` replaces FedML's command line, whose import takes seconds; other FedML
+commands are unchanged. Ctrl-C then ends our commands with one line, even during imports. ``FL_LABELSKEW_NO_HOOK=1``
+switches the hook off.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # typing's own costs more than this whole module
+TYPE_CHECKING = False  # importing typing would take longer than this whole module
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
@@ -25,13 +23,13 @@ COMMAND = "fl_labelskew_plugins.cli.run"
 OWN = ("labelskew", "fl_labelskew_plugins.cli.main")
 """Our own command, by its script and by its module."""
 STOCK = ("list", "logs", "status", "stop")
-"""Commands of ``fedml run``; what is nearly one of them is a misspelt command, not a misspelt recipe."""
+"""Commands of ``fedml run``; a similar word is a misspelt command, not a misspelt recipe."""
 FILES = (".yaml", ".yml")
 PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 
 def install() -> None:
-    """Put :func:`cli` in place of FedML's command line, if the interpreter was started with a command of ours."""
+    """Replace FedML's command line by :func:`cli`, if the interpreter was started with one of our commands."""
     if not _is_ours(sys.orig_argv):
         return
     end_in_a_line()
@@ -43,15 +41,15 @@ def install() -> None:
 
 
 def end_in_a_line() -> None:
-    """Let :func:`end` have Ctrl-C where the command is ours, unless it is ignored."""
-    import _signal  # type: ignore[import-not-found]  # signal itself would import more, and so come later
+    """Make Ctrl-C call :func:`end` if this is one of our commands, unless Ctrl-C is ignored."""
+    import _signal  # type: ignore[import-not-found]  # signal itself would import more modules
 
     if _is_ours(sys.orig_argv) and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, end)
 
 
 def end(signum: int, frame: FrameType | None) -> NoReturn:
-    """A handler of Ctrl-C that ends this process with a line: for while there is nothing to lose."""
+    """Handle Ctrl-C by ending this process with one line; for times when there is nothing to save."""
     _quietly(lambda: print(end="", flush=True))
     _quietly(lambda: os.write(2, b"interrupted\n"))
     os._exit(130)
@@ -67,7 +65,7 @@ def _is_ours(argv: list[str]) -> bool:
     first, *rest = words[1:]
     if first.startswith("--resume") or is_recipe(first):
         return True
-    if first.startswith("-"):  # an option of ours, or of FedML's
+    if first.startswith("-"):  # an option of ours or of FedML
         return any(word.startswith("--resume") or is_recipe(word) for word in rest) and not {*STOCK} & {*rest}
     from difflib import get_close_matches
 
@@ -75,7 +73,7 @@ def _is_ours(argv: list[str]) -> bool:
 
 
 def _typed(argv: list[str]) -> list[str]:
-    """The name of the script, and what was typed after it."""
+    """The name of the script, and its arguments."""
     given = argv[1:]
     while given and given[0].startswith("-"):  # the interpreter's own options
         given.pop(0)
@@ -83,14 +81,14 @@ def _typed(argv: list[str]) -> list[str]:
 
 
 def is_recipe(word: str) -> bool:
-    """Whether a word can only mean a recipe: a file, a row of a table, or one that came with the package, by name."""
-    places = (PACKAGE, os.path.dirname(PACKAGE))  # in a checkout, recipes lie beside the package
+    """Whether a word can only be a recipe: a file, a row of a table, or a recipe of the package."""
+    places = (PACKAGE, os.path.dirname(PACKAGE))  # in a checkout, recipes are next to the package
     known = (os.path.isfile(os.path.join(place, "recipes", f"{word}.yaml")) for place in places)
     return word.lower().endswith(FILES) or "/" in word.rstrip("/") or any(known)
 
 
 def _quiet_imports() -> None:
-    """Leave out what the host's imports warn of, its own dependencies: a recipe's user can do nothing about them."""
+    """Ignore warnings of FedML's imports about its own dependencies, on which a user cannot act."""
     import warnings
 
     for module in ("requests", "fedml"):
@@ -98,7 +96,7 @@ def _quiet_imports() -> None:
 
 
 def cli() -> Any:
-    """The command line of ``fedml run RECIPE``; FedML's own, after a line on the reason, if ours cannot be imported."""
+    """The command line of ``fedml run RECIPE``; FedML's own, after an error message, if ours cannot be imported."""
     from importlib import import_module
 
     del sys.modules[CLI]

@@ -1,11 +1,11 @@
-"""How does FedML call us, and what do we use of it? Importing this package imports FedML.
+"""The interface between FedML and this package. Importing it imports FedML.
 
-May import runs, engine and below. The runtimes use it where a run has the host; with ``runtimes/sp`` it alone imports
+May import runs, engine and below. The runtimes use it in runs with FedML; only this package and ``runtimes/sp`` import
 FedML.
 """
 
 import warnings
 
-with warnings.catch_warnings():  # of the host's own imports, about which a user can do nothing
+with warnings.catch_warnings():  # users cannot act on the warnings of FedML's own imports
     warnings.simplefilter("ignore")
     import fedml  # noqa: F401

@@ -1,4 +1,4 @@
-"""The host's ServerAggregator face: its attacks, defences and noise on a round's weights."""
+"""A FedML ServerAggregator: FedML's attacks, defences and noise on a round's weights."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fl_labelskew_plugins.tensors import Weights
 
 
 class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host is untyped
-    """The host's hooks around the mean of a round, see :data:`fl_labelskew_plugins.engine.server.Hooks`."""
+    """FedML's hooks around the mean of a round, see :data:`fl_labelskew_plugins.engine.server.Hooks`."""
 
     server: Server
 
     def __call__(self, server: Server, round: int, raw: Sequence[tuple[int, Weights]]) -> Weights:
-        """The next state dict, before the optimiser's step: floating-point tensors through the hooks, others averaged.
+        """The next state dict before the optimiser's step: floating-point tensors via the hooks, others averaged.
 
-        ``raw``: training samples and upload of each client.
+        ``raw``: number of training samples and upload of each client.
         """
         self.server, self.args.round_idx = server, round
         seeds.seed_globals(server.federation.seed, "host's server hooks", round)
@@ -42,12 +42,12 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         return floating(self.server.weights)
 
     def set_model_params(self, model_parameters: Weights) -> None:
-        """The weights are the server's; the host's hooks set none."""
+        """Does nothing: the server sets the weights."""
 
     def aggregate(self, raw_client_model_or_grad_list: list[tuple[float, Weights]]) -> Weights:
-        """The host's hook: its defences that aggregate themselves, else the method's own mean.
+        """FedML's hook: its aggregating defences, else the method's own mean.
 
-        It gets training samples and floating-point weights of each client.
+        ``raw_client_model_or_grad_list``: number of training samples and floating-point weights of each client.
         """
         defender = FedMLDefender.get_instance()
         if defender.is_defense_enabled():
@@ -61,7 +61,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         return self._mean(raw_client_model_or_grad_list)
 
     def test(self, test_data: Any, device: Any, args: Any) -> None:
-        """Evaluation is the runtime's, once a round on the global test set; nothing to do here."""
+        """Does nothing: the runtime evaluates once per tested round, on the global test set."""
 
     def _mean(self, raw: Sequence[tuple[float, Weights]]) -> Weights:
         shares = self.server.shares([int(n) for n, _ in raw])

@@ -1,4 +1,4 @@
-"""FedML as the framework around a run: its trainer's and aggregator's hooks, and its communication manager."""
+"""FedML as the framework around a run: hooks of its trainer and aggregator, and its communication manager."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from fl_labelskew_plugins.runs.host import Host
 
 
 class FedML(Host):
-    """The host, started for one process of a run; ``args`` are its arguments."""
+    """FedML, started for one process of a run; ``args`` are its arguments."""
 
     def __init__(self, recipe: Recipe, config_file: Path, *, rank: int = 0) -> None:
         self.args, self._on = start(recipe, config_file, rank=rank), bool(host_switches(recipe))
 
     def turns(self, local: LocalTrainer) -> Callable[..., LocalResult]:
-        """Training inside the host's hooks."""
+        """Training inside FedML's hooks."""
         return self.trainer(local).take
 
     def trainer(self, local: LocalTrainer) -> LabelSkewTrainer:
-        """The host's face of local training."""
+        """FedML's interface of local training."""
         return LabelSkewTrainer(local, self.args, hooks=self._on)
 
     def hooks(self, model: nn.Module) -> Hooks | None:
-        """The host's aggregator, where one of its switches is on."""
+        """FedML's aggregator, if one of its features is on."""
         return LabelSkewAggregator(model, self.args) if self._on else None
 
     def manager(self, transport: Any, rank: int, size: int, observer: Any) -> Any:
-        """The host's communication manager around a transport of ours."""
+        """FedML's communication manager around our transport."""
         return LabelSkewManager(self.args, transport, rank, size, observer)
 
 
 class LabelSkewManager(FedMLCommManager):  # type: ignore[misc]  # the host is untyped
-    """The host's manager, which hands every message on; it logs no contents, and dresses no error up."""
+    """FedML's manager, which forwards every message; it logs no contents and leaves exceptions unchanged."""
 
     def __init__(self, args: Any, transport: Any, rank: int, size: int, observer: Any) -> None:
         self._transport, self._observer = transport, observer
@@ -54,8 +54,8 @@ class LabelSkewManager(FedMLCommManager):  # type: ignore[misc]  # the host is u
         self._transport.add_observer(self)
 
     def register_message_receive_handlers(self) -> None:
-        """None: which message is for whom is the observer's affair."""
+        """Does nothing: the observer dispatches the messages."""
 
     def receive_message(self, msg_type: int, msg_params: Any) -> None:
-        """Hand a message on."""
+        """Forward a message."""
         self._observer.receive_message(msg_type, msg_params)

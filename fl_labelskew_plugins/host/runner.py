@@ -1,8 +1,8 @@
 """``fl.fedml``: our methods in FedML's own scripts, as the trainer and the aggregator of a ``FedMLRunner``.
 
-FedML averages uploads itself, name by name and weighted by samples, and over MPI it calls no other hook of an
-aggregator than get_model_params, set_model_params and test. So an upload is written such that this mean is enough:
-:func:`pack` and :func:`unpack`. The aggregator then replaces the mean by the next message to the clients.
+FedML averages uploads itself, by name and weighted by samples, and over MPI it calls no other hooks of an aggregator
+than get_model_params, set_model_params and test. So :func:`pack` writes uploads from whose mean :func:`unpack` gets all
+that the server needs. The aggregator then replaces the mean by the next message to the clients.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ __all__ = ["aggregator", "offline", "trainer"]
 
 LOG = logging.getLogger("fl_labelskew_plugins")
 OURS = "fl_labelskew"
-"""Group of the tensors in a message that are not the model's."""
+"""Group of the tensors in a message that do not belong to the model."""
 TIMES = f"{OURS}/times"
-"""With a client's state: how often the client was selected."""
+"""Key in a client's state: how often the client was selected."""
 
 
 def pack(weights: Weights, sums: Mapping[str, Tensor], *, samples: int, uniform: bool) -> Weights:
-    """Write an upload whose sample-weighted mean contains everything the server needs.
+    """Write an upload whose sample-weighted mean contains everything that the server needs.
 
-    The mean of ``1 / n_k`` is the number of clients over the sum of their samples. So the mean of ``s_k / n_k``, over
-    that, is a plain mean of ``s_k``.
+    The mean of ``1 / n_k`` is the number of clients divided by the sum of their samples. So the mean of ``s_k / n_k``,
+    divided by that, is a plain mean of ``s_k``.
 
     Args:
         weights: the trained state dict.
-        sums: tensors to be added up.
-        samples: ``n_k``, by which the mean weighs this upload.
-        uniform: whether the weights are wanted as a plain mean.
+        sums: tensors to be summed.
+        samples: ``n_k``, the weight of this upload in the mean.
+        uniform: whether a plain mean of the weights is needed.
     """
     inverse = torch.tensor(1 / samples, dtype=torch.float64)
     if uniform:
@@ -72,14 +72,14 @@ def pack(weights: Weights, sums: Mapping[str, Tensor], *, samples: int, uniform:
 def unpack(
     mean: Weights, apart: Weights, old: Weights, *, aggregation: str, clients: int, population: int
 ) -> tuple[Weights, Weights]:
-    """The aggregated weights and the sums, from the sample-weighted means of what :func:`pack` made.
+    """The aggregated weights and the sums, from the sample-weighted means of uploads of :func:`pack`.
 
     Args:
         mean: of the weights.
-        apart: of the tensors that are not the model's; none if uploads were plain weights.
-        old: the weights that the round started from.
+        apart: of the tensors that do not belong to the model; empty if uploads were plain weights.
+        old: the weights at the start of the round.
         aggregation: see :func:`.engine.aggregate.client_weights`.
-        clients: how many uploads there were.
+        clients: number of uploads.
         population: training samples of all clients.
 
     Returns:
@@ -95,27 +95,27 @@ def unpack(
 
 
 class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
-    """Trains FedML's clients with a label-skew method; give it to ``FedMLRunner`` as its ``client_trainer``.
+    """Train FedML's clients with a label-skew method; pass it to ``FedMLRunner`` as ``client_trainer``.
 
     For ``training_type: simulation`` with ``backend: MPI``, and ``training_type: cross_silo`` with ``scenario:
-    horizontal``. The aggregator gets the same arguments.
+    horizontal``. The aggregator takes the same arguments.
 
     Args:
         model: the network, any module that takes a batch and returns logits ``(B, C)`` of a Linear layer. It is copied;
             FedML's server starts from its weights.
-        args: of ``fedml.init``. Local training reads ``train_args`` as a recipe does (docs/keys.md): ``epochs``,
+        args: from ``fedml.init``. Local training reads ``train_args`` as in a recipe (docs/keys.md): ``epochs``,
             ``batch_size``, ``client_optimizer``, ``learning_rate``, ``momentum``, ``weight_decay`` and so on.
         dataset: FedML's list of eight. Client ``k`` trains on ``dataset[5][k]``, a DataLoader or a list of batches of
             inputs ``(B, ...)`` and labels ``(B,)``.
         method: a name of ``labelskew methods``, or an object of :class:`fl_labelskew_registry.Method`.
-        counts: ``(K, C)`` training samples of each class of all clients, for a method with a global prior (fedshift,
-            reweighting); in a simulation the default is to count ``dataset[5]``.
-        state_dir: new or empty folder for what clients keep (map); all processes of a simulation have to see it.
-            Needed if other clients train in each round; by default each process keeps the states in memory.
+        counts: ``(K, C)`` training samples per class of all clients, for a method with a global prior (fedshift,
+            reweighting); default in a simulation: counted in ``dataset[5]``.
+        state_dir: new or empty folder for clients' states (map), visible to all processes of a simulation. Required
+            if the clients differ between rounds; by default each process keeps states in memory.
         parameters: the method's, such as ``tau=0.5``.
 
     Raises:
-        LabelSkewError: FedML's runner or its messages cannot do this, or a value is wrong; a line for each mistake.
+        LabelSkewError: FedML's runner or messages do not support this, or a value is invalid; a line per mistake.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         state_dir: str | Path | None = None,
         **parameters: Any,
     ) -> None:
-        self.task = Task.of(model, args, dataset, method, counts, state_dir, parameters)  # before FedML looks at them
+        self.task = Task.of(model, args, dataset, method, counts, state_dir, parameters)  # before FedML sees them
         super().__init__(model, args)
         self._given, self._message = model, OrderedDict[str, Tensor]()
         self._states: dict[int, State] = {}
@@ -140,22 +140,22 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         return self._message
 
     def set_model_params(self, model_parameters: Mapping[str, Tensor]) -> None:
-        """Take the server's message."""
+        """Store the server's message."""
         self._message = OrderedDict(model_parameters)
 
     def train(self, train_data: Any, device: torch.device, args: Any) -> None:
-        """One client's round, from the server's message to the upload.
+        """Train one client for a round, from the server's message to the upload.
 
         Args:
-            train_data: the client's own entry of ``dataset[5]``; it says which client it is.
+            train_data: the client's own entry of ``dataset[5]``, which identifies the client.
             device: to train on.
             args: its ``round_idx`` is the round, from 0.
 
         Raises:
-            LabelSkewError: the message or the data are not what the method needs.
+            LabelSkewError: the message or the data do not fit the method.
             RunError: training diverged.
         """
-        with _ending_all(args):
+        with _abort_on_error(args):
             self._train(train_data, torch.device(device), int(args.round_idx))
 
     def _train(self, train_data: Any, device: torch.device, round: int) -> None:
@@ -200,9 +200,8 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
             self._message = OrderedDict(packed)
 
     def _samples(self, client: int, data: Any, round: int, device: torch.device) -> tuple[Samples, Samples | None]:
-        """Training samples, and test samples if the client's own model is to be tested."""
         task = self.task
-        with torch.random.fork_rng([]):  # for a DataLoader that augments
+        with torch.random.fork_rng([]):  # for a DataLoader with augmentation
             torch.manual_seed(seeds.torch_seed(task.federation.seed, "loader", round, client))
             train = task.samples(data, device, f"dataset[5][{client}]")
             tested = task.simulated and task.method.personalises() and task.tests(round)
@@ -219,16 +218,16 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         return network.eval()
 
     def _client(self, train_data: Any) -> int:
-        """Return the client that owns these data; FedML does not pass its number."""
+        """The client that owns these data; FedML does not pass its number."""
         clients = [client for client, data in self.task.dataset[5].items() if data is train_data]
         federation = self.task.federation
         if len(clients) == 1:
             return int(clients[0])
         if federation.clients_per_round == federation.num_clients:
-            client: int = self.id  # FedML has set it to this process's place, and so to its only client
+            client: int = self.id  # FedML has set it to this process's number, which is its only client's
             return client
-        what = f"train_data is {'that of several clients' if clients else 'in none of its entries'}"
-        raise mistake("fl.fedml.trainer: dataset[5]", what, "one object for each client, the same as FedMLRunner's")
+        problem = f"train_data is {'that of several clients' if clients else 'in none of its entries'}"
+        raise mistake("fl.fedml.trainer: dataset[5]", problem, "one object for each client, the same as FedMLRunner's")
 
     def _fresh(self) -> Weights:
         return self.task.inward(self._given.state_dict(), next(self.task.network.parameters()).device)
@@ -252,13 +251,13 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
 
 
 class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is untyped
-    """FedML's server with a label-skew method; give it to ``FedMLRunner`` as its ``server_aggregator``.
+    """FedML's server with a label-skew method; pass it to ``FedMLRunner`` as ``server_aggregator``.
 
-    It takes the arguments of :class:`Trainer`, and raises what that does. ``model`` has the aggregated weights after
+    It takes the arguments of :class:`Trainer`, and raises the same errors. ``model`` has the aggregated weights after
     each round.
 
     Attributes:
-        history: a dictionary for each test so far: ``round`` from 0, ``accuracy`` and ``loss`` of the global model, and
+        history: a dictionary per test so far: ``round`` from 0, ``accuracy`` and ``loss`` of the global model, and
             in a simulation with a method such as map ``personalised_accuracy``. Each test is also logged, on level INFO
             of the logger ``fl_labelskew_plugins``.
     """
@@ -293,12 +292,12 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
         return message
 
     def set_model_params(self, model_parameters: dict[str, Tensor]) -> None:
-        """Take FedML's mean of a round's uploads, and put in its place what FedML then sends to the clients.
+        """Aggregate FedML's mean of a round's uploads, and replace it by the next message to the clients.
 
         Args:
             model_parameters: the mean; its entries are replaced.
         """
-        with _ending_all(self.args):
+        with _abort_on_error(self.args):
             self._aggregate(model_parameters)
         self.model.load_state_dict(self.task.outward(self.server.weights))
         model_parameters.clear()
@@ -321,11 +320,11 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
         check_upload(weights, server.weights, where=f"round {round + 1}: the mean of the uploads")
         right, tested = sums.pop("personalised", torch.zeros(2)).tolist()
         self._personalised = right / tested if tested else None
-        check_extra(sums, task.shapes, where=f"round {round + 1}: the sum of what clients send")
+        check_extra(sums, task.shapes, where=f"round {round + 1}: the sum of the clients' tensors")
         server.advance(weights, {}, {}, Total(sums, task.federation.clients_per_round, round))
 
     def test(self, test_data: Any, device: Any, args: Any) -> Any:
-        """Test the global model as FedML's own aggregator does; also into ``history`` and the log.
+        """Test the global model as FedML's own aggregator does; also append to ``history`` and the log.
 
         Returns:
             accuracy, loss, None, None.
@@ -335,27 +334,27 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
         text = f"round {line['round'] + 1}: accuracy {line['accuracy']:.4f}, loss {line['loss']:.4f}"
         if self._personalised is not None:
             line["personalised_accuracy"] = self._personalised
-            text += f", of personalised models {self._personalised:.4f}"
+            text += f", personalised models {self._personalised:.4f}"
         self.history.append(line)
         LOG.info(text)
         return result
 
 
 def _counts(task: Task) -> Tensor:
-    """``(K, C)`` training samples of each client and class, as given or as counted in a simulation's data."""
+    """``(K, C)`` training samples per client and class, as given or counted in a simulation's data."""
     clients, classes = task.federation.num_clients, task.federation.num_classes
     if task.counts is not None:
         return task.counts
     if not task.simulated:
-        what = "missing; the method needs the class counts of all clients, and FedML's server does not ask for them"
-        raise mistake("counts", what, f"integers of shape {(clients, classes)}: training samples by client and class")
+        problem = "missing; the method needs the class counts of all clients, and FedML's server does not ask for them"
+        use = f"integers of shape {(clients, classes)}: training samples by client and class"
+        raise mistake("counts", problem, use)
     with torch.random.fork_rng([]):
         data = [task.samples(task.dataset[5][k], torch.device("cpu"), f"dataset[5][{k}]") for k in range(clients)]
     return torch.stack([torch.bincount(samples.y, minlength=classes) for samples in data])
 
 
 def _openings(task: Task, counts: Tensor) -> Iterator[Contribution]:
-    """What clients with these samples send before round 0."""
     for client, row in enumerate(counts):
         y = torch.arange(len(row)).repeat_interleave(row)
         tensors = Turn(task.local(client, Samples(y[:, None], y, (), ())), client).opening()
@@ -364,8 +363,8 @@ def _openings(task: Task, counts: Tensor) -> Iterator[Contribution]:
 
 
 @contextlib.contextmanager
-def _ending_all(args: Any) -> Iterator[None]:
-    """End all processes of a simulation on an error; FedML's would wait for each other for ever."""
+def _abort_on_error(args: Any) -> Iterator[None]:
+    """End all processes of a simulation on an error; FedML's would wait for each other forever."""
     try:
         yield
     except BaseException as error:

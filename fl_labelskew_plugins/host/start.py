@@ -1,4 +1,4 @@
-"""The host's side of every runtime: its arguments and its start, without its network calls, logger or argv."""
+"""Configure and start FedML for every runtime, without its network calls, logger or argv."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from fl_labelskew_plugins.recipe.mistakes import failure
 from fl_labelskew_plugins.recipe.model import Recipe
 
 OURS = ("partition_args", "method_args", "model_args", "client_specific_args", "privacy_args")
-"""Sections that the host does not get: it flattens all sections into one namespace, where later keys win silently."""
+"""Sections that FedML does not get: it flattens all sections into one namespace, where later keys silently win."""
 
 
 def host_config(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """The recipe as a FedML configuration: the host's sections, without what is not set."""
+    """The recipe as a FedML configuration: FedML's sections, without unset keys."""
     sections = {
         name: {key: value for key, value in section.items() if value is not None}
         for name, section in recipe.resolved().items()
@@ -43,7 +43,7 @@ def host_config(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def host_errors() -> Iterator[None]:
-    """Report an error of the host's attacks, defences or noise in one line: it takes their keys as they are."""
+    """Report an error of FedML's attacks, defences or noise in one line; FedML does not validate their keys."""
     try:
         yield
     except Exception as error:
@@ -51,35 +51,35 @@ def host_errors() -> Iterator[None]:
 
 
 def offline() -> None:
-    """Keep FedML from contacting its cloud; call it before ``fedml.init``, for the whole process."""
+    """Keep FedML from contacting its cloud, for the whole process; must be called before ``fedml.init``."""
     fedml.core.mlops.fetch_config = lambda *_, **__: None
 
 
 def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
-    """Write the host's configuration, start the host and return its arguments; ``rank``: 0 for the server.
+    """Write FedML's configuration, start FedML and return its arguments; ``rank``: 0 for the server.
 
-    The host would look up its cloud, replace ``sys.stdout.write`` and parse ``sys.argv``; none of it happens.
+    FedML would contact its cloud, replace ``sys.stdout.write`` and parse ``sys.argv``; this is prevented.
     """
     config = host_config(recipe)
     if recipe.comm.over_mpi and (place := mpi_rank()):
         mapping = config_file.with_name("gpu_mapping.yaml")
-        keys: dict[str, Any] = {"gpu_mapping_file": None, "gpu_mapping_key": None}  # it reads them on the CPU too
+        keys: dict[str, Any] = {"gpu_mapping_file": None, "gpu_mapping_key": None}  # FedML reads them on the CPU, too
         if gpus := devices.host_mapping(recipe, place[1] - 1):
             write_text(mapping, yaml.safe_dump(gpus))
             keys = {"gpu_mapping_file": str(mapping), "gpu_mapping_key": "mapping_default"}
         config["device_args"] |= keys
     text = yaml.safe_dump(config, sort_keys=False)
-    write_text(config_file, "# what FedML itself was given\n" + text)
+    write_text(config_file, "# the configuration for FedML itself\n" + text)
     role = "client" if rank else "server"
     args = fedml.arguments.Arguments(Namespace(yaml_config_file=str(config_file), run_id="0", rank=rank, role=role))
     offline()
-    # Singletons of the host: what an earlier run in this process switched on would otherwise stay on.
+    # FedML's singletons would keep the features of an earlier run in this process switched on.
     FedMLDifferentialPrivacy._dp_instance = None
     FedMLAttacker._attacker_instance = None
     FedMLDefender._defender_instance = None
     level = logging.getLogger().level
     switched = host_errors() if host_switches(recipe) else contextlib.nullcontext()
-    with switched, contextlib.redirect_stdout(io.StringIO()):  # it prints its list of silos
+    with switched, contextlib.redirect_stdout(io.StringIO()):  # FedML prints its list of silos
         args = fedml.init(args, check_env=False, should_init_logs=False)
     logging.getLogger().setLevel(max(level, logging.WARNING))
     return args

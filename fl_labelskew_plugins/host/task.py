@@ -1,4 +1,4 @@
-"""A task that a script of FedML's own gives to :mod:`.runner`: its settings, checked, its network and its data."""
+"""The task that a FedML script passes to :mod:`.runner`: its checked settings, network and data."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from fl_labelskew_plugins.recipe.sections import DeviceArgs, MethodArgs, TrainAr
 from fl_labelskew_plugins.tensors import Weights
 
 SWITCHES = ("enable_attack", "enable_defense", "enable_dp", "enable_fhe", "enable_contribution")
-"""FedML's switches, whose code looks into messages."""
+"""FedML's switches for code that reads messages."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What trainer and aggregator have in common.
+    """The common part of trainer and aggregator.
 
     Args:
         network: a copy of the user's module, with ``features`` and ``classifier``.
         names: name in the user's module of each tensor of ``network``.
         dataset: FedML's list of eight.
-        counts: ``(K, C)`` training samples of all clients, if they were given.
-        shapes: of what clients send in addition to weights, to be added up.
-        plain: whether messages contain nothing but the model, so that any trainer and aggregator understand them.
+        counts: ``(K, C)`` training samples of all clients, if given.
+        shapes: of the tensors that clients send in addition to weights, to be summed.
+        plain: whether messages contain only the model, so that any trainer and aggregator can read them.
         simulated: whether all clients are simulated over MPI.
         frequency: rounds between two tests.
         state_dir: folder of clients' private tensors; None: the memory of the process that trains the client.
@@ -69,21 +69,21 @@ class Task:
         state_dir: str | Path | None,
         parameters: Mapping[str, Any],
     ) -> Task:
-        """Check all that a user gave.
+        """Create a task, after checking all of the user's arguments.
 
         Raises:
-            LabelSkewError: a mistake; with a line for each wrong value.
+            LabelSkewError: with a line per invalid value.
         """
         simulated = _is_simulated(args)
         plugin, train, values = _settings(args, method, parameters)
         where = f"method {clean(method if isinstance(method, str) else type(method).__name__)}"
         if plugin.individual:
-            what = "the server needs what each client sent, and FedML passes on the mean only"
-            raise mistake(where, what, "labelskew run, which has messages of its own")
+            problem = "the server needs each client's tensors, and FedML passes on only the mean"
+            raise mistake(where, problem, "labelskew run, which has its own messages")
         if len(dataset) != 8:
             raise mistake("dataset", f"has {len(dataset)} entries", "FedML's list of eight: train_data_num, ...")
         samples: Mapping[int, int] = dataset[4]
-        known = None if counts is None else _checked_counts(counts, train.client_num_in_total, int(dataset[7]))
+        checked_counts = None if counts is None else _checked_counts(counts, train.client_num_in_total, int(dataset[7]))
         network = ModuleNetwork(model).build(_shape(dataset), int(dataset[7]))
         federation = Federation(
             num_clients=train.client_num_in_total,
@@ -92,7 +92,7 @@ class Task:
             epochs=train.epochs,
             num_classes=int(dataset[7]),
             num_features=int(network.classifier.in_features),  # type: ignore[union-attr, arg-type]
-            num_samples=sum(samples.values()) if known is None else int(known.sum()),
+            num_samples=sum(samples.values()) if checked_counts is None else int(checked_counts.sum()),
             min_samples=min(samples.values(), default=0),
             seed=int(getattr(args, "random_seed", 0)),
         )
@@ -109,7 +109,7 @@ class Task:
             network=network,
             names=_names(network),
             dataset=dataset,
-            counts=known,
+            counts=checked_counts,
             shapes=announced(plugin, FedAvgOptimizer(), federation, network.state_dict(), trained),
             plain=plugin.aggregation == "samples" and plugin.logits_only() and not plugin.uses("opening"),
             simulated=simulated,
@@ -120,26 +120,26 @@ class Task:
         return task
 
     def _check(self, args: Any, where: str) -> None:
-        """Raise LabelSkewError if FedML's switches, or its choice of clients, do not go with the method."""
+        """Raise LabelSkewError if FedML's switches, or its selection of clients, do not fit the method."""
         on = [switch for switch in SWITCHES if getattr(args, switch, False)]
         if on and not self.plain:
-            what = f"true, and with {where} messages contain more than the model"
-            raise mistake(f"args.{on[0]}", what, f"{on[0]}: false, or a method such as fedlc")
+            problem = f"true, but with {where} messages contain more than the model"
+            raise mistake(f"args.{on[0]}", problem, f"{on[0]}: false, or a method such as fedlc")
         federation, folder = self.federation, self.state_dir
         missing = [k for k in range(federation.num_clients) if k not in self.dataset[5]]
         if self.simulated and missing:
-            what = f"{federation.num_clients}, and dataset[5] has no client {missing[0]}"
-            raise mistake("args.client_num_in_total", what, f"{len(self.dataset[5])}")
+            problem = f"{federation.num_clients}, but dataset[5] has no client {missing[0]}"
+            raise mistake("args.client_num_in_total", problem, f"{len(self.dataset[5])}")
         if self.method.uses("after_round") and folder is None and federation.clients_per_round < federation.num_clients:
-            what = "it keeps tensors for each client, and another process may train that client next"
-            raise mistake(where, what, "state_dir: a new folder that all processes see")
-        first = not self.simulated or int(args.rank) == 0  # before any other process writes
+            problem = "it keeps tensors for each client, and another process may train that client next"
+            raise mistake(where, problem, "state_dir: a new folder that all processes see")
+        first = not self.simulated or int(args.rank) == 0  # before other processes write
         if folder is not None and first and folder.is_dir() and any(folder.iterdir()):
             raise mistake(f"state_dir {clean(folder, 4096)}", "is not empty", "a new folder for each run")
 
     @property
     def mark(self) -> Tensor:
-        """A number that is another one for another method or other parameters."""
+        """A number that depends on the method and its parameters."""
         return torch.tensor(crc32(f"{type(self.method).__name__} {self.method.params!r}".encode()))
 
     def tests(self, round: int) -> bool:
@@ -147,7 +147,7 @@ class Task:
         return round % self.frequency == 0 or round == self.federation.rounds - 1
 
     def local(self, client: int, train: Samples, test: Samples | None = None, **more: Any) -> LocalTrainer:
-        """Local training for a turn of one client, on its samples."""
+        """A local trainer for one client's samples."""
         test = Samples(train.x[:0], train.y[:0], (), ()) if test is None else test
         return LocalTrainer(
             model=self.network.to(train.y.device),
@@ -162,7 +162,7 @@ class Task:
         )
 
     def samples(self, data: Any, device: torch.device, where: str) -> Samples:
-        """FedML's batches of one client as samples.
+        """Convert FedML's batches of one client to samples.
 
         Raises:
             LabelSkewError: they are not inputs with a class each.
@@ -173,41 +173,44 @@ class Task:
         x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
         classes = self.federation.num_classes
         if y.dim() != 1 or y.is_floating_point() or not 0 <= int(y.min()) <= int(y.max()) < classes:
-            what = f"labels are not integers from 0 to {classes - 1}, one for each sample"
-            raise mistake(where, what, "batches (inputs, labels), and the number of classes in dataset[7]")
+            problem = f"labels are not integers from 0 to {classes - 1}, one per sample"
+            raise mistake(where, problem, "batches (inputs, labels), and the number of classes in dataset[7]")
         return Samples(x.to(device), y.long().to(device), (), ())
 
     def inward(self, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> Weights:
-        """A state dict of the user's module as one of ``network``."""
+        """Convert a state dict of the user's module to one of ``network``."""
         return {ours: tensors[theirs].to(device) for ours, theirs in self.names.items()}
 
     def outward(self, weights: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:
-        """A state dict of ``network`` as one of the user's module; FedML takes a plain dict for one model a client."""
+        """Convert a state dict of ``network`` to the user's module.
+
+        It is ordered, since FedML reads a plain dict as one model per client.
+        """
         return OrderedDict((theirs, weights[ours].detach().cpu()) for ours, theirs in self.names.items())
 
 
 def _is_simulated(args: Any) -> bool:
-    """Whether clients are simulated over MPI, or silos; LabelSkewError if FedML's runner does neither."""
+    """Whether clients are simulated over MPI (True) or silos (False); LabelSkewError for other FedML runners."""
     kind, backend = getattr(args, "training_type", None), getattr(args, "backend", None)
     if kind == "cross_silo" and getattr(args, "scenario", "horizontal") == "horizontal":
         simulated = False
     elif (kind, backend) == ("simulation", "MPI"):
         simulated = True
     else:
-        what = f"FedML's {clean(kind)} with backend {clean(backend)} ignores a trainer of your own, or cannot run it"
+        problem = f"FedML's {clean(kind)} with backend {clean(backend)} ignores custom trainers, or cannot run them"
         use = "simulation with backend: MPI, cross_silo with scenario: horizontal, or labelskew run"
-        raise mistake("args.training_type", what, use)
+        raise mistake("args.training_type", problem, use)
     optimizer = getattr(args, "federated_optimizer", "FedAvg")
     if optimizer != "FedAvg":
-        what = f"FedML's {clean(optimizer)} does not work with a trainer of your own"
-        raise mistake("args.federated_optimizer", what, "FedAvg, or labelskew run, which has other optimisers")
+        problem = f"FedML's {clean(optimizer)} does not work with custom trainers"
+        raise mistake("args.federated_optimizer", problem, "FedAvg, or labelskew run, which has other optimisers")
     return simulated
 
 
 def _settings(
     args: Any, method: str | Method, parameters: Mapping[str, Any]
 ) -> tuple[Method, TrainArgs, dict[str, Any]]:
-    """The method, the keys of ``train_args``, and what local training reads of all sections; checked as a recipe is."""
+    """The method, ``train_args``, and the settings of local training from all sections; checked as in a recipe."""
     mistakes = Mistakes(Path("args"))
 
     def section(name: str, kind: type[ModelT], *more: str) -> ModelT | None:
@@ -229,30 +232,27 @@ def _settings(
 
 
 def _clients_per_round(args: Any, simulated: bool) -> int:
-    """How many clients FedML trains in a round: one in each process but the server's."""
     processes, joining = int(args.worker_num) - simulated, int(args.client_num_per_round)
-    if processes > joining:  # FedML's server would fail, and all processes wait for ever
-        what = f"{joining}, and there are {processes} processes for clients"
+    if processes > joining:  # FedML's server would fail, and all processes would wait forever
+        problem = f"{joining}, but there are {processes} processes for clients"
         start = f"mpirun -np {joining + 1}" if simulated else f"args.worker_num: {joining}"
-        raise mistake("args.client_num_per_round", what, f"{processes}, or {start}")
+        raise mistake("args.client_num_per_round", problem, f"{processes}, or {start}")
     return processes
 
 
 def _checked_counts(counts: Any, *shape: int) -> Tensor:
-    """A user's ``(K, C)`` samples of each client and class."""
     use = f"integers of shape {shape}: training samples by client and class"
     try:
         given = torch.as_tensor(counts)
     except (TypeError, ValueError, RuntimeError):
         raise mistake("counts", "is not an array of numbers", use) from None
     if given.shape != shape or given.is_floating_point() or bool((given < 0).any()):
-        what = f"{tuple(given.shape)} {given.dtype}".replace("torch.", "")
-        raise mistake("counts", what if given.shape != shape else f"{what} with other than whole numbers", use)
+        found = f"{tuple(given.shape)} {given.dtype}".replace("torch.", "")
+        raise mistake("counts", found if given.shape != shape else f"{found} with values that are not counts", use)
     return given
 
 
 def _shape(dataset: Sequence[Any]) -> tuple[int, ...]:
-    """Shape of one sample."""
     with torch.random.fork_rng([]):  # a DataLoader draws from the global generator
         for data in (dataset[3], dataset[2], *dataset[5].values()):
             for batch in () if data is None else data:
@@ -261,7 +261,6 @@ def _shape(dataset: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _names(network: nn.Module) -> dict[str, str]:
-    """Name in the user's module of each tensor of the network that was made of it."""
     names = {name: name for name in network.state_dict()}
     if isinstance(network, Headed):
         head = f"{network.path}." if network.path else ""

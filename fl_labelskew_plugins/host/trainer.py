@@ -1,4 +1,4 @@
-"""The host's ClientTrainer face of local training: data poisoning before it, noise after it."""
+"""A FedML ClientTrainer around local training: data poisoning before it, noise after it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from fl_labelskew_plugins.tensors import Weights
 
 
 class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
-    """Trains whichever client it is told, inside the host's order of hooks.
+    """Trains any client, inside FedML's order of hooks.
 
-    Parameters are plain dictionaries that nobody else holds: what the host hands out is never the live module.
-    ``hooks``: whether a switch of the host (attack, defence, differential privacy) is on.
+    Parameters are private dictionaries, never the live module. ``hooks``: whether a feature of FedML (attack, defence,
+    differential privacy) is on.
     """
 
     def __init__(self, local: LocalTrainer, args: Any, *, hooks: bool = False) -> None:
@@ -40,14 +40,14 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         return self._params
 
     def set_model_params(self, model_parameters: Weights) -> None:
-        """Replace the upload (the host's local differential privacy)."""
+        """Replace the upload (FedML's local differential privacy)."""
         self._params = model_parameters
 
     def train(self, train_data: Any, device: Any, args: Any) -> None:
-        """Local training is a turn's, see :meth:`take`; nothing to do here."""
+        """Does nothing: :meth:`take` trains."""
 
     def on_after_local_training(self, train_data: Any, device: Any, args: Any) -> None:
-        """The host's local differential privacy, on floating-point tensors alone."""
+        """Apply FedML's local differential privacy, only to floating-point tensors."""
         everything = self._params
         self._params = floating(everything)
         with host_errors():
@@ -55,13 +55,13 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         self._params = restore(self._params, everything)
 
     def test(self, test_data: Any, device: Any, args: Any) -> None:
-        """Evaluation is the runtime's; nothing to do here."""
+        """Does nothing: the runtime evaluates."""
 
     def take(self, client: int, round: int, weights: Weights, **turn: Any) -> LocalResult:
-        """A client's turn as :func:`.engine.turn.fit` has it, inside the host's hooks, in the host's order.
+        """A client's turn as in :func:`.engine.turn.fit`, inside FedML's hooks, in FedML's order.
 
         Returns:
-            What the client leaves behind, with the upload as the host's hooks left it.
+            The client's result, with the upload as changed by FedML's hooks.
         """
         local = self.local
         self.args.round_idx = round
@@ -82,20 +82,20 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         result = fit(local, client, round, self._params, samples=samples, **turn)
         self._params = result.upload
         self.on_after_local_training(data, local.device, self.args)
-        result.upload, self._params = self._params, {}  # or a model would be kept until the next turn
+        result.upload, self._params = self._params, {}  # frees the model before the next turn
         return result
 
 
 def poisoned(batches: Any, device: torch.device) -> Samples:
-    """Samples of what the host's data poisoning made of a client's."""
+    """A client's samples after FedML's data poisoning."""
     inputs, labels = zip(*batches, strict=True)
     return Samples(torch.cat(inputs).to(device), torch.cat(labels).long().to(device), (0.0,), (1.0,))
 
 
 def tell_attacker(seed: int, round: int, client: int) -> None:
-    """Let the host's label flipping know whose turn in which round it is.
+    """Set the client and round of FedML's label flipping.
 
-    It would count its calls to know the round, and draw from that count whether to poison: of each process apart.
+    It would count its calls to know the round, and draw from that count, per process, whether to poison.
     """
     attack = FedMLAttacker.get_instance().attacker
     if isinstance(attack, LabelFlippingAttack):
@@ -104,7 +104,7 @@ def tell_attacker(seed: int, round: int, client: int) -> None:
 
 
 def draw_noise_from(generator: np.random.Generator) -> None:
-    """Let the host's local differential privacy draw from a generator, not from numpy's or torch's global one."""
+    """Make FedML's local differential privacy draw from a generator instead of numpy's or torch's global one."""
     noise = getattr(getattr(FedMLDifferentialPrivacy.get_instance().dp_solution, "ldp", None), "dp", None)
     if isinstance(noise, Laplace):
         noise.compute_noise = lambda size: torch.from_numpy(generator.laplace(0.0, noise.scale, size))
@@ -113,10 +113,10 @@ def draw_noise_from(generator: np.random.Generator) -> None:
 
 
 def floating(weights: Weights) -> Weights:
-    """The floating-point tensors, as the ordered dictionary that the host expects."""
+    """The floating-point tensors, as the ordered dictionary that FedML expects."""
     return OrderedDict((k, v) for k, v in weights.items() if v.is_floating_point())
 
 
 def restore(changed: Mapping[str, Tensor], everything: Weights) -> Weights:
-    """``everything`` with the changed tensors put back, in their own dtype and on their own device."""
+    """``everything`` with the changed tensors, in their original dtype and on their original device."""
     return {k: changed[k].to(v) if k in changed else v for k, v in everything.items()}

@@ -1,9 +1,9 @@
-"""A log of who connected, who was refused and what was sent, in which no line can be changed, left out or moved unseen.
+"""A tamper-evident log of connections, rejections and messages.
 
-``audit.jsonl`` lies in the server's run folder and in each silo's. Each line names the SHA-256 of the line before it
-(``before``); the first one begins the log. Full files are renamed ``audit-000001.jsonl`` and so on, and the chain goes
-on from file to file. Lines that are missing at the end leave a chain that is whole: only who has kept the SHA-256 of
-the last line elsewhere sees that.
+``audit.jsonl`` is in the run folder of the server and of each silo. Each line contains the SHA-256 of the line before
+it (``before``). Full files are renamed ``audit-000001.jsonl`` and so on, and the chain continues across files. A log
+whose last lines were removed is still a valid chain; this is detected only with the SHA-256 of the last line, kept
+elsewhere.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ EVENTS = (
     *("sum", "revealed"),
     *("began", "opened", "closed", "repaired", "gap", "repeated"),
 )
-"""Of connections and messages, and of the log itself."""
+"""Events of connections and messages, and of the log itself."""
 MOST = 64 * 2**20
-"""Bytes of a file, about; then another one is begun."""
+"""Approximate bytes after which a new file is started."""
 LETTERS = 300
-"""Of a text, at most."""
+"""Maximum length of a text."""
 WAITING = 1000
-"""Lines that wait for :meth:`Audit.open`, at most."""
+"""Maximum number of lines before :meth:`Audit.open`."""
 MINUTE = 60.0
 FEW = dict.fromkeys(("connected", "left", "refused"), 60)
-"""Lines a minute of one event of one peer; further ones are counted, so that nobody fills a disk by knocking."""
+"""Written lines per minute, event and peer; further ones are only counted, so that nobody can fill the disk."""
 MANY = 1200
-"""The same for messages."""
+"""The same limit for messages."""
 
 
 class Audit:
-    """A process's audit log; usable from any thread, and never an error.
+    """A process's audit log; thread-safe, and never raises an error.
 
     Args:
-        warn: told in a line, once, that nothing can be written.
-        most: bytes of a file, about.
-        hear: told each line that is noted, in the thread that notes it.
+        warn: called once with a message if the log cannot be written.
+        most: approximate maximum bytes of a file.
+        hear: called with each noted line, in the thread that notes it.
         digests: whether messages are noted with their SHA-256.
     """
 
@@ -67,7 +67,7 @@ class Audit:
         digests: bool = True,
     ) -> None:
         self.last = ""
-        """SHA-256 of the last line that is written; empty where there is none."""
+        """SHA-256 of the last written line; empty if there is none."""
         self.digests = digests
         self._warn = warn or log.warn
         self._most, self._hear = most, hear
@@ -82,9 +82,9 @@ class Audit:
         self._lock, self._busy = threading.RLock(), False
 
     def open(self, folder: Path, who: str) -> None:
-        """Begin the log of an existing folder, or go on with it; what was noted before is written first.
+        """Begin or continue the log in an existing folder; lines noted before are written first.
 
-        ``who``: whose log it is, ``server`` or ``silo-2``; nobody else writes to it.
+        ``who``: the owner, ``server`` or ``silo-2``, the only writer.
         """
         with self._lock:
             self._folder = folder
@@ -94,7 +94,7 @@ class Audit:
     def note(self, event: str, **facts: Any) -> None:
         """Add a line: one of :data:`EVENTS`, with facts such as ``rank``, ``peer``, ``kind``, ``sha256`` or ``why``.
 
-        Those that are None are left out, texts are cleaned.
+        Facts that are None are omitted, texts are cleaned.
         """
         line: dict[str, Any] = {"time": utc(), "event": event}
         line |= {k: clean(v, LETTERS) if isinstance(v, str) else v for k, v in facts.items() if v is not None}
@@ -104,35 +104,35 @@ class Audit:
             self._write_waiting()
 
     def sync(self) -> None:
-        """Have the disk keep all lines so far."""
-        with self._lock, contextlib.suppress(OSError):  # the next line that cannot be written is told
+        """Flush all lines to the disk."""
+        with self._lock, contextlib.suppress(OSError):  # the next line that cannot be written is reported
             if self._file >= 0:
                 os.fsync(self._file)
 
     def close(self) -> str:
-        """The last line; what to tell about the log, empty where there is none."""
+        """Write the last line; return a message about the log, or '' without one."""
         with self._lock:
             if self._folder is None:
                 return ""
             self._write_waiting()
             self._busy = True
-            self._tell_repeated(now=True)
+            self._write_repeated(now=True)
             self._append({"event": "closed"})
             self.sync()
-            self._let_go()
+            self._close_file()
             folder, self._folder, self._busy = self._folder, None, False
             return (
                 f"audit log: {folder / NAME}, last line's SHA-256 {self.last}; keep that elsewhere" if self.last else ""
             )
 
-    # -- the lock is held
+    # -- called while the lock is held
 
     def _write_waiting(self) -> None:
-        if self._folder is None or self._busy:  # a finaliser may note something in the middle of a line
+        if self._folder is None or self._busy:  # a finaliser may add a line while another is written
             return
         self._busy = True
         try:
-            self._tell_repeated()
+            self._write_repeated()
             while self._waiting:
                 line = self._waiting.popleft()
                 key = (line["event"], line.get("rank"), line.get("fingerprint"))
@@ -143,8 +143,8 @@ class Audit:
         finally:
             self._busy = False
 
-    def _tell_repeated(self, *, now: bool = False) -> None:
-        """Once a minute is over, write how often what was not written any more has happened."""
+    def _write_repeated(self, *, now: bool = False) -> None:
+        """Once a minute, write the number of lines that were counted but not written."""
         if not now and time.monotonic() - self._seen_since < MINUTE:
             return
         for (event, *_), (times, line) in self._seen.items():
@@ -167,16 +167,16 @@ class Audit:
         except OSError as error:
             self._lost_since = self._lost_since if self._lost else utc()
             self._lost += 1
-            self._let_go()
+            self._close_file()
             if not self._warned:
                 self._warned = True
-                text = f"cannot be written: {error.strerror}; the run goes on, and the log will say what is missing"
+                text = f"cannot be written: {error.strerror}; the run continues, and the log will list missing lines"
                 self._warn(f"{self._folder}/{NAME}: {text}")
-        except BaseException:  # Ctrl-C in the middle of a line: what stands in the file is looked at again
-            self._let_go()
+        except BaseException:  # Ctrl-C within a line: the file is read again before the next one
+            self._close_file()
             raise
 
-    def _let_go(self) -> None:
+    def _close_file(self) -> None:
         if self._file >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._file)
@@ -185,24 +185,23 @@ class Audit:
     def _write(self, facts: Mapping[str, Any]) -> None:
         text = json.dumps({"time": utc(), **facts, "before": self.last}, ensure_ascii=False).encode()
         if self._size and self._size + len(text) >= self._most:
-            self._turn()
+            self._rotate()
         rest = memoryview(text + b"\n")
         while rest:
             rest = rest[os.write(self._file, rest) :]
         self._size += len(text) + 1
         self.last = hashlib.sha256(text).hexdigest()
 
-    def _turn(self) -> None:
-        """Put the full file aside and begin another."""
+    def _rotate(self) -> None:
         assert self._folder is not None
         self.sync()
         old = [int(path.stem.partition("-")[2]) for path in files(self._folder) if path.name != NAME]
         os.rename(self._folder / NAME, self._folder / f"audit-{max(old, default=0) + 1:06d}.jsonl")
-        self._let_go()
+        self._close_file()
         self._reopen()
 
     def _reopen(self) -> None:
-        """Open the file where it ends; a line cut in half, by a kill or a full disk, is taken out, which is noted."""
+        """Open the file at its end; an incomplete last line (kill, full disk) is removed, which is noted."""
         assert self._folder is not None
         self._file = open_regular(self._folder / NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._size = os.fstat(self._file).st_size
@@ -225,41 +224,41 @@ class Audit:
 
 
 def files(folder: Path) -> list[Path]:
-    """The files of a folder's log, the oldest first."""
+    """The files of a folder's log, oldest first."""
     old = [path for path in folder.glob("audit-*.jsonl") if re.fullmatch(r"audit-\d{6,9}", path.stem)]
     current = folder / NAME
     return [*sorted(old, key=lambda path: int(path.stem[6:])), *([current] if current.exists() else [])]
 
 
 def belongs(name: str) -> bool:
-    """Whether a file of this name is a log's."""
+    """Whether a file of this name belongs to a log."""
     return re.fullmatch(r"audit(-\d{6,9})?\.jsonl", name) is not None
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What a log that is whole comes to: numbers, and SHA-256 of the last line."""
+    """Facts about a valid log."""
 
     lines: int
     files: int
     missing: int
-    """Lines that could not be written, as the log itself says."""
+    """Lines that could not be written, by the log itself."""
     repaired: int
-    """Lines that were cut in half and taken out."""
+    """Incomplete lines that were removed."""
     last: str
 
 
 def read(folder: Path) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
-    """Each line of a folder's log: where it stands, its bytes, and what it holds.
+    """Yield each line of a folder's log: its place, its bytes, and its content.
 
     Raises:
         LabelSkewError: there is no log, or it cannot be read.
-        RunError: a line is no line of a log.
+        RunError: a line is not valid.
     """
-    there = files(folder)
-    if not there:
-        raise LabelSkewError(f"{folder}: no {NAME} in it; use the folder of a server's run, or a silo's own folder")
-    for path in there:
+    paths = files(folder)
+    if not paths:
+        raise LabelSkewError(f"{folder}: contains no {NAME}; use the folder of a server's run, or a silo's own folder")
+    for path in paths:
         try:
             with open(path, "rb", opener=open_regular) as file:
                 for number, line in enumerate(file, 1):
@@ -269,25 +268,25 @@ def read(folder: Path) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
 
 
 def verify(folder: Path, last: str = "") -> Verified:
-    """Check a folder's log from its first line to its last.
+    """Check a folder's log from its first to its last line.
 
     Args:
         folder: a run's, or a silo's.
-        last: SHA-256 of a line that has to be there, as printed at the end of a run.
+        last: SHA-256 of a line that must exist, as printed at the end of a run.
 
     Raises:
         LabelSkewError: there is no log.
-        RunError: it is broken; names the first line that does not fit.
+        RunError: it was changed; names the first line that does not fit.
     """
     before, previous, count, missing, repaired, complete = "", "", 0, 0, 0, not last
     for where, line, content in read(folder):
         if not line.endswith(b"\n"):
-            raise RunError(f"{where}: is cut in half, by a kill or by hand; it is repaired when the run goes on")
+            raise RunError(f"{where}: is incomplete, after a kill or an edit; it is repaired when the run resumes")
         if count == 0 and (content.get("event") != "began" or content["before"] != ""):
-            raise RunError(f"{where}: does not begin a log; what came before it is missing")
+            raise RunError(f"{where}: is not the start of a log; earlier lines are missing")
         if content["before"] != before:
-            what = f"this line does not follow {previous}" if count else "this line names one before it"
-            raise RunError(f"{where}: {what}; one of them was changed, or lines were left out or moved")
+            problem = f"this line does not follow {previous}" if count else "this line names one before it"
+            raise RunError(f"{where}: {problem}; one of them was changed, or lines were removed or moved")
         before, previous, count = hashlib.sha256(line[:-1]).hexdigest(), where, count + 1
         complete = complete or before == last
         missing += content["times"] if content.get("event") == "gap" and type(content.get("times")) is int else 0
@@ -305,5 +304,5 @@ def _content(where: str, line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict) or not isinstance(content.get("before"), str):
-        raise RunError(f"{where}: is no line of an audit log; it was changed or damaged")
+        raise RunError(f"{where}: is not a line of an audit log; it was changed or damaged")
     return content

@@ -1,10 +1,10 @@
-"""An account of what clients reveal: the ledger of their answers, epsilon so far, and how long a budget lasts.
+"""Privacy accounting: the ledger of clients' answers, their epsilon so far, and the answers that a budget allows.
 
-Epsilon is that of all answers of one client together, each with noise of its own. It is dp-accounting's, the least of
-two bounds that hold: Renyi differential privacy (Mironov, CSF 2017), and pure bounds of Laplace noise beside the exact
-one of Gaussian noise (Balle and Wang, ICML 2018). Of discrete Gaussian noise it is the first alone, by which both kinds
-are alike (Kairouz, Liu, Steinke, ICML 2021, theorem 1). Nothing is taken off for rounds in which a client was not
-asked: who asks knows whom it asked, and such rounds reveal nothing.
+Epsilon covers all answers of one client, each with its own noise. dp-accounting computes it as the smaller of two valid
+bounds: Renyi differential privacy (Mironov, CSF 2017), and pure bounds of Laplace noise plus the exact bound of
+Gaussian noise (Balle and Wang, ICML 2018). For discrete Gaussian noise only the first applies, which treats it like
+Gaussian noise (Kairouz, Liu, Steinke, ICML 2021, theorem 1). There is no amplification by sampling: the server knows
+whom it asked, and rounds without a client reveal nothing about it.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 NAME = "privacy.jsonl"
 LEVELS: tuple[Level, ...] = get_args(Level)
 DELTA = 1e-5
-"""Where there is no budget, epsilon is told at this delta."""
+"""Delta of epsilon if there is no budget."""
 MOST = 10**6
-"""Answers that are counted ahead."""
+"""Maximum number of answers that are counted in advance."""
 Spent = tuple[tuple[str, float, int], ...]
-"""Kind of noise, strength over sensitivity, and how often."""
+"""Kind of noise, strength divided by sensitivity, and number of answers."""
 
 
 class SpentError(RunError):
-    """Another answer would be more than a client's budget allows."""
+    """Another answer would exceed a client's budget."""
 
 
 class LedgerEntry(BaseModel):
-    """A line of a ledger: an answer, and epsilon with it; None: no bound. ``round``: -1 before the first."""
+    """A line of a ledger: an answer, and the total epsilon with it (None: no bound). ``round``: -1 before the first."""
 
     time: str
     run: str
@@ -63,13 +63,13 @@ class LedgerEntry(BaseModel):
 
 
 class Ledger:
-    """A file of answers, and the budget that they keep to, if any.
+    """A file of answers, and their budget, if any.
 
-    One line of JSON an answer, on the disk before the answer is worked out. The same question has the same answer, with
+    Each answer is a line of JSON, on disk before the answer is computed. A repeated question has the same answer with
     the same noise, and is spent once.
 
     Raises:
-        LabelSkewError: the file is no ledger, or there is a budget and dp-accounting is not installed.
+        LabelSkewError: the file is not a ledger, or there is a budget and dp-accounting is not installed.
     """
 
     def __init__(self, file: Path, budget: PrivacyBudget | None = None, level: Level = "silo") -> None:
@@ -85,17 +85,17 @@ class Ledger:
     def spend(
         self, noises: Sequence[Noise], answer: str, *, run: str, round: int = -1, client: int | None = None
     ) -> None:
-        """Write an answer down before it is worked out; nothing where the same one is written down already.
+        """Record an answer before it is computed, unless the same one is recorded already.
 
         Args:
-            noises: what leaves, with its noise.
-            answer: digest of all that the answer depends on.
-            run: which one, for people.
+            noises: the parts of the answer with their noise.
+            answer: digest of everything that the answer depends on.
+            run: the run's id, for people.
             round: from 0; -1: before the first.
-            client: whose, where a file is of several.
+            client: its number, if the file has several clients.
 
         Raises:
-            SpentError: it would be more than the budget.
+            SpentError: the answer would exceed the budget.
             RunError: the ledger cannot be written.
         """
         with self._alone():
@@ -104,24 +104,23 @@ class Ledger:
                 self._spend(noises, answer, run, round, client)
 
     def check(self, noises: Sequence[Noise], *, round: int) -> None:
-        """Raise SpentError if another answer would be more than the budget."""
+        """Raise SpentError if another answer would exceed the budget."""
         with self._alone():
             self._read()
             self._after(noises, round, None)
 
     def _after(self, noises: Sequence[Noise], round: int, client: int | None) -> tuple[float, dict[Level, float]]:
-        """Delta, and epsilon by level with another answer."""
         delta = DELTA if self.budget is None else self.budget.delta
         spent = self._spent.get(client, Counter()) + Counter(noises)
         so_far = {level: epsilon(at(spent, level), delta) for level in LEVELS} if installed() else {}
         if self.budget is not None and so_far[self.level] > self.budget.epsilon:
             before = epsilon(at(self._spent.get(client, Counter()), self.level), delta)
-            what = "an answer before the first round" if round < 0 else f"an answer to round {round + 1}"
+            refused = "an answer before the first round" if round < 0 else f"an answer to round {round + 1}"
             error = SpentError(
-                f"{BUDGET}: epsilon {self.budget.epsilon:g} at delta {delta:g} does not allow {what}: {before:.3g} are "
-                f"spent, and with it {so_far[self.level]:.3g} would be; see {self.file}"
+                f"{BUDGET}: epsilon {self.budget.epsilon:g} at delta {delta:g} does not allow {refused}: {before:.3g} "
+                f"are spent, and with it {so_far[self.level]:.3g} would be; see {self.file}"
             )
-            raise shareable(error, f"{BUDGET} does not allow {what}")
+            raise shareable(error, f"{BUDGET} does not allow {refused}")
         return delta, so_far
 
     def _spend(self, noises: Sequence[Noise], answer: str, run: str, round: int, client: int | None) -> None:
@@ -146,31 +145,31 @@ class Ledger:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other process writes between what is read and what is written: a silo may be in several runs at a time."""
+        """Lock the file from reading to writing, since a silo may be in several runs at a time."""
         try:
-            # a link is the operator's own; what is not a ledger behind it is refused before anything is written
+            # links are allowed, since the operator made them; other content behind them is rejected before writing
             handle = open_regular(os.path.realpath(self.file), os.O_WRONLY | os.O_CREAT)
         except OSError as error:
             raise self._unwritable(error) from None
         with os.fdopen(handle, "ab") as file:
-            with suppress(OSError):  # a network file system that locks nothing
+            with suppress(OSError):  # a network file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def _unwritable(self, error: OSError) -> RunError:
-        return RunError(f"{self.file}: cannot be written: {error.strerror}; without the ledger nothing is answered")
+        return RunError(f"{self.file}: cannot be written: {error.strerror}; there are no answers without the ledger")
 
     def _read(self) -> None:
-        """Read the file where it is not as this process left it: another one may have written."""
+        """Read the file again if another process has written to it."""
         try:
             if not self.file.exists() or self.file.stat().st_size == self._size:
                 return
-            # a line that a kill has cut is of an answer that was not given
+            # an incomplete line is of an answer that was not given
             whole, newline, _ = read_bytes(self.file).rpartition(b"\n")
             lines = [LedgerEntry.model_validate_json(line) for line in whole.splitlines()]
         except (OSError, ValueError):
             raise LabelSkewError(
-                f"{self.file}: is no ledger of what was revealed; put back what was there, or remove it to begin anew"
+                f"{self.file}: is not a privacy ledger; restore the original file, or remove it to start a new one"
             ) from None
         self.entries, self._spent, self._answers = [], {}, set()
         for entry in lines:
@@ -184,7 +183,7 @@ class Ledger:
                 file.seek(self._size)
                 file.truncate()
                 file.write(line.encode())
-                if entry.client is None:  # what simulated clients revealed can be had again
+                if entry.client is None:  # simulated clients' answers can be reproduced
                     file.flush()
                     os.fsync(file.fileno())
                 self._size = file.tell()
@@ -193,20 +192,20 @@ class Ledger:
 
 
 def ledger_of(recipe: Recipe, folder: Path) -> Ledger | None:
-    """The ledger in a folder, or where the recipe has it; None where nothing has noise, and there is none yet."""
+    """The ledger in a folder, or at the recipe's path; None if there is neither noise nor a ledger yet."""
     args = recipe.privacy
-    elsewhere = args.ledger if recipe.common.across_silos else None  # two simulations' clients are not the same ones
+    elsewhere = args.ledger if recipe.common.across_silos else None  # clients of two simulations are different ones
     file = folder / NAME if elsewhere is None else Path(elsewhere)
     noisy = any(noise.claim for part in leaving(recipe, 1, 1) for noise in part)
     return Ledger(file, args.budget, args.level) if noisy or args.budget is not None or file.exists() else None
 
 
 class Accounted(Protocol):
-    """What accounts need of a :class:`.runs.session.Session`."""
+    """The part of a :class:`.runs.session.Session` that accounts need."""
 
     @property
     def recipe(self) -> Recipe:
-        """What is run."""
+        """The recipe of the run."""
 
     @property
     def sizes(self) -> list[int]:
@@ -214,11 +213,11 @@ class Accounted(Protocol):
 
     @property
     def federation(self) -> Federation:
-        """The run as every client may know it."""
+        """The facts of the run that every client may know."""
 
 
 class ClientAccounts:
-    """The clients of a simulation, each with its budget."""
+    """The clients of a simulation with their budgets."""
 
     def __init__(self, ledger: Ledger, session: Accounted, run: str) -> None:
         recipe, least = session.recipe, session.federation.min_samples
@@ -227,40 +226,40 @@ class ClientAccounts:
         self._least = 1 if recipe.privacy.noise_multiplier is None else fewest_summed(recipe)
 
     def open(self) -> None:
-        """Write down what all of them reveal before the first round; raises SpentError where a budget allows none."""
+        """Record what all clients reveal before the first round; raises SpentError if a budget does not allow it."""
         for client, (opening, _) in enumerate(self._leaving):
             if opening:
                 self.ledger.spend(opening, "opening", run=self.run, client=client)
 
     def willing(self, round: int, clients: Iterable[int]) -> list[int]:
-        """Who of those asked may answer a round, which is written down; asked again, a client's answer is the same.
+        """The selected clients whose budget allows an answer, which is recorded; repeated answers are identical.
 
         Raises:
-            RunError: nobody, or too few for the noise of a sum.
+            RunError: there are none, or too few for the noise of a sum.
         """
-        willing, why = [], None
+        willing, refusal = [], None
         for client in clients:
             try:
                 upload = self._leaving[client][1]
                 self.ledger.spend(upload, f"round {round}", run=self.run, round=round, client=client)
                 willing.append(client)
             except SpentError as error:
-                why = error
-        if len(willing) < self._least and why is not None:
-            few = "nobody who was asked" if not willing else f"too few ({len(willing)}, and {self._least} are needed)"
-            raise RunError(f"{few} may answer: {why}")
+                refusal = error
+        if len(willing) < self._least and refusal is not None:
+            count = "no selected client" if not willing else f"too few clients ({len(willing)} of {self._least} needed)"
+            raise RunError(f"{count} may answer: {refusal}")
         return willing
 
 
 def clients_of(session: Accounted, folder: Path, run: str) -> ClientAccounts | None:
-    """The accounts of a simulation's clients; None where nothing has noise, and of silos, which keep their own."""
+    """The accounts of a simulation's clients; None without noise, and for silos, which have their own."""
     recipe = session.recipe
     ledger = None if recipe.common.across_silos else ledger_of(recipe, folder)
     return None if ledger is None else ClientAccounts(ledger, session, run)
 
 
 def at(noises: Mapping[Noise, int], level: Level) -> Spent:
-    """What answers add up to at one level."""
+    """The sum of answers at one level."""
     spent: Counter[tuple[str, float]] = Counter()
     for noise, times in noises.items():
         spent[noise.kind, getattr(noise, level)] += times
@@ -269,9 +268,9 @@ def at(noises: Mapping[Noise, int], level: Level) -> Spent:
 
 @lru_cache(maxsize=4096)  # clients of one size that answered as often have one epsilon
 def epsilon(spent: Spent, delta: float) -> float:
-    """Epsilon of answers together; infinite where one of them has no bound.
+    """Epsilon of several answers together; infinite if one of them has no bound.
 
-    Of 100 Gaussian ones of strength 1 it is 91.8 at delta 1e-5.
+    For 100 Gaussian answers of strength 1 it is 91.8 at delta 1e-5.
     """
     if not all(strength for _, strength, _ in spent):
         return math.inf
@@ -281,7 +280,7 @@ def epsilon(spent: Spent, delta: float) -> float:
         event = dp.LaplaceDpEvent if kind == "laplace" else dp.GaussianDpEvent
         accountant.compose(event(strength), times)
     pure = sum(times / strength for kind, strength, times in spent if kind == "laplace")
-    # as many Gaussian answers are one, with their strengths' inverse squares added up
+    # several Gaussian answers equal one, whose inverse square strength is the sum of theirs
     inverse = sum(times / strength**2 for kind, strength, times in spent if kind == "gaussian")
     exact = dp.get_epsilon_gaussian(1 / math.sqrt(inverse), delta) if inverse else 0.0
     if any(kind == "discrete" for kind, _, _ in spent):
@@ -290,15 +289,15 @@ def epsilon(spent: Spent, delta: float) -> float:
 
 
 def after(opening: Sequence[Noise], upload: Sequence[Noise], number: int, level: Level, delta: float) -> float:
-    """Epsilon of an opening and so many uploads."""
+    """Epsilon of an opening and of ``number`` uploads."""
     spent = Counter(opening)
     for noise in upload:
         spent[noise] += number
-    return epsilon(at(+spent, level), delta)  # without what there is none of
+    return epsilon(at(+spent, level), delta)  # + drops zero counts
 
 
 def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBudget, level: Level) -> int:
-    """Uploads that a budget carries after an opening; -1: not even that, and :data:`MOST` at most."""
+    """Uploads that a budget allows after an opening, at most :data:`MOST`; -1 if it does not even allow that."""
 
     def fits(number: int) -> bool:
         return after(opening, upload, number, level, budget.delta) <= budget.epsilon
@@ -315,7 +314,7 @@ def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBu
 
 
 def carried(recipe: Recipe, sizes: Iterable[int], budget: PrivacyBudget) -> int:
-    """Uploads that a budget carries of the client for which it carries fewest; ``sizes``: training samples of each."""
+    """Uploads that a budget allows for the client with the fewest; ``sizes``: training samples of each client."""
     require(BUDGET)
     sizes = {n for n in sizes if n}
     parts = [leaving(recipe, n, min(sizes)) for n in sizes]
@@ -323,23 +322,23 @@ def carried(recipe: Recipe, sizes: Iterable[int], budget: PrivacyBudget) -> int:
 
 
 def expected(recipe: Recipe) -> int:
-    """Rounds that a client may expect to be asked in."""
+    """Expected number of rounds in which a client is selected."""
     train = recipe.train
     return math.ceil(train.comm_round * train.clients_per_round / train.client_num_in_total)
 
 
 def warnings(session: Accounted) -> list[str]:
-    """A sentence where a budget ends before a simulation does."""
+    """A warning if a budget is spent before a simulation ends."""
     recipe, budget = session.recipe, session.recipe.privacy.budget
     if budget is None or recipe.common.across_silos:
         return []
     most, rounds, number = carried(recipe, session.sizes, budget), recipe.train.comm_round, expected(recipe)
     if most >= number:
         return []
-    part = "each client answers all" if number == rounds else f"a client answers about {number}"
+    expectation = "each client answers all" if number == rounds else f"a client answers about {number}"
     return [
         f"{BUDGET}: epsilon {budget.epsilon:g} at delta {budget.delta:g} is spent after {max(most, 0)} answers of a "
-        f"client, and of {rounds} rounds {part}; labelskew privacy RECIPE says what a budget carries"
+        f"client, but of {rounds} rounds {expectation}; labelskew privacy RECIPE shows how many a budget allows"
     ]
 
 
@@ -349,5 +348,5 @@ def installed() -> bool:
 
 
 def require(what: str) -> Any:
-    """dp-accounting; raises LabelSkewError where it is not installed."""
+    """Import dp-accounting; raises LabelSkewError if it is not installed."""
     return extras.load("privacy", "dp_accounting", "dp_accounting.rdp", what=f"{what}:")

@@ -1,4 +1,4 @@
-"""What does a process share with its machine: files, locks, signals, its place, the lines that people read?
+"""A process's interface to its machine: files, locks, signals, ranks, log lines.
 
-Imports nothing of this package but the hook's way to end. Everybody above uses it.
+Of this package it imports only the hook's way to end. All packages above use it.
 """

@@ -1,4 +1,4 @@
-"""Extras: packages that only some runs need, and the command that installs them."""
+"""Optional packages (extras), and the commands that install them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def load(extra: str, *modules: str, what: str, otherwise: str = "") -> Any:
     Args:
         extra: its name in this package's metadata.
         modules: what to import.
-        what: begins the error message: what needs them.
-        otherwise: ends it: what to do in place of the installation.
+        what: start of the error message: what needs them.
+        otherwise: end of the error message: an alternative to the installation.
 
     Returns:
         The first module.
@@ -40,7 +40,7 @@ def load(extra: str, *modules: str, what: str, otherwise: str = "") -> Any:
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra's requirements, which need no package index that has this package.
+    """The command that installs an extra's requirements, without this package being on an index.
 
     >>> install("mpi")
     "pip install 'mpi4py>=3.1'"

@@ -1,4 +1,4 @@
-"""Files that are written as a whole or not at all, and files of JSON lines that a kill may have cut."""
+"""Atomic writing of files, and reading of JSON lines that a kill may have cut."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.machine.text import clean
 
 IRREGULAR = (errno.ELOOP, errno.EISDIR, errno.EEXIST)
-"""What :func:`open_regular` and :func:`replacing` say of a link, FIFO or folder in the place of a file."""
+"""Errors of :func:`open_regular` and :func:`replacing` for a link, FIFO or folder instead of a file."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.EFBIG)
-"""What a disk that is full or has gone away says."""
+"""Errors of a disk that is full or gone."""
 
 
 def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
-    """An ``opener`` for ``open``: refuses FIFOs and devices, which may block for ever, and links if it is to write.
+    """An ``opener`` for ``open``: rejects FIFOs and devices, which may block forever, and links when writing.
 
     Raises:
         OSError: the file cannot be opened, or is not a regular file.
@@ -32,7 +32,7 @@ def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
     try:
         handle = os.open(path, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if writes else 0), mode)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # ENXIO: a FIFO that nobody reads, or a socket
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # ENXIO: a FIFO without a reader, or a socket
             raise OSError(errno.ELOOP, "it is a link, FIFO or socket, not a regular file", str(path)) from None
         raise
     kind = os.fstat(handle).st_mode
@@ -43,7 +43,7 @@ def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
 
 
 def check_regular(path: str | Path) -> int:
-    """The size of a file that a library opens by its name; raises as :func:`open_regular`."""
+    """The size of a file that a library opens by name; raises as :func:`open_regular`."""
     with open(path, "rb", opener=open_regular) as stream:
         return os.fstat(stream.fileno()).st_size
 
@@ -68,9 +68,9 @@ def read_text(path: str | Path, errors: str = "strict") -> str:
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """Where to write a file that takes the place of ``path`` once it is whole; of one that fails nothing is left.
+    """A temporary file that replaces ``path`` when the block succeeds, and is removed if it fails.
 
-    The file is there, empty, with ``mode`` and the umask: nobody's link or FIFO of this name is written to.
+    The file is created empty, with ``mode`` and the umask, so that no existing link or FIFO is written to.
     """
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)
@@ -84,7 +84,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, *, durable: bool = False) -> None:
-    """A text file, as a whole or not at all; ``durable``: on disk when this returns."""
+    """Write a text file atomically; ``durable``: on disk when this returns."""
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
         file.write(text)
         if durable:
@@ -93,9 +93,9 @@ def write_text(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 def copied(path: Path, to: Path) -> None:
-    """The same file under a second name, as a whole or not at all; without room of its own where links are known."""
+    """Copy a file atomically, as a hard link if the file system has links."""
     if to.exists() and to.samefile(path):
-        return  # to rename one of two links of a file to the other does nothing, and would leave the part
+        return  # renaming one link of a file to another does nothing, and would leave the temporary file
     with replacing(to) as part:
         part.unlink()
         try:
@@ -105,10 +105,10 @@ def copied(path: Path, to: Path) -> None:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file's lines; stops at a line that was cut in half, or is damaged otherwise.
+    """The JSON objects in a file's lines, up to the first incomplete or damaged line.
 
     Raises:
-        LabelSkewError: the file exists, and cannot be read.
+        LabelSkewError: the file exists, but cannot be read.
     """
     lines: list[dict[str, Any]] = []
     try:

@@ -1,17 +1,16 @@
-"""One process at a time writes in a folder, of this machine or of another one that shares it; others are told which.
+"""Locks of folders: one process at a time writes, on this machine or on others that share the folder.
 
-A lock is a file that says who holds it, made with ``O_EXCL``, which network file systems have as well. It is stale
+A lock is a file with its holder, created with ``O_EXCL``, which network file systems support. It is stale
 
-- at once, when its process has ended, if it is of this machine and container: a process holds ``flock`` on its file;
-- at once, when this process is the same task of Slurm, which was put back into the queue since;
-- elsewhere, or without ``flock``, when it has not been touched for :data:`LEASE_S`: the machine is gone, or cut off.
-  Its holder touches it every few seconds. Both times are of the file server's clock.
+- immediately, if its process has ended on this machine and container: a process holds ``flock`` on its file;
+- immediately, if this process is the same task of Slurm, requeued since then;
+- otherwise, if it was not touched for :data:`LEASE_S` by the file server's clock; holders touch it every few seconds.
 
-A stale lock is replaced by renaming the file :data:`NEXT`, which only one process can make. A holder that comes back
-from a long sleep finds that out from :meth:`Lock.check` before it writes.
+A stale lock is replaced by renaming the file :data:`NEXT`, which only one process can create. A holder that was
+suspended detects this with :meth:`Lock.check` before it writes.
 
-No library does just this (seen in November 2026): ``filelock``'s leases are never taken over on a network file system,
-which cannot swap two names; ``flufl.lock`` compares the clocks of machines, and has to be told that its holder lives.
+No library does this (November 2026): ``filelock``'s leases are never taken over on a network file system, which cannot
+swap two names; ``flufl.lock`` compares machines' clocks, and must be told whether its holder is alive.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from fl_labelskew_plugins.machine.text import clean
 
 NAME, NEXT = ".lock", ".lock.next"
 LEASE_S = 120.0
-"""Seconds without a touch after which another machine's lock is stale; its holder touches it six times as often."""
+"""Seconds without a touch after which another machine's lock is stale; the holder touches it six times as often."""
 PATIENCE_S = 2.0
-"""How long a lock is waited for: who was just told to end may still be saving."""
+"""Seconds to wait for a lock: its holder may still be saving before it ends."""
 
 
 class HeldError(LabelSkewError):
-    """Another process holds the lock; ``holder`` names it."""
+    """Another process holds the lock; ``holder`` describes it."""
 
     def __init__(self, message: str, holder: str) -> None:
         super().__init__(message)
@@ -51,25 +50,25 @@ class HeldError(LabelSkewError):
 
 
 class Lock:
-    """A lock that this process holds."""
+    """A lock held by this process."""
 
     def __init__(self, folder: Path, content: bytes) -> None:
         self._folder, self._content = folder, content
 
     def check(self) -> None:
-        """Raise RunError if another process has taken it over, because this one gave no sign of life."""
+        """Raise RunError if another process has taken the lock over because this one was suspended."""
         content = _content(self._folder / NAME)
         if content is None:
-            raise RunError(f"{self._folder}: its {NAME} is gone; was it removed? nothing was written since")
+            raise RunError(f"{self._folder}: its {NAME} is missing; was it removed? nothing was written since")
         if content != self._content:
             raise RunError(
-                f"{self._folder}: {_holder(content)} has taken this run over, since this process had stood still; "
+                f"{self._folder}: {_holder(content)} has taken over this run, since this process was suspended; "
                 "nothing was written since"
             )
 
 
 def belongs(name: str) -> bool:
-    """Whether a file of this name is a lock, one that is about to be, or what NFS keeps of one that was removed."""
+    """Whether a file of this name is a lock, a future lock, or NFS's remainder of a removed one."""
     return name == NAME or name.startswith((f"{NAME}.", ".nfs"))
 
 
@@ -79,15 +78,15 @@ def alone(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
 
     Args:
         folder: an existing one.
-        patience: seconds for which another process that holds it is waited for.
+        patience: seconds to wait for another process that holds it.
 
     Raises:
-        HeldError: another process holds it, which the line names.
-        LabelSkewError: nothing can be written there.
+        HeldError: another process holds it; the message names it.
+        LabelSkewError: the folder cannot be written.
     """
-    me = {"pid": os.getpid(), "machine": socket.gethostname(), "here": _here(), "token": secrets.token_hex(8)}
-    me |= _slurm()
-    content = json.dumps(me).encode()
+    owner = {"pid": os.getpid(), "machine": socket.gethostname(), "here": _here(), "token": secrets.token_hex(8)}
+    owner |= _slurm()
+    content = json.dumps(owner).encode()
     try:
         handle = _taken(folder, content, patience)
     except OSError as error:
@@ -96,25 +95,25 @@ def alone(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
 
     def touch() -> None:
         while not done.wait(LEASE_S / 6):
-            with contextlib.suppress(OSError):  # the next time, or it is lost
+            with contextlib.suppress(OSError):  # retried by the next touch
                 os.utime(handle)
 
     beat = threading.Thread(target=touch, daemon=True, name=f"lock of {folder}")
     beat.start()
-    owner = os.getpid()
+    pid = os.getpid()
     try:
         yield Lock(folder, content)
     finally:
         done.set()
         beat.join()
         with contextlib.suppress(OSError):
-            if os.getpid() == owner and _content(folder / NAME) == content:  # not a process that it has forked
+            if os.getpid() == pid and _content(folder / NAME) == content:  # not in a forked process
                 (folder / NAME).unlink()
         os.close(handle)
 
 
 def held_by(folder: Path) -> str:
-    """The process that holds the folder's lock, as words; empty if none does."""
+    """A description of the process that holds the folder's lock; empty if none does."""
     with contextlib.suppress(OSError):
         content = _content(folder / NAME)
         if content is not None and not _stale(folder / NAME, content):
@@ -123,7 +122,7 @@ def held_by(folder: Path) -> str:
 
 
 def _taken(folder: Path, content: bytes, patience: float) -> int:
-    """Descriptor of the lock's file, now this process's."""
+    """Acquire the lock; return the descriptor of its file."""
     file, until = folder / NAME, time.monotonic() + patience
     while True:
         before = _content(file)
@@ -132,22 +131,22 @@ def _taken(folder: Path, content: bytes, patience: float) -> int:
             if handle is not None:
                 return handle
         elif time.monotonic() >= until:
-            holder, far = _holder(before), _said(before).get("here") != _here()
-            dead = f" (after {LEASE_S:.0f} s without a sign of life it is taken for dead)" if far else ""
-            use = f"wait until it has ended{dead}, or use another folder"
+            holder, remote = _holder(before), _parsed(before).get("here") != _here()
+            expiry = f" (its lock expires {LEASE_S:.0f} s after its last sign of life)" if remote else ""
+            use = f"wait until it has ended{expiry}, or use another folder"
             raise HeldError(f"{folder}: {holder} is writing this run already; {use}", holder)
         else:
             time.sleep(0.1)
 
 
 def _made(file: Path, content: bytes) -> int | None:
-    """Descriptor of a new file with this content, with ``flock`` on it; None if another process was faster."""
+    """Create a file with this content and lock it with ``flock``; None if another process was faster."""
     try:
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
         return None
     try:
-        with contextlib.suppress(OSError):  # a file system without it
+        with contextlib.suppress(OSError):  # a file system without flock
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.write(handle, content) < len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -159,11 +158,11 @@ def _made(file: Path, content: bytes) -> int | None:
 
 
 def _replaced(file: Path, content: bytes) -> int | None:
-    """Like :func:`_made`, in place of a stale lock."""
+    """Like :func:`_made`, but replaces a stale lock."""
     following = file.with_name(NEXT)
     if (handle := _made(following, content)) is None:
-        left = _content(following)
-        if left is not None and _stale(following, left):  # of a process that ended just here
+        leftover = _content(following)
+        if leftover is not None and _stale(following, leftover):  # its process ended at this point
             following.unlink(missing_ok=True)
         return None
     before = _content(file)
@@ -178,44 +177,43 @@ def _replaced(file: Path, content: bytes) -> int | None:
 
 
 def _content(file: Path) -> bytes | None:
-    """What a lock's file says; None if there is none."""
     try:
         return read_bytes(file, 1000)
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ESTALE):  # NFS has the latter for what was just removed elsewhere
+        if error.errno not in (errno.ENOENT, errno.ESTALE):  # ESTALE: NFS, if another machine has just removed it
             raise
     return None
 
 
 def _stale(file: Path, content: bytes) -> bool:
-    """Whether the process that wrote a lock's file has ended, as far as one can tell from here."""
+    """Whether the process that wrote a lock's file has ended, as far as can be detected here."""
     with contextlib.suppress(FileNotFoundError), open(file, "rb", opener=open_regular) as opened:
-        if _said(content).get("here") == _here():
+        if _parsed(content).get("here") == _here():
             try:
                 fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return True
             except BlockingIOError:
                 return False
-            except OSError:  # a file system without it
+            except OSError:  # a file system without flock
                 pass
-        before, now = _said(content), _slurm()
+        before, now = _parsed(content), _slurm()
         restarts = before.get("restarts")
         if now and before.get("job") == now["job"] and isinstance(restarts, int) and restarts < now["restarts"]:
             return True
-        touched = os.fstat(opened.fileno()).st_mtime  # for which a network file system asks its server
-        return abs(_server_time(file.parent) - touched) > LEASE_S  # also if a clock was put back
+        touched = os.fstat(opened.fileno()).st_mtime  # a network file system asks its server
+        return abs(_server_time(file.parent) - touched) > LEASE_S  # abs: a clock may be set back
     return False
 
 
 def _server_time(folder: Path) -> float:
-    """The time now by the clock that files' times in a folder are of; by our own if nothing can be written."""
+    """The current time by the clock of a folder's file times; by our own if the folder cannot be written."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder, prefix=f"{NAME}.") as probe:
         return os.fstat(probe.fileno()).st_mtime
     return time.time()
 
 
 def _here() -> str:
-    """The machine since its start, and the container, whose processes ``flock`` is asked of."""
+    """Id of this boot of the machine and of the container, the scope of ``flock``."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
@@ -223,25 +221,24 @@ def _here() -> str:
 
 
 def _slurm() -> dict[str, Any]:
-    """The job of Slurm that this process belongs to, and how often it was put back into the queue; empty if none."""
+    """The Slurm job of this process, and how often it was requeued; empty without Slurm."""
     job, restarts = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")
     if not job or not restarts.isdecimal():
         return {}
     return {"job": f"{os.environ.get('SLURM_CLUSTER_NAME')} {job}", "restarts": int(restarts)}
 
 
-def _said(content: bytes) -> dict[str, Any]:
+def _parsed(content: bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
-        said = json.loads(content)
-        if isinstance(said, dict):
-            return said
+        parsed = json.loads(content)
+        if isinstance(parsed, dict):
+            return parsed
     return {}
 
 
 def _holder(content: bytes) -> str:
-    """The process in a lock's file, as words."""
-    said = _said(content)
-    if not isinstance(said.get("pid"), int):
+    parsed = _parsed(content)
+    if not isinstance(parsed.get("pid"), int):
         return "another process"
-    machine = str(said.get("machine"))
-    return f"process {said['pid']}" + ("" if machine == socket.gethostname() else f" on {clean(machine, 100)}")
+    machine = str(parsed.get("machine"))
+    return f"process {parsed['pid']}" + ("" if machine == socket.gethostname() else f" on {clean(machine, 100)}")

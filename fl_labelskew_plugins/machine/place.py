@@ -1,4 +1,4 @@
-"""Where this process stands: which one of several it is, and how many cores and how much memory it has."""
+"""The place of this process: its rank among several, and its cores and memory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 
 RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
-"""Where Open MPI, MPICH and Slurm say which process this is, and of how many."""
+"""Environment variables of Open MPI, MPICH and Slurm with a process's rank and the number of processes."""
 
 DOOR = "FL_LABELSKEW_DOOR"
 """Environment variable with the socket at which the ranks of :mod:`.runtimes.mpi.launch` report."""
 
 
 def mpi_rank() -> tuple[int, int] | None:
-    """Rank and size where this process is one of several under ``mpirun`` or ``srun``, else None."""
+    """Rank and size if this process is one of several under ``mpirun`` or ``srun``, else None."""
     for rank, size in RANKS:
         values = os.environ.get(rank, ""), os.environ.get(size, "")
         if all(value.isdigit() for value in values):
@@ -24,12 +24,12 @@ def mpi_rank() -> tuple[int, int] | None:
 
 
 def place_on_node() -> tuple[int, int] | None:
-    """As :func:`mpi_rank`, among the processes of this machine alone, where there are others on other machines."""
+    """As :func:`mpi_rank`, but among the processes of this machine, if there are others on other machines."""
     place, names = mpi_rank(), os.environ
     with contextlib.suppress(KeyError, ValueError):
         if "OMPI_COMM_WORLD_LOCAL_RANK" in names:
             here = int(names["OMPI_COMM_WORLD_LOCAL_RANK"]), int(names["OMPI_COMM_WORLD_LOCAL_SIZE"])
-        else:  # Slurm's has no number of its own for a node's tasks
+        else:  # Slurm has no variable for the number of a node's tasks
             tasks, nodes = int(names["SLURM_STEP_NUM_TASKS"]), int(names["SLURM_STEP_NUM_NODES"])
             here = int(names["SLURM_LOCALID"]), -(-tasks // nodes)
         return here if place is not None and here[1] < place[1] else None
@@ -42,17 +42,17 @@ def available_cores() -> int:
 
 
 def free_memory() -> float:
-    """Bytes that processes can have here without any being pushed out: what Linux says, and no more than a limit."""
+    """Available memory in bytes: Linux' MemAvailable, at most the cgroup's limit."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = 1024 * float(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
         for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-            with contextlib.suppress(OSError, ValueError):  # none, or "max"
+            with contextlib.suppress(OSError, ValueError):  # missing, or "max"
                 free = min(free, float(Path(limit).read_text()))
         return free
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def launched() -> bool:
-    """Whether :mod:`.runtimes.mpi.launch` started this rank, rather than an ``mpirun`` that somebody typed."""
+    """Whether :mod:`.runtimes.mpi.launch` started this rank, not a user's own ``mpirun``."""
     return DOOR in os.environ

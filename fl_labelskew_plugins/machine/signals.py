@@ -1,8 +1,7 @@
-"""Signals: held back, passed on, and sent to a process whose parent has ended.
+"""Signals: defer them, handle them, and send one to a process whose parent has ended.
 
-Ctrl-C is one line and exit code 130 from a command's first moment on, whatever is being imported just then: an
-exception that a signal raises in the middle of an import may come out as another one, be swallowed by somebody's
-``except``, or be printed as ignored. So nothing is raised there: the process ends at once, as it has nothing to lose.
+Ctrl-C always prints one line and gives exit code 130. An exception raised during an import may be replaced, swallowed
+by an ``except``, or printed as ignored; so during imports the process ends at once, with nothing to save.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from fl_labelskew_registry import RunError
 from fl_labelskew_plugins.hook import end
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that end a run after a checkpoint: of a batch system, of Ctrl-C, and of a terminal that was closed."""
+"""Signals that end a run after a checkpoint: of a batch system, Ctrl-C, and a closed terminal."""
 IMPORTING = "<frozen importlib"
-"""What the names of the import system's own files begin with."""
+"""Prefix of the import system's own file names."""
 
 
 def end_or_interrupt(signum: int, frame: FrameType | None) -> None:
-    """A handler that ends this process in the middle of an import, and raises KeyboardInterrupt anywhere else."""
+    """End this process during an import; otherwise raise KeyboardInterrupt."""
     caller = frame
     while caller is not None:
         if caller.f_code.co_filename.startswith(IMPORTING):
@@ -38,15 +37,15 @@ def end_or_interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def interrupt(signum: int, frame: FrameType | None) -> None:
-    """A handler that raises KeyboardInterrupt: for where a checkpoint is to be saved, or others are to be ended."""
+    """Raise KeyboardInterrupt, if there is a checkpoint to save or other processes to end."""
     terminal_closed()
     raise KeyboardInterrupt
 
 
 def terminal_closed() -> bool:
-    """Whether stdout or stderr was a terminal that is closed; what is written there from now on is lost, not an error.
+    """Whether stdout or stderr is a closed terminal; further output to it is discarded instead of failing.
 
-    The terminal may close before SIGHUP arrives: a shell passes that on to its jobs.
+    The terminal may close before SIGHUP arrives, since a shell forwards the signal to its jobs.
     """
     closed = [number for number in (1, 2) if _is_closed_terminal(number)]
     for number in closed:
@@ -64,7 +63,7 @@ def _is_closed_terminal(descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """Ctrl-C is :func:`end_or_interrupt`'s meanwhile, unless somebody else has a handler for it."""
+    """Handle Ctrl-C with :func:`end_or_interrupt`, unless another handler is set."""
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, end):
         with handled(signal.SIGINT, handler=end_or_interrupt):
             yield
@@ -74,10 +73,10 @@ def ending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupting() -> Iterator[None]:
-    """The signals :data:`ENDING` do what Ctrl-C does: a job or session that ends leaves a checkpoint.
+    """Handle the signals :data:`ENDING` like Ctrl-C, so that an ended job or session leaves a checkpoint.
 
-    C and Rust code may replace KeyboardInterrupt by an error of its own. After a signal, any error is an interruption,
-    except those of files and of a run that another process has taken over: they say what was not saved.
+    C and Rust code may replace KeyboardInterrupt by its own errors. After a signal, any error counts as an
+    interruption, except those of files and of a run that was taken over: they say what was not saved.
     """
     signalled = False
 
@@ -97,7 +96,7 @@ def interrupting() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold the signals :data:`ENDING` back until the block is done, so that no round ends half recorded."""
+    """Defer the signals :data:`ENDING` to the end of the block, so that no round is recorded in part."""
     held: list[int] = []
     with handled(*ENDING, handler=lambda signum, frame: held.append(signum)):
         yield
@@ -107,11 +106,11 @@ def uninterrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def handled(*numbers: int, handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Another handler for these signals, except for one that is ignored."""
+    """Set another handler for these signals, except for ignored ones."""
     old = {}
-    with contextlib.suppress(ValueError):  # not the main thread, which alone gets signals
+    with contextlib.suppress(ValueError):  # not in the main thread, the only one that gets signals
         for number in numbers:
-            # such as SIGINT in a shell script's background, and SIGHUP after nohup
+            # ignored, for example SIGINT in a script's background job, or SIGHUP after nohup
             if signal.getsignal(number) is not signal.SIG_IGN:
                 old[number] = signal.signal(number, handler)
     try:
@@ -123,7 +122,7 @@ def handled(*numbers: int, handler: Callable[[int, FrameType | None], None]) -> 
 
 @contextlib.contextmanager
 def blocked(*numbers: int) -> Iterator[None]:
-    """These signals come after the block, for this thread and for processes that are forked in it."""
+    """Block these signals in this thread, and in processes forked in the block, until its end."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -132,16 +131,16 @@ def blocked(*numbers: int) -> Iterator[None]:
 
 
 def end_with_parent(other_end: int, number: int = signal.SIGTERM) -> None:
-    """Have this process get a signal as soon as the one that it works for has ended, however that ended.
+    """Send this process a signal as soon as its parent has ended for any reason.
 
     Args:
-        other_end: file descriptor of a pipe or socket that leads to that process, and from there to nobody else.
+        other_end: file descriptor of a pipe or socket that is shared only with the parent.
         number: the signal's; :data:`signal.SIGTERM` lets a run save its checkpoint.
     """
 
     def watch() -> None:
         poll = select.poll()
-        poll.register(other_end, 0)  # a hang-up is told in any case
+        poll.register(other_end, 0)  # hang-ups are always reported
         poll.poll()
         os.kill(os.getpid(), number)
 

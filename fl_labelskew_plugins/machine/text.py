@@ -1,4 +1,4 @@
-"""Numbers and names as a sentence has them."""
+"""Format numbers and names for messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUMBER = re.compile(r"[-+]?([\d.]+(e[-+]?\d+)?( ± [\d.]+)?( ?%)?)?|[-+](inf|nan
 BLANKS = "\u2800\u3164\u115f\u1160\uffa0"
 """Letters that are printed as nothing, though Unicode does not call them spaces."""
 TERMS = 8
-"""Terms of a loss that a line or a picture has; silos may send more."""
+"""Maximum number of loss terms in a line or a picture; silos may send more."""
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -27,7 +27,7 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def ranged(numbers: Sequence[int], noun: str, plural: str = "") -> str:
-    """Least and most of some numbers, and their noun.
+    """Lowest and highest of some numbers, and their noun.
 
     >>> ranged([50, 50], "sample"), ranged([3, 1, 2], "class", "classes")
     ('50 samples', '1 to 3 classes')
@@ -37,7 +37,7 @@ def ranged(numbers: Sequence[int], noun: str, plural: str = "") -> str:
 
 
 def clean(text: object, most: int = 200) -> str:
-    r"""Somebody else's text, fit for a line: ``?`` for what cannot be printed, and at most ``most`` letters.
+    r"""Untrusted text for one line: unprintable characters become ``?``, and at most ``most`` letters remain.
 
     Several spaces become one: on a terminal they could push the rest into a line of its own.
 
@@ -51,7 +51,7 @@ def clean(text: object, most: int = 200) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """A value of a CSV file; a text that a spreadsheet would take for a formula begins with an apostrophe (OWASP).
+    """A value for a CSV file; text that a spreadsheet would read as a formula gets an apostrophe in front (OWASP).
 
     >>> csv_cell("=1+1"), csv_cell("-0.5 ± 0.1"), csv_cell("+cmd"), csv_cell(-0.5), csv_cell("cat")
     ("'=1+1", '-0.5 ± 0.1', "'+cmd", -0.5, 'cat')
@@ -61,7 +61,7 @@ def csv_cell(value: object) -> object:
 
 
 def few(names: Sequence[str], most: int = 10) -> str:
-    """Names on one line, clean and cut; of many, the first ones and the last.
+    """Names on one line, cleaned and shortened; of many names, the first ones and the last.
 
     >>> few(["cat", "dog"]), few(list("abcdefgh"), 4)
     ('cat, dog', 'a, b, c, ... h')
@@ -71,12 +71,12 @@ def few(names: Sequence[str], most: int = 10) -> str:
 
 
 def utc() -> str:
-    """The time now, as ``2026-03-01T09:30:00.123Z``."""
+    """The current time, as ``2026-03-01T09:30:00.123Z``."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def without_paths(text: str) -> str:
-    """A sentence for another machine, which need not know how this one's folders are called.
+    """A message for another machine, without this machine's paths.
 
     >>> without_paths("run directory /home/ann/x cannot be written: No space left")
     'run directory (path) cannot be written: No space left'
@@ -85,20 +85,20 @@ def without_paths(text: str) -> str:
 
 
 def room() -> int:
-    """Letters of a line: ``COLUMNS``, or as many as the terminal has; no limit in a pipe or a file."""
+    """Letters per line: ``COLUMNS``, or the terminal's width; no limit in a pipe or a file."""
     return shutil.get_terminal_size((sys.maxsize, 24)).columns
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    """A sentence in lines that fit the terminal, at most 120 letters; one line in a pipe or a file."""
+    """Text in lines that fit the terminal, of at most 120 letters; one line in a pipe or a file."""
     width = room() if room() == sys.maxsize else min(room(), 120)
-    text = text.replace(" %", "\xa0%")  # which textwrap takes for a letter
+    text = text.replace(" %", "\xa0%")  # a non-breaking space, at which textwrap does not break
     text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return text.replace("\xa0%", " %")
 
 
 def shortened(name: str, most: int) -> str:
-    """A name without its middle if it is too long: the end often tells names apart.
+    """A name shortened in the middle, since names often differ at the end.
 
     >>> shortened("p10c2-fedlc-seed0", 12), shortened("seed0", 12)
     ('p10...-seed0', 'seed0')

@@ -1,4 +1,4 @@
-"""What to type to go on with what broke off: the command as it was typed."""
+"""The command that resumes an interrupted run or study, as the user typed it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 GO_ON = "FL_LABELSKEW_GO_ON"
-"""Environment variable with :func:`to_go_on` of the command that a person typed, for the processes that it starts."""
+"""Environment variable with :func:`to_go_on` of the user's command, for its child processes."""
 
 
 def to_go_on(words: Iterable[str]) -> str:
-    """``to go on:`` and a line for the shell: the program that was typed, and these words.
+    """``to resume:`` and a shell command: the program as it was typed, with these arguments.
 
-    A process that one of our commands has started says what that command said.
+    A process that one of our commands has started returns that command's text.
     """
-    return os.environ.get(GO_ON) or f"to go on: {shlex.join([program(), *words])}"
+    return os.environ.get(GO_ON) or f"to resume: {shlex.join([program(), *words])}"
 
 
 def program() -> str:
-    """``fedml`` or ``labelskew``, whichever was typed, with its folder where the shell would not find it without."""
+    """``fedml`` or ``labelskew`` as it was typed, with its folder if the shell needs it."""
     typed = Path(sys.argv[0])
     if typed.name not in ("fedml", "labelskew"):
-        return "labelskew"  # from Python, which has no hook to switch off
+        return "labelskew"  # called from Python
     return typed.name if shutil.which(typed.name) == str(typed) or len(typed.parts) == 1 else str(typed)

@@ -1,5 +1,5 @@
-"""What is a run: what is built from its recipe, how its rounds go, what its folder holds and who watches?
+"""A run: the objects built from its recipe, its rounds, its folder and its trackers.
 
-May import diagnostics, engine and below. host, the runtimes, front, studies and the command line use it. Knows no
-host: where no switch of it is on, :mod:`.simulation` is a whole federation without it.
+May import diagnostics, engine and below. host, the runtimes, front, studies and the command line use it. It imports no
+host: unless the recipe uses FedML's own features, :mod:`.simulation` is a complete federation without FedML.
 """

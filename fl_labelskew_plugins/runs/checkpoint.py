@@ -1,4 +1,4 @@
-"""The file of a checkpoint: where a run stood, as tensors and a header."""
+"""The file of a checkpoint: the state of a run as tensors and a header."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from fl_labelskew_plugins.tensors import State, Weights, group
 
 CPU = torch.device("cpu")
 Norms = dict[int, dict[int, dict[str, float]]]
-"""Client, round, and norms by what they are of."""
+"""Client to round to norms by name."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run stood after ``round`` rounds; as it is, before the first one. See :meth:`.RunFolder.save_checkpoint`.
+    """The state of a run after ``round`` rounds; by default, before the first. See :meth:`.RunFolder.save_checkpoint`.
 
-    ``states`` and ``selections`` are the round of each client's private state, and how often each was selected.
+    ``states`` and ``selections`` map clients to the round of their private state, and to their number of selections.
     """
 
     round: int = 0
@@ -44,33 +44,32 @@ class Checkpoint:
 
 
 def read(file: Path, device: torch.device = CPU, *, tensors: bool = True) -> Checkpoint:
-    """A checkpoint, on request without its tensors.
+    """Read a checkpoint, optionally without its tensors.
 
     Raises:
-        LabelSkewError: the file is broken.
+        LabelSkewError: the file is damaged.
     """
     with _opened(file, device) as (meta, content):
         names: list[str] = content.keys()
-        there = {name: content.get_tensor(name) for name in names if tensors or name.startswith("clients/")}
-        meta |= {name: numbers.tolist() for name, numbers in group(there, "clients").items()}
+        loaded = {name: content.get_tensor(name) for name in names if tensors or name.startswith("clients/")}
+        meta |= {name: numbers.tolist() for name, numbers in group(loaded, "clients").items()}
         meta |= {name: {int(client): number for client, number in meta[name]} for name in ("states", "selections")}
         norms = meta.get("norms", {})
         meta["norms"] = {int(k): {int(at): norm for at, norm in v.items()} for k, v in norms.items()}
         meta["round"] = int(meta["round"])
         return Checkpoint(
-            weights=group(there, "model"), shared=group(there, "shared"), memory=group(there, "memory"), **meta
+            weights=group(loaded, "model"), shared=group(loaded, "shared"), memory=group(loaded, "memory"), **meta
         )
 
 
 @contextlib.contextmanager
 def _opened(file: Path, device: torch.device = CPU) -> Iterator[tuple[dict[str, Any], Any]]:
-    """A checkpoint's header, and what its tensors are read from; raise LabelSkewError where it is broken."""
     try:
         check_regular(file)
         with safe_open(file, "pt", device=str(device)) as opened:
             yield json.loads(opened.metadata()["labelskew"]), opened
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise LabelSkewError(f"{file} is no checkpoint of a run: {error}".splitlines()[0]) from error
+        raise LabelSkewError(f"{file} is not a checkpoint of a run: {error}".splitlines()[0]) from error
 
 
 def table(numbers: Mapping[int, int]) -> Tensor:
@@ -80,7 +79,7 @@ def table(numbers: Mapping[int, int]) -> Tensor:
 
 
 def round_of(file: Path) -> int | None:
-    """How many rounds were complete at a checkpoint; None where there is none that can be read."""
+    """The number of complete rounds at a checkpoint; None if it is missing or damaged."""
     with contextlib.suppress(LabelSkewError), _opened(file) as (meta, _):
         return int(meta["round"])
     return None

@@ -1,4 +1,4 @@
-"""The process and the machine that a run's numbers come from: versions, processor, memory."""
+"""The process and machine of a run: versions, processor, memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ("fl-labelskew-plugins", "fl-labelskew-registry", "fedml", "torch", "
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and machine, as far as numbers may depend on them."""
+    """Versions and machine facts on which numbers may depend."""
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -34,9 +34,9 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:
-    """The most memory that this process has held so far, in MB (10^6 bytes); on a GPU also what its tensors took there.
+    """Peak memory of this process in MB (10^6 bytes); on a GPU also that of its tensors there.
 
-    Not ``ru_maxrss`` where Linux has better: a process inherits that from the one that started it.
+    On Linux not from ``ru_maxrss``, which a process inherits from its parent.
     """
     peak = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
     with contextlib.suppress(OSError):

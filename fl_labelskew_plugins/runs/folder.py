@@ -1,4 +1,4 @@
-"""A run's folder: what goes into it, written so that a kill at any moment leaves it readable."""
+"""A run's folder, written so that it stays readable after a kill at any time."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from fl_labelskew_plugins.runs.reader import RunReader
 from fl_labelskew_plugins.tensors import State, joined, save_atomic
 
 ABANDONED = "abandoned"
-"""What folders are called, with a number, that hold what was written of rounds that a run has gone back behind."""
+"""Prefix of folders, numbered, for the data of rounds that a run has gone back behind."""
 RESULTS = (
     *("summary.json", "model.safetensors", "curves.png", "clients", "MODEL_CARD.md"),
     *("confusion.csv", "confusion.png"),
 )
-"""What a run leaves behind at its end alone."""
+"""Files that a run writes only at its end."""
 UNTESTED = ("round", "clients", "loss_terms", "left_out", "opening_left_out", "bytes_up", "bytes_down")
-"""What a line of metrics has without a test of the global model."""
+"""Keys of a line of metrics without a test of the global model."""
 LEFT_BEHIND = ("fedml.yaml", status.NAME, "revoked.crl", "silos")
-"""What a server leaves in its folder that no silo came to, and silos of its machine beside it; also an audit log."""
+"""Files of a server that no silo has joined, and of silos on its machine; there may also be an audit log."""
 BEFORE = {"fedml.yaml", status.NAME, "environment.json", "partition.json", "partition.png"}
-"""What a run writes before its recipe, beside the notes of its data set, which ``environment.json`` lists."""
+"""Files written before the recipe, in addition to the data set's notes, which ``environment.json`` lists."""
 
 
 class RunFolder(RunReader):
-    """One run's folder, also to write in."""
+    """One run's folder, for reading and writing."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -60,20 +60,20 @@ class RunFolder(RunReader):
         self._status = status.Status(path)
 
     def run_id(self) -> str:
-        """What names this run among all others."""
+        """The unique id of this run."""
         return str(self.environment["run"])
 
     def moments(self) -> Moments | None:
-        """Mean and std that the run's samples are normalised by; None before it begins."""
+        """Mean and std that normalise the run's samples; None before it begins."""
         known = self.environment.get("normalisation") if self.recipe.exists() else None
         return (tuple(known["mean"]), tuple(known["std"])) if known and known["mean"] is not None else None
 
     def exact(self) -> bool:
-        """Whether the run's samples are known to be of type uint8."""
+        """Whether the run's samples are known to have dtype uint8."""
         return self.recipe.exists() and self.environment.get("dtype") == "uint8"
 
     def check_new(self) -> None:
-        """Raise LabelSkewError unless a new run may be written here; makes nothing."""
+        """Raise LabelSkewError unless a new run may be written here; create nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise LabelSkewError(f"run directory {self.path} is a file; use a new or empty folder")
         names = [file.name.removesuffix(".part") for file in self.path.iterdir()] if self.path.is_dir() else []
@@ -90,13 +90,13 @@ class RunFolder(RunReader):
         if not self.path.is_dir():
             raise mistake(f"--resume {self.path}", "no such folder", "the folder of an earlier run")
         if not self.recipe.is_file():
-            raise LabelSkewError(f"--resume {self.path}: no recipe.yaml in it, so it is not the folder of a run")
+            raise LabelSkewError(f"--resume {self.path}: recipe.yaml is missing, so it is not the folder of a run")
         inside = os.path.join(os.path.realpath(self.path), "")
         for file in self.path.rglob("*"):
-            leads_out = file.is_symlink() and not os.path.realpath(file).startswith(inside)
-            if leads_out or not (file.is_symlink() or file.is_file() or file.is_dir()):
-                what = "a link that leads out of the folder" if leads_out else "a FIFO or device, not a regular file"
-                raise LabelSkewError(f"--resume {self.path}: {clean(file, 4096)} is {what}; remove it")
+            escapes = file.is_symlink() and not os.path.realpath(file).startswith(inside)
+            if escapes or not (file.is_symlink() or file.is_file() or file.is_dir()):
+                kind = "a link to a path outside of the folder" if escapes else "a FIFO or device, not a regular file"
+                raise LabelSkewError(f"--resume {self.path}: {clean(file, 4096)} is {kind}; remove it")
         environment = self.environment
         if environment and (not environment.get("run") or "source" not in environment.get("optimizer", {})):
             raise self.damaged(self.path / "environment.json")
@@ -105,7 +105,7 @@ class RunFolder(RunReader):
                 raise self.damaged(file)
 
     def broke_off_at_once(self) -> bool:
-        """Whether all that is here is of a run that ended, if by force, before its recipe was written."""
+        """Whether the folder contains only files of a run that ended before it wrote its recipe."""
         names = {file.name.removesuffix(".part") for file in self.path.iterdir()} if self.path.is_dir() else set()
         names = {name for name in names if not locks.belongs(name)}
         with contextlib.suppress(LabelSkewError):  # damaged: not only files of a run
@@ -113,13 +113,13 @@ class RunFolder(RunReader):
         return bool(names) and names <= BEFORE
 
     def clear(self) -> None:
-        """Remove what :meth:`broke_off_at_once` has seen, for a run that begins anew."""
+        """Remove the files of :meth:`broke_off_at_once`, before a new run."""
         for file in self.path.iterdir():
             if not locks.belongs(file.name):
                 file.unlink(missing_ok=True)
 
     def is_whole(self, rounds: int) -> bool:
-        """Whether all results of a run of so many rounds are there, and none of the wanted pictures is missing."""
+        """Whether all results of a run of ``rounds`` rounds exist, with all pictures if these are wanted."""
         try:
             if self.results.get("rounds") != rounds:
                 return False
@@ -133,63 +133,63 @@ class RunFolder(RunReader):
         return all(file.exists() for file in (*results, *(file.with_suffix(".png") for file in drawn)))
 
     def create(self) -> None:
-        """Make the folder."""
+        """Create the folder."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LabelSkewError(f"run directory {self.path} cannot be written: {error.strerror}") from error
 
     def hold(self, *, patience: float = locks.PATIENCE_S) -> None:
-        """Make the folder, and keep other processes from writing there until :meth:`release` or this one's end.
+        """Create and lock the folder, so that no other process writes in it until :meth:`release` or this one's end.
 
-        ``patience``: seconds for which another process that does so is waited for.
+        ``patience``: seconds to wait for another process that holds it.
 
         Raises:
-            HeldError: another one does.
-            LabelSkewError: nothing can be written there.
+            HeldError: another process holds the folder.
+            LabelSkewError: the folder cannot be written.
         """
         if self._lock is None:
             self.create()
             self._lock = self._stack.enter_context(locks.alone(self.path, patience=patience))
 
     def release(self) -> None:
-        """Let others write here, if it was held."""
+        """Unlock the folder, if this process holds it."""
         self._lock = None
         self._stack.close()
 
     def still_held(self) -> None:
-        """Raise RunError where another process has taken the folder over; nothing of this one is written then."""
+        """Raise RunError if another process has taken over the folder, before anything is written."""
         if self._lock is not None:
             self._lock.check()
 
     def tell(self, **facts: Any) -> None:
-        """Have ``labelskew status`` know these facts, once this process holds the folder."""
+        """Publish facts for ``labelskew status``, once this process holds the folder."""
         with contextlib.suppress(RunError):
             self.still_held()
             self._status.tell(facts, write=self._lock is not None)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a JSON file as a whole or not at all."""
+        """Write a JSON file atomically."""
         self.write_text(name, json.dumps(value, indent=2) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a text file as a whole or not at all."""
+        """Write a text file atomically."""
         self.still_held()
         write_text(self.path / name, text)
 
     def append(self, file: Path, value: Mapping[str, Any]) -> None:
-        """Add one line of JSON; a number that is not finite is null there."""
+        """Append one line of JSON; numbers that are not finite become null."""
         self.still_held()
         with open(file, "a", encoding="utf-8", opener=open_regular) as stream:
             stream.write(json.dumps(finite(value), allow_nan=False) + "\n")
 
     def change_rounds(self, rounds: int, *, tested: bool, observed: bool) -> None:
-        """Make this the folder of a run of ``rounds`` rounds; results of an earlier end are put aside.
+        """Turn this into the folder of a run of ``rounds`` rounds; results of an earlier end are moved aside.
 
         Args:
             rounds: more than are complete.
-            tested: whether such a run tests the global model in the round that was the last one.
-            observed: whether its diagnostics look at that round.
+            tested: whether the new run tests the global model in the previously last round.
+            observed: whether its diagnostics observe that round.
         """
         text = read_text(self.recipe)
         content, _ = yaml.read(text)
@@ -216,7 +216,7 @@ class RunFolder(RunReader):
         self.write_text("recipe.yaml", text.partition("\n")[0] + "\n" + yaml.write(content))
 
     def truncate(self, rounds: int) -> None:
-        """Drop the lines of rounds from ``rounds`` on, and a line that a kill cut in half."""
+        """Drop the lines of rounds from ``rounds`` on, and an incomplete last line."""
         for file in self._by_round():
             self._write_lines(file, [line for line in read_lines(file) if line["round"] < rounds])
 
@@ -238,17 +238,17 @@ class RunFolder(RunReader):
         seconds: float,
         keep: int = 1,
     ) -> None:
-        """Save what the run needs to go on after ``round`` rounds; the checkpoint before stays, beside its like.
+        """Save the state after ``round`` rounds; the checkpoint before is kept as an earlier one.
 
         Args:
-            round: how many are complete.
+            round: number of complete rounds.
             tensors: the groups ``model``, ``shared`` and ``memory``.
             states: private states of clients.
             sizes: training samples of each client.
             opened: clients whose openings are in the shared tensors.
             norms: of the last uploads of each client.
-            seconds: that the run has taken so far.
-            keep: how many checkpoints there are at most, this one included.
+            seconds: duration of the run so far.
+            keep: maximum number of checkpoints, including this one.
         """
         self.still_held()
         of_clients = {"states": checkpoint.table(states.flush()), "selections": checkpoint.table(states.selections)}
@@ -265,19 +265,19 @@ class RunFolder(RunReader):
         self._forget_bests([*self.earlier(), round])
 
     def keep_best(self, round: int, write: Callable[[Path], None]) -> None:
-        """Have ``write`` write the model of ``round``, from 1, which is the best one so far; going back finds it again.
+        """Save the best model so far, of ``round`` (from 1), with ``write``; :meth:`go_back` can restore it.
 
-        To be called before the round's checkpoint is saved.
+        Must be called before the round's checkpoint is saved.
         """
         self._bests.mkdir(parents=True, exist_ok=True)
         write(self._best_of(round))
         copied(self._best_of(round), self.best)
 
     def restore_best(self) -> float:
-        """Have ``best.safetensors`` be of the best of the rounds that there are, or not be there.
+        """Make ``best.safetensors`` the model of the best existing round; remove it if that model was not kept.
 
         Returns:
-            That round's accuracy, whether its model was kept or not; -1 where no round was tested.
+            That round's accuracy, whether its model was kept or not; -1 if no round was tested.
         """
         lines = read_lines(self.metrics)
         line = best_test(lines)
@@ -289,14 +289,14 @@ class RunFolder(RunReader):
         return -1.0 if line is None else float(line[main_measure(lines).key])
 
     def bests(self) -> list[Path]:
-        """Models that were the best ones after rounds that a checkpoint is of."""
+        """Models that were the best ones at some checkpoint."""
         return sorted(self._bests.glob("round*.safetensors"))
 
     def _best_of(self, round: int) -> Path:
         return self._bests / f"round{round:06d}.safetensors"
 
     def _forget_bests(self, ends: Sequence[int]) -> None:
-        """Remove models that were the best at none of these numbers of complete rounds."""
+        """Remove models that were not the best after any of these numbers of complete rounds."""
         files = set(self.bests())
         lines = read_lines(self.metrics) if files else []
         for end in ends:
@@ -306,7 +306,7 @@ class RunFolder(RunReader):
             file.unlink()
 
     def earlier(self) -> dict[int, Path]:
-        """Checkpoints that are kept beside the last one, by the number of rounds that were complete, ascending."""
+        """Checkpoints before the last one, by the number of complete rounds, ascending."""
         files = sorted(self.checkpoint.parent.glob("round*.safetensors"))
         return {int(name): file for file in files if (name := file.stem.removeprefix("round")).isdecimal()}
 
@@ -314,30 +314,30 @@ class RunFolder(RunReader):
         return self.checkpoint.with_name(f"round{round:06d}.safetensors")
 
     def indices(self, round: int) -> list[dict[int, int]]:
-        """Of the checkpoints before that of ``round`` rounds, oldest first: which clients' states they refer to."""
+        """The clients' states of each checkpoint before that of ``round`` rounds, oldest first."""
         files = [file for at, file in self.earlier().items() if at < round and checkpoint.round_of(file) is not None]
         return [checkpoint.read(file, tensors=False).states for file in files]
 
     def go_back(self, round: int) -> str:
-        """Go back to the end of ``round``, from 1, for good; what is left of later rounds is put aside.
+        """Permanently go back to the end of ``round``, from 1; data of later rounds are moved aside.
 
         Returns:
-            What was done, in a line; empty where the run stands there already.
+            A message; empty if the run is there already.
 
         Raises:
-            LabelSkewError: there is no such checkpoint; names those there are.
+            LabelSkewError: there is no such checkpoint; the message lists the existing ones.
         """
         last, files = checkpoint.round_of(self.checkpoint), self.earlier()
-        there = [
+        rounds = [
             at for at, file in files.items() if (last is None or at < last) and checkpoint.round_of(file) is not None
         ]
-        there += [] if last is None else [last]
-        if not there:
-            raise mistake(f"--from-round {round}", f"{self.path} has no checkpoint yet", "--resume alone")
-        if round not in there:
-            ends = f"{', '.join(map(str, there[:-1]))} and {there[-1]}" if len(there) > 1 else f"{there[0]} alone"
+        rounds += [] if last is None else [last]
+        if not rounds:
+            raise mistake(f"--from-round {round}", f"{self.path} has no checkpoint yet", "only --resume")
+        if round not in rounds:
+            ends = f"{', '.join(map(str, rounds[:-1]))} and {rounds[-1]}" if len(rounds) > 1 else f"only {rounds[0]}"
             raise LabelSkewError(
-                f"--from-round {round}: {self.path} has no checkpoint of the end of round {round}; there are those of "
+                f"--from-round {round}: {self.path} has no checkpoint of the end of round {round}; existing ones: "
                 f"{ends} (tracking_args.keep_checkpoints, checkpoint_every)"
             )
         if round == last:
@@ -360,17 +360,17 @@ class RunFolder(RunReader):
                 files[at].unlink()
         self.truncate(round)
         self.restore_best()
-        line = f"back at the end of round {round}; what was written of later rounds is in {aside}"
+        line = f"back at the end of round {round}; data of later rounds were moved to {aside}"
         earlier = best_test(read_lines(self.metrics))
         if of_later and earlier is not None and self.best.exists():
-            line += f"; {self.best.name} is of round {earlier['round'] + 1} again"
+            line += f"; {self.best.name} is that of round {earlier['round'] + 1} again"
         return line
 
     def load_checkpoint(self, device: torch.device = CPU, *, tensors: bool = True) -> Checkpoint | None:
-        """The last checkpoint, on request without its tensors; None where the run was killed before its first.
+        """The last checkpoint, optionally without its tensors; None if the run was killed before its first.
 
         Raises:
-            LabelSkewError: the file is broken.
+            LabelSkewError: the file is damaged.
         """
         if not self.checkpoint.exists():
             return None
@@ -378,10 +378,9 @@ class RunFolder(RunReader):
 
 
 def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
-    """Summary of a run's metrics: final, best, and mean and std of the last tests of its main measure, ``measure``.
+    """Summarise a run's metrics: final, best, and mean and std of the last tests of the main measure, ``measure``.
 
-    ``rounds_to_best`` is the number of rounds after which a test was best, as people count them; a line's ``round`` is
-    one less.
+    ``rounds_to_best`` counts rounds from 1; the ``round`` of a line counts from 0.
     """
     key, tests = main_measure(lines).key, main_tests(lines)
     result: dict[str, Any] = {"rounds": len(lines)}
@@ -410,7 +409,7 @@ def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """The same in JSON's types, where a number that is not finite is null."""
+    """The value in JSON's types, with null for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What a run asks of the framework around it."""
+"""The interface of a run to the framework around it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from fl_labelskew_plugins.engine.turn import fit
 
 
 class Host:
-    """As it stands, there is no framework: everything is ours. FedML's is :class:`.host.framework.FedML`."""
+    """The default without a framework. FedML's is :class:`.host.framework.FedML`."""
 
     def turns(self, local: LocalTrainer) -> Callable[..., LocalResult]:
-        """What trains a client in one round; takes what :func:`.engine.turn.fit` does after its first argument."""
+        """A function that trains a client in one round, called like :func:`.engine.turn.fit` without ``local``."""
         return partial(fit, local)
 
     def hooks(self, model: nn.Module) -> Hooks | None:
-        """What stands around the mean of a round; None for nothing."""
+        """Hooks around the mean of a round; None for none."""
         return None
 
     def manager(self, transport: Any, rank: int, size: int, observer: Any) -> Any:
-        """What receives and sends by ``run`` and ``send_message``, and tells the observer of each message.
+        """A message manager with ``run`` and ``send_message`` that passes each received message to the observer.
 
         Args:
             transport: a :class:`.runtimes.transport.Transport`.
             rank: of this process, 0 for the server.
-            size: how many processes there are.
+            size: number of processes.
             observer: has ``receive_message``.
         """
         transport.add_observer(observer)

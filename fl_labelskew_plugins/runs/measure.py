@@ -1,4 +1,4 @@
-"""The main measure of a run: which of its numbers says how good the global model is. Imports nothing heavy."""
+"""The main measure of a run: the number that rates the global model. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 Line = Mapping[str, Any]
-"""Of ``metrics.jsonl``."""
+"""A line of ``metrics.jsonl``."""
 
 
 class Measure(NamedTuple):
-    """A key of the lines of ``metrics.jsonl``, and the samples that it was measured on: in a table, and in full."""
+    """A key of ``metrics.jsonl``, and the samples that it was measured on: in a table, and in full."""
 
     key: str
     name: str
@@ -22,7 +22,7 @@ MEASURES = (
     Measure("client_accuracy_mean", "clients' mean", "clients' own test splits, mean over the clients"),
     Measure("client_accuracy_pooled", "clients pooled", "clients' own test splits, all samples together"),
 )
-"""The first one that a run has is its main measure."""
+"""A run's main measure is the first of these that it has."""
 NAMED = {one.key: one for one in MEASURES}
 GLOBAL = MEASURES[0].key
 

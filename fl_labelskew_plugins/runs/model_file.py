@@ -1,4 +1,4 @@
-"""Files of models: weights, and what is needed to use them where no run's folder is, in safetensors' own metadata."""
+"""Files of models: weights, with metadata to use them without the run's folder, in safetensors' format."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ from fl_labelskew_plugins.runs.session import Session
 from fl_labelskew_plugins.tensors import Weights, save_atomic
 
 KEY = "labelskew_model"
-"""Of the metadata: one text of JSON, see :class:`About`."""
+"""Key in the metadata; its value is JSON, see :class:`About`."""
 FORMAT = 1
 MOST_BYTES = 2**24
-"""Of that text."""
+"""Maximum length of that JSON."""
 CleanName = Annotated[str, AfterValidator(clean)]
 
 
 class About(Params):
-    """What a file of a model says beside its weights.
+    """Metadata of a model's file.
 
     Args:
         format: version of this list.
-        network: registered name of what builds the network, or ``FILE.py:FUNCTION`` without a folder.
-        network_params: with which parameters; of a file also its ``sha256``.
-        module: instead of these two, what the network was where it was an object from Python.
+        network: registered name of the network's plugin, or ``FILE.py:FUNCTION`` without a folder.
+        network_params: its parameters; for a file also its ``sha256``.
+        module: instead of these two, a description of the network if it was a Python object.
         input_shape: of one sample.
         dtype: of samples, as the data set gives them.
         class_names: one for each of the ``C`` classes.
-        mean: of each channel, or one for all, see :class:`fl_labelskew_registry.Data`; None where the writer had no
+        mean: of each channel, or one for all, see :class:`fl_labelskew_registry.Data`; None if the writer had no
             sample.
         std: like ``mean``.
         dataset: registered name of the data set.
-        picture: its parameters by which a picture becomes a sample; None where samples are not made of pictures.
-        table: how the rows of a table become samples; None where samples are not rows, or the writer did not know it.
-        method: that it was trained with.
-        recipe: digest of all that was run, see :func:`recipe_hash`.
-        round: after which it was so, from 1.
-        client: whose own model it is, from 0; None: the global one.
+        picture: its parameters for turning a picture into a sample; None if samples are not pictures.
+        table: how the rows of a table become samples; None if samples are not rows, or the writer did not know it.
+        method: the training method.
+        recipe: digest of all settings that affect results, see :func:`recipe_hash`.
+        round: number of complete rounds, from 1.
+        client: the owner of a client's own model, from 0; None: the global model.
         client_name: of that client.
     """
 
@@ -78,16 +78,16 @@ class About(Params):
 
     @field_validator("input_shape")
     @classmethod
-    def _is_no_giant(cls, shape: list[int]) -> list[int]:
+    def _check_size(cls, shape: list[int]) -> list[int]:
         if math.prod(shape) > MOST_NUMBERS:
-            raise ValueError(f"{mistakes.show(shape)} are too many numbers; allowed: {MOST_NUMBERS} at most")
+            raise ValueError(f"{mistakes.show(shape)}: too many numbers per sample; allowed: at most {MOST_NUMBERS}")
         return shape
 
     @model_validator(mode="after")
-    def _fits(self) -> About:
+    def _check_lengths(self) -> About:
         lengths = {len(numbers or ()) for numbers in (self.mean, self.std)}
         if len(lengths) > 1 or not lengths <= {0, 1, self.input_shape[0]}:
-            raise ValueError(f"mean and std are not of one length; allowed: {self.input_shape[0]} numbers, 1 or none")
+            raise ValueError(f"mean and std have different lengths; allowed: {self.input_shape[0]} numbers, 1 or none")
         if self.table is not None:
             numbers, names = [len(self.table.shown)], {feature.name for feature in self.table.features}
             sound = numbers == self.input_shape and len(self.table.means) in (0, *numbers)
@@ -97,7 +97,7 @@ class About(Params):
 
 
 def about(session: Session, *, round: int, client: int | None = None, client_name: str | None = None) -> About:
-    """What a file of a run's model says; ``round`` from 1, ``client`` from 0. The same run says the same."""
+    """The metadata of a run's model, deterministic; ``round`` from 1, ``client`` from 0."""
     recipe = session.recipe
     network, given = recipe.network, recipe.objects.get("model_args")
     params = {} if given else network.params.model_dump(mode="json", by_alias=True) | dict(network.trained_params)
@@ -126,7 +126,7 @@ def about(session: Session, *, round: int, client: int | None = None, client_nam
 
 
 def _encoding(session: Session) -> Encoding | None:
-    """The encoding of a run's table; at the server of a run across silos, with the means of all silos."""
+    """The encoding of a run's table; on the server of a run across silos, with the means of all silos."""
     dataset, note = session.recipe.dataset, session.notes.get(NOTE)
     if not isinstance(dataset, Table):
         return None
@@ -141,7 +141,7 @@ def _encoding(session: Session) -> Encoding | None:
 
 
 def recipe_hash(recipe: Recipe) -> str:
-    """SHA-256 of what decides about a run's numbers: not where its files lie, who talks to whom, and what is kept."""
+    """SHA-256 of the settings that affect results: not those of file locations, communication and storage."""
     sections = {
         name: {key: value for key, value in keys.items() if key not in ("data_cache_dir", "download")}
         for name, keys in portable(recipe).items()
@@ -153,21 +153,21 @@ def recipe_hash(recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps([sections, objects], sort_keys=True).encode()).hexdigest()
 
 
-def save(weights: Weights, file: Path, said: About, *, private: bool = False) -> None:
-    """Write a model as a whole or not at all; without the method's shared modules, which its logits do not need.
+def save(weights: Weights, file: Path, metadata: About, *, private: bool = False) -> None:
+    """Write a model atomically, without the method's shared modules, which its logits do not need.
 
-    ``private``: only the owner can read the file.
+    ``private``: make the file readable only by its owner.
     """
     network = {name: value for name, value in weights.items() if not name.startswith(f"{SHARED_MODULES}.")}
-    text = said.model_dump_json(exclude={"table"} if said.table is None else None)
+    text = metadata.model_dump_json(exclude={"table"} if metadata.table is None else None)
     save_atomic(network, file, {KEY: text}, private=private)
 
 
 def read(file: Path) -> tuple[About, Weights]:
-    """A model's file, which may come from anybody.
+    """Read a model's file, which may be untrusted.
 
     Raises:
-        LabelSkewError: it is not there, broken, no model's, of a newer version, or says what cannot be.
+        LabelSkewError: it is missing, damaged, not a model's file, of a newer version, or has invalid metadata.
     """
     where = clean(file, 4096)
     try:
@@ -179,30 +179,30 @@ def read(file: Path) -> tuple[About, Weights]:
         raise mistake(where, "no such file", "a model.safetensors of a run") from None
     except (SafetensorError, OSError, ValueError) as error:
         first = clean(next(iter(str(error).splitlines()), type(error).__name__))
-        raise mistake(where, f"is no sound .safetensors file ({first})", "a model.safetensors of a run") from None
+        raise mistake(where, f"is not a valid .safetensors file ({first})", "a model.safetensors of a run") from None
     if text is None:
-        raise mistake(where, "does not say of which network it is", "a model.safetensors of a run")
-    return _said(text, where), weights
+        raise mistake(where, "has no metadata about its network", "a model.safetensors of a run")
+    return _parsed(text, where), weights
 
 
 def said(file: Path) -> About | None:
-    """What a model's file says, without its weights; None where it says nothing that is to be believed."""
+    """The metadata of a model's file, without loading its weights; None if they are missing or invalid."""
     with suppress(SafetensorError, OSError, LabelSkewError), safe_open(file, "pt") as opened:
-        return _said((opened.metadata() or {})[KEY], "") if KEY in (opened.metadata() or {}) else None
+        return _parsed((opened.metadata() or {})[KEY], "") if KEY in (opened.metadata() or {}) else None
     return None
 
 
-def _said(text: str, where: str) -> About:
+def _parsed(text: str, where: str) -> About:
     raw: Any = None
     if len(text) <= MOST_BYTES:
         with suppress(ValueError, RecursionError):
             raw = json.loads(text)
     if not isinstance(raw, dict) or type(raw.get("format")) is not int:
-        raise mistake(where, "what it says of its network is damaged", "the file as the run has written it")
+        raise mistake(where, "its metadata are damaged", "the original file")
     if raw["format"] > FORMAT:
-        newer = f"is of format {raw['format']}, and this version knows {FORMAT} at most"
+        newer = f"has format {raw['format']}, but this version supports at most {FORMAT}"
         raise mistake(where, newer, "a newer fl-labelskew-plugins")
-    made, lines = mistakes.checked(About, raw)
-    if made is None:
-        raise LabelSkewError(f"{where}: says what cannot be: {lines[0]}")
-    return made
+    parsed, lines = mistakes.checked(About, raw)
+    if parsed is None:
+        raise LabelSkewError(f"{where}: invalid metadata: {lines[0]}")
+    return parsed

@@ -1,4 +1,4 @@
-"""The batches of a run in one process: how long they take, and whether there is time for another one."""
+"""Time the batches of a run in one process, and stop when there is no time for another one."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.tensors import num_bytes
 
 ENOUGH = 3
-"""Training batches that are timed at least, unless the whole time is up before."""
+"""Training batches that are timed at least, unless the total time is over earlier."""
 
 
 class OutOfTimeError(BaseException):
-    """The time of a run is up within a round, which is discarded and repeated when the run resumes.
+    """The time of a run ended within a round, which is discarded and repeated when the run resumes.
 
-    A BaseException, because a plugin's hook may ask for a batch: no code between the two may take it for an error.
+    A BaseException, because a plugin's hook may request batches, and its ``except Exception`` must not catch this.
     """
 
 
 class Pace:
-    """Times the batches of a run that is to pause, and ends the round when the time is up."""
+    """Times the batches of a run that is to pause, and ends the round when the time is over."""
 
     def __init__(self, record: Record) -> None:
         self.record, self.pause = record, record.pause
@@ -33,7 +33,7 @@ class Pace:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Watch the batches in the block; a round that its time cuts off ends the block without an error."""
+        """Watch the batches in the block; if the time ends within a round, leave the block without an error."""
         if self.pause is None:
             yield
             return
@@ -48,7 +48,7 @@ class Pace:
             between.clear()
 
     def _next(self, training: bool) -> None:
-        """Called before each batch; ``training``: whether it is trained on."""
+        """Check the time before each batch; ``training``: whether it is a training batch."""
         assert self.pause is not None
         now = time.monotonic()
         if math.isnan(self._begun):
@@ -63,9 +63,9 @@ class Pace:
             raise OutOfTimeError
 
     def _write_estimate(self) -> None:
-        """Write what the batches timed so far say of a first round that was cut off to status.json.
+        """Write an estimate from the batches of an interrupted first round to status.json.
 
-        The first batch, which warms up, counts only if it is the only one.
+        The first batch, a warm-up, counts only if it is the only one.
         """
         if self.record.next_round or not self._seconds:
             return

@@ -1,4 +1,4 @@
-"""What a runtime reports while a run goes on, and when a run stops early; :mod:`.show.progress` shows it to people."""
+"""What a runtime reports during a run, and when a run stops early; :mod:`.show.progress` displays it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 from fl_labelskew_plugins.machine import log
 
 Hear = Callable[[dict[str, Any]], None]
-"""Told of a round's line of metrics."""
+"""Called with a round's line of metrics."""
 PAUSE = "FL_LABELSKEW_PAUSE"
-"""Environment variable with a :class:`Pause`, for the processes that a command has started."""
+"""Environment variable with a :class:`Pause`, for a command's child processes."""
 
 
 @dataclass(frozen=True)
 class Pause:
-    """When a run stops before its last round, with a checkpoint to go on from.
+    """When a run stops before its last round, with a checkpoint to resume from.
 
     Args:
-        rounds: as soon as so many are complete.
-        at: at this time, in seconds of :func:`time.monotonic`, a clock that all processes of a machine share. A run in
-            one process stops before its next batch, discards the round, and repeats it when it resumes; another one
-            begins no further round.
-        within: so many seconds after the first batch of this process, likewise, once some batches are timed.
+        rounds: after this number of complete rounds.
+        at: at this time, in seconds of :func:`time.monotonic`, which all processes of a machine share. A run in one
+            process stops before its next batch, discards the round, and repeats it when it resumes; others start no
+            further round.
+        within: likewise, this many seconds after the first batch of this process, once some batches are timed.
     """
 
     rounds: int
@@ -34,7 +34,7 @@ class Pause:
 
     @classmethod
     def inherited(cls) -> Pause | None:
-        """The one of the command that has started this process."""
+        """The pause of the command that started this process, if any."""
         rounds, *times = os.environ.get(PAUSE, "").split() or [""]
         return cls(int(rounds), *map(float, times)) if times else None
 
@@ -43,22 +43,22 @@ class Pause:
 
 
 class Progress:
-    """Told of every client and round; as it is, it says nothing."""
+    """Receives the progress of every client and round; this base class prints nothing."""
 
     hear: Hear | None = None
-    """Told of every round once it is written and shown; what it raises ends the run."""
+    """Called with every round's line once it is written and shown; an exception ends the run."""
 
     def note(self, text: str, level: str = log.INFO) -> None:
-        """Say one line."""
+        """Print one line."""
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
-        """Begin: rounds done already, rounds in all, clients of a round, and when it stops early."""
+        """Start: completed rounds, all rounds, clients per round, and when the run stops early."""
 
     def client(self, round: int, number: int, clients: int, name: str = "") -> None:
-        """A round's client is about to train; ``number`` counts from 1, ``name`` is empty where it has none."""
+        """A client is about to train; ``number``: from 1, ``name``: may be empty."""
 
     def round(self, line: dict[str, Any], seconds: float) -> None:
         """A round has ended, with its line of metrics."""
 
     def stop(self) -> None:
-        """End of the display, also after a failure."""
+        """End the display, also after a failure."""

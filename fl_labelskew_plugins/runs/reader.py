@@ -1,4 +1,4 @@
-"""Read the files of a run's folder; each damaged file is one error line."""
+"""Read the files of a run's folder; each damaged file is a one-line error."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fl_labelskew_plugins.recipe.model import EXPECTED
 
 
 class RunFile(BaseModel):
-    """The keys of a JSON file that readers rely on; others may be there, and each may be missing."""
+    """The keys of a JSON file that readers use; each may be missing, and other keys are allowed."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
 
 class Environment(RunFile):
-    """Of ``environment.json``: what the run computes, on which data and where."""
+    """``environment.json``: method, data, host and machine of the run."""
 
     run: str = ""
     data: str | None = None
@@ -38,7 +38,7 @@ class Environment(RunFile):
 
 
 class Summary(RunFile):
-    """Of ``summary.json``, which is written after the last round."""
+    """``summary.json``, written after the last round."""
 
     rounds: int = 0
     seconds: float = 0.0
@@ -47,14 +47,14 @@ class Summary(RunFile):
 
 
 class Partition(RunFile):
-    """Of ``partition.json``: names of the clients, and their training samples by class, ``(K, C)``."""
+    """``partition.json``: names of the clients, and their training samples by class, ``(K, C)``."""
 
     clients: list[str] = []
     counts: list[list[NonNegativeInt]] = []
 
 
 class RunReader:
-    """The files of one run's folder. Properties read them again at each access.
+    """The files of one run's folder. Properties read the files at each access.
 
     Raises:
         LabelSkewError: in each property, if the file is damaged or cannot be read.
@@ -69,7 +69,7 @@ class RunReader:
 
     @property
     def sections(self) -> dict[str, dict[str, Any]]:
-        """The recipe as it is written, section to keys; needs neither plugins nor Python objects."""
+        """The recipe file, section to keys; needs neither plugins nor Python objects."""
         try:
             content, _ = yaml.read(yaml.text_of(self.recipe))
         except yaml.YamlError as error:
@@ -102,7 +102,7 @@ class RunReader:
 
     @property
     def class_names(self) -> list[str]:
-        """One for each of the ``C`` classes; empty before the run begins."""
+        """One name for each of the ``C`` classes; empty before the run begins."""
         names: list[str] = self.environment.get("class_names", [])
         return names
 
@@ -120,6 +120,6 @@ class RunReader:
         return content
 
     @staticmethod
-    def damaged(file: Path, reason: str = "it is not what a run writes") -> LabelSkewError:
+    def damaged(file: Path, reason: str = "unexpected content") -> LabelSkewError:
         """The error for a damaged file of the folder."""
         return mistake(clean(file, 4096), f"is damaged: {reason}", "the folder as the run has written it")

@@ -1,4 +1,4 @@
-"""A run under way: its folder, its clients' states, its progress, and when to test and to save."""
+"""A run in progress: its folder, clients' states and progress, and when to test and to save."""
 
 from __future__ import annotations
 
@@ -42,30 +42,29 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, joined, rest
 
 
 class Card(Protocol):
-    """The text of a run's ``MODEL_CARD.md``."""
+    """Makes the text of a run's ``MODEL_CARD.md``."""
 
     def __call__(
         self, session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[str, Any], *, best: bool
     ) -> str:
-        """The card of a run with these lines of metrics and this summary; ``best``: ``best.safetensors`` is there."""
+        """The text for these lines of metrics and this summary; ``best``: ``best.safetensors`` exists."""
 
 
 class Record:
-    """What a runtime tells about its rounds, and what it asks.
+    """The state of a run for its runtime.
 
-    ``resume``: go on from the folder's checkpoint rather than begin; ``pause``: when to stop early. ``run`` names this
-    run among all others. ``next_round``, ``weights``, ``shared``, ``memory`` and ``opened`` always belong together:
-    they are where the last complete round left off. ``opened``: clients whose openings are in the shared tensors.
-    ``confusion``: ``(C, C)``, of the last test on the global test set in this process; None before it.
-    ``test_samples``: of each client in its last test; empty before it.
-    ``norms``: what uploads of the rounds before were measured by, see :mod:`.runtimes.silo.outliers`.
+    ``resume``: continue from the folder's checkpoint; ``pause``: when to stop early. ``run``: the run's unique id.
+    ``next_round``, ``weights``, ``shared``, ``memory`` and ``opened`` (clients whose openings are in the shared
+    tensors) are the state after the last complete round. ``confusion``: ``(C, C)``, of the last test on the global test
+    set in this process, or None. ``test_samples``: of each client in its last test, or empty. ``norms``: of uploads of
+    earlier rounds, see :mod:`.runtimes.silo.outliers`.
     """
 
     def __init__(
         self, session: Session, folder: RunFolder, progress: Progress, *, resume: bool, pause: Pause | None = None
     ) -> None:
         recipe = session.recipe
-        # the weights of round 0 would be kept to the run's end
+        # frees the weights of round 0, which would be kept until the run's end
         self.session = replace(session, start=forms(session.start))
         self.folder, self.progress, self.pause = folder, progress, pause
         begun = folder.load_checkpoint(session.trainer.device) if resume else None
@@ -82,31 +81,31 @@ class Record:
         limit = recipe.tracking.state_memory_mb * 2**20
         self.states = StateStore(folder.states, limit, at.states, at.selections, earlier)
         self.cut = False
-        """Whether the run stops within a round, which is then repeated."""
+        """Whether the run stops within a round, which is repeated when it resumes."""
         self._seconds = at.seconds
         self._begun = time.perf_counter()
         self._saved = self.next_round
         self._describe(resume)
         self._best = folder.restore_best() if resume else -1.0
         if self._best >= 0 and recipe.tracking.keep_best and not folder.best.exists():
-            log.warn(f"{folder.best.name}: the model of the best round so far was not kept; it comes with a better one")
+            log.warn(f"{folder.best.name}: the best model so far was not kept; the next better one will be")
         self.watch = watch(session, folder.diagnostics)
         self.privacy = privacy.clients_of(session, folder.path, self.run)
         self._trackers = Trackers(recipe)
 
     @property
     def seconds(self) -> float:
-        """Seconds of the run so far, all its sittings together."""
+        """Duration of the run so far, over all processes that resumed it."""
         return self._seconds + time.perf_counter() - self._begun
 
     @property
     def pauses(self) -> bool:
-        """Whether to stop here."""
+        """Whether to stop now."""
         return self.pause is not None and (self.next_round >= self.pause.rounds or time.monotonic() >= self.pause.at)
 
     @contextlib.contextmanager
     def tracked(self) -> Iterator[None]:
-        """Show what happens in here to the recipe's trackers."""
+        """Report the block to the recipe's trackers."""
         state = status.FAILED
         try:
             self._trackers.begin(self.folder, self.next_round)
@@ -123,9 +122,9 @@ class Record:
         return self.session.recipe.tests(round, round + 1) > 0
 
     def round(self, line: dict[str, Any], server: Server, *, seconds: float) -> None:
-        """A round is complete: its line of metrics, where the server stands, and how long it took."""
+        """Record a complete round: its line of metrics, the server's state and the duration."""
         with signals.uninterrupted():
-            # what may fail comes first: a line too many is dropped on resuming, a round too many could not be
+            # operations that may fail come first: extra lines are dropped on resuming, an extra round could not be
             self.folder.append(self.folder.metrics, line)
             timing = {"round": line["round"], "seconds": round(seconds, 4)}
             self.folder.append(self.folder.timings, timing | peak_memory(self.session.trainer.device))
@@ -135,10 +134,10 @@ class Record:
             self.next_round, self.weights = line["round"] + 1, server.weights
             self.shared, self.memory, self.opened = server.shared, server.memory, server.opened
             self._keep_best(line.get(main_measure([line]).key, -1.0))
-            # after the last one too: clients go home before results are written
+            # also after the last round, since clients leave before results are written
             every, last = self.session.recipe.tracking.checkpoint_every, self.session.federation.rounds
             if self.session.recipe.sums_alone:
-                every = 1  # silos open the sum of a round once, so it must not be lost
+                every = 1  # silos open the sum of a round only once, so it must not be lost
             if self.next_round % every == 0 or self.next_round == last:
                 self._save()
         self.progress.round(line, seconds)
@@ -147,18 +146,18 @@ class Record:
             self.progress.hear(line)
 
     def abandon(self) -> None:
-        """The run stops before its last round: forget a round that broke off, and save what was complete."""
+        """Stop before the last round: discard an incomplete round, and save the complete ones."""
         with signals.uninterrupted():
-            self.folder.still_held()  # else these states may be another process's by now
+            self.folder.still_held()  # otherwise another process may own these states
             self.states.discard()
             if self.next_round != self._saved:
                 self._save()
 
     def finish(self, card: Card | None = None) -> None:
-        """All rounds are done, and every client knows: write models, pictures and summary.
+        """Write models, pictures and summary after the last round, when every client has been notified.
 
         Args:
-            card: makes the text of ``MODEL_CARD.md``; default: there is none.
+            card: makes the text of ``MODEL_CARD.md``; default: no card.
         """
         folder, session = self.folder, self.session
         model_file.save(self.weights, folder.path / "model.safetensors", about(session, round=self.next_round))
@@ -179,12 +178,12 @@ class Record:
         self._trackers.finish(result)
 
     def _keep_best(self, accuracy: float) -> None:
-        """Keep the model of a round that is better than all before it; a file of an earlier one is the best no more."""
+        """Keep the model if it is the best so far, or remove an outdated best model if models are not kept."""
         if accuracy > self._best:
             self._best, at = accuracy, self.next_round
             if self.session.recipe.tracking.keep_best:
-                said = about(self.session, round=at)
-                self.folder.keep_best(at, lambda file: model_file.save(self.weights, file, said))
+                metadata = about(self.session, round=at)
+                self.folder.keep_best(at, lambda file: model_file.save(self.weights, file, metadata))
             else:
                 self.folder.best.unlink(missing_ok=True)
 
@@ -203,10 +202,10 @@ class Record:
         self._saved = self.next_round
 
     def _personalised_models(self) -> dict[str, float]:
-        """Write every client's personalised model; returns their mean accuracy on the clients' own test splits."""
+        """Write every client's personalised model; return their mean accuracy on the clients' own test splits."""
         method, local = self.session.method, self.session.trainer
         accuracies = []
-        for client in self.states.clients() if local.indices else []:  # no client is here, no client's state either
+        for client in self.states.clients() if local.indices else []:  # without local clients there are no states
             model = method.personalised(rest(self.states.get(client), OPTIMIZER))
             if model is None:
                 break
@@ -214,25 +213,23 @@ class Record:
             (self.folder.path / "clients").mkdir(exist_ok=True)
             clients, at = self.session.clients, self.states.committed[client] + 1
             name = str(client) if clients is None else clients.names[client]
-            said = about(self.session, round=at, client=client, client_name=name)
-            model_file.save(model, self.folder.path / "clients" / f"client{client:06d}.safetensors", said)
+            metadata = about(self.session, round=at, client=client, client_name=name)
+            model_file.save(model, self.folder.path / "clients" / f"client{client:06d}.safetensors", metadata)
             if len(local.test_indices[client]):
                 logits, labels = local.predict(local.test_indices[client], model)
                 accuracies.append(float((logits.argmax(1) == labels).float().mean()))
         return {"private_models_accuracy": added(accuracies) / len(accuracies)} if accuracies else {}
 
     def _clients(self, accuracies: Sequence[float | None]) -> list[dict[str, Any]]:
-        """Name, samples and accuracy of each client; None for what this process does not know."""
         session, count = self.session, len(accuracies)
         sizes = [None] * count if session.recipe.sums_alone else [n or None for n in session.sizes]
-        splits = session.trainer.test_indices  # if this process has not tested: it was resumed after the last round
+        splits = session.trainer.test_indices  # used if this process has not tested: resumed after the last round
         tests = self.test_samples or [len(splits.get(client, ())) or None for client in range(count)]
         columns = zip(session.client_names, sizes, tests, accuracies, strict=True)
         keys = ("name", "training_samples", "test_samples", "accuracy")
         return [dict(zip(keys, column, strict=True)) for column in columns]
 
     def _describe(self, resume: bool) -> None:
-        """Write what is known before the first round."""
         session, folder = self.session, self.folder
         now = environment(session.trainer.device) | {
             "run": self.run,
@@ -271,17 +268,17 @@ class Record:
         if session.clients is not None:
             folder.write_text("partition.json", session.clients.record())
             self._draw_partition()
-        folder.write_text("recipe.yaml", recipe.dump())  # last: a folder with a recipe is one that can be resumed
+        folder.write_text("recipe.yaml", recipe.dump())  # last: a folder with a recipe can be resumed
 
     def _change_rounds(self) -> None:
-        """Make the folder one of as many rounds as the recipe has, which may be others than when the run began."""
+        """Set the folder's number of rounds to the recipe's, which may have been changed."""
         recipe, last = self.session.recipe, self.next_round - 1
         observed = last % recipe.tracking.diagnostics_every == 0
         self.folder.change_rounds(recipe.train.comm_round, tested=self.tests(last), observed=observed)
-        now = model_file.recipe_hash(recipe)
+        digest = model_file.recipe_hash(recipe)
         for file in self.folder.bests():
-            if (said := model_file.said(file)) is not None and said.recipe != now:
-                model_file.save(model_file.read(file)[1], file, said.model_copy(update={"recipe": now}))
+            if (said := model_file.said(file)) is not None and said.recipe != digest:
+                model_file.save(model_file.read(file)[1], file, said.model_copy(update={"recipe": digest}))
 
     def _draw_partition(self) -> None:
         session, file = self.session, self.folder.path / "partition.png"
@@ -291,7 +288,6 @@ class Record:
             plots.of_run(file, lambda: plots.heat_map(counts, classes, file, title=title, clients=names))
 
     def _write_confusion(self, title: str) -> None:
-        """Write and draw the final model's confusion matrix on the global test set, if this process has one."""
         session = self.session
         if not len(session.trainer.test.y):
             return
@@ -307,19 +303,19 @@ class Record:
         plots.of_run(file, lambda: plots.confusion(matrix, classes, file, title=f"{title}, final model"))
 
     def _compare(self, now: dict[str, Any]) -> None:
-        """Refuse to go on with other data; say where another machine may give other numbers."""
+        """Raise LabelSkewError if the data or code changed; warn if the machine may give other numbers."""
         before = self.folder.environment
         changed = [key for key in ("data", "partition") if key in before and before[key] != now[key]]
         if changed:
-            what = "the samples" if "data" in changed else "the clients' samples"
-            use = "the data set as it was, or begin a new run"
-            raise mistake(f"--resume {self.folder.path}", f"{what} are no longer those of the run", use)
-        if what := changed_file(before.get("network_files", {}), now.get("network_files", {})):
-            raise mistake(f"--resume {self.folder.path}", what, "the file as it was, or begin a new run")
-        if before["optimizer"]["source"] != now["optimizer"]["source"]:  # each remembers other things
-            what = f"its {now['optimizer']['name']} ran in code that is {before['optimizer']['source']}, not"
-            what = f"{what} {now['optimizer']['source']} as here (train_args.optimizer_source)"
-            raise mistake(f"--resume {self.folder.path}", what, f"--host {before.get('host', 'fedml')}")
+            subject = "the samples" if "data" in changed else "the clients' samples"
+            use = "the original data set, or start a new run"
+            raise mistake(f"--resume {self.folder.path}", f"{subject} differ from the run's", use)
+        if change := changed_file(before.get("network_files", {}), now.get("network_files", {})):
+            raise mistake(f"--resume {self.folder.path}", change, "the original file, or start a new run")
+        if before["optimizer"]["source"] != now["optimizer"]["source"]:  # their states differ
+            problem = f"its {now['optimizer']['name']} has optimizer_source {before['optimizer']['source']}, but here"
+            problem = f"{problem} it would be {now['optimizer']['source']}"
+            raise mistake(f"--resume {self.folder.path}", problem, f"--host {before.get('host', 'fedml')}")
         for key in ("versions", "threads", "device", "cpu_capability"):
             if before[key] != now[key]:
-                log.warn(f"{key} differs from the run's start, so may the last digits")
+                log.warn(f"{key} differs from the run's start, so the last digits may differ, too")

@@ -1,4 +1,4 @@
-"""The rounds of a run on the server's side, the same in every runtime: who joins, what becomes of the uploads."""
+"""The server-side rounds of a run, the same in every runtime: select clients and aggregate their uploads."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.tensors import Weights, num_bytes
 
 ClientMeasures = Sequence[Mapping[str, Any]]
-"""A mapping of measures for each client."""
+"""A mapping of measures per client."""
 
 
 class Exchange(Protocol):
-    """How a runtime reaches the clients."""
+    """Communication of a runtime with its clients."""
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
-        """Who of the sampled clients is there to take part; may wait for them."""
+        """The sampled clients that take part; may wait for them."""
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Have these clients train; their results, checked, in ascending order. Who fails may be left out."""
+        """Train these clients; yield their checked results in ascending order. Failed clients may be omitted."""
 
 
 class Rounds:
     """All rounds of a run.
 
     Args:
-        predict: logits and labels of the global test set under given weights; default: this process computes them.
-        tested: measures of the given weights on the clients' own test splits, for a line of metrics, where clients test
-            themselves; default: by the predictions on the global test set.
-        summed: has these clients train in a round; who is in the sum of their vectors, and the sum. Default: each
-            client's upload comes by itself.
-        hooks: the host's, where one of its switches is on.
-        server: makes the server's side.
+        predict: logits and labels of the global test set for given weights; default: computed in this process.
+        tested: measures of given weights on the clients' own test splits, for a line of metrics, if clients test
+            themselves; default: from the predictions on the global test set.
+        summed: trains these clients in a round; returns the clients in the sum of their vectors, and the sum. Default:
+            uploads are separate.
+        hooks: FedML's, if one of its features is on.
+        server: creates the server.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Rounds:
         self.server.shared, self.server.memory, self.server.opened = record.shared, record.memory, record.opened
 
     def sample(self, round: int) -> list[int]:
-        """Clients of a round, ascending, from the recipe's seed and the round alone."""
+        """Selected clients of a round, ascending, determined by the recipe's seed and the round."""
         federation = self.session.federation
         if federation.clients_per_round == federation.num_clients:
             return list(range(federation.num_clients))
@@ -82,12 +82,12 @@ class Rounds:
         return sorted(rng.choice(federation.num_clients, federation.clients_per_round, replace=False).tolist())
 
     def run(self, exchange: Exchange) -> None:
-        """All rounds that are left, or those until the record pauses."""
+        """Run all remaining rounds, or until the record pauses."""
         for _ in self.lines(exchange):
             pass
 
     def lines(self, exchange: Exchange) -> Iterator[dict[str, Any]]:
-        """Each round's line of metrics once it is complete; whoever goes no further leaves a checkpoint."""
+        """Yield each complete round's line of metrics; stopping early leaves a checkpoint."""
         record, server = self.record, self.server
         try:
             if record.privacy is not None and not record.next_round:
@@ -116,21 +116,21 @@ class Rounds:
         sizes = [session.sizes[k] for k in clients]
         watch = self.record.watch
         if self._summed is not None:
-            came, vector = self._summed(round, clients)
-            tally.sent = vector.nbytes * len(came)
-            server.run_sum(came, vector, round=round)
+            participants, vector = self._summed(round, clients)
+            tally.sent = vector.nbytes * len(participants)
+            server.run_sum(participants, vector, round=round)
         else:
             uploads = tally.of(exchange.uploads(round, clients))
             if watch is not None:
                 uploads = watch.uploads(round, server.weights, uploads)
-            came = server.run_round(clients, sizes, uploads, counts, round=round)
+            participants = server.run_round(clients, sizes, uploads, counts, round=round)
         if watch is not None:
             watch.aggregated(round, server.weights)
         if session.sums is not None:
             tally.hear(server.measured)
-        line: dict[str, Any] = {"round": round, "clients": came, "loss_terms": tally.loss_terms()}
-        if absent := [client for client in sampled if client not in came]:
-            line["left_out"] = absent
+        line: dict[str, Any] = {"round": round, "clients": participants, "loss_terms": tally.loss_terms()}
+        if missing := [client for client in sampled if client not in participants]:
+            line["left_out"] = missing
         if 0 < len(server.opened) < session.federation.num_clients:
             line["opening_left_out"] = sorted(set(range(session.federation.num_clients)) - set(server.opened))
         if self.record.tests(round):
@@ -156,14 +156,14 @@ class Rounds:
             rows = self.per_client(predicted, labels)
             line |= self.of_clients(rows)
             sums, reported = self.session.sums, self.session.recipe.comm.send_measures
-            if sums is not None and sums.right is not None and reported:  # as across silos
+            if sums is not None and sums.right is not None and reported:  # as in runs across silos
                 line |= metrics.pooled(*(sum(row.get(key, 0) for row in rows) for key in ("right", "samples")))
         return line
 
     def per_client(self, predicted: Tensor, labels: Tensor) -> ClientMeasures:
-        """Measures of the global model on each client's own test split, none without one.
+        """Measures of the global model on each client's own test split; empty without one.
 
-        ``predicted`` and ``labels`` ``(N,)`` are of the global test samples.
+        ``predicted`` and ``labels`` ``(N,)`` are those of the global test samples.
         """
         splits, classes = self.session.trainer.test_indices, self.session.federation.num_classes
         rows: list[dict[str, object]] = []
@@ -178,7 +178,7 @@ class Rounds:
         return rows
 
     def of_clients(self, rows: ClientMeasures) -> dict[str, object]:
-        """What a line of metrics has of each client's measures."""
+        """The keys of a line of metrics with each client's measures."""
         accuracy, balanced = ([row.get(name) for row in rows] for name in ("accuracy", "balanced_accuracy"))
         self.record.test_samples = [row.get("samples") for row in rows]
         line = metrics.over_clients("client_accuracy", accuracy, self.session.client_names)
@@ -186,17 +186,17 @@ class Rounds:
 
 
 class Tally:
-    """What a round's results add up to, while they pass."""
+    """Accumulates a round's results as they arrive."""
 
     def __init__(self) -> None:
         self.sent = 0
         self.personalised: dict[int, float] = {}
-        """Accuracy of each client's own model on its own test split, of those that told theirs."""
+        """Accuracy of each reporting client's own model on its own test split."""
         self._terms: list[dict[str, float]] = []
         self._accuracy: float | None = None
 
     def of(self, uploads: Iterator[tuple[int, LocalResult]]) -> Iterator[tuple[int, LocalResult]]:
-        """The same results, counted."""
+        """Pass the results on and count them."""
         for client, result in uploads:
             self.sent += num_bytes(result.upload.values()) + num_bytes(result.contributions.values())
             if result.loss_terms:
@@ -206,15 +206,15 @@ class Tally:
             yield client, result
 
     def hear(self, measured: Mapping[str, float]) -> None:
-        """With secure aggregation: means over the clients, of the whole loss and of their own models' accuracy."""
+        """With secure aggregation: take the means over clients of total loss and of own models' accuracy."""
         self._terms = [{"total": measured["loss"]}] if "loss" in measured else []
         self._accuracy = measured.get("accuracy")
 
     def loss_terms(self) -> dict[str, float]:
-        """Mean of each term over the clients that told theirs."""
+        """Mean of each term over the reporting clients."""
         names = dict.fromkeys(name for terms in self._terms for name in terms)
         return {name: added(terms.get(name, 0.0) / len(self._terms) for terms in self._terms) for name in names}
 
     def personalised_accuracy(self) -> float | None:
-        """Mean over the clients that told theirs."""
+        """Mean over the reporting clients."""
         return added(self.personalised.values()) / len(self.personalised) if self.personalised else self._accuracy

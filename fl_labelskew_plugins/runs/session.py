@@ -1,4 +1,4 @@
-"""Everything a run needs, built from a recipe: data, clients, network, method, local trainer. Knows no host."""
+"""Build the parts of a run from its recipe: data, clients, network, method, local trainer. Imports no host."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Dealt(Mapping[int, Tensor]):
-    """Sample indices ``(N_k,)`` of each client, cut out of one tensor on the device when they are asked for."""
+    """Sample indices ``(N_k,)`` of each client, sliced from one tensor on the device on access."""
 
     def __init__(self, parts: Parts, device: torch.device) -> None:
         self._parts, self._indices = parts, torch.from_numpy(parts.indices).to(device)
@@ -58,23 +58,23 @@ class Dealt(Mapping[int, Tensor]):
 
 @dataclass(frozen=True)
 class Session:
-    """A recipe brought to life.
+    """The objects of a run.
 
     Args:
-        clients: who holds which samples; None where each silo knows that for itself alone.
+        clients: the samples of each client; None if each silo knows only its own.
         class_names: one for each of the ``C`` classes.
-        federation: the run as every client may know it.
+        federation: the facts of the run that every client may know.
         trainer: trains any client in this process.
-        start: the state dict of round 0; once a record has it, its shapes and dtypes alone.
-        sizes: training samples of each client; 0 for one that nobody has heard of.
-        counts: ``(K, C)`` training samples per class of each client, on the device; None where they are not known.
-        notes: text files of the data set that belong beside the results, by name.
-        data: what tells these data from others, see :func:`fl_labelskew_plugins.data.fingerprint.fingerprint`; None
-            where no single process knows them.
+        start: the state dict of round 0; a record replaces it by its shapes and dtypes.
+        sizes: training samples of each client; 0 for an unknown client.
+        counts: ``(K, C)`` training samples per client and class, on the device; None if unknown.
+        notes: text files of the data set to save with the results, by name.
+        data: fingerprint of the data, see :func:`fl_labelskew_plugins.data.fingerprint.fingerprint`; None if no single
+            process knows them.
         input_shape: of one sample.
         dtype: of samples as they are stored.
-        mean: what samples are normalised by, per channel; see :class:`fl_labelskew_registry.Data`. None where no sample
-            is known here, nor anybody's numbers.
+        mean: by which samples are normalised, per channel; see :class:`fl_labelskew_registry.Data`. None if unknown
+            in this process.
         std: likewise.
     """
 
@@ -94,10 +94,10 @@ class Session:
     std: tuple[float, ...] | None = None
 
     def openings(self) -> Iterator[Contribution]:
-        """Every client's part of the opening exchange, one at a time; none where there is no such exchange.
+        """Yield every client's part of the opening exchange; nothing if there is no such exchange.
 
         Raises:
-            RunError: the method sends something that it has not announced.
+            RunError: the method sends tensors that it has not announced.
         """
         if self.sums is not None or self.method.uses("opening"):
             yield from map(self.opening, range(self.federation.num_clients))
@@ -113,13 +113,13 @@ class Session:
         return Contribution(client, tensors)
 
     def reported_tests(self, client: int) -> int:
-        """Test samples of a client that reports its accuracy on them, else 0."""
+        """Number of test samples of a client that reports its accuracy on them, else 0."""
         reports = self.recipe.comm.send_measures and self.recipe.validation.per_client
         return len(self.trainer.test_indices[client]) if reports else 0
 
     @cached_property
     def sums(self) -> Sums | None:
-        """What clients add and the server reads; None without secure aggregation."""
+        """The vectors that clients add and the server reads; None without secure aggregation."""
         comm, privacy = self.recipe.comm, self.recipe.privacy
         if not comm.secure_aggregation:
             return None
@@ -136,14 +136,14 @@ class Session:
         )
 
     def admit(self, client: int, samples: int, counts: Sequence[int] | None) -> None:
-        """A client that nobody had heard of is here, with so many training samples, and of each class where told."""
+        """Register a new client with its number of training samples, and those of each class if known."""
         self.sizes[client] = samples
         if self.counts is not None and counts is not None:
             self.counts[client] = torch.tensor(counts)
 
     @property
     def client_names(self) -> list[str]:
-        """What clients are called: as the groups of the data set, or silos by their own files, or by their numbers."""
+        """Display names: by the groups of the data set, the silos' own files, or numbers."""
         if self.clients is not None:
             return [f"client {name}" if name == str(k) else name for k, name in enumerate(self.clients.names)]
         files = status.names(self.recipe.client_specific.data_silo_config, self.federation.num_clients)
@@ -151,7 +151,7 @@ class Session:
 
     @property
     def own_models(self) -> str:
-        """What the accuracies on clients' own test splits are those of, after local training."""
+        """The kind of models that are tested on clients' own test splits after local training."""
         return "personalised models" if self.method.personalises() else "local models"
 
     @property
@@ -161,9 +161,9 @@ class Session:
 
 
 def of_classes(names: Sequence[str], counts: Tensor | None, samples: int) -> str:
-    """Training samples, and the classes that they are of, in words.
+    """Training samples and their classes, in words.
 
-    ``counts``: ``(K, C)`` training samples by client and class, where they are known; ``samples``: 0 where not.
+    ``counts``: ``(K, C)`` training samples per client and class, if known; ``samples``: their number, 0 if unknown.
     """
     held = list(names)
     if counts is not None and len(counts):
@@ -176,12 +176,12 @@ def of_classes(names: Sequence[str], counts: Tensor | None, samples: int) -> str
 
 
 def numbered(names: Sequence[str]) -> bool:
-    """Whether classes have no names but their numbers, as those of arrays."""
+    """Whether the classes' names are only their numbers, as for arrays."""
     return list(names) == [str(c) for c in range(len(names))]
 
 
 def loaded(recipe: Recipe) -> Data:
-    """The recipe's data set."""
+    """Load and normalise the recipe's data set."""
     path = data_folder(recipe)
     recipe.dataset.check(path, download=recipe.data.download)
     data = recipe.dataset.load(path, download=recipe.data.download, seed=recipe.common.random_seed)
@@ -191,55 +191,55 @@ def loaded(recipe: Recipe) -> Data:
 
 
 def check_form(recipe: Recipe, data: Data) -> None:
-    """Raise LabelSkewError where the recipe says of what form the data are, and they are not."""
+    """Raise LabelSkewError if the data's shape or number of classes differs from the recipe's."""
     shape, classes = list(data.test.x.shape[1:]), len(data.class_names)
-    for key, form, there in (
+    for key, expected, actual in (
         ("input_shape", recipe.data.input_shape, shape),
         ("classes", recipe.data.classes, classes),
     ):
-        if form is not None and form != there:
-            raise mistake(f"data_args.{key}", f"{form} in the recipe and {there} in the data", f"{key}: {there}")
+        if expected is not None and expected != actual:
+            raise mistake(f"data_args.{key}", f"{expected} in the recipe, but {actual} in the data", f"{key}: {actual}")
 
 
 def data_folder(recipe: Recipe) -> Path | None:
-    """Where the data set's files lie; None: where the data set itself expects them."""
+    """The folder of the data set's files; None: the data set's default."""
     folder = recipe.data.data_cache_dir
     return None if folder is None else Path(folder).expanduser()
 
 
 def made_up(recipe: Recipe) -> bool:
-    """Whether the data lie in a folder that ``labelskew data fake`` wrote."""
+    """Whether ``labelskew data fake`` wrote the data's folder."""
     return fakes.made_up(data_folder(recipe))
 
 
 def divided(recipe: Recipe) -> tuple[Data, Clients]:
-    """The recipe's data and who holds what."""
+    """Load the recipe's data and partition them."""
     data = loaded(recipe)
     clients = divide(data, recipe.partitioner, clients=recipe.train.client_num_in_total, seed=recipe.common.random_seed)
     return data, clients
 
 
 def build(recipe: Recipe) -> Session:
-    """A simulation: load the data, deal it to clients, and build network and trainer.
+    """Set up a simulation: load the data, partition them, and build network and trainer.
 
     Raises:
-        LabelSkewError: whatever of the recipe cannot be had here.
+        LabelSkewError: something in the recipe is not available here.
     """
     refuse_host_switches(recipe)
     data, clients = divided(recipe)
     session = assemble(recipe, data, clients.train, clients.test, clients.train.sizes.tolist(), names=clients.groups)
     counts = torch.from_numpy(clients.counts).to(session.trainer.device)
     session = replace(session, clients=clients, counts=counts, data=fingerprint(data))
-    watch(session, Path())  # what cannot be watched is told before anything is written
-    _ = session.sums  # and what has no room for its noise
+    watch(session, Path())  # raises before anything is written
+    _ = session.sums  # likewise, if the vectors are too small for the noise
     return session
 
 
 def watch(session: Session, folder: Path) -> Watch | None:
-    """The diagnostics that the recipe asks for, with their files in ``folder``; None where it asks for none.
+    """The recipe's diagnostics, with files in ``folder``; None without diagnostics.
 
     Raises:
-        LabelSkewError: the run has not what one of them needs.
+        LabelSkewError: the run lacks something that one of them needs.
     """
     recipe = session.recipe
     if not recipe.tracking.diagnostics:
@@ -264,17 +264,17 @@ def assemble(
     secret: int | None = None,
     names: Mapping[int, str] | None = None,
 ) -> Session:
-    """Network and trainer for some or all of a federation's clients.
+    """Build network and trainer for some or all clients of a federation.
 
     Args:
-        recipe: what to run.
+        recipe: of the run.
         data: samples of these clients, and test samples; either part may be empty.
-        train: indices of the training samples of these clients, by their numbers, or of all clients.
+        train: indices of the training samples of these clients, by client, or of all clients.
         test: indices of their own test samples, likewise.
-        sizes: training samples of all clients, 0 for one that nobody has heard of.
-        federation: the run as a whole, where it does not follow from what is known here.
-        secret: seed of this silo's privacy noise, which nobody else knows.
-        names: clients' names for people, where they have any.
+        sizes: training samples of all clients, 0 for an unknown one.
+        federation: of the whole run, if it does not follow from the data here.
+        secret: seed of this silo's privacy noise, known only to the silo.
+        names: clients' display names, if any.
     """
     device = devices.device(recipe)
     fixed = recipe.device.threads or threads.chosen_by_user()
@@ -345,14 +345,14 @@ def assemble(
 
 
 def local_settings(recipe: Recipe) -> LocalSettings:
-    """The recipe's keys that local training reads."""
+    """The recipe's settings of local training."""
     known = LocalSettings.__dataclass_fields__
     both = recipe.train.model_dump() | recipe.device.model_dump()
     return LocalSettings(**{k: v for k, v in both.items() if k in known})
 
 
 def loader_workers(recipe: Recipe, device: torch.device) -> int:
-    """Processes that decode pictures for this one: by default half of its cores, on a GPU all but one, at most 16."""
+    """Processes that decode pictures: by default half of this process's cores, with a GPU all but one; at most 16."""
     if recipe.device.loader_workers is not None:
         return recipe.device.loader_workers
     place = place_on_node() or mpi_rank()
@@ -361,23 +361,25 @@ def loader_workers(recipe: Recipe, device: torch.device) -> int:
 
 
 def refuse_host_switches(recipe: Recipe) -> None:
-    """The host's attacks, defences and differential privacy touch weights alone; refuse what they would corrupt.
+    """Reject FedML's attacks, defences and differential privacy where they would miss tensors or corrupt weights.
+
+    They process only weights.
 
     Raises:
-        LabelSkewError: they are on and the method sends tensors beside its weights, or rows are weighed per class.
+        LabelSkewError: they are on and the method sends other tensors, or rows are weighted per class.
     """
     on = compatibility.host_switches(recipe)
     if not on:
         return
     optimizer, more = recipe.train.federated_optimizer, compatibility.sends_more(recipe.optimizer)
-    for sends, what, right in (
+    for sends, sender, replacement in (
         (recipe.method.uses("contribute"), f"method {recipe.method_name}", "a method"),
         (more, f"federated_optimizer {optimizer}", "an optimiser, such as FedProx,"),
     ):
         if sends:
             raise LabelSkewError(
-                f"{on[0]}: the host's switch sees weights alone, while {what} also sends other tensors that it would "
-                f"neither check nor protect; use {right} without them"
+                f"{on[0]}: FedML checks and protects only weights, but {sender} also sends other tensors; use "
+                f"{replacement} without them"
             )
     if recipe.train.proxy_aggregation == "class":
         raise LabelSkewError(f"{on[0]}: needs train_args.proxy_aggregation: model, since it may drop clients")

@@ -1,4 +1,4 @@
-"""A federation in one process, round by round. Knows no host."""
+"""A federation in one process, round by round. Imports no host."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fl_labelskew_plugins.runs.rounds import Rounds
 class Simulation:
     """All clients and the server in this process, one after the other.
 
-    Iterating over it runs the rounds that are left, and yields each round's line of metrics. Whoever stops early leaves
-    a checkpoint, and may iterate again. ``take``: a client's turn, by default :func:`.engine.turn.fit`; ``hooks`` and
-    ``server`` as in :class:`.Rounds`.
+    Iteration runs the remaining rounds and yields each round's line of metrics. Stopping early leaves a checkpoint;
+    iterate again to resume. ``take``: a client's turn, by default :func:`.engine.turn.fit`; ``hooks`` and ``server`` as
+    in :class:`.Rounds`.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Simulation:
             yield from self.rounds.lines(self)
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
-        """Everybody is here."""
+        """All clients are always available."""
         return clients
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
@@ -65,4 +65,4 @@ class Simulation:
             server.check(client, round, result)
             states.put(client, round, result.state)
             yield client, result
-            del result  # nothing of this client outlives its turn
+            del result  # frees this client's memory before the next one trains

@@ -1,7 +1,7 @@
-"""What a run is doing, for whoever stands at its machine: a small file in the run's folder, and no port.
+"""The status of a run for users on its machine: a small file in the run's folder, without a network port.
 
-The process that writes in the folder writes ``status.json`` when a run begins and ends, and a server of silos every
-second. Whether it still lives is told by the folder's lock; rounds and accuracy are read from ``metrics.jsonl``.
+The process that writes in the folder updates ``status.json`` when a run begins and ends, and as a server of silos every
+second. The folder's lock shows whether it is alive; rounds and accuracy are read from ``metrics.jsonl``.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ EVERY_S = 1.0
 WAITING, RUNNING, FINISHED, PAUSED, STOPPED = "waiting for silos", "running", "finished", "paused", "stopped"
 FAILED, DIVERGED = "failed", "diverged"
 NOT_BEGUN, UNREADABLE = "not begun", "unreadable"
-"""Of a run of several that are planned, in addition to the states above."""
+"""Further states, of planned runs."""
 ORDER = (FINISHED, RUNNING, WAITING, PAUSED, STOPPED, FAILED, DIVERGED, UNREADABLE, NOT_BEGUN)
-DAMAGED = "was changed or damaged; remove it, a run that is under way writes it again"
+DAMAGED = "was changed or damaged; remove it, and a run in progress writes it again"
 OVER = (FINISHED, PAUSED, STOPPED, FAILED, DIVERGED)
 
 
 class Status:
-    """Writes the file in a run's folder."""
+    """Writes the status file of a run's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / NAME
         self._facts: dict[str, Any] = {"process": os.getpid(), "machine": socket.gethostname(), "began": utc()}
 
     def tell(self, facts: Mapping[str, Any], *, write: bool) -> None:
-        """Keep these facts beside those told before, and write all; a disk that takes nothing ends no run."""
+        """Add facts and write all of them; errors of the disk are ignored."""
         self._facts |= facts
         if write:
             with contextlib.suppress(OSError):
@@ -52,15 +52,15 @@ class Status:
 
 @dataclass
 class Silo:
-    """A silo as the server's operator sees it; times are UTC, rounds count from 1.
+    """A silo in the server's status; times are UTC, rounds count from 1.
 
     Args:
-        name: of its own file in the recipe, if it has one there.
-        since: when it came, or left.
-        left_out: whether it is not waited for until it speaks again.
-        turned_away: why, if it was.
-        upload: time, round and bytes of its last one.
-        bytes_in, bytes_out: that came from it and went to it, since the server was started.
+        name: of its own file in the recipe, if any.
+        since: when it connected or left.
+        left_out: whether rounds do not wait for it until it responds again.
+        turned_away: the reason, if it was rejected.
+        upload: time, round and bytes of the last one.
+        bytes_in, bytes_out: received from it and sent to it since the server started.
     """
 
     rank: int
@@ -77,7 +77,7 @@ class Silo:
 
 
 class Silos:
-    """What the audit log's events come to for each silo, by rank; they may be told in any thread."""
+    """The state of each silo, by rank, from the audit log's events; thread-safe."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._silos = [Silo(rank, name) for rank, name in enumerate(names, 1)]
@@ -85,7 +85,7 @@ class Silos:
         self._written = -EVERY_S
 
     def hear(self, line: Mapping[str, Any]) -> None:
-        """An event of the audit log."""
+        """Process an event of the audit log."""
         event, rank = line["event"], line.get("rank") or 0
         if not 1 <= rank <= len(self._silos):
             return
@@ -96,13 +96,13 @@ class Silos:
             elif event == "received":
                 silo.bytes_in += line["bytes"]
                 if line["kind"] == "UPLOAD":
-                    # a hostile one may be of no round
+                    # a hostile silo may send one without a round
                     silo.upload = {"time": line["time"], "round": line.get("round", -1) + 1, "bytes": line["bytes"]}
             elif event in ("sent", "sent in part"):
                 silo.bytes_out += line["bytes"]
 
     def due(self) -> bool:
-        """Whether it is time to tell of them again; True at most once a second."""
+        """Whether to write the silos again; True at most once a second."""
         if time.monotonic() - self._written < EVERY_S:
             return False
         self._written = time.monotonic()
@@ -111,7 +111,7 @@ class Silos:
     def rows(
         self, present: Collection[int], away: Collection[int], turned: Mapping[int, str], excluded: Collection[int]
     ) -> list[dict[str, Any]]:
-        """All silos; clients, from 0, that are connected, left out, turned away and why, or excluded."""
+        """All silos, given clients (from 0) that are connected, not waited for, rejected with a reason, or excluded."""
         with self._lock:
             for client, silo in enumerate(self._silos):
                 silo.connected, silo.left_out = client in present, client in away
@@ -121,29 +121,29 @@ class Silos:
 
 
 def names(files: Sequence[str], count: int) -> list[str]:
-    """What the silos' own files are called in the recipe, without folder and ending; empty where they have none."""
+    """Names of the silos' own files in the recipe, without folder and ending; empty if they have none."""
     return [clean(Path(file).stem, 40) for file in files] or [""] * count
 
 
 @contextlib.contextmanager
 def ending(tell: Callable[..., None]) -> Iterator[None]:
-    """Tell how what is in here breaks off, if it does."""
+    """Report an exception in the block as the run's state."""
     try:
         yield
     except KeyboardInterrupt:
         tell(state=STOPPED, why="interrupted")
         raise
     except BaseException as error:
-        why = clean(" ".join(str(error).split()) or type(error).__name__, 500)
-        tell(state=DIVERGED if "training diverged" in why else FAILED, why=why)
+        reason = clean(" ".join(str(error).split()) or type(error).__name__, 500)
+        tell(state=DIVERGED if "training diverged" in reason else FAILED, why=reason)
         raise
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """All that is known of a run.
+    """Read the status of a run.
 
     Raises:
-        LabelSkewError: the folder is none of a run, or cannot be read.
+        LabelSkewError: the folder is not a run's, or cannot be read.
     """
     try:
         return _read(folder)
@@ -152,24 +152,24 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def read_planned(folder: Path) -> dict[str, Any]:
-    """What is known of a run that may not have begun, or whose files may be damaged: at least ``run`` and ``state``."""
+    """The status of a planned run, which may not have begun or may be damaged: at least ``run`` and ``state``."""
     try:
         if not any((folder / name).exists() for name in (NAME, "recipe.yaml")):
             holder = locks.held_by(folder)
             return {"run": str(folder), "state": RUNNING if holder else NOT_BEGUN, "held_by": holder or None}
         known = read(folder)
-        # a run that was killed before its summary is not done, and its sweep resumes it
+        # a run that was killed before its summary is unfinished, and its sweep resumes it
         unfinished = known["state"] == FINISHED and not (folder / "summary.json").exists()
         return known | {"state": STOPPED} if unfinished else known
     except LabelSkewError as error:
-        why = str(error)
+        reason = str(error)
     except (OSError, ValueError) as error:  # such as a name that is too long, or a number of 5000 digits
-        why = f"{folder}: cannot be read: {getattr(error, 'strerror', None) or error}"
-    return {"run": str(folder), "state": UNREADABLE, "why": why}
+        reason = f"{folder}: cannot be read: {getattr(error, 'strerror', None) or error}"
+    return {"run": str(folder), "state": UNREADABLE, "why": reason}
 
 
 def totals(states: Sequence[str]) -> str:
-    """How many runs are in each state; the numbers add up to that of all runs.
+    """Count runs by state.
 
     >>> totals(["not begun", "finished", "not begun"])
     '3 runs: 1 finished, 2 not begun'
@@ -183,14 +183,14 @@ def _read(folder: Path) -> dict[str, Any]:
         raise mistake(folder, "no such folder", "the folder of a run or a sweep")
     facts = _facts(folder / NAME)
     if not facts and not (folder / "recipe.yaml").is_file():
-        raise mistake(folder, f"neither {NAME} nor recipe.yaml in it", "the folder of a run or a sweep")
+        raise mistake(folder, f"contains neither {NAME} nor recipe.yaml", "the folder of a run or a sweep")
     lines = [line for line in read_lines(folder / "metrics.jsonl") if isinstance(line.get("round"), int)]
     holder, state = locks.held_by(folder), facts.get("state")
     if holder:
         state = RUNNING if state not in (WAITING, RUNNING) else state
     elif state not in OVER:
         state = STOPPED
-        facts["why"] = f"process {facts['process']} ended without a word" if "process" in facts else None
+        facts["why"] = f"process {facts['process']} ended without a message" if "process" in facts else None
     if not holder and (folder / "summary.json").exists():
         state = FINISHED
     measure, tests = main_measure(lines), main_tests(lines)
@@ -199,7 +199,7 @@ def _read(folder: Path) -> dict[str, Any]:
         "state": state,
         "held_by": holder or None,
         "why": None if holder or state == FINISHED else facts.get("why"),
-        "go_on": None if holder or state == FINISHED else _go_on(folder, facts),
+        "go_on": None if holder or state == FINISHED else _resume_command(folder, facts),
         "rounds_done": len(lines),
         "rounds": facts.get("rounds"),
         "accuracy": tests[-1][measure.key] if tests else None,
@@ -214,14 +214,14 @@ def _read(folder: Path) -> dict[str, Any]:
     return {**known, **more, "silos": silos}
 
 
-def _go_on(folder: Path, facts: Mapping[str, Any]) -> str:
+def _resume_command(folder: Path, facts: Mapping[str, Any]) -> str:
     if not (folder / "recipe.yaml").is_file():
         return "start it again; no round is lost"
     return str(facts.get("go_on") or f"labelskew run --resume {folder}")
 
 
 def _facts(file: Path) -> dict[str, Any]:
-    """What the file says; nothing where there is none. Raises LabelSkewError where it is no such file."""
+    """The content of a status file; empty if it is missing. Raises LabelSkewError if it is damaged."""
     try:
         facts = json.loads(read_text(file))
         return {**facts, "silos": [asdict(Silo(**silo)) for silo in facts.get("silos", [])]}

@@ -1,4 +1,4 @@
-"""Call the hooks of a run's trackers, so that none can end, block or change the run."""
+"""Call the hooks of a run's trackers so that none can end, block or change the run."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 
 LOG = "trackers.log"
-"""Tracebacks of trackers that fail; it is missing if none does."""
+"""Tracebacks of failed trackers; the file is missing if none failed."""
 PATIENCE_S = {"begin": 120.0, "on_round": 30.0, "finish": 600.0, "close": 60.0}
-"""How long a run waits for each hook."""
+"""Seconds that a run waits for each hook."""
 COUNTED = ("clients", "left_out", "opening_left_out")
-"""Lists of clients, of which a tracker gets the length."""
+"""Lists of clients, reported by their lengths."""
 MOST = 100
-"""Numbers of a list, such as one for each class, that a tracker gets; of longer lists it gets none."""
+"""Maximum length of a reported list, such as one value per class; longer lists are skipped."""
 
 
 class Trackers:
-    """All trackers that a recipe names. One that fails or takes too long is switched off with a warning.
+    """All trackers of a recipe. A tracker that fails or takes too long is switched off with a warning.
 
     Hooks run in a thread of this process, which waits for each. Global generators are restored after each hook.
     """
@@ -43,7 +43,7 @@ class Trackers:
         self._on: dict[str, Tracker] = {}
 
     def begin(self, folder: RunFolder, rounds: int) -> None:
-        """Begin with a run of which so many rounds are complete."""
+        """Begin with a run of which ``rounds`` rounds are complete."""
         named = {name: params for item in self._recipe.tracking.trackers for name, params in item.items()}
         if not named:
             return
@@ -70,11 +70,11 @@ class Trackers:
         if self._on:
             pictures = [self._path / f"{name}.png" for name in ("curves", "partition", "confusion")]
             pictures += sorted(self._path.glob("diagnostics/*.png"))
-            there = [file for file in pictures if file.exists()]
-            self._call_all("finish", _numbers(summary), there, self._path / "model.safetensors")
+            existing = [file for file in pictures if file.exists()]
+            self._call_all("finish", _numbers(summary), existing, self._path / "model.safetensors")
 
     def close(self, state: str) -> None:
-        """Report that the run is over, at least for now; it may begin again."""
+        """Report that the run has ended or paused."""
         self._call_all("close", state)
         self._on = {}
 
@@ -113,7 +113,6 @@ class Trackers:
 
 
 def _reason(error: BaseException, tracker: Tracker | None) -> str:
-    """What went wrong, and the line of the tracker's own file."""
     if isinstance(error, LabelSkewError):
         return clean(" ".join(str(error).split()), 500)
     file = getattr(sys.modules[type(tracker).__module__], "__file__", None)
@@ -123,7 +122,7 @@ def _reason(error: BaseException, tracker: Tracker | None) -> str:
 
 
 def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """All finite numbers, those of mappings and lists by names such as ``loss_terms.cross_entropy`` and ``recall.3``.
+    """All finite numbers, flattened to names such as ``loss_terms.cross_entropy`` and ``recall.3``.
 
     >>> _numbers({"clients": [4, 7], "accuracy": 0.5, "recall": [1.0, None], "loss_terms": {"ce": math.nan}})
     {'clients': 2, 'accuracy': 0.5, 'recall.0': 1.0}
@@ -143,7 +142,7 @@ def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def _parameters(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
-    """All values by ``section.key``; what is no plain value is JSON text."""
+    """All values by ``section.key``; those of other types as JSON text."""
     flat: dict[str, bool | int | float | str] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""A run's ``MODEL_CARD.md``, by the template ``card.md.j2``: data, training, accuracy, use and limits of a model."""
+"""A run's ``MODEL_CARD.md``, from the template ``card.md.j2``: data, training, accuracy, use and limits of a model."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 from fl_labelskew_plugins.runs.session import Session, made_up
 
 MOST_CLIENTS = 50
-"""Clients that a card lists."""
+"""Clients listed in a card."""
 
 
 def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[str, Any], *, best: bool) -> str:
-    """The card, in Markdown; the same run has the same.
+    """The card, in Markdown; deterministic.
 
     Args:
         session: the run's.
         lines: of its ``metrics.jsonl``.
         result: its summary.
-        best: whether ``best.safetensors`` is there.
+        best: whether ``best.safetensors`` exists.
     """
     recipe, model, clients = session.recipe, session.trainer.model, session.clients
     names = [code(name) for name in session.class_names]
@@ -65,17 +65,18 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
 
 
 def code(words: object) -> str:
-    """Somebody's words as code, of which Markdown takes nothing for its own; also in a table."""
+    """Untrusted text as Markdown code, safe in a table, too."""
     return f"`{clean(words, 400).replace('`', chr(39)).replace('|', '/') or ' '}`"
 
 
-def _params(params: Mapping[str, Any], *but: str) -> str:
-    said = {key: value for key, value in params.items() if key not in but}
-    return ", ".join(code(f"{key}: {json.dumps(value, default=str)}") for key, value in said.items()) or "no parameters"
+def _params(params: Mapping[str, Any], *excluded: str) -> str:
+    shown = {key: value for key, value in params.items() if key not in excluded}
+    texts = [code(f"{key}: {json.dumps(value, default=str)}") for key, value in shown.items()]
+    return ", ".join(texts) or "no parameters"
 
 
 def _samples(session: Session, result: Mapping[str, Any]) -> str:
-    """Numbers of samples, clients and classes; with secure aggregation nobody knows that of training samples."""
+    """Numbers of samples, clients and classes; that of training samples is unknown with secure aggregation."""
     sizes, tested = [n for n in session.sizes if n], len(session.trainer.test.y)
     number = "Training samples" if session.recipe.sums_alone else counted(sum(sizes), "training sample")
     tests = counted(tested, "test sample")
@@ -88,7 +89,6 @@ def _samples(session: Session, result: Mapping[str, Any]) -> str:
 
 
 def _classes(session: Session, names: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Head and rows of the samples of each class."""
     tested = session.trainer.test.y.bincount(minlength=len(names)).tolist()
     if session.clients is None:
         return [("class", "test samples"), *zip(names, tested, strict=True)]
@@ -99,11 +99,11 @@ def _classes(session: Session, names: Sequence[str]) -> list[tuple[Any, ...]]:
 
 def _training(session: Session, result: Mapping[str, Any]) -> dict[str, str]:
     recipe, train = session.recipe, session.recipe.train
-    dealt = f"{code(recipe.partition.partition_method)}, {_params(recipe.partitioner.params.model_dump())}"
+    partition = f"{code(recipe.partition.partition_method)}, {_params(recipe.partitioner.params.model_dump())}"
     return {
         "method": f"{code(recipe.method_name)}, {_params(recipe.resolved()['method_args'], 'method')}",
         "optimiser": f"{code(train.federated_optimizer)}, {_params(recipe.optimizer.params.model_dump())}",
-        "partition": "none: each silo has data of its own" if recipe.own_data else dealt,
+        "partition": "none: each silo has its own data" if recipe.own_data else partition,
         "federation": f"{counted(train.client_num_in_total, 'client')}, {train.clients_per_round} in a round, "
         f"{counted(result['rounds'], 'round')} of {counted(train.epochs, 'epoch')}",
         "local training": f"{train.client_optimizer}, batches of {train.batch_size}, learning rate "

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a line a round, on a terminal a bar below them, nothing if quiet."""
+"""The display during a run: a line per round, on a terminal with a bar below, nothing if quiet."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 DUMB = ("dumb", "unknown")
-"""Terminals, as TERM names them, that can only print."""
+"""Values of TERM for terminals without cursor control."""
 
 
 def progress(quiet: bool, *, plain: bool = False) -> Progress:
-    """The display that fits: none, lines with a bar below, or only lines; ``plain``: these in any case."""
+    """The suitable display: none, lines with a bar below, or only lines; ``plain``: only lines in any case."""
     if quiet:
         return Progress()
     ipython = sys.modules.get("IPython")
@@ -31,17 +31,17 @@ def progress(quiet: bool, *, plain: bool = False) -> Progress:
 
 
 class Plain(Progress):
-    """A line a round."""
+    """A line per round."""
 
     def note(self, text: str, level: str = log.INFO) -> None:
         """Print one line."""
         log.note(text, level)
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
-        """Print what begins."""
+        """Print the title of the run."""
         self._rounds, self._left = rounds, Left(done, rounds, pause)
-        what = f"{counted(rounds, 'round')} of {counted(clients, 'client')}"
-        self.note(f"{title}: {what}" + (f", {done} done already" if done else ""))
+        size = f"{counted(rounds, 'round')} of {counted(clients, 'client')}"
+        self.note(f"{title}: {size}" + (f", {done} already done" if done else ""))
 
     def round(self, line: dict[str, Any], seconds: float) -> None:
         """Print a round's measures and times."""
@@ -55,7 +55,7 @@ class Plain(Progress):
 
 
 class Notebook(Plain):
-    """A line of a notebook's cell that is replaced after each round."""
+    """A line in a notebook cell that is replaced after each round."""
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
         """Show the line."""
@@ -71,7 +71,7 @@ class Notebook(Plain):
 
 
 class Live(Plain):
-    """The same lines, short ones if the terminal is narrow, and below them a bar with round, client and time left."""
+    """The same lines, shortened on a narrow terminal, and a bar below with round, client and remaining time."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
@@ -84,7 +84,7 @@ class Live(Plain):
         self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
-        """Print what begins, and show the bar."""
+        """Print the title of the run, and show the bar."""
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
 
@@ -95,20 +95,20 @@ class Live(Plain):
             words,
             console=self._console,
             transient=True,
-            redirect_stderr=sys.stderr.isatty(),  # a warning goes above the bar, but into a file if stderr is one
+            redirect_stderr=sys.stderr.isatty(),  # warnings appear above the bar, unless stderr is a file
         )
         self._task = self._bar.add_task("", total=rounds)
         self._show(done, "")
         self._bar.start()
-        self._console.show_cursor()  # a process that is killed or stopped leaves the terminal as it was
+        self._console.show_cursor()  # so that a killed process does not leave the terminal without a cursor
 
     def client(self, round: int, number: int, clients: int, name: str = "") -> None:
-        """Show in the bar which client trains."""
+        """Show the training client in the bar."""
         self._show(round + (number - 1) / clients, f"client {number}/{clients} {name}".rstrip())
 
     def round(self, line: dict[str, Any], seconds: float) -> None:
         """Print a round's measures and times above the bar."""
-        room = self._console.width - 1  # some terminals begin a new line at the last column
+        room = self._console.width - 1  # some terminals wrap at the last column
         text = self._text(line, seconds)
         self.note(text if len(text) <= room else self._text(line, seconds, short=True)[:room])
         self._show(line["round"] + 1, "")
@@ -126,9 +126,9 @@ class Live(Plain):
 
 
 class Left:
-    """Seconds that are left once so many rounds are done, a fraction of one included; None where nothing shows it.
+    """Estimated remaining seconds after ``done`` (possibly fractional) rounds; None if unknown.
 
-    ``first``: rounds that were done before; ``rounds``: all of them; ``pause``: when the run stops early.
+    ``first``: rounds done before; ``rounds``: all of them; ``pause``: when the run stops early.
     """
 
     def __init__(self, first: int, rounds: int, pause: Pause | None) -> None:
@@ -144,7 +144,7 @@ class Left:
 
 
 def in_words(line: dict[str, Any], *, short: bool = False) -> str:
-    """A round's measures in a few words; ``short``: only the accuracy and the whole loss."""
+    """A round's measures in short form; ``short``: only the accuracy and the total loss."""
     words = []
     if "accuracy" in line:
         words.append(f"accuracy {100 * line['accuracy']:5.2f} %")
@@ -172,7 +172,7 @@ def _number(value: float) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """Seconds as h:mm:ss or m:ss."""
+    """Seconds as h:mm:ss or m:ss; ``?`` for None."""
     if seconds is None:
         return "?"
     minutes, rest = divmod(round(seconds), 60)

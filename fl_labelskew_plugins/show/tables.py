@@ -1,4 +1,4 @@
-"""What is said of a run before its first round, and after its last one."""
+"""The texts before the first and after the last round of a run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fl_labelskew_plugins.runs.session import Session, of_classes
 from fl_labelskew_plugins.show.progress import clock
 from fl_labelskew_plugins.tensors import num_bytes
 
-WHOSE = {"own": "", "corrected": " (the host's, corrected)"}
-"""What follows an optimiser's name."""
+SOURCE_NOTES = {"own": "", "corrected": " (the host's, corrected)"}
+"""Suffix of an optimiser's name, by the source of its code."""
 
 
 def describe(session: Session) -> str:
-    """What is about to run, in three lines, or more: summed silos, first weights, an overruled method."""
+    """Describe a run before it starts, in three lines, plus notes on summed silos, first weights, overruled methods."""
     recipe, federation = session.recipe, session.federation
     sizes = [n for n in session.sizes if n]
-    held = f"{counted(len(sizes), 'client')} of {ranged(sizes, 'sample')}" if sizes else "clients yet to come"
+    held = f"{counted(len(sizes), 'client')} of {ranged(sizes, 'sample')}" if sizes else "clients not yet connected"
     if recipe.sums_alone and sizes:
-        sizes, held = [], counted(len(sizes), "client")  # which tell the sum of their samples alone, and that later
+        sizes, held = [], counted(len(sizes), "client")  # the sum of their samples is only known later
     counts = None if session.counts is None else session.counts[session.counts.sum(1) > 0]
     if counts is not None and len(counts):
         held += f" and {ranged((counts > 0).sum(1).tolist(), 'class', 'classes')}"
@@ -34,10 +34,10 @@ def describe(session: Session) -> str:
     optimizer, source = recipe.train.federated_optimizer, compatibility.source(recipe, session.trainer.model)
     return "\n".join(
         [
-            f"{recipe.name}: {recipe.method_name} with {optimizer}{WHOSE[source]}, {recipe.comm.backend}",
+            f"{recipe.name}: {recipe.method_name} with {optimizer}{SOURCE_NOTES[source]}, {recipe.comm.backend}",
             f"data: {recipe.data.dataset}, {of_classes(session.class_names, counts, sum(sizes))}, {held}",
-            f"network: {recipe.network_name}, {numbers} parameters, {size:.2f} MB a message, {federation.num_features} "
-            f"features",
+            f"network: {recipe.network_name}, {numbers} parameters, {size:.2f} MB per message, "
+            f"{federation.num_features} features",
             *([privacy.reported_accuracy(recipe)] if recipe.sums_alone else []),
             *_first_weights(session),
             *compatibility.overruled(recipe),
@@ -46,12 +46,11 @@ def describe(session: Session) -> str:
 
 
 def _first_weights(session: Session) -> list[str]:
-    """A line for weights from a file."""
     if (made_of := files(session.recipe).get("weights")) is None:
         return []
     normalised = (session.mean, session.std) == IMAGENET
     hint = "" if normalised else "; ImageNet's weights expect data_args.mean: imagenet"
-    return [f"first weights: {clean(made_of['file'], 4096)}; the classifier begins at random{hint}"]
+    return [f"first weights: {clean(made_of['file'], 4096)}; the classifier is initialised randomly{hint}"]
 
 
 def table(record: Record) -> str:
@@ -101,7 +100,7 @@ def table(record: Record) -> str:
 
 
 def _short_names(session: Session) -> dict[int, str]:
-    """Names of clients by their number, of silos without their rank if they have another; empty: only numbers."""
+    """Clients' names by number, silos' without rank if they have another name; empty if there are only numbers."""
     if session.clients is not None:
         return dict(session.trainer.names)
     return {k: name.partition(", ")[2] or name for k, name in enumerate(session.client_names)}

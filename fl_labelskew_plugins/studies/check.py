@@ -1,7 +1,7 @@
-"""Whether a method gives the same numbers in every runtime, and in a run that was stopped and resumed.
+"""Check that a method gives the same numbers in every runtime, and in a run that was stopped and resumed.
 
-A short run in one process is the reference. What a hook keeps in a place that runtimes do not share, such as a global
-variable of its module, makes the others differ.
+The reference is a short run in one process. The others differ if a hook keeps values where runtimes do not share them,
+such as in a global variable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SMALL = (
     "train_args.epochs=1",
     "partition_args.classes_per_client=4",
 )
-"""Of the default recipe: few clients, of which a part joins each round."""
+"""Overrides of the default recipe: few clients, of which some join each round."""
 ALWAYS = (
     "train_args.comm_round=2",
     "validation_args.frequency_of_the_test=1",
@@ -48,9 +48,9 @@ RUNTIMES = {
     "MPI": ("comm_args.backend=MPI", "comm_args.workers=2"),
     "silos": ("common_args.training_type=cross_silo", "comm_args.backend=GRPC", "comm_args.send_measures=true"),
 }
-"""What is others with ``sp``, and the overrides that make it so."""
+"""Compared ways of running, and their overrides of an ``sp`` run."""
 MOST_SILOS = 16
-"""Silos that are started on one machine, each a process."""
+"""Silos started on one machine, each a process."""
 REASONS = {
     "resumed": "a hook keeps numbers elsewhere than in client.state or the tensors of combine",
     "MPI": "clients share something that processes do not, such as a global variable or a random generator of its own",
@@ -61,7 +61,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a method ran in one way: ``ok``, ``same``, ``differs``, ``failed`` or ``skipped``; the detail says why."""
+    """The result of one way of running: ``ok``, ``same``, ``differs``, ``failed`` or ``skipped``, with a reason."""
 
     method: str
     runtime: str
@@ -70,7 +70,7 @@ class Outcome:
 
     @property
     def bad(self) -> bool:
-        """Whether the method has to be changed."""
+        """Whether the method has to be fixed."""
         return self.verdict in ("differs", "failed")
 
     def __str__(self) -> str:
@@ -78,10 +78,10 @@ class Outcome:
 
 
 def methods(name: str) -> list[str]:
-    """The registered methods that a name stands for: itself, or all of a distribution.
+    """The registered methods of a name: the method itself, or all methods of a distribution.
 
     Raises:
-        LabelSkewError: it is neither.
+        LabelSkewError: ``name`` is neither.
     """
 
     def plain(text: str) -> str:
@@ -95,16 +95,16 @@ def methods(name: str) -> list[str]:
         return of_package
     packages = sorted({entry.distribution for entry in entries})
     raise LabelSkewError(
-        f"{clean(name, 80)}: neither a registered method nor a package that registers one"
+        f"{clean(name, 80)}: neither a registered method nor a package with methods"
         f"{catalog.nearest(name, [*known, *packages])}; methods: {few(known, 20)}; packages: {few(packages)}"
     )
 
 
 def check(name: str) -> list[str]:
-    """Run a method, or all of a package, in every way; a line for each one that fails or differs.
+    """Run a method, or all of a package, in every way; return a line for each one that fails or differs.
 
     Raises:
-        LabelSkewError: ``name`` is neither a registered method nor a distribution of some.
+        LabelSkewError: ``name`` is neither a registered method nor a distribution with methods.
     """
     return [str(outcome) for method in methods(name) for outcome in outcomes_of(method) if outcome.bad]
 
@@ -117,20 +117,19 @@ def outcomes_of(
     runtimes: Sequence[str] = tuple(RUNTIMES),
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Outcome]:
-    """Run a method in every way; each outcome as soon as it is known.
+    """Run a method in every way; yield each outcome as soon as it is known.
 
     Args:
-        method: a registered one.
-        recipe: a file, or a name; its ``method_args`` are replaced if they are another method's, and its ``comm_args``
-            are omitted.
+        method: a registered method.
+        recipe: a file or name; ``method_args`` of another method are replaced, and ``comm_args`` ignored.
         overrides: ``section.key=value`` each.
         runtimes: some of :data:`RUNTIMES`.
         say: called with a line before each run.
 
     Raises:
-        LabelSkewError: the recipe is wrong.
+        LabelSkewError: the recipe is invalid.
     """
-    base = parse.load(recipe)  # its mistakes name its file
+    base = parse.load(recipe)  # first, so that errors name the user's file
     content, _ = yaml.read(parse.read_text(recipe))
     if base.method_name != method:
         content["method_args"] = {"method": method}
@@ -153,21 +152,21 @@ def outcomes_of(
         reason = _run(file, settings, place / "sp")
         yield Outcome(method, "sp", "failed" if reason else "ok", reason)
         for runtime in runtimes if not reason else ():
-            if why := _missing(runtime, parsed):
-                yield Outcome(method, runtime, "skipped", why)
+            if obstacle := _missing(runtime, parsed):
+                yield Outcome(method, runtime, "skipped", obstacle)
                 continue
             say(f"{method}: {runtime}")
             reason = _run(file, (*settings, *RUNTIMES[runtime]), place / runtime, resumed=runtime == "resumed")
             if reason:
                 yield Outcome(method, runtime, "failed", reason)
-            elif apart := difference(place / "sp", place / runtime, partial=runtime == "silos"):
-                yield Outcome(method, runtime, "differs", f"{apart}; likely: {REASONS[runtime]}")
+            elif divergence := difference(place / "sp", place / runtime, partial=runtime == "silos"):
+                yield Outcome(method, runtime, "differs", f"{divergence}; likely: {REASONS[runtime]}")
             else:
                 yield Outcome(method, runtime, "same")
 
 
 def _missing(runtime: str, recipe: Recipe) -> str:
-    """Why a recipe cannot run in this way here; empty if it can."""
+    """The reason why a recipe cannot run in this way here; empty if it can."""
     backend = {"MPI": "MPI", "silos": "GRPC"}.get(runtime, "sp")
     if backend not in recipe.method.runtimes:
         return f"its runtimes are {', '.join(recipe.method.runtimes)}"
@@ -185,16 +184,16 @@ def _missing(runtime: str, recipe: Recipe) -> str:
 
 
 def _run(file: Path, settings: Sequence[str], out: Path, *, resumed: bool = False) -> str:
-    """Run a recipe to its end, with a stop after the first round if it is to be ``resumed``; says why it failed."""
+    """Run a recipe, stopped after round 1 and resumed if ``resumed``; return the reason if it fails, else ''."""
     try:
         pause = Pause(1, math.inf) if resumed else None
         start(RunOptions(file, settings, run_dir=out, quiet=True, host="none", pause=pause))
         if resumed:
             start(RunOptions(resume=out, quiet=True, host="none"))
     except SystemExit as end:
-        return f"exit code {end.code}; its processes have said why above"
+        return f"exit code {end.code}; see its processes' messages above"
     except RunError as error:
-        return f"{error}; its processes have said why above" if "exit code" in str(error) else str(error)
+        return f"{error}; see its processes' messages above" if "exit code" in str(error) else str(error)
     except LabelSkewError as error:
         return str(error)
     return ""
@@ -206,11 +205,11 @@ def difference(one: Path, other: Path, *, partial: bool = False) -> str:
     Args:
         one: the run in one process.
         other: the run to compare.
-        partial: whether the other one may lack numbers and clients' models, as silos keep some to themselves.
+        partial: whether ``other`` may lack numbers and clients' models, as silos do not send all of them.
     """
     lines, others = (read_lines(folder / "metrics.jsonl") for folder in (one, other))
     for number, (here, there) in enumerate(itertools.zip_longest(lines, others, fillvalue=dict[str, Any]()), 1):
-        for key in here | there:  # in the order of the file
+        for key in here | there:  # in the file's order
             kept = not (partial and here and there) or (key in here and key in there)
             if kept and here.get(key) != there.get(key):
                 values = (clean(json.dumps(line.get(key)), 60) for line in (here, there))

@@ -1,7 +1,7 @@
-"""What runs will take before they are run: time, memory and disk, by the rounds or batches of one run of each kind.
+"""Estimate time, memory and disk of runs in advance, from the rounds or batches of one run of each kind.
 
-Runs are of one kind if nothing differs but the seed and the size of decimals such as a learning rate, a weight or
-Dirichlet's beta, none of them 0: these change what is learnt, and not how much is computed.
+Runs are of one kind if they differ only in their seed and in the sizes of non-zero decimals, such as a learning rate, a
+weight or Dirichlet's beta: these change what is learnt, not how much is computed.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from fl_labelskew_plugins.studies.sweep.plan import Planned
 
 HEAD = ("runs like", "runs", "rounds left", "s/round", "left", "memory", "disk", "known from")
 PROBE_ROUNDS, PROBE_S = 2, 5.0
-"""Rounds, and seconds of training, after which a run stops that is started to measure what it takes."""
+"""Rounds, and seconds of training, after which a probe run stops."""
 DECIMALS = ("train_args", "method_args", "partition_args", "privacy_args")
-"""Sections in which the size of a decimal does not change what a run takes."""
+"""Sections in which the size of a decimal does not change the cost of a run."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one run takes, as far as a run of its kind has shown.
+    """The cost of one run, estimated from a run of its kind.
 
     Args:
         start: seconds in addition to those of its rounds.
-        round: seconds of a round.
-        memory: bytes that its process holds at most so far; over MPI and across silos, the server's.
+        round: seconds per round.
+        memory: peak bytes of its process so far; over MPI and across silos, of the server's process.
         gpu: likewise, of tensors on a GPU.
-        disk: bytes of its folder at its end, without pictures.
+        disk: bytes of its folder at the end, without pictures.
         source: what was measured, in words.
     """
 
@@ -56,7 +56,7 @@ class Estimate:
     source: str
 
     def seconds(self, rounds: int) -> float:
-        """Seconds of a start and of so many rounds."""
+        """Seconds of a start and of ``rounds`` rounds."""
         return self.start + self.round * rounds
 
 
@@ -66,7 +66,7 @@ class RunKind:
 
     Args:
         runs: all of them.
-        left: missing rounds of each run that is not done; a run may have all rounds and be killed before its summary.
+        left: missing rounds of each unfinished run; 0 if a run was killed between its last round and its summary.
         estimate: None if no run has recorded a round or batches.
     """
 
@@ -76,7 +76,7 @@ class RunKind:
 
     @property
     def seconds(self) -> list[float]:
-        """What each run that is not done still takes; empty if nothing is known."""
+        """Remaining seconds of each unfinished run; empty if there is no estimate."""
         return [self.estimate.seconds(rounds) for rounds in self.left] if self.estimate else []
 
     def row(self) -> list[str]:
@@ -91,68 +91,68 @@ class RunKind:
 
 
 def kinds(planned: Sequence[Planned]) -> list[RunKind]:
-    """All kinds of these runs, by what their folders contain now."""
+    """All kinds of these runs, from the current contents of their folders."""
     groups: dict[str, list[Planned]] = {}
     for run in planned:
         groups.setdefault(_kind(run.recipe), []).append(run)
-    made = []
+    result = []
     for runs in groups.values():
         left = [run.recipe.train.comm_round - rounds_done(run) for run in runs if not run.folder.summary.exists()]
         estimate = _estimate(max(runs, key=rounds_done)) or next(filter(None, map(_estimate, runs)), None)
-        made.append(RunKind(tuple(runs), tuple(left), estimate))
-    return made
+        result.append(RunKind(tuple(runs), tuple(left), estimate))
+    return result
 
 
 def rounds_done(run: Planned) -> int:
-    """The rounds that a run has recorded."""
+    """The number of rounds that a run has recorded."""
     return len(read_lines(run.folder.timings))
 
 
 def unknown(planned: Sequence[Planned]) -> list[Planned]:
-    """One run that is not done of each kind of which nothing is known."""
+    """One unfinished run of each kind without an estimate."""
     unmeasured = [kind for kind in kinds(planned) if kind.estimate is None and kind.left]
     return [next(run for run in kind.runs if not run.folder.summary.exists()) for kind in unmeasured]
 
 
 def probe(until: float) -> Pause:
-    """When a run stops that is started to be measured; ``until`` is as :attr:`.Pause.at`."""
+    """When a probe run stops; ``until`` as in :attr:`.Pause.at`."""
     return Pause(PROBE_ROUNDS, until, PROBE_S)
 
 
 def seconds(kinds: Sequence[RunKind], jobs: int) -> float:
-    """At least how long all that is left takes, so many runs at a time."""
+    """Lower bound on the remaining seconds with ``jobs`` runs at a time."""
     each = [seconds for kind in kinds for seconds in kind.seconds]
     return max([sum(each) / jobs, *each])
 
 
 def totals(kinds: Sequence[RunKind], *, out: Path, jobs: int, free: float) -> Iterator[str]:
-    """What all runs that are left take, in lines.
+    """Lines on the total cost of the unfinished runs.
 
     Args:
         kinds: of all runs.
-        out: the folder of all.
+        out: the folder of all runs.
         jobs: runs at a time.
-        free: bytes of memory that all of them may take.
+        free: bytes of memory available to all of them.
     """
-    left, every = sum(len(kind.left) for kind in kinds), sum(len(kind.runs) for kind in kinds)
-    if not left:
+    unfinished, total = sum(len(kind.left) for kind in kinds), sum(len(kind.runs) for kind in kinds)
+    if not unfinished:
         yield "nothing is left to run"
         return
     ends = [(kind.estimate.disk, run) for kind in kinds if kind.estimate for run in kind.runs]
     more = sum(max(0.0, end - _size(run.folder.path)) for end, run in ends if not run.folder.summary.exists())
     place = next(path for path in [out, *out.absolute().parents] if path.exists())
-    there = shutil.disk_usage(place).free
+    space = shutil.disk_usage(place).free
     taken = sum(sorted(kind.estimate.memory for kind in kinds if kind.estimate for _ in kind.left)[-jobs:])
-    of_all = f"{left} of {counted(every, 'run')} left"
-    yield f"{of_all}: {clock(seconds(kinds, 1))} one after the other; {_text(more)} more on disk, {_text(there)} free"
+    of_all = f"{unfinished} of {counted(total, 'run')} left"
+    yield f"{of_all}: {clock(seconds(kinds, 1))} one after the other; {_text(more)} more on disk, {_text(space)} free"
     if jobs > 1:
         yield f"{jobs} at a time: {clock(seconds(kinds, jobs))}, {_text(taken)} of memory"
     if missing := sum(kind.estimate is None and bool(kind.left) for kind in kinds):
-        yield f"not counted: {counted(missing, 'kind')} of run of which nothing is known"
+        yield f"not counted: {counted(missing, 'kind')} of run without an estimate"
     if taken > free:
-        yield f"warning: memory: {_text(free)} may be taken; as many runs at a time as fit will run, at least one"
-    if more > there:
-        yield f"warning: disk: the runs do not fit in {out}; make room, or use another --out"
+        yield f"warning: memory: {_text(free)} available; fewer runs run at a time, as many as fit"
+    if more > space:
+        yield f"warning: disk: the runs do not fit in {out}; free some space, or use another --out"
 
 
 def _text(size: float) -> str:
@@ -167,7 +167,7 @@ def _kind(recipe: Recipe) -> str:
 
 
 def _rough(value: Any) -> Any:
-    """A setting with every decimal as whether it is 0, as what has weight 0 may not be computed."""
+    """A setting with each decimal replaced by whether it is non-zero, since a part of weight 0 may not be computed."""
     if isinstance(value, dict):
         return {key: _rough(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -176,19 +176,19 @@ def _rough(value: Any) -> Any:
 
 
 def _estimate(run: Planned) -> Estimate | None:
-    """What a run has recorded of its rounds, or of its batches (see :mod:`.runs.pace`); None if nothing."""
+    """Estimate from the recorded rounds of a run, or from its batches (see :mod:`.runs.pace`); None without either."""
     folder, lines, facts = run.folder, read_lines(run.folder.timings), dict[str, Any]()
     with suppress(LabelSkewError):
         facts = status.read(folder.path)
     disk, times = _size(folder.path), [time for line in lines if (time := number(line, "seconds")) is not None]
     if times:
         round_seconds, source = statistics.fmean(times[1:] or times), counted(len(times), "round")
-        if not folder.summary.exists():  # lines of further rounds, and models as in the checkpoint
+        if not folder.summary.exists():  # add lines of further rounds, and models like those in the checkpoint
             growth = run.recipe.train.comm_round / len(lines) - 1
             disk += growth * sum(map(_size, folder.path.glob("*.jsonl"))) + _size(folder.checkpoint.parent)
     elif isinstance(pace := facts.get("pace"), dict) and (known := number(pace, "round")) is not None:
         round_seconds, source, lines = known, counted(pace.get("batches", 0), "batch", "batches"), [pace]
-        disk += 3 * (number(pace, "model") or 0.0)  # in the checkpoint, and the models of the last and the best round
+        disk += 3 * (number(pace, "model") or 0.0)  # checkpoint, and models of the last and the best round
     else:
         return None
     peak, gpu = (1e6 * max(number(line, key) or 0.0 for line in lines) for key in ("peak_mb", "peak_gpu_mb"))
@@ -197,7 +197,7 @@ def _estimate(run: Planned) -> Estimate | None:
 
 
 def _elapsed(facts: dict[str, Any]) -> float:
-    """Seconds from the start of a run to its end or pause; 0 if it is under way, or its status is damaged."""
+    """Seconds from the start of a run to its end or pause; 0 if it is in progress or its status is damaged."""
     with suppress(AttributeError, KeyError, TypeError, ValueError):
         began, ended = (datetime.fromisoformat(facts[key].replace("Z", "+00:00")) for key in ("began", "time"))
         return (ended - began).total_seconds() if facts["state"] in (status.FINISHED, status.PAUSED) else 0.0
@@ -205,10 +205,9 @@ def _elapsed(facts: dict[str, Any]) -> float:
 
 
 def _size(path: Path) -> float:
-    """Bytes of a file, or of all in a folder; a file with two names counts once."""
     sizes = {}
     for file in [path, *path.rglob("*")]:
-        with suppress(OSError):  # a run that is under way has just removed it
+        with suppress(OSError):  # a run in progress may have removed it
             facts = file.stat()
-            sizes[facts.st_ino] = 0 if file.is_dir() else facts.st_size
+            sizes[facts.st_ino] = 0 if file.is_dir() else facts.st_size  # hard links count once
     return float(sum(sizes.values()))

@@ -1,4 +1,4 @@
-"""What the diagnostics of several runs have recorded, in one picture."""
+"""Draw the recorded diagnostics of several runs in one picture."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.studies.finished import FinishedRun
 
 HEATMAP = "label_heatmap"
-"""The one that needs no recording: every run keeps its partition."""
+"""The diagnostic that needs no recording: every run saves its partition."""
 LABELLED = 20
-"""Classes of a heat map that have room for their names."""
+"""Classes up to which a heat map shows their names."""
 
 
 def check(name: str) -> None:
-    """Raise LabelSkewError unless this is the name of a diagnostic."""
+    """Raise LabelSkewError unless ``name`` is a diagnostic."""
     if name not in get_args(DiagnosticName):
         raise LabelSkewError(f"--diagnostic: {unknown(name, get_args(DiagnosticName))}")
 
@@ -41,9 +41,8 @@ def check(name: str) -> None:
 def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None) -> None:
     """Draw a diagnostic of a report's rows.
 
-    Numbers over the rounds are curves, one for each row: the mean over a run's clients, then mean and standard
-    deviation over the seeds. Points of features are panels, those of the first run of each row, and so are partitions,
-    those of the first run of each setting.
+    Numbers over the rounds are drawn as a curve per row: the mean over clients, then mean and standard deviation over
+    seeds. Points of features are panels of the first run of each row, and partitions of the first run of each setting.
 
     Args:
         frame: from :func:`.report.rows`.
@@ -80,7 +79,7 @@ def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None)
                             curve.setdefault(int(at), []).append(statistics.fmean(map(float, values)))
         measures = {title: settings for title, settings in measures.items() if any(_labels(settings))}
         if not measures:
-            raise mistake(f"--diagnostic {name}", "its files hold no numbers", "other runs")
+            raise mistake(f"--diagnostic {name}", "its files contain no numbers", "other runs")
         plots.charts(measures, path, methods=report.methods(frame), width=width, log=kind.log)
 
 
@@ -89,7 +88,7 @@ def _labels(settings: dict[str, dict[str, report.Curve]]) -> list[report.Curve]:
 
 
 def _check_recorded(frame: DataFrame, name: str, suffix: str) -> None:
-    """Raise LabelSkewError if a run lacks the diagnostic's file; names the runs that have it, and how to record it."""
+    """Raise LabelSkewError if a run lacks the diagnostic's file; name the runs that have it, and how to record it."""
     runs = [run.name for runs in frame["runs"] for run in runs]
     having = [run for run in runs if (Path(run) / f"diagnostics/{name}{suffix}").is_file()]
     if lacking := [clean(run) for run in runs if run not in having]:
@@ -100,7 +99,6 @@ def _check_recorded(frame: DataFrame, name: str, suffix: str) -> None:
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Raise LabelSkewError if a file cannot be read, or does not contain what a run writes."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Runs as their folders hold them, and which of them are one experiment that differs in nothing but its seed."""
+"""Read runs from their folders, and group those that differ only in their seed."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from fl_labelskew_plugins.runs.reader import RunReader
 Resolved = Mapping[str, Mapping[str, Any]]
 
 SEED = "common_args.random_seed"
-# Where and how fast a run was computed does not make it another experiment, its precision does.
+# The place and speed of a run's computation do not make it another experiment; its precision does.
 ELSEWHERE = ("tracking_args", "device_args", "comm_args")
 PRECISION = "device_args.precision"
 PLACES = ("data_args.data_cache_dir", "data_args.download")
-"""Keys that say where the data lie on this machine."""
+"""Keys of the data's location on this machine."""
 SWEEP = "sweep.json"
-"""Beside the runs of a sweep: what its file calls each one's setting, and what else tells it from others (label)."""
+"""File next to a sweep's runs: names of each run's setting, and of what else distinguishes it (label)."""
 
 
 class Client(NamedTuple):
-    """A client of a run, its samples, and the accuracy of the final model on its test split; None: not known."""
+    """A client of a run: its samples, and the final model's accuracy on its test split; None if unknown."""
 
     name: str
     training_samples: float | None
@@ -44,16 +44,16 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What one run left behind in the folder ``name``.
+    """The results of the run in the folder ``name``.
 
     Args:
         recipe: its resolved recipe, section to keys.
-        metrics: a mapping a round; those of a test have ``accuracy``.
-        timings: a mapping a round, with ``seconds`` and ``peak_mb``.
-        data: what tells its data from others (``environment.json``); None where nobody wrote it down.
+        metrics: a mapping per round; rounds with a test have ``accuracy``.
+        timings: a mapping per round, with ``seconds`` and ``peak_mb``.
+        data: fingerprint of its data (``environment.json``); None if unknown.
         personal: whether its method keeps a model for each client.
-        names: ``setting`` and ``label``, as far as a sweep has named them.
-        clients: those that the global model was tested on one by one; empty for a run that is not finished.
+        names: ``setting`` and ``label``, if a sweep has named them.
+        clients: those on which the global model was tested individually; empty for an unfinished run.
     """
 
     name: str
@@ -68,22 +68,22 @@ class FinishedRun:
 
     @property
     def seed(self) -> str:
-        """As its recipe has it."""
+        """The seed in its recipe, as text."""
         return str(self.recipe.get("common_args", {}).get("random_seed"))
 
     @property
     def place(self) -> str:
-        """The folder of its data, as its recipe has it; empty where that says none."""
+        """The data folder in its recipe; empty if it has none."""
         return str(self.recipe.get("data_args", {}).get("data_cache_dir") or "")
 
     @property
     def planned(self) -> int:
-        """The rounds that its recipe asks for."""
+        """The number of rounds in its recipe."""
         return int(number(self.recipe.get("train_args", {}), "comm_round") or 0)
 
     @property
     def whole(self) -> bool:
-        """Whether it has them all."""
+        """Whether it has all planned rounds."""
         return len(self.metrics) >= self.planned
 
     @cached_property
@@ -101,7 +101,7 @@ class FinishedRun:
         return self.last(self.measure.key, count)
 
     def last(self, key: str, count: int) -> float | None:
-        """Mean of ``key`` over the last ``count`` tests; None where they do not have it."""
+        """Mean of ``key`` over the last ``count`` tests; None if they lack it."""
         return mean(number(line, key) for line in self.tests[-count:])
 
     @property
@@ -117,27 +117,27 @@ class FinishedRun:
 
 
 def number(line: Mapping[str, Any], key: str) -> float | None:
-    """A line's number; None where there is none."""
+    """The finite number in ``line[key]``; None if there is none."""
     return _real(line.get(key))
 
 
 def _real(value: object) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        with suppress(OverflowError):  # of an integer of 400 digits
+        with suppress(OverflowError):  # an integer of 400 digits
             return float(value) if math.isfinite(value) else None
     return None
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Mean of those that are known; None where none is."""
+    """Mean of the known values; None if all are None."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
 
 def folders(paths: Iterable[Path]) -> list[Path]:
-    """The run folders that these stand for, each once: itself, or, where it is none, all that lie below it.
+    """The distinct run folders: each path itself, or all run folders below it if it is not one.
 
-    Those of a sweep come in its order, others in that of their names.
+    A sweep's folders are in its order, others are sorted by name.
     """
     known: dict[Path, Path] = {}
     for path in paths:
@@ -153,20 +153,20 @@ def _below(path: Path) -> Iterator[Path]:
         return
     for here, inner, files in os.walk(path):
         if "recipe.yaml" in files:
-            inner.clear()  # silos' folders inside a run's are no runs to compare
+            inner.clear()  # silos' folders inside a run's folder are not separate runs
             yield Path(here)
 
 
 def read(folder: Path) -> FinishedRun:
-    """The run in a folder.
+    """Read the run in a folder.
 
     Raises:
-        LabelSkewError: there is none, or it has no test yet.
+        LabelSkewError: it contains no run, or one without a test.
     """
     if not folder.is_dir():
         raise LabelSkewError(f"{folder}: no such folder")
     if missing := [name for name in ("recipe.yaml", "metrics.jsonl") if not (folder / name).exists()]:
-        raise LabelSkewError(f"{folder}: no run: {missing[0]} is missing")
+        raise LabelSkewError(f"{folder}: not a run folder: {missing[0]} is missing")
     reader = RunReader(folder)
     environment = reader.environment
     run = FinishedRun(
@@ -184,7 +184,7 @@ def read(folder: Path) -> FinishedRun:
     )
     for line in run.tests:
         if number(line, run.measure.key) is None or not isinstance(line.get("round"), int):
-            raise LabelSkewError(f"{folder}: no run: metrics.jsonl has a test without round and accuracy")
+            raise LabelSkewError(f"{folder}: damaged: metrics.jsonl has a test without round and accuracy")
     if not run.tests:
         raise LabelSkewError(
             f"{folder}: no results yet: metrics.jsonl has no test; without a global test set a run needs "
@@ -194,7 +194,7 @@ def read(folder: Path) -> FinishedRun:
 
 
 def sweep_names(folder: Path) -> dict[str, dict[str, str]]:
-    """What a sweep calls the runs in its folder: name of a run's folder to ``setting`` and ``label``."""
+    """A sweep's names for its runs: folder name to ``setting`` and ``label``; empty if missing or damaged."""
     try:
         content = json.loads(read_text(folder / SWEEP))
         return {
@@ -202,17 +202,17 @@ def sweep_names(folder: Path) -> dict[str, dict[str, str]]:
             for run, names in content.items()
             if _is_name(run)
         }
-    except (OSError, ValueError, AttributeError, RecursionError):  # none, or changed: names can be had without
+    except (OSError, ValueError, AttributeError, RecursionError):  # the names are optional
         return {}
 
 
 def _is_name(run: str) -> bool:
-    """Whether this can be the name of a folder, and is no path out of the sweep's."""
+    """Whether this is a folder's name, not a path out of the sweep's folder."""
     return run not in ("", "..") and Path(run).name == run and len(run) < 256 and run.isprintable()
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[FinishedRun], list[str]]:
-    """The runs that can be read, and a line for each folder that cannot."""
+    """The readable runs, and an error message per unreadable folder."""
     runs, missing = [], []
     sweeps: dict[Path, dict[str, dict[str, str]]] = {}
     for folder in folders(paths):
@@ -227,7 +227,7 @@ def read_all(paths: Iterable[Path]) -> tuple[list[FinishedRun], list[str]]:
 
 
 def flat(recipe: Resolved) -> dict[str, Any]:
-    """``section.key`` to value, of what makes an experiment: without its seed and the machine's part."""
+    """``section.key`` to value of the settings that define an experiment: not the seed or this machine's settings."""
     settings = {f"{section}.{key}": value for section, keys in recipe.items() for key, value in keys.items()}
     return {f"comm_args.{key}": value for key, value in of_sums(recipe).items()} | {
         name: value
@@ -237,12 +237,12 @@ def flat(recipe: Resolved) -> dict[str, Any]:
 
 
 def same(a: FinishedRun, b: FinishedRun) -> bool:
-    """Whether two runs are one experiment, their seeds apart: the same settings on the same data."""
+    """Whether two runs have the same settings and data, apart from their seeds."""
     return flat(a.recipe) == flat(b.recipe) and a.data == b.data
 
 
 def grouped(runs: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
-    """Runs that are the :func:`same` but for their seed, together and each seed once; in the order of their first."""
+    """Group runs that are the :func:`same` except for their seed, one run per seed; in the order of their first run."""
     groups: dict[str, dict[str, FinishedRun]] = {}
     for run in runs:
         group = groups.setdefault(json.dumps([run.measure.key, run.data, flat(run.recipe)], sort_keys=True), {})

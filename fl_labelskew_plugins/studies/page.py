@@ -1,7 +1,7 @@
-"""A report as one HTML page that is complete in itself: tables, and the accuracies as a picture; nothing is fetched.
+"""A report as a self-contained HTML page with tables and a picture of the accuracies.
 
-Its markup is ``page.html.j2``, which escapes what comes from a run; the page's policy (a ``meta`` element) allows no
-script and no request to anywhere.
+The markup in ``page.html.j2`` escapes all values from runs; the page's policy (a ``meta`` element) allows no script and
+no request.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MOST_CLIENTS = 50
-"""Clients that a table lists."""
+"""Clients listed in a table."""
 PageTable = dict[str, Any]
-"""``head``, ``rows`` of cells, each a text and its mark (:func:`.printed.marks`), and ``words``: columns of text."""
+"""``head``; ``rows`` of cells, each a text and its mark (:func:`.printed.marks`); ``words``: number of text columns."""
 
 
 def page(frame: DataFrame, *, last: int, baseline: str) -> str:
-    """The page's text, of :func:`fl_labelskew_plugins.studies.report.rows` with this ``last`` and ``baseline``."""
+    """The page's text, from :func:`fl_labelskew_plugins.studies.report.rows` with this ``last`` and ``baseline``."""
     markup = Path(__file__).with_suffix(".html.j2").read_text(encoding="utf-8")
     template = Template(markup, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +60,7 @@ def _summary(frame: DataFrame) -> PageTable:
 
 
 def _classes(frame: DataFrame) -> dict[str, PageTable]:
-    """For each setting that has any, its rows' recall in per cent."""
+    """Recall per class in per cent, for each setting that has any."""
     tables = {}
     for setting, rows in frame.groupby("setting", sort=False):
         if classes := max(map(len, rows["recall"])):
@@ -75,9 +75,9 @@ def _classes(frame: DataFrame) -> dict[str, PageTable]:
 
 
 def _clients(frame: DataFrame) -> dict[str, PageTable]:
-    """Of each row of the report its clients and the runs that tested them, the worst clients first.
+    """For each row of the report its clients, tested one by one, the worst clients first.
 
-    A client's samples are those of all runs, such as ``40-52``; its accuracies have a column for each run.
+    The samples of a client are a range over the runs, such as ``40-52``; its accuracies have a column per run.
     """
     tables = {}
     for setting, label, runs in zip(frame["setting"], frame["label"], frame["runs"], strict=True):
@@ -93,14 +93,13 @@ def _clients(frame: DataFrame) -> dict[str, PageTable]:
         if rows:
             head = ["client", "training samples", "test samples", *(f"seed {run.seed}" for run in tested)]
             lines = [cells for _, cells in sorted(rows, key=lambda row: row[0])]
-            left = counted(len(lines) - MOST_CLIENTS, "more client")
-            lines = lines[:MOST_CLIENTS] + [[left, *["-"] * (len(head) - 1)]] * (len(lines) > MOST_CLIENTS)
+            omitted = counted(len(lines) - MOST_CLIENTS, "more client")
+            lines = lines[:MOST_CLIENTS] + [[omitted, *["-"] * (len(head) - 1)]] * (len(lines) > MOST_CLIENTS)
             tables[f"{label}, {setting}"] = _plain(head, lines)
     return tables
 
 
 def _settings(frame: DataFrame) -> PageTable:
-    """What all rows have in common, and of each row the rest and its folders."""
     keys = report.all_keys(frame)
     several = [key for key in keys if len({row.get(key, "null") for row in frame["keys"]}) > 1]
 

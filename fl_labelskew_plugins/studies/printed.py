@@ -1,4 +1,4 @@
-"""How rows of a report are written: the columns for readers and for machines, and what is marked in them."""
+"""Format the rows of a report: columns for readers and for machines, and marks for the best values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 WORDS = (*NAMES, "differs in", "label", "setting", "test")
-"""Columns that hold no numbers."""
+"""Columns of text."""
 FORMS = {
     **dict.fromkeys((*WORDS, "seeds", "unfinished", "rounds"), ""),
     **{"accuracy": ".2f", "accuracy_std": ".2f"},
@@ -23,22 +23,22 @@ FORMS = {
     **{"rank": ".0f", "rounds to baseline": ".0f", "speedup": ".2f", "MB up": ".3f", "MB down": ".3f"},
     **{"s/round": ".2f", "peak MB": ".0f", "peak GPU MB": ".0f"},
 }
-"""Columns of a table, in their order, and how their numbers are written."""
+"""Columns of a table, in order, and the formats of their numbers."""
 PARTS = {
     **{"unfinished": "seeds", "difference_low": "difference", "difference_high": "difference"},
     **{"speedup": "rounds to baseline", **{name: name.removesuffix("_std") for name in FORMS if "_std" in name}},
 }
-"""Columns for machines alone, and for readers a part of which other one."""
+"""Columns only for machines, and the column that contains them for readers."""
 MEASURES = [name for name in FORMS if name not in WORDS and name not in PARTS]
-"""Columns of numbers that a reader may choose."""
+"""Columns of numbers that a reader may select."""
 BETTER = {"accuracy": 1, "personalised": 1, "best": 1, "worst client": 1, "rounds to baseline": -1}
-"""Columns that are compared: 1 where more is better, -1 where less is."""
+"""Columns with marks: 1 if higher is better, -1 if lower is."""
 
 
 def numbers(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
-    """The columns of :data:`FORMS`, without those in which there is nothing to tell; or the chosen :data:`MEASURES`.
+    """The columns of :data:`FORMS` without uninformative ones; or only the given :data:`MEASURES`.
 
-    Names, and the parts of the chosen ones, come along.
+    Columns of text, and the :data:`PARTS` of the given columns, are included.
     """
     if columns:
         parts = [[column, *(part for part in PARTS if PARTS[part] == column)] for column in columns]
@@ -53,24 +53,24 @@ def numbers(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
         "local model": frame["personal"].all(),
         **{name: frame[name].isna().all() for name in ("peak GPU MB", "own tests", "worst client", "spread")},
     }
-    nothing["own tests"] |= (frame["test"] == NAMED["client_accuracy_mean"].name).all()  # it is the accuracy
+    nothing["own tests"] |= (frame["test"] == NAMED["client_accuracy_mean"].name).all()  # equal to the accuracy
     return frame[[name for name in FORMS if not nothing.get(name.removesuffix("_std"))]]
 
 
 def _all_global(frame: DataFrame) -> bool:
-    """Whether all rows are measured on a global test set, as readers expect."""
+    """Whether all rows are measured on a global test set, the default."""
     return bool((frame["test"] == NAMED[GLOBAL].name).all())
 
 
 def texts(frame: DataFrame, columns: Sequence[str] = (), *, split: bool = False) -> DataFrame:
-    """The table as it is printed: accuracies in per cent over the last tests, mean and std over seeds.
+    """The printed table: accuracies in per cent over the last tests, mean and std over seeds.
 
-    Rows go by ``label`` as their method, and ``place`` as their partition, which together say all that differs.
+    A row is identified by its ``label`` (as method) and ``place`` (as partition), which contain all that differs.
 
     Args:
         frame: from :func:`.report.rows`.
-        columns: those of :data:`MEASURES` to print; default: all that tell something.
-        split: for machines: mean and std have a column each, and names a column for each part.
+        columns: some of :data:`MEASURES`; default: all informative ones.
+        split: for machines: separate columns for mean and std, and for each part of a name.
     """
     import pandas as pd
 
@@ -105,9 +105,9 @@ def _formatted(column: Any, form: str) -> Any:
 
 
 def marks(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
-    """For each row and column of the printed table: 1 for the best of its setting, 2 for the second, 0 for others.
+    """Mark each cell of the printed table: 1 for the best of its setting, 2 for the second best, 0 for others.
 
-    As printed, so that equal cells are equally good; nothing where a setting has a single value.
+    Values are compared as printed, so that equal cells have equal marks; a setting with a single value has no mark.
     """
     import pandas as pd
 
@@ -123,14 +123,14 @@ def marks(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
 
 
 def pivoted(frame: DataFrame, table: DataFrame, empty: Any) -> DataFrame:
-    """A table of these rows with a row for each label and a column for each setting, as papers print it.
+    """A table with a row per label and a column per setting, as in papers.
 
-    Of whole runs alone, as nothing says there that one is not.
+    It contains only complete rows, since a cell cannot show that one is incomplete.
 
     Args:
         frame: from :func:`.report.rows`.
-        table: its :func:`texts`, :func:`marks` or :func:`numbers`; of several measures each setting has all.
-        empty: what stands where nothing was run.
+        table: its :func:`texts`, :func:`marks` or :func:`numbers`; with several measures, each setting has all of them.
+        empty: the cell of a setting without a run.
     """
     frame, table = frame[frame["whole"]], table[frame["whole"]]
     measures = [name for name in table if name not in WORDS]

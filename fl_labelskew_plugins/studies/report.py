@@ -1,15 +1,12 @@
 """Tables over run folders: runs on the same data that differ only in their seed share a row.
 
-A run that has not all the rounds of its recipe, because it diverged, was stopped or is under way, is left out of a row
-that has whole ones; a row without any shows what there is and is compared with nothing.
+Runs with fewer rounds than their recipe (diverged, stopped or in progress) are excluded from rows with complete runs. A
+row without complete runs shows its results, but is not compared.
 
-Rows on the same data and partition are compared with each other: their rank by mean accuracy, the rounds until they
-reach what the baseline reaches at best, as FedMR's table 4 and FedShift's table 2 have it, and how far their accuracy
-lies from the baseline's, seed by seed.
+Rows on the same data and partition are compared: by mean accuracy, rounds until the baseline's best accuracy (FedMR's
+table 4, FedShift's table 2), and difference from the baseline's accuracy, seed by seed.
 
-Rows and settings go by the names that a sweep gave them, or else by the keys that tell them apart.
-
-pandas is imported once there are rows to count.
+Sweeps name rows and settings; otherwise the keys in which they differ do. pandas is imported only if there are rows.
 """
 
 from __future__ import annotations
@@ -48,51 +45,50 @@ NAMES = {
     "data": ("data_args.dataset", "?"),
     "partition": ("partition_args.partition_method", "?"),
 }
-"""Column to its key in a recipe, and what stands there without one."""
+"""Column to its key in a recipe, and its default."""
 SCENE = ("data_args.", "partition_args.")
-"""What keys that make a setting begin with."""
+"""Prefixes of the keys that define a setting."""
 DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs"]
 """Columns that compare a row with the baseline."""
 CHOSEN = (("label", "method", "optimizer"), ("setting", "place", "partition"), ("data",))
-"""Columns whose names choose rows: of each kind the nearest first."""
+"""Columns by whose names :func:`only` selects rows, one tuple per kind; earlier columns win."""
 
 
 def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fedavg") -> DataFrame:
-    """A row for each group: the columns of :data:`.printed.FORMS`, NaN where there is nothing, and what they come from.
+    """A row per group: the columns of :data:`.printed.FORMS`, NaN for missing values, and their sources.
 
-    - method, optimizer, data, partition: their names; of several methods in a row, with + between them; a partition's
-      with the parameters that it has to be given, such as ``dirichlet 0.1``.
+    - method, optimizer, data, partition: names; combined methods are joined by ``+``; a partition's name includes its
+      required parameters, such as ``dirichlet 0.1``.
     - differs in: the other keys in which rows of the same four names differ; a method's own key in all rows of that
-      method and optimiser if in any, so that the same name is the same everywhere.
-    - seeds, unfinished: how many have a whole run, and how many have none.
-    - rounds: how many its runs have, such as ``20``, or ``3-20`` where some have fewer.
-    - test: the samples that accuracy, best and curve are measured on, by the names of :data:`.measure.MEASURES`. Only
-      rows of the same measure share a setting; the name of another one than the first is part of the setting's.
-    - accuracy, best: in per cent, over the last tests and of any; mean over the seeds, with ``_std`` sample std.
-    - personalised, local model: likewise, of the clients' own models on their own test splits, where the method keeps
-      some, and of the models just trained, where it keeps none.
-    - own tests, worst client, spread: likewise, of the global model on the clients' own test splits, as far as they are
-      known: mean over the clients, the worst of a round, and std over the clients.
-    - difference, difference_low, difference_high, pairs: of accuracy from the baseline's in this setting, mean over the
-      seeds that both have, with its 95 % interval, and how many these are; see :func:`interval`.
-    - rank: by mean accuracy among the rows of this setting, from 1; of whole runs alone.
-    - rounds to baseline, speedup, not within: the first round, from 1, in which the mean over the seeds reaches the
-      baseline's best, and the baseline's in relation to it; or the last round, where that is never.
-    - MB up, MB down: MB (10^6 bytes) that all clients of a round send and get; means over the rounds.
-    - s/round, peak MB, peak GPU MB: mean over the rounds and seeds; the most that the server's process of any held.
-    - setting: what rows share that are compared with each other: data and partition, with their parameters; or what
-      their sweep calls that. Likewise place, which leaves the data's name out.
-    - label: what tells a row from others of its setting: method, another optimiser than FedAvg, other keys; or what
-      their sweep calls that.
-    - runs, whole, personal: one for each seed, whole ones alone where there are any; whether they are; whether the
-      method keeps models of clients.
+      method and optimiser if in any, so that a name means the same everywhere.
+    - seeds, unfinished: numbers of complete and of incomplete runs.
+    - rounds: such as ``20``, or ``3-20`` if runs differ.
+    - test: the samples for accuracy, best and curve, named as in :data:`.measure.MEASURES`. Only rows of the same
+      measure share a setting; the name of any but the first is part of the setting's name.
+    - accuracy, best: per cent, over the last tests and the best test; mean over seeds, with ``_std`` sample std.
+    - personalised, local model: likewise, of clients' models on their own test splits: personal models that the method
+      keeps, or else models just trained.
+    - own tests, worst client, spread: likewise, of the global model on the clients' own test splits, if known: mean
+      over clients, worst client of a round, and std over clients.
+    - difference, difference_low, difference_high, pairs: accuracy minus the baseline's in this setting, mean over
+      common seeds, with its 95 % interval (:func:`interval`), and the number of these seeds.
+    - rank: by mean accuracy among the complete rows of this setting, from 1.
+    - rounds to baseline, speedup, not within: the first round, from 1, in which the mean over seeds reaches the
+      baseline's best, and the baseline's round divided by it; or the last round, if it is never reached.
+    - MB up, MB down: MB (10^6 bytes) that all clients of a round send and receive; means over rounds.
+    - s/round, peak MB, peak GPU MB: mean over rounds and seeds; maximum of the server's process over all runs.
+    - setting, place: what compared rows share: data and partition with their parameters, or the sweep's name for it;
+      ``place`` omits the data's name.
+    - label: what distinguishes a row in its setting: method, optimiser if not FedAvg, other keys; or the sweep's name.
+    - runs, whole, personal: one run per seed, only complete ones if there are any; whether they are complete; whether
+      the method keeps clients' models.
     - keys, curve, recall: ``section.key`` to value as JSON; accuracies, 0 to 1; of each class, in per cent.
 
     Args:
         groups: from :func:`grouped`; at least one.
-        last: tests that a mean is taken over.
-        baseline: the method that others are compared with, under federated_optimizer FedAvg; or a label. Of several
-            rows that it fits, each row is compared with the one whose settings beside the method's are nearest.
+        last: number of last tests to average.
+        baseline: a method under federated_optimizer FedAvg, or a label. If several rows match, each row is compared
+            with the one whose other settings are nearest.
 
     Raises:
         LabelSkewError: no row is the baseline's; FedAvg may be missing.
@@ -132,10 +128,9 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
 
 
 def _measure(frame: DataFrame, last: int) -> None:
-    """Add what the runs have measured: accuracies, recall, and what a round costs."""
     import pandas as pd
 
-    runs = frame["runs"].explode()  # row to run, and so on in what comes of it
+    runs = frame["runs"].explode()  # indexed by row, like everything derived from it
 
     def of_lines(name: str, **columns: str) -> Any:
         lines = runs.map(attrgetter(name)).explode().dropna()
@@ -160,35 +155,34 @@ def _measure(frame: DataFrame, last: int) -> None:
 
 
 def _data(runs: Sequence[FinishedRun]) -> list[dict[str, str]]:
-    """Of each run a key that tells its data from others under the same settings of data and partition, if need be.
+    """For each run a key that identifies its data, if runs with the same data and partition settings had several.
 
-    That is the data's folder, or if a folder had other data at another time, the start of the data's fingerprint.
+    The key is the data's folder, or if a folder had different data at different times, the start of the fingerprint.
     """
-    scenes = []
-    places: dict[str, dict[str | None, str]] = {}  # of each scene: data to its first folder
+    settings = []
+    places: dict[str, dict[str | None, str]] = {}  # setting to data to their first folder
     for run in runs:
-        scene = {key: value for key, value in flat(run.recipe).items() if key.startswith(SCENE)}
-        scenes.append(json.dumps(scene, sort_keys=True))
-        places.setdefault(scenes[-1], {}).setdefault(run.data, run.place)
+        values = {key: value for key, value in flat(run.recipe).items() if key.startswith(SCENE)}
+        settings.append(json.dumps(values, sort_keys=True))
+        places.setdefault(settings[-1], {}).setdefault(run.data, run.place)
     known = []
-    for run, scene_places in zip(runs, map(places.__getitem__, scenes), strict=True):
-        by_place = len(set(scene_places.values())) == len(scene_places)
+    for run, setting_places in zip(runs, map(places.__getitem__, settings), strict=True):
+        by_place = len(set(setting_places.values())) == len(setting_places)
         name = (
-            {PLACES[0]: scene_places[run.data] or "default"}
+            {PLACES[0]: setting_places[run.data] or "default"}
             if by_place
             else {"data_args.fingerprint": (run.data or "unknown")[:8]}
         )
-        known.append(name if len(scene_places) > 1 else {})
+        known.append(name if len(setting_places) > 1 else {})
     return known
 
 
 def _name(value: Any) -> str:
-    """A name; of several methods in a row, with + between them."""
     return clean("+".join(map(str, value)) if isinstance(value, list) else value)
 
 
 def _partition(recipe: Mapping[str, Any]) -> str:
-    """A partition's name, and what it has to be given, such as ``dirichlet 0.1``; silos with data have none."""
+    """A partition's name with its required parameters, such as ``dirichlet 0.1``."""
     if recipe.get("client_specific_args.data_silo_config"):
         return "silos' data"
     name = str(recipe.get(*NAMES["partition"]))
@@ -198,7 +192,7 @@ def _partition(recipe: Mapping[str, Any]) -> str:
 
 @functools.cache
 def _required(partition: str) -> tuple[str, ...]:
-    """The parameters of a partition that have no default; none where it is not installed."""
+    """The parameters of a partition without a default; none if it is not installed."""
     try:
         fields = catalog.load("partitioners", partition).Params.model_fields
     except LabelSkewError:
@@ -222,9 +216,9 @@ def _curve(runs: Iterable[FinishedRun]) -> Curve:
 def _name_what_differs(frame: DataFrame) -> None:
     """Add ``differs in``, ``setting``, ``place`` and ``label``.
 
-    What differs under one data set and partition is told under all others, too: a name means the same in all charts.
-    A setting is called by the names of its data, where there are several, and partition, and by what tells those of one
-    name apart.
+    A key that differs under one data set and partition is named under all, so that a name means the same in all charts.
+    A setting is named by its data (if there are several), its partition, and the keys that differ between settings of
+    the same name.
     """
     import pandas as pd
 
@@ -235,12 +229,12 @@ def _name_what_differs(frame: DataFrame) -> None:
         return keys.groupby(frame.groupby(list(names)).ngroup()).transform("nunique") > 1
 
     here, in_scene = apart(*NAMES), apart("data", "partition")
-    there = here.groupby(frame.groupby(["method", "optimizer"]).ngroup()).transform("any")
+    anywhere = here.groupby(frame.groupby(["method", "optimizer"]).ngroup()).transform("any")
     several = frame["data"].nunique() > 1
     names: dict[str, list[str]] = {"differs in": [], "setting": [], "place": [], "label": []}
     for n, row in enumerate(frame.to_dict("records")):
         scene = [key for key in row["keys"] if key.startswith(SCENE)]
-        differs = [key for key in row["keys"] if (here if key in scene else there).at[n, key]]
+        differs = [key for key in row["keys"] if (here if key in scene else anywhere).at[n, key]]
         place = ", ".join([row["partition"], *(_setting(row, key) for key in scene if in_scene.at[n, key])])
         optimizer = [row["optimizer"]] if row["optimizer"] != PLAIN_OPTIMIZER else []
         label = [row["method"], *optimizer, *(_setting(row, key) for key in differs if key not in scene)]
@@ -253,7 +247,7 @@ def _name_what_differs(frame: DataFrame) -> None:
 
 
 def _name_as_swept(frame: DataFrame) -> None:
-    """Have sweeps' names for settings and rows, where all have some and these tell the same apart."""
+    """Use sweeps' names for settings and rows, if all rows have one and they distinguish the same rows."""
     import pandas as pd
 
     def names_of(kind: str) -> Any:
@@ -262,7 +256,7 @@ def _name_as_swept(frame: DataFrame) -> None:
 
     settings, labels = names_of("setting"), names_of("label")
     pairs = pd.DataFrame({"by keys": frame["setting"], "by sweep": settings}).drop_duplicates()
-    reserved = "method" in set(settings)  # a pivot's first column
+    reserved = "method" in set(settings)  # the name of a pivot's first column
     if settings.notna().all() and not reserved and not any(pairs[column].duplicated().any() for column in pairs):
         frame["setting"] = frame["place"] = settings
     one_method = frame.groupby(labels)[["method", "optimizer"]].nunique().le(1).all(axis=None)
@@ -271,7 +265,7 @@ def _name_as_swept(frame: DataFrame) -> None:
 
 
 def all_keys(frame: DataFrame) -> list[str]:
-    """``section.key`` of all that any row sets."""
+    """All ``section.key`` that any row sets."""
     return list(dict.fromkeys(key for keys in frame["keys"] for key in keys))
 
 
@@ -280,7 +274,7 @@ def _setting(row: Mapping[str, Any], key: str) -> str:
 
 
 def _rank(frame: DataFrame) -> None:
-    # rounded, since the same seeds in another order sum up to another last digit
+    # rounded, since the order of the seeds changes the last digit of a sum
     accuracy = frame["accuracy"].where(frame["whole"]).round(9)
     frame["rank"] = accuracy.groupby(frame["setting"]).rank(method="min", ascending=False)
 
@@ -288,14 +282,14 @@ def _rank(frame: DataFrame) -> None:
 def _compare(frame: DataFrame, baseline: str, last: int) -> None:
     """Add the rounds to the baseline's best, and the difference from its accuracy.
 
-    FedMR's table 4 and FedShift's table 2 print one whole number a method and do not say how seeds enter; here it is
-    the accuracy averaged over the seeds that has to reach the baseline's highest.
+    FedMR's table 4 and FedShift's table 2 print one integer per method, and do not say how seeds enter. Here, the
+    accuracy averaged over seeds has to reach the baseline's highest average.
     """
     frame[["rounds to baseline", "speedup", "not within", *DIFFERENCE]] = math.nan
     means = [
         {r: statistics.fmean(values) for r, values in sorted(curve.items()) if len(values) == len(runs)}
         for curve, runs in zip(frame["curve"], frame["runs"], strict=True)
-    ]  # of the rounds that all seeds have tested
+    ]  # only rounds that all seeds have tested
     by_label = frame["label"] == baseline
     by_method = (frame["method"] == baseline) & (frame["optimizer"] == PLAIN_OPTIMIZER)
     for row, setting in frame["setting"].items():
@@ -317,11 +311,10 @@ def _compare(frame: DataFrame, baseline: str, last: int) -> None:
 
 
 def _difference(runs: Sequence[FinishedRun], others: Sequence[FinishedRun], last: int) -> Sequence[float]:
-    """The numbers of :data:`DIFFERENCE`, over the seeds that both have."""
     ours, theirs = (
         {run.seed: 100 * value for run in row if (value := run.accuracy(last)) is not None} for row in (runs, others)
     )
-    # rounded, as for the rank: seeds of equal accuracies are equal
+    # rounded, as for the rank: equal accuracies give equal differences
     differences = [round(value - theirs[seed], 9) for seed, value in ours.items() if seed in theirs]
     if not differences:
         return [math.nan] * len(DIFFERENCE)
@@ -338,7 +331,7 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
     (-0.484, 4.484)
     """
     n = len(differences)
-    if len(set(differences)) < 2:  # what does not vary is no sample of anything
+    if len(set(differences)) < 2:  # no variance to estimate
         return math.nan, math.nan
     from scipy.stats import t
 
@@ -347,68 +340,67 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def _apart(a: Mapping[str, str], b: Mapping[str, str]) -> int:
-    """In how many keys beside the method's two rows differ: of several baselines the nearest one counts."""
+    """The number of keys, without the method's, in which two rows differ."""
     keys = {key for key in (*a, *b) if not key.startswith("method_args.")}
     return sum(a.get(key) != b.get(key) for key in keys)
 
 
 def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:
-    """The rows that go by these names, and their rank among each other; all of them without a name.
+    """The rows with these names, ranked among themselves; all rows if no name is given.
 
-    Names of methods choose among methods, those of settings among settings and those of data among data, so that what
-    none of them names is not chosen among, as in a sweep.
+    Names select within their kind: methods, settings or data. A kind without a name is not restricted, as in a sweep.
 
     Raises:
-        LabelSkewError: names that no row has, or that no row has together.
+        LabelSkewError: no row has one of the names, or no row matches all kinds.
     """
-    left = frame["whole"] | True
-    strange = set(names)
+    selected = frame["whole"] | True
+    unmatched = set(names)
     for columns in CHOSEN:
         matching = frame["whole"] & False
         for name in names:
             column = next((column for column in columns if (frame[column] == name).any()), None)
             if column is not None:
                 matching |= frame[column] == name
-                strange.discard(name)
-        left &= matching | ~matching.any()
-    if strange:
+                unmatched.discard(name)
+        selected &= matching | ~matching.any()
+    if unmatched:
         known = names_in(frame, *itertools.chain(*CHOSEN))
-        raise MistakesError([f"--only: {unknown(name, known)}" for name in names if name in strange])
-    if not left.any():
-        raise mistake("--only", "no row has all these names", "fewer of them")
-    frame = frame[left].reset_index(drop=True)
+        raise MistakesError([f"--only: {unknown(name, known)}" for name in names if name in unmatched])
+    if not selected.any():
+        raise mistake("--only", "no row matches all these names", "fewer names")
+    frame = frame[selected].reset_index(drop=True)
     _rank(frame)
     return frame
 
 
 def names_in(frame: DataFrame, *columns: str) -> list[str]:
-    """The names in some columns, each once; in quotation marks where one has a comma."""
+    """The distinct names in some columns, quoted if they contain a comma."""
     names = dict.fromkeys(name for column in columns for name in frame[column])
     return [f"'{name}'" if "," in name else name for name in names]
 
 
 def notes(frame: DataFrame, runs: Iterable[FinishedRun]) -> list[str]:
-    """A line for each of ``runs`` that its row does not count, or that is not whole, and one on several measures."""
+    """A line per run that is incomplete or not counted in its row, and one if rows have several measures."""
     counted = [run for runs in frame["runs"] for run in runs]
     lines = [note for run in runs if (note := _note(run, counted))]
     if frame["test"].nunique() > 1:
-        lines.append(f"accuracies are on {tested_on(frame)}: only rows of the same test are compared")
+        lines.append(f"accuracies are on {tested_on(frame)}: only rows with the same test are compared")
     return lines
 
 
 def _note(run: FinishedRun, counted: Sequence[FinishedRun]) -> str:
     shown = any(run is other for other in counted)
     if not run.whole:
-        what = "shown without a rank" if shown else "left out of its row"
-        return f"{run.name}: {len(run.metrics)} of {run.planned} rounds: {what}"
+        effect = "shown without a rank" if shown else "excluded from its row"
+        return f"{run.name}: {len(run.metrics)} of {run.planned} rounds: {effect}"
     if shown:
         return ""
     twin = next(other for other in counted if other.seed == run.seed and same(other, run))
-    return f"{run.name}: the same recipe, data and seed as {twin.name}: counted once"
+    return f"{run.name}: same recipe, data and seed as {twin.name}: counted once"
 
 
 def curves(frame: DataFrame) -> dict[str, dict[str, Curve]]:
-    """Setting to label of each row to its accuracies."""
+    """Setting to row label to accuracies."""
     settings: dict[str, dict[str, Curve]] = {}
     for row in frame.to_dict("records"):
         names = settings.setdefault(row["setting"], {})
@@ -418,18 +410,18 @@ def curves(frame: DataFrame) -> dict[str, dict[str, Curve]]:
 
 
 def plot(frame: DataFrame, path: Path, width: float | None = None) -> None:
-    """Draw the rows' accuracies over the rounds, see :func:`.plots.compare`."""
+    """Draw the rows' accuracies over the rounds; see :func:`.plots.compare`."""
     of_clients = frame["test"].nunique() == 1 and frame["test"][0] != NAMED[GLOBAL].name
-    tested = frame["test"][0] if of_clients else ""  # of several, names of settings say it
+    tested = frame["test"][0] if of_clients else ""  # if there are several, the settings' names contain it
     plots.compare(curves(frame), path, methods=methods(frame), width=width, tested=tested)
 
 
 def tested_on(frame: DataFrame) -> str:
-    """The samples that the rows' accuracy is measured on, in words."""
+    """The samples on which the rows' accuracy is measured, in words."""
     return " or on ".join(one.samples for one in MEASURES if (frame["test"] == one.name).any())
 
 
 def methods(frame: DataFrame) -> dict[str, str]:
-    """Label of each row to what its line is coloured by: its method, or another optimiser of plain FedAvg."""
+    """Row label to the name that selects its colour: its method, or the optimiser of FedAvg if not the default."""
     of_optimizer = (frame["method"] == "fedavg") & (frame["optimizer"] != PLAIN_OPTIMIZER)
     return dict(zip(frame["label"], frame["method"].mask(of_optimizer, frame["optimizer"]), strict=True))

@@ -1,8 +1,8 @@
-"""Runs recipes over several seeds and compares them with the papers' numbers that they hold.
+"""Run recipes over several seeds and compare the results with the papers' numbers in the recipes.
 
-Each run has a folder of its own, ``<out>/<recipe>/seed<k>``; what is done there is not done again, what broke off is
-gone on with. A budget stops runs early and changes nothing of what they are: N rounds of a run of T are the first N
-of the whole one, as a schedule over T rounds has it, and another budget goes on from there.
+Each run has its own folder, ``<out>/<recipe>/seed<k>``; finished runs are not repeated, interrupted ones resume. A
+budget stops runs early without changing them: the first N of T rounds are computed with the schedule over T rounds, and
+another budget resumes them.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def seconds_of(budget: str) -> float:
     """Seconds of a budget such as ``2h``, ``30m`` or ``1h30m``.
 
     Raises:
-        LabelSkewError: it is none.
+        LabelSkewError: invalid or zero duration.
     """
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", budget)
     if not parts or "".join(number + unit for number, unit in parts) != budget:
-        raise mistake(f"--budget {budget}", "no time", "a number with its unit, such as 90s, 30m, 2h or 1h30m")
+        raise mistake(f"--budget {budget}", "invalid duration", "a number with its unit, such as 90s, 30m, 2h or 1h30m")
     seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
     if not seconds:
-        raise mistake(f"--budget {budget}", "no time at all", "a longer one, such as 30m")
+        raise mistake(f"--budget {budget}", "must be longer than 0", "a longer one, such as 30m")
     return seconds
 
 
@@ -57,11 +57,12 @@ class Experiment:
     """One recipe, to be run with several seeds.
 
     Args:
-        name: what it is called, and its folder below that of all experiments.
-        path: its file, or its name.
-        recipe: with the overrides, ``section.key=value`` each.
-        whole: rounds that the recipe has.
-        deviations: ``key: the recipe's value -> the value in force``, of what makes an experiment.
+        name: also its folder below that of all experiments.
+        path: the recipe's file or name.
+        recipe: with the overrides applied.
+        overrides: ``section.key=value`` each.
+        whole: rounds of the original recipe.
+        deviations: ``key: the recipe's value -> the value used``, for settings that affect results.
         out: the folder of its runs.
     """
 
@@ -79,7 +80,7 @@ class Experiment:
         return self.recipe.train.comm_round
 
     def folder(self, seed: int) -> RunFolder:
-        """Where the run of a seed lies."""
+        """The run folder of a seed."""
         return RunFolder(self.out / f"seed{seed}")
 
     def settings(self, seed: int) -> tuple[str, ...]:
@@ -87,15 +88,15 @@ class Experiment:
         return (*self.overrides, f"common_args.random_seed={seed}")
 
     def done(self, seed: int) -> int:
-        """Rounds that the run of a seed has."""
+        """Rounds that the run of a seed has completed."""
         return len(read_lines(self.folder(seed).metrics))
 
 
 def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) -> list[Experiment]:
-    """The recipes, name to path, checked, with all their data at hand; names may have folders, below ``out``.
+    """Load and check recipes and their data; ``named``: name (which may contain folders, below ``out``) to path.
 
     Raises:
-        MistakesError: a line for everything to put right.
+        MistakesError: all mistakes, a line each.
     """
     checked, wrong = [], []
     for name, path in named.items():
@@ -115,7 +116,7 @@ def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) 
 
 
 def differences(before: Recipe, after: Recipe) -> tuple[str, ...]:
-    """What of the experiment was set to something else; its seed and this machine's folders are no part of it."""
+    """Changed settings that affect results; seeds and this machine's folders do not count."""
     a, b = (report.flat(recipe.resolved()) for recipe in (before, after))
     changed = {key: (json.dumps(a.get(key)), json.dumps(b.get(key))) for key in dict.fromkeys([*a, *b])}
     lines = [f"{key.partition('.')[2]}: {old} -> {new}" for key, (old, new) in changed.items() if old != new]
@@ -123,11 +124,11 @@ def differences(before: Recipe, after: Recipe) -> tuple[str, ...]:
 
 
 def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) -> Iterator[Experiment]:
-    """Run every experiment with the seeds ``0 .. seeds - 1``; each once it is done.
+    """Run every experiment with the seeds ``0 .. seeds - 1``; yield each finished experiment.
 
     Raises:
         LabelSkewError: a folder holds other runs.
-        RunError: a run broke off.
+        RunError: a run failed.
     """
     for number, experiment in enumerate(chosen):
         for seed in range(seeds):
@@ -141,36 +142,36 @@ def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) 
 def run_within(chosen: Sequence[Experiment], seeds: int, until: float, say: Say, *, quiet: bool) -> None:
     """Run every experiment with the seeds ``0 .. seeds - 1`` until a time, in seconds of :func:`time.monotonic`.
 
-    Each run gets an equal part of the time that is left, so seeds of an experiment get about as far. A run stops within
-    a round, which it repeats when it resumes.
+    Each run gets an equal share of the remaining time, so that the seeds of an experiment progress alike. A run stops
+    within a round and repeats that round when it resumes.
 
     Raises:
-        As :func:`run_all` does.
+        LabelSkewError, RunError: as in :func:`run_all`.
     """
     runs = [(experiment, seed) for seed in range(seeds) for experiment in chosen]
-    left = [(one, seed) for one, seed in runs if held(one.path, one.settings(seed), one.folder(seed)) != "done"]
-    for number, (experiment, seed) in enumerate(left):
+    unfinished = [(one, seed) for one, seed in runs if held(one.path, one.settings(seed), one.folder(seed)) != "done"]
+    for number, (experiment, seed) in enumerate(unfinished):
         now = time.monotonic()
         if now >= until:
             break
-        seconds = (until - now) / (len(left) - number)
+        seconds = (until - now) / (len(unfinished) - number)
         say(f"{experiment.name}, seed {seed}: from round {experiment.done(seed) + 1}, for {clock(seconds)}")
         pause = Pause(experiment.rounds, now + seconds)
         complete(experiment.path, experiment.settings(seed), experiment.folder(seed), quiet=quiet, pause=pause)
 
 
 def held(path: Path, settings: Sequence[str], folder: RunFolder) -> str | None:
-    """What a folder holds of the run of a recipe: ``done``, ``begun``, or None for nothing.
+    """The state of a recipe's run in a folder: ``done``, ``begun``, or None if there is no run.
 
     Raises:
-        LabelSkewError: it holds another run.
+        LabelSkewError: the folder holds another run.
     """
     if not folder.recipe.exists():
         return None
     kept, wanted = recipes.load(folder.recipe), recipes.load(path, settings)
     if differing := different(kept.resolved(), wanted.resolved()):
-        what = f"holds another run, which differs in {', '.join(differing)}"
-        raise mistake(folder.path, what, "another --out, or the settings as they were")
+        problem = f"holds another run, which differs in {', '.join(differing)}"
+        raise mistake(folder.path, problem, "another --out, or the original settings")
     return "done" if folder.summary.exists() else "begun"
 
 
@@ -183,20 +184,20 @@ def complete(
     pause: Pause | None = None,
     host: str | None = None,
 ) -> bool:
-    """Have one run finished, or brought to a pause: begun, gone on with, or found as it is.
+    """Finish one run or bring it to a pause: start it, resume it, or keep it as it is.
 
     Returns:
         Whether there was anything left to do.
 
     Raises:
-        HeldError: another process is at it.
+        HeldError: another process is running it.
         LabelSkewError: the folder holds another run.
-        RunError: the run broke off.
+        RunError: the run failed.
     """
     if held(path, settings, folder) == "done":
         return False
     in_process = recipes.load(path, settings).comm.in_process
-    folder.hold(patience=0)  # from here on nobody else begins it, goes on with it, or ends it
+    folder.hold(patience=0)  # no other process can start, resume or finish it from here on
     try:
         state = held(path, settings, folder)
         if state is None and folder.broke_off_at_once():
@@ -210,25 +211,22 @@ def complete(
             run.start(options, held=folder)
         return state != "done"
     except (LabelSkewError, SystemExit):
-        if not in_process and (holder := locks.held_by(folder.path)):  # who was faster to start its processes
+        if not in_process and (holder := locks.held_by(folder.path)):  # its processes were started first
             raise locks.HeldError(f"{folder.path}: {holder} is writing this run already", holder) from None
         raise
     finally:
         folder.release()
         with contextlib.suppress(OSError):
-            folder.path.rmdir()  # where nothing was written
+            folder.path.rmdir()  # only if nothing was written
 
 
 def _seconds(folder: RunFolder) -> float:
-    """How long a run has taken so far."""
     try:
         if folder.summary.exists():
             return float(json.loads(read_text(folder.summary))["seconds"])
         return sum(float(line["seconds"]) for line in read_lines(folder.timings))
     except (OSError, ValueError, TypeError, KeyError):
-        raise LabelSkewError(
-            f"{folder.summary}: holds no summary; delete it, and start the same command again"
-        ) from None
+        raise LabelSkewError(f"{folder.summary}: not a valid summary; delete it and repeat the command") from None
 
 
 HEAD = (
@@ -238,11 +236,10 @@ HEAD = (
 
 
 def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
-    """A row for each number that is expected; one without a verdict where there is none.
+    """A row per expected number; one row without a verdict if the recipe has none.
 
-    Runs of different lengths are compared after as many rounds as the shortest has; what has none yet is left out.
-    What ran on a small copy of the data (``labelskew data fake``) gets no verdict, and neither does what has not all
-    rounds of the recipe.
+    Runs of different lengths are compared after as many rounds as the shortest run has; runs without a round are
+    skipped. Runs on small copies of the data (``labelskew data fake``) or with missing rounds get no verdict.
     """
     begun = [seed for seed in range(seeds) if experiment.done(seed)]
     rounds = min(map(experiment.done, begun), default=0)
@@ -255,34 +252,34 @@ def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
     for number in experiment.recipe.expected:
         values = [measured(run, number, experiment, rounds) for run in runs]
         known = [value for value in values if value is not None]
-        ours, std = spread(known)
+        mean, std = spread(known)
         difference = f"{statistics.fmean(known) - number.value:+.2f}" if known and not cut else ""
         if len(known) < len(values) and number.measure == "rounds_to":
-            ours, std, difference = f"{len(known)} of {len(values)} got there", "", ""
+            mean, std, difference = f"{len(known)} of {len(values)} got there", "", ""
         name = number.measure if number.target is None else f"{number.measure} {number.target:g}"
-        head = [experiment.name, f"{number.paper}, {number.table}", name, f"{number.value:g}", ours, std, difference]
+        head = [experiment.name, f"{number.paper}, {number.table}", name, f"{number.value:g}", mean, std, difference]
         word = f"not comparable ({rounds} of {experiment.whole} rounds)" if cut else verdict(number, values)
         table.append([*head, f"{number.tolerance:g}", word if real else "none: the data are made up", *last])
     if not table:
         means = [run.last("accuracy", tail(experiment, rounds)) for run in runs]
-        ours, std = spread([100 * mean for mean in means if mean is not None])
-        table.append([experiment.name, "", "accuracy", "", ours, std, "", "", "no number to compare with", *last])
+        mean, std = spread([100 * mean for mean in means if mean is not None])
+        table.append([experiment.name, "", "accuracy", "", mean, std, "", "", "no number to compare with", *last])
     return table
 
 
 def spread(values: Sequence[float]) -> tuple[str, str]:
-    """Mean and, of two or more, sample std, with two decimals; empty where there is none."""
+    """Mean and, for two or more values, sample std, with two decimals; else empty strings."""
     std = f"{statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return (f"{statistics.fmean(values):.2f}" if values else "", std)
 
 
 def tail(experiment: Experiment, rounds: int) -> int:
-    """Tests that a mean is taken over: the recipe's ``last_rounds``, cut as the rounds are."""
+    """Number of last tests to average: the recipe's ``last_rounds``, shortened in proportion to the rounds."""
     return max(1, round(experiment.recipe.validation.last_rounds * min(1.0, rounds / experiment.whole)))
 
 
 def measured(run: report.FinishedRun, number: Expected, experiment: Experiment, rounds: int) -> float | None:
-    """What a run has for an expected number, in its unit; None where it has nothing."""
+    """A run's value of an expected number, in its unit; None if it has none."""
     if number.measure == "rounds_to":
         assert number.target is not None  # Expected has checked it
         reached = (line["round"] + 1 for line in run.tests if 100 * line.get(GLOBAL, 0) >= number.target)
@@ -294,7 +291,7 @@ def measured(run: report.FinishedRun, number: Expected, experiment: Experiment, 
 
 
 def verdict(number: Expected, values: Sequence[float | None]) -> str:
-    """In one or two words, for runs that have all rounds: reached, beyond, fell short, not measured."""
+    """``reached``, ``beyond``, ``fell short`` or ``not measured``, for runs with all rounds."""
     known = [value for value in values if value is not None]
     better = -1 if number.measure == "rounds_to" else 1
     if len(known) < len(values):

@@ -1,4 +1,4 @@
-"""Several runs side by side, from Python: a table, the page of ``labelskew report``, and a picture."""
+"""Compare runs from Python: a table, the page of ``labelskew report``, and a picture."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
 
 def report(runs: Sequence[Run | str | Path], *, last: int = 5, baseline: str = "fedavg") -> Report:
-    """Runs side by side; those that differ only in their seed share a row, as mean and std over the seeds.
+    """Compare runs; those that differ only in their seed share a row, as mean and std over the seeds.
 
     Args:
-        runs: runs, or folders; a folder that holds run folders stands for all of them.
-        last: tests that a mean is taken over.
-        baseline: the method, or a row by its name, whose best accuracy is to be reached and that others differ from.
+        runs: runs or folders; a folder may contain several run folders.
+        last: number of last tests that are averaged.
+        baseline: the method, or the name of a row, with which the others are compared.
 
     Raises:
-        LabelSkewError: there are none, or some without results.
+        LabelSkewError: there are no runs, or some have no results.
     """
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
     finished, mistakes = reports.read_all(folders)
     if mistakes:
         raise MistakesError(mistakes)
     if not finished:
-        raise LabelSkewError("no runs to report on; give one or more runs, or folders of runs")
+        raise LabelSkewError("no runs to report; give at least one run or folder of runs")
     return Report(reports.rows(reports.grouped(finished), last, baseline), last, baseline)
 
 
 class Report:
-    """What several runs say together; :func:`report` makes one."""
+    """A comparison of runs; made by :func:`report`."""
 
     def __init__(self, rows: DataFrame, last: int, baseline: str) -> None:
         self._rows, self._last, self._baseline = rows, last, baseline
@@ -49,7 +49,7 @@ class Report:
         return printed.numbers(self._rows)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page of ``labelskew report --html``, with curves and heat maps, complete in itself."""
+        """Write the self-contained page of ``labelskew report --html``, with curves and heat maps."""
         from fl_labelskew_plugins.studies.page import page
 
         write_text(Path(path), page(self._rows, last=self._last, baseline=self._baseline))
@@ -59,5 +59,5 @@ class Report:
         return str(printed.texts(self._rows).to_string(index=False))
 
     def _repr_html_(self) -> Any:
-        """For notebooks: the table; strangers' words are escaped."""
+        """The table for notebooks, with values escaped."""
         return printed.texts(self._rows).to_html(index=False, border=0)

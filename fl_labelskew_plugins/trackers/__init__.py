@@ -1,5 +1,5 @@
-"""To whom is a run shown while it goes on?
+"""Trackers that show a run during training.
 
-May import params and the machine. Found by its entry point; nothing of it, and no package that it shows runs to, is
-imported unless a recipe names it.
+May import params and the machine. Found by entry points; neither a tracker nor its package is imported unless a recipe
+names it.
 """

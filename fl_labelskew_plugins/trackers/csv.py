@@ -1,4 +1,4 @@
-"""One table of all rounds, for a spreadsheet."""
+"""Write one table of all rounds, for a spreadsheet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fl_labelskew_plugins.machine.files import open_regular, write_text
 
 
 class CSV(Tracker):
-    """A row a round in rounds.csv of the run's folder; rounds count from 1, what a round lacks is empty."""
+    """A row per round in rounds.csv of the run's folder; rounds count from 1, missing values are empty."""
 
     class Params(params.Params):
         """None."""
@@ -28,7 +28,7 @@ class CSV(Tracker):
         self._write()
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
-        """Add a row; the whole file is written anew only where there is a number that no round before it had."""
+        """Add a row; the file is rewritten only if there is a new column."""
         columns = len(self._columns)
         self._add(line)
         if len(self._columns) > columns:

@@ -1,4 +1,4 @@
-"""MLflow, by its own client: a folder of files, or a tracking server."""
+"""MLflow, with its own client: a folder of files, or a tracking server."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from fl_labelskew_plugins.machine.files import write_text
 
 INSTALL = "pip install mlflow-skinny"
 BESIDE_FEDML = "pip install --no-deps mlflow-skinny==2.12.2 entrypoints pytz sqlparse"
-"""FedML's pins leave pip no version of MLflow to choose; this one runs beside them."""
+"""FedML's pins are incompatible with MLflow's, so pip finds no version; this one works nevertheless."""
 KEPT = "mlflow.json"
-"""Which run of MLflow a run is."""
+"""File with the id of the run in MLflow."""
 MOST = 100
-"""Parameters that MLflow takes at once."""
+"""Parameters that MLflow accepts at once."""
 QUIET = {
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
 }
-"""Runs may be kept in a folder, which MLflow 3 has to be told; nothing goes to its makers, and a server that is not
-there is given up soon; all that unless the environment says otherwise."""
+"""Defaults of the environment: allow runs in a folder (required by MLflow 3), send nothing to MLflow's makers, and give
+up soon on a missing server."""
 STATES = {"finished": "FINISHED", "failed": "FAILED"}
 
 
@@ -41,27 +41,27 @@ class MLflow(Tracker):
     """A run of MLflow in an experiment; steps are rounds, from 1."""
 
     class Params(params.Params):
-        """Where runs are kept."""
+        """Location of the runs."""
 
         uri: str | None = Field(
-            None, description="folder, or a server's address; default: the folder mlruns beside the run's folder"
+            None, description="folder, or a server's address; default: the folder mlruns next to the run's folder"
         )
-        experiment: str = Field("fl-labelskew", min_length=1, description="experiment; it is made if need be")
+        experiment: str = Field("fl-labelskew", min_length=1, description="experiment; created if it is missing")
 
         @field_validator("uri")
         @classmethod
-        def _holds_no_secret(cls, uri: str | None) -> str | None:
+        def _check_no_secret(cls, uri: str | None) -> str | None:
             if uri is not None and re.search(r"//[^/]*@", uri):
                 raise ValueError(
-                    "holds a name or a password; use the environment variables MLFLOW_TRACKING_USERNAME and "
-                    "MLFLOW_TRACKING_PASSWORD, and the address alone"
+                    "must not contain a name or password; use the environment variables MLFLOW_TRACKING_USERNAME and "
+                    "MLFLOW_TRACKING_PASSWORD, and only the address"
                 )
             return uri
 
     params: Params
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin a run of MLflow, or go on with the one that ``mlflow.json`` names, if it is at this address."""
+        """Begin a run of MLflow, or resume the one in ``mlflow.json`` if it exists at this address."""
         os.environ |= QUIET | dict(os.environ)
         finders, distributions = [*sys.meta_path], vars(PathFinder)["find_distributions"]
         try:
@@ -71,16 +71,16 @@ class MLflow(Tracker):
         except ImportError as error:
             install = BESIDE_FEDML if find_spec("fedml") else INSTALL
             raise LabelSkewError(f"mlflow cannot be imported: {error}; {install}") from None
-        finally:  # old versions of importlib_metadata replace Python's own finder, which then lacks what Python needs
+        finally:  # old importlib_metadata replaces Python's own finder, which then lacks what Python needs
             sys.meta_path[:] = finders
             PathFinder.find_distributions = distributions  # type: ignore[method-assign]
         uri = self.params.uri or str(run.folder.absolute().parent / "mlruns")
         if "://" not in uri:
             uri = Path(uri).expanduser().absolute().as_uri()
-        mlflow.set_tracking_uri(uri)  # what sends files looks there, whatever the client was given
+        mlflow.set_tracking_uri(uri)  # file uploads use this address, whatever the client was given
         self._client, kept = mlflow.MlflowClient(uri), run.folder / KEPT
         if kept.exists():
-            with contextlib.suppress(MlflowException):  # it is not there: the address is another one
+            with contextlib.suppress(MlflowException):  # not found: the address has changed
                 self._run = str(json.loads(kept.read_text("utf-8"))["run_id"])
                 self._client.update_run(self._run, status="RUNNING")
                 return
@@ -95,18 +95,18 @@ class MLflow(Tracker):
             self.on_round(run, line)
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
-        """A point in each curve."""
+        """Add a point to each curve."""
         self._log({name: value for name, value in line.items() if name != "round"}, int(line["round"]) + 1)
 
     def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
-        """Summary, pictures, and the model as an artefact."""
+        """Log summary, pictures, and the model as an artefact."""
         self._log({f"summary.{name}": value for name, value in summary.items()}, int(summary["rounds"]))
         for file in pictures:
             self._client.log_artifact(self._run, str(file), "pictures")
         self._client.log_artifact(self._run, str(model))
 
     def close(self, run: TrackedRun, state: str) -> None:
-        """End it; one that is gone on with runs again."""
+        """End the run; a resumed one runs again."""
         self._client.set_terminated(self._run, STATES.get(state, "KILLED"))
 
     def _log(self, numbers: Mapping[str, float], step: int) -> None:

@@ -1,4 +1,4 @@
-"""TensorBoard, by torch's own writer."""
+"""TensorBoard, with torch's own writer."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fl_labelskew_plugins.machine import extras
 
 
 class TensorBoard(Tracker):
-    """Event files in the folder tensorboard/ of the run's; steps are rounds, from 1."""
+    """Event files in the folder tensorboard/ of the run's folder; steps are rounds, from 1."""
 
     class Params(params.Params):
         """None."""
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin an event file; of those of earlier sittings, rounds that no longer count are hidden.
+        """Begin an event file, and hide rounds of earlier event files that are repeated.
 
-        Where there are none, the rounds that are complete come first.
+        If there are no earlier files, the complete rounds are written first.
         """
         extras.load("tensorboard", "tensorboard", what="it")
         from torch.utils.tensorboard import SummaryWriter
@@ -33,14 +33,14 @@ class TensorBoard(Tracker):
             self.on_round(run, line)
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
-        """A point in each curve."""
+        """Add a point to each curve."""
         for name, value in line.items():
             if name != "round":
                 self._writer.add_scalar(slashed(name), value, int(line["round"]) + 1)
         self._writer.flush()
 
     def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
-        """Pictures, the summary beside the parameters, and where the model lies."""
+        """Add pictures, the summary next to the parameters, and the model's path."""
         import numpy as np
         from PIL import Image
 
@@ -54,15 +54,15 @@ class TensorBoard(Tracker):
         self._writer.add_hparams({**run.parameters}, measures, run_name=".")
 
     def close(self, run: TrackedRun, state: str) -> None:
-        """Write all that is left."""
+        """Write all remaining events."""
         self._writer.close()
 
 
 def slashed(name: str) -> str:
-    """``recall/3`` for ``recall.3``, by which curves are grouped."""
+    """``recall/3`` for ``recall.3``, which groups curves."""
     return name.replace(".", "/")
 
 
 def table(parameters: Mapping[str, object]) -> str:
-    """A table of Markdown."""
+    """A Markdown table."""
     return "\n".join(["| key | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in parameters.items())])

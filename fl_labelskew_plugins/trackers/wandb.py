@@ -1,4 +1,4 @@
-"""Weights & Biases, offline unless the recipe says otherwise."""
+"""Weights & Biases, offline by default."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from pydantic import Field
 from fl_labelskew_plugins import params
 
 QUIET = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "PYTHONWARNINGS": "ignore"}
-"""No lines between those of the run, and no reports of errors to its makers, unless the environment says otherwise."""
+"""Defaults of the environment: no output between the run's lines, and no error reports to W&B."""
 
 
 class WandB(Tracker):
-    """A run of Weights & Biases, in the folder wandb/ of the run's; the key is the environment's, WANDB_API_KEY."""
+    """A run of Weights & Biases, in the folder wandb/ of the run's folder; the key is in WANDB_API_KEY."""
 
     class Params(params.Params):
-        """Whose run it is, and whether it is sent."""
+        """The run's names, and whether it is sent."""
 
-        project: str = Field("fl-labelskew", min_length=1, description="project that the run is filed under")
+        project: str = Field("fl-labelskew", min_length=1, description="project of the run")
         entity: str | None = Field(None, description="user or team; default: the user's own")
-        name: str | None = Field(None, description="name of the run; default: of its folder")
+        name: str | None = Field(None, description="name of the run; default: the name of its folder")
         group: str | None = Field(None, description="group of runs")
         mode: Literal["offline", "online"] = Field(
-            "offline", description="offline: nothing is sent, `wandb sync` can do it later; online: all of it is sent"
+            "offline", description="offline: nothing is sent, `wandb sync` can send it later; online: all is sent"
         )
 
     params: Params
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin a run, or go on with it under the same id; an offline one is written anew, earlier rounds first."""
+        """Begin a run, or resume it under the same id; an offline run is rewritten, earlier rounds first."""
         os.environ |= QUIET | dict(os.environ)
         try:
             import wandb
         except ImportError:
             raise LabelSkewError("needs wandb; pip install wandb") from None
         args, online = self.params, self.params.mode == "online"
-        if online and not wandb.api.api_key:  # it would ask for one, and wait
+        if online and not wandb.api.api_key:  # it would prompt for one, and block
             raise LabelSkewError("mode: online needs a key; use the environment variable WANDB_API_KEY, or wandb login")
         self._wandb = wandb
         self._run = wandb.init(
@@ -60,11 +60,11 @@ class WandB(Tracker):
             self.on_round(run, line)
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
-        """A point in each curve, over ``round``, from 1."""
+        """Add a point to each curve, over ``round``, from 1."""
         self._run.log({name.replace(".", "/"): value for name, value in line.items()} | {"round": line["round"] + 1})
 
     def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
-        """Summary, pictures, and the model as an artifact."""
+        """Log summary, pictures, and the model as an artifact."""
         self._run.log({file.stem: self._wandb.Image(str(file)) for file in pictures})
         artifact = self._wandb.Artifact(f"model-{run.id}", type="model")
         artifact.add_file(str(model))
@@ -72,5 +72,5 @@ class WandB(Tracker):
         self._run.summary.update({**summary})
 
     def close(self, run: TrackedRun, state: str) -> None:
-        """End it; only one that failed has an exit code."""
+        """End the run; only a failed one has an exit code."""
         self._run.finish(exit_code=int(state == "failed"))

@@ -1,4 +1,4 @@
-"""What is done with a trained model: how is it read, how does it predict, how good is it on further data, where to?
+"""Use of trained models: read files, predict, evaluate on further data, export.
 
-May import runs and below. front and the command line use it. Needs no run's folder, but a model's file.
+May import runs and below. front and the command line use it. Needs only a model's file, not a run's folder.
 """

@@ -1,4 +1,4 @@
-"""How good a trained model is on further data in the layout of its own."""
+"""Evaluate a trained model on further data with the layout of its training data."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ TestedPart = Literal["all", "test"]
 def evaluate(
     trained: Trained, folder: Path, part: TestedPart | None = None, settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Measures of a model on the data in a folder, which is read as the recipe's data set is.
+    """Measure a model on the data in a folder, read as the recipe's data set is.
 
     Args:
         trained: the model.
         folder: the folder or file of the data.
         part: all samples, or the test part only. Default: the test part if the data have one or are those of the run's
             training, else all samples.
-        settings: ``data_args`` in place of the recipe's.
+        settings: ``data_args`` that override the recipe's.
 
     Returns:
-        What was evaluated (``part``; ``total``, all samples of the data, None if only the test part was read; ``note``,
+        The tested samples (``part``; ``total``, all samples of the data, None if only the test part was read; ``note``,
         a sentence or None); ``accuracy``, ``balanced_accuracy`` and ``macro_f1`` between 0 and 1, over classes that
-        occur; ``classes`` and ``groups``, a mapping each; and ``confusion``, samples of each class (rows) by what they
-        were predicted as. None stands for what cannot be had of no samples.
+        occur; ``classes`` and ``groups``, a mapping each; and ``confusion``, counts by true class (rows) and predicted
+        class. Values are None if there are no samples for them.
 
     Raises:
-        LabelSkewError: the data cannot be read, or are not such as the model was trained on.
+        LabelSkewError: the data cannot be read, or do not fit the model.
     """
     data, read = _data(trained, folder, part, settings or {})
     predicted = torch.cat([logits.argmax(1) for logits in map(trained.logits, _batches(trained, data, folder))])
     labels, names = torch.from_numpy(data.test.y), trained.about.class_names
     matrix = metrics.confusion(predicted, labels, len(names))
     whole = metrics.measures(matrix)
-    support, answers, right = matrix.sum(1).tolist(), matrix.sum(0).tolist(), matrix.diag().tolist()
+    support, predictions, right = matrix.sum(1).tolist(), matrix.sum(0).tolist(), matrix.diag().tolist()
     return {
         "model": clean(trained.file, 4096),
         "round": trained.about.round,
@@ -66,8 +66,8 @@ def evaluate(
         **read,
         **{key: whole[key] for key in ("accuracy", "balanced_accuracy", "macro_f1")},
         "classes": [
-            {"class": name, "samples": n, "recall": hits / n if n else None, "precision": hits / said if said else None}
-            for name, n, said, hits in zip(names, support, answers, right, strict=True)
+            {"class": name, "samples": n, "recall": hits / n if n else None, "precision": hits / p if p else None}
+            for name, n, p, hits in zip(names, support, predictions, right, strict=True)
         ],
         "groups": _groups(data, predicted, labels, len(names)),
         "confusion": matrix.tolist(),
@@ -75,14 +75,13 @@ def evaluate(
 
 
 def _groups(data: Data, predicted: Tensor, labels: Tensor, classes: int) -> list[dict[str, Any]]:
-    """The measures of each group of the test part; none where it has no groups."""
     rows = []
     groups: NDArray[Any] = np.zeros(0, np.int64) if data.test.groups is None else data.test.groups
     for group in np.unique(groups).tolist():
         name = data.group_names[group] if 0 <= group < len(data.group_names) else str(group)
         members = torch.from_numpy(groups == group)
-        said = metrics.measures(metrics.confusion(predicted[members], labels[members], classes))
-        measures = {key: said[key] for key in ("accuracy", "balanced_accuracy", "macro_f1")}
+        values = metrics.measures(metrics.confusion(predicted[members], labels[members], classes))
+        measures = {key: values[key] for key in ("accuracy", "balanced_accuracy", "macro_f1")}
         rows.append({"group": clean(name), "samples": int(members.sum()), **measures})
     return rows
 
@@ -90,13 +89,13 @@ def _groups(data: Data, predicted: Tensor, labels: Tensor, classes: int) -> list
 def _data(
     trained: Trained, folder: Path, part: TestedPart | None, settings: Mapping[str, Any]
 ) -> tuple[Data, dict[str, Any]]:
-    """The data whose test part are the samples to test on, and which these are; classes have the model's numbers."""
+    """Data whose test part is to be tested, with the model's class numbers; and a description of the part."""
     about, where, run = trained.about, clean(trained.file, 4096), _run(trained.file)
     sections = run.sections if run.recipe.is_file() else {}
     dataset, note = _dataset(trained, run, sections.get("data_args", {}), folder, settings), None
     dataset.check_test(folder, download=False)
-    if not folder.exists():  # which a data set that needs no files has not noticed
-        raise mistake(clean(folder, 4096), "does not exist", "what data_args.data_cache_dir would be")
+    if not folder.exists():  # not noticed by a data set without files
+        raise mistake(clean(folder, 4096), "does not exist", "a value of data_args.data_cache_dir")
     seed, total = int(sections.get("common_args", {}).get("random_seed", 0)), None
     splits_off = dataset.splits_off(folder)
     if part != "all" and not splits_off:
@@ -114,11 +113,11 @@ def _data(
     names = [clean(name) for name in data.class_names]
     if len(names) != len(about.class_names):
         here = counted(len(names), "class", "classes")
-        raise mistake(clean(folder, 4096), f"{here}, and {where} has {len(about.class_names)}", "data of these classes")
+        raise mistake(clean(folder, 4096), f"has {here}, but {where} {len(about.class_names)}", "data of these classes")
     for number, (name, trained_name) in enumerate(zip(names, about.class_names, strict=True)):
         if name != trained_name and not numbered(names) and not numbered(about.class_names):
-            what = f"class {number} is {name!r}, and in {where} it is {trained_name!r}"
-            raise mistake(clean(folder, 4096), what, "data of the same classes")
+            problem = f"class {number} is {name!r}, but in {where} it is {trained_name!r}"
+            raise mistake(clean(folder, 4096), problem, "data of the same classes")
     return data, {"part": part, "total": total, "note": note}
 
 
@@ -130,7 +129,7 @@ def _of_training(
     part: TestedPart | None,
     settings: Mapping[str, Any],
 ) -> tuple[TestedPart, str | None]:
-    """The ``part`` to test on, by default without samples of training, and a note if they may be among them."""
+    """The ``part`` to test on, by default without training samples, and a note if these may be in it."""
     known = run.environment.get("data")
     same = known == fingerprint(data)
     near = same or _home(args) in (folder.resolve(), *folder.resolve().parents)
@@ -144,13 +143,12 @@ def _of_training(
 
 
 def _home(args: Mapping[str, Any]) -> Path | None:
-    """The folder or file of the run's data, by the recipe's ``data_args``."""
     home = args.get("data_cache_dir")
     return Path(home).resolve() if isinstance(home, str) else None
 
 
 def _run(file: Path) -> RunReader:
-    """The folder of the run that wrote a model's file, or of a silo; or the file's folder if no recipe is near."""
+    """The folder of the run, or silo, that wrote a model's file; the file's folder if there is no recipe."""
     readers = [RunReader(folder) for folder in file.absolute().parents[:2]]
     return next((reader for reader in readers if reader.recipe.is_file()), readers[0])
 
@@ -158,16 +156,16 @@ def _run(file: Path) -> RunReader:
 def _dataset(
     trained: Trained, run: RunReader, args: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]
 ) -> Dataset:
-    """The data set that the model was trained on, with the recipe's parameters if the run's folder is at hand."""
+    """The data set of the model's training, with the recipe's parameters if the run's folder exists."""
     about, where = trained.about, clean(trained.file, 4096)
     known_keys = keys_of(catalog.load("datasets", known("datasets", about.dataset, where)).Params)
     params = {key: value for key, value in args.items() if key in known_keys or key not in keys_of(DataArgs)}
-    if folder.is_file() and _home(args) != folder.resolve():  # the file itself is meant, not others in its folder
+    if folder.is_file() and _home(args) != folder.resolve():  # the given file replaces those in the recipe
         params = {key: value for key, value in params.items() if key not in ("file", "test_file")}
     groups = params.get("groups")
     if isinstance(groups, list) and not all((folder / str(g)).is_dir() for g in groups):
-        del params["groups"]  # of the run's own tree
-    # data of one place alone often lack some classes
+        del params["groups"]  # they are folders of the run's own data
+    # data of one site often lack some classes
     if "class_names" in known_keys and params.get("class_names") is None and not numbered(about.class_names):
         params["class_names"] = about.class_names
     if "classes" in known_keys and params.get("classes") is None:
@@ -183,8 +181,8 @@ def _batches(trained: Trained, data: Data, folder: Path) -> Iterator[NDArray[Any
         yield from (samples[start : start + BATCH] for start in range(0, len(samples), BATCH))
         return
     if list(x.shape[1:]) != trained.about.input_shape:
-        what = f"samples of shape {x.shape[1:]}, and the model takes {tuple(trained.about.input_shape)}"
-        raise mistake(clean(folder, 4096), what, "data as those of training")
+        problem = f"has samples of shape {x.shape[1:]}, but the model takes {tuple(trained.about.input_shape)}"
+        raise mistake(clean(folder, 4096), problem, "data like those of training")
     with ThreadPoolExecutor(available_cores()) as pool:
         for start in range(0, len(x), BATCH):
             files = x.files[start : start + BATCH]

@@ -1,4 +1,4 @@
-"""Trained models for other programs: ONNX, or torch's own pt2; the normalisation is part of the graph."""
+"""Export trained models, with normalisation in the graph, as ONNX or as torch's pt2."""
 
 from __future__ import annotations
 
@@ -24,51 +24,51 @@ from fl_labelskew_plugins.trained.network import Trained
 
 FORMATS = ("onnx", "pt2")
 TOLERANCE = 1e-4
-"""How far a file's logits may be from the network's: as a share of the largest one, or of 1 where that is larger."""
+"""Maximum difference of a file's logits from the network's, divided by the largest logit or 1, whichever is larger."""
 INPUT, OUTPUT = "samples", "logits"
 
 
 def export(trained: Trained, out: Path, form: str) -> float:
-    """Write a model with the normalisation in its graph, and check what was written.
+    """Write a model with the normalisation in its graph, and check the file.
 
-    The graph has one input, ``samples`` ``(batch, ...)``, of any number and as the data set gives them: uint8 of 0 to
-    255 where that has uint8, else float32; and one output, ``logits`` ``(batch, C)`` float32.
+    The graph has one input, ``samples`` ``(batch, ...)``, as the data set gives them: uint8 of 0 to 255 if its samples
+    are uint8, else float32; and one output, ``logits`` ``(batch, C)`` float32.
 
     Args:
         trained: the model.
-        out: the file; it is there once it is whole, and checked.
+        out: the file; it appears only when it is complete and checked.
         form: one of :data:`FORMATS`.
 
     Returns:
-        The largest difference of a logit, as :data:`TOLERANCE` measures it.
+        The largest difference of a logit, as in :data:`TOLERANCE`.
 
     Raises:
         LabelSkewError: a package is missing.
-        RunError: the network cannot be exported, or gives other logits in the file.
+        RunError: the network cannot be exported, or the file gives other logits.
     """
     if form == "onnx":
         what = f"{clean(out, 4096)}: ONNX"
         extras.load("onnx", "onnx", "onnxscript", "onnxruntime", what=what, otherwise=", or use --format pt2")
     trained.check_memory(3)
     whole, example = trained.whole(), samples(trained.about, 2)
-    said = trained.about.model_dump_json()
+    metadata = trained.about.model_dump_json()
     with replacing(out) as part, _quiet():
         try:
             batch = {INPUT: {0: torch.export.Dim("batch", min=1)}}
             program = torch.export.export(whole, (example,), dynamic_shapes=batch)
             for node in program.graph.nodes:
-                node.meta.pop("stack_trace", None)  # which names files of this machine
+                node.meta.pop("stack_trace", None)  # it contains paths of this machine
             if form == "onnx":
-                texts = {KEY: said, "class_names": json.dumps(trained.about.class_names)}
+                texts = {KEY: metadata, "class_names": json.dumps(trained.about.class_names)}
                 _write_onnx(program, example, batch, part, texts)
             else:
                 with part.open("wb") as stream:
-                    torch.export.save(program, stream, extra_files={KEY: said})
+                    torch.export.save(program, stream, extra_files={KEY: metadata})
         except OSError:
             raise
-        except Exception as error:  # a graph of anybody's network, in a compiler's words
-            why = clean(failure(error), 300)
-            raise RunError(f"{clean(trained.file, 4096)}: cannot be exported as {form}: {why}") from error
+        except Exception as error:  # any error of the exporter on an arbitrary network
+            reason = clean(failure(error), 300)
+            raise RunError(f"{clean(trained.file, 4096)}: cannot be exported as {form}: {reason}") from error
         run = _onnx(part) if form == "onnx" else _pt2(part)
         worst = 0.0
         for number in (1, 3):
@@ -84,7 +84,7 @@ def export(trained: Trained, out: Path, form: str) -> float:
 
 
 def samples(about: About, number: int) -> Tensor:
-    """Some samples of the scale that was trained on, made up, the same each time."""
+    """Reproducible random samples on the scale of training."""
     generator = torch.Generator().manual_seed(number)
     shape = (number, *about.input_shape)
     if about.dtype == "uint8":
@@ -99,9 +99,9 @@ def samples(about: About, number: int) -> Tensor:
 
 def _write_onnx(program: Any, example: Tensor, batch: dict[str, Any], file: Path, texts: dict[str, str]) -> None:
     names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "dynamic_shapes": batch}
-    made = torch.onnx.export(program, (example,), dynamo=True, verbose=False, **names)
-    assert made is not None  # as it writes no file itself
-    model = made.model_proto
+    exported = torch.onnx.export(program, (example,), dynamo=True, verbose=False, **names)
+    assert exported is not None  # since it writes no file itself
+    model = exported.model_proto
     for key, text in texts.items():
         model.metadata_props.add(key=key, value=text)
     file.write_bytes(model.SerializeToString())
@@ -122,7 +122,6 @@ def _pt2(file: Path) -> Callable[[Tensor], Tensor]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep to itself what the exporter says of its own steps."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)

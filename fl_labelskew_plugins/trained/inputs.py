@@ -1,4 +1,4 @@
-"""What a model is to look at: pictures, folders of them, arrays, tables; in batches, and as its training had them."""
+"""Read inputs of a model: pictures, folders of pictures, arrays and tables; in batches, as in training."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from fl_labelskew_plugins.runs.model_file import About
 from fl_labelskew_plugins.trained.network import Trained, known, made
 
 FAR = 8.0
-"""How many times the training's standard deviation an array's may be, or how far from its mean the array's."""
+"""Warn if an array's standard deviation, or distance from the mean, exceeds this multiple of training's deviation."""
 
 
 class Batch(NamedTuple):
-    """Some samples ``(B, ...)`` as the data set gives them, and what each of them is called."""
+    """Samples ``(B, ...)`` as the data set gives them, and their names."""
 
     names: list[str]
     samples: NDArray[Any]
 
 
 def listed(places: Sequence[Path]) -> list[Path]:
-    """The files that are meant by files and folders.
+    """Files, with folders replaced by the pictures in them.
 
     Raises:
-        MistakesError: some are not there, or a folder has no pictures; with a line for each.
+        MistakesError: some do not exist, or a folder has no pictures; a line each.
     """
     files: list[Path] = []
     wrong = []
@@ -63,12 +63,12 @@ def batches(
     unreadable: list[str],
     settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Batch]:
-    """The samples of files, in their order, at most ``size`` at a time; of what cannot be read, a line each.
+    """Read the samples of files, in order, at most ``size`` at a time; unreadable files are listed in ``unreadable``.
 
-    ``settings``: ``data_args`` in place of the training's.
+    ``settings``: ``data_args`` that override the training's.
 
     Raises:
-        LabelSkewError: the model takes neither pictures nor tables, or no pictures of this shape.
+        LabelSkewError: the model takes neither pictures nor tables, or pictures of another shape.
     """
     for picture, group in groupby(files, key=lambda file: not holds_many(file)):
         if picture:
@@ -89,12 +89,12 @@ def batches(
 
 
 def holds_many(file: Path) -> bool:
-    """Whether a file holds any number of samples: an archive or a table."""
+    """Whether a file may contain several samples: an archive or a table."""
     return file.suffix.lower() in (".npz", *TEXT, *PARQUET)
 
 
 def cut(samples: NDArray[Any], size: int, name: str, numbers: NDArray[np.int64] | None = None) -> Iterator[Batch]:
-    """Samples in batches, each sample called ``name[number]``; by default they count from 0."""
+    """Samples in batches, each sample named ``name[number]``, by default numbered from 0."""
     numbers = np.arange(len(samples)) if numbers is None else numbers
     for start in range(0, len(samples), size):
         part = slice(start, start + size)
@@ -102,31 +102,31 @@ def cut(samples: NDArray[Any], size: int, name: str, numbers: NDArray[np.int64] 
 
 
 def table_of(trained: Trained, settings: Mapping[str, Any] | None = None) -> Table:
-    """The data set that reads further tables for a model.
+    """The data set that reads tables for a model.
 
     Raises:
         LabelSkewError: the model was not trained on tables, or a setting is wrong.
     """
     about, where = trained.about, clean(trained.file, 4096)
     if about.dataset != "table":
-        what = f"was trained on {about.dataset}, whose samples are not rows of a table"
-        raise mistake(where, what, "pictures" if about.picture else _archives(about))
+        problem = f"was trained on {about.dataset}, whose samples are not rows of a table"
+        raise mistake(where, problem, "pictures" if about.picture else _archives(about))
     dataset = reader(trained, {}, settings or {})
     assert isinstance(dataset, Table)
     return dataset
 
 
 def reader(trained: Trained, recipe: Mapping[str, Any], settings: Mapping[str, Any], place: str = "") -> Dataset:
-    """The data set that reads further samples for a model, as those of its training were read.
+    """The data set that reads samples for a model as in its training.
 
     Args:
         trained: the model.
-        recipe: ``data_args`` of its recipe, where it is known.
-        settings: ``data_args`` in place of these.
+        recipe: ``data_args`` of its recipe, if known.
+        settings: ``data_args`` that override these.
         place: of the recipe, for messages.
 
     Raises:
-        LabelSkewError: the data set is not installed, or does not have such parameters.
+        LabelSkewError: the data set is not installed, or does not have these parameters.
     """
     about, where = trained.about, clean(trained.file, 4096)
     kind = catalog.load("datasets", known("datasets", about.dataset, where))
@@ -136,11 +136,11 @@ def reader(trained: Trained, recipe: Mapping[str, Any], settings: Mapping[str, A
         made_of: Dataset = made(kind, {**(about.picture or {}), **recipe, **settings}, place)
         return made_of
     if about.table is None:
-        what = "does not say how the rows of a table become samples"
+        problem = "does not say how the rows of a table become samples"
         use = "a model of this version whose recipe has data_args.features and categorical"
-        raise mistake(where, what, use)
+        raise mistake(where, problem, use)
     if fixed := [key for key in ("features", "categorical") if key in settings]:
-        raise mistake(f"--set data_args.{fixed[0]}", "the model's training decided it", "a table with those columns")
+        raise mistake(f"--set data_args.{fixed[0]}", "is fixed by the model's training", "a table with those columns")
     of_model = {key: getattr(about.table, key) for key in ("label", "group", "missing")}
     of_model |= {"features": [feature.name for feature in about.table.features], "class_names": about.class_names}
     table: Table = made(Table, {**recipe, "categorical": "refuse", **of_model, **settings}, place)
@@ -153,8 +153,8 @@ def _pictures(
 ) -> Iterator[Batch]:
     about, where = trained.about, clean(trained.file, 4096)
     if not about.picture:
-        what = f"was trained on {about.dataset}, whose samples are not made of picture files"
-        raise mistake(where, what, f"{'tables, or ' if about.table else ''}{_archives(about)}")
+        problem = f"was trained on {about.dataset}, whose samples are not picture files"
+        raise mistake(where, problem, f"{'tables, or ' if about.table else ''}{_archives(about)}")
     dataset = reader(trained, {}, settings)
 
     def read(file: Path) -> NDArray[Any] | str:
@@ -173,8 +173,8 @@ def _pictures(
                     unreadable.append(sample)
                     continue
                 if list(sample.shape) != about.input_shape:
-                    shape = f"{tuple(sample.shape)}, and the network takes {tuple(about.input_shape)}"
-                    raise mistake(where, f"its pictures become samples of shape {shape}", "the file as it was written")
+                    shape = f"{tuple(sample.shape)}, but the network takes {tuple(about.input_shape)}"
+                    raise mistake(where, f"its pictures become samples of shape {shape}", "the original file")
                 batch.names.append(clean(file, 4096))
                 sound.append(sample)
             if sound:
@@ -182,12 +182,10 @@ def _pictures(
 
 
 def _archives(about: About) -> str:
-    """The archives that a model takes."""
     return f".npz files with x of shape (N, {', '.join(map(str, about.input_shape))})"
 
 
 def _array(about: About, file: Path) -> NDArray[Any]:
-    """The samples of an archive: its ``x``, or the only array that it has."""
     where = clean(file, 4096)
     arrays = read_archive(file, ["x"]) or read_archive(file)
     if "x" not in arrays and len(arrays) != 1:
@@ -196,17 +194,17 @@ def _array(about: About, file: Path) -> NDArray[Any]:
 
 
 def fitted(about: About, x: NDArray[Any], where: str) -> NDArray[Any]:
-    """Samples ``(N, ...)`` of the model's shape and type, made of an array of numbers.
+    """Convert an array of numbers to samples ``(N, ...)`` of the model's shape and type.
 
-    Axes may be the model's, ``(N, H, W, C)``, ``(N, H, W)`` for one channel, or any where the model takes rows; one
-    sample alone is a batch of one. What is plainly not of the training's scale is warned of, see :func:`warn_of_scale`.
+    Axes may be the model's, ``(N, H, W, C)``, ``(N, H, W)`` for one channel, or any if the model takes rows; a single
+    sample becomes a batch of one. Warns of another scale than the training's, see :func:`warn_of_scale`.
 
     Raises:
-        LabelSkewError: it is no such array.
+        LabelSkewError: the array does not fit.
     """
     shape = tuple(about.input_shape)
     if x.dtype.kind not in "biuf":
-        raise mistake(where, f"is of type {x.dtype}", "numbers")
+        raise mistake(where, f"has type {x.dtype}", "numbers")
     if x.shape == shape:
         x = x[None]
     elif x.shape[1:] != shape:
@@ -221,7 +219,7 @@ def fitted(about: About, x: NDArray[Any], where: str) -> NDArray[Any]:
             raise mistake(where, f"has shape {x.shape}", f"(N, {wanted}), as the model was trained on")
     if about.mean == [] and about.dtype == "uint8":  # characters by number
         if x.dtype.kind == "f" or (x.size and (x.min() < 0 or x.max() > 255)):
-            raise mistake(where, f"holds {x.dtype}, and the model takes numbers of characters", "uint8")
+            raise mistake(where, f"contains {x.dtype}, but the model takes numbers of characters", "uint8")
         return np.ascontiguousarray(x, np.uint8)
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, np.uint8 if x.dtype == about.dtype == "uint8" else np.float32)
@@ -233,11 +231,11 @@ def fitted(about: About, x: NDArray[Any], where: str) -> NDArray[Any]:
 
 
 def warn_of_scale(about: About, x: NDArray[Any], where: str) -> None:
-    """Warn where samples ``(N, ...)`` are plainly not of the training's scale.
+    """Warn if samples ``(N, ...)`` clearly have another scale than the training's.
 
-    Normalised by the training's mean and standard deviation, what was trained on has mean 0 and standard deviation 1.
-    An array whose mean is further than 8 from that, or whose standard deviation is above 8 or below 1/8, is of another
-    scale, such as 0 to 255 for 0 to 1, or all of one value. Where training did not normalise, nobody can tell.
+    Normalised training samples have mean 0 and standard deviation 1. An array whose mean is further than 8 from that,
+    or whose standard deviation is above 8 or below 1/8, has another scale, such as 0 to 255 for 0 to 1, or a single
+    value. Without normalisation in training, this cannot be detected.
     """
     plain = about.mean == [0.0] and about.std == [1.0] and about.dtype == "float32"
     if not about.mean or not about.std or plain or not x.size:
@@ -250,6 +248,6 @@ def warn_of_scale(about: About, x: NDArray[Any], where: str) -> None:
         return
     usual = unit * np.mean(about.mean), unit * np.mean(about.std)
     log.warn(
-        f"{where}: not of the scale that was trained on: mean {x.mean():.3g}, standard deviation {x.std():.3g}, and in "
-        f"training {usual[0]:.3g} and {usual[1]:.3g}; predictions may mean nothing"
+        f"{where}: scale differs from training: mean {x.mean():.3g}, standard deviation {x.std():.3g}, in training "
+        f"{usual[0]:.3g} and {usual[1]:.3g}; predictions may be meaningless"
     )

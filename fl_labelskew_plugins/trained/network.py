@@ -1,4 +1,4 @@
-"""A model's file as a network that takes samples as their data set gives them."""
+"""Load a model's file as a network that takes samples as their data set gives them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fl_labelskew_plugins.tensors import Weights
 
 LAST, BEST = "model.safetensors", "best.safetensors"
 SMALL = 2**20
-"""Numbers of a batch whose layers are not measured beforehand, which takes seconds."""
+"""Most numbers in a batch for which the layers' memory is not estimated, since that takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Trained:
     """A model from its file.
 
     Args:
-        file: where it is from.
-        about: what the file says of it.
-        network: it alone, in eval mode; takes normalised samples, and returns logits ``(B, C)``.
+        file: its file.
+        about: the file's metadata.
+        network: without normalisation, in eval mode; takes normalised samples, and returns logits ``(B, C)``.
     """
 
     file: Path
@@ -48,7 +48,7 @@ class Trained:
     network: nn.Module
 
     def whole(self) -> Whole:
-        """The network with the normalisation in front of it.
+        """The network with normalisation in front.
 
         Raises:
             LabelSkewError: the file does not say how samples were normalised.
@@ -56,8 +56,8 @@ class Trained:
         if self.about.mean is None or self.about.std is None:
             raise mistake(
                 clean(self.file, 4096),
-                "does not say how samples were normalised, as its writer had none",
-                "the model.safetensors of a silo, which says how that silo's own are",
+                "does not say how samples are normalised, since its writer had none",
+                "the model.safetensors of a silo, which has the normalisation of the silo's samples",
             )
         return Whole(self.network, self.about)
 
@@ -65,17 +65,17 @@ class Trained:
         """Logits ``(B, C)`` float32 of samples ``(B, ...)`` as the data set gives them.
 
         Raises:
-            LabelSkewError: the network does not take them, or one of them needs more memory than is free.
+            LabelSkewError: the network does not take them, or one sample needs more than the free memory.
         """
         whole, size = self.whole(), len(samples)
         if samples.size > SMALL:
             self.check_memory(1)
-            size = max(1, int(free_memory() // max(self._memory, 1)))  # fewer at a time, if they do not fit
+            size = max(1, int(free_memory() // max(self._memory, 1)))  # smaller batches if memory is short
         try:
             with torch.inference_mode():
                 parts = [samples[start : start + size] for start in range(0, len(samples), size)]
                 return torch.cat([whole(torch.from_numpy(part)) for part in parts])
-        except (RuntimeError, IndexError, ValueError) as error:  # such as the number of a character that is none
+        except (RuntimeError, IndexError, ValueError) as error:  # such as an invalid character number
             first = clean(next(iter(str(error).splitlines()), type(error).__name__))
             raise LabelSkewError(
                 f"{clean(self.file, 4096)}: the network does not take these samples: {first}"
@@ -88,7 +88,7 @@ class Trained:
 
     @cached_property
     def _memory(self) -> int:
-        """About how many bytes the layers take for one sample: three times the largest layer's inputs and outputs.
+        """Estimated bytes of the layers for one sample: three times the largest layer's inputs and outputs.
 
         Only shapes are computed; 0 if the network does not allow that.
         """
@@ -111,7 +111,7 @@ class Trained:
 
 
 class Whole(nn.Module):
-    """A network with the normalisation in front: ``(B, ...)`` as the data set gives them, to logits ``(B, C)``."""
+    """A network with normalisation in front: ``(B, ...)`` as the data set gives them, to logits ``(B, C)``."""
 
     def __init__(self, network: nn.Module, about: About) -> None:
         super().__init__()
@@ -128,15 +128,15 @@ class Whole(nn.Module):
 
 
 def load(file: Path, network: Network | None = None, *, code: str | None = None) -> Trained:
-    """A model's file, which may come from anybody.
+    """Load a model's file, which may be untrusted.
 
     Args:
         file: a ``.safetensors`` file.
-        network: what builds the network, where that was an object from Python.
-        code: ``FILE.py:FUNCTION`` that builds it, where that was one; the model's file never chooses code to run.
+        network: builds the network, if that was a Python object.
+        code: ``FILE.py:FUNCTION`` that builds it, if it was one; the model's file never chooses code to run.
 
     Raises:
-        LabelSkewError: the file, or what it says, is not as it has to be, or its network is not installed.
+        LabelSkewError: the file is invalid, or its network is not installed.
     """
     about, weights = model_file.read(file)
     where = clean(file, 4096)
@@ -149,8 +149,8 @@ def load(file: Path, network: Network | None = None, *, code: str | None = None)
         return Trained(file, about, build(network, about.input_shape, len(about.class_names), weights, where))
     kind = catalog.load("models", known("models", about.network, where))
     network = made(kind, about.network_params | dict(kind.trained_params), f"{where}: model {about.network}: ")
-    # by shapes alone first: what a stranger says may be of any size; a network that cannot be built without numbers
-    # raises one of these, and is built with them below, which checks the same
+    # first with shapes only: untrusted metadata may ask for any size; a network that cannot be built without numbers
+    # raises one of these errors, and is built with them below, under the same check
     with (
         suppress(NotImplementedError, RuntimeError, TypeError),
         _no_larger_than(weights, where),
@@ -161,10 +161,10 @@ def load(file: Path, network: Network | None = None, *, code: str | None = None)
 
 
 def _of_code(about: About, where: str, code: str | None) -> Network:
-    """The network that the function ``code`` makes, if it is the one of the model.
+    """The network of the function ``code``, if it is the model's.
 
     Raises:
-        LabelSkewError: it is missing or another one.
+        LabelSkewError: it is missing or differs.
     """
     params, name = dict(about.network_params), clean(about.network)
     digest = clean(params.pop("sha256", "unknown"), 64)
@@ -176,33 +176,33 @@ def _of_code(about: About, where: str, code: str | None) -> Network:
         raise mistake(where, f"its network is {name} (SHA-256 {digest}), which runs only when you name it", use)
     function = find(code)
     if (function.sha256, function.name) != (digest, name.rpartition(":")[2]):
-        what = f"{function} has SHA-256 {function.sha256}, and {where} is of {name} with {digest}"
-        raise mistake("network", what, "the file as it was in training")
+        problem = f"{function} has SHA-256 {function.sha256}, but {where} needs {name} with {digest}"
+        raise mistake("network", problem, "the original file")
     made_of: Network = made(function, params, f"{where}: model {name}: ")
     return made_of
 
 
 def known(kind: catalog.Kind, name: str, where: str) -> str:
-    """The name of a plugin that is installed.
+    """The name of an installed plugin.
 
     Raises:
-        LabelSkewError: it is none.
+        LabelSkewError: it is not installed.
     """
     names = sorted({entry.name for entry in catalog.entries(kind)})
     if name not in names:
-        what = kind.removesuffix("s")
+        noun = kind.removesuffix("s")
         raise LabelSkewError(
-            f"{where}: needs the {what} {name!r}, which is not installed here; install the package that has it, or "
+            f"{where}: needs the {noun} {name!r}, which is not installed; install its package, or "
             f"use one of {few(names, 40)}"
         )
     return name
 
 
 def made(plugin: Any, params: Mapping[str, Any], place: str) -> Any:
-    """A plugin with parameters that a file says.
+    """A plugin with parameters from a file.
 
     Raises:
-        LabelSkewError: they are not such as it takes.
+        LabelSkewError: the parameters are invalid.
     """
     args, lines = mistakes.checked(plugin.Params, dict(params), place)
     if args is None:
@@ -211,18 +211,19 @@ def made(plugin: Any, params: Mapping[str, Any], place: str) -> Any:
 
 
 def check(module: nn.Module, weights: Weights, where: str) -> None:
-    """Raise LabelSkewError unless the weights are of a module's names and shapes."""
+    """Raise LabelSkewError unless the weights have a module's names and shapes."""
     needed = module.state_dict()
     wrong = [name for name in {**needed, **weights} if name not in needed or name not in weights]
     wrong += [name for name in needed.keys() & weights.keys() if needed[name].shape != weights[name].shape]
     if wrong:
-        what = f"{clean(min(wrong))} is missing, unknown or of another shape"
-        raise mistake(where, f"its weights are of another network: {what}", "the file as the run has written it")
+        name = clean(min(wrong))
+        problem = f"weights do not fit the network: {name} is missing, unknown or misshapen"
+        raise mistake(where, problem, "the original file")
 
 
 @contextmanager
 def _no_larger_than(weights: Weights, where: str) -> Iterator[None]:
-    """Stop a network from being built of far more tensors or numbers than the file has, before they take memory.
+    """Stop building a network that has far more tensors or numbers than the file, before it takes memory.
 
     Some networks replace layers that they have built, so a few more are allowed.
     """
@@ -233,8 +234,8 @@ def _no_larger_than(weights: Weights, where: str) -> Iterator[None]:
         if parameter is not None and threading.get_ident() == thread:
             left[0], left[1] = left[0] - 1, left[1] - parameter.numel()
             if min(left) < 0:
-                what = "its weights are of another network: the file has far fewer of them"
-                raise mistake(where, what, "the file as the run has written it")
+                problem = "weights do not fit the network: the file has far fewer numbers"
+                raise mistake(where, problem, "the original file")
 
     hook = register_module_parameter_registration_hook(count)
     try:
@@ -244,20 +245,20 @@ def _no_larger_than(weights: Weights, where: str) -> Iterator[None]:
 
 
 def build(network: Network, shape: Any, classes: int, weights: Weights, where: str) -> nn.Module:
-    """A network with these weights, in eval mode; draws nothing from the caller's generator.
+    """Build a network with these weights, in eval mode; the caller's generator is unchanged.
 
     Raises:
-        LabelSkewError: it cannot be built, or the weights are another's.
+        LabelSkewError: it cannot be built, or the weights do not fit.
     """
     if network.trained_params:
         network = type(network)(network.params.model_copy(update=dict(network.trained_params)))
-    with torch.random.fork_rng([]):  # what the caller draws next does not depend on this
+    with torch.random.fork_rng([]):  # keeps the caller's next draws unchanged
         try:
             with _no_larger_than(weights, where):
                 module = network.build(tuple(shape), classes)
         except LabelSkewError:
             raise
-        except Exception as error:  # of a plugin of anybody's, or of numbers beyond all measure
+        except Exception as error:  # of any plugin, or of extreme sizes
             raise LabelSkewError(f"{where}: its network cannot be built: {clean(mistakes.failure(error))}") from error
     check(module, weights, where)
     module.load_state_dict(weights)
@@ -265,25 +266,25 @@ def build(network: Network, shape: Any, classes: int, weights: Weights, where: s
 
 
 def file_of(place: Path, *, best: bool = False, client: str | None = None) -> Path:
-    """The file that is meant by a run's folder or a file, and the options that go with it.
+    """The model's file in a run's folder, or a given file.
 
     Args:
         place: a run's folder, or a model's file.
-        best: the best round's model in place of the last one's.
-        client: the own model of a client, by its name or its number from 0.
+        best: the best round's model instead of the last one's.
+        client: a client's own model, by the client's name or its number from 0.
 
     Raises:
         LabelSkewError: there is no such model.
     """
     where = clean(place, 4096)
     if best and client is not None:
-        raise LabelSkewError("--best is of the global model and --client of a client's own; use one of them")
+        raise LabelSkewError("--best selects the global model, --client a client's own; use one of them")
     if not place.exists():
         raise mistake(where, "does not exist", "the folder of a run, or a .safetensors file of a model")
     if not place.is_dir():
         if best or client is not None:
             option = "--best" if best else "--client"
-            raise mistake(option, f"{where} is a single model", "the folder of a run with it")
+            raise mistake(option, f"{where} is a single model", "the run's folder with it")
         return place
     if client is not None:
         return _of_client(place, client)
@@ -295,28 +296,28 @@ def file_of(place: Path, *, best: bool = False, client: str | None = None) -> Pa
             where, f"has no {BEST}", "tracking_args.keep_best: true and test samples of the server or clients"
         )
     is_run = (place / "recipe.yaml").is_file()
-    # a silo's folder contains one for each run; those in a run's folder are of earlier rounds
+    # a silo's folder contains one folder per run; folders in a run's folder belong to earlier rounds
     below = [] if is_run else sorted(place.glob(f"*/{file.name}"))
     if len(below) == 1:
         return below[0]
     if below:
-        what = f"has no {file.name}, but {len(below)} folders in it have one"
-        raise mistake(where, what, f"one of them, such as {clean(below[-1].parent, 4096)}")
+        problem = f"has no {file.name}, but {len(below)} folders in it have one"
+        raise mistake(where, problem, f"one of them, such as {clean(below[-1].parent, 4096)}")
     so_far = "; --best is the best one so far" if (place / BEST).is_file() else ""
-    what = "is written after the last round" + so_far if is_run else "is in the folder of a run alone"
-    raise LabelSkewError(f"{where}: has no {LAST}, which {what}")
+    reason = "is written after the last round" + so_far if is_run else "exists only in the folder of a run"
+    raise LabelSkewError(f"{where}: has no {LAST}, which {reason}")
 
 
 def _of_client(place: Path, client: str) -> Path:
     files = sorted((place / "clients").glob("client*.safetensors"))
-    said = {file: model_file.said(file) for file in files}
-    for file, about in said.items():
+    metadata = {file: model_file.said(file) for file in files}
+    for file, about in metadata.items():
         if about is not None and about.client_name == client:
             return file
     number = int(client) if client.isdecimal() and client.isascii() else -1
     for file in files:
         if file.name == f"client{number:06d}.safetensors":
             return file
-    names = [file.stem if about is None else about.client_name or str(about.client) for file, about in said.items()]
-    use = few(names) if names else "no --client; a method such as map or fedphp keeps one for each client that trained"
+    names = [file.stem if about is None else about.client_name or str(about.client) for file, about in metadata.items()]
+    use = few(names) if names else "no --client; methods such as map or fedphp keep one model per trained client"
     raise mistake(f"--client {clean(client)}", f"{clean(place, 4096)} has no model of that client", use)

@@ -1,4 +1,4 @@
-"""Predictions as rows, and as files of them."""
+"""Predictions as rows, and files of rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Write = Callable[[list[PredictionRow]], None]
 
 
 def columns(top: int) -> list[str]:
-    """The head of the rows: the file, the class and its probability; then those of the next classes."""
+    """The header of the rows: the file, the class and its probability; then those of the next classes."""
     further = [f"{name}_{rank}" for rank in range(2, top + 1) for name in ("class", "probability")]
     return ["file", "class", "probability", *further]
 
@@ -36,7 +36,7 @@ def rows(trained: Trained, batches: Iterable[inputs.Batch], top: int) -> Iterato
     """The rows of each batch, see :func:`columns`; probabilities between 0 and 1.
 
     Raises:
-        LabelSkewError: the network does not take the samples, or there are not ``top`` classes.
+        LabelSkewError: the network does not take the samples, or has fewer than ``top`` classes.
     """
     names = trained.about.class_names
     if not 1 <= top <= len(names):
@@ -50,10 +50,10 @@ def rows(trained: Trained, batches: Iterable[inputs.Batch], top: int) -> Iterato
 
 
 def frame(trained: Trained, x: Any, *, top: int, batch_size: int) -> pd.DataFrame:
-    """The rows of an array or tensor ``(N, ...)`` by number, of a table by its index, or of paths by file.
+    """Predictions for an array or tensor ``(N, ...)`` by number, a table by its index, or paths by file.
 
     Raises:
-        LabelSkewError: as :func:`rows`, or the array does not fit; with a line for each file that cannot be read.
+        LabelSkewError: as :func:`rows`, or the array does not fit; with a line per file that cannot be read.
     """
     import pandas as pd
 
@@ -68,26 +68,26 @@ def frame(trained: Trained, x: Any, *, top: int, batch_size: int) -> pd.DataFram
     else:
         array = np.asarray(x.detach().cpu() if isinstance(x, torch.Tensor) else x)
         batches = inputs.cut(inputs.fitted(trained.about, array, "x"), batch_size, "x")
-    made = pd.DataFrame([row for some in rows(trained, batches, top) for row in some], columns=columns(top))
+    result = pd.DataFrame([row for some in rows(trained, batches, top) for row in some], columns=columns(top))
     if unreadable:
         raise MistakesError(unreadable)
     if of_files:
-        return made.set_index("file")
-    made = made.drop(columns="file")
-    return made if index is None else made.set_index(index)
+        return result.set_index("file")
+    result = result.drop(columns="file")
+    return result if index is None else result.set_index(index)
 
 
 def writer(out: Path, head: Sequence[str]) -> AbstractContextManager[Write]:
-    """Writes rows to a file, which is there once it is whole, in the format that its name ends with.
+    """A writer of rows to a file, which appears when it is complete, in the format of its name's ending.
 
     Raises:
-        LabelSkewError: it ends with none that is known, or a package is missing.
+        LabelSkewError: the ending is unknown, or a package is missing.
     """
     formats = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
     if out.suffix.lower() not in formats:
         raise LabelSkewError(f"--out {clean(out, 4096)}: unknown format; allowed: a name with {', '.join(formats)}")
     if out.suffix.lower() == ".parquet":
-        what = f"--out {clean(out, 4096)}:"  # before anything is predicted
+        what = f"--out {clean(out, 4096)}:"  # checked before predicting
         extras.load("parquet", "pyarrow.parquet", what=what, otherwise=", or use --out FILE.csv")
     return formats[out.suffix.lower()](out, head)
 

@@ -1,4 +1,4 @@
-"""What does a folder hold that one begins with: for data of one's own, or for a method?
+"""Generate a starting folder for the user's own data or method.
 
 Part of the front. ``labelskew new`` uses it.
 """

@@ -1,4 +1,4 @@
-"""A silo's own data: checked against the federation's recipe, and named in the silo's own file."""
+"""Check a silo's own data against the federation's recipe, and write their path into the silo's file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fl_labelskew_plugins.runtimes.silo.facts import server_classes
 
 
 def bind(file: Path, place: Path) -> facts.SiloData:
-    """Write the path of a silo's data into its own file, if they fit the recipes beside it that name it.
+    """Write the path of a silo's data into its own file, if the data fit the recipes in its folder that name the file.
 
     Args:
-        file: a silo's own file, which recipes in its folder name in ``data_silo_config``.
-        place: the file or folder, as an absolute path, that becomes ``data_args.data_cache_dir``.
+        file: a silo's own file, named in ``data_silo_config`` by recipes in its folder.
+        place: the absolute path of the file or folder; becomes ``data_args.data_cache_dir``.
 
     Raises:
-        LabelSkewError: there is no such recipe, or the data cannot be read or do not fit it; the file stays as it is.
+        LabelSkewError: there is no such recipe, the data cannot be read, or they do not fit; the file is unchanged.
     """
     where, text = clean(file, 4096), parse.read_text(file)
     homes = parse.homes(file)
@@ -38,18 +38,20 @@ def bind(file: Path, place: Path) -> facts.SiloData:
         changed = yaml.put(text, "data_args", "data_cache_dir", str(place))
     except yaml.YamlError as error:
         raise mistake(where, str(error), "the recipe's data_args in it") from None
-    for beside, rank in homes:
-        base = parse.load(beside)
+    for recipe_file, rank in homes:
+        base = parse.load(recipe_file)
         recipe = parse.silo(base, rank)
         form = {"data_cache_dir": str(place), "input_shape": base.data.input_shape, "classes": base.data.classes}
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=form)})
         silo = facts.load(recipe, rank - 1)
-        if apart := facts.differing(silo.data.class_names, server_classes(base, None), f"in {clean(beside.name)}"):
-            raise LabelSkewError(f"{where}: {apart}")
+        if mismatch := facts.differing(
+            silo.data.class_names, server_classes(base, None), f"in {clean(recipe_file.name)}"
+        ):
+            raise LabelSkewError(f"{where}: {mismatch}")
     if isinstance(recipe.dataset, ImageFolder):
         size, (pictures, _) = silo.facts.input_shape[-1], recipe.dataset.find(place)
         side, _ = sampled(place, [path for path, _ in pictures])
         if side < size:
-            log.warn(f"{clean(place, 4096)}: its pictures have {side:g} pixels a side and are enlarged to {size}")
+            log.warn(f"{clean(place, 4096)}: pictures with sides of {side:g} pixels are enlarged to {size}")
     write_text(file, changed)
     return silo

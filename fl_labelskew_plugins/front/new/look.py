@@ -1,4 +1,4 @@
-"""A look at somebody's own data: what reads them, and of which classes, groups and samples they are."""
+"""Inspect the user's own data: the data set that reads them, and their classes, groups and samples."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from fl_labelskew_plugins.machine.text import clean, few
 
 KINDS = "a folder of pictures, an .npz file, or a CSV or Parquet table"
 SAMPLED = 60
-"""Pictures whose size and colours are looked at; none is decoded."""
+"""Pictures whose size and colours are inspected; none is decoded."""
 SIDES = (8, 16, 28, 32, 64)
-"""Pixels that pictures are brought to; larger ones would train for long without a GPU."""
+"""Sides in pixels to which pictures are resized; larger ones would take long to train without a GPU."""
 GREY = {"1", "L", "LA", "I", "I;16", "I;16B", "F"}
 TABLES = {*TEXT, *PARQUET} - {".txt"}
-"""A folder's .txt is a note more often than a table."""
+"""A .txt file in a folder is more often a note than a table."""
 LABELS = ("label", "labels", "class", "target", "diagnosis", "y")
 GROUPS = ("group", "hospital", "site", "centre", "center", "client", "silo")
 MOST_CLASSES = 10_000
 COUNTS = r"(.*[_ ])?id|index|unnamed: 0"
-"""Names of columns that count rows."""
+"""Pattern for names of columns that number the rows."""
 CATEGORY = (0.5, 0.5)
-"""Mean and standard deviation that a category, 0 or 1, is normalised by where the data are elsewhere."""
+"""Mean and standard deviation by which a category, 0 or 1, is normalised if the data are elsewhere."""
 MOST_VALUES = 20
-"""Different texts in a column of categories; one with more names its rows, or holds free text."""
+"""Most distinct texts in a column of categories; a column with more identifies rows or is free text."""
 
 
 @dataclass(frozen=True)
 class OwnData:
-    """Somebody's own data, or the form of data that are elsewhere.
+    """The user's own data, or the form of data that are elsewhere.
 
     Args:
         dataset: name of the data set that reads them.
-        path: the file or folder as it was given, in full; None: the data are elsewhere.
+        path: the given file or folder, absolute; None: the data are elsewhere.
         args: the data set's own ``data_args``, and ``data_cache_dir`` of data that are here.
         shape: of a sample as the network gets it.
         classes: names of all ``C`` classes.
-        groups: their names, in the order of their numbers; of pictures, the folder of each in ``path``.
-        samples: in the training part, or in all where that is split off; 0 where that is not known.
+        groups: their names, in the order of their numbers; for pictures, each group's folder in ``path``.
+        samples: in the training part, or in all if that is split off; 0 if unknown.
         notes: how the data were read, a sentence each.
-        moments: mean and standard deviation of each channel or feature, where they are known.
+        moments: mean and standard deviation of each channel or feature, if known.
     """
 
     dataset: str
@@ -71,11 +71,11 @@ def described(classes: Sequence[str], size: int, columns: str | None, label: str
     Args:
         classes: names of all classes.
         size: pixels of a picture's side.
-        columns: a table's features, such as ``age,bmi=10..60,sex=f/m``: numbers, numbers of a range, categories.
+        columns: a table's features, such as ``age,bmi=10..60,sex=f/m``: a number, a number with its range, categories.
         label: a table's column of classes.
 
     Raises:
-        MistakesError: with every mistake in ``columns``.
+        MistakesError: with all mistakes in ``columns``.
     """
     if columns is None:
         if label is not None:
@@ -104,7 +104,8 @@ def described(classes: Sequence[str], size: int, columns: str | None, label: str
     without = [name for name, pairs in means.items() if not pairs]
     if len(without) + len(categories) < len(means):
         wrong += [
-            f"--columns: {clean(name, 40)}: has no range, and others have; add it to all, or none" for name in without
+            f"--columns: {clean(name, 40)}: has no range, but others do; give all of them a range, or none"
+            for name in without
         ]
     label = label or LABELS[0]
     if label in means:
@@ -119,23 +120,23 @@ def described(classes: Sequence[str], size: int, columns: str | None, label: str
 
 
 def _of_range(low: float, high: float) -> tuple[float, float]:
-    """Mean and standard deviation that a range is normalised by, to -2 .. 2."""
+    """Mean and standard deviation that normalise a range to -2 .. 2."""
     if not -math.inf < low < high < math.inf:
         raise ValueError
     return (low + high) / 2, (high - low) / 4
 
 
 def look(path: Path, label: str | None = None, group: str | None = None, classes: Sequence[str] = ()) -> OwnData:
-    """What a file or folder holds.
+    """Inspect a file or folder.
 
     Args:
-        path: a folder of pictures, an ``.npz`` file, a CSV or Parquet table, or a folder that holds one of the two.
-        label: a table's column of classes; by default the one with a name that says so.
+        path: a folder of pictures, an ``.npz`` file, a CSV or Parquet table, or a folder with one such file.
+        label: a table's column of classes; default: the only one with a usual name.
         group: a table's column of groups; likewise, or none.
-        classes: names of all classes, of pictures or a table; by default those that are there.
+        classes: names of all classes of pictures or of a table; default: those in the data.
 
     Raises:
-        LabelSkewError: it is none of these, cannot be read, or more has to be said.
+        LabelSkewError: it is none of these, cannot be read, or an option is missing.
     """
     path = Path(os.path.abspath(path.expanduser()))
     if not os.path.exists(path):
@@ -146,19 +147,19 @@ def look(path: Path, label: str | None = None, group: str | None = None, classes
         seen = _table(file, label, group, classes)
     elif label is not None or group is not None:
         raise mistake(
-            "--label" if label is not None else "--group", "is for tables, and these data are none", "neither"
+            "--label" if label is not None else "--group", "is for tables, and these data are not a table", "neither"
         )
     else:
         if file is not None and classes:
             raise mistake("--classes", "is for pictures and tables; an archive's classes are numbers", "no --classes")
         seen = _pictures(path, classes) if file is None else _archive(file)
     if len(seen.classes) < 2:
-        raise mistake(clean(path), f"holds one class alone ({few(seen.classes)})", "data of two classes or more")
+        raise mistake(clean(path), f"has only one class ({few(seen.classes)})", "data with at least two classes")
     return seen
 
 
 def _only_file(folder: Path) -> Path | None:
-    """The archive or table in a folder that has no folders of pictures.
+    """The archive or table in a folder without folders of pictures; None if there is none.
 
     Raises:
         LabelSkewError: there are several.
@@ -174,7 +175,7 @@ def _only_file(folder: Path) -> Path | None:
 
 
 def _pictures(path: Path, classes: Sequence[str]) -> OwnData:
-    """Folders of classes, or of groups; of a few files the headers are read."""
+    """Inspect pictures in folders of classes, or of groups; only the headers of some files are read."""
     from fl_labelskew_plugins.data.image_folder import ImageFolder
 
     dataset = ImageFolder(ImageFolder.Params(class_names=tuple(classes) or None))
@@ -193,7 +194,7 @@ def _pictures(path: Path, classes: Sequence[str]) -> OwnData:
 
 
 def sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
-    """The median of the shorter sides of some pictures, in pixels, and the channels that fit them."""
+    """The median of the shorter sides of some pictures, in pixels, and the number of channels that they need."""
     from PIL import Image
 
     from fl_labelskew_plugins.data.pictures import FORMATS
@@ -206,14 +207,14 @@ def sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
                 sides.append(min(image.size))
                 modes.add(image.mode)
         except Exception:  # Pillow's decoders raise a dozen types
-            continue  # a run tells of it
+            continue  # reported by a run
     if not sides:
-        raise mistake(clean(path), "has no picture that opens among those looked at", "sound ones")
+        raise mistake(clean(path), "none of the sampled pictures can be opened", "valid pictures")
     return float(np.median(sides)), 1 if modes <= GREY else 3
 
 
 def _archive(path: Path) -> OwnData:
-    """An ``.npz`` archive, read as a run reads it."""
+    """Inspect an ``.npz`` archive, read as in a run."""
     from fl_labelskew_plugins.data.npz import KNOWN, read_archive
 
     if path.suffix.lower() != ".npz":
@@ -223,7 +224,7 @@ def _archive(path: Path) -> OwnData:
     x, notes = arrays.get("x_train", arrays.get("x")), []
     if x is not None and x.ndim == 4 and sum(x.shape[axis] in (1, 3) for axis in (1, 3)) != 1:
         args["layout"] = "nchw" if x.shape[1] <= x.shape[3] else "nhwc"
-        notes = [f"layout: which axis the channels are on cannot be told for sure from the shape {x.shape}"]
+        notes = [f"layout: a guess, since the shape {x.shape} does not show which axis the channels are on"]
     labels = [arrays[name] for name in ("y", "y_train", "y_test") if name in arrays and arrays[name].size]
     if labels and all(y.dtype.kind in "iu" and y.min() >= 0 and y.max() < MOST_CLASSES for y in labels):
         args["classes"] = int(max(y.max() for y in labels)) + 1  # a gap in the labels is a class without samples
@@ -237,11 +238,6 @@ def _of(name: str, path: Path, args: dict[str, Any], data: Data, notes: Sequence
 
 
 def _loaded(name: str, args: dict[str, Any]) -> Data:
-    """Data as a run loads them.
-
-    Raises:
-        LabelSkewError: something is wrong with them.
-    """
     from fl_labelskew_plugins.recipe import mistakes
 
     plugin = catalog.load("datasets", name)
@@ -253,7 +249,7 @@ def _loaded(name: str, args: dict[str, Any]) -> Data:
 
 
 def _groups(data: Data) -> list[str]:
-    """Names of the groups that have training samples; without names, their numbers."""
+    """Names of the groups that have training samples; their numbers if they have no names."""
     if data.train.groups is None:
         return []
     numbers = np.unique(data.train.groups).tolist()
@@ -261,7 +257,7 @@ def _groups(data: Data) -> list[str]:
 
 
 def _table(path: Path, label: str | None, group: str | None, classes: Sequence[str]) -> OwnData:
-    """A table, read as a run reads it, but for columns that name or count its rows."""
+    """Inspect a table, read as in a run, but without columns that identify or number its rows."""
     catalog.load("datasets", "table")
     from fl_labelskew_plugins.data.table import header, measured, ordered, rows, texts
 
@@ -283,26 +279,26 @@ def _table(path: Path, label: str | None, group: str | None, classes: Sequence[s
         if measured(frame[column], f"{path}: column {clean(column, 40)}") is None
     }
     names = [c for c in rest if len(categories.get(c, ())) > MOST_VALUES or re.fullmatch(COUNTS, c.lower())]
-    # always listed: another table, of a silo or to evaluate on, may have them in another order
+    # always listed, since the tables of silos or for an evaluation may have another order
     dropped = set(names)
     args["features"] = features = [column for column in rest if column not in dropped]
     notes = []
     if names:
-        notes.append(f"features: without columns that name or count the rows ({few(names)})")
+        notes.append(f"features: without columns that identify or number the rows ({few(names)})")
     if kept := {column: values for column, values in categories.items() if column not in dropped}:
         args["categorical"] = kept
-        notes.append("categorical: the values of columns that are no numbers, each of which is a feature")
+        notes.append("categorical: the values of non-numeric columns, each of which is a feature")
     gaps = [column for column in (label, *([group] if group else []), *features) if frame[column].isna().any()]
     if gaps:
         args["missing"] = "drop" if {*gaps} & {label, group} else "mean"
-        what = "the rows are left out" if args["missing"] == "drop" else "the mean of the rest stands there"
-        notes.append(f"missing: {few(gaps)} lack values; {what}")
+        action = "these rows are dropped" if args["missing"] == "drop" else "replaced by the mean of the column"
+        notes.append(f"missing: {few(gaps)} lack values; {action}")
     data = _loaded("table", args)
     return _of("table", path, args, data, notes)
 
 
 def _column(path: Path, columns: Sequence[str], wanted: str | None, names: Sequence[str], option: str) -> str | None:
-    """The column that was asked for, or the only one with one of these names; None where there is none.
+    """The requested column, or the only one with one of ``names``; None if there is none.
 
     Raises:
         LabelSkewError: there is no such column, or there are several.

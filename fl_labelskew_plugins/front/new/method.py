@@ -1,4 +1,4 @@
-"""The package of a method of one's own: the example ``third_party_method`` under another name."""
+"""Generate the package of a user's own method: the example ``third_party_method`` under another name."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import shipped
 
 LINK = re.compile(r"\[([^]]*)\]\(\.\./\.\./([^)]*)\)")
-"""To a document that is not copied."""
+"""Link to a document that is not copied."""
 
 
 def package(name: str, out: Path) -> list[str]:
-    """Write the package of the method ``name`` to ``out``, new or empty; returns the commands to type first.
+    """Write the package of the method ``name`` to ``out``, new or empty; return the first commands to run.
 
     Raises:
-        LabelSkewError: the name is invalid or is taken, or the folder is not new or empty.
+        LabelSkewError: the name is invalid or in use, or the folder is not new or empty.
     """
-    what = f"method {clean(name, 40)}"
+    where = f"method {clean(name, 40)}"
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
         rule = "must start with a lowercase letter and contain only lowercase letters, digits and _"
-        raise LabelSkewError(f"{what}: {rule}")
-    there = [entry.distribution for entry in catalog.entries("methods") if entry.name == name]
-    if there or find_spec(f"labelskew_{name}"):
-        raise mistake(what, f"is installed already{f', by {there[0]}' if there else ''}", "another name")
+        raise LabelSkewError(f"{where}: {rule}")
+    installed = [entry.distribution for entry in catalog.entries("methods") if entry.name == name]
+    if installed or find_spec(f"labelskew_{name}"):
+        raise mistake(where, f"is installed already{f', by {installed[0]}' if installed else ''}", "another name")
     cls = "".join(word.capitalize() for word in name.split("_"))
     example = shipped.folder("examples") / "third_party_method"
     texts = {file.name: file.read_text("utf-8") for file in example.iterdir() if file.is_file()}
     if any(re.search(rf"\b{cls}\b", text) for file, text in texts.items() if file.endswith(".py")):
-        raise mistake(what, f"its class would be {cls}, a name that its code needs", "another name")
+        raise mistake(where, f"its class would be {cls}, a name that its code needs", "another name")
     with whole(out) as part:
         for file, text in texts.items():
             copied = LINK.sub(r"\1 (\2 of fl-labelskew-plugins)", text).replace("ldam", name).replace("LDAM", cls)

@@ -1,4 +1,4 @@
-"""The folders that ``labelskew new`` writes for data of one's own: recipes that run as they are, and what to type."""
+"""Generate the folders of ``labelskew new`` for the user's own data: complete recipes, and the commands to run."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Section = tuple[str, str, dict[str, Any]]
 """A comment, a section's name and its keys."""
 MOST_SILOS = 100
 GREY = ([0.449], [0.226])
-"""Mean and standard deviation of grey pictures: the means of ImageNet's over the channels."""
+"""Mean and standard deviation of grey pictures: ImageNet's, averaged over the channels."""
 ALL_JOIN = 20
-"""Clients up to which all of them join every round."""
+"""Number of clients up to which all of them join every round."""
 LARGE = 5000
-"""Training samples from which batches are larger and one local epoch is enough."""
+"""Number of training samples from which batches are larger and one local epoch is enough."""
 
 
 def simulation(seen: OwnData, out: Path) -> list[str]:
-    """Write a recipe for all of the data on one machine; returns the commands to type first, in ``out``.
+    """Write a recipe for all of the data on one machine; return the first commands to run in ``out``.
 
     Raises:
         LabelSkewError: ``out`` is not new or empty, or cannot be written.
@@ -45,13 +45,13 @@ def simulation(seen: OwnData, out: Path) -> list[str]:
         dealt = "Each group of the data is a client."
     else:
         partition = {"partition_method": "dirichlet", "beta": 0.3, "min_samples": max(min(10, seen.samples // 50), 1)}
-        dealt = "The data have no groups and are dealt out: the smaller beta is, the fewer classes a client has."
+        dealt = "The data have no groups, so they are partitioned: the smaller beta, the fewer classes per client."
     sections: list[Section] = [
         ("", "common_args", {"training_type": "simulation", "random_seed": 0}),
         (_about_data(seen), "data_args", {"dataset": seen.dataset, **seen.args}),
-        (f"{dealt} labelskew survey shows who holds what.", "partition_args", partition),
+        (f"{dealt} labelskew survey shows the clients' samples per class.", "partition_args", partition),
         *_training(seen, clients, "simulation.yaml"),
-        ("per_client: test the model on each client's own test part, too.", "validation_args", {"per_client": True}),
+        ("per_client: also test the model on each client's own test part.", "validation_args", {"per_client": True}),
         ("", "device_args", {"using_gpu": False}),
     ]
     about = f"{_about(seen)}, as {counted(clients, 'client')} on one machine"
@@ -62,30 +62,30 @@ def simulation(seen: OwnData, out: Path) -> list[str]:
 
 
 def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = False) -> list[str]:
-    """Write a federation's recipe, and a file for each silo; returns the commands to type first, in ``out``.
+    """Write a federation's recipe, and a file for each silo; return the first commands to run in ``out``.
 
     Args:
-        seen: the data; each of its groups is a silo. Of an archive or a table each silo gets its rows as a file.
+        seen: the data; each group is a silo. Silos of an archive or a table get their rows as files.
         out: a new or empty folder.
-        silos: how many there are where the data have no groups; each is given all of the data, to begin with.
-        secure: the server sees only sums of what silos send.
+        silos: number of silos if the data have no groups; initially each has all of the data.
+        secure: whether the server sees only sums of the silos' updates.
 
     Raises:
         LabelSkewError: ``out`` is not new or empty, cannot be written, or the data do not fit ``silos`` or ``secure``.
     """
     names, where = seen.groups if len(seen.groups) > 1 else [], clean(seen.path)
     if names and silos not in (None, len(names)):
-        raise mistake(f"--silos {silos}", f"{where} has {len(names)} groups, a silo each", "no --silos")
+        raise mistake(f"--silos {silos}", f"{where} has {len(names)} groups, one per silo", "no --silos")
     if not names and silos is None:
-        raise mistake(where, "has no groups, such as hospitals, to make silos of", "--silos with their number")
+        raise mistake(where, "has no groups, such as hospitals, for the silos", "--silos with their number")
     stems = file_names(names or [f"silo-{rank}" for rank in range(1, (silos or 0) + 1)])
     if len(stems) > MOST_SILOS:
         raise mistake(
-            where, f"has {len(stems)} groups, a silo each", f"{MOST_SILOS} at most, or labelskew new simulation"
+            where, f"has {len(stems)} groups, one per silo", f"{MOST_SILOS} at most, or labelskew new simulation"
         )
     if secure and len(stems) < LEAST_SUMMED:
-        what = f"{counted(len(stems), 'silo')}, and a sum of fewer than {LEAST_SUMMED} hides nobody"
-        raise mistake("--secure", what, f"{LEAST_SUMMED} silos or more, or no --secure")
+        problem = f"{counted(len(stems), 'silo')}, but a sum of fewer than {LEAST_SUMMED} hides no silo"
+        raise mistake("--secure", problem, f"at least {LEAST_SUMMED} silos, or no --secure")
     of_all = {key: value for key, value in seen.args.items() if key not in ("data_cache_dir", "group")}
     of_all |= {"class_names": seen.classes} if seen.dataset != "npz" else {"classes": len(seen.classes)}
     of_all = {"dataset": seen.dataset, **of_all}
@@ -95,37 +95,37 @@ def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
         **(_normalisation(seen) if secure or (seen.moments and not seen.path) else {}),
     }
     if secure and "mean" not in form:
-        raise mistake("--secure", "the columns of numbers need a range to be normalised by", "--columns age=0..100")
+        raise mistake("--secure", "numeric columns need a range for their normalisation", "--columns age=0..100")
     comm = {"backend": "GRPC", "server_address": "localhost:8890", "certs": "certs", "min_clients": 2}
     comm |= {"secure_aggregation": True, "min_clients": LEAST_SUMMED} if secure else {}
     recipe: list[Section] = [
         ("", "common_args", {"training_type": "cross_silo", "random_seed": 0}),
         (
-            "The server has no data: this says what the silos' are like, and is the same in their files. "
+            "The server has no data, so this describes the silos' data; their own files repeat it. "
             + _about_data(seen)
-            + (" mean, std: with secure aggregation silos do not send sums to compute them from." if secure else ""),
+            + (" mean, std: given, since with secure aggregation silos do not send sums for them." if secure else ""),
             "data_args",
             form,
         ),
         (
-            "server_test_data: true, with a data_cache_dir above that holds a test part, also tests the model at the "
-            "server. per_client: each silo tests it on its own test part.",
+            "server_test_data: true, with a test part in a data_cache_dir above, also tests the model on the server. "
+            "per_client: each silo tests it on its own test part.",
             "validation_args",
             {"server_test_data": False, "per_client": True},
         ),
         *_training(seen, len(stems), "federation.yaml"),
         (
-            "server_address: where silos find the server, and certs the folder of each machine's certificates beside "
-            "this file; both are explained in README.md. min_clients: a round needs the answers of so many silos."
-            + (" secure_aggregation: the server sees only sums of what silos send." if secure else ""),
+            "server_address: where silos find the server. certs: the folder of each machine's certificates, next to "
+            "this file; README.md explains both. min_clients: the fewest silos that complete a round."
+            + (" secure_aggregation: the server sees only sums of the silos' updates." if secure else ""),
             "comm_args",
             comm,
         ),
-        ("Silo 1, 2 ... by its own file.", "client_specific_args", {"data_silo_config": [f"{s}.yaml" for s in stems]}),
+        ("The files of silo 1, 2 ...", "client_specific_args", {"data_silo_config": [f"{s}.yaml" for s in stems]}),
         ("", "device_args", {"using_gpu": False}),
         ("", "tracking_args", {"checkpoint_every": 1}),
     ]
-    about = f"{_about(seen)}; {counted(len(stems), 'silo')} and a server that has no data"
+    about = f"{_about(seen)}; {counted(len(stems), 'silo')} and a server without data"
     with _begun(seen, out) as part:
         _write_page(
             part / "federation.yaml", ["labelskew run federation.yaml --role server", f"{about}; see README.md"], recipe
@@ -134,16 +134,16 @@ def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
         for rank, (stem, place) in enumerate(zip(stems, places, strict=True), 1):
             head = [
                 f"labelskew run federation.yaml --role client --rank {rank}",
-                f"What silo {rank}, {stem}, sets for itself; nobody else needs this file.",
+                f"Settings of silo {rank}, {stem}; only this silo needs the file.",
             ]
             sections: list[Section] = [
                 (
-                    "data_cache_dir: where this silo's data are, on its own machine. To check and write it: "
+                    "data_cache_dir: the path of this silo's data on its own machine. To check and write it: "
                     f"labelskew silo data {stem}.yaml PATH",
                     "data_args",
                     of_all | ({"data_cache_dir": place} if place else {}),
                 ),
-                ("send_measures: tell the server losses and accuracy.", "comm_args", {"send_measures": True}),
+                ("send_measures: send losses and accuracy to the server.", "comm_args", {"send_measures": True}),
             ]
             _write_page(part / f"{stem}.yaml", head, sections)
         facts = {"about": about, "stems": stems, "shared": not names, "secure": secure, "here": seen.path is not None}
@@ -153,7 +153,7 @@ def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
 
 
 def _normalisation(seen: OwnData) -> dict[str, Any]:
-    """Mean and standard deviation for which no silo has to send sums; empty if nobody knows any."""
+    """Mean and standard deviation that need no sums from silos; empty if unknown."""
     if seen.dataset == "image_folder":
         return {"mean": "imagenet"} if seen.shape[0] == 3 else dict(zip(("mean", "std"), GREY, strict=True))
     if seen.moments is None:
@@ -163,7 +163,7 @@ def _normalisation(seen: OwnData) -> dict[str, Any]:
 
 
 def file_names(names: Sequence[str]) -> list[str]:
-    """Names of files without their ending, for names that may hold anything; no two are alike, in any case.
+    """Valid file names (without ending) for arbitrary names; all different, also if case is ignored.
 
     >>> file_names(["St. Mary's", "north", "../North", "federation", "*", "x-8", "x", "x?"])
     ['St.-Mary-s', 'north', 'North-3', 'federation-4', 'silo-5', 'x-8', 'x', 'x-8-8']
@@ -179,9 +179,9 @@ def file_names(names: Sequence[str]) -> list[str]:
 
 
 def _begun(seen: OwnData, out: Path) -> AbstractContextManager[Path]:
-    """The folder, all of it or nothing; among pictures it would be taken for a class or a group."""
+    """A context for the folder, written completely or not at all; inside the pictures it would look like a class."""
     if seen.dataset == "image_folder" and seen.path is not None and out.resolve().is_relative_to(seen.path.resolve()):
-        raise mistake(clean(out), "lies within the data", "a folder outside of them")
+        raise mistake(clean(out), "is inside the data", "a folder outside of them")
     return whole(out)
 
 
@@ -193,18 +193,17 @@ def _about(seen: OwnData) -> str:
 
 
 def _about_data(seen: OwnData) -> str:
-    sizes = ("image_size: pixels of a side; more of them show more, and take longer",)
+    sizes = ("image_size: the side in pixels; larger pictures show more detail and take longer",)
     return ". ".join([*seen.notes, *(sizes if seen.dataset == "image_folder" else ()), ""]).strip()
 
 
 def _training(seen: OwnData, clients: int, recipe: str) -> Iterator[Section]:
-    """Network, training and method."""
     network, rate = "mlp", 0.05
     if len(seen.shape) == 3 and min(seen.shape[1:]) >= 16:
         network = "lenet" if min(seen.shape[1:]) < 28 else "fedlc_cnn_mnist" if seen.shape[0] == 1 else "tfcnn"
         rate = 0.01
     yield (
-        "A small network; others: labelskew models. With a GPU (device_args) resnet18 is one.",
+        "A small network; labelskew models lists others, such as resnet18 for a GPU (device_args).",
         "model_args",
         {"model": network},
     )
@@ -213,17 +212,17 @@ def _training(seen: OwnData, clients: int, recipe: str) -> Iterator[Section]:
     train |= {"client_num_per_round": 10} if clients > ALL_JOIN else {}
     train |= {"comm_round": 20, "epochs": 1 if large else 2, "batch_size": 64 if large else 16}
     yield "", "train_args", train | {"learning_rate": rate, "momentum": 0.9}
-    why = (
-        "FedLC (Zhang et al., ICML 2022) lowers each logit by the client's own class counts. It stands here because no "
-        "client sends more than weights for it, and it takes no time of its own; which method does best on these data "
-        f"is not known. Run others, labelskew run {recipe} --set method_args.method=fedavg, and compare: labelskew "
-        "report runs. labelskew methods lists them."
+    reason = (
+        "FedLC (Zhang et al., ICML 2022) lowers each logit by the client's own class counts. It is the default since "
+        "clients send only weights for it, and it costs no extra time; which method is best on these data is unknown. "
+        f"To compare others: labelskew run {recipe} --set method_args.method=fedavg, then labelskew report runs. "
+        "labelskew methods lists them."
     )
-    yield why, "method_args", {"method": "fedlc"}
+    yield reason, "method_args", {"method": "fedlc"}
 
 
 def _places(seen: OwnData, stems: Sequence[str], part: Path, out: Path) -> Iterator[str]:
-    """Where each silo's data lie; rows of an archive or a table are written to ``part``, which becomes ``out``."""
+    """The path of each silo's data; rows of an archive or table are written to ``part``, which becomes ``out``."""
     if seen.path is None or len(seen.groups) < 2:
         yield from [seen.args.get("data_cache_dir", "")] * len(stems)
     elif seen.dataset == "image_folder":
@@ -236,33 +235,31 @@ def _places(seen: OwnData, stems: Sequence[str], part: Path, out: Path) -> Itera
 
 
 def _deal_archive(seen: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
-    """Write each group's samples as an archive; one without a test part of its own has ``x`` and ``y`` alone."""
+    """Write each group's samples as an archive; one without its own test part has only ``x`` and ``y``."""
     from fl_labelskew_plugins.data.npz import KNOWN, read_archive
 
     arrays = read_archive(Path(seen.args["data_cache_dir"]), KNOWN)
     train = "_train" if "x_train" in arrays else ""
-    labels = arrays[f"y{train}"]  # where they are names, a silo's lack some, and do not tell the numbers of the others
+    labels = arrays[f"y{train}"]  # if they are names, a silo may lack some, so its archive lists all names
     names = arrays.get("class_names", np.unique(labels) if labels.dtype.kind in "US" else np.array(seen.classes))
     groups = np.unique(arrays[f"groups{train}"])
     if len(groups) != len(paths):
-        raise mistake(
-            clean(seen.path), "has a group that is too small for a test part to be split off", "larger groups"
-        )
+        raise mistake(clean(seen.path), "has a group that is too small to split off a test part", "larger groups")
     for group, path in zip(groups, paths, strict=True):
         rows = {train: arrays[f"groups{train}"] == group}
         if train and "groups_test" in arrays and (test := arrays["groups_test"] == group).any():
             rows["_test"] = test
-        made = {
+        subset = {
             f"{array}{key if len(rows) > 1 else ''}": arrays[f"{array}{key}"][chosen]
             for key, chosen in rows.items()
             for array in "xy"
         }
-        np.savez(path.with_name(f"{path.name}.npz"), class_names=names, **made)
+        np.savez(path.with_name(f"{path.name}.npz"), class_names=names, **subset)
         yield path.with_name(f"{path.name}.npz")
 
 
 def _deal_table(seen: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
-    """Write each group's rows as a table, with the columns that count alone."""
+    """Write each group's rows as a table with only the columns that are used."""
     from fl_labelskew_plugins.data import table
 
     args, source = seen.args, Path(seen.args["data_cache_dir"])
@@ -279,7 +276,6 @@ def _deal_table(seen: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _write_page(path: Path, head: Sequence[str], sections: Sequence[Section]) -> None:
-    """A recipe, or a silo's own file, with its comments."""
     lines = [shipped.MODELINE + shipped.SCHEMA, *(_comment(line) for line in head)]
     for comment, name, values in sections:
         lines += [*(["", _comment(comment)] if comment else []), yaml.write({name: values}).rstrip()]
@@ -291,7 +287,7 @@ def _comment(text: str) -> str:
 
 
 def _finish(part: Path, seen: OwnData, kind: str, ignored: Sequence[str], **facts: Any) -> None:
-    """The files beside the recipes: the README, what git leaves alone, and the schema that editors check recipes by."""
+    """Write the files next to the recipes: README, .gitignore, and the schema by which editors check recipes."""
     from jinja2 import StrictUndefined, Template
 
     from fl_labelskew_plugins.recipe.schema import json_schema

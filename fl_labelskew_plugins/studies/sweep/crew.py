@@ -1,12 +1,11 @@
-"""The processes of a sweep: several runs at a time, as GPUs, cores and memory allow, and all of them ended together.
+"""Run a sweep's processes: several at a time, as GPUs, cores and memory allow, and end them together.
 
-Each run is a process of its own and gives the bytes that ``labelskew run`` gives. The processes are forked from one
-that has imported the host, since that import takes seconds.
+Each run is a process with results identical to ``labelskew run``, forked from a process that has imported the host,
+which takes seconds.
 
-Eight tiny runs without FedML, two at a time on two cores, took 9.6 s of processor time and 0.9 GB like this. A
-``ProcessPoolExecutor`` with a process for each run took 11.1 s and 0.9 GB, but needs Python 3.11, and one run that is
-killed breaks all others off; joblib's loky 12.3 s and 1.2 GB, with many runs in one process, whose memory grows; a
-``sweep --task`` for each 32.2 s and 1.2 GB.
+Eight tiny runs without FedML, two at a time on two cores, took 9.6 s of processor time and 0.9 GB. Alternatives:
+``ProcessPoolExecutor`` took 11.1 s and 0.9 GB, needs Python 3.11, and one killed run aborts all others; joblib's loky
+12.3 s and 1.2 GB, which grow with the runs in a process; one ``sweep --task`` per run 32.2 s and 1.2 GB.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ from fl_labelskew_plugins.studies.reproduce import Say, complete
 from fl_labelskew_plugins.studies.sweep.plan import Planned, missing, states_of
 
 SHARE = 0.8
-"""Share of the free memory that all runs together may take."""
+"""Share of the free memory that all runs together may use."""
 GRACE = 30.0
-"""Seconds in which a run that was told to end saves its checkpoint; then it is killed."""
+"""Seconds in which a terminated run may save its checkpoint before it is killed."""
 LATE = 5.0
-"""Seconds after the end of its time in which a run that pauses saves what it has; then it is told to end."""
+"""Seconds that a pausing run may exceed its time before it is terminated."""
 ELSEWHERE = 75
-"""Exit code of a run that another process was faster to begin, or to end."""
+"""Exit code of a run that another process started or finished first."""
 HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.hosted"]
 PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.backend_agg", "sklearn.datasets"]
-"""What runs in one process import, with FedML where it is installed; before all of them comes :mod:`.forkserver`."""
+"""Imports of runs in one process, with FedML if it is installed; :mod:`.forkserver` comes before them."""
 
 
 def run_all(
@@ -61,62 +60,59 @@ def run_all(
     host: str | None = None,
     pause: Pause | None = None,
 ) -> list[str]:
-    """Have all runs finished; returns a line for each one that failed.
+    """Finish all runs; return a line per failed run.
 
-    Other processes, of other machines too, may work in the same folder at the same time: what one of them is at is
-    left to it, and looked at again once all else is done.
+    Other processes and machines may work in the same folder. Runs that they hold are checked again after all others.
 
     Args:
         planned: from :func:`.plan.plan`.
-        jobs: how many at a time; default: :func:`default_jobs`.
-        memory: GB (10^9 bytes) that all of them together may take; default: :data:`SHARE` of what is free.
+        jobs: runs at a time; default: :func:`default_jobs`.
+        memory: GB (10^9 bytes) for all runs together; default: :data:`SHARE` of the free memory.
         say: prints a line.
-        host: as :class:`.runtimes.options.RunOptions` has it.
-        pause: when each of them stops early, to be gone on with.
+        host: as in :class:`.runtimes.options.RunOptions`.
+        pause: when each run stops early, to be resumed later.
 
     Raises:
         MistakesError: see :func:`.plan.states_of`.
         LabelSkewError: the folder cannot be written.
-        KeyboardInterrupt: told to end; all runs have saved a checkpoint.
+        KeyboardInterrupt: interrupted; all runs have saved a checkpoint.
     """
     states = states_of(planned)
-    left = [run for run in planned if states[run.name] != "done"]
-    left.sort(key=lambda run: states[run.name] is None)  # what was begun comes first
+    unfinished = [run for run in planned if states[run.name] != "done"]
+    unfinished.sort(key=lambda run: states[run.name] is None)  # begun runs first
     slots = jobs or default_jobs(planned)
     bound = memory_bound(memory)
     begun = sum(state == "begun" for state in states.values())
     say(
-        f"{counted(len(planned), 'run')}: {len(planned) - len(left)} finished, {begun} to resume; at most {slots} "
-        f"at a time, in {bound / 1e9:.1f} GB"
+        f"{counted(len(planned), 'run')}: {len(planned) - len(unfinished)} finished, {begun} to resume; "
+        f"at most {slots} at a time, in {bound / 1e9:.1f} GB"
     )
-    return Crew(planned, left, slots, bound, say, host, pause).work() if left else []
+    return Crew(planned, unfinished, slots, bound, say, host, pause).work() if unfinished else []
 
 
 def run_here(run: Planned, say: Say, host: str | None = None) -> None:
-    """Have one run finished in this process, on the GPU that it sees first; say in a line what came of it.
-
-    Where another process is at it, that is the line.
+    """Finish one run in this process, on the first visible GPU, and print its result or who else is running it.
 
     Raises:
         MistakesError: this machine lacks the data or the GPU.
         LabelSkewError: the folder holds another run.
-        RunError: the run broke off.
-        KeyboardInterrupt: told to end; a checkpoint is saved.
+        RunError: the run failed.
+        KeyboardInterrupt: interrupted; a checkpoint is saved.
     """
-    begun, what = time.monotonic(), f"task {run.number}  {run.name}"
+    begun, title = time.monotonic(), f"task {run.number}  {run.name}"
     if states_of([run])[run.name] != "done" and (wrong := missing([run])):
         raise MistakesError(wrong)
     try:
         with interrupting():
             new = complete(run.base, run.settings, run.folder, quiet=True, host=host)
     except locks.HeldError as error:
-        say(f"{what}  is left to {error.holder}, which is at it")
+        say(f"{title}  skipped: {error.holder} is running it")
     else:
-        say(f"{what}  {_result(run)}  {clock(time.monotonic() - begun)}" if new else f"{what}  finished before")
+        say(f"{title}  {_result(run)}  {clock(time.monotonic() - begun)}" if new else f"{title}  already finished")
 
 
 def default_jobs(planned: Sequence[Planned]) -> int:
-    """As many runs as there are GPUs in use, else as cores allow; one, where a run has several processes."""
+    """One job per GPU in use, else as many as the cores allow; one if a run has several processes."""
     if any(not run.recipe.comm.in_process for run in planned):
         return 1
     if gpus := _gpus(planned):
@@ -125,13 +121,13 @@ def default_jobs(planned: Sequence[Planned]) -> int:
 
 
 def memory_bound(memory: float | None) -> float:
-    """Bytes that all runs together may take: of so many GB, or :data:`SHARE` of what is free."""
+    """Bytes that all runs together may use: ``memory`` GB, or :data:`SHARE` of the free memory."""
     return SHARE * free_memory() if memory is None else memory * 1e9
 
 
 @dataclass
 class RunProcess:
-    """A run under way, its process, and its place among those at the same time."""
+    """A run in progress, its process, and its slot."""
 
     run: Planned
     process: Any
@@ -140,10 +136,10 @@ class RunProcess:
 
 
 class Crew:
-    """The runs under way, ``slots`` at a time in ``bound`` bytes, and when another one may begin.
+    """Run processes, ``slots`` at a time within ``bound`` bytes.
 
-    How much memory a run takes is what runs on the same data and network have taken so far (``peak_mb`` in their
-    ``timings.jsonl``). While there is none, because the first round of the first one is not over, it is the only one.
+    A run's memory is estimated by the peak so far of runs on the same data and network (``peak_mb`` in their
+    ``timings.jsonl``). Until the first round of the first such run is over, no other one is started.
     """
 
     def __init__(
@@ -172,7 +168,7 @@ class Crew:
             self._remember(run)
 
     def work(self) -> list[str]:
-        """Until all have ended, or the time in which they were to pause is up."""
+        """Run until all have ended, or the time after which they were to pause is over."""
         try:
             with interrupting():
                 _serve()
@@ -190,11 +186,11 @@ class Crew:
             for job in self.running:
                 _tidy(job.run.log)
             with contextlib.suppress(OSError):
-                self.all[0].log.parent.rmdir()  # as long as it is empty
+                self.all[0].log.parent.rmdir()  # only if it is empty
         return self.failed
 
     def _free(self) -> bool:
-        """Whether the first one that waits is nobody else's: what other processes are at goes behind the others."""
+        """Whether the first waiting run is free; runs held by other processes move behind the others."""
         elsewhere = {}
         while self.waiting and self.waiting[0].name not in elsewhere:
             run = self.waiting[0]
@@ -209,8 +205,9 @@ class Crew:
             del self.waiting[0]
         if elsewhere and not self.running and elsewhere.keys() != self._elsewhere:
             self._elsewhere = elsewhere.keys()
-            left = counted(len(elsewhere), "run")
-            self.say(f"waiting for {left} of other processes: {few([f'{k} ({v})' for k, v in elsewhere.items()], 3)}")
+            runs = counted(len(elsewhere), "run")
+            holders = few([f"{name} ({holder})" for name, holder in elsewhere.items()], 3)
+            self.say(f"waiting for {runs} of other processes: {holders}")
         return False
 
     def _room(self) -> bool:
@@ -222,7 +219,6 @@ class Crew:
         return len(self.running) < self.slots and None not in peaks and sum(filter(None, peaks)) <= self.bound
 
     def _remember(self, run: Planned) -> None:
-        """Bytes that this run has held at most, if it has recorded any."""
         for line in read_lines(run.folder.timings)[-1:]:
             if peak := report.number(line, "peak_mb"):
                 self._peaks[_kind(run)] = max(1e6 * peak, self._peaks.get(_kind(run), 0.0))
@@ -249,22 +245,22 @@ class Crew:
         self.left -= 1
         self.took.append(seconds)
         if code:
-            words = last_words(run.log) or how_it_ended("the run", code)
-            self.failed.append(f"{run.name}: {words}")
-            result = f"failed: {words}"
+            reason = last_words(run.log) or how_it_ended("the run", code)
+            self.failed.append(f"{run.name}: {reason}")
+            result = f"failed: {reason}"
         else:
             result = _result(run)
         mean = sum(self.took) / len(self.took)
-        left = mean * self.left / max(1, min(self.slots, self.left, len(self.running) + 1))
-        self.say(f"{self._number()}  {run.name}  {result}  {clock(seconds)}  left {clock(left)}")
+        remaining = mean * self.left / max(1, min(self.slots, self.left, len(self.running) + 1))
+        self.say(f"{self._number()}  {run.name}  {result}  {clock(seconds)}  left {clock(remaining)}")
 
     def _number(self) -> str:
         return f"{len(self.all) - self.left:>{len(str(len(self.all)))}}/{len(self.all)}"
 
 
 def _serve() -> None:
-    """Start the process that forks the runs, with Ctrl-C held back until :mod:`.forkserver` is there."""
-    resource_tracker.ensure_running()  # which lets signals in again, once it has been started
+    """Start the process that forks the runs, with Ctrl-C blocked until :mod:`.forkserver` is imported."""
+    resource_tracker.ensure_running()  # its start unblocks signals, so it comes first
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -273,7 +269,6 @@ def _serve() -> None:
 
 
 def _gpus(planned: Sequence[Planned]) -> list[int]:
-    """The GPUs that the recipes name, each once."""
     return list(dict.fromkeys(gpu for run in planned for gpu in run.gpus))
 
 
@@ -282,38 +277,37 @@ def _threads(planned: Sequence[Planned]) -> int:
 
 
 def _kind(run: Planned) -> tuple[str, str]:
-    """What decides how much memory a run takes, as far as one can tell beforehand: data set and network."""
+    """Data set and network, by which a run's memory is estimated."""
     return run.recipe.data.dataset, run.recipe.network_name
 
 
 def _visible(gpu: int) -> str:
-    """What CUDA calls the GPU that is this number among those that we see."""
+    """CUDA's name of the GPU with this number among the visible ones."""
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return names[gpu] if gpu < len(names) else str(gpu)
 
 
 def _result(run: Planned) -> str:
-    """The last round's measures of a run that is done."""
     lines = read_lines(run.folder.metrics)
     return in_words(lines[-1] | {"loss_terms": {}}) if lines else "finished"
 
 
 def _tidy(file: Path) -> None:
-    """Leave nothing of a run that had nothing to say."""
+    """Delete the log of a run that printed nothing."""
     with contextlib.suppress(OSError):
         if not file.stat().st_size:
             file.unlink()
 
 
 def last_words(file: Path) -> str:
-    """What a run that failed said last: its mistake, or the last line of a traceback and where the rest is."""
+    """The error message of a failed run, or a traceback's last line and the log's path; empty if it has neither."""
     with contextlib.suppress(OSError):
         lines = [line for line in read_text(file, "replace").splitlines() if line.strip()]
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         if errors:
             return "; ".join(errors)
         if any(line.startswith("Traceback ") for line in lines):
-            return f"{lines[-1]} (all of it: {file})"
+            return f"{lines[-1]} (full traceback: {file})"
     return ""
 
 
@@ -326,9 +320,9 @@ def _work(
     host: str | None = None,
     pause: Pause | None = None,
 ) -> None:
-    """One run, in a process of its own; what it says goes to ``file``, unless the disk is full."""
-    os.setsid()  # Ctrl-C is the sweep's, which tells this process
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # for what the run starts; see .forkserver
+    """Complete one run in a process of its own; its output goes to ``file``, unless the disk is full."""
+    os.setsid()  # Ctrl-C reaches only the sweep, which terminates this process
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # inherited by the run's own processes; see .forkserver
     try:
         out = open_regular(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError:

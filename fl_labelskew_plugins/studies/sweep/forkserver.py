@@ -1,6 +1,6 @@
-"""What the process imports first that forks a sweep's runs: Ctrl-C ends it without a word while it imports the rest.
+"""First import of the process that forks a sweep's runs: Ctrl-C ends it silently while it imports the rest.
 
-The sweep starts it with Ctrl-C held back, since Python would print a traceback; nowhere else does this change anything.
+The sweep starts it with Ctrl-C blocked, since Python would print a traceback. Elsewhere this module changes nothing.
 """
 
 import signal

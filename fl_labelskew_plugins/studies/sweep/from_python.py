@@ -1,6 +1,6 @@
-"""Sweeps from Python: ``labelskew sweep`` in a process of its own, then its runs as objects and as a table.
+"""Sweeps from Python: run ``labelskew sweep`` in its own process, then return its runs and a table.
 
-In this process it would import the caller's script again for each run, and need its signal handlers.
+In the caller's process, a sweep would import the caller's script again for each run, and need its signal handlers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 MARK = "# written by fl.sweep, which overwrites it"
-"""First line of its files; a file without it is the user's own."""
+"""First line of its files; files without it are the user's own."""
 
 
 class Sweep(NamedTuple):
@@ -39,9 +39,9 @@ class Sweep(NamedTuple):
 
     Args:
         runs: those that have begun, in the sweep's order.
-        table: a row for each run, by its name: ``state`` as ``labelskew status`` prints it, ``rounds``, ``accuracy`` of
-            the last test and ``best``, both between 0 and 1, ``why`` if it failed, and each ``section.key`` in which
-            the runs differ.
+        table: a row per run, indexed by its name: ``state`` as in ``labelskew status``, ``rounds``, ``accuracy`` of the
+            last test and ``best``, both between 0 and 1, ``why`` (the reason, if it failed), and each ``section.key``
+            in which the runs differ.
     """
 
     runs: list[Run]
@@ -61,26 +61,26 @@ def sweep(
     host: Literal["fedml", "none"] | None = None,
     quiet: bool = False,
 ) -> Sweep:
-    """Run every combination of a grid once, several at a time; the same call again resumes what is left.
+    """Run every combination of a grid, several at a time; repeat the call to resume unfinished runs.
 
     Args:
-        sweep: the path of a sweep's file, or its content as a mapping (docs/sweeps.md).
+        sweep: path of a sweep's file, or its content as a mapping (docs/sweeps.md).
         changes: values for all runs by ``section.key``.
         base: without ``sweep``: a recipe's name, path or sections.
         grid: without ``sweep``: the axes, as in the file; or the values of each ``section.key``.
-        out: folder of all runs, in place of the file's.
-        only: names of values; of an axis that has some of them, only these are run.
+        out: folder of all runs, instead of the file's.
+        only: names of values; an axis that has some of them is restricted to these.
         jobs: runs at a time; default: as many as cores and GPUs allow.
-        memory: GB (10^9 bytes) that all runs together may take; default: 80 % of what is free.
+        memory: GB (10^9 bytes) for all runs together; default: 80 % of the free memory.
         host: ``none``: without FedML.
-        quiet: print nothing but warnings and errors.
+        quiet: print only warnings and errors.
 
     Returns:
-        The runs and their table. A run that fails does not stop the others; its row has its ``state`` and ``why``.
+        The runs and their table. A failed run does not stop the others; its row has ``state`` and ``why``.
 
     Raises:
-        LabelSkewError: a mistake in what was asked for.
-        RunError: the sweep itself broke off.
+        LabelSkewError: invalid arguments or settings.
+        RunError: the sweep itself failed.
         KeyboardInterrupt: interrupted, after all runs have saved a checkpoint.
     """
     if (sweep is None) == (base is None) or (base is None) != (grid is None):
@@ -94,19 +94,18 @@ def sweep(
         folder = file.parent
     planned = plan.plan(file, overrides, folder, only)
     if any(state != "done" for state in plan.states_of(planned).values()):
-        words = ["sweep", str(file), "--out", str(planned[0].folder.path.parent), *(["--quiet"] if quiet else [])]
-        words += [word for override in overrides for word in ("--set", override)]
-        words += [word for name in only for word in ("--only", name)]
+        arguments = ["sweep", str(file), "--out", str(planned[0].folder.path.parent), *(["--quiet"] if quiet else [])]
+        arguments += [word for override in overrides for word in ("--set", override)]
+        arguments += [word for name in only for word in ("--only", name)]
         options = {"--jobs": jobs, "--memory": memory, "--host": host}
-        words += [word for key, value in options.items() if value is not None for word in (key, str(value))]
-        _run(words, planned, quiet=quiet)
+        arguments += [word for key, value in options.items() if value is not None for word in (key, str(value))]
+        _run(arguments, planned, quiet=quiet)
     runs = [Run(run.folder.path) for run in planned if run.folder.recipe.is_file()]
     return Sweep(runs, _table(planned))
 
 
 def _listed(key: str, values: Any) -> list[Any]:
-    """The values of an axis."""
-    with suppress(TypeError):  # of a number
+    with suppress(TypeError):  # not iterable, such as a number
         if not isinstance(values, str | bytes | Mapping):
             return list(values)
     shown = clean(repr(values), 80)
@@ -114,14 +113,14 @@ def _listed(key: str, values: Any) -> list[Any]:
 
 
 def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path | None) -> Path:
-    """The content of a sweep's file with the changes, as ``sweep.yaml`` in the folder of all runs."""
+    """Write the sweep with the changes as ``sweep.yaml`` in the folder of all runs; return its path."""
     if out is None and not isinstance(content.get("out"), str | Path):
         raise mistake("out", "missing", "the folder of all runs, as fl.sweep(..., out='runs/mine')")
     folder = Path(out or content["out"]).expanduser()
     if RunFolder(folder).recipe.exists():
         raise mistake(folder, "is the folder of a run", "another folder")
     texts = {}
-    given = content.get("set") or {}  # of another type: the plan reports it
+    given = content.get("set") or {}  # plan.plan reports a wrong type
     settings = {"set": {**given, **changes}} if changes and isinstance(given, Mapping) else {}
     plain = json.loads(as_json({**content, **settings, "out": str(folder)}))
     base = plain.get("base")
@@ -143,7 +142,6 @@ def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path |
 
 
 def _run(words: Sequence[str], planned: Sequence[plan.Planned], *, quiet: bool) -> None:
-    """Run the command with its output here."""
     process = subprocess.Popen(
         [sys.executable, "-m", "fl_labelskew_plugins.cli.main", *words],
         env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
@@ -152,7 +150,7 @@ def _run(words: Sequence[str], planned: Sequence[plan.Planned], *, quiet: bool) 
         stderr=subprocess.PIPE if quiet else subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # Ctrl-C comes here; the command is told once
+        start_new_session=True,  # Ctrl-C reaches only this process, which then ends the command
     )
     last = ""
     try:
@@ -183,17 +181,17 @@ def _table(planned: Sequence[plan.Planned]) -> DataFrame:
     differing = {place: values for place, values in columns.items() if len(set(map(json.dumps, values))) > 1}
     rows = []
     for number, run in enumerate(planned):
-        known, lines = status.read_planned(run.folder.path), read_lines(run.folder.metrics)
+        facts, lines = status.read_planned(run.folder.path), read_lines(run.folder.metrics)
         best = (best_test(lines) or {}).get(main_measure(lines).key)
-        reason = known.get("why") or crew.last_words(run.log)
-        state = status.FAILED if reason and known["state"] == status.NOT_BEGUN else known["state"]
-        row = {"state": state, "rounds": len(lines), "accuracy": known.get("accuracy"), "best": best, "why": reason}
+        reason = facts.get("why") or crew.last_words(run.log)
+        state = status.FAILED if reason and facts["state"] == status.NOT_BEGUN else facts["state"]
+        row = {"state": state, "rounds": len(lines), "accuracy": facts.get("accuracy"), "best": best, "why": reason}
         rows.append(row | {place: values[number] for place, values in differing.items()})
     return DataFrame(rows, index=Index([run.name for run in planned], name="run"))
 
 
 def _value(recipe: Any, place: str) -> Any:
-    """A setting by its ``section.key``; None if the recipe's plugins have no such key."""
+    """A setting by its ``section.key``; None if the recipe has no such key."""
     for key in place.split("."):
         recipe = recipe.get(key) if isinstance(recipe, dict) else None
     return recipe

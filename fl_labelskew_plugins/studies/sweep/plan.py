@@ -1,7 +1,7 @@
-"""The grid of a sweep: which runs there are, what they are called, where they lie, and what is left of them.
+"""The grid of a sweep: its runs, their names and folders, and which of them are unfinished.
 
-A sweep is a YAML file: a base recipe, settings for all runs, and axes whose product is run. Each run has a folder named
-after its combination.
+A sweep is a YAML file: a base recipe, settings for all runs, and axes whose product is run. The folder of each run is
+named after its combination.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from fl_labelskew_plugins.studies.reproduce import Experiment, held
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 LONGEST = 150
-"""Letters of a run's name, which is a folder's."""
+"""Maximum length of a run's name, which is its folder's name."""
 LOGS = "_logs"
-"""Where runs' words go; no run's name begins like this."""
+"""Folder of the runs' logs; no run's name starts with ``_``."""
 MOST = 10_000
-"""Combinations of a grid."""
+"""Maximum number of combinations."""
 
 
 class SweepFile(Params):
-    """A sweep's file."""
+    """The content of a sweep's file."""
 
     base: str = Field(description="a recipe, relative to this file, or the name of one")
     out: str | None = Field(None, description="folder of all runs, relative to the current one; default: runs/<name>")
@@ -55,7 +55,7 @@ class SweepFile(Params):
 
 
 class AxisValue(NamedTuple):
-    """One value of an axis: what a run's name says of it, its ``section.key=value`` overrides, and who named it."""
+    """One value of an axis: its part of a run's name, its ``section.key=value`` overrides, and if the user named it."""
 
     label: str
     settings: tuple[str, ...]
@@ -69,11 +69,11 @@ class Planned:
     Args:
         name: its folder's.
         base: the recipe's file.
-        settings: ``section.key=value`` each, on top of it.
-        gpus: those of which the run gets one; none on the CPU.
-        log: what the run has to say, if anything.
+        settings: ``section.key=value`` each, applied to the base.
+        gpus: the run gets one of them; none on the CPU.
+        log: the file of the run's output, if it has any.
         number: from 0, in the file's order.
-        names: what a report calls its setting and its label, as far as the file has names for them.
+        names: a report's names for its setting and its label, if the file has some.
     """
 
     name: str
@@ -95,17 +95,17 @@ def plan(
     *,
     elsewhere: bool = False,
 ) -> list[Planned]:
-    """All combinations of a sweep's file, checked, with all their data at hand.
+    """List all combinations of a sweep's file, checked, including their data.
 
     Args:
         path: the file.
         overrides: ``section.key=value``, for all runs.
-        out: folder of all runs, in place of the file's.
-        only: names of values; of an axis that has some of them, the others are left out.
-        elsewhere: whether other machines have the data and the GPUs, which are then not looked for.
+        out: folder of all runs, instead of the file's.
+        only: names of values; an axis that has some of them is restricted to these.
+        elsewhere: whether the runs are for other machines; data and GPUs are then not checked.
 
     Raises:
-        MistakesError: a line for everything to put right.
+        MistakesError: all mistakes, a line each.
     """
     file = _read(path)
     out = out or Path(file.out or f"runs/{path.stem}").expanduser()
@@ -142,30 +142,30 @@ def plan(
         except RecipeError as error:
             for line in error.mistakes:
                 key, _, problem = line.removeprefix("--set ").partition(": ")
-                ours = line.startswith("--set ") and key not in typed
-                names_by_line.setdefault(f"{path}: {key}: {problem}" if ours else line, []).append(name)
+                from_file = line.startswith("--set ") and key not in typed
+                names_by_line.setdefault(f"{path}: {key}: {problem}" if from_file else line, []).append(name)
             continue
         gpus = tuple(recipe.device.gpu_ids) if recipe.device.using_gpu and recipe.comm.in_process else ()
         folder, log = RunFolder(out / name), out / LOGS / f"{name}.txt"
-        settings, called = (*settings, *_left_open(recipe)), _names(kinds, choices)
-        planned.append(Planned(name, base, settings, recipe, gpus, folder, log, len(planned), called))
+        settings, report_names = (*settings, *_left_open(recipe)), _names(kinds, choices)
+        planned.append(Planned(name, base, settings, recipe, gpus, folder, log, len(planned), report_names))
     wrong = [
         f"{line} (in {_few(names)})" if len(names) < len(chosen) else line for line, names in names_by_line.items()
     ]
     for name, count in Counter(run.name for run in planned).items():
         if count > 1:
-            wrong.append(f"{path}: grid: {name} is the name of two combinations; use other names")
+            wrong.append(f"{path}: grid: two combinations have the name {name}; use other names")
         if len(name) > LONGEST:
-            wrong.append(f"{path}: grid: {name} is longer than {LONGEST} letters; use shorter names")
+            wrong.append(f"{path}: grid: the name {name} is longer than {LONGEST} letters; use shorter names")
     if wrong := wrong or _twins(path, planned) + ([] if elsewhere else missing(planned)):
         raise MistakesError(wrong)
     return [replace(run, recipe=recipes.load(run.base, run.settings)) for run in planned]
 
 
 def write_names(planned: Sequence[Planned]) -> None:
-    """Make the folder of all runs, and write down there which these are and what a report calls them.
+    """Make the folder of all runs, and save a report's names for these runs in it.
 
-    Those of other sweeps in the folder stay.
+    The names of other sweeps in the folder are kept.
 
     Raises:
         LabelSkewError: it cannot be written.
@@ -176,7 +176,7 @@ def write_names(planned: Sequence[Planned]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if names != known:
-            # other machines may do so at the same time
+            # other machines may write the file at the same time
             part = folder / f"{finished.SWEEP}.{platform.node()}.{os.getpid()}"
             write_text(part, json.dumps(names, indent=1) + "\n")
             part.replace(folder / finished.SWEEP)
@@ -185,7 +185,7 @@ def write_names(planned: Sequence[Planned]) -> None:
 
 
 def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
-    """Name to ``done``, ``begun``, or None for nothing yet; see :func:`fl_labelskew_plugins.studies.reproduce.held`.
+    """Name to ``done``, ``begun`` or None (not started); see :func:`fl_labelskew_plugins.studies.reproduce.held`.
 
     Raises:
         MistakesError: folders hold other runs.
@@ -204,7 +204,7 @@ def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
 
 
 def _twins(path: Path, planned: Sequence[Planned]) -> list[str]:
-    """Combinations that a report would count once, since they are the same experiment with the same seed."""
+    """Report combinations with the same settings, data and seed, which a report would count once."""
     runs = [report.FinishedRun(run.name, run.recipe.resolved(), (), data=_place(run.recipe)) for run in planned]
     counted = [run for group in report.grouped(runs) for run in group]
     known = {run.name for run in counted}
@@ -216,7 +216,7 @@ def _twins(path: Path, planned: Sequence[Planned]) -> list[str]:
 
 
 def _place(recipe: Recipe) -> str:
-    """Stands for a recipe's data before they are read: the folder where they lie."""
+    """The data's folder, which identifies a recipe's data before they are read."""
     folder = data_folder(recipe) or recipe.dataset.default_dir
     return "" if folder is None else str(Path(folder).resolve())
 
@@ -233,7 +233,6 @@ def _read(path: Path) -> SweepFile:
 
 
 def _settings(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[str]:
-    """``section.key: value``, or ``section: {key: value}``, as overrides."""
     overrides: list[str] = []
     for key, value in raw.items():
         if "." in key:
@@ -242,7 +241,7 @@ def _settings(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[str]
             overrides += [_override(f"{key}.{inner}", setting) for inner, setting in value.items()]
         else:
             allowed = "allowed: section.key: value, or section: {key: value}"
-            wrong.append(f"{place}: {key}: {mistakes.show(value)} is no mapping of keys to values; {allowed}")
+            wrong.append(f"{place}: {key}: expected a mapping of keys to values, got {mistakes.show(value)}; {allowed}")
     return overrides
 
 
@@ -255,7 +254,7 @@ def _key(override: str) -> str:
 
 
 def _axis(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[AxisValue]:
-    """A named axis, ``name: settings``, or a plain one, ``section.key: [values]``."""
+    """The values of a named axis, ``name: settings``, or of a plain one, ``section.key: [values]``."""
     if len(raw) == 1 and isinstance(values := next(iter(raw.values())), list):
         (key,) = raw
         if "." not in key or not values:
@@ -264,10 +263,10 @@ def _axis(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[AxisValu
     choices = []
     for name, settings in raw.items():
         if not LABEL.fullmatch(name):
-            wrong.append(f"{place}: {mistakes.show(name)} is no name; allowed: letters, digits and ._+-")
+            wrong.append(f"{place}: invalid name {mistakes.show(name)}; allowed: letters, digits and ._+-")
         elif settings is not None and not isinstance(settings, dict):
             allowed = "allowed: name: {settings}, or one section.key: [values]"
-            wrong.append(f"{place}: {name}: {mistakes.show(settings)} is no mapping of settings; {allowed}")
+            wrong.append(f"{place}: {name}: expected a mapping of settings, got {mistakes.show(settings)}; {allowed}")
         else:
             choices.append(AxisValue(name, tuple(_settings(f"{place}: {name}", settings or {}, wrong))))
     if not raw:
@@ -282,7 +281,7 @@ def _label(key: str, value: Any) -> str:
 
 
 def _kind(axis: Sequence[AxisValue]) -> str | None:
-    """Which of a report's names an axis is part of: ``setting`` where any value chooses data or partition."""
+    """The name in a report to which an axis belongs: ``setting`` if any value sets data or partition, or ``label``."""
     keys = {_key(setting) for choice in axis for setting in choice.settings}
     if any(key.startswith(report.SCENE) for key in keys):
         return "setting"
@@ -290,7 +289,7 @@ def _kind(axis: Sequence[AxisValue]) -> str | None:
 
 
 def _names(kinds: Sequence[str | None], choices: Sequence[AxisValue]) -> dict[str, str]:
-    """What a report calls a combination; keys and values say more than the names of plain axes alone."""
+    """A report's names for a combination; plain axes alone give none, since keys and values are clearer."""
     names = {}
     for kind in ("setting", "label"):
         chosen = [choice for choice, of in zip(choices, kinds, strict=True) if of == kind]
@@ -300,7 +299,7 @@ def _names(kinds: Sequence[str | None], choices: Sequence[AxisValue]) -> dict[st
 
 
 def _same_key(path: Path, axes: Sequence[Sequence[AxisValue]], overrides: Sequence[str], wrong: list[str]) -> None:
-    """A key that two axes set: the second would undo what the first one's name says."""
+    """Report keys that two axes set, since the second value would contradict the first one's name."""
     by_axis = [{_key(setting) for choice in axis for setting in choice.settings} for axis in axes]
     for (i, a), (j, b) in itertools.combinations(enumerate(by_axis, 1), 2):
         wrong += [f"{path}: grid: {key} is set by axes {i} and {j}; set it in one of them" for key in sorted(a & b)]
@@ -309,19 +308,19 @@ def _same_key(path: Path, axes: Sequence[Sequence[AxisValue]], overrides: Sequen
 
 
 def _skip(place: str, labels: Sequence[str], axes: Sequence[Sequence[str]], wrong: list[str]) -> set[str]:
-    """A combination to leave out; ``axes``: the names of each one's values."""
+    """A combination to skip; ``axes``: the names of each axis' values."""
     known = list(dict.fromkeys(itertools.chain(*axes)))
     wrong += [f"{place}: {mistakes.unknown(label, known)}" for label in dict.fromkeys(labels) if label not in known]
     for a, b in itertools.combinations(dict.fromkeys(labels), 2):
         if len(both := [names for names in axes if a in names or b in names]) == 1 and {a, b} <= set(both[0]):
-            wrong.append(f"{place}: {a} and {b} are of one axis, so that no run has both; use an entry for each")
+            wrong.append(f"{place}: {a} and {b} are values of one axis, so no run has both; use an entry for each")
     if not labels:
         wrong.append(f"{place}: empty; give the names of a combination")
     return set(labels)
 
 
 def _left_open(recipe: Recipe) -> tuple[str, ...]:
-    """What a run of a sweep has that its recipe leaves open: one thread; and its one GPU, which is then GPU 0."""
+    """Settings of a sweep's run that its recipe leaves open: one thread, and GPU 0, the only one visible to it."""
     if not recipe.comm.in_process:
         return ()
     threads = ("device_args.threads=1",) if recipe.device.threads is None else ()
@@ -333,7 +332,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def of_experiments(experiments: Sequence[Experiment], seeds: int) -> list[Planned]:
-    """The runs of ``labelskew reproduce``, as those of a sweep; their recipes, GPUs included, are as they are."""
+    """The runs of ``labelskew reproduce`` as those of a sweep; their recipes are unchanged, including GPUs."""
     planned = []
     for number, (experiment, seed) in enumerate(itertools.product(experiments, range(seeds))):
         folder, settings = experiment.folder(seed), experiment.settings(seed)
@@ -343,20 +342,22 @@ def of_experiments(experiments: Sequence[Experiment], seeds: int) -> list[Planne
 
 
 def pick(planned: Sequence[Planned], text: str) -> list[Planned]:
-    """Those of the numbers in the text of ``--task``, such as ``3`` or ``4-7,9``.
+    """The runs whose numbers are in the text of ``--task``, such as ``3`` or ``4-7,9``.
 
     Raises:
-        LabelSkewError: it is no list of numbers, or there are fewer combinations.
+        LabelSkewError: the text is not a list of numbers, or a number is too large.
     """
     use = f"numbers from 0 to {len(planned) - 1}"
     numbers: dict[int, None] = {}
     for part in text.split(","):
-        known = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
-        first, last = (int(known[1]), int(known[2] or known[1])) if known else (1, 0)
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
-            raise mistake("--task", f"{mistakes.show(text)} is no list of tasks", f"{use}, such as 3 or 4-7,9")
+            raise mistake(
+                "--task", f"expected a list of task numbers, got {mistakes.show(text)}", f"{use}, such as 3 or 4-7,9"
+            )
         if last >= len(planned):
-            raise mistake("--task", f"there is no task {last}", use)
+            raise mistake("--task", f"task {last} does not exist", use)
         numbers |= dict.fromkeys(range(first, last + 1))
     return [planned[number] for number in numbers]
 

@@ -1,10 +1,10 @@
-"""A sweep as an array job of Slurm, whose scheduler is the engine: a task for each run that is not done.
+"""Run a sweep as an array job of Slurm: a task for each unfinished run.
 
-A task whose time is nearly over saves a checkpoint, goes back into the queue, and goes on from there; so does, by
-Slurm's own doing, one that is preempted or whose node has died.
+A task that reaches its time limit saves a checkpoint, is requeued, and resumes. Slurm itself requeues tasks that are
+preempted or whose node fails.
 
-``submitit`` takes no fewer lines for this: it submits pickled functions, numbered without gaps, not a command, puts a
-task back three times with a pickle of its own in place of our checkpoint, and shows no script beforehand.
+``submitit`` would not be shorter: it submits pickled functions, not a command, requeues a task three times with its own
+pickle instead of our checkpoint, and cannot show the script beforehand.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.studies.sweep.plan import LOGS, Planned
 
 NOTICE = 60
-"""Seconds before its time limit in which a task is told to end; Slurm may be a minute early."""
+"""Seconds before its time limit at which a task is signalled; Slurm may be a minute early."""
 RESTARTS = 30
-"""How often a task has been put back when it is no more: it then ends with its checkpoint."""
+"""Maximum number of times a task is requeued; after that it ends with its checkpoint."""
 OPTION = re.compile(r"[a-z][a-z0-9-]*")
 FORMS = {"array": (r"%\d+", "%N, the most tasks at a time"), "signal": (r"B:USR1@\d+", "B:USR1@SECONDS")}
-"""Options of which the script needs the rest as it is: what a value may look like, and what it means."""
+"""Options with restricted values, since the script relies on them: pattern, and its description."""
 SCRIPT = r"""#!/bin/bash
 {options}
 
@@ -37,8 +37,8 @@ export PYTHONSAFEPATH=1
 late=
 {command} "$SLURM_ARRAY_TASK_ID" &
 run=$!
-# Before the time limit Slurm sends USR1 to this shell alone. TERM goes to the run, too, and is not for us to answer:
-# a preempted task is put back into the queue by Slurm, and one that somebody cancels is not to come back.
+# Before the time limit Slurm sends USR1 only to this shell. TERM also reaches the run, and the shell ignores it:
+# Slurm itself requeues a preempted task, and a cancelled task must not be requeued.
 trap 'late=1; kill -TERM "$run"' USR1
 trap : TERM
 while kill -0 "$run" 2>/dev/null; do wait "$run"; done
@@ -55,9 +55,9 @@ def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] =
     """The script of an array job.
 
     Args:
-        runs: those that the job is to do, a task for each.
-        words: what ``labelskew`` has to be told to do one of them; its number comes last.
-        extra: options of sbatch, ``KEY=VALUE`` or ``KEY``, in place of ours or beside them.
+        runs: one task each.
+        words: arguments of ``labelskew`` for one run; the task's number is appended.
+        extra: options of sbatch, ``KEY=VALUE`` or ``KEY``, which override or extend ours.
 
     Raises:
         LabelSkewError: an option is malformed, or a run cannot be a task.
@@ -65,7 +65,7 @@ def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] =
     here, out = Path.cwd(), runs[0].folder.path.parent.absolute()
     for folder in (here, out):
         if not str(folder).isprintable():
-            raise mistake(clean(folder), "has letters that fit no line of a script", "another folder")
+            raise mistake(clean(folder), "contains characters that a script cannot contain", "another folder")
     options: dict[str, str | None] = {
         "job-name": out.name,
         "chdir": str(here),
@@ -85,7 +85,7 @@ def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] =
             use = "long options of sbatch without --, such as cpus-per-task=2"
             raise mistake(f"--set-sbatch {clean(setting)}", "is malformed", use)
         if form and not re.fullmatch(form, value):
-            raise mistake(f"--set-sbatch {setting}", "would undo what the script stands on", meaning)
+            raise mistake(f"--set-sbatch {setting}", "conflicts with the script", meaning)
         options[key] = (options[key] or "") + value if key == "array" else value if equals else None
     lines = [f"#SBATCH --{key}" + ("" if value is None else f"={_quoted(value)}") for key, value in options.items()]
     return SCRIPT.format(
@@ -96,18 +96,18 @@ def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] =
 
 
 def submit(text: str, folder: Path) -> str:
-    """Have Slurm queue a script; returns the job's number.
+    """Submit a script to Slurm; return the job's number.
 
     Args:
         text: from :func:`script`.
-        folder: of all runs, for which a folder of logs is made.
+        folder: of all runs; a folder for logs is made in it.
 
     Raises:
-        LabelSkewError: there is no Slurm here, or it refuses the job; in its own words.
+        LabelSkewError: Slurm is not installed, or it rejects the job (with Slurm's message).
     """
     if shutil.which("sbatch") is None:
         use = "the cluster's login node, or --dry-run to see the script"
-        raise mistake("--slurm", "Slurm's sbatch is not on this machine", use)
+        raise mistake("--slurm", "sbatch is not installed on this machine", use)
     try:
         (folder / LOGS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -120,26 +120,26 @@ def submit(text: str, folder: Path) -> str:
         errors="surrogateescape",
         check=False,
     )
-    job = done.stdout.strip().partition(";")[0]  # the rest is the cluster's name
+    job = done.stdout.strip().partition(";")[0]  # the cluster's name follows
     if done.returncode or not job.isdecimal():
         lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines()]
-        said = clean("; ".join(lines), 500) or f"ended with exit code {done.returncode}, and says no number of a job"
-        raise LabelSkewError(f"sbatch: {said}")
+        reason = clean("; ".join(lines), 500) or f"exit code {done.returncode}, without the number of a job"
+        raise LabelSkewError(f"sbatch: {reason}")
     return job
 
 
 def _cores(run: Planned) -> int:
-    """Cores that a run uses: a run in one process those of its threads, one over MPI as many in each process."""
+    """Cores of a run: the threads of its process, or over MPI those of all its processes."""
     comm, threads = run.recipe.comm, run.recipe.device.threads or 1
     if comm.in_process:
         return threads
     if not comm.over_mpi:
         use = "sp or MPI, or labelskew sweep without --slurm"
-        raise mistake(f"{run.name}: comm_args.backend", f"{comm.backend}: silos of two tasks may meet on a node", use)
+        raise mistake(f"{run.name}: comm_args.backend", f"{comm.backend}: silos of two tasks could share a node", use)
     if comm.hostfile is not None:
-        raise mistake(f"{run.name}: comm_args.hostfile", "a task has one node, and no say in which", "null")
+        raise mistake(f"{run.name}: comm_args.hostfile", "a task runs on one node, chosen by Slurm", "null")
     if comm.workers is None:
-        raise mistake(f"{run.name}: comm_args.workers", "null leaves open how many cores a task needs", "a number")
+        raise mistake(f"{run.name}: comm_args.workers", "null does not say how many cores a task needs", "a number")
     return threads * (comm.workers + 1)
 
 
@@ -149,7 +149,7 @@ def _gpus(run: Planned) -> int:
 
 
 def _ranges(numbers: Sequence[int]) -> list[str]:
-    """Numbers as Slurm writes them.
+    """Numbers as ranges in Slurm's syntax.
 
     >>> _ranges([0, 3, 7, 8, 9])
     ['0', '3', '7-9']
@@ -160,5 +160,5 @@ def _ranges(numbers: Sequence[int]) -> list[str]:
 
 
 def _quoted(value: str) -> str:
-    r"""A value as sbatch reads it: like a shell, but for a backslash, which escapes between single quotes, too."""
+    r"""Quote a value for sbatch, which reads like a shell, except that a backslash also escapes in single quotes."""
     return shlex.quote(value.replace("\\", "\\\\"))

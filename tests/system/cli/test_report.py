@@ -69,7 +69,7 @@ def test_mistakes_are_lines(runs, tmp_path):
         for name, near in (("fedrs", "fedlc"), ("pcd", "pcdd"))
     ]
     assert errors("report", runs, "--save", tmp_path / "a.xlsx") == [
-        f"--save {tmp_path / 'a.xlsx'}: no such kind of table; use a name that ends in .csv or .md or .tex"
+        f"--save {tmp_path / 'a.xlsx'}: unsupported table format; use a name that ends in .csv or .md or .tex"
     ]
     assert errors("report", runs, "--save", tmp_path / "no" / "a.tex") == [
         f"{tmp_path / 'no' / 'a.tex'}: cannot be written: No such file or directory"
@@ -92,12 +92,14 @@ def test_a_terminal_gets_what_it_has_room_for(runs):
     assert max(map(len, left_out.splitlines())) <= 80
     words = " ".join(left_out.split())
     assert words.startswith("rounds, ")
-    assert words.endswith("s/round, peak MB (a wider terminal or a pipe has them)")
+    assert words.endswith("s/round, peak MB (use a wider terminal or a pipe)")
 
 
 def test_a_pivot_is_of_whole_runs_alone(tmp_path):
     folder(tmp_path / "a", resolved() | {"train_args": {"comm_round": 9}}, [0.5])
-    assert errors("report", tmp_path, "--pivot") == ["--pivot: no run has all its rounds yet; use the table without it"]
+    assert errors("report", tmp_path, "--pivot") == [
+        "--pivot: needs at least one completed run; use the table without it"
+    ]
     folder(tmp_path / "b", resolved(method="fedlc"), [0.5])
     head, row = call("report", tmp_path, "--pivot").output.splitlines()[:2]
     assert (head.split(), row.split()) == (["method", "iid"], ["fedlc", "50.00"])

@@ -181,7 +181,7 @@ def test_mistakes(tmp_path):
     assert error("fake", "digits", "--out", tmp_path / "x") == "data set Digits: no small copy can be written of it"
     lines = call("fake", "emnist", "--out", tmp_path / "x", "--set", "spit=1", "--set", "split=a", "--set", "b", code=2)
     assert lines.stderr.splitlines() == [
-        "error: --set b: no value; use KEY=VALUE",
+        "error: --set b: the value is missing; use KEY=VALUE",
         "error: --set spit: unknown key; allowed: split; did you mean split?",
         "error: --set split: 'a' is unknown; allowed: byclass, bymerge, balanced, letters, digits, mnist",
     ]
@@ -227,7 +227,7 @@ def test_a_run_on_a_small_copy_says_so(tmp_path):
         run = tmp_path / f"run-{made_up}"
         result = CliRunner().invoke(main, ["run", str(tmp_path / "r.yaml"), "--run-dir", str(run), "--quiet"])
         assert result.exit_code == 0, result.output
-        warning = "warning: data_args.data_cache_dir: made up, not the real mnist; numbers say nothing"
+        warning = "warning: data_args.data_cache_dir: made-up data, not the real mnist; results are meaningless"
         assert (warning in result.stderr) == made_up
         assert json.loads((run / "environment.json").read_text())["made_up_data"] is made_up
         assert json.loads((run / "summary.json").read_text())["final_accuracy"] > (0.9 if made_up else 0.8)

@@ -84,8 +84,8 @@ def test_an_optimiser_s_memory_is_of_one_side(tmp_path):
     start.start(RunOptions(path, run_dir=tmp_path / "run", pause=Pause(1, float("inf")), quiet=True, host="fedml"))
     line = message(lambda: start.start(RunOptions(resume=tmp_path / "run", quiet=True, host="none")))
     assert line == (
-        f"--resume {tmp_path / 'run'}: its FedProx ran in code that is corrected, not own as here "
-        "(train_args.optimizer_source); use --host fedml"
+        f"--resume {tmp_path / 'run'}: its FedProx has optimizer_source corrected, but here it would be own; "
+        "use --host fedml"
     )
 
 
@@ -143,7 +143,7 @@ def test_what_needs_fedml_is_refused_without_it(overrides, value, right, tmp_pat
     where = "Python 3.10 or 3.11, which FedML supports"
     assert line() == f"{said} {where}"
     assert line(host="fedml") == f"--host fedml: FedML is not installed here; use --host none, or {where}"
-    with pytest.raises(LabelSkewError, match=r"or fl\.run, which has FedML where it is installed"):
+    with pytest.raises(LabelSkewError, match=r"or fl\.run, which uses FedML if it is installed"):
         fl.simulate(parse.load(path, overrides))
     assert not (tmp_path / "run").exists()
 

@@ -39,7 +39,7 @@ def run(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
 
 
-DAMAGED = "is damaged: it is not what a run writes; use the folder as the run has written it"
+DAMAGED = "is damaged: unexpected content; use the folder as the run has written it"
 READ = ["metrics.jsonl", "timings.jsonl", "environment.json", "summary.json", "partition.json", "status.json"]
 
 
@@ -140,7 +140,7 @@ def test_commands_do_not_wait_for_a_fifo(run, in_time, name, words):
     [
         ("metrics.jsonl", os.symlink, "cannot be used: it is a link, FIFO or socket, not a regular file; remove it; "),
         ("metrics.jsonl", lambda _, file: os.mkfifo(file), f"cannot be read: it {IRREGULAR}"),
-        ("summary.json.part", lambda _, file: os.mkdir(file), "cannot be used: Is a directory; remove it; to go on: "),
+        ("summary.json.part", lambda _, file: os.mkdir(file), "cannot be used: Is a directory; remove it; to resume: "),
     ],
     ids=["link", "FIFO", "folder"],
 )

@@ -93,7 +93,7 @@ def test_what_is_no_run_is_a_line(tmp_path):
         fl.load_run(tmp_path)
     (tmp_path / "recipe.yaml").write_text("method_args: {method: fedavg}\n")
     (tmp_path / "metrics.jsonl").write_text('{"round": 0, "accuracy": "bad"}\n')
-    with pytest.raises(LabelSkewError, match=r"damaged: recipe.yaml or metrics.jsonl is not what a run writes"):
+    with pytest.raises(LabelSkewError, match=r"damaged: recipe.yaml or metrics.jsonl has unexpected content"):
         repr(fl.load_run(tmp_path))
     for text in ("[]", '{"objects": []}'):
         (tmp_path / "environment.json").write_text(text)
@@ -111,7 +111,7 @@ def test_its_models_have_the_weights_of_its_files(finished):
         weights = load_file(finished.folder / file)
         assert not model.training
         assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
-    with pytest.raises(LabelSkewError, match=r"client000009.safetensors: no such file; map: client 9 has none here"):
+    with pytest.raises(LabelSkewError, match=r"client000009.safetensors: no such file; map: client 9 has no own model"):
         finished.personalised(9)
 
 
@@ -146,7 +146,7 @@ class Interrupts:
 
 def test_what_a_callback_interrupts_goes_on_to_the_same_numbers(finished, tmp_path):
     callback = Interrupts()
-    with pytest.raises(KeyboardInterrupt, match="interrupted after 1 of 2 rounds; to go on: labelskew run --resume"):
+    with pytest.raises(KeyboardInterrupt, match="interrupted after 1 of 2 rounds; to resume: labelskew run --resume"):
         fl.run(RECIPE, tmp_path / "cut", callbacks=[callback], quiet=True)
     assert callback.seen == (tmp_path / "cut", 0, 1)
     cut = fl.load_run(tmp_path / "cut")
@@ -212,8 +212,8 @@ def check_reading_without_objects(run, objects):
     assert (alone.accuracy, alone.summary, repr(alone)) == (run.accuracy, run.summary, repr(run))
     assert alone.partition.equals(run.partition)
     needs_model = (
-        r"out: missing Python objects of this run: model \(Net, 650 parameters, shapes .*\); give the same ones, in "
-        r"Python: fl.load_run\('.*out', model=...\){}; its weights alone: safetensors.torch.load_file\('.*{}'\)"
+        r"out: missing Python objects of this run: model \(Net, 650 parameters, shapes .*\); give the same objects, in "
+        r"Python: fl.load_run\('.*out', model=...\){}; to load only its weights: safetensors.torch.load_file\('.*{}'\)"
     )
     with pytest.raises(LabelSkewError, match=needs_model.format(".model", "model.safetensors")):
         _ = alone.model
@@ -243,7 +243,7 @@ def test_objects_train_are_recorded_and_are_asked_for_again(objects, tmp_path):
     assert run.partition.to_numpy()[2].nonzero()[0].tolist() == [2, 7]
     record = json.loads((run.folder / "environment.json").read_text())["objects"]
     assert record.keys() == {"model_args", "data_args", "method_args", "partition_args"}
-    with pytest.raises(LabelSkewError, match=r"model was another one in this run: Net, .* not Linear, 650 parameters"):
+    with pytest.raises(LabelSkewError, match=r"model was Net, .* in this run, got Linear, 650 parameters"):
         fl.load_run(run.folder, model=nn.Linear(64, 10))
     assert repr(fl.load_run(run.folder, **objects)) == repr(run)
     check_reading_without_objects(run, objects)
@@ -261,7 +261,7 @@ def test_the_command_line_says_who_can_go_on_with_objects(objects, tmp_path):
         fl.run(RECIPE, tmp_path / "cut", method=objects["method"], callbacks=[Interrupts()], quiet=True)
     result = CliRunner().invoke(main, ["run", "--resume", str(tmp_path / "cut")])
     assert result.exit_code == 2
-    assert "missing Python objects of this run: method (Louder()); give the same ones, in Python: " in result.output
+    assert "missing Python objects of this run: method (Louder()); give the same objects, in Python: " in result.output
     assert type(fl.load_run(tmp_path / "cut").best.classifier) is nn.Linear  # its network has a name
     whole = fl.load_run(tmp_path / "cut", method=objects["method"]).resume(quiet=True)
     assert whole.finished
@@ -271,7 +271,7 @@ def test_the_command_line_says_who_can_go_on_with_objects(objects, tmp_path):
 def test_objects_and_callbacks_are_of_one_process(more, tmp_path):
     recipe = fl.load(RECIPE, {"comm_args.backend": "MPI"})
     what = next(iter(more)).replace("method", "objects")
-    with pytest.raises(LabelSkewError, match=f"MPI: other processes train, which have no {what} of this one; use sp"):
+    with pytest.raises(LabelSkewError, match=f"MPI trains in other processes, which cannot use {what} of this one"):
         fl.run(recipe, tmp_path / "out", **more)
     assert not (tmp_path / "out").exists()
 
@@ -348,7 +348,7 @@ def test_a_loop_that_was_left_is_gone_on_with_as_a_run(objects, finished, tmp_pa
     assert type(federation.model) is Net
     run = fl.load_run(tmp_path / "left", model=objects["model"]).resume(quiet=True)
     assert run.finished
-    with pytest.raises(LabelSkewError, match="MPI: a loop runs in one process; use sp"):
+    with pytest.raises(LabelSkewError, match=r"MPI: fl\.simulate runs in one process; use sp"):
         fl.simulate(fl.load(RECIPE, {"comm_args.backend": "MPI"}))
 
 
@@ -363,7 +363,7 @@ def test_runs_side_by_side(finished, tmp_path):
     assert page.read_text().startswith("<!doctype html>")
     with pytest.raises(LabelSkewError, match="nope"):
         fl.report([tmp_path / "nope"])
-    with pytest.raises(LabelSkewError, match="no runs to report on; give one or more runs"):
+    with pytest.raises(LabelSkewError, match="no runs to report; give at least one run"):
         fl.report([])
 
 

@@ -154,7 +154,7 @@ def test_a_run_goes_back_to_a_round_and_gives_the_same_numbers(finish, undisturb
     (run / "metrics.jsonl").write_text("".join([*whole[:4], *lines[4:]]))
     code, out, err = finish(tmp_path, "--resume", "run", "--from-round", "4", *keep)
     assert (code, err) == (0, "")
-    assert "back at the end of round 4; what was written of later rounds is in run/abandoned-1\n" in out
+    assert "back at the end of round 4; data of later rounds were moved to run/abandoned-1\n" in out
     assert_same(undisturbed[0], run)
     assert (run / "abandoned-1" / "metrics.jsonl").read_text() == "".join(lines[4:])
     assert (run / "abandoned-1" / "model.safetensors").exists()
@@ -169,11 +169,11 @@ def test_an_interruption_leaves_a_checkpoint_and_a_line(start, finish, undisturb
     assert code == 130, err
     lines = err.splitlines()
     assert len(lines) == 1
-    done, typed = re.fullmatch(r"interrupted after (\d) of 8 rounds; to go on: labelskew run (.*)", lines[0]).groups()
+    done, typed = re.fullmatch(r"interrupted after (\d) of 8 rounds; to resume: labelskew run (.*)", lines[0]).groups()
     assert typed == f"{tmp_path / 'recipe.yaml'} --resume run"
     code, out, _ = finish(tmp_path, *shlex.split(typed))
     assert code == 0
-    assert f"{done} done already" in out  # nothing that was complete is trained again
+    assert f"{done} already done" in out  # nothing that was complete is trained again
     assert_same(undisturbed[0], tmp_path / "run")
 
 
@@ -201,7 +201,7 @@ main(["run", "recipe.yaml", "--run-dir", "run", "--quiet", "--host", "none"])
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert re.search(r"interrupted after \d of 8 rounds; to go on: labelskew run recipe.yaml --resume run", err)
+    assert re.search(r"interrupted after \d of 8 rounds; to resume: labelskew run recipe.yaml --resume run", err)
     assert len(err.splitlines()) == 1
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "stopped"
     assert finish(tmp_path, "recipe.yaml", "--resume", "run")[0] == 0
@@ -254,7 +254,7 @@ def test_a_full_disk_is_a_line_and_the_run_goes_on_afterwards(finish, undisturbe
     code, _, err = finish(tmp_path, write(tmp_path), "--run-dir", "run", largest=largest, environment=DRAWN)
     assert code == 1
     assert re.fullmatch(
-        r"error: run directory run can no longer be written: .*; make room there; to go on: labelskew run .*\n", err
+        r"error: run directory run can no longer be written: .*; free some space; to resume: labelskew run .*\n", err
     )
     if largest == 5_000:  # not even the pictures and the recipe were there
         return
@@ -268,8 +268,8 @@ MISTAKES = {
     "is a file": "{recipe} --run-dir {tmp}/file",
     "cannot be written": "{recipe} --run-dir /proc/labelskew/run",
     "no such folder": "--resume {tmp}/nowhere",
-    "no recipe.yaml": "--resume {tmp}/empty",
-    "is no checkpoint": "--resume {tmp}/broken",
+    "recipe.yaml is missing": "--resume {tmp}/empty",
+    "is not a checkpoint": "--resume {tmp}/broken",
     "differs from the run's in method_args.method": "{tmp}/other.yaml --resume {run}",
     "only train_args.comm_round can change": "--resume {run} --set train_args.epochs=3",
     "use one of them": "{recipe} --resume {run} --run-dir {tmp}/x",
@@ -280,7 +280,7 @@ MISTAKES = {
     "no recipe given": "",
     "use it with --resume": "{recipe} --from-round 3",
     "depend on this number (method_args.method: map); use": "--resume {run} --set train_args.comm_round=9",
-    "there are those of": "--resume {run} --from-round 9",
+    "existing ones: ": "--resume {run} --from-round 9",
     "remove --dry-run": "--resume {run} --from-round 8 --dry-run",
 }
 

@@ -79,9 +79,7 @@ def test_another_machine_keeps_its_lock_while_it_lives_and_loses_it_when_it_stan
         os.kill(inner, signal.SIGCONT)
         said, _ = far.communicate("\n", timeout=20)  # it has awoken, and looks before it writes
         lock.check()
-        words = (
-            f"process {os.getpid()} has taken this run over, since this process had stood still; nothing was written"
-        )
+        words = f"process {os.getpid()} has taken over this run, since this process was suspended; nothing was written"
         assert re.search(rf"{tmp_path}: {words.replace(str(os.getpid()), '[0-9]+')}", said)
     assert not list(tmp_path.iterdir())
 
@@ -94,8 +92,8 @@ def written(folder, **facts):
 def test_a_lock_of_another_start_of_the_machine_is_stale_when_nobody_has_touched_it(tmp_path):
     file = written(tmp_path, pid=os.getpid(), machine="north", here="another")
     assert str(refused(tmp_path)) == (
-        f"{tmp_path}: process {os.getpid()} on north is writing this run already; wait until it has ended (after 120 s "
-        "without a sign of life it is taken for dead), or use another folder"
+        f"{tmp_path}: process {os.getpid()} on north is writing this run already; wait until it has ended (its lock "
+        "expires 120 s after its last sign of life), or use another folder"
     )
     now = os.stat(file).st_mtime
     os.utime(file, (now, now - locks.LEASE_S + 5))
@@ -142,7 +140,7 @@ def test_of_many_that_find_a_stale_lock_one_alone_takes_it_over(tmp_path):
         if turn % 2:  # the holder stands still, on another machine
             (tmp_path / locks.NAME).write_text("{}")
             os.utime(tmp_path / locks.NAME, (LONG_AGO, LONG_AGO))
-            with locks.alone(tmp_path), pytest.raises(RunError, match="has taken this run over"):
+            with locks.alone(tmp_path), pytest.raises(RunError, match="has taken over this run"):
                 lock.check()
         stack.close()
         assert not list(tmp_path.iterdir())

@@ -111,7 +111,7 @@ def test_who_has_lost_a_run_leaves_the_states_of_who_has_taken_it(tmp_path):
     record.states.put(3, 0, {"w": torch.ones(2)})
     (state,) = record.folder.states.iterdir()
     (tmp_path / "run" / ".lock").write_text('{"pid": 7, "machine": "north"}')
-    with pytest.raises(RunError, match="process 7 on north has taken this run over"):
+    with pytest.raises(RunError, match="process 7 on north has taken over this run"):
         record.abandon()
     assert state.exists()
 
@@ -128,7 +128,7 @@ def test_going_back_brings_back_the_best_of_the_rounds_that_remain(whole, tmp_pa
     assert (aside / "MODEL_CARD.md").exists()
     assert (aside / "confusion.csv").exists()
     assert (aside / "best.safetensors").exists() == (last > back)
-    assert line.endswith(f"; best.safetensors is of round {best} again") == (last > back)
+    assert line.endswith(f"; best.safetensors is that of round {best} again") == (last > back)
     if last > back:
         assert model_file.said(aside / "best.safetensors").round == last
     loop.run.resume(quiet=True)
@@ -148,7 +148,7 @@ def test_no_model_stands_for_a_better_one_that_was_not_kept(whole, tmp_path, cap
     recipe = (folder.path / "recipe.yaml").read_text()
     folder.recipe.write_text(recipe.replace("keep_best: false", "keep_best: true"))
     fl.load_run(folder.path).resume(quiet=True)
-    warned = "best.safetensors: the model of the best round so far was not kept; it comes with a better one"
+    warned = "best.safetensors: the best model so far was not kept; the next better one will be"
     assert warned in capsys.readouterr().err
     accuracies = [accuracy for accuracy, _ in rounds]
     if max(accuracies) > max(accuracies[:4]):
@@ -167,12 +167,12 @@ def test_the_card_has_the_runs_numbers(whole):
     assert f"| accuracy in the last test | {100 * summary['final_accuracy']:.2f} % |" in text
     best = f"| best accuracy, after round {summary['rounds_to_best']} | {100 * summary['best_accuracy']:.2f} % |"
     assert best in text
-    assert "With `--best` a command takes `best.safetensors`" in text
+    assert "With `--best` a command uses `best.safetensors`" in text
     partition = run.partition
     for name in partition:
         holders, samples = int((partition[name] > 0).sum()), int(partition[name].sum())
         assert f"| `{name}` | {samples} | {holders} | " in text
-    assert "- Clients hold 2 classes of 10: it was trained under label skew" in text
+    assert "- Clients hold 2 classes of 10: the model was trained under label skew" in text
     assert "chosen on the test samples themselves (the global test set), so that number is optimistic" in text
     assert str(run.folder) not in text
 

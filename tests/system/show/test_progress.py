@@ -56,7 +56,7 @@ def test_plain_lines_count_rounds_and_time_left(capsys, monkeypatch):
     shown.round(LINE, 10.0)
     shown.stop()
     first, second = capsys.readouterr().out.splitlines()
-    assert first == "x: 4 rounds of 10 clients, 1 done already"
+    assert first == "x: 4 rounds of 10 clients, 1 already done"
     shown.start("x", 0, 1, 1)
     assert capsys.readouterr().out == "x: 1 round of 1 client\n"
     assert second.startswith("round 2/4  accuracy 62.13 %")
@@ -95,7 +95,7 @@ def test_live_lines_fit_the_terminal_above_a_bar(width, tested, untested, monkey
     shown.note("a [b] note")
     shown.stop()
     lines = [line for line in screen_of(screen.getvalue()) if line]
-    assert lines == ["fedmr: 4 rounds of 10 clients, 1 done already", tested, untested, "a [b] note"]  # no bar is left
+    assert lines == ["fedmr: 4 rounds of 10 clients, 1 already done", tested, untested, "a [b] note"]  # no bar is left
     bars = re.findall(r"[━╸╺ ]{4,}(round 4/4.*?)\s*[\r\n]", screen.getvalue())
     assert width == 20 or bars[-1] == "round 4/4  left 0:05  client 3/10 north [/b]"
 

@@ -144,6 +144,6 @@ def test_names():
     assert check.methods("fedlc+fedmr") == ["fedlc+fedmr"]
     assert {"fedrs", "map"} <= {*check.methods("fl_labelskew_plugins")}
     (line,) = errors("check", "fedrz")
-    assert line.startswith("fedrz: neither a registered method nor a package that registers one (nearest: fedrs); ")
+    assert line.startswith("fedrz: neither a registered method nor a package with methods (nearest: fedrs); ")
     (line,) = errors("check", "fedrs", "--recipe", "quickstert")
     assert line.startswith("recipe 'quickstert' is unknown; ")

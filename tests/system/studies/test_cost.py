@@ -114,11 +114,11 @@ def test_totals_and_warnings(planned, tmp_path):
     assert one.startswith("4 of 4 runs left: 1:44 one after the other; 4.0 MB more on disk, ")
     assert two == "2 at a time: 0:52, 1.5 GB of memory"
     *_, line = cost.totals(kinds, out=tmp_path, jobs=4, free=1.6e9)
-    assert line.startswith("warning: memory: 1.6 GB may be taken; ")
+    assert line.startswith("warning: memory: 1.6 GB available; ")
     *_, line = cost.totals([known(planned, disk=1e18)], out=tmp_path, jobs=1, free=1e12)
-    assert line == f"warning: disk: the runs do not fit in {tmp_path}; make room, or use another --out"
+    assert line == f"warning: disk: the runs do not fit in {tmp_path}; free some space, or use another --out"
     *_, line = cost.totals([cost.RunKind(tuple(planned), (8,) * 4, None)], out=tmp_path, jobs=1, free=1e12)
-    assert line == "not counted: 1 kind of run of which nothing is known"
+    assert line == "not counted: 1 kind of run without an estimate"
     done = [cost.RunKind(tuple(planned), (), kinds[0].estimate)]
     assert list(cost.totals(done, out=tmp_path, jobs=1, free=1e9)) == ["nothing is left to run"]
 
@@ -157,7 +157,7 @@ def test_probed_runs_are_resumed_with_identical_results(write, tmp_path):
         assert float(table[name]["s/round"]) == pytest.approx(timings[1]["seconds"], rel=0.01)
         assert table[name]["memory"] == f"{timings[1]['peak_mb']:.1f} MB"
     assert "\n2 at a time: 0:" in first.stdout
-    assert "not counted: 1 kind of run of which nothing is known" in first.stdout
+    assert "not counted: 1 kind of run without an estimate" in first.stdout
     expected = {kind.runs[0].name: kind.estimate for kind in cost.kinds(planned)}
 
     (taken / "thesis.txt").unlink()

@@ -118,7 +118,7 @@ def test_runs_without_the_diagnostic_are_named(runs, tmp_path):
     (line,) = errors("report", bare, *words, "client_drft")
     assert line.endswith("did you mean client_drift?")
     assert errors("report", bare, "--diagnostic", "tsne") == [
-        "--diagnostic tsne: there is no picture; use it with --plot FILE"
+        "--diagnostic tsne: needs --plot; use it with --plot FILE"
     ]
     assert not (tmp_path / "a.pdf").exists()
 

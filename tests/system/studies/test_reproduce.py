@@ -271,7 +271,7 @@ def test_what_broke_off_is_gone_on_with_to_the_same_numbers(file, tmp_path, monk
 
     monkeypatch.setattr(Record, "round", interrupted)
     done = call("reproduce", file, "--seeds", 2, "--out", broken, code=130)
-    assert done.stderr.startswith("interrupted; to go on: labelskew")
+    assert done.stderr.startswith("interrupted; to resume: labelskew")
     assert len(metrics(broken / "one" / "seed1")) == 3
     assert not (broken / "table.csv").exists()
     monkeypatch.setattr(Record, "round", real)
@@ -313,7 +313,7 @@ def test_it_is_nothing_for_mpirun(monkeypatch):
     for name, value in (("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     (line,) = call("reproduce", "quickstart", code=2).stderr.splitlines()
-    assert line.endswith("reproduce: starts its processes itself; use it without mpirun")
+    assert line.endswith("reproduce: starts its own processes; use it without mpirun")
 
 
 def test_rounds_that_were_set_lower_are_cut_rounds_and_a_broken_summary_is_a_line(file, tmp_path):
@@ -327,7 +327,7 @@ def test_rounds_that_were_set_lower_are_cut_rounds_and_a_broken_summary_is_a_lin
     summary = tmp_path / "out" / "one" / "seed0" / "summary.json"
     summary.write_text("{")
     (line,) = call(*words, code=2).stderr.splitlines()
-    assert line == f"error: {summary}: holds no summary; delete it, and start the same command again"
+    assert line == f"error: {summary}: not a valid summary; delete it and repeat the command"
     summary.unlink()
     call(*words)
     assert [row["ours"] for row in table(tmp_path / "out")] == [row["ours"] for row in rows]
@@ -347,7 +347,7 @@ def test_made_up_data_get_no_verdict(tmp_path):
     )
     assert row["changed"] == "model: resnet18 -> logistic; stem: small -> null; comm_round: 100 -> 1; epochs: 10 -> 1"
     assert row["rounds"] == "1 of 100"
-    assert "warning: data_args.data_cache_dir: made up" in done.output
+    assert "warning: data_args.data_cache_dir: made-up data" in done.output
     assert (tmp_path / "out" / "fedmr" / "table1_svhn_p5c2" / "seed0" / "summary.json").exists()
 
 
@@ -361,14 +361,14 @@ def test_a_folder_that_cannot_be_written_is_a_line(file):
     ("words", "line"),
     [
         (["nosuch"], "recipe 'nosuch' is unknown; use one of labelskew recipes ls"),
-        (["quickstart", "quickstart.yaml"], "quickstart.yaml: quickstart is there twice; give each recipe once"),
+        (["quickstart", "quickstart.yaml"], "quickstart.yaml: quickstart is given twice; give each recipe once"),
         (
             ["quickstart", "--budget", "soon"],
-            "--budget soon: no time; use a number with its unit, such as 90s,",
+            "--budget soon: invalid duration; use a number with its unit, such as 90s,",
         ),
         (
             ["quickstart", "--budget", "1m", "--jobs", "2"],
-            "--budget has one run after the other; use it without --jobs",
+            "--budget runs one recipe after the other; use it without --jobs",
         ),
         (
             ["quickstart", "--set", "method_args.alhpa=1"],

@@ -193,7 +193,7 @@ def test_predict_table_missing_columns(patients, tmp_path):
     (line,) = errors("evaluate", run.folder, new)
     assert line.endswith("column kind: d: not among the classes a, b, c; use rows of the model's classes")
     (line,) = errors("evaluate", run.folder, new, "--set", "data_args.categorical=refuse")
-    assert line.startswith("--set data_args.categorical: the model's training decided it")
+    assert line.startswith("--set data_args.categorical: is fixed by the model's training")
 
 
 def test_data_without_a_test_part_are_tested_as_a_whole(pictures, tmp_path):

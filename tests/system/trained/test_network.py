@@ -59,14 +59,17 @@ def rewritten(run, file, **changes):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"network": "lenot"}, "needs the model 'lenot', which is not installed here; install the package that has"),
+        ({"network": "lenot"}, "needs the model 'lenot', which is not installed; install its package"),
         ({"network": "a\x1b[31m"}, "needs the model 'a?[31m', which"),
         ({"network_params": {"hidden": [3]}}, "model lenet: hidden: unknown key; allowed: features, relu_features"),
-        ({"network_params": {"features": 3, "relu_features": True}}, "weights are of another network: "),
-        ({"network": "mlp", "network_params": {"hidden": [10**9] * 3}}, "its weights are of another network: "),
+        ({"network_params": {"features": 3, "relu_features": True}}, "weights do not fit the network: "),
+        ({"network": "mlp", "network_params": {"hidden": [10**9] * 3}}, "weights do not fit the network: "),
         # of the last two layers even the shapes are refused, and the first one has 300 GB
-        ({"network": "mlp", "network_params": {"hidden": [10**8, 2**40, 2**40]}}, "the file has far fewer of them"),
-        ({"network": "mlp", "network_params": {"hidden": [1] * 10**5}}, "the file has far fewer of them; use the file"),
+        ({"network": "mlp", "network_params": {"hidden": [10**8, 2**40, 2**40]}}, "the file has far fewer numbers"),
+        (
+            {"network": "mlp", "network_params": {"hidden": [1] * 10**5}},
+            "the file has far fewer numbers; use the",
+        ),
         ({"network": "char_lstm", "network_params": {"layers": 10**6}, "input_shape": [3]}, "the file has far fewer"),
         ({"network": "mlp", "network_params": {"hidden": [10**30]}}, "its network cannot be built: "),
         ({"network": "lenet", "input_shape": [3, 2, 2]}, "model lenet: needs images of at least"),
@@ -103,7 +106,7 @@ def test_samples_that_do_not_fit_together_are_taken_one_by_one(pictures, monkeyp
 def test_a_file_without_a_normalisation_says_where_there_is_one(pictures, tmp_path):
     file = rewritten(pictures[1], tmp_path / "x.safetensors", mean=None, std=None)
     line = message(load(file).whole)
-    assert line.endswith("use the model.safetensors of a silo, which says how that silo's own are")
+    assert line.endswith("use the model.safetensors of a silo, which has the normalisation of the silo's samples")
 
 
 def test_a_trained_network_asks_for_no_weights_to_begin_with(tmp_path):
@@ -154,15 +157,15 @@ def test_which_file_is_meant(pictures, arrays, tmp_path):
     assert file_of(run / "best.safetensors") == run / "best.safetensors"
     for more, says in (
         ({"client": "9"}, "--client 9: .* has no model of that client; use 0, 1, 2, 3$"),
-        ({"best": True, "client": "1"}, "--best is of the global model and --client of a client's own; use one"),
+        ({"best": True, "client": "1"}, "--best selects the global model, --client a client's own; use one"),
     ):
         with pytest.raises(LabelSkewError, match=says):
             file_of(run, **more)
-    with pytest.raises(LabelSkewError, match="use no --client; a method such as map or fedphp keeps one"):
+    with pytest.raises(LabelSkewError, match="use no --client; methods such as map or fedphp keep one"):
         file_of(arrays[1].folder, client="north")
     with pytest.raises(LabelSkewError, match="does not exist; use the folder of a run, or"):
         file_of(tmp_path / "nothing")
-    with pytest.raises(LabelSkewError, match=r"has no model.safetensors, which is in the folder of a run alone"):
+    with pytest.raises(LabelSkewError, match=r"has no model.safetensors, which exists only in the folder of a run"):
         file_of(tmp_path)
     (tmp_path / "recipe.yaml").touch()
     with pytest.raises(LabelSkewError, match=r"is written after the last round$"):
@@ -173,7 +176,7 @@ def test_which_file_is_meant(pictures, arrays, tmp_path):
         file_of(tmp_path)
     with pytest.raises(LabelSkewError, match=r"has no best.safetensors; use tracking_args.keep_best: true and"):
         file_of(tmp_path, best=True)
-    with pytest.raises(LabelSkewError, match=r"--best: .* is a single model; use the folder of a run with it"):
+    with pytest.raises(LabelSkewError, match=r"--best: .* is a single model; use the run's folder with it"):
         file_of(run / "best.safetensors", best=True)
 
 

@@ -92,9 +92,7 @@ def test_mistakes_are_lines(pictures, arrays, tmp_path):
     (line,) = errors("predict", run.folder, data, "--out", tmp_path / "gone" / "x.csv")
     assert line == f"{tmp_path}/gone/x.csv: cannot be written: No such file or directory"
     (line,) = errors("predict", arrays[1].folder, data / "test")
-    assert line.endswith(
-        "trained on npz, whose samples are not made of picture files; use .npz files with x of shape (N, 6)"
-    )
+    assert line.endswith("trained on npz, whose samples are not picture files; use .npz files with x of shape (N, 6)")
 
 
 def test_arrays_by_number_and_what_python_gets(arrays, tmp_path):
@@ -179,7 +177,7 @@ def test_what_is_plainly_of_another_scale_is_warned_of(arrays, capsys, dtype, me
     )
     inputs.fitted(about, x.reshape(4, 3), "x.npz")
     told = capsys.readouterr().err
-    assert told.startswith("warning: x.npz: not of the scale that was trained on: mean ") == warns
+    assert told.startswith("warning: x.npz: scale differs from training: mean ") == warns
     assert bool(told) == warns
 
 
@@ -187,11 +185,11 @@ def test_odd_numbers_are_lines(arrays):
     about = load(arrays[1].folder / "model.safetensors").about
     text = about.model_copy(update={"mean": [], "std": [], "dtype": "uint8"})
     for said, x, says in (
-        (about, np.full((2, 6), "a"), "is of type <U1; use numbers"),
+        (about, np.full((2, 6), "a"), "has type <U1; use numbers"),
         (about, np.array([[1.0] * 6, [np.nan] * 6]), "sample 1 is not finite; use finite numbers"),
         (about, np.full((1, 6), 1e300), "sample 0 is not finite"),
-        (text, np.full((2, 6), 300), "holds int64, and the model takes numbers of characters; use uint8"),
-        (text, np.full((2, 6), 0.5), "holds float64, and the model takes"),
+        (text, np.full((2, 6), 300), "contains int64, but the model takes numbers of characters; use uint8"),
+        (text, np.full((2, 6), 0.5), "contains float64, but the model takes"),
     ):
         with pytest.raises(LabelSkewError, match=says):
             inputs.fitted(said, x, "x")

@@ -37,7 +37,7 @@ def test_the_log_is_shown(folder):
 
 def test_lines_of_one_event_are_shown(folder):
     assert "sent a pickle" in call("show", folder, "--event", "refused").stdout.splitlines()[1]
-    assert call("show", folder, "--event", "left").stdout == "no such line\n"
+    assert call("show", folder, "--event", "left").stdout == "no matching lines\n"
     error = call("show", folder, "--event", "refsued", code=2).stderr
     assert error.startswith("error: --event: 'refsued' is unknown; allowed: connected, left, refused, ")
     assert error.endswith("; did you mean refused?\n")
@@ -57,8 +57,8 @@ def test_a_whole_log_is_ok_and_a_changed_one_is_exit_code_1(folder):
     assert "no line has" in call("verify", folder, "--last", "00", code=1).stderr
     file.write_text(file.read_text().replace('"bytes": 450', '"bytes": 451'))
     assert call("verify", folder, code=1).stderr == (
-        f"error: {NAME} line 5: this line does not follow {NAME} line 4; one of them was changed, or lines were left "
-        "out or moved\n"
+        f"error: {NAME} line 5: this line does not follow {NAME} line 4; one of them was changed, or lines were "
+        "removed or moved\n"
     )
 
 

@@ -29,7 +29,7 @@ def test_new_says_what_goes_to_whom(call):
         "to the server's host: ca.pem server.pem server.key",
         "to silo 1: ca.pem silo-1.pem silo-1.key",
         "to silo 2: ca.pem silo-2.pem silo-2.key",
-        "keep ca.key off all of them: who has it can pose as anybody",
+        "do not copy ca.key to any of them: its owner can impersonate everyone",
     ]
     assert call("new", "--silos", "2", code=2).stderr == (
         "error: certs/ca.pem: exists already; use --add, which keeps what is there, or another --out\n"
@@ -38,7 +38,7 @@ def test_new_says_what_goes_to_whom(call):
         "written to certs: silo-3",
         "to silo 3: ca.pem silo-3.pem silo-3.key",
     ]
-    assert call("new", "--silos", "3", "--add").output == "written to certs: nothing, all are there\n"
+    assert call("new", "--silos", "3", "--add").output == "written to certs: nothing, all files exist\n"
 
 
 def test_show_tells_who_and_until_when(call):
@@ -73,18 +73,18 @@ def test_revoke_and_renew_say_what_goes_to_whom(call):
     call("new", "--silos", "2")
     assert call("revoke", "silo-2").output.splitlines() == [
         "written to certs/revoked.crl: list 1 (1 revoked certificate), 1 of them new",
-        "to the server's host and every silo, beside their certificates: revoked.crl",
+        "to the server's host and every silo, next to their certificates: revoked.crl",
     ]
-    assert call("revoke", "silo-2").output == "written to certs/revoked.crl: nothing, all of them are on it\n"
+    assert call("revoke", "silo-2").output == "written to certs/revoked.crl: nothing, all of them are listed already\n"
     *rows, last = call("show", "certs").stdout.splitlines()
     columns = [re.split(" {2,}", row) for row in rows]
     assert [row[3] for row in columns[1:4]] == ["-"] * 3
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", columns[4][3])
     assert last == "revoked.crl: list 1 (1 revoked certificate)"
     assert call("renew", "silo-2", "server").output.splitlines() == [
-        "to silo 2, which takes them at its next start: silo-2.pem silo-2.key",
-        "to the server's host, which takes them at its next start: server.pem server.key",
-        "what they replace holds until it expires; to end that: `labelskew certs revoke NAME`, then renew again",
+        "to silo 2, which uses them after its next start: silo-2.pem silo-2.key",
+        "to the server's host, which uses them after its next start: server.pem server.key",
+        "the old ones are valid until they expire; to end that: `labelskew certs revoke NAME`, then renew again",
     ]
     assert all(" - " in row for row in call("show", "certs").stdout.splitlines()[1:-1])
     assert call("revoke", "all").output.startswith(

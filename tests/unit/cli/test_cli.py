@@ -88,7 +88,7 @@ def test_version():
 def test_lists_and_details(verb, kind):
     entries = catalog.entries(kind)
     head, *listed = [re.split("  +", line, maxsplit=1) for line in call(verb, COLUMNS="200").output.splitlines()]
-    assert head == ["name", "what it is"]
+    assert head == ["name", "description"]
     assert [name for name, _ in listed] == [entry.name for entry in entries]
     for name, what in listed:
         assert " ".join(call(verb, name).output.split()).startswith(f"{name}: {what}")
@@ -184,7 +184,7 @@ def test_recipes_are_listed_shown_and_copied(tmp_path):
     assert rows[0] == ["name", "method", "data", "network", "clients", "rounds"]
     assert ["quickstart", "fedrs", "digits", "mlp", "10", "10"] in rows
     assert "fedrs/" not in listed
-    assert re.search(r"\nand the papers' experiments, with --paper: fedlc \(\d+\), fedmr \(\d+\), ", listed)
+    assert re.search(r"\npapers' experiments, with --paper: fedlc \(\d+\), fedmr \(\d+\), ", listed)
     assert "small/fedmr_fmnist" in listed
     assert call("recipes", "show", "quickstart").output == QUICK.read_text()
     assert call("recipes", "show", "quickstart.yaml").output == QUICK.read_text()
@@ -339,7 +339,7 @@ def test_report_shows_what_it_can_and_names_the_rest(tmp_path):
     assert "50.00" in result.stdout
     assert result.stderr.splitlines() == [
         f"error: {tmp_path / 'b'}: no such folder",
-        f"error: {tmp_path / 'c'}: no run: recipe.yaml is missing",
+        f"error: {tmp_path / 'c'}: not a run folder: recipe.yaml is missing",
     ]
 
 
@@ -358,9 +358,9 @@ def test_report_writes_a_page_and_a_picture_as_a_whole(tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {"a", "r.html", "r.png", "r.SVG"}
     assert 'width="234pt"' in (tmp_path / "r.SVG").read_text()
     assert errors("report", run, "--plot", "r.jpg") == [
-        "--plot r.jpg: no such kind of picture; use a name that ends in .png or .pdf or .svg"
+        "--plot r.jpg: unsupported picture format; use a name that ends in .png or .pdf or .svg"
     ]
-    assert errors("report", run, "--width", "3") == ["--width 3.0: there is no picture; use it with --plot FILE"]
+    assert errors("report", run, "--width", "3") == ["--width 3.0: needs --plot; use it with --plot FILE"]
     assert errors("report", run, "--html", tmp_path / "no" / "r.html") == [
         f"{tmp_path / 'no' / 'r.html'}: cannot be written: No such file or directory"
     ]

@@ -37,7 +37,7 @@ def test_beforehand_it_says_what_leaves_and_what_a_budget_carries(recipe):
     )
     assert levels.startswith("silo: ")
     few = call("privacy", recipe, *NOISY, *BUDGET, "--samples", 400, "--set", "train_args.client_num_per_round=2")
-    assert "2 answers of a client, about 10 rounds where 2 of 10 are asked in each (the recipe" in few.output
+    assert "2 answers of a client, about 10 rounds if each round selects 2 of 10 (the recipe" in few.output
 
 
 def test_without_noise_there_is_no_bound_and_samples_are_the_partitions(recipe):
@@ -48,7 +48,7 @@ def test_without_noise_there_is_no_bound_and_samples_are_the_partitions(recipe):
     assert "weights (exact)" in output
     assert "counts (laplace noise)" in output
     assert output.count("no bound") == 4
-    assert "privacy_args.budget: none, so nothing ends" in output
+    assert "privacy_args.budget: none, so answers never end" in output
 
 
 def test_a_silos_ledger_answer_by_answer_with_strangers_words_cleaned(tmp_path):
@@ -83,16 +83,16 @@ def test_a_simulations_ledger_client_by_client(tmp_path):
 
 def test_mistakes_are_told_in_a_line(tmp_path, recipe, monkeypatch):
     use = "use the folder of a run with noise or a budget, or the file of its privacy_args.ledger"
-    assert errors("privacy", tmp_path) == [f"{tmp_path}: no ledger (privacy.jsonl) in it; {use}"]
+    assert errors("privacy", tmp_path) == [f"{tmp_path}: contains no ledger (privacy.jsonl); {use}"]
     silo = tmp_path / "silos" / "silo-1"
     silo.mkdir(parents=True)
     Ledger(silo / "privacy.jsonl").spend([Noise("weights")], "a", run="r")
     (line,) = errors("privacy", tmp_path)
     assert line.endswith(f"use a silo's own folder, such as {silo}")
     assert errors("privacy", silo, "--samples", 3) == [
-        "--samples: with a ledger, which has been written; use a recipe, or the ledger alone"
+        "--samples: needs a recipe, but this is a ledger; use a recipe, or only the ledger"
     ]
-    assert errors("privacy", tmp_path / "no.jsonl") == [f"{tmp_path / 'no.jsonl'}: there is no such file; {use}"]
+    assert errors("privacy", tmp_path / "no.jsonl") == [f"{tmp_path / 'no.jsonl'}: no such file; {use}"]
     (line,) = errors("privacy", recipe, *BUDGET)
     assert line.startswith("--set privacy_args.budget: epsilon 8 at level silo does not bound weights, ")
     own = tmp_path / "own.yaml"
@@ -100,7 +100,7 @@ def test_mistakes_are_told_in_a_line(tmp_path, recipe, monkeypatch):
     sections = {"common_args": {"training_type": "cross_silo"}, "comm_args": {"backend": "GRPC"}}
     own.write_text(text_with(**sections, train_args={"client_num_in_total": 2}, client_specific_args=files))
     (line,) = errors("privacy", own)
-    assert line.endswith("silos have data of their own, which this command does not see; use --samples N")
+    assert line.endswith("the silos' own data are not available to this command; use --samples N")
     monkeypatch.setattr("fl_labelskew_plugins.ledgers.privacy.require", _lacking)
     assert errors("privacy", recipe) == ["not here"]
 

@@ -178,7 +178,7 @@ def test_uneven_uploads_are_averaged_uniformly():
 @pytest.mark.parametrize(
     ("changed", "options", "line"),
     [
-        ({"backend": "sp"}, {}, "args.training_type: FedML's simulation with backend sp ignores a trainer of your own"),
+        ({"backend": "sp"}, {}, "args.training_type: FedML's simulation with backend sp ignores custom trainers"),
         (
             {"federated_optimizer": "FedOpt"},
             {},
@@ -191,8 +191,8 @@ def test_uneven_uploads_are_averaged_uniformly():
         ),
         ({}, {"tauu": 1}, "args: method_args.tauu: unknown key; allowed: method, tau"),
         ({}, {"method": "fedcl"}, "args: method_args.method: 'fedcl' is unknown; allowed: "),
-        ({"enable_dp": True}, {"method": "fedmr"}, "args.enable_dp: true, and with method fedmr messages contain more"),
-        ({"client_num_in_total": 9}, {}, "args.client_num_in_total: 9, and dataset[5] has no client 3; use 3"),
+        ({"enable_dp": True}, {"method": "fedmr"}, "args.enable_dp: true, but with method fedmr messages contain more"),
+        ({"client_num_in_total": 9}, {}, "args.client_num_in_total: 9, but dataset[5] has no client 3; use 3"),
         ({"client_num_per_round": 2}, {"method": "map"}, "method map: it keeps tensors for each client, and another"),
         ({"training_type": "cross_silo", "worker_num": 3}, {"method": "fedshift"}, "counts: missing; the method needs"),
         ({}, {"method": "fedshift", "counts": [[1, 2]]}, "counts: (1, 2) int64; use integers of shape (3, 4)"),
@@ -218,7 +218,7 @@ def test_mistakes_are_one_line(changed, options, line):
 def test_more_processes_than_clients_of_a_round_are_refused():
     args = arguments()
     args.worker_num = 5
-    with pytest.raises(LabelSkewError, match=r"args\.client_num_per_round: 3, and there are 4 processes for clients"):
+    with pytest.raises(LabelSkewError, match=r"args\.client_num_per_round: 3, but there are 4 processes for clients"):
         fl.fedml.trainer(network(), args, dataset=stock(args), method="fedlc")
 
 
@@ -265,7 +265,7 @@ def test_aggregator_checks_the_sums():
     trainer.train(data[5][0], "cpu", args)
     upload = trainer.get_model_params()
     upload["fl_labelskew/sum/rounds"] = upload["fl_labelskew/sum/rounds"] * math.nan
-    with pytest.raises(RunError, match=r"^round 1: the sum of what clients send: rounds is not finite$"):
+    with pytest.raises(RunError, match=r"^round 1: the sum of the clients' tensors: rounds is not finite$"):
         aggregator.set_model_params(upload)
 
 

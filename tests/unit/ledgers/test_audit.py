@@ -64,16 +64,16 @@ def ordered(*numbers):
     ("harm", "where"),
     [
         (changed(4), f"{NAME} line 6: this line does not follow {NAME} line 5;"),
-        (changed(0, b"began", b"begun"), f"{NAME} line 1: does not begin a log;"),
+        (changed(0, b"began", b"begun"), f"{NAME} line 1: is not the start of a log;"),
         (changed(0, b'"log": "', b'"log": "0'), f"{NAME} line 2: this line does not follow {NAME} line 1;"),
         (ordered(0, 1, 2, 4, 5, 6, 7), f"{NAME} line 4: this line does not follow"),
         (ordered(0, 1, 3, 2, 4, 5, 6, 7), f"{NAME} line 3: this line does not follow"),
         (ordered(0, 1, 2, 2, 3, 4, 5, 6, 7), f"{NAME} line 4: this line does not follow"),
-        (ordered(1, 2, 3), f"{NAME} line 1: does not begin a log;"),
-        (changed(4, b'"round": 2', b"\x1b[31m"), f"{NAME} line 5: is no line of an audit log;"),
-        (changed(4, b'"before"', b'"after"'), f"{NAME} line 5: is no line of an audit log;"),
-        (lambda file: file.write_bytes(b"[" * 100_000), f"{NAME} line 1: is no line of an audit log;"),
-        (lambda file: file.write_bytes(file.read_bytes()[:-1]), f"{NAME} line 8: is cut in half"),
+        (ordered(1, 2, 3), f"{NAME} line 1: is not the start of a log;"),
+        (changed(4, b'"round": 2', b"\x1b[31m"), f"{NAME} line 5: is not a line of an audit log;"),
+        (changed(4, b'"before"', b'"after"'), f"{NAME} line 5: is not a line of an audit log;"),
+        (lambda file: file.write_bytes(b"[" * 100_000), f"{NAME} line 1: is not a line of an audit log;"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), f"{NAME} line 8: is incomplete"),
         (lambda file: file.write_bytes(b""), "the log is empty"),
     ],
 )
@@ -110,7 +110,7 @@ def test_it_goes_on_after_a_restart_and_over_files(tmp_path):
     with pytest.raises(RunError, match=rf"{names[2]} line 1: this line does not follow {names[0]} line"):
         audit.verify(tmp_path)
     (tmp_path / names[0]).unlink()
-    with pytest.raises(RunError, match=f"{names[2]} line 1: does not begin a log"):
+    with pytest.raises(RunError, match=f"{names[2]} line 1: is not the start of a log"):
         audit.verify(tmp_path)
 
 
@@ -153,8 +153,8 @@ def test_a_disk_that_is_full_is_one_warning_and_the_log_says_what_is_missing(tmp
     log.note("sent", round=4)
     log.close()
     assert said == [
-        f"{tmp_path / NAME}: cannot be written: No space left on device; the run goes on, and the log will say what is "
-        "missing"
+        f"{tmp_path / NAME}: cannot be written: No space left on device; the run continues, and the log will list "
+        "missing lines"
     ]
     assert events(tmp_path) == ["began", "opened", "repaired", "gap", "sent", "closed"]
     assert json.loads(lines(tmp_path)[3])["times"] == 4

@@ -153,12 +153,12 @@ def test_a_damaged_ledger_is_not_begun_anew(tmp_path, damage):
     ledger(tmp_path).spend([WEIGHTS], "a", run="r", round=0)
     file = tmp_path / "privacy.jsonl"
     file.write_bytes(damage + file.read_bytes())
-    with pytest.raises(LabelSkewError, match="is no ledger of what was revealed; put back what was there, or remove"):
+    with pytest.raises(LabelSkewError, match="is not a privacy ledger; restore the original file, or remove"):
         ledger(tmp_path)
 
 
 def test_without_the_ledger_nothing_is_answered(tmp_path):
-    with pytest.raises(RunError, match=r"cannot be written: .*; without the ledger nothing is answered"):
+    with pytest.raises(RunError, match=r"cannot be written: .*; there are no answers without the ledger"):
         ledger(tmp_path / "gone").spend([WEIGHTS], "a", run="r", round=0)
 
 
@@ -194,7 +194,7 @@ def test_each_client_of_a_simulation_answers_until_its_budget_is_spent(tmp_path)
     assert 1 < most < 7
     loop = fl.simulate(simulated("privacy_args.budget={epsilon: 1.7, delta: 1e-5}"), tmp_path / "run")
     lines, answers = [], [0] * 5
-    with pytest.raises(RunError, match=r"nobody who was asked may answer: privacy_args.budget: epsilon 1.7 at delta"):
+    with pytest.raises(RunError, match=r"no selected client may answer: privacy_args.budget: epsilon 1.7 at delta"):
         lines.extend(loop)
     for line, there in zip(lines, whole, strict=False):
         asked = there["clients"]
@@ -215,7 +215,7 @@ def test_a_round_ends_where_its_sum_would_be_of_too_few(tmp_path):
     recipe = parse.parse(text_with(), overrides=["method_args.method=fedlc", *four, *secure, *budget])
     loop = fl.simulate(recipe, tmp_path / "run")
     lines = []
-    with pytest.raises(RunError, match=r"too few \(2, and 3 are needed\) may answer: privacy_args.budget: epsilon 10"):
+    with pytest.raises(RunError, match=r"too few clients \(2 of 3 needed\) may answer: privacy_args.budget: epsilon"):
         lines.extend(loop)
     assert min(len(line["clients"]) for line in lines) >= 3
     entries = privacy.Ledger(tmp_path / "run" / "privacy.jsonl").entries
@@ -225,8 +225,8 @@ def test_a_round_ends_where_its_sum_would_be_of_too_few(tmp_path):
 def test_a_run_says_before_it_begins_that_its_budget_ends_first(tmp_path):
     said = privacy.warnings(session.build(simulated("privacy_args.budget={epsilon: 1.7, delta: 1e-5}")))
     assert said == [
-        "privacy_args.budget: epsilon 1.7 at delta 1e-05 is spent after 5 answers of a client, and of 12 rounds a "
-        "client answers about 8; labelskew privacy RECIPE says what a budget carries"
+        "privacy_args.budget: epsilon 1.7 at delta 1e-05 is spent after 5 answers of a client, but of 12 rounds a "
+        "client answers about 8; labelskew privacy RECIPE shows how many a budget allows"
     ]
     assert privacy.warnings(session.build(simulated("privacy_args.budget={epsilon: 20, delta: 1e-5}"))) == []
     assert privacy.warnings(session.build(simulated())) == []

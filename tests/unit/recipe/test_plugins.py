@@ -42,7 +42,7 @@ def test_names_and_names_with_parameters():
         ({"wandb": {"mode": "onlin"}}, "trackers.wandb.mode: 'onlin' is unknown; allowed: offline, online; did"),
         ({"wandb": {"api_key": "s3cr3t"}}, "trackers.wandb.api_key: unknown key; allowed: project"),
         ({"mlflow": {"uri": 5}}, "trackers.mlflow.uri: 5 is of the wrong type; allowed: text, or null"),
-        ({"mlflow": {"uri": "https://me:s3cr3t@host:5000"}}, "trackers.mlflow.uri: holds a name or a password; use"),
+        ({"mlflow": {"uri": "https://me:s3cr3t@host:5000"}}, "mlflow.uri: must not contain a name or password"),
         ({"mlflow": {"uri": "https://s3cr3t@host"}}, "variables MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
     ],
 )  # fmt: skip

@@ -91,17 +91,17 @@ def test_the_last_checkpoints_are_kept_with_the_states_that_they_refer_to(tmp_pa
 def test_going_back_is_to_a_checkpoint_and_puts_aside_what_came_after_it(tmp_path):
     folder = RunFolder(tmp_path)
     states = StateStore(folder.states, 0)
-    with pytest.raises(LabelSkewError, match=r"--from-round 2: .* has no checkpoint yet; use --resume alone"):
+    with pytest.raises(LabelSkewError, match=r"--from-round 2: .* has no checkpoint yet; use only --resume"):
         folder.go_back(2)
     for round in (1, 2, 3, 4):
         saved(folder, states, round, keep=3)
     (tmp_path / "summary.json").write_text("{}")
-    with pytest.raises(LabelSkewError, match="no checkpoint of the end of round 1; there are those of 2, 3 and 4 "):
+    with pytest.raises(LabelSkewError, match="no checkpoint of the end of round 1; existing ones: 2, 3 and 4 "):
         folder.go_back(1)
     assert folder.go_back(4) == ""
     assert (tmp_path / "summary.json").exists()
     said = folder.go_back(2)
-    assert said == f"back at the end of round 2; what was written of later rounds is in {tmp_path}/abandoned-1"
+    assert said == f"back at the end of round 2; data of later rounds were moved to {tmp_path}/abandoned-1"
     back = folder.load_checkpoint()
     assert (back.round, back.weights["w"].tolist(), back.states) == (2, [2, 2], {1: 1})
     assert back.norms == {0: {1: {"the weights": 0.5}}}
@@ -111,7 +111,7 @@ def test_going_back_is_to_a_checkpoint_and_puts_aside_what_came_after_it(tmp_pat
     assert not (tmp_path / "summary.json").exists()
     assert (tmp_path / "abandoned-1" / "summary.json").exists()
     assert StateStore(folder.states, 0, back.states, None, folder.indices(2)).get(1)["hpm.w"].tolist() == [2, 2]
-    with pytest.raises(LabelSkewError, match="there are those of 2 alone"):
+    with pytest.raises(LabelSkewError, match="existing ones: only 2"):
         folder.go_back(9)
     saved(folder, StateStore(folder.states, 0, back.states, None, folder.indices(2)), 3, keep=3)
     folder.checkpoint.write_bytes(b"broken")
@@ -125,7 +125,7 @@ def test_no_checkpoint_yet_and_a_broken_one(tmp_path):
     assert folder.load_checkpoint(torch.device("cpu")) is None
     folder.checkpoint.parent.mkdir()
     folder.checkpoint.write_bytes(b"\x80\x04\x95 not a checkpoint")
-    with pytest.raises(LabelSkewError, match="is no checkpoint") as error:
+    with pytest.raises(LabelSkewError, match="is not a checkpoint") as error:
         folder.load_checkpoint(torch.device("cpu"))
     assert "\n" not in str(error.value)
 
@@ -142,7 +142,7 @@ def test_a_damaged_or_newer_header_is_a_line(tmp_path, meta):
     folder.checkpoint.parent.mkdir()
     header = {"seconds": 1.0} | meta if isinstance(meta, dict) else meta
     save_atomic({}, folder.checkpoint, {"labelskew": json.dumps(header)})
-    with pytest.raises(LabelSkewError, match=r"latest\.safetensors is no checkpoint of a run: "):
+    with pytest.raises(LabelSkewError, match=r"latest\.safetensors is not a checkpoint of a run: "):
         folder.load_checkpoint()
 
 
@@ -183,7 +183,7 @@ def test_who_has_lost_its_folder_to_another_machine_writes_nothing_more(tmp_path
     theirs = '{"pid": 7, "machine": "north"}'
     (tmp_path / locks.NAME).write_text(theirs)  # which has waited long enough
     for write in (lambda: folder.append(folder.metrics, {"round": 1}), lambda: folder.write_text("summary.json", "{}")):
-        with pytest.raises(RunError, match=f"{tmp_path}: process 7 on north has taken this run over"):
+        with pytest.raises(RunError, match=f"{tmp_path}: process 7 on north has taken over this run"):
             write()
     folder.tell(state="failed")
     folder.release()
@@ -214,6 +214,6 @@ def test_check_resumable_rejects_links_that_lead_out_of_the_folder(tmp_path, tar
         RunFolder(run).check_resumable()
     line = str(error.value)
     assert line in {
-        f"--resume {run}: {file} is a link that leads out of the folder; remove it" for file in (link, run / "link")
+        f"--resume {run}: {file} is a link to a path outside of the folder; remove it" for file in (link, run / "link")
     }
     assert (tmp_path / "secret").read_text() == "secret"

@@ -71,23 +71,26 @@ def test_the_hash_is_of_what_decides_about_the_numbers():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"format": 2}, "is of format 2, and this version knows 1 at most; use a newer fl-labelskew-plugins"),
-        ({"format": 0}, "says what cannot be: format: 0 is out of range"),
-        ({"format": True}, "what it says of its network is damaged; use the file as the run has written it"),
-        ({"format": "1"}, "is damaged"),
-        ({"more": 1}, "says what cannot be: more: unknown key; allowed: format, network"),
-        ({"round": 0}, "says what cannot be: round: 0 is out of range; allowed: an integer of at least 1"),
-        ({"input_shape": [10**6, 10**6]}, "input_shape: [1000000, 1000000] are too many numbers; allowed: 100000000"),
+        ({"format": 2}, "has format 2, but this version supports at most 1; use a newer fl-labelskew-plugins"),
+        ({"format": 0}, "invalid metadata: format: 0 is out of range"),
+        ({"format": True}, "its metadata are damaged; use the original file"),
+        ({"format": "1"}, "are damaged"),
+        ({"more": 1}, "invalid metadata: more: unknown key; allowed: format, network"),
+        ({"round": 0}, "invalid metadata: round: 0 is out of range; allowed: an integer of at least 1"),
+        (
+            {"input_shape": [10**6, 10**6]},
+            "input_shape: [1000000, 1000000]: too many numbers per sample; allowed: at most",
+        ),
         ({"input_shape": []}, "input_shape: [] has the wrong length"),
         ({"class_names": []}, "class_names: [] has the wrong length"),
         ({"std": [0.0]}, "std: item 1: 0.0 is out of range"),
-        ({"mean": [0.1, 0.2]}, "mean and std are not of one length; allowed: 1 numbers, 1 or none"),
+        ({"mean": [0.1, 0.2]}, "mean and std have different lengths; allowed: 1 numbers, 1 or none"),
         ({"dtype": "float64"}, "dtype: 'float64' is unknown; allowed: uint8, float32"),
         ({"recipe": "x"}, "recipe: 'x' has the wrong form"),
         ({"client": -1}, "client: -1 is out of range"),
         ({"table": TABLE}, "table is not the encoding of samples of shape [1, 8, 8]"),
         ({"table": TABLE, "input_shape": [2]}, "table is not the encoding of samples of shape [2]"),
-        ({"table": {**TABLE, "missing": "guess"}}, "says what cannot be: table"),
+        ({"table": {**TABLE, "missing": "guess"}}, "invalid metadata: table"),
         ({"table": TABLE | {"means": [0.0]}, "input_shape": [4]}, "table is not the encoding of samples of shape [4]"),
     ],
 )
@@ -102,18 +105,18 @@ def test_what_cannot_be_is_one_line(tmp_path, change, says):
 @pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, '{"format": 1, "x": "' + "x" * 2**24 + '"}'])
 def test_damaged_words_are_one_line(tmp_path, text):
     file = written(tmp_path / "x.safetensors", text)
-    assert message(lambda: model_file.read(file)).startswith(f"{file}: what it says of its network is damaged; use ")
+    assert message(lambda: model_file.read(file)).startswith(f"{file}: its metadata are damaged; use ")
 
 
 def test_broken_files_are_one_line(tmp_path):
     file = tmp_path / "x.safetensors"
     assert "no such file; use a model.safetensors of a run" in message(lambda: model_file.read(file))
-    assert "is no sound .safetensors file" in message(lambda: model_file.read(tmp_path))
+    assert "is not a valid .safetensors file" in message(lambda: model_file.read(tmp_path))
     for content in (b"", b"words", written(file, SAID).read_bytes()[:-3]):
         file.write_bytes(content)
-        assert "is no sound .safetensors file (" in message(lambda: model_file.read(file))
+        assert "is not a valid .safetensors file (" in message(lambda: model_file.read(file))
     save_file({"w": torch.ones(2)}, file)
-    assert "does not say of which network it is; use a model.safetensors of a run" in message(
+    assert "has no metadata about its network; use a model.safetensors of a run" in message(
         lambda: model_file.read(file)
     )
 

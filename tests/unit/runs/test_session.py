@@ -79,7 +79,7 @@ def test_a_run_is_not_gone_on_with_on_other_samples(tmp_path):
     assert len(json.loads((tmp_path / "run" / "environment.json").read_text())["data"]) == 32
     record(resume=True)
     np.savez(tmp_path / "d.npz", x=x + 0.5, y=y)  # the same partition
-    with pytest.raises(LabelSkewError, match=r"the samples are no longer those of the run; use the data set as it was"):
+    with pytest.raises(LabelSkewError, match=r"the samples differ from the run's; use the original data set"):
         record(resume=True)
 
 

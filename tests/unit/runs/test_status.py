@@ -66,11 +66,11 @@ def test_a_process_that_is_gone(folder):
     assert shown(folder.path).splitlines() == [
         f"{folder.path}: stopped",
         "rounds done: 3 of 9; accuracy 50.00 % after round 2",
-        f"why: process {number} ended without a word",
-        "to go on: labelskew run --resume run",
+        f"why: process {number} ended without a message",
+        "to resume: labelskew run --resume run",
     ]
     folder.recipe.unlink()
-    assert "to go on: start it again; no round is lost" in shown(folder.path)
+    assert "to resume: start it again; no round is lost" in shown(folder.path)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_folder_that_is_none_of_a_run(tmp_path):
     (tmp_path / "odd" / "status.json").mkdir(parents=True)
     line = f"error: {tmp_path}/odd/status.json: cannot be read: Is a directory\n"
     assert shown(tmp_path / "odd", code=2) == line
-    line = f"error: {tmp_path}: neither status.json nor recipe.yaml in it; use the folder of a run or a sweep\n"
+    line = f"error: {tmp_path}: contains neither status.json nor recipe.yaml; use the folder of a run or a sweep\n"
     assert shown(tmp_path, code=2) == line
 
 

@@ -37,14 +37,14 @@ def test_a_line_cut_in_half_ends_the_metrics(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("metrics.jsonl", None, "no run: metrics.jsonl is missing"),
+        ("metrics.jsonl", None, "not a run folder: metrics.jsonl is missing"),
         ("metrics.jsonl", b'{"round": 0}\n', "no results yet: metrics.jsonl has no test"),
         *[
-            ("metrics.jsonl", line, "no run: metrics.jsonl has a test without round and accuracy")
+            ("metrics.jsonl", line, "damaged: metrics.jsonl has a test without round and accuracy")
             for line in (b'{"round": "<b>", "accuracy": 1}\n', b'{"round": 0, "accuracy": NaN}\n')
         ],
         ("metrics.jsonl", b"\xff\xfe\x00", "no results yet: metrics.jsonl has no test"),
-        ("recipe.yaml", None, "no run: recipe.yaml is missing"),
+        ("recipe.yaml", None, "not a run folder: recipe.yaml is missing"),
         ("recipe.yaml", b"[1]", "is damaged: it contains no recipe"),
         ("recipe.yaml", b"a: [", "is damaged: line 1, column 5"),
     ],

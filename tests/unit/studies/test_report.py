@@ -175,7 +175,7 @@ def test_a_run_without_all_its_rounds_is_not_counted(tmp_path):
     split = printed.texts(rows, split=True)
     assert split[["seeds", "unfinished"]].to_numpy().tolist() == [["1", "1"], ["0", "1"], ["1", "0"]]
     assert report.notes(rows, found) == [
-        f"{tmp_path / 'b'}: 2 of 3 rounds: left out of its row",
+        f"{tmp_path / 'b'}: 2 of 3 rounds: excluded from its row",
         f"{tmp_path / 'c'}: 1 of 3 rounds: shown without a rank",
     ]
 
@@ -188,8 +188,8 @@ def test_a_seed_counts_once(tmp_path):
     rows = report.rows(grouped(found), 1)
     assert rows[["accuracy", "unfinished"]].to_numpy().tolist() == [pytest.approx([30, 0])]
     assert report.notes(rows, found) == [
-        f"{tmp_path / 'half'}: 1 of 2 rounds: left out of its row",
-        f"{tmp_path / 'copy'}: the same recipe, data and seed as {tmp_path / 'whole'}: counted once",
+        f"{tmp_path / 'half'}: 1 of 2 rounds: excluded from its row",
+        f"{tmp_path / 'copy'}: same recipe, data and seed as {tmp_path / 'whole'}: counted once",
     ]
 
 
@@ -388,7 +388,7 @@ def test_only_rows_of_these_names_which_are_ranked_among_each_other(tmp_path):
     assert report.only(found, ["fedlc"])["difference"].tolist() == pytest.approx([10, 20])  # from one not shown
     with pytest.raises(LabelSkewError, match=r"'fedlx' .* allowed: fedavg, 'fedlc, tau=1.0', .* did you mean fedlc"):
         names("fedlx")
-    with pytest.raises(LabelSkewError, match="--only: no row has all these names; use fewer of them"):
+    with pytest.raises(LabelSkewError, match="--only: no row matches all these names; use fewer names"):
         names("fedrs", "pcdd")
 
 
@@ -497,7 +497,7 @@ def test_the_same_bytes_elsewhere_are_the_same_run(tmp_path):
     found = [read(run) for run in runs]
     rows = report.rows(grouped(found), 2)
     assert rows["seeds"].tolist() == [1]
-    assert report.notes(rows, found) == [f"{runs[1]}: the same recipe, data and seed as {runs[0]}: counted once"]
+    assert report.notes(rows, found) == [f"{runs[1]}: same recipe, data and seed as {runs[0]}: counted once"]
 
 
 def test_a_folder_whose_data_changed_is_two_data_sets(tmp_path):
@@ -517,7 +517,7 @@ def test_a_table_of_folders_is_what_the_command_prints_as_numbers(tmp_path):
     assert "<td>&lt;b&gt;</td>" in both._repr_html_()  # as a notebook shows it
     with pytest.raises(MistakesError, match="no such folder"):
         side_by_side.report([tmp_path, tmp_path / "nope"])
-    with pytest.raises(LabelSkewError, match="no runs to report on"):
+    with pytest.raises(LabelSkewError, match="no runs to report"):
         side_by_side.report([])
 
 

@@ -62,7 +62,7 @@ def test_a_broken_picture_among_sound_ones_is_passed_over(tmp_path):
     assert look(tmp_path).shape == (1, 32, 32)
     for name in "ab":
         (tmp_path / name / "0.png").write_text("none")
-    assert message(lambda: look(tmp_path)).endswith("has no picture that opens among those looked at; use sound ones")
+    assert message(lambda: look(tmp_path)).endswith("none of the sampled pictures can be opened; use valid pictures")
 
 
 def test_a_table_beside_folders_of_pictures_is_not_the_data(tmp_path):
@@ -143,7 +143,7 @@ def test_rows_without_a_class_are_left_out(table, tmp_path):
         (lambda path: path.with_name("none"), "does not exist; use a folder of pictures, an .npz file, or a CSV"),
         (lambda path: path.write_text("x") and path, "is neither folder, archive nor table; use a folder of pictures"),
         (lambda path: path.mkdir() or path, "has no class folders; use <class>/<image>"),
-        (lambda path: picture(path / "a" / "0.png", 9) or path, "holds one class alone (a); use data of two classes"),
+        (lambda path: picture(path / "a" / "0.png", 9) or path, "has only one class (a); use data with at least two"),
         (
             lambda path: picture(path / "a" / "b" / "0.png", 9) or path,
             "contains no images but the folders b, so a may be",
@@ -156,5 +156,5 @@ def test_what_is_no_data_is_one_line(tmp_path, make, says):
 
 def test_columns_are_a_table_s_alone(own):
     assert message(lambda: look(own / "flat", "class")) == (
-        "--label: is for tables, and these data are none; use neither"
+        "--label: is for tables, and these data are not a table; use neither"
     )

@@ -112,21 +112,21 @@ def test_a_table_s_groups_become_tables_without_what_is_no_feature(table, here):
 
 def test_without_groups_the_number_of_silos_is_asked_for(own, here):
     assert errors("new", "federation", "mine", "--data", own / "flat") == [
-        f"{own / 'flat'}: has no groups, such as hospitals, to make silos of; use --silos with their number"
+        f"{own / 'flat'}: has no groups, such as hospitals, for the silos; use --silos with their number"
     ]
     call("new", "federation", "mine", "--data", own / "flat", "--silos", "2")
     assert recipes_of(here / "mine").keys() == {"federation", "silo-1", "silo-2"}
-    assert "all silos' files name the same data" in (here / "mine" / "README.md").read_text()
+    assert "all silos' files contain the path of the same data" in (here / "mine" / "README.md").read_text()
     assert errors("new", "federation", "other", "--data", own / "tree", "--silos", "2") == [
-        f"--silos 2: {own / 'tree'} has 3 groups, a silo each; use no --silos"
+        f"--silos 2: {own / 'tree'} has 3 groups, one per silo; use no --silos"
     ]
 
 
 def test_data_of_one_place_may_lack_classes(own, here):
     result = call("new", "federation", "one", "--data", own / "flat", "--silos", "2")
     assert result.stderr == (
-        f"warning: {own / 'flat'}: has no groups; if it is one silo's data, others may have more classes: --classes "
-        "names them all\n"
+        f"warning: {own / 'flat'}: has no groups; if it is the data of one silo, others may have more classes; list "
+        "all of them with --classes\n"
     )
     classes = ["unclear", "rare", "malign", "benign"]
     result = call("new", "federation", "mine", "--data", own / "flat", "--silos", "2", "--classes", ",".join(classes))
@@ -171,30 +171,30 @@ def test_a_federation_without_data_names_its_form(here):
     [
         (
             PLANNED[:5],
-            "labelskew new federation: without --data, silos and classes are not known; "
+            "labelskew new federation: without --data, number of silos and classes are missing; "
             "use --silos 3 --classes a,b with --image-size or --columns, or --data",
         ),
         ((*PLANNED, "--label", "x"), "--label: is for tables; use --columns with the table's features, or no --label"),
-        ((*PLANNED[:-1], "a,a"), "--classes a,a: expected two or more different names; use --classes benign,malign"),
+        ((*PLANNED[:-1], "a,a"), "--classes a,a: expected at least two different names; use --classes benign,malign"),
         ((*PLANNED, "--data", "."), None),
         (
             (*PLANNED, "--columns", "age,bmi=10..50"),
-            "--columns: age: has no range, and others have; add it to all, or none",
+            "--columns: age: has no range, but others do; give all of them a range, or none",
         ),
         (
             (*PLANNED, "--columns", "age", "--secure"),
-            "--secure: the columns of numbers need a range to be normalised by; use --columns age=0..100",
+            "--secure: numeric columns need a range for their normalisation; use --columns age=0..100",
         ),
         (
             ("new", "federation", "mine", "--silos", "2", "--classes", "a,b", "--secure"),
-            "--secure: 2 silos, and a sum of fewer than 3 hides nobody; use 3 silos or more, or no --secure",
+            "--secure: 2 silos, but a sum of fewer than 3 hides no silo; use at least 3 silos, or no --secure",
         ),
     ],
 )
 def test_what_does_not_describe_a_federation_is_one_line(here, options, line):
     if line is None:
         options = (*options, "--columns", "age")
-        line = "--columns: describes data that are not here, and --data names some; use one of the two"
+        line = "--columns: describes data that are elsewhere, but --data is given; use one of the two"
     assert errors(*options) == [line]
 
 
@@ -221,7 +221,7 @@ def test_bind_checks_all_recipes_that_name_the_file(here):
     text = (folder / "federation.yaml").read_text()
     (folder / "other.yaml").write_text(text.replace("input_shape: [3, 32, 32]", "input_shape: [3, 16, 16]"))
     (line,) = errors("silo", "data", folder / "silo-1.yaml", place)
-    assert line.startswith("data_args.input_shape: [3, 16, 16] in the recipe and [3, 32, 32] in the data")
+    assert line.startswith("data_args.input_shape: [3, 16, 16] in the recipe, but [3, 32, 32] in the data")
 
 
 @pytest.mark.parametrize("kind", ["tree", "table.csv", "grouped.npz"])
@@ -266,7 +266,7 @@ def test_a_silos_data_are_checked_and_written_into_its_file(here):
         "no training samples of malign: a silo may lack classes",
         f"{file}: data_args.data_cache_dir is {place}",
     ]
-    assert result.stderr == f"warning: {place}: its pictures have 20 pixels a side and are enlarged to 32\n"
+    assert result.stderr == f"warning: {place}: pictures with sides of 20 pixels are enlarged to 32\n"
     written = file.read_text()
     assert written == before.replace("data_args:\n", f'data_args:\n  data_cache_dir: "{place}"\n')
     call("silo", "data", file, place)
@@ -287,7 +287,7 @@ def test_a_silos_data_are_checked_and_written_into_its_file(here):
     )
     file.write_text(before.replace("image_size: 32", "image_size: 16"))
     assert errors("silo", "data", file, place) == [
-        "data_args.input_shape: [3, 32, 32] in the recipe and [3, 16, 16] in the data; use input_shape: [3, 16, 16]"
+        "data_args.input_shape: [3, 32, 32] in the recipe, but [3, 16, 16] in the data; use input_shape: [3, 16, 16]"
     ]
     assert "data_cache_dir: " not in file.read_text().replace("# data_cache_dir: ", "")
 
@@ -323,7 +323,7 @@ def test_nothing_is_written_over_and_of_what_fails_nothing_is_left(own, here, mo
     ]
     inside = own / "flat" / "mine"
     assert errors("new", "simulation", inside, "--data", own / "flat") == [
-        f"{inside}: lies within the data; use a folder outside of them"
+        f"{inside}: is inside the data; use a folder outside of them"
     ]
 
     def full(*_, **__):
@@ -353,7 +353,7 @@ def test_names_of_groups_get_into_no_path_and_no_line(here):
 def test_a_federation_of_very_many_groups_is_refused(here):
     seen = OwnData("npz", here, {"data_cache_dir": "a.npz"}, (4,), ["0", "1"], [str(g) for g in range(101)], 999)
     assert message(lambda: write.federation(seen, here / "mine", None)).endswith(
-        "has 101 groups, a silo each; use 100 at most, or labelskew new simulation"
+        "has 101 groups, one per silo; use 100 at most, or labelskew new simulation"
     )
     write.simulation(seen, here / "mine")
     train = recipes_of(here / "mine")["simulation"]["train_args"]

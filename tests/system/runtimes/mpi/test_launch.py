@@ -30,7 +30,7 @@ def interrupt(*_):
     if "CANNOT_SAVE" in os.environ:
         os._exit(9)
     Path("saved").touch()
-    raise KeyboardInterrupt("interrupted after 3 rounds; to go on: labelskew run --resume run")
+    raise KeyboardInterrupt("interrupted after 3 rounds; to resume: labelskew run --resume run")
 
 @guarded
 def work():
@@ -79,7 +79,7 @@ from fl_labelskew_plugins.cli.exits import guarded
 @guarded
 def parent():
     Path("parent").write_text(str(os.getpid()))
-    go_on = {"FL_LABELSKEW_GO_ON": "to go on: labelskew run --resume run"}
+    go_on = {"FL_LABELSKEW_GO_ON": "to resume: labelskew run --resume run"}
     launch.launch([sys.executable, "rank.py", sys.argv[1]], 3, run_dir=Path("run"), environment=go_on)
     print("done")
 
@@ -153,7 +153,7 @@ def test_threads_that_the_user_has_set_stay(folder):
     assert "False  3\n" in out
 
 
-LEFT = "interrupted after 3 rounds; to go on: labelskew run --resume run\n"
+LEFT = "interrupted after 3 rounds; to resume: labelskew run --resume run\n"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ LEFT = "interrupted after 3 rounds; to go on: labelskew run --resume run\n"
         (
             "server killed",
             1,
-            "error: the server (rank 0) was killed by signal 9; to go on: labelskew run --resume run\n",
+            "error: the server (rank 0) was killed by signal 9; to resume: labelskew run --resume run\n",
         ),
         ("code", 7, LEFT + "error: worker 1 ended with exit code 7\n"),
         ("leaves", 1, LEFT + "error: worker 1 ended with exit code 1\n"),  # which mpirun makes of it
@@ -187,7 +187,7 @@ def test_a_bug_keeps_its_traceback(folder):
 
 def test_where_the_server_cannot_save_the_parent_says_how_to_go_on(folder):
     code, _, err = run(folder, "killed", CANNOT_SAVE="1")
-    assert (code, err) == (1, "error: worker 2 was killed by signal 9; to go on: labelskew run --resume run\n")
+    assert (code, err) == (1, "error: worker 2 was killed by signal 9; to resume: labelskew run --resume run\n")
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_where_the_server_cannot_save_the_parent_says_how_to_go_on(folder):
         ("sleep", signal.SIGINT, {}, LEFT),
         ("sleep", signal.SIGTERM, {}, LEFT),
         ("sleep", signal.SIGHUP, {}, LEFT),
-        ("sleep", signal.SIGINT, {"CANNOT_SAVE": "1"}, "interrupted; to go on: labelskew run --resume run\n"),
-        ("deaf", signal.SIGTERM, {}, "interrupted; to go on: labelskew run --resume run\n"),
+        ("sleep", signal.SIGINT, {"CANNOT_SAVE": "1"}, "interrupted; to resume: labelskew run --resume run\n"),
+        ("deaf", signal.SIGTERM, {}, "interrupted; to resume: labelskew run --resume run\n"),
     ],
 )
 def test_an_interruption_ends_everything(folder, number, how, environment, err):

@@ -236,7 +236,7 @@ def test_a_node_killed_a_cable_cut_and_yet_the_run_is_that_of_one_process(pair):
     pair.wait_until_nobody_is_left()
     assert (run / "checkpoint" / "latest.safetensors").exists()
     assert pair.carried() > 5 * 38_000  # an upload of each round
-    go_on = shlex.split(re.search("to go on: labelskew (.*)", said)[1])
+    go_on = shlex.split(re.search("to resume: labelskew (.*)", said)[1])
 
     process = pair.type(*go_on, mpirun=("mpirun", "--hostfile", "hosts", "-np", "3"))
     seconds, said = pair.broken(process, run, 12, lambda: ip("-n", NAMES[1], "link", "set", "cable", "down"))

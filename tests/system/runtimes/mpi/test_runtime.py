@@ -148,12 +148,12 @@ def sittings(forker, plugin, tmp_path_factory):
     made.sit("server", "comm_args.workers=1", stop=(0, signal.SIGKILL))
     made.sit("interrupt", "comm_args.workers=1", stop=(None, signal.SIGINT))
     _, text, _ = made.ends["interrupt"]
-    typed = shlex.split(text.rpartition("to go on: ")[2])
+    typed = shlex.split(text.rpartition("to resume: ")[2])
     made.last = forker.mpirun(None, typed[1:], environment=plugin | DRAWN)
     return made
 
 
-GO_ON = r"to go on: labelskew run .*--resume \S+ --host none\n"
+GO_ON = r"to resume: labelskew run .*--resume \S+ --host none\n"
 LEFT = r"interrupted after \d+ of 30 rounds; " + GO_ON
 RAISED = (
     r"error: worker [12]: Unruly\.loss \(unruly\) raised ZeroDivisionError: of this plugin; traceback of "
@@ -393,7 +393,7 @@ def test_a_recipe_for_one_process_is_refused_under_mpirun(forker, plugin, tmp_pa
     argv = ["run", "recipe.yaml", "--set", "comm_args.backend=sp"]
     done = forker.mpirun(None, argv, ranks=2, cwd=tmp_path, environment=plugin)
     assert done.returncode == 2
-    line = "error: comm_args.backend: sp is one process, and mpirun started 2; use MPI, or no mpirun"
+    line = "error: comm_args.backend: sp runs in one process, but mpirun started 2; use MPI, or no mpirun"
     assert [said for said in (done.stdout + done.stderr).splitlines() if "error:" in said] == [line]
     assert not (tmp_path / "runs").exists()
 

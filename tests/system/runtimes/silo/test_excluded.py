@@ -14,7 +14,7 @@ def test_a_silo_is_left_out_of_a_running_federation_and_comes_back(federation):
     server, silos = federation.server(), federation.silos()
     silos[1].says("round 1: trained")
     out = call("silo", "exclude", federation.run_dir, 2).stdout
-    assert out == "silo 2 is left out from the next round on; excluded now: 2\n"
+    assert out == "silo 2 is excluded from the next round on; excluded now: 2\n"
     server.says("silo 2 is excluded")
     server.says("left out")
     assert "connected, excluded" in call("status", federation.run_dir).stdout
@@ -64,7 +64,7 @@ def test_where_too_few_are_left_the_server_says_so(federation):
     assert (
         "1 of at least 2 silos are there after 2 s (comm_args.min_clients, quorum_timeout_s), excluded: 1, 3 " in last
     )
-    assert f"(labelskew silo include {federation.run_dir} RANK); to go on: " in last
+    assert f"(labelskew silo include {federation.run_dir} RANK); to resume: " in last
     assert all("the run is over" not in silo.text for silo in silos)
 
 

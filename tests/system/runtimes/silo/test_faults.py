@@ -74,10 +74,10 @@ def test_a_server_told_to_end_saves_and_the_silos_wait_for_it(federation, sp_wei
     assert server.wait(60) == 130
     assert "Traceback" not in server.text
     *_, last = server.text.splitlines()
-    assert re.match(r"interrupted after [12] of 3 rounds; to go on: labelskew run ", last)
+    assert re.match(r"interrupted after [12] of 3 rounds; to resume: labelskew run ", last)
     silos[0].says("waiting for the server")
     path = {"PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"}
-    typed = last.rpartition("to go on: ")[2]
+    typed = last.rpartition("to resume: ")[2]
     again = subprocess.run(
         typed, shell=True, env=os.environ | path, capture_output=True, text=True, timeout=120, check=False
     )
@@ -153,8 +153,8 @@ def test_below_the_quorum_the_server_stops_with_a_checkpoint_and_goes_on_later(
     silos[2].kill()
     assert server.wait() == 1
     *_, last = server.text.strip().splitlines()
-    assert re.search(r"error: round [23]: \d of at least 3 .*; to go on: labelskew run ", last)
-    typed = shlex.split(last.rpartition("to go on: ")[2])
+    assert re.search(r"error: round [23]: \d of at least 3 .*; to resume: labelskew run ", last)
+    typed = shlex.split(last.rpartition("to resume: ")[2])
     again = [federation.silo(3), forker.start(typed[1:], tmp_path / "again.log")]
     finished(*again, *silos[:2])
     same(federation.weights(), sp_weights(*federation.overrides[:3]))

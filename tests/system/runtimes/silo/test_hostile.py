@@ -151,7 +151,7 @@ def test_a_run_that_is_lost_goes_back_to_an_earlier_round_without_the_silo(make_
         else:
             assert "is not finite, training diverged" in server.text
             server = federation.server("--from-round", 2, resume=True)
-            server.says("back at the end of round 2; what was written of later rounds is in")
+            server.says("back at the end of round 2; data of later rounds were moved to")
         finished(server, *silos)
         assert all("is not in" not in process.text for process in (server, *silos))  # a state that it has lost
     assert left_out(poisoned) == [[], [], [2], [2], [2]]

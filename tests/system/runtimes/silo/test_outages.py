@@ -80,7 +80,7 @@ def test_an_opening_exchange_that_breaks_off_can_be_gone_on_with(federation, lin
     *_, last = server.text.strip().splitlines()
     assert last.startswith(
         "error: opening exchange: 0 of at least 2 openings came (comm_args.min_clients, round_deadline_s, "
-        "quorum_timeout_s); to go on: labelskew run "
+        "quorum_timeout_s); to resume: labelskew run "
     )
     assert f"--resume {federation.run_dir}" in last
     federation.overrides = overrides

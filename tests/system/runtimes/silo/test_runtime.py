@@ -28,7 +28,7 @@ def words(overrides):
 
 def go_on(run):
     """What is said of how to go on: the command as it was typed, with ``--resume``."""
-    return "to go on: " + shlex.join(
+    return "to resume: " + shlex.join(
         ["labelskew", "run", str(run.parent / "here.yaml"), *words(SLOW), "--resume", str(run), "--host", "none"]
     )
 
@@ -96,7 +96,7 @@ def test_told_to_end_it_ends_all_and_says_how_to_go_on(sittings, name):
     run, ends = sittings
     code, text = ends[name]
     assert code == 130
-    (line,) = [line for line in text.splitlines() if "to go on" in line]
+    (line,) = [line for line in text.splitlines() if "to resume" in line]
     assert line.startswith("server | interrupted after ")
     assert line.endswith(f"; {go_on(run)}")  # of the command that was typed, not of the server that it has started
     assert "Traceback" not in text

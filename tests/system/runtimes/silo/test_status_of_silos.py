@@ -74,7 +74,7 @@ def test_from_the_first_silo_to_the_last_round(federation):
     assert first["peer"] in shown
     server.kill().wait()
     known = status.read(federation.run_dir)
-    assert (known["state"], known["why"]) == ("stopped", f"process {server.pid} ended without a word")
+    assert (known["state"], known["why"]) == ("stopped", f"process {server.pid} ended without a message")
     assert f"--resume {federation.run_dir}" in known["go_on"]
     silos[2].kill(signal.SIGCONT)
     server = federation.server(resume=True)

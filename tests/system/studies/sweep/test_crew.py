@@ -101,7 +101,7 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
 
     threading.Thread(target=interrupt).start()
     stopped = call(*command, code=130)
-    assert re.search(r"interrupted: 0 of 3 runs finished; to go on: labelskew", stopped.stderr)
+    assert re.search(r"interrupted: 0 of 3 runs finished; to resume: labelskew", stopped.stderr)
     assert "Traceback" not in stopped.output
     begun = out / names[0]
     checkpoint = begun / "checkpoint" / "latest.safetensors"
@@ -116,8 +116,8 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
     assert {line.split()[1] for line in lines[1:4]} == set(names)
     assert lines[3].startswith("3/3  ")
     failed = re.search(rf"^failed: {names[0]}: (.*)$", partly.stderr, re.MULTILINE)[1]
-    assert "latest.safetensors is no checkpoint of a run" in failed
-    assert partly.stderr.endswith("error: 1 of 3 runs failed; the same again tries them once more\n")
+    assert "latest.safetensors is not a checkpoint of a run" in failed
+    assert partly.stderr.endswith("error: 1 of 3 runs failed; repeat the command to retry them\n")
     assert "is no checkpoint" in (out / "_logs" / f"{names[0]}.txt").read_text()
 
     checkpoint.write_bytes(good)
@@ -137,7 +137,7 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
     other = call("sweep", file, "--out", out, "--set", "train_args.comm_round=3", code=2)
     assert other.stderr == (
         f"error: {begun} and 2 more: holds another run, which differs in train_args.comm_round; use another --out, or "
-        "the settings as they were\n"
+        "the original settings\n"
     )
 
     # The same bytes as without a sweep, though one run was interrupted and the others ran beside each other.
@@ -182,7 +182,7 @@ def test_nothing_but_one_line_when_it_is_interrupted_while_it_still_imports(writ
     first, *rest = process.text.splitlines()
     assert first.startswith("3 runs: 0 finished")
     assert len(rest) == 1
-    assert rest[0].startswith("interrupted: 0 of 3 runs finished; to go on: ")
+    assert rest[0].startswith("interrupted: 0 of 3 runs finished; to resume: ")
     assert [file.name for file in out.iterdir()] == ["sweep.json"]
     while processes_of(process.pid):  # what imported has gone, too
         assert time.monotonic() < until
@@ -201,7 +201,7 @@ def test_the_last_words_of_a_run(tmp_path):
     log.write_text("warning: x\nerror: one\nerror: two\n")
     assert crew.last_words(log) == "one; two"
     log.write_text("Traceback (most recent call last):\n  a\nZeroDivisionError: b\n")
-    assert crew.last_words(log) == f"ZeroDivisionError: b (all of it: {log})"
+    assert crew.last_words(log) == f"ZeroDivisionError: b (full traceback: {log})"
 
 
 def test_a_folder_that_was_begun_and_holds_no_recipe_is_begun_anew(write, tmp_path):

@@ -127,10 +127,10 @@ def test_sweeps_that_come_with_the_source(file, fashion_mnist):
         (
             "base: base.yaml\nset: {epochs: 1}\ngrid: [{a: {x: 1}, 'b/c': {}, d: 1}, {}, {epochs: [1]}, {a.b: []}]",
             [
-                "grid.yaml: set: epochs: 1 is no mapping of keys to values; allowed: section.key: value",
-                "grid.yaml: grid[1]: a: x: 1 is no mapping of keys to values",
-                "grid.yaml: grid[1]: 'b/c' is no name; allowed: letters, digits and ._+-",
-                "grid.yaml: grid[1]: d: 1 is no mapping of settings",
+                "grid.yaml: set: epochs: expected a mapping of keys to values, got 1; allowed: section.key: value",
+                "grid.yaml: grid[1]: a: x: expected a mapping of keys to values, got 1",
+                "grid.yaml: grid[1]: invalid name 'b/c'; allowed: letters, digits and ._+-",
+                "grid.yaml: grid[1]: d: expected a mapping of settings, got 1",
                 "grid.yaml: grid[2]: empty",
                 "grid.yaml: grid[3]: epochs: allowed: section.key with at least one value",
                 "grid.yaml: grid[4]: a.b: allowed: section.key with at least one value",
@@ -150,7 +150,7 @@ def test_sweeps_that_come_with_the_source(file, fashion_mnist):
         (
             "base: base.yaml\ngrid: [{a: {}, b: {}}, {common_args.random_seed: [0, 1]}]\n"
             "skip: [[seed0, a], [b, seed1, a], [b, b]]",
-            ["grid.yaml: skip[2]: b and a are of one axis, so that no run has both; use an entry for each"],
+            ["grid.yaml: skip[2]: b and a are values of one axis, so no run has both; use an entry for each"],
         ),
         (
             # where and how fast a run is computed makes it no other one, its precision does
@@ -165,13 +165,16 @@ def test_sweeps_that_come_with_the_source(file, fashion_mnist):
         ("base: base.yaml\ngrid: [{a: {}}]\nskip: [[a]]", ["grid.yaml: skip: leaves nothing to run"]),
         (
             "base: base.yaml\ngrid: [{a-b: , a: }, {c: , b-c: }]",
-            ["grid.yaml: grid: a-b-c is the name of two combinations"],
+            ["grid.yaml: grid: two combinations have the name a-b-c"],
         ),
         (
             f"base: base.yaml\ngrid: [{{train_args.epochs: {MANY}}}, {{train_args.batch_size: {MANY}}}]",
             ["grid.yaml: grid: 10201 combinations; use at most 10000"],
         ),
-        (f"base: base.yaml\ngrid: [{{{'a' * 151}: }}]", [f"grid.yaml: grid: {'a' * 151} is longer than 150 letters"]),
+        (
+            f"base: base.yaml\ngrid: [{{{'a' * 151}: }}]",
+            [f"grid.yaml: grid: the name {'a' * 151} is longer than 150 letters"],
+        ),
         (
             "base: base.yaml\nset: {data_args: {dataset: fashion_mnist, data_cache_dir: /nowhere}}\n"
             "grid: [{train_args.epochs: [1, 2]}]",

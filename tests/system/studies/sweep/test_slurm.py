@@ -88,19 +88,22 @@ def test_what_a_run_needs_and_what_its_user_wants(dry):
     [
         (["--set-sbatch", "a b=c"], "--set-sbatch a b=c: is malformed; use long options of sbatch without --, such "),
         (["--set-sbatch", "mem=1\n#SBATCH --wrap=id"], "--set-sbatch mem=1?#SBATCH --wrap=id: is malformed; use "),
-        (["--set-sbatch", "array=0-99"], "--set-sbatch array=0-99: would undo what the script stands on; use %N, the "),
-        (["--set-sbatch", "signal=9"], "--set-sbatch signal=9: would undo what the script stands on; use B:USR1@"),
-        (["--jobs", "2"], "--slurm: --jobs and --memory are not for Slurm; use --set-sbatch array=%8 and mem=8G"),
-        (["--set", "comm_args.backend=MPI"], "fedavg-seed0: comm_args.workers: null leaves open how many cores a task"),
+        (["--set-sbatch", "array=0-99"], "--set-sbatch array=0-99: conflicts with the script; use %N, the "),
+        (["--set-sbatch", "signal=9"], "--set-sbatch signal=9: conflicts with the script; use B:USR1@"),
+        (["--jobs", "2"], "--slurm: --jobs and --memory have no effect on Slurm; use --set-sbatch array=%8 and mem=8G"),
+        (
+            ["--set", "comm_args.backend=MPI"],
+            "fedavg-seed0: comm_args.workers: null does not say how many cores a task",
+        ),
         (
             ["--set", "comm_args.backend=GRPC", "--set", "common_args.training_type=cross_silo"],
-            "fedavg-seed0: comm_args.backend: GRPC: silos of two tasks may meet on ",
+            "fedavg-seed0: comm_args.backend: GRPC: silos of two tasks could share ",
         ),
         (
             ["--set", "comm_args.backend=MPI", "--set", "comm_args.workers=1", "--set", "comm_args.hostfile=hosts"],
-            "fedavg-seed0: comm_args.hostfile: a task has one node, and no say in which; use null",
+            "fedavg-seed0: comm_args.hostfile: a task runs on one node, chosen by Slurm; use null",
         ),
-        (["--out", "/a\nb"], "/a?b: has letters that fit no line of a script; use another folder"),
+        (["--out", "/a\nb"], "/a?b: contains characters that a script cannot contain; use another folder"),
     ],
 )
 def test_what_cannot_be_a_job(write, words, line):
@@ -111,10 +114,10 @@ def test_what_cannot_be_a_job(write, words, line):
 def test_where_there_is_no_slurm(write, tmp_path):
     command = ["sweep", write(), "--out", tmp_path / "out"]
     (mistake,) = errors(*command, "--set-sbatch", "mem=8G")
-    assert mistake == "--set-sbatch: is for a job of Slurm; use it with --slurm"
+    assert mistake == "--set-sbatch: needs --slurm; use it with --slurm"
     result = call(*command, "--slurm", code=2, PATH="/nowhere")
     use = "the cluster's login node, or --dry-run to see the script"
-    assert result.stderr == f"error: --slurm: Slurm's sbatch is not on this machine; use {use}\n"
+    assert result.stderr == f"error: --slurm: sbatch is not installed on this machine; use {use}\n"
     assert not (tmp_path / "out").exists()
 
 
@@ -148,5 +151,5 @@ def test_a_node_dies_and_a_time_limit_comes_near_and_all_runs_are_done_once(writ
         assert " Restarts=1 " in told
         assert f" BatchHost={node} " not in told
         log = (out / "_logs" / f"slurm-1_{number}.txt").read_text()
-        assert log.count("interrupted: 0 of 1 runs finished; to go on: ") == (number == 0)
+        assert log.count("interrupted: 0 of 1 runs finished; to resume: ") == (number == 0)
         assert log.count(f"task {number}  {run.name}  accuracy ") == 1

@@ -35,9 +35,9 @@ def test_what_is_wrong_with_a_task_is_one_line(write):
     use = "use numbers from 0 to 3"
     for text in ("x", " -1", "2-1", "1,", "1.5", "0-3:2", "9" * 5000):
         (line,) = errors("sweep", file, f"--task={text}")
-        assert re.fullmatch(rf"--task: '.+ is no list of tasks; {use}, such as 3 or 4-7,9", line)
+        assert re.fullmatch(rf"--task: expected a list of task numbers, got '.+; {use}, such as 3 or 4-7,9", line)
         assert len(line) < 160
-    assert errors("sweep", file, "--task", "4") == [f"--task: there is no task 4; {use}"]
+    assert errors("sweep", file, "--task", "4") == [f"--task: task 4 does not exist; {use}"]
 
 
 def test_tasks_may_be_counted_where_neither_the_data_nor_the_gpu_are(write, tmp_path):
@@ -54,7 +54,7 @@ def test_four_processes_share_a_folder_one_is_killed_and_each_run_is_done_once(w
         (line,) = call("sweep", file, "--out", quiet, "--task", number, "--host", "none").output.splitlines()
         assert re.fullmatch(rf"task {number}  {name}  accuracy .*  0:\d\d", line)
     (again,) = call("sweep", file, "--out", quiet, "--task", "1", "--host", "none").output.splitlines()
-    assert again == "task 1  fedavg-seed1  finished before"
+    assert again == "task 1  fedavg-seed1  already finished"
 
     command = ["sweep", file, "--out", out, "--host", "none"]
     victim = forker.start([*command, "--task", "1"], tmp_path / "victim")
@@ -72,7 +72,7 @@ def test_four_processes_share_a_folder_one_is_killed_and_each_run_is_done_once(w
     victim.kill()
     assert victim.wait() < 0
     assert [process.wait() for process in (late, *others)] == [0, 0, 0]
-    assert late.text == f"task 1  {NAMES[1]}  is left to process {victim.pid}, which is at it\n"
+    assert late.text == f"task 1  {NAMES[1]}  skipped: process {victim.pid} is running it\n"
     said = "".join(process.text for process in others)
     for name in NAMES:
         assert len(re.findall(rf"^\d/4  {name}  accuracy ", said, re.MULTILINE)) == 1
