@@ -1,9 +1,9 @@
-"""Who may hold a connection to the server's port: strangers' places are limited in number and in time.
+"""Limit the number and duration of connections without a stream at the server's port.
 
-gRPC accepts connections itself, with one limit for all of them, so whoever comes first keeps everybody else out. A
-:class:`Door` looks at the sockets that were accepted at a port of this process and shuts down those that have no
-stream: after a while, or earlier where they are many. To gRPC that is a peer that hangs up. It counts, too, who comes
-and goes without a stream, as gRPC tells nobody of a handshake that fails.
+gRPC accepts connections itself, with one limit for all of them, so idle connections could block the silos. A
+:class:`Door` checks the sockets that were accepted at a port of this process and shuts down those without a stream:
+after a while, or earlier if they are many. To gRPC, such a peer has disconnected. The door also counts connections that
+end without a stream, as gRPC does not report failed handshakes.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from fl_labelskew_plugins.recipe.addresses import of_peer, plain
 
 PLACES = 4096
-"""Connections at a time, those of silos included. Without a stream: half of them in all, a quarter of one address."""
+"""Maximum number of connections, silos included. Without a stream: half of them, and a quarter from one address."""
 OTHER_FILES = 512
-"""Open files that the process needs beside its connections."""
+"""Open files that the process needs in addition to its connections."""
 WAIT_S = 10.0
-"""How long a connection may be without a stream; TLS takes some of it."""
+"""Seconds for which a connection may have no stream, TLS handshake included."""
 GRACE_S = 1.0
-"""How long it is left alone in any crowd."""
+"""Seconds for which a connection is never shut down, however many there are."""
 HANDSHAKE_S, LATE_S = 10.0, 2.0
-"""How long TLS may take, and how much later a stream may be told of here."""
+"""Maximum seconds of a TLS handshake, and of the delay until its stream is reported here."""
 LOOK_S = 0.25
 TELL_S = 60.0
 
@@ -50,12 +50,12 @@ class Stranger:
 
 
 def places() -> int:
-    """How many connections this process may hold; raises its limit of open files where that is allowed."""
+    """Number of connections that this process may hold; raises its limit of open files if allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = PLACES + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-        with contextlib.suppress(OSError, ValueError):  # a system with a lower limit than it says
+        with contextlib.suppress(OSError, ValueError):  # the system's limit is lower than reported
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
             soft = allowed
     return PLACES if soft == resource.RLIM_INFINITY else min(PLACES, max(soft - OTHER_FILES, soft // 2))
@@ -65,10 +65,10 @@ class Door:
     """Watches the connections at one port, in a thread of its own.
 
     Args:
-        places: connections that gRPC takes, see :func:`places`.
-        tell: told, at most once a minute, how many connections have come to nothing since the last time.
-        tls: whether each connection is told of by :meth:`knock`. Then those count that had no stream in time, whoever
-            closed them; else those that were shut down here.
+        places: maximum number of connections of gRPC, see :func:`places`.
+        tell: called at most once per minute with the number of failed connections since the last call.
+        tls: whether :meth:`knock` reports each connection. If so, connections without a stream in time are counted as
+            failed, whichever side closed them; else those that were shut down here.
     """
 
     def __init__(self, places: int, tell: Callable[[int], None], *, tls: bool = False) -> None:
@@ -81,25 +81,25 @@ class Door:
         self._lock, self._closed = threading.Lock(), threading.Event()
 
     def open(self, port: int) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._port = port
         threading.Thread(target=self._watch, name="door", daemon=True).start()
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._closed.set()
 
     def knock(self) -> None:
-        """A connection has come whose handshake begins."""
+        """Note a new connection, whose handshake begins."""
         self._knocks.append(time.monotonic())
 
     def enter(self, peer: str, *, member: bool, looked: bool = False) -> None:
-        """A stream has begun.
+        """Note the start of a stream.
 
         Args:
             peer: its connection, as gRPC names it.
-            member: whether it keeps the connection its place.
-            looked: whether the peer has come twice, the first time only to look at this server's certificate.
+            member: whether the stream protects its connection from being shut down.
+            looked: whether the peer connected once before, only to check this server's certificate.
         """
         guest = of_peer(peer)
         with self._lock:
@@ -109,7 +109,7 @@ class Door:
                 self._guests[guest] += 1
 
     def leave(self, peer: str) -> None:
-        """It is over."""
+        """Note the end of a stream."""
         with self._lock:
             self._guests -= Counter([of_peer(peer)])
 
@@ -124,7 +124,7 @@ class Door:
                 count, told_at = 0, now
 
     def _look(self, now: float) -> int:
-        """Shut down who has no place; their number."""
+        """Shut down connections over the limits; return their number."""
         descriptors = dict(_sockets())
         self._peers = {inode: self._peers.get(inode) or self._peer(n) for inode, n in descriptors.items()}
         with self._lock:
@@ -137,7 +137,7 @@ class Door:
         return sum(_shut_down(s) for s in leaving.values())
 
     def _failed(self, now: float) -> int:
-        """How many knocked and have had the time to enter."""
+        """Number of connections whose time for a handshake has passed without a stream."""
         count = 0
         with self._lock:
             while self._knocks and self._knocks[0] < now - HANDSHAKE_S - LATE_S:
@@ -146,7 +146,7 @@ class Door:
         return count
 
     def _crowd(self, strangers: list[Stranger]) -> Iterator[Stranger]:
-        """Those beyond the limits, the longest there first, of the address that has most."""
+        """Connections beyond the limits: oldest first, from the address with the most connections."""
         hosts: dict[str, deque[Stranger]] = defaultdict(deque)
         for stranger in strangers:
             hosts[stranger.host].append(stranger)
@@ -160,7 +160,7 @@ class Door:
             over -= 1
 
     def _peer(self, descriptor: int) -> Peer | None:
-        """Whose connection to the port this is; None for other sockets."""
+        """The peer of a connection to the port; None for other sockets."""
         with contextlib.suppress(OSError), _copied(descriptor) as copy:
             if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == self._port:
                 host, port, *_ = copy.getpeername()
@@ -169,16 +169,16 @@ class Door:
 
 
 def _sockets() -> Iterator[tuple[int, int]]:
-    """Inode, which is never used twice, and descriptor of every socket of this process."""
+    """Inode, which is never reused, and descriptor of every socket of this process."""
     for name in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # closed in the meantime
             info = os.fstat(int(name))
             if stat.S_ISSOCK(info.st_mode):
                 yield info.st_ino, int(name)
 
 
 def _copied(descriptor: int) -> socket.socket:
-    """A socket that stays the same when its owner closes the descriptor and another takes the number."""
+    """Duplicate a descriptor, so that the socket stays the same if the descriptor is closed and reused."""
     copy = os.dup(descriptor)
     try:
         return socket.socket(fileno=copy)
