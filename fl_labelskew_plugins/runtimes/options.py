@@ -57,8 +57,8 @@ class RunOptions:
         mistakes = {
             "--run-dir is for a new run and --resume for an old one; use one of them": resume and self.run_dir,
             "no recipe given; give a YAML file, or --resume RUN_DIR": not resume and self.recipe is None,
-            f"{back}: goes back in an earlier run; use it with --resume RUN_DIR": self.from_round and not resume,
-            f"{back}: takes the run back for good; remove --dry-run": self.from_round and self.dry_run,
+            f"{back}: needs an earlier run; use it with --resume RUN_DIR": self.from_round and not resume,
+            f"{back}: changes the run permanently; remove --dry-run": self.from_round and self.dry_run,
             "--survey trains nothing; use it without --resume": self.survey and resume,
             "--survey asks silos, which --dry-run does not; use one of them": self.survey and self.dry_run,
             "--resume is for the server; to resume a silo, start it again as before": self.role == "client" and resume,
@@ -69,13 +69,13 @@ class RunOptions:
             raise LabelSkewError(line)
 
     def command(self, recipe: Path, folder: Path, *more: str, resume: bool = False) -> list[str]:
-        """The command that runs the same recipe in ``folder``, in another process."""
+        """The command that runs the same recipe in ``folder`` in another process."""
         return [sys.executable, "-m", "fl_labelskew_plugins.cli.main", *self._words(recipe, folder, resume), *more]
 
     def resume_command(self, folder: Path) -> str:
-        """How to resume the run in ``folder``: the typed command, with ``--resume`` instead of ``--run-dir``.
+        """The typed command, with ``--resume`` instead of ``--run-dir``.
 
-        A silo's command stays the same, since its folder does; a survey is started again.
+        A silo's command stays the same, since its folder does.
         """
         if self.survey:
             return "start the survey again"

@@ -1,7 +1,6 @@
 """Messages between processes, their transports, and the content of uploads.
 
-Processes exchange only :class:`Message` objects, and nothing is pickled. A transport has the interface of the host's
-communication managers, so that the host's own loop can run it.
+Nothing is pickled. Transports have the interface of the host's communication managers, so that its loop can run them.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Kind(IntEnum):
     VERDICT = 6
     """Server to silo: whether its upload was accepted."""
     FINISH = 7
-    """Server to worker or silo: the run has ended or failed. Silo to server: acknowledged."""
+    """Server to worker or silo: the run has ended. Silo to server: acknowledged."""
     FAILED = 8
     """Worker or silo to server: it cannot continue, and why."""
     TEST = 9
@@ -54,18 +53,18 @@ class Kind(IntEnum):
     TESTED = 11
     """A silo's answer to TEST."""
     SURVEY = 12
-    """Server to silo: send your class counts, without training. Silo to server: the counts, or why it sends none."""
+    """Server to silo: send your class counts. Silo to server: the counts, or why it sends none."""
     KEYS = 13
-    """This and the next five are steps of a secure sum, see :mod:`.silo.secure`: the server asks for each, and the silo
-    answers with the same kind. KEYS: public keys of an attempt."""
+    """First of six steps of a secure sum, see :mod:`.silo.secure`; the server asks, and the silo answers with the same
+    kind. Public keys of an attempt."""
     SHARES = 14
-    """All silos' keys; a silo's sealed shares for all silos, and its commitments to them."""
+    """All silos' keys; a silo's sealed shares for the others, and its commitments to them."""
     MASKED = 15
     """The silos that share masks; a silo's masked vector."""
     THERE = 16
     """The silos in the sum; a signature."""
     REVEALED = 17
-    """All silos' signatures; shares, which open the sum but no single vector."""
+    """All signatures; shares, which open the sum but no single vector."""
     CHECKED = 18
     """After SHARES: the shares for one silo, and all commitments; the silos whose shares do not match."""
     JOINED = 100
@@ -83,7 +82,7 @@ class Message:
     Attributes:
         round: from 0; -1 outside rounds.
         meta: a small mapping of JSON values.
-        tensors: tensors by name.
+        tensors: by name.
         connection: the connection that received it; never sent.
         failure: the error that ended the transport; never sent.
     """
@@ -99,7 +98,7 @@ class Message:
 
 
 def reason(msg: Message) -> str | None:
-    """The sender's reason for a failure or refusal, safe for a log line; None without one."""
+    """The sender's reason for a failure or refusal, safe for a log line, if any."""
     text = msg.meta.get("reason")
     return None if text is None else clean(text, 500)
 
@@ -114,8 +113,8 @@ class Observer(Protocol):
 class Transport(ABC):
     """A queue of messages that waits without spinning.
 
-    Subclasses implement :meth:`send_message` and put received messages into :attr:`arrived`, from any thread.
-    Observers are called only in the thread that calls :meth:`receive`.
+    Subclasses implement :meth:`send_message` and put received messages into :attr:`arrived`, from any thread. Observers
+    are called only in the thread that calls :meth:`receive`.
     """
 
     def __init__(self) -> None:
@@ -139,7 +138,7 @@ class Transport(ABC):
 
     @abstractmethod
     def send_message(self, msg: Message) -> None:
-        """Send one message, or start sending it."""
+        """Start sending a message."""
 
     def run(self) -> None:
         """Receive until :meth:`stop_receive_message`."""
@@ -186,12 +185,12 @@ class Manager:
         self._manager.run()
 
     def send(self, kind: Kind, receiver: int, **parts: Any) -> None:
-        """Send one message with these fields of :class:`.transport.Message`."""
+        """Send a message with these fields of :class:`.transport.Message`."""
         self._manager.send_message(Message(kind, self.rank, receiver, **parts))
 
 
 def upload_tensors(result: LocalResult, *, with_state: bool) -> dict[str, Tensor]:
-    """The tensors of an upload on the wire; private state is included only within a simulation."""
+    """The tensors of an upload on the wire; private state only within a simulation."""
     state = result.state if with_state else {}
     return joined(model=result.upload, contribution=result.contributions, state=state)
 
@@ -203,7 +202,7 @@ def upload_meta(result: LocalResult) -> dict[str, Any]:
 
 
 def measures(meta: Mapping[str, Any]) -> dict[str, float]:
-    """Parse a silo's test of the global model on its own test part; empty if the silo does not report it.
+    """Parse a silo's test of the global model on its own test part; empty if it reports none.
 
     Raises:
         RunError: a value is missing or out of range.
@@ -217,10 +216,10 @@ def measures(meta: Mapping[str, Any]) -> dict[str, float]:
 
 
 def upload(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> LocalResult:
-    """Parse an upload's tensors and measures.
+    """Parse an upload.
 
     Raises:
-        RunError: tensors or measures are malformed.
+        RunError: it is malformed.
     """
     parts = {name: group(tensors, name) for name in ("model", "contribution", "state")}
     if sum(map(len, parts.values())) != len(tensors):

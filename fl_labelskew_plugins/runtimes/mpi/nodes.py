@@ -1,6 +1,6 @@
 """Check before the first round that every worker has the server's recipe, data and package versions.
 
-Processes on one machine read the same files; on several nodes, each reads its own at the recipe's path.
+On several nodes, each process reads its own files at the recipe's path.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fl_labelskew_plugins.runtimes.transport import Kind, Message
 
 PACKAGE = "fl-labelskew-plugins"
 PATIENCE_S = 60
-"""Seconds after which a warning lists the missing workers."""
+"""Seconds until a warning lists the missing workers."""
 LOCAL = "data_args.data_cache_dir"
 """The only recipe key that may differ between nodes."""
 
 
 def facts(session: Session) -> dict[str, Any]:
-    """Everything that a rank's results depend on."""
+    """Everything that determines a rank's results."""
     known = environment(session.trainer.device)
     assert session.clients is not None  # a simulation
     content = {
@@ -52,8 +52,8 @@ class Nodes:
     """The server's check: waits for the facts of every worker and compares them with its own.
 
     Raises:
-        LabelSkewError: a worker failed to load its session, or its samples, recipe or version of this package differ;
-            the message names the worker and its node.
+        LabelSkewError: a worker failed, or its samples, recipe or version of this package differ; names worker and
+            node.
     """
 
     def __init__(self, transport: MPITransport, session: Session) -> None:
@@ -66,7 +66,7 @@ class Nodes:
                 log.warn(f"worker {few(missing)} has not reported yet; still waiting")
 
     def name(self, worker: int) -> str:
-        """A worker's name in messages; on several nodes, with its node."""
+        """A worker's name for messages, on several nodes with its node."""
         node = self._nodes[worker]
         return f"worker {worker}" if {*self._nodes.values()} == {node} else f"worker {worker} on {node}"
 
@@ -78,7 +78,7 @@ class Nodes:
         return f"nodes: {', '.join(parts)}" if others else ""
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """Compare a worker's facts with the server's; ignore messages other than HELLO."""
+        """Compare a worker's facts with the server's; ignore other messages."""
         if msg_type != Kind.HELLO:
             return
         ours, theirs = self._ours, msg_params.meta

@@ -1,7 +1,4 @@
-"""A process of ``mpirun``: its start, connection to the other ranks, and end; independent of the host.
-
-:func:`.launch.launch` lets ``mpirun`` start ``python -m`` this module.
-"""
+"""A process of ``mpirun``: its start, connection to the other ranks, and end. Run by :func:`.launch.launch`."""
 
 from __future__ import annotations
 
@@ -22,11 +19,11 @@ from fl_labelskew_plugins.machine.place import DOOR, RANKS, launched, mpi_rank
 from fl_labelskew_plugins.machine.signals import end_with_parent
 
 GRACE = 6.0
-"""Seconds that a failed worker waits for the server to find and report the same mistake."""
+"""Seconds that a failed worker waits for the server to report the same mistake."""
 
 
 def enter(command: list[str]) -> NoReturn:
-    """Connect to the launching process, redirect the output to it, and execute the command.
+    """Redirect the output to the launching process, and execute the command.
 
     On another machine there is no launching process, and ``mpirun`` forwards the output.
     """
@@ -51,7 +48,7 @@ def enter(command: list[str]) -> NoReturn:
 
 @contextlib.contextmanager
 def as_rank() -> Iterator[None]:
-    """Context for all of a rank's work; does nothing if this process is not a rank.
+    """Context for all of a rank's work; does nothing outside ``mpirun``.
 
     A worker prints nothing, as the server does, unless only the worker fails. A failing rank ends without waiting for
     the others, and ``mpirun`` then ends them; successful ranks wait for each other.
@@ -90,7 +87,7 @@ def as_rank() -> Iterator[None]:
 
 
 def prepare() -> None:
-    """Set the options of mpi4py, before ``mpi4py.MPI`` is imported."""
+    """Set mpi4py's options before its ``MPI`` is imported."""
     if importlib.util.find_spec("mpi4py") is not None:
         import mpi4py
 
@@ -103,7 +100,7 @@ def world() -> Any:
     """MPI's ``COMM_WORLD``.
 
     Raises:
-        LabelSkewError: mpi4py cannot be loaded, or belongs to another MPI than the one that started this process.
+        LabelSkewError: mpi4py cannot be loaded, or was built for another MPI.
     """
     prepare()
     try:

@@ -1,9 +1,9 @@
 """MPI simulation (``backend: MPI``): rank 0 is the server, and the other ranks train the clients that it assigns.
 
 The server assigns one client at a time, the largest first, so that no worker idles. It adds uploads in ascending order
-of clients, as in one process. Early uploads wait at the server, at most :attr:`MPIServer.room` of them, so that memory
-does not grow with the clients per round. After a round each worker tests the global model on its part of the test set.
-A client's private state is sent with it and returns to the server's store, from which checkpoints are saved.
+of clients, as in one process; at most :attr:`MPIServer.room` early uploads wait, so that memory does not grow with the
+clients per round. After a round each worker tests the global model on its part of the test set. A client's private
+state is sent with it and returns to the server's store, from which checkpoints are saved.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fl_labelskew_plugins.tensors import Weights, group, joined, num_bytes
 
 
 class MPI(Runtime):
-    """A simulation over the processes of ``mpirun``; starts ``mpirun`` if it does not run in it."""
+    """A simulation over the processes of ``mpirun``; starts ``mpirun`` unless it runs in it."""
 
     def delegated(self) -> bool:
         """Start ``mpirun``, or run one of its workers."""
@@ -65,7 +65,6 @@ class MPI(Runtime):
         return rank > 0
 
     def _on_nodes(self, slots: int) -> int:
-        """Number of workers on nodes with so many slots."""
         wanted, most = self.recipe.comm.workers, self.recipe.train.clients_per_round
         if slots < (needed := min(wanted or 1, most) + 1):
             what = f"{slots} slots, and the server and {counted(needed - 1, 'worker')} need {needed}"
@@ -82,7 +81,7 @@ class MPI(Runtime):
         return session
 
     def preview(self) -> Session:
-        """The session of the whole simulation, in this process."""
+        """Build the session in this process."""
         if mpi_rank() is None:  # else mpirun exists, and build() checks this rank's own GPU
             launch.check()
             devices.gpu_slots(self.recipe, devices.workers(self.recipe, devices.gpus(self.recipe)))
@@ -113,8 +112,8 @@ class MPI(Runtime):
 
 
 AHEAD = 3
-"""Uploads per worker that may be in progress or waiting. Computed for four workers and 32 clients per round whose
-samples differ much (log-normal, sigma 1): a round takes 14 % longer with 2 than without a bound, and 5 % with 3."""
+"""Uploads per worker in progress or waiting. Computed for four workers and 32 clients per round whose samples differ
+much (log-normal, sigma 1): a round takes 14 % longer with 2 than without a bound, and 5 % with 3."""
 
 
 class MPIServer(Manager):
@@ -130,7 +129,7 @@ class MPIServer(Manager):
         self._longest: Iterator[int] = iter(())
         self._lowest: Iterator[int] = iter(())
         self._waiting: set[int] = set()
-        self._under_way = self._room = 0
+        self._in_progress = self._room = 0
         self._largest = num_bytes(record.weights.values())
         self._arrived: dict[int, LocalResult] = {}
         self._logits: dict[int, Tensor] = {}
@@ -158,7 +157,7 @@ class MPIServer(Manager):
         # fixed for the round: if it shrank, the next upload to add might not be in progress
         self._room = self.room
         for number, client in enumerate(clients, 1):
-            self._deal(round)
+            self._assign(round)
             while client not in self._arrived:
                 self.transport.receive()
             self.record.progress.client(round, number, len(clients), self.session.trainer.names.get(client, ""))
@@ -170,28 +169,28 @@ class MPIServer(Manager):
             self.record.states.put(client, round, result.state)
             yield client, result
             del result
-            self._under_way -= 1
+            self._in_progress -= 1
 
     @property
     def room(self) -> int:
-        """Uploads that may be in progress or waiting: those in ``upload_memory_mb``, or :data:`AHEAD` per worker."""
+        """Maximum uploads in progress or waiting: those in ``upload_memory_mb``, or :data:`AHEAD` per worker."""
         held = self.session.recipe.comm.upload_memory_mb * 2**20 // max(1, self._largest)
         return max(AHEAD * (self.size - 1), held)
 
     def predict(self, weights: Weights) -> tuple[Tensor, Tensor]:
-        """Logits and labels of the test set; each worker tests a part, with the same results as in one process."""
+        """Logits and labels of the test set; each worker tests a part, with the results of a single process."""
         test = self.session.trainer.test.y
         self._logits.clear()
         parts = list(pairwise(cuts(len(test), TEST_BATCH.get(test.device.type, 1024), self.size - 1)))
         for worker, part in enumerate(parts, 1):
-            news = self._news(worker)
-            self.send(Kind.TEST, worker, meta={"part": part, "news": bool(news)}, tensors=news)
+            model = self._unsent_model(worker)
+            self.send(Kind.TEST, worker, meta={"part": part, "news": bool(model)}, tensors=model)
         while len(self._logits) < len(parts):
             self.transport.receive()
         return torch.cat([self._logits[worker].to(test.device) for worker in sorted(self._logits)]), test
 
-    def _news(self, worker: int) -> dict[str, Tensor]:
-        """The global model, unless the worker already has it."""
+    def _unsent_model(self, worker: int) -> dict[str, Tensor]:
+        """The global model, unless the worker has it."""
         server = self.rounds.server
         if self._model is not server.weights:  # no round changes them in place
             self._model = server.weights
@@ -201,19 +200,19 @@ class MPIServer(Manager):
         self._informed.add(worker)
         return joined(model=server.weights, shared=server.shared)
 
-    def _deal(self, round: int) -> None:
+    def _assign(self, round: int) -> None:
         """Assign a client to each idle worker, while there is room for its upload.
 
-        The largest client comes first. Once half of the room is taken, it is the client whose upload is added next, so
-        that the upload for which all others wait is always in progress.
+        The largest comes first; once half of the room is taken, the one whose upload is added next, so that the upload
+        for which all others wait is always in progress.
         """
         states = self.record.states
-        while self._idle and self._waiting and self._under_way < self._room:
-            order = self._longest if self._under_way < self._room // 2 else self._lowest
+        while self._idle and self._waiting and self._in_progress < self._room:
+            order = self._longest if self._in_progress < self._room // 2 else self._lowest
             client, worker = next(client for client in order if client in self._waiting), self._idle.pop(0)
             self._waiting.remove(client)
-            self._under_way += 1
-            news = self._news(worker)
+            self._in_progress += 1
+            model = self._unsent_model(worker)
             self.send(
                 Kind.TRAIN,
                 worker,
@@ -222,16 +221,16 @@ class MPIServer(Manager):
                     "client": client,
                     "times_selected": states.select(client),
                     "personalised": self.record.personalised and self.record.tests(round),
-                    "news": bool(news),
+                    "news": bool(model),
                 },
-                tensors=news | joined(state=states.get(client)),
+                tensors=model | joined(state=states.get(client)),
             )
 
     def _uploaded(self, message: Message) -> None:
         self._largest = max(self._largest, num_bytes(message.tensors.values()))
         self._arrived[message.meta["client"]] = upload(message.tensors, message.meta)
         self._idle.append(message.sender)
-        self._deal(message.round)
+        self._assign(message.round)
 
     def _tested(self, message: Message) -> None:
         self._logits[message.sender] = message.tensors["logits"]
@@ -258,7 +257,7 @@ class Worker(Manager):
             Kind.FINISH: lambda _: self.transport.stop_receive_message(),
         }
 
-    def _hear(self, message: Message) -> None:
+    def _take_model(self, message: Message) -> None:
         """Take the global model, if the message contains it."""
         device = self.local.device
         if message.meta["news"]:
@@ -266,13 +265,13 @@ class Worker(Manager):
             self._shared = {k: v.to(device) for k, v in group(message.tensors, "shared").items()}
 
     def _test(self, message: Message) -> None:
-        self._hear(message)
+        self._take_model(message)
         local = self.local
         part = torch.arange(*message.meta["part"], device=local.device)
         self.send(Kind.LOGITS, SERVER, tensors={"logits": local.predict(part, self._weights)[0]})
 
     def _train(self, message: Message) -> None:
-        self._hear(message)
+        self._take_model(message)
         meta, tensors, round = message.meta, message.tensors, message.round
         client = meta["client"]
         turn = {key: meta[key] for key in ("times_selected", "personalised")}
@@ -294,7 +293,7 @@ class Worker(Manager):
 
 
 def cuts(samples: int, batch: int, parts: int) -> list[int]:
-    """Bounds that cut samples into at most ``parts`` nearly equal parts of whole batches."""
+    """Bounds of at most ``parts`` nearly equal parts of whole batches."""
     batches = math.ceil(samples / batch)
     bounds = {min(batch * (batches * part // parts), samples) for part in range(parts + 1)}
     return sorted(bounds)

@@ -1,7 +1,7 @@
 """Messages over MPI: the bytes of :mod:`fl_labelskew_plugins.runtimes.wire`, sent and received without blocking calls.
 
-MPI's blocking calls keep a core busy until a message arrives. Here a waiting process polls and sleeps in between, for
-longer the longer nothing arrives. There is no thread: calls of ``receive`` move all traffic.
+MPI's blocking calls keep a core busy. Here a waiting process polls and sleeps in between, for longer the longer nothing
+arrives. There is no thread: calls of ``receive`` move all traffic.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 
 HEADER, PAYLOAD = 1, 2
-"""MPI's tags. The header comes first with the payload's length; the payload is received directly into its buffer."""
+"""MPI's tags. The header gives the payload's length, so that the payload is received directly into its buffer."""
 
 CHUNK = 2**30
 """Maximum bytes of one MPI message, as MPI counts them in 32 bits."""
 
 BRISK, LAZY = 0.0002, 0.002
-"""Seconds between two polls: shortest, soon after traffic, and longest, after a while without."""
+"""Shortest and longest seconds between two polls, soon and long after traffic."""
 
 EAGER, RATE = 0.002, 2e8
-"""For EAGER seconds after each message, plus its expected duration at RATE bytes per second, a process polls without
-sleep: if MPI transfers a message in small pieces, both sides must poll for each of them."""
+"""For EAGER seconds after each message, plus its duration at RATE bytes per second, a process polls without sleep: if
+MPI transfers a message in small pieces, both sides must poll for each of them."""
 
 STOP = 5.0
 """Maximum seconds to send the last messages."""
@@ -46,8 +46,8 @@ class Transfer:
 class MPITransport(Transport):
     """Messages between the ranks of ``COMM_WORLD``, in order from each sender.
 
-    A message's tensors may change as soon as :meth:`send_message` returns. It does not wait for the receiver, so two
-    ranks may send each other messages of any size at once. :attr:`spool` allocates the buffers of received messages.
+    :meth:`send_message` copies the tensors and does not wait for the receiver, so two ranks may send each other
+    messages of any size at once. :attr:`spool` allocates the buffers of received messages.
     """
 
     def __init__(self) -> None:
@@ -63,10 +63,10 @@ class MPITransport(Transport):
         self._eager_until = 0.0
 
     def send_message(self, msg: Message) -> None:
-        """Start to send a message; the transfer proceeds while this process receives, sends or stops.
+        """Start to send a message; it proceeds while this process receives, sends or stops.
 
         Raises:
-            TypeError: it contains something that cannot be sent, see :func:`fl_labelskew_plugins.runtimes.wire.encode`.
+            TypeError: it cannot be encoded, see :func:`fl_labelskew_plugins.runtimes.wire.encode`.
         """
         receiver = msg.receiver
         parts = wire.encode(msg.kind, self.rank, receiver, msg.round, msg.meta, msg.tensors)
@@ -87,7 +87,6 @@ class MPITransport(Transport):
             self._rest(BRISK)
 
     def _next(self, timeout: float | None) -> Message:
-        """The next message; raises ``queue.Empty``."""
         end = None if timeout is None else time.monotonic() + timeout
         pause = BRISK
         while True:
@@ -104,14 +103,13 @@ class MPITransport(Transport):
         self._eager_until = max(self._eager_until, time.monotonic() + EAGER) + size / RATE
 
     def _rest(self, seconds: float) -> None:
-        """Leave the core to other processes until the next poll."""
         if time.monotonic() < self._eager_until:
             os.sched_yield()
         else:
             time.sleep(seconds)
 
     def _move(self) -> bool:
-        """Let MPI progress, and queue complete messages; return whether messages were incoming."""
+        """Let MPI progress and queue complete messages; return whether any were incoming."""
         self._outgoing = [sent for sent in self._outgoing if not self._done(sent)]
         status = self._mpi.Status()
         while self._comm.Iprobe(tag=HEADER, status=status):

@@ -1,9 +1,8 @@
 """Create, read, renew and revoke the certificates of a federation (X.509, ECDSA P-256).
 
-A certificate identifies a peer: the server's is valid only for a server, silo 3's only for a client, and the server
-reads the silo's rank from the common name ``silo-3``. Only creating certificates needs the authority's key.
-``revoked.crl``, next to each process's certificate, is a revocation list (RFC 5280) that the authority signs and
-numbers in ascending order. It does not expire: operators copy each new list to every process.
+The server's certificate is valid only for a server, a silo's only for a client; its common name, such as ``silo-3``,
+gives the rank. ``revoked.crl`` next to each process's certificate is a revocation list (RFC 5280) that the authority
+signs and numbers in ascending order. It does not expire: operators copy each new list to every process.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from fl_labelskew_plugins.runtimes.silo.keys import OLD, REVOKED, Files, Passphr
 SOON = timedelta(days=30)
 HOSTS = ("localhost", "127.0.0.1", "::1")
 AUTHORITY_DAYS = 3650
-"""Minimum lifetime of the authority, so that silos can be added later."""
+"""Minimum, so that silos can be added later."""
 Issued = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 """A certificate and its key."""
 DAMAGED = (
     *(ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion),
     *(x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
 )
-"""Errors of damaged certificates and lists, and of those that another authority issued."""
+"""Errors of damaged certificates and lists, and of another authority's."""
 SHOWN = ("file", "who", "until", "revoked", "fingerprint", "hosts")
 """Columns of :func:`show`."""
 
@@ -51,8 +50,7 @@ def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files
     """Read ``ca.pem`` and the certificate and key of ``server`` or ``silo-3``.
 
     Raises:
-        LabelSkewError: a file is missing, unreadable, expired, or does not belong to the others; or the passphrase is
-            missing or wrong.
+        LabelSkewError: a file is missing, unreadable, expired or does not match the others, or the passphrase is wrong.
     """
     ca_path, path, key_path = folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key"
     ca, certificate = load_certificate(ca_path), load_certificate(path)
@@ -77,8 +75,7 @@ def show(folder: Path) -> tuple[list[list[str]], Listed, list[str]]:
     """List the certificates in a folder.
 
     Returns:
-        Rows with the columns :data:`SHOWN`, the list of revoked certificates, and warnings about certificates that
-        expire soon and keys that others can read.
+        Rows with the columns :data:`SHOWN`, the revocation list, and warnings.
 
     Raises:
         LabelSkewError: the folder contains no certificate, or one is unreadable; or as :func:`revoked`.
@@ -104,7 +101,7 @@ def load_authority(folder: Path, passphrase: Passphrase) -> Issued:
     """Load the folder's authority and its key.
 
     Raises:
-        LabelSkewError: one of the two files is missing, unreadable or expired, or they do not belong together.
+        LabelSkewError: a file is missing, unreadable or expired, or the key does not match.
     """
     path = folder / "ca.key"
     if not path.exists():
@@ -117,7 +114,7 @@ def load_authority(folder: Path, passphrase: Passphrase) -> Issued:
 
 
 def load_certificate(path: Path, *, expired: bool = False) -> x509.Certificate:
-    """Load a certificate that is valid now; ``expired`` accepts any period.
+    """Load a certificate; ``expired`` accepts one that is not valid now.
 
     Raises:
         LabelSkewError: it is missing, unreadable, expired, or not yet valid.
@@ -138,7 +135,6 @@ def load_certificate(path: Path, *, expired: bool = False) -> x509.Certificate:
 
 
 def _alternatives(certificate: x509.Certificate) -> Iterable[x509.GeneralName]:
-    """Host names and addresses for which a certificate is valid."""
     with contextlib.suppress(x509.ExtensionNotFound):
         return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return ()
@@ -170,19 +166,18 @@ def new(
     """Create an authority, a certificate for the server and one for each silo.
 
     Args:
-        folder: output folder; if missing, it is created with access only for its owner.
+        folder: created with access only for its owner, if missing.
         silos: number of silos.
-        hosts: names and addresses at which silos reach the server; default: this machine only, :data:`HOSTS`.
-        days: lifetime of the certificates of server and silos.
-        add: keep existing files and create the missing ones with the existing authority.
-        encrypt: encrypt the keys; always done if the authority's key is encrypted.
+        hosts: names and addresses of the server; default: this machine, :data:`HOSTS`.
+        days: lifetime of the certificates, except the authority's.
+        add: keep existing files and create the missing ones.
+        encrypt: encrypt the keys; implied if the authority's key is encrypted.
 
     Returns:
         Names of the new certificates: ``ca``, ``server``, ``silo-1`` and so on.
 
     Raises:
-        LabelSkewError: files exist already or cannot be written, a host is neither a name nor an address, or the
-            passphrase is missing or wrong.
+        LabelSkewError: files exist or cannot be written, a host is invalid, or the passphrase is missing or wrong.
     """
     names = _names(hosts or HOSTS)
     wanted = ["ca", "server", *(silo_name(rank) for rank in range(1, silos + 1))]
@@ -222,11 +217,8 @@ def renew(
 ) -> list[str]:
     """Renew certificates, each with a new key; the old ones stay valid until they expire or are revoked.
 
-    ``names`` are ``server``, ``silo-3`` or :data:`.keys.ALL`. The other arguments are those of :func:`new`, except
-    that the server keeps its previous hosts if ``hosts`` is empty.
-
-    Returns:
-        Names of the new certificates.
+    ``names`` are ``server``, ``silo-3`` or :data:`.keys.ALL`. All else is as for :func:`new`, but without ``hosts`` the
+    server keeps its previous ones.
 
     Raises:
         LabelSkewError: a certificate does not exist; or as :func:`new`.
@@ -252,10 +244,7 @@ def renew(
 
 
 def _issued(name: str, days: int, authority: Issued | None = None, hosts: Sequence[x509.GeneralName] = ()) -> Issued:
-    """Issue a certificate that is valid for one server or one silo; without ``authority``, issue an authority.
-
-    It does not outlive its authority. ``hosts``: names and addresses of the server; empty for a silo.
-    """
+    """Issue a certificate for a server or a silo, valid no longer than ``authority``; or, without one, an authority."""
     key, ca = ec.generate_private_key(ec.SECP256R1()), authority is None
     now, subject = datetime.now(timezone.utc), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     until, issuer, signer = now + timedelta(days=days), subject, key
@@ -286,7 +275,7 @@ def _issued(name: str, days: int, authority: Issued | None = None, hosts: Sequen
 
 
 def _secret(folder: Path, passphrase: Passphrase, *, encrypt: bool) -> bytes:
-    """The passphrase for new keys: the authority's, if its key is encrypted or ``encrypt`` is set."""
+    """The passphrase for new keys."""
     path = folder / "ca.key"
     locked = keys.encrypted(content(path))
     return passphrase.get(path, new=not locked) if encrypt or locked else b""
@@ -308,7 +297,7 @@ def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
 
 
 def _write(folder: Path, name: str, issued: Issued, secret: bytes) -> None:
-    """Write the key first, so that every certificate has its key even after an interruption."""
+    """Write the key first, so that after an interruption no certificate lacks its key."""
     certificate, key = issued
     keys.write(folder / f"{name}.key", keys.pem(key, secret), 0o600)
     keys.write(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644)
@@ -316,7 +305,7 @@ def _write(folder: Path, name: str, issued: Issued, secret: bytes) -> None:
 
 @dataclass(frozen=True)
 class Listed:
-    """A revocation list: time of revocation (UTC) by serial number; ``number`` is 0 if there is no list."""
+    """A revocation list: time of revocation (UTC) by serial number; ``number`` is 0 without a list."""
 
     number: int = 0
     entries: Mapping[int, datetime] = field(default_factory=dict)
@@ -325,19 +314,17 @@ class Listed:
         return f"list {self.number} ({counted(len(self.entries), 'revoked certificate')})"
 
     def entry(self, serial: int) -> str:
-        """When a listed certificate was revoked, for messages."""
+        """When a certificate was revoked, for messages."""
         return f"revoked on {self.entries[serial]:%Y-%m-%d %H:%M} UTC"
 
 
 def revoke(folder: Path, names: Sequence[str]) -> tuple[Listed, int]:
-    """Add certificates to the revocation list of a folder.
+    """Add certificates to a folder's revocation list.
 
-    Args:
-        folder: folder of the authority and the certificates.
-        names: ``server``, ``silo-3`` or :data:`.keys.ALL`; includes their earlier, renewed certificates.
+    ``names`` are ``server``, ``silo-3`` or :data:`.keys.ALL`; their earlier certificates are revoked, too.
 
     Returns:
-        The list, and the number of entries added; if 0, nothing is written.
+        The list, and the number of new entries; without any, nothing is written.
 
     Raises:
         LabelSkewError: a certificate does not exist, the authority or the list is unusable, or writing fails.
@@ -383,17 +370,17 @@ def revoked(path: Path, authority: x509.Certificate) -> Listed:
 
 
 class Revocations:
-    """A process's revocation list, read again whenever its file changes. Thread-safe.
+    """A process's revocation list, read again whenever its file changes; thread-safe.
 
     Args:
         folder: folder of the certificates.
         tls: this process's own certificate.
-        kept: copy of the newest list seen, so that a restarted process accepts no older one.
+        kept: copy of the newest list, so that a restarted process accepts no older one.
         say: called with a log line when a list is loaded.
-        warn: called with a log line if the file is invalid or this process's own certificate is revoked.
+        warn: called with a log line if the file is invalid or this process's certificate is revoked.
 
     Raises:
-        LabelSkewError: the list is not trusted or older than one seen before, or this certificate is revoked.
+        LabelSkewError: the list is invalid or older than the copy, or this certificate is revoked.
     """
 
     def __init__(
@@ -422,14 +409,14 @@ class Revocations:
             self._report()
 
     def keep(self) -> None:
-        """Save a copy of the current list, and of later ones; does nothing if the folder is missing."""
+        """Save a copy of this list and of later ones, if the copy's folder exists."""
         with self._lock:
             if self._kept is not None and self._kept.parent.is_dir() and self._listed.number:
                 with contextlib.suppress(OSError):  # worst case: a restart accepts an older list
                     keys.write(self._kept, read_bytes(self._path), 0o644)
 
     def look(self) -> Listed:
-        """The current list: the newest valid one."""
+        """The newest valid list."""
         with self._lock:
             if (state := self._state()) == self._seen:
                 return self._listed
@@ -448,7 +435,7 @@ class Revocations:
             return self._listed
 
     def barred(self, pem: bytes) -> str:
-        """Reason why a certificate of the authority is rejected, as a clause; empty if it is valid."""
+        """Reason to reject a certificate of the authority, as a clause; empty if it is valid."""
         listed = self.look()
         serial = x509.load_pem_x509_certificate(pem).serial_number if listed.entries else 0
         return f"its certificate {keys.fingerprint(pem)} was {listed.entry(serial)}" if serial in listed.entries else ""

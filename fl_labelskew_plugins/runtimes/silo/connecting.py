@@ -37,10 +37,9 @@ FROM_SERVER = (
 
 @dataclass
 class Trust:
-    """A silo's check of the server's certificate.
+    """A silo's check of the server's certificate, over a connection of its own, as gRPC does not show it to clients.
 
-    A connection of its own fetches the certificate before gRPC connects, as gRPC does not show it to clients. Without
-    ``tls``, neither side has certificates; ``pin`` and ``revoked`` are those of :class:`SiloTransport`.
+    Without ``tls``, neither side has certificates; ``pin`` and ``revoked`` are those of :class:`SiloTransport`.
     """
 
     address: str
@@ -49,11 +48,11 @@ class Trust:
     pin: Callable[[str], None] | None
     revoked: Revocations | None
     certificate: bytes = b""
-    """PEM of the last certificate. If set, gRPC trusts only this certificate instead of the authority's."""
+    """PEM of the last certificate; gRPC then trusts only this one instead of the authority's."""
 
     def __post_init__(self) -> None:
         self.known: dict[str, Any] = {"rank": 0, "peer": self.address}
-        """The server in the audit log, with the certificate's fingerprint once it is known."""
+        """The server in the audit log, with its fingerprint once known."""
 
     def look(self) -> str:
         """Check the server's certificate, if it is pinned or certificates are revoked.
@@ -86,7 +85,7 @@ class Trust:
         return reason
 
     def doubt(self) -> str:
-        """Reason to stop exchanging messages with this server; empty if there is none."""
+        """Reason to exchange no more messages with this server; empty if there is none."""
         if self.revoked is None or not self._any_revoked:
             return ""
         if not self.certificate:
@@ -94,7 +93,7 @@ class Trust:
         return self.revoked.barred(self.certificate)
 
     def refused(self, reason: str) -> None:
-        """Note the refusal in the audit log."""
+        """Note a refusal in the audit log."""
         self.audit.note("refused", **self.known, why=reason)
 
     @property
@@ -112,12 +111,12 @@ class SiloTransport(Transport):
         address: ``host:port`` of the server.
         rank: number of the silo, from 1.
         tls: this silo's certificate; without it, the server must be on this machine.
-        say: called in another thread with log lines: waiting for the server, connected.
+        say: called in another thread with log lines.
         pin: called with the SHA-256 fingerprint of the server's certificate; raises if it is the wrong one.
-        revoked: revoked certificates; the silo waits while the server's is one of them.
+        revoked: the silo waits while the server's certificate is one of these.
 
     Raises:
-        LabelSkewError: the address is invalid, or must not be used without certificates.
+        LabelSkewError: the address is invalid, or needs certificates.
     """
 
     def __init__(
@@ -138,9 +137,9 @@ class SiloTransport(Transport):
         self._grpc = compatibility.grpc()
         self.address, self.rank = address, rank
         self.limits = dict.fromkeys(FROM_SERVER, streams.LIMIT)
-        """Maximum bytes of a message by kind; may change at any time, as in the handler of WELCOME."""
+        """Maximum bytes by kind; may change at any time, as in the handler of WELCOME."""
         self.hello: Callable[[], Message] = lambda: Message(Kind.HELLO, rank, 0)
-        """Creates the first message of every connection; called in another thread."""
+        """Creates the first message of every connection, in another thread."""
         self.tls, self.revoked, self._trust = tls, revoked, Trust(address, tls, self.audit, pin, revoked)
         self._spool, self._say = spool or Spool(), say
         self._outbox: streams.Outbox | None = None
@@ -155,10 +154,7 @@ class SiloTransport(Transport):
         self._thread.start()
 
     def send_message(self, msg: Message) -> None:
-        """Queue a message for the server; without a connection, drop it.
-
-        Its tensors must not change any more, as they are read while they are sent.
-        """
+        """Queue a message; drop it without a connection. Its tensors must not change while they are sent."""
         outbox = self._outbox
         if outbox is None:
             return
@@ -215,10 +211,7 @@ class SiloTransport(Transport):
             self._ended.set()
 
     def _connect(self) -> tuple[bool, bool, str]:
-        """Run one connection until it ends.
-
-        Returns:
-            Whether the server accepted the silo, whether it sent a message, and why the connection ended.
+        """Run one connection; return whether it was accepted, whether a message came, and why it ended.
 
         Raises:
             LabelSkewError: another connection would fail in the same way.
@@ -323,7 +316,7 @@ def _shown(address: str, tls: Files) -> bytes:
     """Fetch the server's certificate, as PEM.
 
     Raises:
-        OSError: no server answers, or the silo's authority did not issue the certificate (``ssl.SSLError``).
+        OSError: no server answers, or another authority issued the certificate (``ssl.SSLError``).
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # gRPC checks it
@@ -344,7 +337,7 @@ def _shown(address: str, tls: Files) -> bytes:
 
 
 def _hopeless(detail: str, code: str = "") -> str:
-    """Reason why another attempt is useless, from gRPC's text and status name; empty if it may succeed."""
+    """Reason why another attempt is useless, from gRPC's text and status name; else empty."""
     if code == "UNIMPLEMENTED":
         return "another service answers there; use the server's own host and port"
     if code in ("PERMISSION_DENIED", "INVALID_ARGUMENT", "ABORTED"):
@@ -359,7 +352,7 @@ def _hopeless(detail: str, code: str = "") -> str:
 
 
 def in_words(detail: str | None) -> str:
-    """The cause of a failure in gRPC's text, in plain words."""
+    """The cause of a failure in gRPC's text."""
     text = " ".join((detail or "no reason given").split()).rpartition("last error: ")[2]
     text = re.sub(r"^[A-Z_]+: (ipv4|ipv6|dns):\S+: ", "", text).removeprefix("Failed to connect to remote host: ")
     if unresolved := re.search(r"errors resolving \S+ .*: ([^:]+?)\]?$", text):

@@ -1,9 +1,9 @@
 """Limit the number and duration of connections without a stream at the server's port.
 
-gRPC accepts connections itself, with one limit for all of them, so idle connections could block the silos. A
-:class:`Door` checks the sockets that were accepted at a port of this process and shuts down those without a stream:
-after a while, or earlier if they are many. To gRPC, such a peer has disconnected. The door also counts connections that
-end without a stream, as gRPC does not report failed handshakes.
+gRPC accepts connections itself, with one limit for all, so idle connections could block the silos. A :class:`Door`
+checks the sockets that were accepted at a port of this process and shuts down those without a stream: after a while, or
+earlier if they are many. To gRPC, such a peer has disconnected. It also counts connections that end without a stream,
+as gRPC does not report failed handshakes.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from fl_labelskew_plugins.recipe.addresses import of_peer, plain
 
 PLACES = 4096
-"""Maximum number of connections, silos included. Without a stream: half of them, and a quarter from one address."""
+"""Maximum connections, silos included. Without a stream: half of them, and a quarter from one address."""
 OTHER_FILES = 512
-"""Open files that the process needs in addition to its connections."""
+"""Open files in addition to connections."""
 WAIT_S = 10.0
-"""Seconds for which a connection may have no stream, TLS handshake included."""
+"""Seconds without a stream, TLS handshake included."""
 GRACE_S = 1.0
-"""Seconds for which a connection is never shut down, however many there are."""
+"""Seconds for which a connection is never shut down."""
 HANDSHAKE_S, LATE_S = 10.0, 2.0
-"""Maximum seconds of a TLS handshake, and of the delay until its stream is reported here."""
+"""Maximum seconds of a TLS handshake, and until its stream is reported here."""
 LOOK_S = 0.25
 TELL_S = 60.0
 
@@ -65,17 +65,17 @@ class Door:
     """Watches the connections at one port, in a thread of its own.
 
     Args:
-        places: maximum number of connections of gRPC, see :func:`places`.
-        tell: called at most once per minute with the number of failed connections since the last call.
-        tls: whether :meth:`knock` reports each connection. If so, connections without a stream in time are counted as
-            failed, whichever side closed them; else those that were shut down here.
+        places: maximum connections of gRPC, see :func:`places`.
+        tell: called at most once per minute with the number of failed connections.
+        tls: whether :meth:`knock` reports each connection. If so, those without a stream in time have failed, whichever
+            side closed them; else those that were shut down here.
     """
 
     def __init__(self, places: int, tell: Callable[[int], None], *, tls: bool = False) -> None:
-        self._share, self._most, self._tell = places // 4, places // 2, tell
+        self._most_per_host, self._most_in_all, self._report = places // 4, places // 2, tell
         self._tls, self._port = tls, 0
-        self._guests: Counter[Peer] = Counter()
-        self._knocks: deque[float] = deque()
+        self._streams: Counter[Peer] = Counter()
+        self._handshakes: deque[float] = deque()
         self._peers: dict[int, Peer | None] = {}
         self._since: dict[int, float] = {}
         self._lock, self._closed = threading.Lock(), threading.Event()
@@ -91,7 +91,7 @@ class Door:
 
     def knock(self) -> None:
         """Note a new connection, whose handshake begins."""
-        self._knocks.append(time.monotonic())
+        self._handshakes.append(time.monotonic())
 
     def enter(self, peer: str, *, member: bool, looked: bool = False) -> None:
         """Note the start of a stream.
@@ -101,59 +101,59 @@ class Door:
             member: whether the stream protects its connection from being shut down.
             looked: whether the peer connected once before, only to check this server's certificate.
         """
-        guest = of_peer(peer)
+        address = of_peer(peer)
         with self._lock:
-            for _ in range(0 if self._guests[guest] else min(1 + looked, len(self._knocks))):
-                self._knocks.pop()
+            for _ in range(0 if self._streams[address] else min(1 + looked, len(self._handshakes))):
+                self._handshakes.pop()
             if member:
-                self._guests[guest] += 1
+                self._streams[address] += 1
 
     def leave(self, peer: str) -> None:
         """Note the end of a stream."""
         with self._lock:
-            self._guests -= Counter([of_peer(peer)])
+            self._streams -= Counter([of_peer(peer)])
 
     def _watch(self) -> None:
-        count, told_at = 0, -TELL_S
+        count, reported_at = 0, -TELL_S
         while not self._closed.wait(LOOK_S):
             now = time.monotonic()
-            closed, failed = self._look(now), self._failed(now)
+            closed, failed = self._shut_down_idle(now), self._failed(now)
             count += failed if self._tls else closed
-            if count and now - told_at >= TELL_S:
-                self._tell(count)
-                count, told_at = 0, now
+            if count and now - reported_at >= TELL_S:
+                self._report(count)
+                count, reported_at = 0, now
 
-    def _look(self, now: float) -> int:
+    def _shut_down_idle(self, now: float) -> int:
         """Shut down connections over the limits; return their number."""
         descriptors = dict(_sockets())
         self._peers = {inode: self._peers.get(inode) or self._peer(n) for inode, n in descriptors.items()}
         with self._lock:
-            strangers = {inode: p for inode, p in self._peers.items() if p is not None and p not in self._guests}
+            strangers = {inode: p for inode, p in self._peers.items() if p is not None and p not in self._streams}
         self._since = {inode: self._since.get(inode, now) for inode in strangers}
-        crowd = sorted(Stranger(self._since[i], i, host, descriptors[i]) for i, (host, _) in strangers.items())
-        leaving = {s.inode: s for s in crowd if now - s.since >= WAIT_S}
-        staying = [s for s in crowd if s.inode not in leaving]
-        leaving |= {s.inode: s for s in self._crowd(staying) if now - s.since >= GRACE_S}
+        idle = sorted(Stranger(self._since[i], i, host, descriptors[i]) for i, (host, _) in strangers.items())
+        leaving = {s.inode: s for s in idle if now - s.since >= WAIT_S}
+        staying = [s for s in idle if s.inode not in leaving]
+        leaving |= {s.inode: s for s in self._excess(staying) if now - s.since >= GRACE_S}
         return sum(_shut_down(s) for s in leaving.values())
 
     def _failed(self, now: float) -> int:
         """Number of connections whose time for a handshake has passed without a stream."""
         count = 0
         with self._lock:
-            while self._knocks and self._knocks[0] < now - HANDSHAKE_S - LATE_S:
-                self._knocks.popleft()
+            while self._handshakes and self._handshakes[0] < now - HANDSHAKE_S - LATE_S:
+                self._handshakes.popleft()
                 count += 1
         return count
 
-    def _crowd(self, strangers: list[Stranger]) -> Iterator[Stranger]:
-        """Connections beyond the limits: oldest first, from the address with the most connections."""
+    def _excess(self, strangers: list[Stranger]) -> Iterator[Stranger]:
+        """Connections beyond the limits: oldest first, from the address with the most."""
         hosts: dict[str, deque[Stranger]] = defaultdict(deque)
         for stranger in strangers:
             hosts[stranger.host].append(stranger)
         heap = [(-len(queue), host) for host, queue in hosts.items()]
         heapq.heapify(heap)
-        over = len(strangers) - self._most
-        while heap and (over > 0 or -heap[0][0] > self._share):
+        over = len(strangers) - self._most_in_all
+        while heap and (over > 0 or -heap[0][0] > self._most_per_host):
             length, host = heap[0]
             yield hosts[host].popleft()
             heapq.heapreplace(heap, (length + 1, host))
@@ -178,7 +178,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
 
 
 def _copied(descriptor: int) -> socket.socket:
-    """Duplicate a descriptor, so that the socket stays the same if the descriptor is closed and reused."""
+    """Duplicate a descriptor, as its owner may close it and its number may be reused."""
     copy = os.dup(descriptor)
     try:
         return socket.socket(fileno=copy)

@@ -1,4 +1,4 @@
-"""Facts that silos send about their data, the server's census of them, and settings that both sides must share."""
+"""Facts that silos send about their data, the server's census of them, and settings that both sides share."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from fl_labelskew_plugins.runtimes import wire
 
 MOST_SAMPLES = 10**12
 MOST_CHANNELS = 2**15
-"""Channels of samples whose sums are sent, at most, so that the sums fit into a HELLO."""
+"""Maximum for sums of samples, so that these fit into a HELLO."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A silo's first message: all that it reports about its data, apart from the method's own tensors.
+    """All that a silo reports about its data, different_names from the method's own tensors; its first message.
 
     Args:
-        samples: its training samples; 0 if only secure aggregation sums them.
+        samples: training samples; 0 if only secure aggregation sums them.
         input_shape: shape of one sample.
-        num_classes: ``C`` of its data set, including classes without samples.
+        num_classes: ``C`` of the data set, including classes without samples.
         counts: training samples per class, if ``train_args.proxy_aggregation: class`` weighs rows by them.
-        classes: :func:`digest` of its class names; None if they are only numbers.
+        classes: :func:`digest` of the class names; None if they are only numbers.
     """
 
     samples: int
@@ -52,18 +52,18 @@ class Facts:
     classes: str | None = None
 
     def meta(self) -> dict[str, Any]:
-        """The known facts as JSON types."""
+        """As JSON types."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if v not in (None, 0)}
 
     def summed(self) -> Facts:
-        """These facts without those that secure aggregation sums."""
+        """Without the facts that secure aggregation sums."""
         return replace(self, samples=0, counts=None)
 
 
 def digest(names: Sequence[str]) -> str | None:
-    """Digest of class names in their order: 32 hexadecimal digits; None if they are only numbers.
+    """Digest of class names in order, 32 hexadecimal digits; None if they are only numbers.
 
-    Equal names have equal digests; others can find the names only by trying candidates.
+    Others can find the names only by trying candidates.
     """
     if numbered(names):
         return None
@@ -71,7 +71,7 @@ def digest(names: Sequence[str]) -> str | None:
 
 
 def differing(local: Sequence[str], remote: Any, where: str) -> str:
-    """Describe the first class whose names differ; empty if none does, or one of the lists has no names."""
+    """Describe the first class name that differs; empty if none does or a list has no names."""
     if not isinstance(remote, list) or not all(isinstance(name, str) for name in remote):
         return ""
     if len(remote) != len(local):
@@ -85,10 +85,10 @@ def differing(local: Sequence[str], remote: Any, where: str) -> str:
 
 
 def facts(meta: Mapping[str, Any], *, summed: bool = False) -> Facts:
-    """Check and parse the facts that a silo sent; ``summed``: without its number of samples.
+    """Parse the facts that a silo sent; ``summed``: without its samples.
 
     Raises:
-        RunError: the facts are malformed or out of range.
+        RunError: they are malformed or out of range.
     """
     values: list[Any] = [meta.get(field.name) for field in fields(Facts)]
     samples, shape, classes, counts, names = values
@@ -118,12 +118,12 @@ def _whole(value: Any, least: int, most: int) -> bool:
 
 @dataclass(frozen=True)
 class SiloData:
-    """A silo's own samples.
+    """A silo's samples.
 
     Args:
-        data: its samples; the test part is the silo's own test split.
-        facts: the facts that it sends about them.
-        sums: sums of its samples, if mean and std of all silos are computed from them.
+        data: the samples; the test part is the silo's own test split.
+        facts: the facts that it sends.
+        sums: sums of its samples, if the common mean and std need them.
     """
 
     data: Data
@@ -138,25 +138,25 @@ class SiloData:
 
     @property
     def train(self) -> NDArray[np.int64]:
-        """Indices of all its training samples."""
+        """Indices of all training samples."""
         return np.arange(len(self.data.train.y))
 
     @property
     def test(self) -> NDArray[np.int64]:
-        """Indices of all its test samples."""
+        """Indices of all test samples."""
         return np.arange(len(self.data.test.y))
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Its training samples per class, ``(C,)``."""
+        """Training samples per class, ``(C,)``."""
         return np.bincount(self.data.train.y, minlength=len(self.data.class_names))
 
 
 def load(recipe: Recipe, client: int) -> SiloData:
-    """Load the samples of silo ``client`` (from 0): its own data set, or its part of the partition.
+    """Load the samples of silo ``client`` (from 0): its own data set or its part of the partition.
 
     Raises:
-        LabelSkewError: the data cannot be loaded, or has no training samples.
+        LabelSkewError: loading fails, or there are no training samples.
     """
     if recipe.own_data:
         if data_folder(recipe) is None:
@@ -182,7 +182,7 @@ def load(recipe: Recipe, client: int) -> SiloData:
     )
     silo = SiloData(data, summary, stats.sums(data.train.x) if recipe.pools_moments else None)
     if recipe.pools_moments and summary.input_shape[0] > MOST_CHANNELS:
-        what = f"samples have {summary.input_shape[0]} channels, and sums can be sent of at most {MOST_CHANNELS}"
+        what = f"samples have {summary.input_shape[0]} channels, and sums of at most {MOST_CHANNELS} can be sent"
         raise mistake("data_args.mean", what, "numbers of mean and std in the server's recipe")
     if recipe.train.proxy_aggregation == "class":
         silo = replace(silo, facts=replace(summary, counts=tuple(silo.counts.tolist())))
@@ -190,25 +190,21 @@ def load(recipe: Recipe, client: int) -> SiloData:
 
 
 def test_data(recipe: Recipe) -> Data | None:
-    """The server's test samples, its only data; None if it has none.
+    """The server's test samples; None if it has none.
 
     Raises:
-        LabelSkewError: they cannot be loaded.
+        LabelSkewError: loading fails.
     """
     if not recipe.validation.server_test_data:
         return None
     folder, download = data_folder(recipe), recipe.data.download
     recipe.dataset.check_test(folder, download=download)
     if not recipe.own_data and "data" in (recipe.data.mean, recipe.data.std):  # computed from the local training part
-        return without_training(loaded(recipe))
+        data = loaded(recipe)
+        return replace(data, train=Arrays(data.train.x[:0].copy(), data.train.y[:0].copy()))
     data = recipe.dataset.load_test(folder, download=download, seed=recipe.common.random_seed)
     check_form(recipe, data)
     return data
-
-
-def without_training(data: Data) -> Data:
-    """The data with an empty training part."""
-    return replace(data, train=Arrays(data.train.x[:0].copy(), data.train.y[:0].copy()))
 
 
 def said(recipe: Recipe, data: Data) -> Data:
@@ -219,10 +215,10 @@ def said(recipe: Recipe, data: Data) -> Data:
 
 
 def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
-    """A silo's data with the common mean and std from the server.
+    """A silo's data with the server's mean and std.
 
     Raises:
-        LabelSkewError: the tensors are not a mean and a standard deviation for these samples.
+        LabelSkewError: they do not fit these samples.
     """
     channels = data.train.x.shape[1]
 
@@ -238,10 +234,10 @@ def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
 
 
 def sums(tensors: Mapping[str, Tensor], facts: Facts) -> stats.MomentSums:
-    """Check the sums that a silo sent against its number and shape of samples.
+    """Parse the sums that a silo sent.
 
     Raises:
-        RunError: the sums are malformed, or impossible for these samples.
+        RunError: they are malformed, or impossible for so many samples of this shape.
     """
     first, second = (tensors.get(name) for name in ("sum", "squares"))
     if first is None or second is None or len(tensors) != 2:
@@ -267,7 +263,7 @@ def _part(arrays: Arrays, index: NDArray[np.int64]) -> Arrays:
 
 
 def agreed(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """The settings that server and silos must share, as JSON types, without those that each silo chooses."""
+    """Settings that server and silos must share, as JSON types."""
     resolved = portable(recipe)
     sections = {
         "common_args": {"random_seed": recipe.common.random_seed},
@@ -284,13 +280,13 @@ def agreed(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def _exact(value: Any) -> Any:
-    """A value that the wire does not change; a digest of one that it would clean or cut."""
+    """The value, or its digest if the wire would change it."""
     text = json.dumps(value, sort_keys=True)
     return value if wire.cleaned(value) == value else hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _common(method: Method, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's parameters without those that a silo may choose, also in each part of a combination."""
+    """A method's parameters, and those of its parts, without the silos' choices."""
     parts = method.parts if isinstance(method, Combined) else {}
     return {k: _common(parts[k], v) if k in parts else v for k, v in keys.items() if k not in method.silo_choices}
 
@@ -332,24 +328,24 @@ def number(meta: Mapping[str, Any], key: str, least: int, most: int, where: str)
 
 
 def numbers(meta: Mapping[str, Any], key: str, least: int, most: int, where: str) -> set[int]:
-    """Integers that the server sent as a list; errors as in :func:`number`."""
+    """A list of integers that the server sent, see :func:`number`."""
     value = meta.get(key)
     values = value if isinstance(value, list) else [value]
     return {number({key: one}, key, least, most, where) for one in values}
 
 
 def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
-    """Check the server's description of the run as a whole.
+    """Parse the server's description of the run as a whole.
 
     Raises:
-        LabelSkewError: it contradicts this silo's recipe and data; the message names the first such field.
+        LabelSkewError: it contradicts this silo's recipe or data; names the first such field.
     """
     where, train = "the server's federation", recipe.train
     if not isinstance(content, dict):
         raise LabelSkewError(f"{where} is {mistakes.show(content)}; expected here: a mapping of names to numbers")
     names = [field.name for field in fields(Federation)]
-    if strange := [name for name in content if name not in names]:
-        raise LabelSkewError(f"{where}: {clean(strange[0])} is unknown; expected here: {', '.join(names)}")
+    if unknown := [name for name in content if name not in names]:
+        raise LabelSkewError(f"{where}: {clean(unknown[0])} is unknown; expected here: {', '.join(names)}")
     exact = {
         "num_clients": train.client_num_in_total,
         "clients_per_round": train.clients_per_round,
@@ -380,7 +376,7 @@ class OtherClassesError(RunError):
 
 
 def form(recipe: Recipe, test: Data | None) -> tuple[tuple[int, ...], int]:
-    """Shape of one sample and ``C``, from the server's test samples or else from the recipe."""
+    """Shape of one sample and ``C``, from the server's test samples or else the recipe."""
     if test is not None:
         return tuple(test.test.x.shape[1:]), len(test.class_names)
     shape, classes = recipe.data.input_shape, classes_of(recipe.data, recipe.dataset.params)
@@ -390,7 +386,7 @@ def form(recipe: Recipe, test: Data | None) -> tuple[tuple[int, ...], int]:
 
 
 def server_classes(recipe: Recipe, test: Data | None) -> list[str] | None:
-    """Class names of the server's test samples, or else of its recipe; None if unknown."""
+    """Class names in the server's test samples or else the recipe; None if unknown."""
     names = getattr(recipe.dataset.params, "class_names", None) if test is None else test.class_names
     return None if names is None or numbered(names) else list(names)
 
@@ -400,10 +396,10 @@ class Census:
 
     Args:
         recipe: the run's recipe.
-        test: the server's own test samples, if any.
-        sizes: training samples per silo, updated in place; 0 if not reported yet, 1 if only a secure sum reports them.
-        warn: called with a client and a warning for the operator.
-        summed: whether silos report their samples only to a secure sum.
+        test: the server's test samples, if any.
+        sizes: training samples per silo, updated in place; 0: not reported yet, 1: reported only in a secure sum.
+        warn: called with a client and a warning.
+        summed: whether silos report their samples only in a secure sum.
     """
 
     def __init__(
@@ -421,7 +417,7 @@ class Census:
         self._facts: dict[int, Facts] = {}
         self._sums: dict[int, stats.MomentSums] = {}
         self.samples: int | None = 0 if summed else None
-        """Samples of all silos from a secure sum, 0 before it; None if silos report their own."""
+        """Sum of all silos' samples from secure aggregation, 0 before it; else None."""
 
     def check(self, client: int, facts: Facts) -> None:
         """Raise RunError if a silo's data do not fit the federation, OtherClassesError if its classes do not."""
@@ -434,8 +430,9 @@ class Census:
         if self._classes is not None and facts.classes not in (None, self._classes):
             raise OtherClassesError("its class names or their order differ from the server's")
         others = [k for k, known in sorted(self._facts.items()) if None not in (known.classes, facts.classes)]
-        if self._classes is None and (apart := [k for k in others if self._facts[k].classes != facts.classes]):
-            what = f"has other class names than silo {apart[0] + 1}, and the server cannot tell which are right"
+        differing = [k for k in others if self._facts[k].classes != facts.classes]
+        if self._classes is None and differing:
+            what = f"has other class names than silo {differing[0] + 1}, and the server cannot tell which are right"
             self._warn(client, f"{what}; compare their data_args")
         if facts.samples > (most := self._recipe.comm.max_samples):
             what = f"it reports {facts.samples} training samples; at most {most} are allowed"
@@ -455,7 +452,7 @@ class Census:
             self._sums[client] = sums
 
     def moments(self, clients: Collection[int]) -> stats.Moments | None:
-        """Mean and std of these silos' training samples together; None if none of them has sent sums."""
+        """Mean and std of these silos' training samples together; None without sums."""
         parts = [self._sums[client] for client in sorted(clients) if client in self._sums]
         return stats.pooled(parts) if parts else None
 
@@ -465,7 +462,7 @@ class Census:
         return bool(self._sums) and all(sums.exact for sums in self._sums.values())
 
     def class_counts(self, session: Session) -> torch.Tensor | None:
-        """``(K, C)`` class counts of silos, 0 for unknown ones; None if silos do not report them."""
+        """``(K, C)`` class counts, 0 for unknown silos; None if silos do not report them."""
         if self._recipe.train.proxy_aggregation != "class" or self.samples is not None:
             return None
         none = [0] * session.federation.num_classes
@@ -473,7 +470,7 @@ class Census:
         return torch.tensor([row or none for row in rows]).to(session.trainer.device)
 
     def federation(self, federation: Federation, without: Collection[int] = ()) -> Federation:
-        """The run as a whole, with the samples of all silos except ``without``; of all if that leaves none."""
+        """The run as a whole, with the samples of all silos except ``without``, or of all if that leaves none."""
         if self.samples is not None:
             return replace(federation, num_samples=self.samples, min_samples=0)
         known = [n for k, n in enumerate(self.sizes) if n and k not in without] or [n for n in self.sizes if n]

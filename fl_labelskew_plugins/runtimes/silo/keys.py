@@ -1,7 +1,7 @@
 """Files in a certificate folder, common names and ranks, private keys and their passphrase.
 
-This module imports cryptography only when needed. Encrypted keys are PKCS#8 (AES-256, PBKDF2), compatible with
-OpenSSL. The passphrase is typed or comes from an environment variable, and never appears on a command line or in a log.
+Imports cryptography only when needed. Encrypted keys are PKCS#8 (AES-256, PBKDF2), compatible with OpenSSL. The
+passphrase is typed or comes from an environment variable, and never appears on a command line or in a log.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 ALL = "all"
-"""Stands for the certificates of the server and every silo."""
+"""All certificates of server and silos."""
 OLD = "old"
-"""Subfolder of certificates that were renewed."""
+"""Subfolder of renewed certificates."""
 REVOKED = "revoked.crl"
-"""The signed list of revoked certificates."""
+"""The revocation list."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ def fingerprint(pem: bytes) -> str:
 
 
 def paths(folder: Path) -> list[Path]:
-    """The folder's certificates, ordered by rank.
+    """The folder's certificates by rank.
 
     Raises:
-        LabelSkewError: the folder has none.
+        LabelSkewError: there are none.
     """
     found = sorted(folder.glob("*.pem"), key=lambda path: (rank_of(path.stem), path.stem))
     if not found:
@@ -120,24 +120,24 @@ def content(path: Path) -> bytes:
 
 VARIABLE = "FL_LABELSKEW_KEY_PASSPHRASE"
 MOST = 1000
-"""Bytes of a passphrase at most; OpenSSL's limit is only slightly higher."""
+"""Bytes of a passphrase; OpenSSL's limit is slightly higher."""
 
 
 class Passphrase:
-    """The passphrase of all encrypted keys that a command uses, read from :data:`VARIABLE` or the terminal once."""
+    """The passphrase of all encrypted keys that a command uses, read once from :data:`VARIABLE` or the terminal."""
 
     def __init__(self) -> None:
         self._source, self._value = "", b""
 
     def get(self, path: Path, *, new: bool = False) -> bytes:
-        """The passphrase; read when it is first needed.
+        """The passphrase, read when it is first needed.
 
         Args:
             path: the key's file, for the prompt and for errors.
             new: whether the key is new, so that the passphrase is typed twice.
 
         Raises:
-            LabelSkewError: there is none and no terminal, or its length or content is invalid.
+            LabelSkewError: it is invalid, or there is no terminal.
         """
         if not self._value:
             value = self._read(path, new=new)
@@ -147,7 +147,7 @@ class Passphrase:
         return self._value
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that pass it to a child process; empty if it was not needed."""
+        """Environment variables that pass it to a child process, if it was needed."""
         return {VARIABLE: os.fsdecode(self._value)} if self._value else {}
 
     def wrong(self, path: Path) -> LabelSkewError:
@@ -190,12 +190,12 @@ def load(path: Path, content: bytes, passphrase: Passphrase) -> PrivateKeyTypes:
 
 
 def encrypted(content: bytes) -> bool:
-    """Whether a PEM holds an encrypted key, in either of OpenSSL's formats."""
+    """Whether a PEM contains an encrypted key, in either of OpenSSL's formats."""
     return b"-----BEGIN ENCRYPTED PRIVATE KEY-----" in content or b"Proc-Type: 4,ENCRYPTED" in content
 
 
 def pem(key: PrivateKeyTypes, passphrase: bytes = b"") -> bytes:
-    """A private key as PKCS#8; encrypted if there is a passphrase."""
+    """A private key as PKCS#8, encrypted if there is a passphrase."""
     from cryptography.hazmat.primitives import serialization
 
     hidden: serialization.KeySerializationEncryption = serialization.NoEncryption()
@@ -205,13 +205,13 @@ def pem(key: PrivateKeyTypes, passphrase: bytes = b"") -> bytes:
 
 
 def readable_by_others(path: Path) -> Iterator[str]:
-    """Yield a warning if users other than its owner may open a secret file."""
+    """Warn if users other than its owner may open a file."""
     if path.stat().st_mode & 0o077:
         yield f"{path}: can be read by others; use chmod 600"
 
 
 def write(path: Path, content: bytes, mode: int) -> None:
-    """Write a file atomically; a key is never in a file that others can open."""
+    """Write a file atomically; others can never open a key, not even for a moment."""
     with replacing(path, mode) as part, part.open("wb") as file:
         file.write(content)
         file.flush()

@@ -1,4 +1,4 @@
-"""Refuse uploads of extreme size: compare their norms with those of the other silos and of the silo's own past.
+"""Refuse uploads of extreme size: compare their norms with those of other silos and of the silo's own past.
 
 A single finite upload of 3.4e38 would determine the mean of a round. This check does not stop subtler attacks: an
 update may be as large as ``ratio`` medians in any direction.
@@ -20,7 +20,7 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, Weights
 
 UPDATE, BUFFERS = "update", "buffers"
 ROUNDS = 10
-"""Number of a silo's past rounds with which its upload is compared."""
+"""Past rounds with which a silo's upload is compared."""
 
 
 def norms(
@@ -32,13 +32,13 @@ def norms(
         result: the upload, of the same form as ``old``.
         old: the model that the silo received.
         parameters: names of the trained tensors.
-        sends: see ``Method.sends``; prototypes are sums over as many samples as ``counts``, if those are sent.
-        sends_change: whether the upload contains changes of the parameters instead of the parameters.
+        sends: see ``Method.sends``; prototypes are sums over as many samples as ``counts``, if sent.
+        sends_change: whether the upload contains changes of the parameters.
 
     Returns:
-        ``update``: norm of the parameters' change; ``buffers``: that of the other tensors; one norm of all optimiser
-        tensors; one of each of the method's tensors, by name, per sample if it is a sum over samples. Integer tensors
-        are omitted.
+        ``update``: norm of the parameters' change; ``buffers``: that of the other tensors; one of all optimiser
+            tensors; one of each of the method's tensors, by name, per sample if it is a sum. Integer tensors are
+            omitted.
     """
     totals: dict[str, float] = {}
     for name, value in result.upload.items():
@@ -71,14 +71,14 @@ class Judge:
     """Decides which uploads of a round are accepted, independently of their order.
 
     An upload is accepted if each of its norms is at most ``ratio`` times the median of its silo's last :data:`ROUNDS`
-    accepted norms, or the median of the other silos' norms in this round. The latter is the lower median, so that one
-    of two silos cannot raise it; without other uploads, it is that of the others' last accepted norms. Norms of 0 are
-    not compared. Without anything to compare with, an upload is accepted.
+    accepted norms, or of the other silos' norms in this round. The latter is the lower median, so that one of two silos
+    cannot raise it; without other uploads, it is that of the others' last accepted norms. Norms of 0 are not compared.
+    Without anything to compare with, an upload is accepted.
 
     Args:
         ratio: ``comm_args.max_update_ratio``; None accepts all.
-        past: norms of accepted uploads, updated in place; entries of the current and later rounds are dropped, as an
-            interrupted round has left them.
+        past: norms of accepted uploads, updated in place; entries of the current and later rounds, from an interrupted
+            round, are dropped.
     """
 
     def __init__(self, ratio: float | None, past: Norms) -> None:

@@ -109,7 +109,6 @@ class CrossSilo(Runtime):
 
     @cached_property
     def _names(self) -> list[str]:
-        """Names in the silos' own files; empty if they have none."""
         return status.names(self.recipe.client_specific.data_silo_config, self.recipe.train.client_num_in_total)
 
     def _listen(
@@ -149,7 +148,7 @@ class CrossSilo(Runtime):
             self._server.train(record)
 
     def _over(self, checkpoint: Checkpoint | None) -> TypeGuard[Checkpoint]:
-        """Whether all rounds were done before, so that at most result files are missing."""
+        """Whether all rounds are done."""
         return checkpoint is not None and checkpoint.round == self.recipe.train.comm_round
 
     def close(self) -> None:
@@ -200,7 +199,7 @@ class CrossSilo(Runtime):
         return keys.Passphrase()
 
     def _certificate(self, folder: str | None, name: str) -> tuple[keys.Files | None, Revocations | None]:
-        """Load this process's certificate and the revocation list, if certificates are used; log warnings."""
+        """Load this process's certificate and revocation list, if any; log warnings."""
         if folder is None:
             return None, None
         files = self._files(Path(folder), name)
@@ -227,7 +226,7 @@ class CrossSilo(Runtime):
             self._audit.note("list", why=line)
 
     def _passphrase_of_all(self, silos: int) -> dict[str, str]:
-        """Environment variables with the passphrase for all keys on this machine; asks for it once."""
+        """Variables with the passphrase for all keys on this machine; asks for it once."""
         folders = {"server": self.recipe.comm.certs}
         for rank in range(1, silos + 1):
             silo = recipes.silo(self.recipe, rank, survey=self.options.survey)
@@ -239,7 +238,7 @@ class CrossSilo(Runtime):
         return self._passphrase.environment()
 
     def _all_here(self) -> None:
-        """The server and every silo, each in a process of its own."""
+        """Run the server and every silo in processes of their own."""
         count = self.recipe.train.client_num_in_total
         warn_if_too_many(count, self.recipe.device.threads)
         passphrase = self._passphrase_of_all(count)

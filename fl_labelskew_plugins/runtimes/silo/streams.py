@@ -2,8 +2,8 @@
 
 Only the server listens, see :mod:`.listening`; silos connect, see :mod:`.connecting`, each with one long-lived stream.
 Messages are cut into chunks, so that only the receiver's ``limits`` bound their size. With TLS, the certificate
-identifies a silo; without, silos are trusted to name themselves, and only this machine can connect. A message is
-checked before memory is allocated for it, and never unpickled.
+identifies a silo; without, silos name themselves, and only this machine can connect. A message is checked before memory
+is allocated for it, and never unpickled.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
 CHUNK = 2**20
 """Bytes of a gRPC message; smaller ones are slower, and larger ones not faster."""
 QUEUED = 8
-"""Maximum number of messages queued for one peer; with more, it is treated as disconnected."""
+"""Messages queued for one peer; with more, it counts as disconnected."""
 PATIENCE_S = 2.0
-"""Seconds to wait at the end for a peer that accepts none of the remaining messages."""
+"""Seconds to wait at the end for a peer that accepts no more chunks."""
 LIMIT = 2**20
 TAKEN = "labelskew-taken"
 """Initial metadata of the server after it has accepted a HELLO."""
@@ -56,9 +56,9 @@ class CutShortError(WireError):
 
 
 class RefusedError(WireError):
-    """A peer is refused; the text is a whole predicate, such as "sent ...".
+    """A peer is refused; the text is a predicate, such as "sent ...".
 
-    The peer receives the gRPC status named ``code``, and reconnects only after some of them.
+    The peer receives the gRPC status ``code``, and reconnects only after some of them.
     """
 
     def __init__(self, reason: str, code: str = "INVALID_ARGUMENT") -> None:
@@ -67,12 +67,12 @@ class RefusedError(WireError):
 
 
 def predicate(error: WireError) -> str:
-    """The error as a predicate whose subject is the peer."""
+    """The error as a predicate about the peer."""
     return str(error) if isinstance(error, RefusedError) else f"sent {error}"
 
 
 def checked(address: str, tls: keys.Files | None) -> tuple[str, int]:
-    """Split an address into host and port; raise LabelSkewError if it needs certificates and has none."""
+    """Host and port of an address; raises LabelSkewError if it needs certificates and has none."""
     try:
         host, port = addresses.split(address)
     except ValueError as error:
@@ -90,14 +90,14 @@ def encoded(msg: Message) -> list[bytes | memoryview]:
 
 
 def decoded(header: Header, payload: wire.Buffer) -> Message:
-    """Decode a message, and make its texts safe for log lines; :func:`.wire.decode` refuses unsafe tensor names."""
+    """Decode a message, and make its texts safe for log lines; names of tensors are checked."""
     meta, tensors = wire.decode(payload)
     kind, meta = Kind(header.kind), wire.cleaned(meta)
     return Message(kind, header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)
 
 
 def cut(parts: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
-    """Regroup the parts into chunks of ``size`` bytes; the last one may be shorter."""
+    """The same bytes in chunks of ``size``; the last one may be shorter."""
     pending: list[memoryview] = []
     room = size
     for part in parts:
@@ -114,7 +114,7 @@ def cut(parts: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
 
 
 class Hashing:
-    """An iterator over chunks that computes the SHA-256 of each message; no chunk contains parts of two messages."""
+    """Chunks with the SHA-256 of each message; no chunk contains parts of two."""
 
     def __init__(self, chunks: Iterable[bytes], *, wanted: bool = True) -> None:
         self._chunks, self._wanted, self._state = iter(chunks), wanted, hashlib.sha256()
@@ -129,7 +129,7 @@ class Hashing:
         return chunk
 
     def digest(self) -> str | None:
-        """SHA-256 of all bytes since the last call; None if digests are switched off."""
+        """SHA-256 of all bytes since the last call; None if not ``wanted``."""
         state, self._state = self._state, hashlib.sha256()
         return state.hexdigest() if self._wanted else None
 
@@ -137,9 +137,7 @@ class Hashing:
 def assemble(
     chunks: Iterator[bytes], admit: Callable[[Header], None], spool: Spool
 ) -> tuple[Header, bytearray | mmap.mmap] | None:
-    """The next message of a stream of chunks; None at the stream's end. No chunk contains parts of two messages.
-
-    ``admit`` raises for an unwanted header, before the spool allocates a buffer.
+    """The next message of a stream of chunks; None at its end. ``admit`` raises for an unwanted header.
 
     Raises:
         WireError: the chunks are not a message; CutShortError if they end within it.
@@ -174,7 +172,7 @@ def assemble(
 
 
 def received(stream: Hashing, admit: Callable[[Header], None], spool: Spool) -> tuple[Message, dict[str, Any]] | None:
-    """The next message of a stream and its entry for the audit log; None at the stream's end.
+    """The next message and its entry for the audit log; None at the stream's end.
 
     Raises:
         WireError, OSError: as :func:`assemble` and :func:`.wire.decode`.
@@ -194,16 +192,16 @@ def bound(header: Header, limits: Mapping[Kind, int]) -> None:
         raise RefusedError(text, "RESOURCE_EXHAUSTED")
 
 
-def _described(header: Header, size: int, digest: str | None, why: str | None) -> dict[str, Any]:
+def _described(header: Header, size: int, digest: str | None, cause: str | None) -> dict[str, Any]:
     """A message's entry for the audit log."""
     round = header.round if header.round >= 0 else None
-    return {"kind": Kind(header.kind).name, "round": round, "bytes": size, "sha256": digest, "why": why}
+    return {"kind": Kind(header.kind).name, "round": round, "bytes": size, "sha256": digest, "why": cause}
 
 
 class Outbox:
     """Queue of messages to one peer, copied from the tensors' memory chunk by chunk as the peer accepts them.
 
-    ``receiver`` returns the peer's rank and other fields for the audit log.
+    ``receiver`` returns the peer's fields for the audit log.
     """
 
     def __init__(self, audit: Audit, receiver: Callable[[], Mapping[str, Any]]) -> None:
@@ -211,7 +209,7 @@ class Outbox:
         self._queue: queue.SimpleQueue[tuple[list[bytes | memoryview], str | None] | None] = queue.SimpleQueue()
         self._dropping = False
         self.moved = 0
-        """Number of chunks that the peer has accepted."""
+        """Chunks that the peer has accepted."""
 
     def put(self, msg: Message) -> bool:
         """Queue a message; False if too many are queued already."""
@@ -231,7 +229,7 @@ class Outbox:
             yield from self._chunks(*queued)
             del queued  # else it would stay in memory until the next message
 
-    def _chunks(self, parts: list[bytes | memoryview], why: str | None) -> Iterator[bytes]:
+    def _chunks(self, parts: list[bytes | memoryview], cause: str | None) -> Iterator[bytes]:
         header, hashing = Header.unpack(parts[0]), Hashing(cut(parts, CHUNK), wanted=self._audit.digests)
         size, sent = Header.SIZE + header.length, 0
         try:
@@ -240,16 +238,16 @@ class Outbox:
                     return
                 sent += len(chunk)
                 if sent == size:  # code after the last yield may never run
-                    self._audit.note("sent", **self._receiver(), **_described(header, size, hashing.digest(), why))
+                    self._audit.note("sent", **self._receiver(), **_described(header, size, hashing.digest(), cause))
                 yield chunk
                 self.moved += 1
         finally:
             if 0 < sent < size:
-                self._audit.note("sent in part", **self._receiver(), **_described(header, sent, None, why))
+                self._audit.note("sent in part", **self._receiver(), **_described(header, sent, None, cause))
 
 
 def wait_while_moving(ended: threading.Event, outboxes: Iterable[Outbox]) -> None:
-    """Wait for ``ended`` as long as peers accept queued chunks."""
+    """Wait for ``ended`` as long as peers accept chunks."""
     outboxes = list(outboxes)
     before = -1
     while before != (moved := sum(outbox.moved for outbox in outboxes)):

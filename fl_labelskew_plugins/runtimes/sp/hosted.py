@@ -1,7 +1,6 @@
 """Single-process rounds inside FedML: with our training, or with corrected optimisers of FedML.
 
-In the second case FedML's trainers train and aggregate, and this package does the rest. A trainer's state between
-rounds can be read and set as tensors.
+In the second case FedML's trainers train and aggregate. Their state between rounds can be read and set as tensors.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Hosted:
 
     Attributes:
         clients: the round's clients.
-        absent: samples of the clients outside the round, if the method weighs by all clients' samples.
+        absent: samples of clients outside the round, if the method weighs by all clients' samples.
         old: the round's initial weights.
     """
 
@@ -91,11 +90,11 @@ class Hosted:
         return super()._aggregate(w_locals)  # type: ignore[misc]
 
     def memory(self) -> State:
-        """Tensors that the server keeps between rounds; copies, or never changed in place."""
+        """Tensors kept between rounds; copies, or never changed in place."""
         return {}
 
     def restore(self, memory: Mapping[str, Tensor]) -> None:
-        """Restore the tensors of :meth:`memory`."""
+        """Restore :meth:`memory`."""
 
 
 class HostedFedAvg(Hosted, FedAvgAPI):  # type: ignore[misc]  # the host is untyped, here and below
@@ -116,7 +115,7 @@ class HostedFedOpt(Hosted, FedOptAPI):  # type: ignore[misc]
                 parameters["momentum"] = self.args.server_momentum
 
     def memory(self) -> State:
-        """State of the server's optimiser, named ``quantity/parameter``."""
+        """State of the server's optimiser, as ``quantity/parameter``."""
         return {
             f"{quantity}/{name}": value.clone()
             for name, parameter in self.model_trainer.model.named_parameters()
@@ -160,7 +159,7 @@ def make(name: str, *, args: Any, device: torch.device, dataset: list[Any], mode
 
 
 class HostedFederation(Simulation):
-    """A run with the host's local training and aggregation, and corrections of the host's faults."""
+    """A run with the host's local training and aggregation, and corrections of their faults."""
 
     def __init__(self, args: Any, record: Record) -> None:
         super().__init__(record, server=partial(HostedServer, self))
@@ -194,7 +193,7 @@ class HostedFederation(Simulation):
                 pass
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Let the host train the clients and aggregate; then yield the uploads."""
+        """Let the host train and aggregate; then yield the uploads."""
         host, session, method = self.host, self.session, self.session.method
         self.round_number, self.results, host.clients = round, [], clients
         host.old = {name: value.cpu() for name, value in self.server.weights.items()}
@@ -205,7 +204,7 @@ class HostedFederation(Simulation):
         yield from self.results
 
     def play(self, client: int, train: Callable[[], Any], network: nn.Module) -> Any:
-        """Run a client's turn, the host's local training of this network; return what the host's client sends."""
+        """Run a client's turn, the host's training of this network; return what the host's client sends."""
         local, record, round = self.session.trainer, self.record, self.round_number
         record.progress.client(round, len(self.results) + 1, len(self.host.clients), local.names.get(client, ""))
         turn = Turn(local, client, round, shared=self.server.shared, times_selected=record.states.select(client))
@@ -236,7 +235,7 @@ class HostedFederation(Simulation):
         self.server.weights, self.server.memory = weights, memory
 
     def _calibrating(self) -> Callable[..., Tensor | None]:
-        """A forward hook that applies the method's calibration in training; copies of the network share it."""
+        """A forward hook with the method's calibration in training; copies of the network share it."""
 
         def calibrate(module: nn.Module, inputs: tuple[Tensor], logits: Tensor) -> Tensor | None:
             if not module.training or self.turn is None:
@@ -246,7 +245,7 @@ class HostedFederation(Simulation):
         return calibrate
 
     def _dataset(self) -> list[Any]:
-        """The host's 8-tuple, of which the host reads only sizes and, in a client's turn, its batches."""
+        """The host's 8-tuple, of which it reads only sizes and, in a client's turn, its batches."""
         sizes = dict(enumerate(self.session.sizes))
         if self.session.method.aggregation == "uniform":
             sizes = dict.fromkeys(sizes, 1)
@@ -294,7 +293,7 @@ class HostedTurn:
 
 
 class Epochs:
-    """A client's data loader for the host: each iteration is an epoch of the client in turn."""
+    """A client's data loader for the host; each iteration is an epoch of the client in turn."""
 
     def __init__(self, hosted: HostedFederation) -> None:
         self.hosted = hosted
@@ -305,7 +304,7 @@ class Epochs:
 
 
 class Slot:
-    """One of the host's client objects, which stands for one client after another; wraps its training."""
+    """One of the host's client objects, which takes the part of one client after another."""
 
     def __init__(self, hosted: HostedFederation, inner: Any) -> None:
         self.hosted, self.inner, self.client = hosted, inner, -1
@@ -340,7 +339,7 @@ class Copies:
 
 @contextlib.contextmanager
 def asked_for(settings: LocalSettings) -> Iterator[None]:
-    """Within this context, SGD and Adam use the recipe's settings instead of their constructors' arguments."""
+    """Context in which SGD and Adam use the recipe's settings instead of their constructors' arguments."""
     options: dict[type, dict[str, Any]] = {
         torch.optim.SGD: {
             "momentum": settings.momentum,

@@ -178,7 +178,7 @@ def test_a_silo_that_looks_first_is_not_counted_as_a_stranger(start, folder):
     server = start()
     start.silo(server.transport.address, 1).wait(Kind.JOINED)
     server.wait(Kind.HELLO)
-    assert not server.transport._door._knocks  # of which those are told that have come to nothing
+    assert not server.transport._door._handshakes  # of which those are told that have come to nothing
 
 
 def test_a_rank_may_be_made_while_the_server_waits_for_it(start, folder, tmp_path):
