@@ -1,9 +1,9 @@
 """Start ``mpirun`` and report how it ended.
 
 Ranks on this machine start in :mod:`.rank`, which connects their stderr to this process. So this process notices and
-reports each rank's end and leaves no process behind, and a rank notices the end of this process. Rank 0 inherits this
-process's stdout, so that it can detect a terminal (mpirun gives its ranks a terminal in any case). Output of other
-machines' ranks passes through mpirun, which also notices the loss of a machine.
+reports each rank's end, and ends all ranks; a rank notices the end of this process. Rank 0 inherits this process's
+stdout, so that it can detect a terminal (mpirun gives its ranks one in any case). Output of other machines' ranks
+passes through mpirun, which also notices the loss of a machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fl_labelskew_plugins.machine.typed import GO_ON
 from fl_labelskew_plugins.recipe.compatibility import OPEN_MPI
 
 ABORT_STEP = 2
-"""Seconds that mpirun waits after noticing a dead rank before it ends the others, and then before it kills them."""
+"""Seconds between mpirun's steps after a rank's death: end the others, kill them."""
 
 TERMINATE_AFTER, KILL_AFTER = 5.0, 8.0
 """Seconds for the server to save its checkpoint, and for mpirun to end by itself."""
@@ -44,10 +44,10 @@ up after 30 s. Open MPI's defaults are 300, 20 and 9."""
 
 GONE = re.compile(rb"lost communication with a remote daemon.*?Remote daemon: \S+ on node (\S+)", re.DOTALL)
 STARTER_GONE = b"unable to reliably start one or more daemons"
-"""First output of mpirun when a node's ssh ends, also during a run."""
+"""First output of mpirun when a node's ssh ends."""
 
 FIRST = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+)|Process name: \[\[\d+,\d+\],(\d+)\]")
-"""The rank that ended first, in mpirun's output."""
+"""The rank that ended first."""
 
 KEPT = 2**16
 """Bytes kept of the output of a rank or mpirun."""
@@ -111,15 +111,15 @@ def launch(
     """Run a command in every rank of a new ``mpirun``, until all of them have ended.
 
     Args:
-        command: the command of each rank, which works in :func:`.rank.as_rank`.
+        command: each rank's command, which works in :func:`.rank.as_rank`.
         processes: number of processes, the server included.
-        run_dir: the run's folder, which shows whether the run can be resumed.
+        run_dir: the run's folder, to find out whether the run can be resumed.
         environment: additional variables for the ranks on this machine, :data:`.typed.GO_ON` among them.
         hostfile: the nodes, this machine first; default: only this machine.
 
     Raises:
         LabelSkewError: ``mpirun`` or mpi4py is missing.
-        RunError: a rank failed without an error message of its own.
+        RunError: a rank failed without an error message.
         SystemExit: a rank failed with an error message; with its exit code.
         KeyboardInterrupt: interrupted before the server could report how to resume.
     """
@@ -283,7 +283,7 @@ class MPIJob:
         connection.close()
 
     def _read_rank(self, rank: int) -> None:
-        """Read all output of a rank at once, or notice its end, so that the order of ends is kept."""
+        """Read all output of a rank at once, which keeps the order of ends."""
         try:
             while output := self.open[rank].recv(KEPT):
                 self.ranks[rank].output = (self.ranks[rank].output + output)[-KEPT:]

@@ -50,8 +50,8 @@ def enter(command: list[str]) -> NoReturn:
 def as_rank() -> Iterator[None]:
     """Context for all of a rank's work; does nothing outside ``mpirun``.
 
-    A worker prints nothing, as the server does, unless only the worker fails. A failing rank ends without waiting for
-    the others, and ``mpirun`` then ends them; successful ranks wait for each other.
+    A worker prints nothing, as the server does, unless only the worker fails. A failing rank ends at once, and
+    ``mpirun`` then ends the others; successful ranks wait for each other.
     """
     place = mpi_rank()
     if place is None:

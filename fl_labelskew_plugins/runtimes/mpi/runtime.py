@@ -1,9 +1,9 @@
 """MPI simulation (``backend: MPI``): rank 0 is the server, and the other ranks train the clients that it assigns.
 
 The server assigns one client at a time, the largest first, so that no worker idles. It adds uploads in ascending order
-of clients, as in one process; at most :attr:`MPIServer.room` early uploads wait, so that memory does not grow with the
-clients per round. After a round each worker tests the global model on its part of the test set. A client's private
-state is sent with it and returns to the server's store, from which checkpoints are saved.
+of clients, as in one process; at most :attr:`MPIServer.room` early uploads wait in memory. After a round each worker
+tests the global model on its part of the test set. A client's private state is sent with it and returns to the server's
+store, from which checkpoints are saved.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class MPI(Runtime):
         return min(wanted or slots - 1, most)
 
     def session(self) -> Session:
-        """The server's session, after all workers have confirmed that theirs is the same."""
+        """The server's session, once all workers have confirmed theirs."""
         session = build(self.recipe)
         self._transport = MPITransport()
         self._nodes = Nodes(self._transport, session)
@@ -178,7 +178,7 @@ class MPIServer(Manager):
         return max(AHEAD * (self.size - 1), held)
 
     def predict(self, weights: Weights) -> tuple[Tensor, Tensor]:
-        """Logits and labels of the test set; each worker tests a part, with the results of a single process."""
+        """Logits and labels of the test set, of which each worker tests a part."""
         test = self.session.trainer.test.y
         self._logits.clear()
         parts = list(pairwise(cuts(len(test), TEST_BATCH.get(test.device.type, 1024), self.size - 1)))
@@ -203,8 +203,8 @@ class MPIServer(Manager):
     def _assign(self, round: int) -> None:
         """Assign a client to each idle worker, while there is room for its upload.
 
-        The largest comes first; once half of the room is taken, the one whose upload is added next, so that the upload
-        for which all others wait is always in progress.
+        The largest comes first; once half of the room is taken, the next to be added, so that the upload for which all
+        others wait is always in progress.
         """
         states = self.record.states
         while self._idle and self._waiting and self._in_progress < self._room:
@@ -258,7 +258,6 @@ class Worker(Manager):
         }
 
     def _take_model(self, message: Message) -> None:
-        """Take the global model, if the message contains it."""
         device = self.local.device
         if message.meta["news"]:
             self._weights = {k: v.to(device) for k, v in group(message.tensors, "model").items()}

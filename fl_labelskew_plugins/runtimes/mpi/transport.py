@@ -1,7 +1,7 @@
 """Messages over MPI: the bytes of :mod:`fl_labelskew_plugins.runtimes.wire`, sent and received without blocking calls.
 
-MPI's blocking calls keep a core busy. Here a waiting process polls and sleeps in between, for longer the longer nothing
-arrives. There is no thread: calls of ``receive`` move all traffic.
+MPI's blocking calls keep a core busy. Here a waiting process polls, ever more rarely while nothing arrives. There is no
+thread: calls of ``receive`` move all traffic.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 
 HEADER, PAYLOAD = 1, 2
-"""MPI's tags. The header gives the payload's length, so that the payload is received directly into its buffer."""
+"""MPI's tags. The header gives the payload's length, so that the payload goes directly into its buffer."""
 
 CHUNK = 2**30
 """Maximum bytes of one MPI message, as MPI counts them in 32 bits."""
 
 BRISK, LAZY = 0.0002, 0.002
-"""Shortest and longest seconds between two polls, soon and long after traffic."""
+"""Shortest and longest seconds between two polls."""
 
 EAGER, RATE = 0.002, 2e8
-"""For EAGER seconds after each message, plus its duration at RATE bytes per second, a process polls without sleep: if
+"""A process polls without sleep for EAGER seconds after each message, plus its duration at RATE bytes per second: if
 MPI transfers a message in small pieces, both sides must poll for each of them."""
 
 STOP = 5.0
@@ -99,7 +99,6 @@ class MPITransport(Transport):
             self._rest(pause if end is None else max(0.0, min(pause, end - time.monotonic())))
 
     def _expect(self, size: int) -> None:
-        """Poll without sleep while so many bytes are in transfer."""
         self._eager_until = max(self._eager_until, time.monotonic() + EAGER) + size / RATE
 
     def _rest(self, seconds: float) -> None:

@@ -1,8 +1,8 @@
 """Create, read, renew and revoke the certificates of a federation (X.509, ECDSA P-256).
 
 The server's certificate is valid only for a server, a silo's only for a client; its common name, such as ``silo-3``,
-gives the rank. ``revoked.crl`` next to each process's certificate is a revocation list (RFC 5280) that the authority
-signs and numbers in ascending order. It does not expire: operators copy each new list to every process.
+gives the rank. ``revoked.crl`` next to each certificate is a revocation list (RFC 5280) that the authority signs and
+numbers. It does not expire: operators copy each new list to every process.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def show(folder: Path) -> tuple[list[list[str]], Listed, list[str]]:
         Rows with the columns :data:`SHOWN`, the revocation list, and warnings.
 
     Raises:
-        LabelSkewError: the folder contains no certificate, or one is unreadable; or as :func:`revoked`.
+        LabelSkewError: there is no certificate, or one is unreadable; or as :func:`revoked`.
     """
     rows: list[list[str]] = []
     warnings: list[str] = []
@@ -373,11 +373,11 @@ class Revocations:
     """A process's revocation list, read again whenever its file changes; thread-safe.
 
     Args:
-        folder: folder of the certificates.
-        tls: this process's own certificate.
+        folder: of the certificates.
+        tls: this process's certificate.
         kept: copy of the newest list, so that a restarted process accepts no older one.
         say: called with a log line when a list is loaded.
-        warn: called with a log line if the file is invalid or this process's certificate is revoked.
+        warn: called if the file is invalid or this process's certificate is revoked.
 
     Raises:
         LabelSkewError: the list is invalid or older than the copy, or this certificate is revoked.

@@ -39,7 +39,7 @@ FROM_SERVER = (
 class Trust:
     """A silo's check of the server's certificate, over a connection of its own, as gRPC does not show it to clients.
 
-    Without ``tls``, neither side has certificates; ``pin`` and ``revoked`` are those of :class:`SiloTransport`.
+    ``pin`` and ``revoked`` are those of :class:`SiloTransport`.
     """
 
     address: str
@@ -58,7 +58,7 @@ class Trust:
         """Check the server's certificate, if it is pinned or certificates are revoked.
 
         Returns:
-            The reason why the silo cannot connect now; empty if it can.
+            Why the silo cannot connect now; empty if it can.
 
         Raises:
             LabelSkewError: this is the wrong server.
@@ -104,8 +104,8 @@ class Trust:
 class SiloTransport(Transport):
     """A silo's end: connects, and reconnects after each lost connection, until it is stopped.
 
-    Each connection begins with the HELLO from :attr:`hello`. When the server accepts it, JOINED is queued; when the
-    connection is lost, LEFT. :meth:`receive` raises LabelSkewError if another attempt would be useless.
+    Each connection begins with a HELLO. When the server accepts it, JOINED is queued; when the connection is lost,
+    LEFT. :meth:`receive` raises LabelSkewError if another attempt would be useless.
 
     Args:
         address: ``host:port`` of the server.

@@ -1,9 +1,8 @@
 """Limit the number and duration of connections without a stream at the server's port.
 
-gRPC accepts connections itself, with one limit for all, so idle connections could block the silos. A :class:`Door`
-checks the sockets that were accepted at a port of this process and shuts down those without a stream: after a while, or
-earlier if they are many. To gRPC, such a peer has disconnected. It also counts connections that end without a stream,
-as gRPC does not report failed handshakes.
+gRPC has one limit for all connections, so idle ones could block the silos. A :class:`Door` shuts down accepted sockets
+without a stream: after a while, or earlier if they are many. To gRPC, such a peer has disconnected. It also counts
+connections that end without a stream, as gRPC does not report failed handshakes.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ class Door:
         self._closed.set()
 
     def knock(self) -> None:
-        """Note a new connection, whose handshake begins."""
+        """Note a new connection, before its handshake."""
         self._handshakes.append(time.monotonic())
 
     def enter(self, peer: str, *, member: bool, looked: bool = False) -> None:
@@ -98,8 +97,8 @@ class Door:
 
         Args:
             peer: its connection, as gRPC names it.
-            member: whether the stream protects its connection from being shut down.
-            looked: whether the peer connected once before, only to check this server's certificate.
+            member: whether the stream protects its connection.
+            looked: whether the peer connected before to check this server's certificate.
         """
         address = of_peer(peer)
         with self._lock:
@@ -137,7 +136,7 @@ class Door:
         return sum(_shut_down(s) for s in leaving.values())
 
     def _failed(self, now: float) -> int:
-        """Number of connections whose time for a handshake has passed without a stream."""
+        """Number of connections without a stream in time."""
         count = 0
         with self._lock:
             while self._handshakes and self._handshakes[0] < now - HANDSHAKE_S - LATE_S:

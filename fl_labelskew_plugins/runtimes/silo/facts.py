@@ -35,7 +35,7 @@ MOST_CHANNELS = 2**15
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a silo reports about its data, different_names from the method's own tensors; its first message.
+    """All that a silo reports about its data, apart from the method's own tensors; its first message.
 
     Args:
         samples: training samples; 0 if only secure aggregation sums them.

@@ -1,7 +1,7 @@
 """Files in a certificate folder, common names and ranks, private keys and their passphrase.
 
 Imports cryptography only when needed. Encrypted keys are PKCS#8 (AES-256, PBKDF2), compatible with OpenSSL. The
-passphrase is typed or comes from an environment variable, and never appears on a command line or in a log.
+passphrase is typed or comes from an environment variable; it is never on a command line or in a log.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Files:
         name: ``server`` or ``silo-3``.
         ca: the authority's certificate.
         certificate: this process's own.
-        key: its private key, decrypted; excluded from ``repr``.
+        key: its decrypted private key; excluded from ``repr``.
         warnings: such as of certificates that expire soon.
     """
 
@@ -124,7 +124,7 @@ MOST = 1000
 
 
 class Passphrase:
-    """The passphrase of all encrypted keys that a command uses, read once from :data:`VARIABLE` or the terminal."""
+    """The passphrase of all keys that a command uses, read once from :data:`VARIABLE` or the terminal."""
 
     def __init__(self) -> None:
         self._source, self._value = "", b""

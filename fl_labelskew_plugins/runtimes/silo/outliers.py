@@ -36,9 +36,8 @@ def norms(
         sends_change: whether the upload contains changes of the parameters.
 
     Returns:
-        ``update``: norm of the parameters' change; ``buffers``: that of the other tensors; one of all optimiser
-            tensors; one of each of the method's tensors, by name, per sample if it is a sum. Integer tensors are
-            omitted.
+        ``update``: of the parameters' change; ``buffers``: of the other tensors' change; of all optimiser tensors; of
+            each of the method's tensors by name, per sample if it is a sum. Integer tensors are omitted.
     """
     totals: dict[str, float] = {}
     for name, value in result.upload.items():
@@ -70,10 +69,10 @@ def _distance(value: Tensor, old: Tensor | None) -> float:
 class Judge:
     """Decides which uploads of a round are accepted, independently of their order.
 
-    An upload is accepted if each of its norms is at most ``ratio`` times the median of its silo's last :data:`ROUNDS`
-    accepted norms, or of the other silos' norms in this round. The latter is the lower median, so that one of two silos
-    cannot raise it; without other uploads, it is that of the others' last accepted norms. Norms of 0 are not compared.
-    Without anything to compare with, an upload is accepted.
+    Each norm of an upload may be at most ``ratio`` times the median of its silo's last :data:`ROUNDS` accepted norms,
+    or of the other silos' norms in this round. The latter is the lower median, so that one of two silos cannot raise
+    it; without other uploads, it is that of their last accepted norms. Norms of 0 are not compared. Without anything to
+    compare with, an upload is accepted.
 
     Args:
         ratio: ``comm_args.max_update_ratio``; None accepts all.

@@ -1,9 +1,9 @@
 """Shared parts of both ends of a silo's gRPC stream: options, limits, and the encoding of messages.
 
-Only the server listens, see :mod:`.listening`; silos connect, see :mod:`.connecting`, each with one long-lived stream.
+The server listens, see :mod:`.listening`; each silo connects with one long-lived stream, see :mod:`.connecting`.
 Messages are cut into chunks, so that only the receiver's ``limits`` bound their size. With TLS, the certificate
-identifies a silo; without, silos name themselves, and only this machine can connect. A message is checked before memory
-is allocated for it, and never unpickled.
+identifies a silo; without, only this machine can connect. Messages are checked before memory is allocated for them, and
+never unpickled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
 CHUNK = 2**20
 """Bytes of a gRPC message; smaller ones are slower, and larger ones not faster."""
 QUEUED = 8
-"""Messages queued for one peer; with more, it counts as disconnected."""
+"""Maximum messages for one peer; with more, it counts as disconnected."""
 PATIENCE_S = 2.0
 """Seconds to wait at the end for a peer that accepts no more chunks."""
 LIMIT = 2**20
@@ -52,13 +52,13 @@ OPTIONS = [
 
 
 class CutShortError(WireError):
-    """The stream ended within a message: more often a lost connection than a faulty peer."""
+    """The stream ended within a message, mostly because the connection was lost."""
 
 
 class RefusedError(WireError):
     """A peer is refused; the text is a predicate, such as "sent ...".
 
-    The peer receives the gRPC status ``code``, and reconnects only after some of them.
+    The peer receives the gRPC status ``code``, which decides whether it reconnects.
     """
 
     def __init__(self, reason: str, code: str = "INVALID_ARGUMENT") -> None:
@@ -90,7 +90,7 @@ def encoded(msg: Message) -> list[bytes | memoryview]:
 
 
 def decoded(header: Header, payload: wire.Buffer) -> Message:
-    """Decode a message, and make its texts safe for log lines; names of tensors are checked."""
+    """Decode a message, and make its texts safe for log lines."""
     meta, tensors = wire.decode(payload)
     kind, meta = Kind(header.kind), wire.cleaned(meta)
     return Message(kind, header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)
@@ -114,7 +114,7 @@ def cut(parts: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
 
 
 class Hashing:
-    """Chunks with the SHA-256 of each message; no chunk contains parts of two."""
+    """Chunks with the SHA-256 of each message."""
 
     def __init__(self, chunks: Iterable[bytes], *, wanted: bool = True) -> None:
         self._chunks, self._wanted, self._state = iter(chunks), wanted, hashlib.sha256()
@@ -137,7 +137,7 @@ class Hashing:
 def assemble(
     chunks: Iterator[bytes], admit: Callable[[Header], None], spool: Spool
 ) -> tuple[Header, bytearray | mmap.mmap] | None:
-    """The next message of a stream of chunks; None at its end. ``admit`` raises for an unwanted header.
+    """The next message of a stream; None at its end. ``admit`` raises for an unwanted header.
 
     Raises:
         WireError: the chunks are not a message; CutShortError if they end within it.
@@ -193,7 +193,6 @@ def bound(header: Header, limits: Mapping[Kind, int]) -> None:
 
 
 def _described(header: Header, size: int, digest: str | None, cause: str | None) -> dict[str, Any]:
-    """A message's entry for the audit log."""
     round = header.round if header.round >= 0 else None
     return {"kind": Kind(header.kind).name, "round": round, "bytes": size, "sha256": digest, "why": cause}
 
