@@ -430,9 +430,9 @@ class Census:
         if self._classes is not None and facts.classes not in (None, self._classes):
             raise OtherClassesError("its class names or their order differ from the server's")
         others = [k for k, known in sorted(self._facts.items()) if None not in (known.classes, facts.classes)]
-        differing = [k for k in others if self._facts[k].classes != facts.classes]
-        if self._classes is None and differing:
-            what = f"has other class names than silo {differing[0] + 1}, and the server cannot tell which are right"
+        mismatched = [k for k in others if self._facts[k].classes != facts.classes]
+        if self._classes is None and mismatched:
+            what = f"has other class names than silo {mismatched[0] + 1}, and the server cannot tell which are right"
             self._warn(client, f"{what}; compare their data_args")
         if facts.samples > (most := self._recipe.comm.max_samples):
             what = f"it reports {facts.samples} training samples; at most {most} are allowed"
