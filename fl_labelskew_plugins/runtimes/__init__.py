@@ -1,5 +1,5 @@
-"""How do the server and its clients reach each other: in one process, over MPI, or from silo to silo?
+"""Communication between the server and its clients: in one process, over MPI, or between silos.
 
-May import runs, host and below. front chooses one by ``comm_args.backend``. Importing a runtime imports FedML;
-:mod:`.base`, :mod:`.processes` and the certificates of :mod:`.silo` do without.
+May import runs, host and below. front selects a runtime by ``comm_args.backend``. Importing a runtime imports FedML,
+unlike :mod:`.base`, :mod:`.processes` and the certificates of :mod:`.silo`.
 """

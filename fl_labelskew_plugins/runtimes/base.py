@@ -1,4 +1,4 @@
-"""What a runtime is: a plugin of the group ``fl_labelskew.runtimes``, named by ``comm_args.backend``."""
+"""Base class of runtimes: plugins of the group ``fl_labelskew.runtimes``, selected by ``comm_args.backend``."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """One way to run a recipe. As it stands: everything in this process. The run's folder is not made here."""
+    """One way to run a recipe; by default, everything in this process. Does not create the run's folder."""
 
     roles: tuple[str, ...] = ()
-    """Roles that may be asked for by themselves; none where everything runs in one place."""
+    """Values of ``--role``; empty if a run cannot be started in parts."""
 
     def __init__(self, recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progress) -> None:
         self.recipe, self.options, self.folder, self.show = recipe, options, folder, show
         for option, value in (("--role", options.role), ("--rank", options.rank), ("--server", options.server)):
             if value is not None and not self.roles:
-                what = f"comm_args.backend {recipe.comm.backend} runs in one place"
+                what = f"comm_args.backend {recipe.comm.backend} has no roles"
                 raise mistake(f"{option} {value}", what, "a recipe with training_type: cross_silo and backend: GRPC")
         if options.survey and not self.roles:
-            what = f"comm_args.backend {recipe.comm.backend} has no silos to ask"
-            raise mistake("--survey", what, "labelskew survey RECIPE, which looks at the partition")
+            what = f"comm_args.backend {recipe.comm.backend} has no silos"
+            raise mistake("--survey", what, "labelskew survey RECIPE, which surveys the partition")
 
     def delegated(self) -> bool:
-        """Do this process's part where that is not the server's; False: this process is the server."""
+        """Run this process's part if it is not the server; False if it is."""
         return False
 
     def session(self) -> Session:
-        """The recipe brought to life, as the server needs it."""
+        """Build the server's session."""
         return build(self.recipe)
 
     def host(self, recipe: Recipe, folder: Path, *, rank: int = 0) -> Host:
-        """The framework around this process's part of a run; what it was given is kept in ``folder``."""
+        """The framework around this process's part of a run; its configuration is saved in ``folder``."""
         return self.load_host()(recipe, folder / "fedml.yaml", rank=rank) if recipe.hosted else Host()
 
     def load_host(self) -> type[FedML]:
@@ -59,21 +59,21 @@ class Runtime:
         return FedML
 
     def preview(self) -> Session:
-        """What can be built here for a dry run: nobody is started, contacted or waited for."""
+        """Build the session of a dry run, without starting or contacting other processes."""
         return self.session()
 
     def survey(self) -> Survey:
-        """Ask silos for their class counts, as the server; where there are ``roles`` alone."""
+        """Ask silos for their class counts, as the server; only for runtimes with ``roles``."""
         raise NotImplementedError
 
     def run(self, session: Session, record: Record) -> None:
-        """Run the rounds that are left.
+        """Run the remaining rounds.
 
         Raises:
-            RunError: the run cannot go on; the record has saved a checkpoint.
-            KeyboardInterrupt: likewise.
+            RunError: the run cannot continue; the record has saved a checkpoint.
+            KeyboardInterrupt: interrupted; likewise.
         """
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of connections and processes, after success and after failure; called in any case."""
+        """Close connections and processes; always called, after success and failure."""

@@ -1,4 +1,4 @@
-"""The options of one run: from the command line or Python to the runtime, and to its other processes."""
+"""The options of one run, and the commands that pass them to its other processes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class RunOptions:
     """The options of ``labelskew run``.
 
     Args:
-        recipe: the recipe's file or name; may be missing with ``resume``.
+        recipe: the recipe's file or name; optional with ``resume``.
         overrides: ``section.key=value`` each; with ``resume``, ``train_args.comm_round`` may be another number.
-        run_dir: this run's own folder, new or empty; default: a new one under ``tracking_args.run_dir``.
+        run_dir: this run's folder, new or empty; default: a new one under ``tracking_args.run_dir``.
         resume: folder of an earlier run to resume, with identical results.
-        from_round: with ``resume``: go back to the end of this round, from 1, first.
-        dry_run: do everything but the training; write nothing.
-        survey: across silos: ask silos for their class counts, and train nothing.
-        quiet: print nothing but errors.
+        from_round: with ``resume``: first go back to the end of this round, from 1.
+        dry_run: do everything except training, and write nothing.
+        survey: across silos: ask silos for their class counts, without training.
+        quiet: print only errors.
         role: ``server`` or ``client``, if each is started on its own machine; default: all parts on this machine.
-        rank: which silo, ``1 .. K``, in the client's role.
-        server: address of the server, in place of the recipe's.
-        host: ``fedml`` or ``none``; default: as an earlier run was begun, else FedML if it is installed.
-        pause: when to stop early, to be resumed later; default: that of the command that has started this process.
+        rank: number of the silo, ``1 .. K``, for the role ``client``.
+        server: address of the server, instead of the recipe's.
+        host: ``fedml`` or ``none``; default: that of the resumed run, else FedML if it is installed.
+        pause: when to stop early, to be resumed later; default: that of the command that started this process.
 
     Raises:
-        LabelSkewError: options that do not go together.
+        LabelSkewError: options contradict each other.
     """
 
     recipe: str | Path | None = None
@@ -52,16 +52,16 @@ class RunOptions:
     pause: Pause | None = None
 
     def check(self) -> None:
-        """Raise LabelSkewError for options that do not go together."""
+        """Raise LabelSkewError for options that contradict each other."""
         back, resume = f"--from-round {self.from_round}", self.resume is not None
         mistakes = {
             "--run-dir is for a new run and --resume for an old one; use one of them": resume and self.run_dir,
             "no recipe given; give a YAML file, or --resume RUN_DIR": not resume and self.recipe is None,
-            f"{back}: goes back in an earlier run; use it with --resume RUN_DIR": self.from_round and not resume,
-            f"{back}: takes the run back for good; remove --dry-run": self.from_round and self.dry_run,
+            f"{back}: needs an earlier run; use it with --resume RUN_DIR": self.from_round and not resume,
+            f"{back}: changes the run permanently; remove --dry-run": self.from_round and self.dry_run,
             "--survey trains nothing; use it without --resume": self.survey and resume,
             "--survey asks silos, which --dry-run does not; use one of them": self.survey and self.dry_run,
-            "--resume is the server's; to resume a silo, start it again as before": self.role == "client" and resume,
+            "--resume is for the server; to resume a silo, start it again as before": self.role == "client" and resume,
             "--role client: --rank is missing; give the silo's number, from 1": self.role == "client" and not self.rank,
             f"--rank {self.rank}: is for a silo; use it with --role client": self.rank and self.role != "client",
         }
@@ -69,13 +69,13 @@ class RunOptions:
             raise LabelSkewError(line)
 
     def command(self, recipe: Path, folder: Path, *more: str, resume: bool = False) -> list[str]:
-        """The command that runs the same recipe in ``folder``, in another process."""
+        """The command that runs the same recipe in ``folder`` in another process."""
         return [sys.executable, "-m", "fl_labelskew_plugins.cli.main", *self._words(recipe, folder, resume), *more]
 
     def resume_command(self, folder: Path) -> str:
-        """How to resume the run in ``folder``: the command as it was typed, with ``--resume`` for ``--run-dir``.
+        """The typed command, with ``--resume`` instead of ``--run-dir``.
 
-        A silo's is the same command again, since its folder is the same whenever it is started; so is a survey's.
+        A silo's command stays the same, since its folder does.
         """
         if self.survey:
             return "start the survey again"

@@ -1,4 +1,4 @@
-"""Several processes of one run on this machine: started together, their lines prefixed, ended together."""
+"""Start and end the processes of a run on this machine together, and prefix their output."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from fl_labelskew_plugins.machine.signals import interrupting
 from fl_labelskew_plugins.machine.text import room
 
 GRACE = 6.0
-"""Seconds that a process has to end by itself once it has been told to; then it is killed."""
+"""Seconds between asking a process to end and killing it."""
 
 Process = subprocess.Popen[str] | BaseProcess
-"""One that was started by its command, or forked."""
+"""A process started by a command, or forked."""
 
 
 @dataclass(frozen=True)
 class ProcessPart:
-    """One process: what its lines begin with, and the command that it runs."""
+    """One process: the prefix of its output, and its command."""
 
     name: str
     command: Sequence[str]
 
 
 def together(parts: Sequence[ProcessPart], *, environment: Mapping[str, str]) -> None:
-    """Run all parts until the first one has ended well and the others after it, or until one fails.
+    """Run all parts until the first one and then the others have succeeded, or until one fails.
 
     Raises:
-        RunError: one of them failed; with its exit code, after all others have been ended.
-        KeyboardInterrupt: this process was told to end, and has ended the others.
+        RunError: a part failed; with its exit code, after the others were ended.
+        KeyboardInterrupt: this process was interrupted, and has ended the others.
     """
     env = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
     running: list[tuple[ProcessPart, subprocess.Popen[str]]] = []
@@ -48,7 +48,7 @@ def together(parts: Sequence[ProcessPart], *, environment: Mapping[str, str]) ->
     try:
         with interrupting():
             for part in parts:
-                width = room() - len(f"{part.name} | ")  # its lines are shown here, after its name
+                width = room() - len(f"{part.name} | ")
                 process = subprocess.Popen(
                     part.command,
                     env=env if room() == sys.maxsize else {**env, "COLUMNS": str(max(width, 20))},
@@ -57,7 +57,7 @@ def together(parts: Sequence[ProcessPart], *, environment: Mapping[str, str]) ->
                     stderr=subprocess.PIPE,
                     text=True,
                     errors="replace",
-                    start_new_session=True,  # Ctrl-C is ours to pass on, in the right order
+                    start_new_session=True,  # so that Ctrl-C reaches only this process, which ends them in order
                 )
                 running.append((part, process))
                 for pipe, out, level in (
@@ -76,7 +76,7 @@ def together(parts: Sequence[ProcessPart], *, environment: Mapping[str, str]) ->
 
 
 def end(processes: Sequence[Process], grace: float) -> None:
-    """End those that still run: ask, wait for so many seconds, kill."""
+    """Terminate running processes; kill those that still run after ``grace`` seconds."""
     for process in processes:
         if _runs(process):
             process.terminate()
@@ -89,7 +89,7 @@ def end(processes: Sequence[Process], grace: float) -> None:
 
 
 def how_it_ended(name: str, code: int) -> str:
-    """A process's end in words."""
+    """Describe a process's end."""
     if code < 0:
         return f"{name} was killed by signal {-code} ({signal.Signals(-code).name})"
     return f"{name} ended with exit code {code}"
@@ -118,6 +118,6 @@ def _runs(process: Process) -> bool:
 def _prefix(name: str, pipe: IO[str], out: IO[str], level: str) -> None:
     with pipe:
         for line in pipe:
-            with contextlib.suppress(ValueError, OSError):  # nobody reads any more
+            with contextlib.suppress(ValueError, OSError):  # the output was closed
                 out.write(log.named(name, line.rstrip("\r\n"), level) + "\n")
                 out.flush()

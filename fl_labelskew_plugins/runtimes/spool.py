@@ -1,4 +1,4 @@
-"""Where payloads are while they are received and while they wait: in memory up to a bound, beyond it on disk."""
+"""Buffers for received payloads: in memory up to a bound, then on disk."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fl_labelskew_plugins.tensors import OnDisk
 
 
 class Spool:
-    """Buffers for payloads that are being received or wait for their turn; beyond a bound they are on disk.
+    """Allocates buffers for payloads, in memory up to a bound and then on disk.
 
     Args:
-        memory_bytes: held in memory by all buffers together, at most.
-        folder: of the files of further buffers, which have no name there.
+        memory_bytes: maximum memory of all buffers together.
+        folder: folder for unnamed files of further buffers.
     """
 
     def __init__(self, memory_bytes: float = math.inf, folder: Path | None = None) -> None:
@@ -31,30 +31,32 @@ class Spool:
 
     @property
     def held(self) -> int:
-        """Bytes that buffers hold in memory now."""
+        """Bytes of all buffers in memory."""
         return sum(list(self._held.values()))
 
     def buffer(self, size: int) -> bytearray | mmap.mmap:
-        """``size`` writable bytes, let go with the last reference to them.
+        """Allocate ``size`` writable bytes, released with the last reference to them.
 
         Raises:
-            OSError: there is no room.
+            OSError: there is no space.
         """
         if size == 0:
             return bytearray()
         with self._lock:
-            # A finaliser may run at any point of this thread: it takes no lock, and one pop is one step.
+            # A finaliser may run at any point of this thread, so it takes no lock; a single pop is atomic.
             if self.held + size <= self.memory_bytes:
                 self._count += 1
                 made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                if hasattr(mmap, "MADV_HUGEPAGE"):  # or the kernel would fetch it page by page, as slow as the network
-                    with contextlib.suppress(OSError):  # a kernel without them
+                if hasattr(mmap, "MADV_HUGEPAGE"):  # page faults of small pages would be as slow as the network
+                    with contextlib.suppress(OSError):  # a kernel without huge pages
                         made.madvise(mmap.MADV_HUGEPAGE)
                 self._held[self._count] = size
                 weakref.finalize(made, self._held.pop, self._count, None).atexit = False
                 return made
         with tempfile.TemporaryFile(dir=self.folder) as file:
             file.truncate(size)
-            if hasattr(os, "posix_fallocate"):  # room that is missing only when a page is written ends the process
+            if hasattr(
+                os, "posix_fallocate"
+            ):  # a full disk must raise here, as a later page write would end the process
                 os.posix_fallocate(file.fileno(), 0, size)
             return OnDisk(file.fileno(), size)

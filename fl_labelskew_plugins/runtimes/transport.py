@@ -1,7 +1,6 @@
-"""Messages between processes, what carries them, and what both sides of an exchange say.
+"""Messages between processes, their transports, and the content of uploads.
 
-Nothing travels but a :class:`Message`; nothing is pickled. A transport has the interface of the host's communication
-managers, so that the host's own loop can run it where there is a host.
+Nothing is pickled. Transports have the interface of the host's communication managers, so that its loop can run them.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ NOT_FINITE = ("nan", "inf", "-inf")
 
 
 class Kind(IntEnum):
-    """Types of messages. Those from 100 on never travel: a transport tells its own side of what happened to a peer."""
+    """Types of messages. Those from 100 on are never sent: a transport reports events of a peer to its own side."""
 
     HELLO = 1
-    """Silo to server, first on every connection: what the server has to know before it can build the run."""
+    """Silo to server, first on every connection: the facts that the server needs to build the run."""
     WELCOME = 2
     """Server to silo: the run as a whole."""
     OPENING = 3
@@ -40,47 +39,52 @@ class Kind(IntEnum):
     TRAIN = 4
     """Server to worker or silo: train this client in this round, from these weights."""
     UPLOAD = 5
-    """The answer: weights, contributions."""
+    """Answer to TRAIN: weights and contributions."""
     VERDICT = 6
-    """Server to silo: what became of its upload."""
+    """Server to silo: whether its upload was accepted."""
     FINISH = 7
-    """Server to worker or silo: the run is over, well or badly. Silo to server: it has understood."""
+    """Server to worker or silo: the run has ended. Silo to server: acknowledged."""
     FAILED = 8
-    """Worker or silo to server: it cannot go on, and why."""
+    """Worker or silo to server: it cannot continue, and why."""
     TEST = 9
     """Server to worker: test the global model on a part of the test set; to silo: on its own test part."""
     LOGITS = 10
-    """A worker's answer."""
+    """A worker's answer to TEST."""
     TESTED = 11
-    """A silo's answer."""
+    """A silo's answer to TEST."""
     SURVEY = 12
-    """Server to silo: send your class counts, nothing is trained. Silo to server: the answer, or why there is none."""
+    """Server to silo: send your class counts. Silo to server: the counts, or why it sends none."""
     KEYS = 13
-    """This and the next five are steps of a secure sum, see :mod:`.silo.secure`: the server asks for each, the silo
-    answers with the same. Public keys of an attempt."""
+    """First of six steps of a secure sum, see :mod:`.silo.secure`; the server asks, and the silo answers with the same
+    kind. Public keys of an attempt."""
     SHARES = 14
-    """Everybody's keys; a silo's shares for everybody, sealed, and its commitments to them."""
+    """All silos' keys; a silo's sealed shares for the others, and its commitments to them."""
     MASKED = 15
-    """Who shares masks; a silo's masked vector."""
+    """The silos that share masks; a silo's masked vector."""
     THERE = 16
-    """Who is in the sum; a signature."""
+    """The silos in the sum; a signature."""
     REVEALED = 17
-    """Everybody's signatures; shares, which open the sum and no single vector."""
+    """All signatures; shares, which open the sum but no single vector."""
     CHECKED = 18
-    """After SHARES: the shares for one silo, and all commitments; whose shares do not fit."""
+    """After SHARES: the shares for one silo, and all commitments; the silos whose shares do not match."""
     JOINED = 100
-    """Local: a connection stands."""
+    """Local: a connection was established."""
     LEFT = 101
-    """Local: a connection is gone."""
+    """Local: a connection was lost."""
     REFUSED = 102
-    """Local: something that a peer sent was thrown away unread; ``meta["reason"]`` is a sentence."""
+    """Local: a peer's message was discarded unread; ``meta["reason"]`` is a sentence."""
 
 
 @dataclass
 class Message:
-    """One message; ``round`` -1: of none, ``meta``: a small mapping of JSON values, ``tensors``: by name.
+    """One message.
 
-    ``connection``, by which it came, and ``failure``, why there will be no more, are of this process alone.
+    Attributes:
+        round: from 0; -1 outside rounds.
+        meta: a small mapping of JSON values.
+        tensors: by name.
+        connection: the connection that received it; never sent.
+        failure: the error that ended the transport; never sent.
     """
 
     kind: Kind
@@ -94,23 +98,23 @@ class Message:
 
 
 def reason(msg: Message) -> str | None:
-    """Why something is not as it should be, as the sender says it, fit for a line; None where it says nothing."""
+    """The sender's reason for a failure or refusal, safe for a log line, if any."""
     text = msg.meta.get("reason")
     return None if text is None else clean(text, 300)
 
 
 class Observer(Protocol):
-    """Who is told of messages."""
+    """A receiver of messages."""
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """A message has come."""
+        """Handle a message."""
 
 
 class Transport(ABC):
     """A queue of messages that waits without spinning.
 
-    Subclasses implement :meth:`send_message` and put what arrives into :attr:`arrived`, from any thread.
-    Observers are told in the thread that calls :meth:`receive` alone.
+    Subclasses implement :meth:`send_message` and put received messages into :attr:`arrived`, from any thread. Observers
+    are called only in the thread that calls :meth:`receive`.
     """
 
     def __init__(self) -> None:
@@ -119,11 +123,11 @@ class Transport(ABC):
         self._observers: list[Observer] = []
 
     def add_observer(self, observer: Observer) -> None:
-        """Tell this observer of every message."""
+        """Call this observer with every message."""
         self._observers.append(observer)
 
     def receive(self, timeout: float | None = None) -> bool:
-        """Hand the next message to the observers; False where none came within ``timeout`` seconds."""
+        """Pass the next message to the observers; False if none arrives within ``timeout`` seconds."""
         try:
             arrived = self._next(timeout)
         except queue.Empty:
@@ -134,7 +138,7 @@ class Transport(ABC):
 
     @abstractmethod
     def send_message(self, msg: Message) -> None:
-        """Send one message, or begin to."""
+        """Start sending a message."""
 
     def run(self) -> None:
         """Receive until :meth:`stop_receive_message`."""
@@ -144,11 +148,11 @@ class Transport(ABC):
     handle_receive_message = run
 
     def stop_receive_message(self) -> None:
-        """End the loop and let go of connections; may be called twice."""
+        """End the loop and close connections; may be called twice."""
         self.running = False
 
     def _next(self, timeout: float | None) -> Message:
-        """The next message; raises ``queue.Empty``. Wakes now and then, so that signals are seen."""
+        """The next message; raises ``queue.Empty``. Wakes every hour at the latest, so that signals are handled."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             left = 3600.0 if end is None else max(0.0, end - time.monotonic())
@@ -160,19 +164,19 @@ class Transport(ABC):
 
 
 class Manager:
-    """One side of an exchange: a handler for each kind of message; what else comes is dropped.
+    """One side of an exchange: a handler for each kind of message; other kinds are dropped.
 
-    Messages pass through the host's own manager, where there is a host.
+    Messages pass through the host's own manager, if there is a host.
     """
 
     def __init__(self, host: Host, transport: Transport, rank: int, size: int) -> None:
         self.host, self.transport, self.rank, self.size = host, transport, rank, size
         self.handlers: Mapping[Kind, Callable[[Message], None]] = {}
-        """What to do with a message of each kind."""
+        """Handlers by kind."""
         self._manager = host.manager(transport, rank, size, self)
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """Hand a message to its handler."""
+        """Pass a message to its handler."""
         if (handler := self.handlers.get(Kind(msg_type))) is not None:
             handler(msg_params)
 
@@ -181,27 +185,27 @@ class Manager:
         self._manager.run()
 
     def send(self, kind: Kind, receiver: int, **parts: Any) -> None:
-        """Send one message, of the ``parts`` that :class:`.transport.Message` has."""
+        """Send a message with these fields of :class:`.transport.Message`."""
         self._manager.send_message(Message(kind, self.rank, receiver, **parts))
 
 
 def upload_tensors(result: LocalResult, *, with_state: bool) -> dict[str, Tensor]:
-    """The tensors of an upload on the wire. Private state is among them within one simulation alone."""
+    """The tensors of an upload on the wire; private state only within a simulation."""
     state = result.state if with_state else {}
     return joined(model=result.upload, contribution=result.contributions, state=state)
 
 
 def upload_meta(result: LocalResult) -> dict[str, Any]:
-    """A client's measures on the wire. What is not finite is spelt out, as JSON has no number for it."""
+    """A client's measures on the wire; numbers that are not finite become text, as JSON has none."""
     terms = {name: value if math.isfinite(value) else str(value) for name, value in result.loss_terms.items()}
     return {"loss_terms": terms, "personalised": result.personalised}
 
 
 def measures(meta: Mapping[str, Any]) -> dict[str, float]:
-    """How the global model does on a silo's own test part, in what that silo sent; nothing where it does not tell.
+    """Parse a silo's test of the global model on its own test part; empty if it reports none.
 
     Raises:
-        RunError: that cannot be.
+        RunError: a value is missing or out of range.
     """
     if not meta:
         return {}
@@ -212,10 +216,10 @@ def measures(meta: Mapping[str, Any]) -> dict[str, float]:
 
 
 def upload(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> LocalResult:
-    """What an upload's tensors and measures were made from.
+    """Parse an upload.
 
     Raises:
-        RunError: tensors or measures that no client of ours sends.
+        RunError: it is malformed.
     """
     parts = {name: group(tensors, name) for name in ("model", "contribution", "state")}
     if sum(map(len, parts.values())) != len(tensors):
@@ -233,7 +237,7 @@ def _loss_terms(value: Any) -> dict[str, float]:
     if value is None:
         return {}
     if not isinstance(value, dict) or len(value) > 100 or not all(map(_measure, value.values())):
-        raise RunError("loss terms that are no mapping of names to numbers")
+        raise RunError("loss terms that are not a mapping of names to numbers")
     if not all(map(TERM.fullmatch, value)):
         raise RunError("loss terms with a name that is not 1 to 40 letters, digits or ._+-")
     return {name: float(term) for name, term in value.items()}
@@ -247,7 +251,7 @@ def _personalised(value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     if not isinstance(value, list) or len(value) != 2 or not all(type(v) is int for v in value):
-        raise RunError("an accuracy that is no pair of whole numbers")
+        raise RunError("an accuracy that is not a pair of whole numbers")
     right, total = value
     if not 0 <= right <= total or total == 0:
         raise RunError("an accuracy that is out of range")

@@ -37,7 +37,7 @@ under_way = []
 def watched(deal):
     def wrapped(self, *args):
         deal(self, *args)
-        under_way.append(self._under_way)
+        under_way.append(self._in_progress)
 
     return wrapped
 
@@ -79,7 +79,7 @@ def play():
     recipe, jobs, out = map(Path, sys.argv[1:])
     rank = mpi_rank()[0]
     LocalTrainer.predict = counted(LocalTrainer.predict)
-    MPIServer._deal = watched(MPIServer._deal)
+    MPIServer._assign = watched(MPIServer._assign)
     for name, overrides in json.loads(jobs.read_text()).items():
         tested.clear()
         under_way.clear()

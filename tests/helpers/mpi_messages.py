@@ -185,7 +185,7 @@ def stray(box, rank):
         header = wire.Header(Kind.UPLOAD, 2, 0, 0, 5)  # as if from rank 2
         comm.Send([header.pack(), MPI.BYTE], 0, transport.HEADER)
     elif rank == 0:
-        for said in ("no message of ours", "it came from rank 1"):
+        for said in ("not a message of this package", "it came from rank 1"):
             with pytest.raises(wire.WireError, match=said):
                 box.transport.receive(60.0)
 

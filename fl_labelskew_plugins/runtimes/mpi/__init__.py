@@ -1,4 +1,4 @@
-"""How does a simulation run in several processes on one machine or many: who starts them, who trains whom?
+"""Simulations in several processes on one or more machines (backend ``MPI``).
 
-May import runs, host and below. Used by its name as a backend, ``MPI``.
+May import runs, host and below.
 """

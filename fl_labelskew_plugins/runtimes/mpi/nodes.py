@@ -1,6 +1,6 @@
-"""Before the first round: whether every worker, on whatever node, has what the server has.
+"""Check before the first round that every worker has the server's recipe, data and package versions.
 
-Processes of one machine read the same files. Those of several read their own, each at the path that the recipe names.
+On several nodes, each process reads its own files at the recipe's path.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fl_labelskew_plugins.runtimes.transport import Kind, Message
 
 PACKAGE = "fl-labelskew-plugins"
 PATIENCE_S = 60
-"""Seconds after which it is said who is waited for."""
+"""Seconds until a warning lists the missing workers."""
 LOCAL = "data_args.data_cache_dir"
-"""The one key of a recipe in which nodes may differ."""
+"""The only recipe key that may differ between nodes."""
 
 
 def facts(session: Session) -> dict[str, Any]:
-    """All that the numbers of a rank depend on."""
+    """Everything that determines a rank's results."""
     known = environment(session.trainer.device)
     assert session.clients is not None  # a simulation
     content = {
@@ -42,18 +42,18 @@ def facts(session: Session) -> dict[str, Any]:
 
 
 def greet(transport: MPITransport, has: Session | LabelSkewError) -> None:
-    """A worker's part: tell the server what is here, or why nothing is."""
+    """Send a worker's facts, or its error, to the server."""
     meta = facts(has) if isinstance(has, Session) else {"reason": str(has), "frames": has.frames}
     meta["node"] = socket.gethostname()
     transport.send_message(Message(Kind.HELLO, transport.rank, 0, meta=meta))
 
 
 class Nodes:
-    """The server's: hears every worker and refuses those that do not belong to its run.
+    """The server's check: waits for the facts of every worker and compares them with its own.
 
     Raises:
-        LabelSkewError: a worker could not load what it needs, or has other samples, another recipe or another version
-            of this package; one line that names the worker and its node.
+        LabelSkewError: a worker failed, or its samples, recipe or version of this package differ; names worker and
+            node.
     """
 
     def __init__(self, transport: MPITransport, session: Session) -> None:
@@ -63,22 +63,22 @@ class Nodes:
         while len(self._nodes) < transport.size:
             if not transport.receive(timeout=PATIENCE_S):
                 missing = [str(worker) for worker in range(1, transport.size) if worker not in self._nodes]
-                log.warn(f"worker {few(missing)} has said nothing yet; still waiting")
+                log.warn(f"worker {few(missing)} has not reported yet; still waiting")
 
     def name(self, worker: int) -> str:
-        """A worker in words; on several nodes, with its node."""
+        """A worker's name for messages, on several nodes with its node."""
         node = self._nodes[worker]
         return f"worker {worker}" if {*self._nodes.values()} == {node} else f"worker {worker} on {node}"
 
     def __str__(self) -> str:
-        """Who is where; empty on one node."""
+        """The nodes and their workers; empty on one node."""
         here, *others = Counter(self._nodes.values()).items()
         parts = [f"{here[0]} (server, {counted(here[1] - 1, 'worker')})"]
         parts += [f"{node} ({counted(number, 'worker')})" for node, number in others]
         return f"nodes: {', '.join(parts)}" if others else ""
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """Compare what a worker tells of itself with what is here; all other messages are for others."""
+        """Compare a worker's facts with the server's; ignore other messages."""
         if msg_type != Kind.HELLO:
             return
         ours, theirs = self._ours, msg_params.meta
@@ -88,18 +88,18 @@ class Nodes:
             error = LabelSkewError(f"{worker}: {theirs['reason']}")
             error.frames = theirs["frames"]
             raise error
-        here, there = (said["of"].get(PACKAGE) for said in (ours, theirs))
+        here, there = (known["of"].get(PACKAGE) for known in (ours, theirs))
         if here != there:
             raise mistake(worker, f"it has {PACKAGE} {there}, and the server {here}", "the same on all nodes")
         if keys := [key for key in different(ours["recipe"], theirs["recipe"]) if key != LOCAL]:
             raise mistake(worker, f"it has another recipe, which differs in {', '.join(keys)}", "the same on all nodes")
-        for what in ("samples", "clients"):
-            if ours[what] != theirs[what]:
-                said = f"the fingerprint of its {what} is {theirs[what]}, and on {self._nodes[0]} {ours[what]}"
-                raise mistake(worker, said, "the same data set on all nodes")
+        for part in ("samples", "clients"):
+            if ours[part] != theirs[part]:
+                what = f"the fingerprint of its {part} is {theirs[part]}, and on {self._nodes[0]} {ours[part]}"
+                raise mistake(worker, what, "the same data set on all nodes")
         for key in ours["of"] | theirs["of"]:
             here, there = ours["of"].get(key), theirs["of"].get(key)
-            line = f"{theirs['node']}: {key} {there}, and {here} where the server is; the last digits may differ"
+            line = f"{theirs['node']}: {key} {there}, and {here} on the server's node; the last digits may differ"
             if here != there and line not in self._warned:
                 self._warned.add(line)
                 log.warn(line)

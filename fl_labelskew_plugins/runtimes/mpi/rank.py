@@ -1,7 +1,4 @@
-"""A process of ``mpirun``: how it starts, finds the others and ends. Knows no host.
-
-``python -m`` this module is what :func:`.launch.launch` has ``mpirun`` start.
-"""
+"""A process of ``mpirun``: its start, connection to the other ranks, and end. Run by :func:`.launch.launch`."""
 
 from __future__ import annotations
 
@@ -15,20 +12,20 @@ import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.place import DOOR, RANKS, launched, mpi_rank
 from fl_labelskew_plugins.machine.signals import end_with_parent
 
 GRACE = 6.0
-"""Seconds that a worker waits for the server to find, and tell, the mistake that the worker has found."""
+"""Seconds that a failed worker waits for the server to report the same mistake."""
 
 
 def enter(command: list[str]) -> NoReturn:
-    """Report to the launching process, take what it gives for output, and execute the command.
+    """Redirect the output to the launching process, and execute the command.
 
-    On another machine there is no launching process, and ``mpirun`` carries what is said.
+    On another machine there is no launching process, and ``mpirun`` forwards the output.
     """
     if DOOR not in os.environ:
         os.execvp(command[0], command)
@@ -45,16 +42,16 @@ def enter(command: list[str]) -> NoReturn:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(stdout[0] if stdout else connection.fileno(), 1)
     os.dup2(connection.fileno(), 2)
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal may stop those who write to it from the background
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal may stop background processes that write to it
     os.execvp(command[0], command)
 
 
 @contextlib.contextmanager
 def as_rank() -> Iterator[None]:
-    """Around all of a rank's work; does nothing where this process is no rank.
+    """Context for all of a rank's work; does nothing outside ``mpirun``.
 
-    A worker prints nothing, since the server does, unless it fails alone. A rank that fails ends without waiting for
-    the others, whereupon ``mpirun`` ends those; ranks that succeed wait for each other.
+    A worker prints nothing, as the server does, unless only the worker fails. A failing rank ends at once, and
+    ``mpirun`` then ends the others; successful ranks wait for each other.
     """
     place = mpi_rank()
     if place is None:
@@ -69,7 +66,7 @@ def as_rank() -> Iterator[None]:
             if rank:
                 nowhere = silence.enter_context(open(os.devnull, "w"))
                 silence.enter_context(contextlib.redirect_stdout(nowhere))
-                if not launched():  # else the launching process decides what is shown
+                if not launched():  # else the launching process selects what is shown
                     silence.enter_context(contextlib.redirect_stderr(nowhere))
             yield
     except KeyboardInterrupt:
@@ -78,7 +75,7 @@ def as_rank() -> Iterator[None]:
         raise
     except LabelSkewError:
         if rank:
-            with contextlib.suppress(ValueError):  # not the main thread
+            with contextlib.suppress(ValueError):  # outside the main thread
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(GRACE)  # the server's own end makes mpirun end this process here
         raise
@@ -90,11 +87,11 @@ def as_rank() -> Iterator[None]:
 
 
 def prepare() -> None:
-    """Settings of mpi4py that must stand before anybody imports its ``MPI``."""
+    """Set mpi4py's options before its ``MPI`` is imported."""
     if importlib.util.find_spec("mpi4py") is not None:
         import mpi4py
 
-        # At exit MPI_Finalize would wait for all others, so that a rank that fails would hang instead of ending.
+        # MPI_Finalize at exit waits for all ranks, so that a failing rank would hang.
         mpi4py.rc.finalize = False
         mpi4py.rc.thread_level = "funneled"
 
@@ -103,7 +100,7 @@ def world() -> Any:
     """MPI's ``COMM_WORLD``.
 
     Raises:
-        LabelSkewError: mpi4py cannot be loaded, or belongs to another MPI than the one that started this process.
+        LabelSkewError: mpi4py cannot be loaded, or was built for another MPI.
     """
     prepare()
     try:
@@ -116,10 +113,9 @@ def world() -> Any:
     place = mpi_rank()
     size = MPI.COMM_WORLD.Get_size()
     if place is not None and size != place[1]:
-        raise LabelSkewError(
-            f"comm_args.backend: mpi4py sees {size} of the {place[1]} processes, so it was built for another MPI than "
-            "the one that started them; use pip install --force-reinstall --no-binary mpi4py mpi4py"
-        )
+        what = f"mpi4py sees {size} of the {place[1]} processes, so it was built for another MPI than this mpirun's"
+        use = "pip install --force-reinstall --no-binary mpi4py mpi4py"
+        raise mistake("comm_args.backend", what, use)
     return MPI.COMM_WORLD
 
 

@@ -1,10 +1,9 @@
-"""MPI simulation (``backend: MPI``): rank 0 is the server, every other rank trains whichever client it is dealt.
+"""MPI simulation (``backend: MPI``): rank 0 is the server, and the other ranks train the clients that it assigns.
 
-Clients are dealt one at a time, the one with most samples first, so that no worker idles. Uploads are added in
-ascending order of clients, as in one process, and those that come early wait at the server: never more than
-:attr:`MPIServer.room`, so that it does not matter how many clients a round has. After a round each worker tests the
-global model on its part of the test set. A client's private state travels with it and stays, between its turns, in the
-server's store, where checkpoints find it.
+The server assigns one client at a time, the largest first, so that no worker idles. It adds uploads in ascending order
+of clients, as in one process; at most :attr:`MPIServer.room` early uploads wait in memory. After a round each worker
+tests the global model on its part of the test set. A client's private state is sent with it and returns to the server's
+store, from which checkpoints are saved.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ from fl_labelskew_plugins.tensors import Weights, group, joined, num_bytes
 
 
 class MPI(Runtime):
-    """A simulation over the processes of ``mpirun``, which this starts unless it was started by it."""
+    """A simulation over the processes of ``mpirun``; starts ``mpirun`` unless it runs in it."""
 
     def delegated(self) -> bool:
-        """Start ``mpirun``, or be a worker of it."""
+        """Start ``mpirun``, or run one of its workers."""
         place = mpi_rank()
         if place is None:
             gpus, hostfile = devices.gpus(self.recipe, warn=True), self.recipe.comm.hostfile
             if hostfile is None:
                 workers = devices.workers(self.recipe, gpus)
                 warn_if_too_many(workers, self.recipe.device.threads)
-                devices.gpu_slots(self.recipe, workers)  # what is wrong with the GPUs is said before anything starts
+                devices.gpu_slots(self.recipe, workers)  # reports wrong GPU settings before anything starts
             else:
                 workers = self._on_nodes(launch.slots(hostfile))
             command = self.options.command(self.recipe.path, self.folder.path, resume=self.options.resume is not None)
@@ -66,7 +65,6 @@ class MPI(Runtime):
         return rank > 0
 
     def _on_nodes(self, slots: int) -> int:
-        """Workers on nodes with so many slots."""
         wanted, most = self.recipe.comm.workers, self.recipe.train.clients_per_round
         if slots < (needed := min(wanted or 1, most) + 1):
             what = f"{slots} slots, and the server and {counted(needed - 1, 'worker')} need {needed}"
@@ -74,7 +72,7 @@ class MPI(Runtime):
         return min(wanted or slots - 1, most)
 
     def session(self) -> Session:
-        """The server's, once every worker has told that it has the same."""
+        """The server's session, once all workers have confirmed theirs."""
         session = build(self.recipe)
         self._transport = MPITransport()
         self._nodes = Nodes(self._transport, session)
@@ -83,14 +81,14 @@ class MPI(Runtime):
         return session
 
     def preview(self) -> Session:
-        """The whole simulation in this process."""
-        if mpi_rank() is None:  # else mpirun is there, and building it checks this rank's own GPU
+        """Build the session in this process."""
+        if mpi_rank() is None:  # else mpirun exists, and build() checks this rank's own GPU
             launch.check()
             devices.gpu_slots(self.recipe, devices.workers(self.recipe, devices.gpus(self.recipe)))
         return build(self.recipe)
 
     def run(self, session: Session, record: Record) -> None:
-        """The server's part."""
+        """Run the server's part."""
         host = self.host(self.recipe, self.folder.path)
         transport = self._transport
         transport.spool = Spool(self.recipe.comm.upload_memory_mb * 2**20, self.folder.path)
@@ -114,12 +112,12 @@ class MPI(Runtime):
 
 
 AHEAD = 3
-"""Uploads, for each worker, that may be under way or wait for their turn. Computed for four workers and 32 clients a
-round whose samples differ much (log-normal, sigma 1): it is 14 % longer with 2 than without a bound, and 5 % with 3."""
+"""Uploads per worker in progress or waiting. Computed for four workers and 32 clients per round whose samples differ
+much (log-normal, sigma 1): a round takes 14 % longer with 2 than without a bound, and 5 % with 3."""
 
 
 class MPIServer(Manager):
-    """Rank 0: deals clients to workers and hands their uploads on in ascending order."""
+    """Rank 0: assigns clients to workers and yields their uploads in ascending order."""
 
     def __init__(
         self, host: Host, transport: MPITransport, size: int, session: Session, record: Record, nodes: Nodes
@@ -131,7 +129,7 @@ class MPIServer(Manager):
         self._longest: Iterator[int] = iter(())
         self._lowest: Iterator[int] = iter(())
         self._waiting: set[int] = set()
-        self._under_way = self._room = 0
+        self._in_progress = self._room = 0
         self._largest = num_bytes(record.weights.values())
         self._arrived: dict[int, LocalResult] = {}
         self._logits: dict[int, Tensor] = {}
@@ -140,7 +138,7 @@ class MPIServer(Manager):
         self.handlers = {Kind.UPLOAD: self._uploaded, Kind.LOGITS: self._tested, Kind.FAILED: self._failed}
 
     def train(self) -> None:
-        """All rounds that are left."""
+        """Run the remaining rounds."""
         if not self.record.next_round:
             self.rounds.server.open(self.session.openings())
         self.rounds.run(self)
@@ -148,18 +146,18 @@ class MPIServer(Manager):
             self.send(Kind.FINISH, worker)
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
-        """Everybody is here."""
+        """All clients are available."""
         return clients
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Deal the clients, longest first as far as there is room; yield what they leave, in ascending order."""
+        """Assign the clients, largest first while there is room; yield their uploads in ascending order."""
         sizes = self.session.sizes
         self._longest = iter(sorted(clients, key=lambda client: (-sizes[client], client)))
         self._lowest, self._waiting = iter(clients), set(clients)
-        # for the whole round: were it to shrink in the midst of one, the next upload to add might not be under way
+        # fixed for the round: if it shrank, the next upload to add might not be in progress
         self._room = self.room
         for number, client in enumerate(clients, 1):
-            self._deal(round)
+            self._assign(round)
             while client not in self._arrived:
                 self.transport.receive()
             self.record.progress.client(round, number, len(clients), self.session.trainer.names.get(client, ""))
@@ -171,30 +169,30 @@ class MPIServer(Manager):
             self.record.states.put(client, round, result.state)
             yield client, result
             del result
-            self._under_way -= 1
+            self._in_progress -= 1
 
     @property
     def room(self) -> int:
-        """Uploads that may be under way or wait: as many as ``upload_memory_mb`` holds, or :data:`AHEAD` a worker."""
+        """Maximum uploads in progress or waiting: those in ``upload_memory_mb``, or :data:`AHEAD` per worker."""
         held = self.session.recipe.comm.upload_memory_mb * 2**20 // max(1, self._largest)
         return max(AHEAD * (self.size - 1), held)
 
     def predict(self, weights: Weights) -> tuple[Tensor, Tensor]:
-        """Logits and labels of the test set, of which every worker tests a part; the same as if one tested it all."""
+        """Logits and labels of the test set, of which each worker tests a part."""
         test = self.session.trainer.test.y
         self._logits.clear()
         parts = list(pairwise(cuts(len(test), TEST_BATCH.get(test.device.type, 1024), self.size - 1)))
         for worker, part in enumerate(parts, 1):
-            news = self._news(worker)
-            self.send(Kind.TEST, worker, meta={"part": part, "news": bool(news)}, tensors=news)
+            model = self._unsent_model(worker)
+            self.send(Kind.TEST, worker, meta={"part": part, "news": bool(model)}, tensors=model)
         while len(self._logits) < len(parts):
             self.transport.receive()
         return torch.cat([self._logits[worker].to(test.device) for worker in sorted(self._logits)]), test
 
-    def _news(self, worker: int) -> dict[str, Tensor]:
-        """The global model, unless the worker has got it already."""
+    def _unsent_model(self, worker: int) -> dict[str, Tensor]:
+        """The global model, unless the worker has it."""
         server = self.rounds.server
-        if self._model is not server.weights:  # which no round changes in place
+        if self._model is not server.weights:  # no round changes them in place
             self._model = server.weights
             self._informed.clear()
         if worker in self._informed:
@@ -202,19 +200,19 @@ class MPIServer(Manager):
         self._informed.add(worker)
         return joined(model=server.weights, shared=server.shared)
 
-    def _deal(self, round: int) -> None:
-        """Give each idle worker a client, while there is room for its upload.
+    def _assign(self, round: int) -> None:
+        """Assign a client to each idle worker, while there is room for its upload.
 
-        The longest first; once half of the room is taken, the one whose upload is to be added first, so that the room
-        empties again: the one that all others wait for is always under way.
+        The largest comes first; once half of the room is taken, the next to be added, so that the upload for which all
+        others wait is always in progress.
         """
         states = self.record.states
-        while self._idle and self._waiting and self._under_way < self._room:
-            order = self._longest if self._under_way < self._room // 2 else self._lowest
+        while self._idle and self._waiting and self._in_progress < self._room:
+            order = self._longest if self._in_progress < self._room // 2 else self._lowest
             client, worker = next(client for client in order if client in self._waiting), self._idle.pop(0)
             self._waiting.remove(client)
-            self._under_way += 1
-            news = self._news(worker)
+            self._in_progress += 1
+            model = self._unsent_model(worker)
             self.send(
                 Kind.TRAIN,
                 worker,
@@ -223,16 +221,16 @@ class MPIServer(Manager):
                     "client": client,
                     "times_selected": states.select(client),
                     "personalised": self.record.personalised and self.record.tests(round),
-                    "news": bool(news),
+                    "news": bool(model),
                 },
-                tensors=news | joined(state=states.get(client)),
+                tensors=model | joined(state=states.get(client)),
             )
 
     def _uploaded(self, message: Message) -> None:
         self._largest = max(self._largest, num_bytes(message.tensors.values()))
         self._arrived[message.meta["client"]] = upload(message.tensors, message.meta)
         self._idle.append(message.sender)
-        self._deal(message.round)
+        self._assign(message.round)
 
     def _tested(self, message: Message) -> None:
         self._logits[message.sender] = message.tensors["logits"]
@@ -245,7 +243,7 @@ class MPIServer(Manager):
 
 
 class Worker(Manager):
-    """A rank above 0: trains the clients that the server names."""
+    """A rank above 0: trains the clients that the server assigns."""
 
     def __init__(self, host: Host, transport: MPITransport, rank: int, size: int, session: Session) -> None:
         super().__init__(host, transport, rank, size)
@@ -259,21 +257,20 @@ class Worker(Manager):
             Kind.FINISH: lambda _: self.transport.stop_receive_message(),
         }
 
-    def _hear(self, message: Message) -> None:
-        """Take the global model, where it comes with the message."""
+    def _take_model(self, message: Message) -> None:
         device = self.local.device
         if message.meta["news"]:
             self._weights = {k: v.to(device) for k, v in group(message.tensors, "model").items()}
             self._shared = {k: v.to(device) for k, v in group(message.tensors, "shared").items()}
 
     def _test(self, message: Message) -> None:
-        self._hear(message)
+        self._take_model(message)
         local = self.local
         part = torch.arange(*message.meta["part"], device=local.device)
         self.send(Kind.LOGITS, SERVER, tensors={"logits": local.predict(part, self._weights)[0]})
 
     def _train(self, message: Message) -> None:
-        self._hear(message)
+        self._take_model(message)
         meta, tensors, round = message.meta, message.tensors, message.round
         client = meta["client"]
         turn = {key: meta[key] for key in ("times_selected", "personalised")}
@@ -295,7 +292,7 @@ class Worker(Manager):
 
 
 def cuts(samples: int, batch: int, parts: int) -> list[int]:
-    """Bounds that cut samples into at most ``parts`` parts of whole batches, as even as these allow."""
+    """Bounds of at most ``parts`` nearly equal parts of whole batches."""
     batches = math.ceil(samples / batch)
     bounds = {min(batch * (batches * part // parts), samples) for part in range(parts + 1)}
     return sorted(bounds)

@@ -1,7 +1,7 @@
 """Messages over MPI: the bytes of :mod:`fl_labelskew_plugins.runtimes.wire`, sent and received without blocking calls.
 
-MPI's own blocking calls spin a core until something comes. Here a process that waits looks for traffic and sleeps in
-between, for longer the longer nothing has come. There is no thread: whoever calls ``receive`` moves all traffic.
+MPI's blocking calls keep a core busy. Here a waiting process polls, ever more rarely while nothing arrives. There is no
+thread: calls of ``receive`` move all traffic.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 
 HEADER, PAYLOAD = 1, 2
-"""MPI's tags. A header comes first and tells how long the payload is, which then goes straight into its buffer."""
+"""MPI's tags. The header gives the payload's length, so that the payload goes directly into its buffer."""
 
 CHUNK = 2**30
-"""Bytes of a payload that one MPI message carries; MPI counts them in 32 bits."""
+"""Maximum bytes of one MPI message, as MPI counts them in 32 bits."""
 
 BRISK, LAZY = 0.0002, 0.002
-"""Seconds between two looks: soon after traffic, and when nothing has come for a while."""
+"""Shortest and longest seconds between two polls."""
 
 EAGER, RATE = 0.002, 2e8
-"""For a moment after each message, and while it should be under way at this many bytes a second, there is no sleep at
-all: where MPI moves a message in small pieces, both sides have to look for each of them."""
+"""A process polls without sleep for EAGER seconds after each message, plus its duration at RATE bytes per second: if
+MPI transfers a message in small pieces, both sides must poll for each of them."""
 
 STOP = 5.0
-"""Seconds that the last messages have to leave."""
+"""Maximum seconds to send the last messages."""
 
 
 @dataclass
 class Transfer:
-    """A message under way, with the memory that MPI works on."""
+    """A message in transfer, with the memory that MPI uses."""
 
     header: wire.Header
     buffer: Any
@@ -46,8 +46,8 @@ class Transfer:
 class MPITransport(Transport):
     """Messages between the ranks of ``COMM_WORLD``, in order from each sender.
 
-    A message's tensors may be changed as soon as :meth:`send_message` returns. It does not wait for the receiver, so
-    two ranks may send each other messages of any size at once. :attr:`spool` makes the buffers of received ones.
+    :meth:`send_message` copies the tensors and does not wait for the receiver, so two ranks may send each other
+    messages of any size at once. :attr:`spool` allocates the buffers of received messages.
     """
 
     def __init__(self) -> None:
@@ -63,14 +63,14 @@ class MPITransport(Transport):
         self._eager_until = 0.0
 
     def send_message(self, msg: Message) -> None:
-        """Start to send a message; it leaves while this process receives, sends or stops.
+        """Start to send a message; it proceeds while this process receives, sends or stops.
 
         Raises:
-            TypeError: it holds something that does not travel, see :func:`fl_labelskew_plugins.runtimes.wire.encode`.
+            TypeError: it cannot be encoded, see :func:`fl_labelskew_plugins.runtimes.wire.encode`.
         """
         receiver = msg.receiver
         parts = wire.encode(msg.kind, self.rank, receiver, msg.round, msg.meta, msg.tensors)
-        data = memoryview(b"".join(parts))  # a copy, so that nobody has to know when it has left
+        data = memoryview(b"".join(parts))  # a copy, so that the caller may change the tensors
         send = self._comm.Isend
         requests = [send([data[: wire.Header.SIZE], self._mpi.BYTE], receiver, HEADER)]
         requests += [send([part, self._mpi.BYTE], receiver, PAYLOAD) for part in _cut(data[wire.Header.SIZE :])]
@@ -79,7 +79,7 @@ class MPITransport(Transport):
         self._move()
 
     def stop_receive_message(self) -> None:
-        """End the loop once the last messages have left, or :data:`STOP` seconds have passed."""
+        """End the loop once the last messages are sent, after at most :data:`STOP` seconds."""
         super().stop_receive_message()
         end = time.monotonic() + STOP
         while self._outgoing and time.monotonic() < end:
@@ -87,7 +87,6 @@ class MPITransport(Transport):
             self._rest(BRISK)
 
     def _next(self, timeout: float | None) -> Message:
-        """The next message; raises ``queue.Empty``."""
         end = None if timeout is None else time.monotonic() + timeout
         pause = BRISK
         while True:
@@ -100,24 +99,22 @@ class MPITransport(Transport):
             self._rest(pause if end is None else max(0.0, min(pause, end - time.monotonic())))
 
     def _expect(self, size: int) -> None:
-        """So many bytes are under way."""
         self._eager_until = max(self._eager_until, time.monotonic() + EAGER) + size / RATE
 
     def _rest(self, seconds: float) -> None:
-        """Leave the core to others until the next look."""
         if time.monotonic() < self._eager_until:
             os.sched_yield()
         else:
             time.sleep(seconds)
 
     def _move(self) -> bool:
-        """Have MPI get on with what is under way, and take in what has begun; whether there is traffic towards us."""
+        """Let MPI progress and queue complete messages; return whether any were incoming."""
         self._outgoing = [sent for sent in self._outgoing if not self._done(sent)]
         status = self._mpi.Status()
         while self._comm.Iprobe(tag=HEADER, status=status):
             self._admit(status.Get_source())
         traffic = bool(self._incoming)
-        held: set[int] = set()  # senders with a message that is not all here: what follows it waits
+        held: set[int] = set()  # senders with an incomplete message, whose later messages must wait
         for coming in list(self._incoming):
             sender = coming.header.sender
             if sender in held or not self._done(coming):
@@ -128,7 +125,7 @@ class MPITransport(Transport):
         return traffic
 
     def _admit(self, source: int) -> None:
-        """A header has come: say where its payload goes."""
+        """Receive a header, and start receiving its payload."""
         start = bytearray(wire.Header.SIZE)
         self._comm.Recv([start, self._mpi.BYTE], source, HEADER)
         header = wire.Header.unpack(start)

@@ -1,5 +1,5 @@
-"""How does a federation run whose clients are machines of others: connections, certificates, and what may go wrong?
+"""Federations whose clients are machines of other owners (backend ``GRPC``): connections, certificates, failures.
 
-May import runs, host and below. Used by its name as a backend, ``GRPC``; ``labelskew certs`` uses the certificates.
-:mod:`.certs` needs cryptography, so it is imported after ``keys.require``.
+May import runs, host and below. ``labelskew certs`` uses the certificates. :mod:`.certs` needs cryptography, so it is
+imported only after ``keys.require``.
 """

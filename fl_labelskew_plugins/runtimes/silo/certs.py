@@ -1,10 +1,8 @@
-"""Certificates of a federation (X.509, ECDSA P-256): read, made, renewed and revoked.
+"""Create, read, renew and revoke the certificates of a federation (X.509, ECDSA P-256).
 
-A peer is who its certificate says: the server's is good for a server alone, silo 3's for a client alone, and its
-common name ``silo-3`` is the rank that the server believes. The authority's key makes further certificates and is
-needed nowhere else. ``revoked.crl``, beside each process's certificate, is a certificate revocation list (RFC 5280)
-that the authority has signed, with a number that only grows. It has no end: what a process does not know is only what
-nobody has copied to it.
+The server's certificate is valid only for a server, a silo's only for a client; its common name, such as ``silo-3``,
+gives the rank. ``revoked.crl`` next to each certificate is a revocation list (RFC 5280) that the authority signs and
+numbers. It does not expire: operators copy each new list to every process.
 """
 
 from __future__ import annotations
@@ -34,28 +32,25 @@ from fl_labelskew_plugins.runtimes.silo import keys
 from fl_labelskew_plugins.runtimes.silo.keys import OLD, REVOKED, Files, Passphrase, content, named, silo_name
 
 SOON = timedelta(days=30)
-
-
 HOSTS = ("localhost", "127.0.0.1", "::1")
 AUTHORITY_DAYS = 3650
-"""How long the authority lasts at least, so that silos can be added later."""
+"""Minimum, so that silos can be added later."""
 Issued = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 """A certificate and its key."""
 DAMAGED = (
     *(ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion),
     *(x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
 )
-"""Errors of certificates and lists that are damaged, or not by the authority they are checked against."""
+"""Errors of damaged certificates and lists, and of another authority's."""
 SHOWN = ("file", "who", "until", "revoked", "fingerprint", "hosts")
 """Columns of :func:`show`."""
 
 
 def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files:
-    """The three files of ``server`` or ``silo-3``: ``ca.pem`` and the certificate and key of that name.
+    """Read ``ca.pem`` and the certificate and key of ``server`` or ``silo-3``.
 
     Raises:
-        LabelSkewError: one is missing, unreadable, expired, or does not belong to the others; or a passphrase is
-            missing or wrong.
+        LabelSkewError: a file is missing, unreadable, expired or does not match the others, or the passphrase is wrong.
     """
     ca_path, path, key_path = folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key"
     ca, certificate = load_certificate(ca_path), load_certificate(path)
@@ -64,23 +59,26 @@ def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files
     if keys.encrypted(key):
         key = keys.pem(private)
     if private.public_key() != certificate.public_key():
-        raise mistake(key_path, f"is not the key of {name}.pem", "the two that were made together")
-    if (who := _who(certificate)) != name:
-        raise LabelSkewError(f"{path}: is the certificate of {who}, not of {name}")
+        raise mistake(key_path, f"is not the key of {name}.pem", "the pair that was created together")
+    if (owner := _common_name(certificate)) != name:
+        raise LabelSkewError(f"{path}: is the certificate of {owner}, not of {name}")
     try:
         certificate.verify_directly_issued_by(ca)
     except DAMAGED:
-        raise mistake(path, f"is not by the authority of {ca_path}", "the two that were made together") from None
+        what = f"was not issued by the authority of {ca_path}"
+        raise mistake(path, what, "the pair that was created together") from None
     warnings = (*_expiring(ca_path, ca), *_expiring(path, certificate), *keys.readable_by_others(key_path))
     return Files(name, content(ca_path), content(path), key, warnings)
 
 
 def show(folder: Path) -> tuple[list[list[str]], Listed, list[str]]:
-    """The certificates of a folder as rows of :data:`SHOWN`, the list of revoked ones, and a line for each that ends
-    soon and each key that others can read.
+    """List the certificates in a folder.
+
+    Returns:
+        Rows with the columns :data:`SHOWN`, the revocation list, and warnings.
 
     Raises:
-        LabelSkewError: the folder holds none, or one cannot be read; or as :func:`revoked`.
+        LabelSkewError: there is no certificate, or one is unreadable; or as :func:`revoked`.
     """
     rows: list[list[str]] = []
     warnings: list[str] = []
@@ -92,7 +90,7 @@ def show(folder: Path) -> tuple[list[list[str]], Listed, list[str]]:
         since = f"{listed.entries[serial]:%Y-%m-%d}" if serial in listed.entries else "-"
         digest = certificate.fingerprint(hashes.SHA256()).hex()
         hosts = " ".join(str(host.value) for host in _alternatives(certificate))
-        rows.append([path.name, _who(certificate), f"{until:%Y-%m-%d}", since, digest, hosts or "-"])
+        rows.append([path.name, _common_name(certificate), f"{until:%Y-%m-%d}", since, digest, hosts or "-"])
         warnings += _expiring(path, certificate)
     for key in sorted(folder.glob("*.key")):
         warnings += keys.readable_by_others(key)
@@ -100,52 +98,49 @@ def show(folder: Path) -> tuple[list[list[str]], Listed, list[str]]:
 
 
 def load_authority(folder: Path, passphrase: Passphrase) -> Issued:
-    """The authority that is there, with its key.
+    """Load the folder's authority and its key.
 
     Raises:
-        LabelSkewError: one of its two files is missing, unreadable, expired, or not the other's.
+        LabelSkewError: a file is missing, unreadable or expired, or the key does not match.
     """
     path = folder / "ca.key"
     if not path.exists():
-        raise mistake(path, "is not there", f"the machine on which {folder} was made")
+        raise mistake(path, "does not exist", f"the machine on which {folder} was created")
     key = keys.load(path, content(path), passphrase)
     certificate = load_certificate(folder / "ca.pem")
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
-        raise mistake(path, "is not the key of ca.pem", "the two that were made together")
+        raise mistake(path, "is not the key of ca.pem", "the pair that was created together")
     return certificate, key
 
 
 def load_certificate(path: Path, *, expired: bool = False) -> x509.Certificate:
-    """A certificate that holds today; ``expired``: or held once.
+    """Load a certificate; ``expired`` accepts one that is not valid now.
 
     Raises:
-        LabelSkewError: it is missing, unreadable, expired, or not yet good.
+        LabelSkewError: it is missing, unreadable, expired, or not yet valid.
     """
     try:
         certificate = x509.load_pem_x509_certificate(content(path))
         _ = certificate.subject, certificate.extensions, certificate.public_key()  # parsed only here
     except DAMAGED:
-        raise LabelSkewError(f"{path}: is no PEM certificate as `labelskew certs new` makes it") from None
+        raise LabelSkewError(f"{path}: is not a PEM certificate from `labelskew certs new`") from None
     now = datetime.now(timezone.utc)
     if not expired and certificate.not_valid_after_utc < now:
         what = f"expired on {certificate.not_valid_after_utc:%Y-%m-%d}"
-        raise mistake(path, what, "`labelskew certs renew` where it was made, and copy what it makes here")
+        raise mistake(path, what, "`labelskew certs renew` where it was created, and copy the new files here")
     if not expired and certificate.not_valid_before_utc > now:
-        raise LabelSkewError(
-            f"{path}: holds from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC only; is this machine's clock "
-            "right?"
-        )
+        since = f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+        raise LabelSkewError(f"{path}: is not valid before {since}; check this machine's clock")
     return certificate
 
 
 def _alternatives(certificate: x509.Certificate) -> Iterable[x509.GeneralName]:
-    """Names and addresses of the host that a certificate is for."""
     with contextlib.suppress(x509.ExtensionNotFound):
         return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return ()
 
 
-def _who(certificate: x509.Certificate) -> str:
+def _common_name(certificate: x509.Certificate) -> str:
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return clean(names[0].value) if len(names) == 1 else "nobody"
 
@@ -168,40 +163,38 @@ def new(
     add: bool = False,
     encrypt: bool = False,
 ) -> list[str]:
-    """Make an authority, the server's certificate and one for each silo.
+    """Create an authority, a certificate for the server and one for each silo.
 
     Args:
-        folder: where they are written; made, for its owner alone, where it is not there.
-        silos: their number.
-        hosts: names and addresses at which silos reach the server; none: this machine alone, :data:`HOSTS`.
-        days: how long server's and silos' certificates hold.
-        add: keep what is in ``folder`` and make what is missing, with the authority that is there.
-        encrypt: encrypt the keys; those of an authority whose own is encrypted always are.
+        folder: created with access only for its owner, if missing.
+        silos: number of silos.
+        hosts: names and addresses of the server; default: this machine, :data:`HOSTS`.
+        days: lifetime of the certificates, except the authority's.
+        add: keep existing files and create the missing ones.
+        encrypt: encrypt the keys; implied if the authority's key is encrypted.
 
     Returns:
-        Names of the certificates that were made: ``ca``, ``server``, ``silo-1`` and so on.
+        Names of the new certificates: ``ca``, ``server``, ``silo-1`` and so on.
 
     Raises:
-        LabelSkewError: files are there already, or cannot be written, or a host is neither name nor address, or a
-            passphrase is missing or wrong.
+        LabelSkewError: files exist or cannot be written, a host is invalid, or the passphrase is missing or wrong.
     """
     names = _names(hosts or HOSTS)
     wanted = ["ca", "server", *(silo_name(rank) for rank in range(1, silos + 1))]
     files = [folder / f"{name}.{ending}" for name in wanted for ending in ("pem", "key")]
-    if not add and (there := [path for path in files if path.exists()]):
-        raise mistake(there[0], "exists already", "--add, which keeps what is there, or another --out")
+    if not add and (existing := [path for path in files if path.exists()]):
+        raise mistake(existing[0], "exists already", "--add to keep existing files, or another --out")
     missing = [name for name in wanted if not (folder / f"{name}.pem").exists()]
     if "ca" in missing and missing != wanted:
-        raise mistake(folder / "ca.pem", "is not there", f"--add where {folder} was made")
+        raise mistake(folder / "ca.pem", "does not exist", f"--add where {folder} was created")
     if hosts and "server" not in missing:
-        raise mistake(
-            "--server", f"{folder / 'server.pem'} exists already", "`labelskew certs renew server` with --server"
-        )
+        what = f"{folder / 'server.pem'} exists already"
+        raise mistake("--server", what, "`labelskew certs renew server` with --server")
     passphrase = Passphrase()
     with keys.writing(folder):
         if "ca" in missing:
             secret = passphrase.get(folder / "ca.key", new=True) if encrypt else b""
-            # A name of its own: two authorities of one name are confused with each other instead of told apart.
+            # Authorities need distinct names, or certificates of one would be checked against the other.
             authority = _issued(f"labelskew authority {secrets.token_hex(4)}", max(days, AUTHORITY_DAYS))
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _write(folder, "ca", authority, secret)
@@ -222,21 +215,20 @@ def renew(
     days: int = 825,
     encrypt: bool = False,
 ) -> list[str]:
-    """Make certificates anew, each with a new key; the old ones hold until they expire or are revoked.
+    """Renew certificates, each with a new key; the old ones stay valid until they expire or are revoked.
 
-    ``names`` are ``server``, ``silo-3`` or :data:`.keys.ALL`; all else is as for :func:`new`, but without ``hosts``
-    the server keeps those that it had.
-
-    Returns:
-        Names of the certificates that were made.
+    ``names`` are ``server``, ``silo-3`` or :data:`.keys.ALL`. All else is as for :func:`new`, but without ``hosts`` the
+    server keeps its previous ones.
 
     Raises:
-        LabelSkewError: a name that is not there, or what :func:`new` raises.
+        LabelSkewError: a certificate does not exist; or as :func:`new`.
     """
     given = _names(hosts)
     names = named(folder, names)
     if hosts and "server" not in names:
-        raise LabelSkewError("--server: is for the server's certificate; name it, or leave --server away")
+        raise LabelSkewError(
+            "--server: applies only to the server's certificate; renew `server` too, or remove --server"
+        )
     passphrase = Passphrase()
     authority = load_authority(folder, passphrase)
     secret = _secret(folder, passphrase, encrypt=encrypt)
@@ -252,10 +244,7 @@ def renew(
 
 
 def _issued(name: str, days: int, authority: Issued | None = None, hosts: Sequence[x509.GeneralName] = ()) -> Issued:
-    """A certificate that proves one thing, to be this server or to be this silo; without an authority, one of those.
-
-    It holds no longer than its authority. ``hosts``: names and addresses of the server; none for a silo.
-    """
+    """Issue a certificate for a server or a silo, valid no longer than ``authority``; or, without one, an authority."""
     key, ca = ec.generate_private_key(ec.SECP256R1()), authority is None
     now, subject = datetime.now(timezone.utc), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     until, issuer, signer = now + timedelta(days=days), subject, key
@@ -270,7 +259,7 @@ def _issued(name: str, days: int, authority: Issued | None = None, hosts: Sequen
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))  # a silo's clock may be behind
+        .not_valid_before(now - timedelta(hours=1))  # a silo's clock may be slow
         .not_valid_after(until)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
@@ -286,7 +275,7 @@ def _issued(name: str, days: int, authority: Issued | None = None, hosts: Sequen
 
 
 def _secret(folder: Path, passphrase: Passphrase, *, encrypt: bool) -> bytes:
-    """What encrypts further keys: the authority's passphrase where its key is encrypted."""
+    """The passphrase for new keys."""
     path = folder / "ca.key"
     locked = keys.encrypted(content(path))
     return passphrase.get(path, new=not locked) if encrypt or locked else b""
@@ -301,16 +290,14 @@ def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
             try:
                 addresses.split(f"{host}:1")
             except ValueError:
-                raise LabelSkewError(
-                    f"--server: {host!r} is neither a host's name nor an IP address, such as fl.example.org or "
-                    "192.0.2.1"
-                ) from None
+                what = f"{host!r} is not a host name or an IP address such as fl.example.org or 192.0.2.1"
+                raise LabelSkewError(f"--server: {what}") from None
             names.append(x509.DNSName(host))
     return names
 
 
 def _write(folder: Path, name: str, issued: Issued, secret: bytes) -> None:
-    """Key first: a certificate is there only with its key, and a key alone is what an interruption left."""
+    """Write the key first, so that after an interruption no certificate lacks its key."""
     certificate, key = issued
     keys.write(folder / f"{name}.key", keys.pem(key, secret), 0o600)
     keys.write(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644)
@@ -318,7 +305,7 @@ def _write(folder: Path, name: str, issued: Issued, secret: bytes) -> None:
 
 @dataclass(frozen=True)
 class Listed:
-    """A list: since when (UTC) certificates are revoked, by their serial numbers; number 0 if there is no list."""
+    """A revocation list: time of revocation (UTC) by serial number; ``number`` is 0 without a list."""
 
     number: int = 0
     entries: Mapping[int, datetime] = field(default_factory=dict)
@@ -327,22 +314,20 @@ class Listed:
         return f"list {self.number} ({counted(len(self.entries), 'revoked certificate')})"
 
     def entry(self, serial: int) -> str:
-        """The end of a certificate that is on the list, for messages."""
+        """When a certificate was revoked, for messages."""
         return f"revoked on {self.entries[serial]:%Y-%m-%d %H:%M} UTC"
 
 
 def revoke(folder: Path, names: Sequence[str]) -> tuple[Listed, int]:
-    """Put certificates on the list of a folder, with the authority that is there.
+    """Add certificates to a folder's revocation list.
 
-    Args:
-        folder: where the authority and the certificates are.
-        names: ``server``, ``silo-3``: all that were made for them, renewed ones included; or :data:`.keys.ALL`.
+    ``names`` are ``server``, ``silo-3`` or :data:`.keys.ALL`; their earlier certificates are revoked, too.
 
     Returns:
-        The list, and how many certificates are new on it; where none is, nothing is written.
+        The list, and the number of new entries; without any, nothing is written.
 
     Raises:
-        LabelSkewError: a name that is not there, an authority or a list that cannot be used, or nothing can be written.
+        LabelSkewError: a certificate does not exist, the authority or the list is unusable, or writing fails.
     """
     names = named(folder, names)
     authority, key = load_authority(folder, Passphrase())
@@ -360,10 +345,10 @@ def revoke(folder: Path, names: Sequence[str]) -> tuple[Listed, int]:
 
 
 def revoked(path: Path, authority: x509.Certificate) -> Listed:
-    """The list in a file; an empty one where the file is not there.
+    """Read a revocation list; a missing file is an empty list.
 
     Raises:
-        LabelSkewError: it is none, or not this authority's.
+        LabelSkewError: the file is unreadable or damaged, or another authority signed it.
     """
     try:
         content = read_bytes(path)
@@ -371,31 +356,31 @@ def revoked(path: Path, authority: x509.Certificate) -> Listed:
         return Listed()
     except OSError as error:
         raise LabelSkewError(f"{path}: cannot be read: {error.strerror}") from None
-    copy = "copy it again from where the certificates were made"
+    copy = "copy it again from where the certificates were created"
     try:
         crl = x509.load_pem_x509_crl(content)
         signed = crl.issuer == authority.subject and crl.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
         number = crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
         entries = {line.serial_number: line.revocation_date_utc for line in crl}
     except DAMAGED:
-        raise LabelSkewError(f"{path}: is no list of revoked certificates, or a damaged one; {copy}") from None
+        raise LabelSkewError(f"{path}: is damaged or not a list of revoked certificates; {copy}") from None
     if not signed:
         raise LabelSkewError(f"{path}: is not signed by the authority of ca.pem, or was changed; {copy}")
     return Listed(number, entries)
 
 
 class Revocations:
-    """The list beside a process's certificate, read again whenever the file changes; usable from any thread.
+    """A process's revocation list, read again whenever its file changes; thread-safe.
 
     Args:
         folder: of the certificates.
-        tls: this process's own.
-        kept: where the process keeps the newest list that it has seen, so that it takes no older one after a restart.
-        say: told in a line which list counts, now and whenever there is a newer one.
-        warn: told in a line what is wrong with the file, or that this process's own certificate is on it.
+        tls: this process's certificate.
+        kept: copy of the newest list, so that a restarted process accepts no older one.
+        say: called with a log line when a list is loaded.
+        warn: called if the file is invalid or this process's certificate is revoked.
 
     Raises:
-        LabelSkewError: the list cannot be trusted or is older than one that was seen, or this certificate is on it.
+        LabelSkewError: the list is invalid or older than the copy, or this certificate is revoked.
     """
 
     def __init__(
@@ -415,23 +400,23 @@ class Revocations:
         self._seen = self._state()
         before = Listed()
         if kept is not None:
-            with contextlib.suppress(LabelSkewError):  # of another authority
+            with contextlib.suppress(LabelSkewError):  # another authority's list
                 before = revoked(kept, self._authority)
         self._listed = self._newer(before)
         if self._serial in self._listed.entries:
-            raise LabelSkewError(self._ended)
+            raise LabelSkewError(self._own_revoked)
         if self._listed.number:
-            self._tell()
+            self._report()
 
     def keep(self) -> None:
-        """Write down which list was seen, from now on; the folder has to be there."""
+        """Save a copy of this list and of later ones, if the copy's folder exists."""
         with self._lock:
             if self._kept is not None and self._kept.parent.is_dir() and self._listed.number:
-                with contextlib.suppress(OSError):  # a restart would take an older list, no more
+                with contextlib.suppress(OSError):  # worst case: a restart accepts an older list
                     keys.write(self._kept, read_bytes(self._path), 0o644)
 
     def look(self) -> Listed:
-        """The list that counts now: the newest that was good."""
+        """The newest valid list."""
         with self._lock:
             if (state := self._state()) == self._seen:
                 return self._listed
@@ -439,35 +424,35 @@ class Revocations:
             try:
                 newer = self._newer(self._listed)
             except LabelSkewError as error:
-                self._warn(f"{error}; the last good one, {self._listed}, still counts")
+                self._warn(f"{error}; the last valid list, {self._listed}, still applies")
                 return self._listed
             if newer.number != self._listed.number:
                 self._listed = newer
                 self.keep()
-                self._tell()
+                self._report()
                 if self._serial in newer.entries:
-                    self._warn(self._ended)
+                    self._warn(self._own_revoked)
             return self._listed
 
     def barred(self, pem: bytes) -> str:
-        """Why a certificate of the authority does not count, as a sentence's predicate; empty where it does."""
+        """Reason to reject a certificate of the authority, as a clause; empty if it is valid."""
         listed = self.look()
         serial = x509.load_pem_x509_certificate(pem).serial_number if listed.entries else 0
         return f"its certificate {keys.fingerprint(pem)} was {listed.entry(serial)}" if serial in listed.entries else ""
 
-    def _tell(self) -> None:
-        self._say(f"{self._listed} counts from now on")
+    def _report(self) -> None:
+        self._say(f"{self._listed} applies from now on")
 
     def _newer(self, before: Listed) -> Listed:
         listed = revoked(self._path, self._authority)
         if listed.number <= before.number and listed != before:
-            what = f"list {listed.number} is not newer than" if listed.number else "is not there any more, after"
+            what = f"list {listed.number} is not newer than" if listed.number else "is missing after"
             raise LabelSkewError(f"{self._path}: {what} list {before.number}, which was seen here; copy the newest one")
         return listed
 
     @property
-    def _ended(self) -> str:
-        renew = f"use `labelskew certs renew {self._name.stem}` where it was made, and copy what it makes here"
+    def _own_revoked(self) -> str:
+        renew = f"use `labelskew certs renew {self._name.stem}` where it was created, and copy the new files here"
         return f"{self._name}: was {self._listed.entry(self._serial)}; {renew}"
 
     def _state(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""A silo's end of its stream: looks at the server's certificate, connects, and connects again."""
+"""A silo's end of its stream: checks the server's certificate, connects and reconnects."""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ FROM_SERVER = (
 
 @dataclass
 class Trust:
-    """The server as a silo knows it, and whether it is the one to connect to and to go on with.
+    """A silo's check of the server's certificate, over a connection of its own, as gRPC does not show it to clients.
 
-    Its certificate is looked at before gRPC connects, which tells a client nothing of it. Where ``tls`` is None, nobody
-    has any; ``pin`` and ``revoked`` are as for :class:`SiloTransport`.
+    ``pin`` and ``revoked`` are those of :class:`SiloTransport`.
     """
 
     address: str
@@ -50,18 +49,20 @@ class Trust:
     pin: Callable[[str], None] | None
     revoked: Revocations | None
     certificate: bytes = b""
-    """PEM of the certificate that it showed last. In place of the authority's, gRPC then connects to a server of this
-    certificate and no other."""
+    """PEM of the last certificate; gRPC then trusts only this one instead of the authority's."""
 
     def __post_init__(self) -> None:
         self.known: dict[str, Any] = {"rank": 0, "peer": self.address}
-        """What the audit log has of it; the certificate's fingerprint, too, once it was looked at."""
+        """The server in the audit log, with its fingerprint once known."""
 
     def look(self) -> str:
-        """Look at the certificate where it matters; why one cannot connect now, empty where one can.
+        """Check the server's certificate, if it is pinned or certificates are revoked.
+
+        Returns:
+            Why the silo cannot connect now; empty if it can.
 
         Raises:
-            LabelSkewError: it is not the one to connect to.
+            LabelSkewError: this is the wrong server.
         """
         if self.tls is None or (self.pin is None and not self._any_revoked):
             return ""
@@ -80,21 +81,21 @@ class Trust:
         except LabelSkewError as error:
             self.refused(str(error))
             raise
-        if why := self.doubt():
-            self.refused(why)
-        return why
+        if reason := self.doubt():
+            self.refused(reason)
+        return reason
 
     def doubt(self) -> str:
-        """Why nothing more is to be sent to this server or taken from it; empty where there is no reason."""
+        """Reason to exchange no more messages with this server; empty if there is none."""
         if self.revoked is None or not self._any_revoked:
             return ""
         if not self.certificate:
-            return "there are revoked certificates now; looking again"
+            return "certificates were revoked; checking its certificate"
         return self.revoked.barred(self.certificate)
 
-    def refused(self, why: str) -> None:
-        """Note it in the audit log."""
-        self.audit.note("refused", **self.known, why=why)
+    def refused(self, reason: str) -> None:
+        """Note a refusal in the audit log."""
+        self.audit.note("refused", **self.known, why=reason)
 
     @property
     def _any_revoked(self) -> bool:
@@ -102,21 +103,21 @@ class Trust:
 
 
 class SiloTransport(Transport):
-    """A silo's end: connects, and connects again whenever the connection is lost, until it is stopped.
+    """A silo's end: connects, and reconnects after each lost connection, until it is stopped.
 
-    Each connection begins with the HELLO that :attr:`hello` makes. Once the server has taken it, JOINED is queued;
-    when the connection is lost, LEFT. :meth:`receive` raises LabelSkewError where trying again is of no use.
+    Each connection begins with a HELLO. When the server accepts it, JOINED is queued; when the connection is lost,
+    LEFT. :meth:`receive` raises LabelSkewError if another attempt would be useless.
 
     Args:
         address: ``host:port`` of the server.
-        rank: which silo, from 1.
+        rank: number of the silo, from 1.
         tls: this silo's certificate; without it, the server must be on this machine.
-        say: told in a line, in another thread, that the server is waited for and that it is there.
-        pin: raises where the server's certificate, by its SHA-256 fingerprint, is not the one to connect to.
-        revoked: certificates that count no longer; a server with one is not connected to, until it has another.
+        say: called in another thread with log lines.
+        pin: called with the SHA-256 fingerprint of the server's certificate; raises if it is the wrong one.
+        revoked: the silo waits while the server's certificate is one of these.
 
     Raises:
-        LabelSkewError: the address is none, or must not be used without certificates.
+        LabelSkewError: the address is invalid, or needs certificates.
     """
 
     def __init__(
@@ -137,9 +138,9 @@ class SiloTransport(Transport):
         self._grpc = compatibility.grpc()
         self.address, self.rank = address, rank
         self.limits = dict.fromkeys(FROM_SERVER, streams.LIMIT)
-        """Bytes of a message of each kind, at most; may be changed at any time, as by the handler of WELCOME."""
+        """Maximum bytes by kind; may change at any time, as in the handler of WELCOME."""
         self.hello: Callable[[], Message] = lambda: Message(Kind.HELLO, rank, 0)
-        """Makes the first message of every connection, in another thread."""
+        """Creates the first message of every connection, in another thread."""
         self.quiet_until = 0.0
         """No new connection before this time (monotonic): how fast it answers would tell whether this silo trains."""
         self.tls, self.revoked, self._trust = tls, revoked, Trust(address, tls, self.audit, pin, revoked)
@@ -152,22 +153,19 @@ class SiloTransport(Transport):
         self._thread = threading.Thread(target=self._connect_for_ever, name="silo", daemon=True)
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Start connecting."""
         self._thread.start()
 
     def send_message(self, msg: Message) -> None:
-        """Queue a message for the server; quietly nothing where there is no connection.
-
-        Its tensors must not change any more: they are read while they are sent.
-        """
+        """Queue a message; drop it without a connection. Its tensors must not change while they are sent."""
         outbox = self._outbox
         if outbox is None:
             return
         if self._trust.doubt() or not outbox.put(msg):
-            self._cancel()  # the server takes nothing any more, or should get nothing: a new connection may
+            self._cancel()  # the server has stalled or lost its trust; a new connection may work
 
     def stop_receive_message(self) -> None:
-        """Send what is queued, then close the connection."""
+        """Send queued messages, then close the connection."""
         super().stop_receive_message()
         with self._lock:
             self._stopping.set()
@@ -201,27 +199,27 @@ class SiloTransport(Transport):
             while not self._stopping.is_set():
                 if self._stopping.wait(max(0.0, self.quiet_until - time.monotonic())):
                     break
-                why = self._trust.look()
-                joined, heard, why = (False, False, why) if why else self._connect()
+                reason = self._trust.look()
+                joined, heard, reason = (False, False, reason) if reason else self._connect()
                 if joined:
                     reasons.clear()
                 if heard:
                     pause = FIRST_PAUSE_S
-                if why not in reasons and not self._stopping.is_set():
-                    self._say(f"waiting for the server at {self.address}: {why}")
-                    reasons.add(why)
+                if reason not in reasons and not self._stopping.is_set():
+                    self._say(f"waiting for the server at {self.address}: {reason}")
+                    reasons.add(reason)
                 self._stopping.wait(pause * jitter.uniform(0.5, 1))
                 pause = min(2 * pause, LAST_PAUSE_S)
-        except Exception as error:  # whatever it is, it belongs to the thread that waits
+        except Exception as error:  # raised again in the thread that receives
             self.arrived.put(Message(Kind.LEFT, 0, self.rank, failure=error))
         finally:
             self._ended.set()
 
     def _connect(self) -> tuple[bool, bool, str]:
-        """One connection, to its end: whether it stood, whether the server said anything, and why it ended.
+        """Run one connection; return whether it was accepted, whether a message came, and why it ended.
 
         Raises:
-            LabelSkewError: a further one would end in the same way.
+            LabelSkewError: another connection would fail in the same way.
         """
         joined = heard = False
         known = self._trust.known
@@ -244,19 +242,18 @@ class SiloTransport(Transport):
             hashing = streams.Hashing(call, wanted=self.audit.digests)
             while self._read(hashing):
                 heard = True
-            why = "it has closed the connection"
+            reason = "it has closed the connection"
         except self._grpc.RpcError:
-            why = self._ending(call, joined=joined)
+            reason = self._ending(call, joined=joined)
         except streams.CutShortError:
-            why = "the connection was lost"
+            reason = "the connection was lost"
         except WireError as error:
-            why = streams.predicate(error)
-            self.arrived.put(Message(Kind.REFUSED, 0, self.rank, meta={"reason": why}))
-            self._trust.refused(why)
+            reason = streams.predicate(error)
+            self.arrived.put(Message(Kind.REFUSED, 0, self.rank, meta={"reason": reason}))
+            self._trust.refused(reason)
         except OSError as error:
-            raise RunError(
-                f"no room for a message of the server: {error.strerror}; make room and start again"
-            ) from None
+            what = f"cannot store a message of the server: {error.strerror}"
+            raise RunError(f"{what}; free disk space and start again") from None
         finally:
             self._outbox = None
             outbox.close(flush=False)
@@ -265,31 +262,31 @@ class SiloTransport(Transport):
             if joined:
                 self.arrived.put(Message(Kind.LEFT, 0, self.rank))
                 self.audit.note("left", **known)
-        return joined, heard, why
+        return joined, heard, reason
 
     def _ending(self, call: Any, *, joined: bool) -> str:
-        """Why gRPC has ended a connection.
+        """Reason why gRPC ended a connection.
 
         Raises:
-            LabelSkewError: it would end a further one, too.
+            LabelSkewError: another connection would fail in the same way.
         """
         code = call.code().name
-        why = (self._trust.doubt() if code == "CANCELLED" else "") or in_words(call.details())
-        if not self._stopping.is_set() and (final := _hopeless(why, code)):
+        reason = (self._trust.doubt() if code == "CANCELLED" else "") or in_words(call.details())
+        if not self._stopping.is_set() and (final := _hopeless(reason, code)):
             self._trust.refused(final)
             raise LabelSkewError(f"the server at {self.address}: {final}") from None
         if code in ("RESOURCE_EXHAUSTED", "ALREADY_EXISTS"):
-            return f"it refused this silo, which {why}"
-        if why == "Socket closed" and not joined:  # all that TLS lets us know
-            return "it closes connections; does one of the two have no certificates, or another authority's?"
-        return why
+            return f"it refused this silo, which {reason}"
+        if reason == "Socket closed" and not joined:  # TLS reveals no more
+            return "it closes connections; check that both sides have certificates of the same authority"
+        return reason
 
     def _channel(self) -> Any:
         options = [
             *streams.OPTIONS,
             ("grpc.enable_http_proxy", 0),
             ("grpc.enable_retries", 0),
-            ("grpc.use_local_subchannel_pool", 1),  # or gRPC's own pauses between attempts would add to ours
+            ("grpc.use_local_subchannel_pool", 1),  # else gRPC's own pauses between attempts would add to ours
         ]
         if self.tls is None:
             return self._grpc.insecure_channel(self.address, options)
@@ -301,8 +298,8 @@ class SiloTransport(Transport):
         got = streams.received(stream, self._admit, self._spool)
         if got is None:
             return False
-        if why := self._trust.doubt():
-            raise streams.RefusedError(why)
+        if reason := self._trust.doubt():
+            raise streams.RefusedError(reason)
         arrived, facts = got
         self.audit.note("received", **self._trust.known, **facts)
         self.arrived.put(arrived)
@@ -312,7 +309,7 @@ class SiloTransport(Transport):
         if header.kind not in FROM_SERVER or header.sender != 0 or header.receiver != self.rank:
             raise WireError(f"a message of type {header.kind} from {header.sender} to {header.receiver}")
         if header.length > self.limits[Kind(header.kind)]:
-            # Handling what came before, such as WELCOME, may raise the limit.
+            # Handlers of earlier messages, such as WELCOME, may raise the limit.
             with self.arrived.all_tasks_done:
                 self.arrived.all_tasks_done.wait_for(
                     lambda: self._stopping.is_set() or not self.arrived.unfinished_tasks
@@ -321,16 +318,16 @@ class SiloTransport(Transport):
 
 
 def _shown(address: str, tls: Files) -> bytes:
-    """PEM of the certificate that a server shows now.
+    """Fetch the server's certificate, as PEM.
 
     Raises:
-        OSError: nobody answers, or the certificate is not by the silo's authority (``ssl.SSLError``).
+        OSError: no server answers, or another authority issued the certificate (``ssl.SSLError``).
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # which gRPC checks
+    context.check_hostname = False  # gRPC checks it
     context.load_verify_locations(cadata=tls.ca.decode("ascii"))
     context.set_alpn_protocols(["h2"])
-    if hasattr(os, "memfd_create"):  # Python reads a key from files alone, and this one is to be in none
+    if hasattr(os, "memfd_create"):  # Python reads keys only from files, and this key must not be on disk
         key = os.memfd_create("key")
         with contextlib.closing(os.fdopen(key, "wb")) as file:
             file.write(tls.certificate + b"\n" + tls.key)
@@ -344,29 +341,29 @@ def _shown(address: str, tls: Files) -> bytes:
         return ssl.DER_cert_to_PEM_cert(connection.getpeercert(binary_form=True) or b"").encode()
 
 
-def _hopeless(why: str, code: str = "") -> str:
-    """Why trying again is of no use, by what was said and gRPC's name of the status; empty where it may be."""
+def _hopeless(detail: str, code: str = "") -> str:
+    """Reason why another attempt is useless, from gRPC's text and status name; else empty."""
     if code == "UNIMPLEMENTED":
         return "another service answers there; use the server's own host and port"
     if code in ("PERMISSION_DENIED", "INVALID_ARGUMENT", "ABORTED"):
-        return f"it refused this silo: {why}"
-    if "CERTIFICATE_VERIFY_FAILED" in why:
-        return f"its certificate is not one that this silo's ca.pem vouches for ({why.rpartition(': ')[2]})"
-    if "Hostname Verification" in why or "is not in peer certificate" in why:
+        return f"it refused this silo: {detail}"
+    if "CERTIFICATE_VERIFY_FAILED" in detail:
+        return f"its certificate was not issued by this silo's ca.pem ({detail.rpartition(': ')[2]})"
+    if "Hostname Verification" in detail or "is not in peer certificate" in detail:
         return "its certificate is for another host; use `labelskew certs renew server --server HOST` there"
-    if "WRONG_VERSION_NUMBER" in why:
-        return "it does not speak TLS; leave comm_args.certs away here, or set it there"
+    if "WRONG_VERSION_NUMBER" in detail:
+        return "it does not use TLS; remove comm_args.certs here, or set it there"
     return ""
 
 
 def in_words(detail: str | None) -> str:
-    """What gRPC says of a failure, without its own words around it."""
+    """The cause of a failure in gRPC's text."""
     text = " ".join((detail or "no reason given").split()).rpartition("last error: ")[2]
     text = re.sub(r"^[A-Z_]+: (ipv4|ipv6|dns):\S+: ", "", text).removeprefix("Failed to connect to remote host: ")
     if unresolved := re.search(r"errors resolving \S+ .*: ([^:]+?)\]?$", text):
         text = f"its name cannot be resolved ({unresolved[1]})"
     elif text.startswith("Failed parsing HTTP/2"):
-        text = "what answers there speaks another protocol"
+        text = "a program with another protocol answers there"
     elif "before receiving SETTINGS" in text:
-        text = "what takes the connection there says nothing"
+        text = "the connection is accepted there, but nothing answers"
     return clean(text.removesuffix(": OK"), 300)

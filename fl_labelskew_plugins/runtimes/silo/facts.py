@@ -1,6 +1,4 @@
-"""What silo and server know of each other: facts that a silo tells, what a server knows of all silos' data together,
-settings that both have to share.
-"""
+"""Facts that silos send about their data, the server's census of them, and settings that both sides share."""
 
 from __future__ import annotations
 
@@ -32,19 +30,19 @@ from fl_labelskew_plugins.runtimes import wire
 
 MOST_SAMPLES = 10**12
 MOST_CHANNELS = 2**15
-"""Of samples whose sums are sent, which so fit into a HELLO."""
+"""Maximum for sums of samples, so that these fit into a HELLO."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a silo tells before anything else, and all that it tells of its data beside the method's own tensors.
+    """All that a silo reports about its data, apart from the method's own tensors; its first message.
 
     Args:
-        samples: its training samples; 0: it does not tell, as their sum is made by secure aggregation.
-        input_shape: of one sample.
-        num_classes: ``C`` of its data set, classes that it has no sample of included.
-        counts: training samples of each class, where ``train_args.proxy_aggregation: class`` weighs rows by them.
-        classes: :func:`digest` of its class names; None where they are numbers alone.
+        samples: training samples; 0 if only secure aggregation sums them.
+        input_shape: shape of one sample.
+        num_classes: ``C`` of the data set, including classes without samples.
+        counts: training samples per class, if ``train_args.proxy_aggregation: class`` weighs rows by them.
+        classes: :func:`digest` of the class names; None if they are only numbers.
     """
 
     samples: int
@@ -54,18 +52,18 @@ class Facts:
     classes: str | None = None
 
     def meta(self) -> dict[str, Any]:
-        """In JSON's types, without what is not told."""
+        """As JSON types."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if v not in (None, 0)}
 
     def summed(self) -> Facts:
-        """What is left to tell where all that can be added is told in a sum alone."""
+        """Without the facts that secure aggregation sums."""
         return replace(self, samples=0, counts=None)
 
 
 def digest(names: Sequence[str]) -> str | None:
-    """What is told of class names, in their order: 32 hexadecimal digits; None where they are numbers alone.
+    """Digest of class names in order, 32 hexadecimal digits; None if they are only numbers.
 
-    Whoever has the same names has the same digits, and nobody else can tell more than by trying names.
+    Others can find the names only by trying candidates.
     """
     if numbered(names):
         return None
@@ -73,36 +71,36 @@ def digest(names: Sequence[str]) -> str | None:
 
 
 def differing(local: Sequence[str], remote: Any, where: str) -> str:
-    """The first class of another name, in a sentence; empty where there is none, or one of both lists has no names."""
+    """Describe the first class name that differs; empty if none does or a list has no names."""
     if not isinstance(remote, list) or not all(isinstance(name, str) for name in remote):
         return ""
     if len(remote) != len(local):
         return f"{counted(len(local), 'class', 'classes')} here and {len(remote)} {where}"
-    apart = [c for c, (a, b) in enumerate(zip(local, remote, strict=True)) if a != b]
-    if not apart or numbered(local) or numbered(remote):
+    classes = [c for c, (a, b) in enumerate(zip(local, remote, strict=True)) if a != b]
+    if not classes or numbered(local) or numbered(remote):
         return ""
-    more = f" (and {len(apart) - 1} more differ)" if len(apart) > 1 else ""
-    names = f"{mistakes.show(local[apart[0]])} here and {mistakes.show(remote[apart[0]])} {where}"
-    return f"class {apart[0]} is {names}{more}; use the same data_args.class_names, in the same order, everywhere"
+    more = f" (and {len(classes) - 1} more differ)" if len(classes) > 1 else ""
+    names = f"{mistakes.show(local[classes[0]])} here and {mistakes.show(remote[classes[0]])} {where}"
+    return f"class {classes[0]} is {names}{more}; use the same data_args.class_names, in the same order, everywhere"
 
 
 def facts(meta: Mapping[str, Any], *, summed: bool = False) -> Facts:
-    """The facts in what a silo sent; ``summed``: without its samples.
+    """Parse the facts that a silo sent; ``summed``: without its samples.
 
     Raises:
-        RunError: they are none.
+        RunError: they are malformed or out of range.
     """
     values: list[Any] = [meta.get(field.name) for field in fields(Facts)]
     samples, shape, classes, counts, names = values
     if summed and (samples, counts) != (None, None):
-        raise RunError("it tells its samples, which a run with comm_args.secure_aggregation sums; use the same recipe")
+        raise RunError("it reports its samples, which comm_args.secure_aggregation only sums; use the same recipe")
     samples = 0 if summed else samples
     if not summed and not _whole(samples, 1, MOST_SAMPLES):
         raise RunError("its number of samples is not a whole number above 0")
     if not isinstance(shape, list) or not 1 <= len(shape) <= 5 or not all(_whole(n, 1, 10**6) for n in shape):
         raise RunError("its input shape is not a list of whole numbers above 0")
     if math.prod(shape) > MOST_NUMBERS:
-        raise RunError(f"its input shape is of more than {MOST_NUMBERS} numbers")
+        raise RunError(f"its input shape has more than {MOST_NUMBERS} numbers")
     if not _whole(classes, 1, MOST_CLASSES):
         raise RunError("its number of classes is not a whole number above 0")
     if counts is not None:
@@ -120,12 +118,12 @@ def _whole(value: Any, least: int, most: int) -> bool:
 
 @dataclass(frozen=True)
 class SiloData:
-    """A silo's own samples.
+    """A silo's samples.
 
     Args:
-        data: they alone; the test part is the silo's own test split.
-        facts: what is told of them.
-        sums: likewise, where all silos' mean and std are made of them.
+        data: the samples; the test part is the silo's own test split.
+        facts: the facts that it sends.
+        sums: sums of its samples, if the common mean and std need them.
     """
 
     data: Data
@@ -133,32 +131,32 @@ class SiloData:
     sums: stats.MomentSums | None = None
 
     def sent(self) -> dict[str, Tensor]:
-        """The sums on the wire."""
+        """The sums as tensors to send."""
         if self.sums is None:
             return {}
         return {"sum": torch.from_numpy(self.sums.first), "squares": torch.from_numpy(self.sums.second)}
 
     @property
     def train(self) -> NDArray[np.int64]:
-        """Indices of its training samples: all of them."""
+        """Indices of all training samples."""
         return np.arange(len(self.data.train.y))
 
     @property
     def test(self) -> NDArray[np.int64]:
-        """Indices of its own test samples: all of them."""
+        """Indices of all test samples."""
         return np.arange(len(self.data.test.y))
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Its training samples of each class, ``(C,)``."""
+        """Training samples per class, ``(C,)``."""
         return np.bincount(self.data.train.y, minlength=len(self.data.class_names))
 
 
 def load(recipe: Recipe, client: int) -> SiloData:
-    """The samples of silo ``client`` (from 0): all that its recipe names, or those that the partition deals to it.
+    """Load the samples of silo ``client`` (from 0): its own data set or its part of the partition.
 
     Raises:
-        LabelSkewError: the data cannot be had, or there is none.
+        LabelSkewError: loading fails, or there are no training samples.
     """
     if recipe.own_data:
         if data_folder(recipe) is None:
@@ -184,7 +182,7 @@ def load(recipe: Recipe, client: int) -> SiloData:
     )
     silo = SiloData(data, summary, stats.sums(data.train.x) if recipe.pools_moments else None)
     if recipe.pools_moments and summary.input_shape[0] > MOST_CHANNELS:
-        what = f"samples have {summary.input_shape[0]} channels, and sums of {MOST_CHANNELS} are sent at most"
+        what = f"samples have {summary.input_shape[0]} channels, and sums of at most {MOST_CHANNELS} can be sent"
         raise mistake("data_args.mean", what, "numbers of mean and std in the server's recipe")
     if recipe.train.proxy_aggregation == "class":
         silo = replace(silo, facts=replace(summary, counts=tuple(silo.counts.tolist())))
@@ -192,37 +190,35 @@ def load(recipe: Recipe, client: int) -> SiloData:
 
 
 def test_data(recipe: Recipe) -> Data | None:
-    """The test samples of a server, which holds no others; None where it holds none at all.
+    """The server's test samples; None if it has none.
 
     Raises:
-        LabelSkewError: they cannot be had.
+        LabelSkewError: loading fails.
     """
     if not recipe.validation.server_test_data:
         return None
     folder, download = data_folder(recipe), recipe.data.download
     recipe.dataset.check_test(folder, download=download)
-    if not recipe.own_data and "data" in (recipe.data.mean, recipe.data.std):  # of a training part that is here
-        return without_training(loaded(recipe))
+    if not recipe.own_data and "data" in (recipe.data.mean, recipe.data.std):  # computed from the local training part
+        data = loaded(recipe)
+        return replace(data, train=Arrays(data.train.x[:0].copy(), data.train.y[:0].copy()))
     data = recipe.dataset.load_test(folder, download=download, seed=recipe.common.random_seed)
     check_form(recipe, data)
     return data
 
 
-def without_training(data: Data) -> Data:
-    """The test part alone."""
-    return replace(data, train=Arrays(data.train.x[:0].copy(), data.train.y[:0].copy()))
-
-
 def said(recipe: Recipe, data: Data) -> Data:
-    """The data with the mean and std that the recipe gives, or names; where it says ``data``, they stay."""
-    return stats.normalised(data, *(None if word == "data" else word for word in (recipe.data.mean, recipe.data.std)))
+    """The data with the recipe's mean and std; ``data`` keeps the present ones."""
+    return stats.normalised(
+        data, *(None if value == "data" else value for value in (recipe.data.mean, recipe.data.std))
+    )
 
 
 def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
-    """A silo's data with what the server says that all silos' are normalised by.
+    """A silo's data with the server's mean and std.
 
     Raises:
-        LabelSkewError: it is not a mean and a standard deviation of such samples.
+        LabelSkewError: they do not fit these samples.
     """
     channels = data.train.x.shape[1]
 
@@ -230,7 +226,7 @@ def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
         value = tensors.get(key, torch.zeros(0))
         form = value.dtype == torch.float64 and tuple(value.shape) in ((1,), (channels,))
         if not form or not value.isfinite().all() or value.min() <= least:
-            what = f"is no number that samples of {counted(channels, 'channel')} can be normalised by"
+            what = f"cannot normalise samples of {counted(channels, 'channel')}"
             raise mistake(f"the server's {key} of all samples", what, "data_args.mean and std in the server's recipe")
         return tuple(value.tolist())
 
@@ -238,27 +234,27 @@ def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
 
 
 def sums(tensors: Mapping[str, Tensor], facts: Facts) -> stats.MomentSums:
-    """The sums that a silo sent of so many samples of this form.
+    """Parse the sums that a silo sent.
 
     Raises:
-        RunError: they are none, or no samples have such sums.
+        RunError: they are malformed, or impossible for so many samples of this shape.
     """
     first, second = (tensors.get(name) for name in ("sum", "squares"))
     if first is None or second is None or len(tensors) != 2:
         use = "use the same recipe, without --survey"
-        raise RunError(f"it does not send the sums that mean and std are made of (data_args.mean); {use}")
+        raise RunError(f"it does not send the sums for mean and std (data_args.mean); {use}")
     count, channels = facts.samples * math.prod(facts.input_shape[1:]), facts.input_shape[:1]
     kinds = {first.dtype, second.dtype}
     if not tuple(first.shape) == tuple(second.shape) == channels or kinds not in ({torch.int64}, {torch.float64}):
-        raise RunError(f"the sums of its samples are not two times {channels[0]} numbers")
+        raise RunError(f"the sums of its samples are not two tensors of {channels[0]} numbers")
     if torch.int64 in kinds:
-        pairs = zip(first.tolist(), second.tolist(), strict=True)  # integers without a largest one
+        pairs = zip(first.tolist(), second.tolist(), strict=True)  # Python's integers do not overflow
         fits = all(0 <= a <= 255 * count and a * a <= count * b and b <= 255 * a for a, b in pairs)
     else:
-        most = torch.finfo(torch.float32).max  # and what is no number is not below it
+        most = torch.finfo(torch.float32).max  # NaN fails the comparisons, too
         fits = bool((first.abs() <= count * most).all() and ((second >= 0) & (second <= count * most**2)).all())
     if not fits:
-        raise RunError(f"no {count} values have the sums that it sends of its samples")
+        raise RunError(f"the sums of its samples are impossible for {count} values")
     return stats.MomentSums(count, first.numpy(), second.numpy())
 
 
@@ -267,7 +263,7 @@ def _part(arrays: Arrays, index: NDArray[np.int64]) -> Arrays:
 
 
 def agreed(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """The settings that server and silos have to share, in JSON's types; what a silo decides alone is left out."""
+    """Settings that server and silos must share, as JSON types."""
     resolved = portable(recipe)
     sections = {
         "common_args": {"random_seed": recipe.common.random_seed},
@@ -284,24 +280,24 @@ def agreed(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def _exact(value: Any) -> Any:
-    """A value that arrives as it is sent: of one that would be cleaned or cut on its way, a digest."""
+    """The value, or its digest if the wire would change it."""
     text = json.dumps(value, sort_keys=True)
     return value if wire.cleaned(value) == value else hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _common(method: Method, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's parameters without those that a silo may choose; of a combination, those of each part."""
+    """A method's parameters, and those of its parts, without the silos' choices."""
     parts = method.parts if isinstance(method, Combined) else {}
     return {k: _common(parts[k], v) if k in parts else v for k, v in keys.items() if k not in method.silo_choices}
 
 
 def check_agreement(server: Any, recipe: Recipe) -> None:
-    """Raise LabelSkewError unless the server's settings are this silo's, naming the first that differ."""
+    """Raise LabelSkewError if the server's settings differ from this silo's, naming the first difference."""
     if not isinstance(server, dict) or not all(isinstance(section, dict) for section in server.values()):
-        what = "the server's settings are no sections of keys; use the same version here and there"
+        what = "the server's settings are not sections of keys; use the same version on both machines"
         raise shareable(LabelSkewError(what))
     local = agreed(recipe)
-    # as text, for true and 1.0 are 1 otherwise
+    # compared as text, as true, 1.0 and 1 are equal in Python
     if differing := different(
         *({s: {k: json.dumps(v) for k, v in p.items()} for s, p in a.items()} for a in (local, server))
     ):
@@ -318,10 +314,10 @@ def check_agreement(server: Any, recipe: Recipe) -> None:
 
 
 def number(meta: Mapping[str, Any], key: str, least: int, most: int, where: str) -> int:
-    """A whole number that the server sent.
+    """An integer that the server sent.
 
     Raises:
-        LabelSkewError: it is none, or is out of bounds; a line that names it.
+        LabelSkewError: it is not an integer from ``least`` to ``most``.
     """
     value = meta.get(key)
     if type(value) is not int or not least <= value <= most:
@@ -332,24 +328,24 @@ def number(meta: Mapping[str, Any], key: str, least: int, most: int, where: str)
 
 
 def numbers(meta: Mapping[str, Any], key: str, least: int, most: int, where: str) -> set[int]:
-    """Whole numbers that the server sent as a list; errors as of :func:`number`."""
+    """A list of integers that the server sent, see :func:`number`."""
     value = meta.get(key)
     values = value if isinstance(value, list) else [value]
     return {number({key: one}, key, least, most, where) for one in values}
 
 
 def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
-    """The run as a whole, in what the server said of it.
+    """Parse the server's description of the run as a whole.
 
     Raises:
-        LabelSkewError: it is not what this silo's recipe and data make of it; a line that names the first such field.
+        LabelSkewError: it contradicts this silo's recipe or data; names the first such field.
     """
     where, train = "the server's federation", recipe.train
     if not isinstance(content, dict):
         raise LabelSkewError(f"{where} is {mistakes.show(content)}; expected here: a mapping of names to numbers")
     names = [field.name for field in fields(Federation)]
-    if strange := [name for name in content if name not in names]:
-        raise LabelSkewError(f"{where}: {clean(strange[0])} is unknown; expected here: {', '.join(names)}")
+    if unknown := [name for name in content if name not in names]:
+        raise LabelSkewError(f"{where}: {clean(unknown[0])} is unknown; expected here: {', '.join(names)}")
     exact = {
         "num_clients": train.client_num_in_total,
         "clients_per_round": train.clients_per_round,
@@ -363,47 +359,47 @@ def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
         "num_samples": (facts.samples, MOST_SAMPLES * train.client_num_in_total),
         "min_samples": (1, facts.samples),
     }
-    if recipe.sums_alone:  # the sum is not known at first, and the smallest silo's number never
+    if recipe.sums_alone:  # the total is unknown at first, and the minimum always
         bounds["num_samples"] = (0 if content.get("num_samples") == 0 else facts.samples, bounds["num_samples"][1])
         bounds["min_samples"] = (0, 0)
     return Federation(**{name: number(content, name, *bounds[name], where) for name in names})
 
 
 def check_features(federation: Federation, model: Any) -> None:
-    """Raise LabelSkewError unless this silo's network has as many features as the server says."""
+    """Raise LabelSkewError unless this silo's network has as many features as the server's."""
     features = model.classifier.in_features
     number({"num_features": federation.num_features}, "num_features", features, features, "the server's federation")
 
 
 class OtherClassesError(RunError):
-    """A silo's classes are not those of the federation."""
+    """A silo's classes differ from the federation's."""
 
 
 def form(recipe: Recipe, test: Data | None) -> tuple[tuple[int, ...], int]:
-    """Shape of one sample, and ``C``: of the server's test samples, or what the recipe says where it holds none."""
+    """Shape of one sample and ``C``, from the server's test samples or else the recipe."""
     if test is not None:
         return tuple(test.test.x.shape[1:]), len(test.class_names)
     shape, classes = recipe.data.input_shape, classes_of(recipe.data, recipe.dataset.params)
-    assert shape is not None  # or the recipe would have been refused
+    assert shape is not None  # checked with the recipe
     assert classes is not None
     return tuple(shape), classes
 
 
 def server_classes(recipe: Recipe, test: Data | None) -> list[str] | None:
-    """The class names that a server knows: those of its test samples, or of its recipe; None where it knows none."""
+    """Class names in the server's test samples or else the recipe; None if unknown."""
     names = getattr(recipe.dataset.params, "class_names", None) if test is None else test.class_names
     return None if names is None or numbered(names) else list(names)
 
 
 class Census:
-    """What a server knows of all silos' data.
+    """The server's knowledge of all silos' data.
 
     Args:
-        recipe: what is run.
-        test: the server's own test samples; None where it holds none.
-        sizes: training samples of each silo, kept up to date here; 0 where it has not said, 1 where a sum says it.
-        warn: told a client and what an operator should look at.
-        summed: whether no silo tells its samples, but secure aggregation their sum.
+        recipe: the run's recipe.
+        test: the server's test samples, if any.
+        sizes: training samples per silo, updated in place; 0: not reported yet, 1: reported only in a secure sum.
+        warn: called with a client and a warning.
+        summed: whether silos report their samples only in a secure sum.
     """
 
     def __init__(
@@ -421,27 +417,26 @@ class Census:
         self._facts: dict[int, Facts] = {}
         self._sums: dict[int, stats.MomentSums] = {}
         self.samples: int | None = 0 if summed else None
-        """Of all silos, where no silo tells its own; 0 before the sum is made."""
+        """Sum of all silos' samples from secure aggregation, 0 before it; else None."""
 
     def check(self, client: int, facts: Facts) -> None:
-        """Raise RunError where a silo's data do not fit the federation, OtherClassesError where its classes do not."""
+        """Raise RunError if a silo's data do not fit the federation, OtherClassesError if its classes do not."""
         shape, classes = self._form
         if (facts.input_shape, facts.num_classes) != (shape, classes):
             raise RunError(
-                f"its samples are {facts.input_shape} of {facts.num_classes} classes, the federation's {shape} of "
-                f"{classes}; use such data"
+                f"its samples have shape {facts.input_shape} and {facts.num_classes} classes, the federation's {shape} "
+                f"and {classes}; use matching data"
             )
         if self._classes is not None and facts.classes not in (None, self._classes):
-            raise OtherClassesError("its classes are not the server's, in name or in order")
+            raise OtherClassesError("its class names or their order differ from the server's")
         others = [k for k, known in sorted(self._facts.items()) if None not in (known.classes, facts.classes)]
-        if self._classes is None and (apart := [k for k in others if self._facts[k].classes != facts.classes]):
-            what = f"names its classes otherwise than silo {apart[0] + 1}, and which is right is not known here"
+        mismatched = [k for k in others if self._facts[k].classes != facts.classes]
+        if self._classes is None and mismatched:
+            what = f"has other class names than silo {mismatched[0] + 1}, and the server cannot tell which are right"
             self._warn(client, f"{what}; compare their data_args")
         if facts.samples > (most := self._recipe.comm.max_samples):
-            raise RunError(
-                f"it says that it has {facts.samples} training samples, and {most} are allowed at most "
-                "(comm_args.max_samples of the server)"
-            )
+            what = f"it reports {facts.samples} training samples; at most {most} are allowed"
+            raise RunError(f"{what} (comm_args.max_samples of the server)")
         if self.samples is None and self.sizes[client] and self.sizes[client] != facts.samples:
             raise RunError(f"it had {self.sizes[client]} training samples when the run began, now {facts.samples}")
 
@@ -451,23 +446,23 @@ class Census:
         return self._form[1]
 
     def add(self, client: int, facts: Facts, sums: stats.MomentSums | None = None) -> None:
-        """Count a silo that was checked."""
+        """Add a silo that passed :meth:`check`."""
         self._facts[client], self.sizes[client] = facts, facts.samples or 1
         if sums is not None:
             self._sums[client] = sums
 
     def moments(self, clients: Collection[int]) -> stats.Moments | None:
-        """Of the training samples of these silos together; None where none of them has told its sums."""
+        """Mean and std of these silos' training samples together; None without sums."""
         parts = [self._sums[client] for client in sorted(clients) if client in self._sums]
         return stats.pooled(parts) if parts else None
 
     @property
     def exact(self) -> bool:
-        """Whether the sums that silos have told are those of uint8 samples."""
+        """Whether the silos' sums are those of uint8 samples."""
         return bool(self._sums) and all(sums.exact for sums in self._sums.values())
 
     def class_counts(self, session: Session) -> torch.Tensor | None:
-        """``(K, C)`` class counts of silos, 0 for one that nobody has heard of; None where they do not tell them."""
+        """``(K, C)`` class counts, 0 for unknown silos; None if silos do not report them."""
         if self._recipe.train.proxy_aggregation != "class" or self.samples is not None:
             return None
         none = [0] * session.federation.num_classes
@@ -475,7 +470,7 @@ class Census:
         return torch.tensor([row or none for row in rows]).to(session.trainer.device)
 
     def federation(self, federation: Federation, without: Collection[int] = ()) -> Federation:
-        """The run as a whole, with the samples of all silos, or ``without`` some; of all where none is left."""
+        """The run as a whole, with the samples of all silos except ``without``, or of all if that leaves none."""
         if self.samples is not None:
             return replace(federation, num_samples=self.samples, min_samples=0)
         known = [n for k, n in enumerate(self.sizes) if n and k not in without] or [n for n in self.sizes if n]

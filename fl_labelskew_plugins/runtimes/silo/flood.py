@@ -1,4 +1,4 @@
-"""Lines about peers, a few of a kind a minute: whoever sends a thousand bad messages gets one line with a number."""
+"""Rate-limited log lines about peers: a thousand bad messages lead to one line with their number."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 WINDOW_S = 60.0
 KINDS = 10
-"""Kinds of lines about one peer in a window; what goes beyond counts as one more, of which the end alone is told."""
+"""Kinds of lines about one peer per window; further kinds are counted together and logged only at its end."""
 
 
 @dataclass
 class _Kind:
-    """Lines of one kind about one peer: the window's begin, lines told in it, those held back, and the last of them."""
+    """Lines of one kind about one peer in a window: its start, logged and suppressed lines, and the last of those."""
 
     since: float
     say: Callable[[str], None]
@@ -24,10 +24,10 @@ class _Kind:
 
 
 class Flood:
-    """Tells lines about peers, and counts those that are too many.
+    """Logs lines about peers, and counts those above the limit.
 
-    Lines are of one kind where they differ in numbers alone. What was held back is told with the first line about
-    anybody after its minute is over, and by :meth:`close`.
+    Lines that differ only in numbers are of one kind. The number of suppressed lines is logged with the first line
+    about any peer after the window, and by :meth:`close`.
     """
 
     def __init__(self, say: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
@@ -37,14 +37,14 @@ class Flood:
     def tell(
         self, peer: str, what: str, *, times: int = 1, most: int = 1, say: Callable[[str], None] | None = None
     ) -> None:
-        """Say a line, ``peer`` and then ``what``, or count it.
+        """Log the line ``peer what``, or count it.
 
         Args:
-            peer: whom it is about.
-            what: what happened.
-            times: how often.
-            most: lines of this kind in a window.
-            say: told in place of whom the others are told to.
+            peer: the line's subject.
+            what: the event, as a predicate.
+            times: number of events.
+            most: maximum lines of this kind per window.
+            say: called instead of the default function.
         """
         self.tick()
         key = (peer, re.sub(r"\d+", "#", what))
@@ -59,7 +59,7 @@ class Flood:
             kind.last = what
 
     def tick(self) -> None:
-        """Tell what was held back in windows that are over."""
+        """Log the suppressed lines of windows that have ended."""
         now = self._now()
         for key in [key for key, kind in self._kinds.items() if now - kind.since >= WINDOW_S]:
             kind = self._kinds.pop(key)
@@ -68,7 +68,7 @@ class Flood:
                 self._kinds[key] = _Kind(now, kind.say, lines=1)
 
     def close(self) -> None:
-        """Tell all that was held back."""
+        """Log all suppressed lines."""
         for (peer, _), kind in self._kinds.items():
             if kind.held:
                 self._summarise(peer, kind)

@@ -1,7 +1,7 @@
-"""Uploads out of all proportion: norms of what a silo sends, against the others' of the round and its own before.
+"""Refuse uploads of extreme size: compare their norms with those of other silos and of the silo's own past.
 
-One finite upload of 3.4e38 is the mean of a round, whatever the others sent. What is refused here is such an upload,
-not a clever one: an update may be as large as ``ratio`` medians in any direction.
+A single finite upload of 3.4e38 would determine the mean of a round. This check does not stop subtler attacks: an
+update may be as large as ``ratio`` medians in any direction.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, Weights
 
 UPDATE, BUFFERS = "update", "buffers"
 ROUNDS = 10
-"""Rounds of its own past that a silo's upload is compared with."""
+"""Past rounds with which a silo's upload is compared."""
 
 
 def norms(
     result: LocalResult, old: Weights, parameters: Collection[str], sends: Mapping[str, str], *, sends_change: bool
 ) -> dict[str, float]:
-    """L2 norms of an upload, in double precision, without copies of it.
+    """L2 norms of an upload, in double precision, without copying it.
 
     Args:
-        result: what came, of the form of ``old``.
-        old: the model that was sent.
-        parameters: names of what is trained.
-        sends: see ``Method.sends``; where ``counts`` are among what came, so are sums over so many samples.
-        sends_change: whether the upload holds the parameters' changes rather than the parameters.
+        result: the upload, of the same form as ``old``.
+        old: the model that the silo received.
+        parameters: names of the trained tensors.
+        sends: see ``Method.sends``; prototypes are sums over as many samples as ``counts``, if sent.
+        sends_change: whether the upload contains changes of the parameters.
 
     Returns:
-        ``update``: how far the parameters moved; ``buffers``: how far all else did, without whole numbers; of the
-        optimiser's tensors together, and of each of the method's by its name, for each sample where it is a sum over
-        samples. Whole numbers are left out.
+        ``update``: of the parameters' change; ``buffers``: of the other tensors' change; of all optimiser tensors; of
+            each of the method's tensors by name, per sample if it is a sum. Integer tensors are omitted.
     """
     totals: dict[str, float] = {}
     for name, value in result.upload.items():
@@ -61,24 +60,24 @@ def _with(totals: Mapping[str, float], name: str, value: Tensor, old: Tensor | N
 
 @torch.no_grad()
 def _distance(value: Tensor, old: Tensor | None) -> float:
-    """In the tensors' own precision, which is eight times as fast; in double precision where that is too small."""
+    """Compute in the tensors' own precision, which is eight times as fast; in double precision on overflow."""
     before = torch.zeros((), dtype=value.dtype, device=value.device) if old is None else old
     norm = float(torch.dist(value, before))
     return norm if math.isfinite(norm) else float(torch.linalg.vector_norm(value.double() - before.double()))
 
 
 class Judge:
-    """Which uploads of a round may count. What it says depends on which uploads came, not on the order.
+    """Decides which uploads of a round are accepted, independently of their order.
 
-    An upload is as it should be where each of its norms is at most ``ratio`` times the median of its silo's last
-    :data:`ROUNDS` accepted ones, or of the others' in this round (of an even number the lower middle one, so that one
-    of two cannot pull it up); where no other has come, of the others' last accepted ones. Norms of 0 are no measure for
-    others. An upload that there is nothing to compare with is accepted.
+    Each norm of an upload may be at most ``ratio`` times the median of its silo's last :data:`ROUNDS` accepted norms,
+    or of the other silos' norms in this round. The latter is the lower median, so that one of two silos cannot raise
+    it; without other uploads, it is that of their last accepted norms. Norms of 0 are not compared. Without anything to
+    compare with, an upload is accepted.
 
     Args:
-        ratio: ``comm_args.max_update_ratio``; None: all may.
-        past: norms of accepted uploads, added to here; entries of the current round or later ones are dropped, as they
-            are of a round that broke off.
+        ratio: ``comm_args.max_update_ratio``; None accepts all.
+        past: norms of accepted uploads, updated in place; entries of the current and later rounds, from an interrupted
+            round, are dropped.
     """
 
     def __init__(self, ratio: float | None, past: Norms) -> None:
@@ -87,14 +86,14 @@ class Judge:
         self._now: dict[int, dict[str, float]] = {}
 
     def begin(self, round: int) -> None:
-        """A round begins."""
+        """Begin a round."""
         self._round, self._now = round, {}
         for client, rounds in self.past.items():
             before = sorted(at for at in rounds if at < round)
             self.past[client] = {at: rounds[at] for at in before[-ROUNDS:]}
 
     def add(self, client: int, norms: dict[str, float]) -> bool:
-        """An upload has come; whether its own silo's past alone is enough for it to be accepted."""
+        """Add an upload; True if its silo's own past is enough to accept it."""
         self._now[client] = norms
         at_once = all(norm <= self._most(self._before(client, name), median) for name, norm in norms.items() if norm)
         if at_once:
@@ -102,13 +101,13 @@ class Judge:
         return at_once
 
     def objection(self, client: int) -> str:
-        """What is wrong with an upload, now that all have come that are awaited; empty where it is accepted."""
+        """Reason to refuse an upload, once all uploads have been added; empty if it is accepted."""
         for name, norm in self._now[client].items():
             before, others = self._before(client, name), self._others(client, name)
             if norm and (before or others) and norm > max(self._most(before, median), self._most(others, median_low)):
-                norms = [f"{median_low(others):.3g} at the others"] if others else []
-                norms += [f"{median(before):.3g} at it before"] if before else []
-                return f"the norm of its {name} is {norm:.3g}, and mostly {' and '.join(norms)}"
+                medians = [f"{median_low(others):.3g} for the others"] if others else []
+                medians += [f"{median(before):.3g} for its own past"] if before else []
+                return f"the norm of its {name} is {norm:.3g}, with a median of {' and of '.join(medians)}"
         self._accept(client)
         return ""
 

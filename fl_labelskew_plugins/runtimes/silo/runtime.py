@@ -1,4 +1,4 @@
-"""Cross-silo (``training_type: cross_silo``, ``backend: GRPC``): a server, and a process for each silo and its data."""
+"""Cross-silo runs (``training_type: cross_silo``, ``backend: GRPC``): a server process, and one for each silo."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ if TYPE_CHECKING:
 
 
 class CrossSilo(Runtime):
-    """A server and its silos: all of them on this machine, or the one that ``--role`` names."""
+    """A server and its silos: all on this machine, or only the one given by ``--role``."""
 
     roles = ("server", "client")
     _transport: ServerTransport | SiloTransport | None = None
     _audit: Audit | None = None
 
     def delegated(self) -> bool:
-        """Start the server and all silos, or be a silo."""
+        """Start the server and all silos, or run a silo."""
         if self.options.role == "server":
             return False
         if self.options.role == "client":
             self._silo()
         elif self.options.resume and self._over(self.folder.load_checkpoint(tensors=False)):
-            return False  # silos that this machine started are gone, and have nothing to do
+            return False  # the silos that this machine started have ended, and are not needed
         else:
             self._all_here()
         return True
 
     def preview(self) -> Session:
-        """What this machine will do, with nobody listening or connecting."""
+        """Build the session of this machine's part, without listening or connecting."""
         if self.options.role is None and not self.recipe.own_data:
             return build(self.recipe)
         if self.options.role == "server":
@@ -75,20 +75,20 @@ class CrossSilo(Runtime):
             check_extras(recipe)
             silo = facts.load(recipe, rank - 1)
             first = first or silo.data.class_names
-            if apart := facts.differing(silo.data.class_names, list(first), f"in silo {ranks[0]}'s data"):
-                raise LabelSkewError(f"silo {rank}: {apart}")
+            if difference := facts.differing(silo.data.class_names, list(first), f"in silo {ranks[0]}'s data"):
+                raise LabelSkewError(f"silo {rank}: {difference}")
             sizes[rank - 1] = silo.facts.samples
             counts.append(torch.from_numpy(silo.counts))
         session = assemble(recipe, silo.data, {rank - 1: silo.train}, {rank - 1: silo.test}, sizes)
         return replace(session, counts=torch.stack(counts))
 
     def _alone(self, sizes: list[int]) -> Session:
-        """The server's session, with nobody to wait for; normalised as the run was, of one that is over."""
+        """The server's session without waiting for silos; of a finished run, with the run's normalisation."""
         test, moments = facts.test_data(self.recipe), self.folder.moments()
         return server_session(self.recipe, test, sizes, moments, exact=self.folder.exact())
 
     def session(self) -> Session:
-        """Listen, and wait for the silos; not where all rounds are done and everybody knows."""
+        """Listen and wait for the silos, unless all rounds are done and the silos have been told."""
         refuse_host_switches(self.recipe)
         checkpoint = self.folder.load_checkpoint(tensors=False) if self.options.resume else None
         if self._over(checkpoint) and (self.options.role is None or self.folder.summary.exists()):
@@ -98,7 +98,7 @@ class CrossSilo(Runtime):
         return self._server.gather()
 
     def survey(self) -> Survey:
-        """Listen, wait for the silos, and ask them; the result is in the folder, too."""
+        """Listen, wait for the silos, ask them, and write the survey to the run's folder."""
         server = self._listen(lambda server: [SurveyExchange(server)], survey=True)
         (exchange,) = server.exchanges
         assert isinstance(exchange, SurveyExchange)
@@ -109,7 +109,6 @@ class CrossSilo(Runtime):
 
     @cached_property
     def _names(self) -> list[str]:
-        """Of the silos' own files; empty where they have none."""
         return status.names(self.recipe.client_specific.data_silo_config, self.recipe.train.client_num_in_total)
 
     def _listen(
@@ -132,37 +131,37 @@ class CrossSilo(Runtime):
             revoked=revoked,
         )
         self._transport = transport
-        self.folder.hold()  # only now: whoever cannot listen leaves no folder behind
+        self.folder.hold()  # after the transport, so that a failure to listen leaves no folder behind
         if revoked is not None:
             revoked.keep()
         self.folder.tell(state=status.WAITING, address=transport.address, quorum=quorum(self.recipe))
         self._audit.open(self.folder.path, "server")
-        self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
-        host, go_on = self.host(self.recipe, self.folder.path), self.options.resume_command(self.folder.path)
+        self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", only for this machine (no TLS)"))
+        host, resume = self.host(self.recipe, self.folder.path), self.options.resume_command(self.folder.path)
         return SiloServer(
-            host, transport, self.recipe, checkpoint, self.show, go_on, self.folder, seen, exchanges, survey=survey
+            host, transport, self.recipe, checkpoint, self.show, resume, self.folder, seen, exchanges, survey=survey
         )
 
     def run(self, session: Session, record: Record) -> None:
-        """The server's part."""
+        """Run the server's part."""
         if self._transport is not None:
             self._server.train(record)
 
     def _over(self, checkpoint: Checkpoint | None) -> TypeGuard[Checkpoint]:
-        """Whether all rounds were done before, so that files of the results are all that is missing."""
+        """Whether all rounds are done."""
         return checkpoint is not None and checkpoint.round == self.recipe.train.comm_round
 
     def close(self) -> None:
-        """Let the silos go."""
+        """Close the connections and the audit log."""
         if self._transport is not None:
             self._transport.stop_receive_message()
         if self._audit is not None and (last := self._audit.close()):
             self.show.note(last)
 
     def _silo(self) -> None:
-        """Be one silo until the server says that the run is over."""
+        """Run one silo until the server ends the run."""
         rank = self.options.rank
-        assert rank is not None  # start() has checked it
+        assert rank is not None  # checked by start()
         recipe = recipes.silo(self.recipe, rank, survey=self.options.survey)
         refuse_host_switches(recipe)
         data = facts.load(recipe, rank - 1)
@@ -200,7 +199,7 @@ class CrossSilo(Runtime):
         return keys.Passphrase()
 
     def _certificate(self, folder: str | None, name: str) -> tuple[keys.Files | None, Revocations | None]:
-        """What this process shows of itself, if anything, and who is not to be believed; warns of what is wrong."""
+        """Load this process's certificate and revocation list, if any; log warnings."""
         if folder is None:
             return None, None
         files = self._files(Path(folder), name)
@@ -209,8 +208,8 @@ class CrossSilo(Runtime):
         for warning in files.warnings:
             log.warn(warning)
         if (authority := Path(folder) / "ca.key").exists():
-            what = f"{authority}: the authority's key; whoever reads it can make certificates of other silos"
-            log.warn(f"{what}; move it to the machine where certificates are made")
+            what = f"{authority}: the authority's key; its readers can create certificates of other silos"
+            log.warn(f"{what}; move it to the machine where certificates are created")
         kept = self.folder.path / keys.REVOKED
         return files, Revocations(Path(folder), files, kept=kept, say=self._list)
 
@@ -221,13 +220,13 @@ class CrossSilo(Runtime):
         return certs.read(folder, name, self._passphrase)
 
     def _list(self, line: str) -> None:
-        """Tell which list of revoked certificates counts."""
+        """Log which list of revoked certificates applies."""
         self.show.note(line)
         if self._audit is not None:
             self._audit.note("list", why=line)
 
     def _passphrase_of_all(self, silos: int) -> dict[str, str]:
-        """What the server and the silos of this machine need to open their keys, asked for once."""
+        """Variables with the passphrase for all keys on this machine; asks for it once."""
         folders = {"server": self.recipe.comm.certs}
         for rank in range(1, silos + 1):
             silo = recipes.silo(self.recipe, rank, survey=self.options.survey)
@@ -239,7 +238,7 @@ class CrossSilo(Runtime):
         return self._passphrase.environment()
 
     def _all_here(self) -> None:
-        """The server and every silo, each in a process of its own."""
+        """Run the server and every silo in processes of their own."""
         count = self.recipe.train.client_num_in_total
         warn_if_too_many(count, self.recipe.device.threads)
         passphrase = self._passphrase_of_all(count)
@@ -266,14 +265,14 @@ class CrossSilo(Runtime):
 
 
 def _summing() -> Any:
-    """The two sides of a run in which the server sees sums alone."""
+    """The module for runs in which the server sees only sums; imported when needed."""
     from fl_labelskew_plugins.runtimes.silo import summed
 
     return summed
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A free port on this machine."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,9 +1,9 @@
-"""What both ends of a silo's gRPC stream share: its options, its limits, and messages on their way in and out.
+"""Shared parts of both ends of a silo's gRPC stream: options, limits, and the encoding of messages.
 
-Only the server listens, see :mod:`.listening`; silos connect, see :mod:`.connecting`, each with one long-lived stream.
-Every message is cut into chunks, so that its size is bounded by the receiver's ``limits`` alone. With TLS a silo is who
-its certificate says; without, it is who it claims to be, and only this machine can connect. What a peer sends is
-checked before room is made for it, and never unpickled.
+The server listens, see :mod:`.listening`; each silo connects with one long-lived stream, see :mod:`.connecting`.
+Messages are cut into chunks, so that only the receiver's ``limits`` bound their size. With TLS, the certificate
+identifies a silo; without, only this machine can connect. Messages are checked before memory is allocated for them, and
+never unpickled.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from fl_labelskew_plugins.tensors import PIECE, OnDisk
 
 SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
 CHUNK = 2**20
-"""Bytes of a gRPC message; smaller ones cost time, larger ones win none."""
+"""Bytes of a gRPC message; smaller ones are slower, and larger ones not faster."""
 QUEUED = 8
-"""Messages that wait for one peer to take them; more than that, and it is treated as gone."""
+"""Maximum messages for one peer; with more, it counts as disconnected."""
 PATIENCE_S = 2.0
-"""How long the end waits for a peer that takes nothing of what is left to send."""
+"""Seconds to wait at the end for a peer that accepts no more chunks."""
 LIMIT = 2**20
 TAKEN = "labelskew-taken"
-"""The initial metadata with which the server says that it has taken a HELLO."""
+"""Initial metadata of the server after it has accepted a HELLO."""
 LOOKED = "labelskew-looked"
-"""With which a silo says that it has opened another connection before, to look at the server's certificate."""
+"""Initial metadata of a silo that checked the server's certificate over another connection before."""
 
 OPTIONS = [
     ("grpc.max_receive_message_length", CHUNK + 4096),
     ("grpc.max_send_message_length", CHUNK + 4096),
-    # A peer that says nothing is asked after 20 s. If its machine is gone, the kernel knows after 10 s more. Its
-    # process has gRPC's 60 s to answer: on a slow line the answer waits behind megabytes of weights.
+    # A silent peer is probed after 20 s. If its machine is gone, the kernel notices after 10 s more. Its process has
+    # gRPC's 60 s to answer, as on a slow line the answer waits behind megabytes of weights.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -52,13 +52,13 @@ OPTIONS = [
 
 
 class CutShortError(WireError):
-    """A message whose stream ended before it did: a lost connection, more often than a wrong peer."""
+    """The stream ended within a message, mostly because the connection was lost."""
 
 
 class RefusedError(WireError):
-    """A peer that is turned away; the text is a whole sentence's predicate.
+    """A peer is refused; the text is a predicate, such as "sent ...".
 
-    It gets a status of gRPC's, by its name ``code``, and tries again only after some of them.
+    The peer receives the gRPC status ``code``, which decides whether it reconnects.
     """
 
     def __init__(self, reason: str, code: str = "INVALID_ARGUMENT") -> None:
@@ -67,38 +67,37 @@ class RefusedError(WireError):
 
 
 def predicate(error: WireError) -> str:
-    """What the peer did that this is the error of."""
+    """The error as a predicate about the peer."""
     return str(error) if isinstance(error, RefusedError) else f"sent {error}"
 
 
 def checked(address: str, tls: keys.Files | None) -> tuple[str, int]:
-    """Host and port; raises LabelSkewError where others could listen in."""
+    """Host and port of an address; raises LabelSkewError if it needs certificates and has none."""
     try:
         host, port = addresses.split(address)
     except ValueError as error:
         raise LabelSkewError(str(error)) from None
     if tls is None and not addresses.loopback(address):
-        raise LabelSkewError(
-            f"{address} leaves this machine, and there are no certificates; use comm_args.certs with a folder of "
-            "`labelskew certs new`, or an address such as 127.0.0.1:8890"
-        )
+        what = f"{address} can be reached from other machines, and there are no certificates"
+        use = "comm_args.certs with a folder of `labelskew certs new`, or an address such as 127.0.0.1:8890"
+        raise LabelSkewError(f"{what}; use {use}")
     return host, port
 
 
 def encoded(msg: Message) -> list[bytes | memoryview]:
-    """A message's bytes."""
+    """Encode a message in parts."""
     return wire.encode(int(msg.kind), msg.sender, msg.receiver, msg.round, msg.meta, msg.tensors)
 
 
 def decoded(header: Header, payload: wire.Buffer) -> Message:
-    """The message, whose texts are fit to be shown from here on: the names of its tensors are so, or it is refused."""
+    """Decode a message, and make its texts safe for log lines."""
     meta, tensors = wire.decode(payload)
     kind, meta = Kind(header.kind), wire.cleaned(meta)
     return Message(kind, header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)
 
 
 def cut(parts: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
-    """The same bytes in chunks of ``size``, the last one shorter."""
+    """The same bytes in chunks of ``size``; the last one may be shorter."""
     pending: list[memoryview] = []
     room = size
     for part in parts:
@@ -115,7 +114,7 @@ def cut(parts: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
 
 
 class Hashing:
-    """Chunks on their way through, and the SHA-256 of the message that they make; each message has its own chunks."""
+    """Chunks with the SHA-256 of each message."""
 
     def __init__(self, chunks: Iterable[bytes], *, wanted: bool = True) -> None:
         self._chunks, self._wanted, self._state = iter(chunks), wanted, hashlib.sha256()
@@ -130,7 +129,7 @@ class Hashing:
         return chunk
 
     def digest(self) -> str | None:
-        """SHA-256 of all bytes since this was called last; None if it is not wanted."""
+        """SHA-256 of all bytes since the last call; None if not ``wanted``."""
         state, self._state = self._state, hashlib.sha256()
         return state.hexdigest() if self._wanted else None
 
@@ -138,13 +137,11 @@ class Hashing:
 def assemble(
     chunks: Iterator[bytes], admit: Callable[[Header], None], spool: Spool
 ) -> tuple[Header, bytearray | mmap.mmap] | None:
-    """The next message of a stream of chunks, each message in chunks of its own; None at the stream's end.
-
-    ``admit`` raises for a header whose message is not wanted, before the spool makes room for it.
+    """The next message of a stream; None at its end. ``admit`` raises for an unwanted header.
 
     Raises:
-        WireError: the chunks are no message; CutShortError where they end before it does.
-        OSError: there is no room for the payload.
+        WireError: the chunks are not a message; CutShortError if they end within it.
+        OSError: there is no space for the payload.
     """
     first = next(chunks, None)
     if first is None:
@@ -157,7 +154,7 @@ def assemble(
     with memoryview(buffer) as view:
         while True:
             if at + len(rest) > header.length:
-                raise WireError("more bytes than its header tells")
+                raise WireError("more bytes than its header states")
             view[at : at + len(rest)] = rest
             at += len(rest)
             resident += len(rest)
@@ -168,14 +165,14 @@ def assemble(
                 return header, buffer
             chunk = next(chunks, None)
             if chunk is None:
-                raise CutShortError("fewer bytes than its header tells")
+                raise CutShortError("fewer bytes than its header states")
             if not chunk:
                 raise WireError("a chunk of no bytes")
             rest = memoryview(chunk)
 
 
 def received(stream: Hashing, admit: Callable[[Header], None], spool: Spool) -> tuple[Message, dict[str, Any]] | None:
-    """The next message of a stream, and what the audit log has of it; None at the stream's end.
+    """The next message and its entry for the audit log; None at the stream's end.
 
     Raises:
         WireError, OSError: as :func:`assemble` and :func:`.wire.decode`.
@@ -188,23 +185,22 @@ def received(stream: Hashing, admit: Callable[[Header], None], spool: Spool) -> 
 
 
 def bound(header: Header, limits: Mapping[Kind, int]) -> None:
-    """Raise RefusedError for a message of more bytes than its kind may have."""
+    """Raise RefusedError for a message that exceeds the limit of its kind."""
     kind = Kind(header.kind)
     if header.length > limits[kind]:
-        text = f"sent {kind.name} of {header.length} bytes; {limits[kind]} are expected at most"
+        text = f"sent {kind.name} of {header.length} bytes; at most {limits[kind]} are expected"
         raise RefusedError(text, "RESOURCE_EXHAUSTED")
 
 
-def _described(header: Header, size: int, digest: str | None, why: str | None) -> dict[str, Any]:
-    """A message as the audit log has it."""
+def _described(header: Header, size: int, digest: str | None, cause: str | None) -> dict[str, Any]:
     round = header.round if header.round >= 0 else None
-    return {"kind": Kind(header.kind).name, "round": round, "bytes": size, "sha256": digest, "why": why}
+    return {"kind": Kind(header.kind).name, "round": round, "bytes": size, "sha256": digest, "why": cause}
 
 
 class Outbox:
-    """Messages on their way to one peer; copied out of the tensors' memory chunk by chunk, as the peer takes them.
+    """Queue of messages to one peer, copied from the tensors' memory chunk by chunk as the peer accepts them.
 
-    ``receiver`` gives rank and more of the peer, as the audit log has it once something is sent.
+    ``receiver`` returns the peer's fields for the audit log.
     """
 
     def __init__(self, audit: Audit, receiver: Callable[[], Mapping[str, Any]]) -> None:
@@ -212,27 +208,27 @@ class Outbox:
         self._queue: queue.SimpleQueue[tuple[list[bytes | memoryview], str | None] | None] = queue.SimpleQueue()
         self._dropping = False
         self.moved = 0
-        """Chunks that the peer has taken so far."""
+        """Chunks that the peer has accepted."""
 
     def put(self, msg: Message) -> bool:
-        """Queue a message; False if too many wait already."""
+        """Queue a message; False if too many are queued already."""
         if self._queue.qsize() >= QUEUED:
             return False
         self._queue.put((encoded(msg), reason(msg)))
         return True
 
     def close(self, *, flush: bool) -> None:
-        """End the stream, after what is queued or at once."""
+        """End the stream: with ``flush`` after the queued messages, else at once."""
         self._dropping |= not flush
         self._queue.put(None)
 
     def chunks(self) -> Iterator[bytes]:
-        """What gRPC sends; waits for messages until :meth:`close`."""
+        """Chunks for gRPC to send; waits for messages until :meth:`close`."""
         while (queued := self._queue.get()) is not None:
             yield from self._chunks(*queued)
-            del queued  # or the last message would be kept until the next
+            del queued  # else it would stay in memory until the next message
 
-    def _chunks(self, parts: list[bytes | memoryview], why: str | None) -> Iterator[bytes]:
+    def _chunks(self, parts: list[bytes | memoryview], cause: str | None) -> Iterator[bytes]:
         header, hashing = Header.unpack(parts[0]), Hashing(cut(parts, CHUNK), wanted=self._audit.digests)
         size, sent = Header.SIZE + header.length, 0
         try:
@@ -240,17 +236,17 @@ class Outbox:
                 if self._dropping:
                     return
                 sent += len(chunk)
-                if sent == size:  # what follows a yield may never be reached
-                    self._audit.note("sent", **self._receiver(), **_described(header, size, hashing.digest(), why))
+                if sent == size:  # code after the last yield may never run
+                    self._audit.note("sent", **self._receiver(), **_described(header, size, hashing.digest(), cause))
                 yield chunk
                 self.moved += 1
         finally:
             if 0 < sent < size:
-                self._audit.note("sent in part", **self._receiver(), **_described(header, sent, None, why))
+                self._audit.note("sent in part", **self._receiver(), **_described(header, sent, None, cause))
 
 
 def wait_while_moving(ended: threading.Event, outboxes: Iterable[Outbox]) -> None:
-    """Wait for the end, as long as peers take what is left to send."""
+    """Wait for ``ended`` as long as peers accept chunks."""
     outboxes = list(outboxes)
     before = -1
     while before != (moved := sum(outbox.moved for outbox in outboxes)):

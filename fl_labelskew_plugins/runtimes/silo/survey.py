@@ -1,7 +1,7 @@
-"""A survey across silos: each is asked for its class counts, once, and nothing is trained; no weights travel.
+"""A survey across silos: the server asks each silo for its class counts once. It trains nothing and sends no weights.
 
-A silo answers where its own command says ``--survey``, and its policy allows it. What it sends has the noise of its
-own ``count_noise``, or of its policy's where that is more.
+A silo answers only if its own command has ``--survey`` and its policy allows it. Its counts have the noise of its
+``count_noise``, or of its policy if that is stronger.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message, reaso
 from fl_labelskew_plugins.surveys.survey import Survey
 
 MOST_NOISE = 1e9
-"""Strength of noise that a silo may say; that of ``count_noise``."""
+"""Largest noise that a silo may report; the limit of ``count_noise``."""
 
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """Class counts of a silo, ``(C,)``, and the strength of their noise; None: it gives none."""
+    """A silo's class counts, ``(C,)``, or None if it sends none, and the scale of their noise."""
 
     counts: NDArray[np.int64] | None
     noise: float = 0.0
 
 
 class SurveyExchange(SiloExchange):
-    """A server's survey: waits for silos as for a run, asks them, and tells them that it is over."""
+    """The server's survey: waits for silos as for a run, asks them, and dismisses them."""
 
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
@@ -54,14 +54,14 @@ class SurveyExchange(SiloExchange):
         self._poll: Poll[ClassCounts] = Poll(server.members, [], "class counts", self._answers)
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """The answers."""
+        """The handler of answers."""
         return {Kind.SURVEY: self._take}
 
     def survey(self, names: list[str]) -> Survey:
-        """What all silos that are there say; ``names``: of their own files, or empty.
+        """Ask all connected silos; ``names``: those of the silos' own files, or empty.
 
         Raises:
-            RunError: too few came, or none gives its counts.
+            RunError: too few silos connected, or none sends counts.
         """
         server, members = self.server, self.server.members
         server.meet()
@@ -85,7 +85,7 @@ class SurveyExchange(SiloExchange):
         given = {k: answer for k, answer in sorted(self._answers.items()) if answer.counts is not None}
         counts = np.array([answer.counts for answer in given.values()], np.int64).reshape(len(given), classes)
         if not counts.any():
-            raise RunError("no silo has given class counts above 0, so there is nothing to survey")
+            raise RunError("no silo has sent class counts above 0, so there is nothing to survey")
         silent = {name: self._silence(k) for k, name in enumerate(names) if k not in given}
         return Survey(
             title=f"{clean(self.server.recipe.data.dataset)}, across silos",
@@ -100,16 +100,16 @@ class SurveyExchange(SiloExchange):
         members = self.server.members
         if client in members.excluded:
             return "it is excluded"
-        there = "it has not answered" if self.server.sizes[client] else "it has not come"
-        return self._refusals.get(client) or self.server.failed.get(client) or members.turned.get(client) or there
+        default = "it has not answered" if self.server.sizes[client] else "it has not connected"
+        return self._refusals.get(client) or self.server.failed.get(client) or members.turned.get(client) or default
 
     def _take(self, message: Message) -> None:
         client, server = message.sender - 1, self.server
         if client not in server.members.present or client in self._answers:
             return
-        if (why := reason(message)) is not None:
-            self._answers[client], self._refusals[client] = ClassCounts(None), why
-            server.tell(client, f"gives no class counts: {why}", server.warn)
+        if (refusal := reason(message)) is not None:
+            self._answers[client], self._refusals[client] = ClassCounts(None), refusal
+            server.tell(client, f"sends no class counts: {refusal}", server.warn)
             return
         try:
             self._answers[client] = self._checked(client, message)
@@ -118,7 +118,7 @@ class SurveyExchange(SiloExchange):
             server.turn_away(client, str(error))
 
     def _checked(self, client: int, message: Message) -> ClassCounts:
-        """An answer; raises RunError where it is none."""
+        """Parse an answer; raise RunError if it is invalid."""
         tensors, noise = message.tensors, message.meta.get("count_noise")
         check_extra(tensors, {"counts": (self.server.census.num_classes,)}, where=f"survey of silo {client + 1}")
         if "counts" not in tensors or tensors["counts"].dtype != torch.int64:
@@ -128,30 +128,29 @@ class SurveyExchange(SiloExchange):
         counts, most = tensors["counts"].numpy().copy(), self.server.recipe.comm.max_samples
         total = counts.sum(dtype=float)
         if total > most:
-            raise RunError(f"its class counts are of more than {most} training samples (comm_args.max_samples)")
+            raise RunError(f"its class counts sum to more than {most} training samples (comm_args.max_samples)")
         if not noise and total != (samples := self.server.sizes[client]):
             raise RunError(f"its class counts sum to {total:.0f}, and it has {samples} training samples")
         return ClassCounts(counts, noise)
 
 
 class SurveyAnswers(Answers):
-    """Answers of a silo that was started for a survey, and takes part in nothing else."""
+    """Answers of a silo that was started only for a survey."""
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """The survey; no server is to train."""
+        """The handlers of the survey, and of a server that wants to train."""
         return {Kind.WELCOME: self._welcome, Kind.SURVEY: self._answer}
 
     def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
-        """Of what a run's HELLO may have, only what a survey needs."""
+        """The part of a run's HELLO that a survey needs."""
         return replace(self.silo.data.facts, counts=None), {}
 
     def finished(self) -> None:
-        """Say so."""
+        """Log the end of the survey."""
         self.silo.show.note("the survey is over; nothing was trained")
 
     def _welcome(self, message: Message) -> None:
-        what = "the server trains, and this silo was started for a survey; leave --survey away"
-        raise shareable(LabelSkewError(what))
+        raise shareable(LabelSkewError("the server trains, and this silo was started for a survey; remove --survey"))
 
     def _answer(self, message: Message) -> None:
         silo = self.silo
@@ -166,16 +165,16 @@ class SurveyAnswers(Answers):
             if silo.guard is not None:
                 silo.guard.survey(hashlib.sha256(f"{seed} {scale}".encode()).hexdigest()[:32])
             if silo.ledger is not None:
-                # the method's own noise: what the opening of a run of these settings reveals
+                # with the method's own noise, a run's opening with these settings reveals the same counts
                 answer = silo.answer() if seed == own else silo.answer(f"survey {scale} {kind}")
                 silo.ledger.spend([on_counts(scale, kind, silo.data.facts.samples)], answer, run="survey")
         except (PolicyError, SpentError) as error:
-            log.warn(f"no class counts leave this silo: {error}")
+            log.warn(f"this silo sends no class counts: {error}")
             silo.send(Kind.SURVEY, SERVER, meta={"reason": without_paths(error.public)})
             return
         counts = torch.from_numpy(silo.data.counts)
         if scale:
-            # the stream of an opening exchange: what a run of these settings sends is this answer again
+            # the generator of an opening exchange, so that a run with these settings sends the same counts again
             noise = seeds.noise_generator(seed, "opening noise", 0, silo.client)
             counts = noisy_counts(counts, scale=scale, noise=kind, generator=noise)
         silo.send(Kind.SURVEY, SERVER, meta={"count_noise": scale}, tensors={"counts": counts})

@@ -1,4 +1,4 @@
-"""How does a simulation run in one process, by our optimisers or by FedML's own?
+"""Simulations in one process (backend ``sp``), with our optimisers or FedML's.
 
-May import runs, host and below. Used by its name as a backend, ``sp``; :mod:`.runtime` itself imports no FedML.
+May import runs, host and below; :mod:`.runtime` itself imports no FedML.
 """

@@ -1,7 +1,6 @@
-"""FedML around the rounds of one process: around our training, or its own optimisers without their faults.
+"""Single-process rounds inside FedML: with our training, or with corrected optimisers of FedML.
 
-FedML's own trainers train and aggregate; all else is this package's. What a trainer remembers from round to round can
-be read and set as tensors.
+In the second case FedML's trainers train and aggregate. Their state between rounds can be read and set as tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from fl_labelskew_plugins.tensors import State, Weights, joined
 
 
 def train(host: Any, record: Record) -> None:
-    """Run a record's rounds inside the host, a :class:`.host.framework.FedML`."""
+    """Run the remaining rounds inside the host, a :class:`.host.framework.FedML`."""
     session = record.session
     if compatibility.source(session.recipe, session.trainer.model) == "corrected":
         HostedFederation(host.args, record).train()
@@ -44,7 +43,7 @@ def train(host: Any, record: Record) -> None:
 
 
 class SingleProcess(FedAvgAPI):  # type: ignore[misc]  # the host is untyped
-    """The host's single-process federation, with our trainer, aggregator and rounds in place of its own."""
+    """The host's single-process federation with our trainer, aggregator and rounds."""
 
     def __init__(self, host: Any, record: Record) -> None:
         local = record.session.trainer
@@ -53,19 +52,21 @@ class SingleProcess(FedAvgAPI):  # type: ignore[misc]  # the host is untyped
         self.rounds = Simulation(record, take=self.model_trainer.take, hooks=self.aggregator)
 
     def _setup_clients(self, *parts: Any) -> None:
-        """Clients are the simulation's, with data of their own."""
+        """Do nothing, as the simulation has its own clients."""
 
     def train(self) -> None:
-        """All rounds that are left."""
+        """Run the remaining rounds."""
         for _ in self.rounds:
             pass
 
 
 class Hosted:
-    """What is ours in each of the host's trainers.
+    """Our additions to each of the host's trainers.
 
-    ``clients`` are those of the round. ``absent`` is, where a method weighs by all clients' samples, how many samples
-    are not in the round, and ``old`` the weights that the round starts from.
+    Attributes:
+        clients: the round's clients.
+        absent: samples of clients outside the round, if the method weighs by all clients' samples.
+        old: the round's initial weights.
     """
 
     clients: Sequence[int] = ()
@@ -73,27 +74,27 @@ class Hosted:
     old: Weights
 
     def client_sampling(self, *_: Any) -> Sequence[int]:
-        """The clients of the round."""
+        """The round's clients."""
         return self.clients
 
     def test(self, *_: Any) -> None:
-        """Evaluation is the runtime's."""
+        """Do nothing, as the runtime evaluates."""
 
     _client_sampling = client_sampling
     local_test_on_all_clients = _local_test_on_all_clients = test
 
     def _aggregate(self, w_locals: list[tuple[int, Weights]]) -> Any:
-        """The host's mean, with the old model for the samples of those who do not take part."""
+        """The host's mean, with the old model for the samples of clients outside the round."""
         if self.absent:
             w_locals = [*w_locals, (self.absent, self.old)]
         return super()._aggregate(w_locals)  # type: ignore[misc]
 
     def memory(self) -> State:
-        """Tensors that stay with the server; copies, or never changed in place."""
+        """Tensors kept between rounds; copies, or never changed in place."""
         return {}
 
     def restore(self, memory: Mapping[str, Tensor]) -> None:
-        """Set what :meth:`memory` gave."""
+        """Restore :meth:`memory`."""
 
 
 class HostedFedAvg(Hosted, FedAvgAPI):  # type: ignore[misc]  # the host is untyped, here and below
@@ -114,20 +115,20 @@ class HostedFedOpt(Hosted, FedOptAPI):  # type: ignore[misc]
                 parameters["momentum"] = self.args.server_momentum
 
     def memory(self) -> State:
-        """The server's optimiser, as ``what/parameter``."""
+        """State of the server's optimiser, as ``quantity/parameter``."""
         return {
-            f"{what}/{name}": value.clone()
+            f"{quantity}/{name}": value.clone()
             for name, parameter in self.model_trainer.model.named_parameters()
-            for what, value in self.opt.state.get(parameter, {}).items()
+            for quantity, value in self.opt.state.get(parameter, {}).items()
             if isinstance(value, Tensor)
         }
 
     def restore(self, memory: Mapping[str, Tensor]) -> None:
-        """The server's optimiser, which computes on the CPU."""
+        """Restore the server's optimiser, which computes on the CPU."""
         parameters = dict(self.model_trainer.model.named_parameters())
         for key, value in memory.items():
-            what, _, name = key.partition("/")
-            self.opt.state[parameters[name]][what] = value.to("cpu", copy=True)
+            quantity, _, name = key.partition("/")
+            self.opt.state[parameters[name]][quantity] = value.to("cpu", copy=True)
 
 
 class HostedFedNova(Hosted, FedNovaTrainer):  # type: ignore[misc]
@@ -146,11 +147,11 @@ HOSTED: dict[str, Any] = {
     "FedOpt": HostedFedOpt,
     "FedNova": HostedFedNova,
 }
-"""By the optimiser's name."""
+"""The host's trainers by optimiser."""
 
 
 def make(name: str, *, args: Any, device: torch.device, dataset: list[Any], model: nn.Module) -> Any:
-    """One of the host's trainers; it has two orders of arguments."""
+    """Create one of the host's trainers, which differ in the order of their arguments."""
     kind = HOSTED[name]
     if name in ("FedAvg", "FedOpt"):
         return kind(args, device, dataset, model)
@@ -158,7 +159,7 @@ def make(name: str, *, args: Any, device: torch.device, dataset: list[Any], mode
 
 
 class HostedFederation(Simulation):
-    """A run whose local training and aggregation are the host's, without the host's faults."""
+    """A run with the host's local training and aggregation, and corrections of their faults."""
 
     def __init__(self, args: Any, record: Record) -> None:
         super().__init__(record, server=partial(HostedServer, self))
@@ -172,9 +173,9 @@ class HostedFederation(Simulation):
         self.network.register_forward_hook(self._calibrating())
         name, self.settings = recipe.train.federated_optimizer, local.settings
         args.comm_round, args.client_num_per_round = 1, session.federation.clients_per_round
-        # keys of the host's that repeat others, or have to do with its tests, of which it makes none here
+        # the host's keys that repeat others or concern its tests, which it does not run here
         args.wd, args.ci, args.frequency_of_the_test = recipe.train.weight_decay, 0, 1
-        # options of the host's FedNova that recipes do not have
+        # options of the host's FedNova without a recipe key
         args.dampening, args.nesterov, args.mu, args.gmf = 0.0, False, 0.0, 0.0
         self.host = make(name, args=args, device=local.device, dataset=self._dataset(), model=self.network)
         if record.next_round:
@@ -185,14 +186,14 @@ class HostedFederation(Simulation):
         self.share()
 
     def train(self) -> None:
-        """All rounds that are left."""
+        """Run the remaining rounds."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This overload of", UserWarning)  # the host's FedNova
             for _ in self:
                 pass
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Let the host train the clients and aggregate; then what each of them sent."""
+        """Let the host train and aggregate; then yield the uploads."""
         host, session, method = self.host, self.session, self.session.method
         self.round_number, self.results, host.clients = round, [], clients
         host.old = {name: value.cpu() for name, value in self.server.weights.items()}
@@ -203,7 +204,7 @@ class HostedFederation(Simulation):
         yield from self.results
 
     def play(self, client: int, train: Callable[[], Any], network: nn.Module) -> Any:
-        """A client's turn: the host's local training of this network; what the host's client sends."""
+        """Run a client's turn, the host's training of this network; return what the host's client sends."""
         local, record, round = self.session.trainer, self.record, self.round_number
         record.progress.client(round, len(self.results) + 1, len(self.host.clients), local.names.get(client, ""))
         turn = Turn(local, client, round, shared=self.server.shared, times_selected=record.states.select(client))
@@ -222,19 +223,19 @@ class HostedFederation(Simulation):
         if record.personalised and record.tests(round) and len(test):
             logits, labels = local.predict(test, result.upload)
             result.personalised = (int((logits.argmax(1) == labels).sum()), len(labels))
-        result.upload = dict(enumerate(tensors(sent)))  # type: ignore[arg-type]  # of which only the size is asked
+        result.upload = dict(enumerate(tensors(sent)))  # type: ignore[arg-type]  # only its size is needed
         self.results.append((client, result))
         return sent
 
     def share(self) -> None:
-        """Tell our server where the host's stands."""
+        """Copy the state of the host's server to ours."""
         device, memory = self.session.trainer.device, self.host.memory()
         weights = {name: value.to(device) for name, value in snapshot(self.network).items()}
         check_made({**joined(memory=memory), **weights}, self.server.optimizer)
         self.server.weights, self.server.memory = weights, memory
 
     def _calibrating(self) -> Callable[..., Tensor | None]:
-        """Makes the method's logits of a network's in training; copies of the network share it."""
+        """A forward hook with the method's calibration in training; copies of the network share it."""
 
         def calibrate(module: nn.Module, inputs: tuple[Tensor], logits: Tensor) -> Tensor | None:
             if not module.training or self.turn is None:
@@ -244,7 +245,7 @@ class HostedFederation(Simulation):
         return calibrate
 
     def _dataset(self) -> list[Any]:
-        """The host's 8-tuple: of it the host reads sizes and, in a client's turn, its batches; nothing else is told."""
+        """The host's 8-tuple, of which it reads only sizes and, in a client's turn, its batches."""
         sizes = dict(enumerate(self.session.sizes))
         if self.session.method.aggregation == "uniform":
             sizes = dict.fromkeys(sizes, 1)
@@ -253,14 +254,14 @@ class HostedFederation(Simulation):
 
 
 class HostedServer(Server):
-    """The server's state, which the host changes."""
+    """Our server, whose state the host changes."""
 
     def __init__(self, hosted: HostedFederation, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.hosted = hosted
 
     def check(self, client: int, round: int, result: LocalResult) -> None:
-        """Weights alone: what the host's clients send beside them is between them and the host."""
+        """Check only the weights; other uploads of the host's clients concern only the host."""
         where = f"round {round + 1}: upload of {self.name(client)}"
         check_upload(result.upload, self.weights, where=where, keys=numbers(self.optimizer))
 
@@ -272,14 +273,14 @@ class HostedServer(Server):
         *_: Any,
         **more: Any,
     ) -> list[int]:
-        """Take over what the host's round has left."""
-        came = [client for client, _ in uploads]
+        """Take over the result of the host's round."""
+        participants = [client for client, _ in uploads]
         self.hosted.share()
-        return came
+        return participants
 
 
 class HostedTurn:
-    """A client in the host's training: its view of the network that is trained, and the batches of its round."""
+    """A client's turn in the host's training: its view of the trained network, and its batches of the round."""
 
     def __init__(self, inner: Turn, network: nn.Module, epochs: int) -> None:
         self.inner, self.view = inner, replace(inner.view, model=network)
@@ -292,18 +293,18 @@ class HostedTurn:
 
 
 class Epochs:
-    """What the host takes for a client's data loader: an epoch of the client whose turn it is, every time."""
+    """A client's data loader for the host; each iteration is an epoch of the client in turn."""
 
     def __init__(self, hosted: HostedFederation) -> None:
         self.hosted = hosted
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        assert self.hosted.turn is not None  # the host reads it in local training alone
+        assert self.hosted.turn is not None  # the host reads it only in local training
         return self.hosted.turn.epoch()
 
 
 class Slot:
-    """One of the host's clients, through which clients pass; what it trains is watched."""
+    """One of the host's client objects, which takes the part of one client after another."""
 
     def __init__(self, hosted: HostedFederation, inner: Any) -> None:
         self.hosted, self.inner, self.client = hosted, inner, -1
@@ -312,18 +313,18 @@ class Slot:
         return getattr(self.inner, name)
 
     def update_local_dataset(self, client: int, *data: Any) -> None:
-        """Whose turn comes."""
+        """Set the next client."""
         self.client = client
         self.inner.update_local_dataset(client, *data)
 
     def train(self, *sent: Any, **more: Any) -> Any:
-        """The host's local training; its FedNova brings a network of its own."""
+        """Run the host's local training; FedNova passes a network of its own."""
         network = more.get("net", self.hosted.network)
         return self.hosted.play(self.client, partial(self.inner.train, *sent, **more), network)
 
 
 class Copies:
-    """One of the host's model trainers, handing out copies of its weights."""
+    """One of the host's model trainers, which returns copies of its weights."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -332,13 +333,13 @@ class Copies:
         return getattr(self.inner, name)
 
     def get_model_params(self) -> Weights:
-        """The weights, which nobody else holds."""
+        """A copy of the weights."""
         return {name: value.clone() for name, value in self.inner.get_model_params().items()}
 
 
 @contextlib.contextmanager
 def asked_for(settings: LocalSettings) -> Iterator[None]:
-    """Within it, SGD and Adam do what a recipe asks for, whatever they were made with."""
+    """Context in which SGD and Adam use the recipe's settings instead of their constructors' arguments."""
     options: dict[type, dict[str, Any]] = {
         torch.optim.SGD: {
             "momentum": settings.momentum,
@@ -360,7 +361,7 @@ def asked_for(settings: LocalSettings) -> Iterator[None]:
 
 
 def tensors(sent: Any) -> Iterator[Tensor]:
-    """All tensors in what one of the host's clients returns."""
+    """All tensors in the return value of one of the host's clients."""
     if isinstance(sent, Tensor):
         yield sent
     elif isinstance(sent, Mapping):

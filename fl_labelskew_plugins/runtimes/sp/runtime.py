@@ -9,10 +9,10 @@ from fl_labelskew_plugins.runtimes.base import Runtime
 
 
 class SP(Runtime):
-    """All clients and the server in this process, one after the other."""
+    """All clients and the server run in this process, one after the other."""
 
     def run(self, session: Session, record: Record) -> None:
-        """Run a session's rounds from where the record stands."""
+        """Run the remaining rounds."""
         host = self.host(session.recipe, record.folder.path)
         if session.recipe.hosted:
             from fl_labelskew_plugins.runtimes.sp.hosted import train

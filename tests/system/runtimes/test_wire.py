@@ -142,17 +142,17 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):
         (blob(b"{'a': 1}"), "JSON that is not well-formed"),
         (blob(b"[" * 100_000), "JSON that is not well-formed"),
         (blob(b'{"a":' * 100_000), "JSON that is not well-formed"),
-        (blob(b"[]"), "JSON that is no mapping"),
-        (blob(b'{"a": {}, "a": {}}'), "JSON that has a name twice"),
+        (blob(b"[]"), "JSON that is not a mapping"),
+        (blob(b'{"a": {}, "a": {}}'), "JSON with a duplicate name"),
         (blob(b'{"a": ' + b"9" * 5000 + b"}"), "JSON with a number of more than 20 digits"),
         (blob(b'{"a": NaN}'), "JSON with a number that is not finite"),
         (blob(b'{"a": 1e999}'), "JSON with a number that is not finite"),
-        (blob({"__metadata__": []}), "a __metadata__ that is no mapping"),
-        (blob({"__metadata__": {"meta": {}}}), "a __metadata__ that is no mapping"),
-        (blob({"__metadata__": {"meta": "[1]"}}), "JSON that is no mapping"),
-        (blob({"__metadata__": {"channels_last": "{}"}}), "channels_last that is no list of names"),
-        (blob({"__metadata__": {"channels_last": "[1]"}}), "channels_last that is no list of names"),
-        (blob({"__metadata__": {"channels_last": '["a", "a"]'}}), "channels_last that is no list of names"),
+        (blob({"__metadata__": []}), "a __metadata__ that is not a mapping"),
+        (blob({"__metadata__": {"meta": {}}}), "a __metadata__ that is not a mapping"),
+        (blob({"__metadata__": {"meta": "[1]"}}), "JSON that is not a mapping"),
+        (blob({"__metadata__": {"channels_last": "{}"}}), "channels_last that is not a list of names"),
+        (blob({"__metadata__": {"channels_last": "[1]"}}), "channels_last that is not a list of names"),
+        (blob({"__metadata__": {"channels_last": '["a", "a"]'}}), "channels_last that is not a list of names"),
         (blob({"__metadata__": {"channels_last": '["a"]'}}), "channels_last that does not name tensors of four"),
         (
             blob({"__metadata__": {"channels_last": '["a"]'}, "a": entry()}, b"\0" * 8),
@@ -161,30 +161,30 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):
         (blob({"__metadata__": {"meta": '{"a": -Infinity}'}}), "JSON with a number that is not finite"),
         (blob({"__metadata__": {"meta": '{"a": "\\ud800"}'}}), "JSON that is not well-formed"),
         (blob({"__metadata__": {"meta": '{"a": "\ud800"}'}}), "JSON that is not well-formed"),
-        (blob({f"t{k}": 0 for k in range(wire.MOST_TENSORS + 1)}), "8193 tensors; at most 8192 are taken"),
+        (blob({f"t{k}": 0 for k in range(wire.MOST_TENSORS + 1)}), "8193 tensors; at most 8192 are allowed"),
         (blob({"": entry()}, b"\0" * 8), "a tensor whose name is not"),
         (blob({"a\x1b[2J": entry()}, b"\0" * 8), "a tensor whose name is not"),
         (blob({"a" * 256: entry()}, b"\0" * 8), "a tensor whose name is not"),
         (blob({"a": 3}), "tensor a without exactly"),
         (blob({"a": {"dtype": "F32", "shape": [2]}}), "tensor a without exactly"),
         (blob({"a": entry(more=1)}, b"\0" * 8), "tensor a without exactly"),
-        (blob({"a": entry("C64")}, b"\0" * 8), "tensor a of a dtype that is none of"),
-        (blob({"a": entry(["F32"])}, b"\0" * 8), "tensor a of a dtype that is none of"),
+        (blob({"a": entry("C64")}, b"\0" * 8), "tensor a of a dtype other than"),
+        (blob({"a": entry(["F32"])}, b"\0" * 8), "tensor a of a dtype other than"),
         (blob({"a": entry(shape=2)}, b"\0" * 8), "tensor a with a shape that is not"),
         (blob({"a": entry(shape=[-2])}, b"\0" * 8), "tensor a with a shape that is not"),
         (blob({"a": entry(shape=[True, 2])}, b"\0" * 8), "tensor a with a shape that is not"),
         (blob({"a": entry(shape=[2.0])}, b"\0" * 8), "tensor a with a shape that is not"),
         (blob({"a": entry(shape=[1] * 17)}, b"\0" * 8), "tensor a with a shape that is not"),
-        (blob({"a": entry(shape=[0, 2**62, 2**62], offsets=[0, 0])}), "tensor a with a shape that no memory holds"),
-        (blob({"a": entry(shape=[2**61], offsets=[0, 2**63])}), "tensor a with a shape that no memory holds"),
+        (blob({"a": entry(shape=[0, 2**62, 2**62], offsets=[0, 0])}), "tensor a with a shape that is too large"),
+        (blob({"a": entry(shape=[2**61], offsets=[0, 2**63])}), "tensor a with a shape that is too large"),
         (blob({"a": entry(offsets=[0])}, b"\0" * 8), "tensor a with data_offsets that are not"),
         (blob({"a": entry(offsets=[8, 0])}, b"\0" * 8), "tensor a with data_offsets that do not fit"),
         (blob({"a": entry(offsets=[0, 7])}, b"\0" * 7), "tensor a with data_offsets that do not fit"),
-        (blob({"a": entry(offsets=[8, 16])}, b"\0" * 16), "tensor a where another one is, or after a gap"),
-        (blob({"a": entry(), "b": entry()}, b"\0" * 8), "tensor b where another one is, or after a gap"),
+        (blob({"a": entry(offsets=[8, 16])}, b"\0" * 16), "tensor a that overlaps another one or follows a gap"),
+        (blob({"a": entry(), "b": entry()}, b"\0" * 8), "tensor b that overlaps another one or follows a gap"),
         (blob({"a": entry(shape=[2**28], offsets=[0, 2**30])}, b"\0" * 8), f"tensors of {2**30} bytes in 8 bytes"),
         (blob({"a": entry()}, b"\0" * 9), "tensors of 8 bytes in 9 bytes"),
-        (blob({"a": entry("BOOL", [2], [0, 2])}, b"\1\2"), "tensor a with truth values other than 0 and 1"),
+        (blob({"a": entry("BOOL", [2], [0, 2])}, b"\1\2"), "tensor a with boolean values other than 0 and 1"),
     ],
 )
 def test_what_is_no_message_is_refused_in_a_sentence(made, said):
@@ -242,7 +242,7 @@ def test_no_json_does_harm(described):
 
 
 def test_what_cannot_travel_is_not_sent():
-    with pytest.raises(TypeError, match=r"a is torch\.complex64, which does not travel"):
+    with pytest.raises(TypeError, match=r"a is torch\.complex64, which cannot be sent"):
         payload({}, {"a": torch.zeros(1, dtype=torch.complex64)})
     with pytest.raises(ValueError, match="not JSON compliant"):
         payload({"loss": float("nan")})
@@ -266,7 +266,7 @@ def test_a_header_comes_back():
     ("start", "said"),
     [
         (b"", "0 bytes where a message begins"),
-        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "bytes that are no message of ours"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "bytes that are not a message of this package"),
         (b"FLLS\2\0" + b"\0" * 26, "a message of format 2; use the version"),
     ],
 )

@@ -32,7 +32,7 @@ def test_new_says_what_goes_to_whom(call):
         "do not copy ca.key to any of them: its owner can impersonate everyone",
     ]
     assert call("new", "--silos", "2", code=2).stderr == (
-        "error: certs/ca.pem: exists already; use --add, which keeps what is there, or another --out\n"
+        "error: certs/ca.pem: exists already; use --add to keep existing files, or another --out\n"
     )
     assert call("new", "--silos", "3", "--add").output.splitlines() == [
         "written to certs: silo-3",
@@ -56,7 +56,7 @@ def test_show_tells_who_and_until_when(call):
 
 def test_a_folder_without_certificates_is_said(call):
     assert call("show", ".", code=2).stderr == (
-        "error: .: holds no certificate; use a folder that `labelskew certs new` made\n"
+        "error: .: contains no certificate; use a folder from `labelskew certs new`\n"
     )
 
 
@@ -65,7 +65,7 @@ def test_show_of_a_certificate_of_an_odd_version(call, tmp_path):
     file = tmp_path / "certs" / "silo-1.pem"
     pem = ssl.DER_cert_to_PEM_cert(ssl.PEM_cert_to_DER_cert(file.read_text()).replace(b"\xa0\3\2\1\2", b"\xa0\3\2\1\5"))
     file.write_text(pem)
-    line = "error: certs/silo-1.pem: is no PEM certificate as `labelskew certs new` makes it\n"
+    line = "error: certs/silo-1.pem: is not a PEM certificate from `labelskew certs new`\n"
     assert call("show", "certs", code=2).stderr == line
 
 
@@ -97,7 +97,7 @@ def test_revoke_and_renew_say_what_goes_to_whom(call):
     [
         (
             ("revoke", "silo-1", "--certs", "other"),
-            "other: holds no certificate; use a folder that `labelskew certs new` made",
+            "other: contains no certificate; use a folder from `labelskew certs new`",
         ),
     ],
 )
@@ -127,13 +127,13 @@ def test_a_passphrase_is_asked_for_at_the_terminal_and_not_shown(tmp_path):
 
     code, shown = typed("certs", "new", "--silos", "1", "--encrypt", words=["grün 1", "grün 1"])
     assert code == 0
-    assert shown.startswith("new passphrase of certs/ca.key: \nonce more: \nwritten to certs: ca, server, silo-1\n")
+    assert shown.startswith("new passphrase of certs/ca.key: \nrepeat it: \nwritten to certs: ca, server, silo-1\n")
     code, shown = typed("certs", "renew", "silo-1", words=["grün 2"])
     assert (code, shown.splitlines()) == (
         2,
         [
             "passphrase of certs/ca.key: ",
-            "error: certs/ca.key: does not open with the passphrase of the terminal, or it is damaged",
+            "error: certs/ca.key: the passphrase from the terminal does not decrypt it, or it is damaged",
         ],
     )
     assert typed("certs", "renew", "silo-1", words=["grün 1"])[0] == 0

@@ -85,7 +85,7 @@ def test_mistakes_are_lines(tmp_path):
     (tmp_path / "file").write_text("")
     assert "cannot be written" in call("survey", QUICK, "--out", tmp_path / "file", code=2).stderr
     (line,) = errors("run", QUICK, "--survey")
-    assert line.startswith("--survey: comm_args.backend sp has no silos to ask; use labelskew survey RECIPE")
+    assert line.startswith("--survey: comm_args.backend sp has no silos; use labelskew survey RECIPE")
 
 
 @pytest.mark.parametrize(

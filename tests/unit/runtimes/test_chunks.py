@@ -27,9 +27,9 @@ def test_messages_are_cut_and_put_together(size):
 @pytest.mark.parametrize(
     ("chunks", "said"),
     [
-        ([Header(1, 1, 0, 0, 5).pack() + b"123456"], "more bytes than its header tells"),
-        ([Header(1, 1, 0, 0, 5).pack() + b"123", b"456"], "more bytes than its header tells"),
-        ([Header(1, 1, 0, 0, 5).pack() + b"123"], "fewer bytes than its header tells"),
+        ([Header(1, 1, 0, 0, 5).pack() + b"123456"], "more bytes than its header states"),
+        ([Header(1, 1, 0, 0, 5).pack() + b"123", b"456"], "more bytes than its header states"),
+        ([Header(1, 1, 0, 0, 5).pack() + b"123"], "fewer bytes than its header states"),
         ([Header(1, 1, 0, 0, 5).pack() + b"123", b"", b"45"], "a chunk of no bytes"),
     ],
 )

@@ -111,7 +111,7 @@ def test_what_may_change_the_last_digits_is_said_once_for_each_node(session, cap
     versions = {**said["of"], "torch": "1.0"}
     nodes.Nodes(Line({**said, "of": versions}, {**said, "of": versions}), session)
     (line,) = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"warning: far: torch 1\.0, and \S+ where the server is; the last digits may differ", line)
+    assert re.fullmatch(r"warning: far: torch 1\.0, and \S+ on the server's node; the last digits may differ", line)
 
 
 def test_what_keeps_a_worker_from_beginning_names_its_node(session):

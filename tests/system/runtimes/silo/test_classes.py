@@ -64,7 +64,7 @@ def test_a_silo_whose_classes_are_in_another_order_is_told_which_and_tells_no_na
         "data_args.class_names, in the same order, everywhere"
     )
     assert "data: image_folder, 12 training samples of 3 classes (carcinoma, benign-keratosis, angioma)\n" in odd.text
-    server.says("silo 3 turned away: its classes are not the server's, in name or in order")
+    server.says("silo 3 turned away: its class names or their order differ from the server's")
     (federation.folder / "silo3.yaml").write_text(
         (federation.folder / "silo2.yaml").read_text().replace("silo2", "silo3")
     )

@@ -78,9 +78,9 @@ BAD = {
     "neither weights nor contributions": changed("elsewhere", torch.zeros(3)),
     "does not announce: features": changed("contribution/features", torch.zeros(3)),
     "private state": changed("state/p", torch.zeros(3)),
-    "loss terms that are no mapping": upload_of(loss_terms="a" * 1000),
+    "loss terms that are not a mapping": upload_of(loss_terms="a" * 1000),
     "loss terms with a name that is not 1 to 40 letters": upload_of(loss_terms={"$\\frac{$": 1.0}),
-    "no pair of whole numbers": upload_of(personalised=[1e308, 1]),
+    "not a pair of whole numbers": upload_of(personalised=[1e308, 1]),
     "out of range": upload_of(personalised=[5, 4]),
 }
 
@@ -202,7 +202,7 @@ def test_a_silo_with_most_of_the_weight_is_told_and_too_many_samples_are_turned_
     server, silos = federation.server(), federation.silos(1, 2)
     fake = FakeSilo(federation.address, [], facts=FACTS | {"samples": 10**12})
     fake.thread.join(30)
-    why = "it says that it has 1000000000000 training samples, and 100000 are allowed at most"
+    why = "it reports 1000000000000 training samples; at most 100000 are allowed"
     assert fake.finish["reason"] == f"{why} (comm_args.max_samples of the server)"
     FakeSilo(federation.address, [model_alone] * 2, facts=FACTS | {"samples": 10**4})
     finished(server, *silos)
@@ -221,9 +221,9 @@ def model_alone(tensors):
     [
         (
             FACTS | {"num_classes": 11},
-            "its samples are (1, 8, 8) of 11 classes, the federation's (1, 8, 8) of 10; use such d",
+            "its samples have shape (1, 8, 8) and 11 classes, the federation's (1, 8, 8) and 10; use m",
         ),
-        (FACTS | {"input_shape": [10**6] * 5}, "its input shape is of more than 100000000 numbers"),
+        (FACTS | {"input_shape": [10**6] * 5}, "its input shape has more than 100000000 numbers"),
         (FACTS | {"samples": -1}, "its number of samples is not a whole number above 0"),
         (FACTS | {"classes": "names"}, "its digest of class names is not 32 hexadecimal digits"),
         ({}, "its number of samples is not a whole number above 0"),

@@ -227,5 +227,5 @@ def test_a_server_s_numbers_that_cannot_be_used_end_the_silo(change, key, apart)
     good = {"mean": torch.full((3,), 0.5, dtype=torch.float64), "std": torch.ones(3, dtype=torch.float64)}
     assert silos.normalised(data, good).mean == (0.5, 0.5, 0.5)
     sent = {name: value for name, value in (good | change).items() if value is not None}
-    with pytest.raises(LabelSkewError, match=rf"^the server's {key} of all samples: is no number that samples of 3"):
+    with pytest.raises(LabelSkewError, match=rf"^the server's {key} of all samples: cannot normalise samples of 3"):
         silos.normalised(data, sent)

@@ -209,7 +209,7 @@ def test_a_server_that_is_not_there_or_another_authoritys_is_told_apart_before_a
         silo.receive(0.1)
     assert said == [f"waiting for the server at {federation.address}: Connection refused"]
     server = ServerTransport(federation.address, silos=1, tls=certs.read(tmp_path / "others", "server"))
-    with pytest.raises(LabelSkewError, match=r"is not one that this silo's ca.pem vouches for"):
+    with pytest.raises(LabelSkewError, match=r"its certificate was not issued by this silo's ca.pem"):
         silo.receive(30)
     silo.stop_receive_message()
     server.stop_receive_message()

@@ -141,7 +141,7 @@ def test_a_silo_leaves_a_revoked_server_and_waits_for_another(start, folder, at)
     while len(said) < 3:
         silo.transport.receive(0.1)
     assert said[0] == f"connected to the server at {address}"
-    assert said[1] == f"waiting for the server at {address}: there are revoked certificates now; looking again"
+    assert said[1] == f"waiting for the server at {address}: certificates were revoked; checking its certificate"
     assert said[2].startswith(f"waiting for the server at {address}: its certificate {old} was revoked on ")
     assert [m.kind for m in server.got] == [Kind.HELLO, Kind.LEFT]
     server.transport.stop_receive_message()
@@ -178,7 +178,7 @@ def test_a_silo_that_looks_first_is_not_counted_as_a_stranger(start, folder):
     server = start()
     start.silo(server.transport.address, 1).wait(Kind.JOINED)
     server.wait(Kind.HELLO)
-    assert not server.transport._door._knocks  # of which those are told that have come to nothing
+    assert not server.transport._door._handshakes  # of which those are told that have come to nothing
 
 
 def test_a_rank_may_be_made_while_the_server_waits_for_it(start, folder, tmp_path):
@@ -247,7 +247,7 @@ def test_a_silo_that_is_revoked_in_a_run_is_left_out_from_then_on(federation, fo
     silos[0].kill(signal.SIGCONT)
     finished(server, *silos)
     assert server.text.count(f"silo 3 refused: {why}\n") == 1
-    line = "list 1 (1 revoked certificate) counts from now on"
+    line = "list 1 (1 revoked certificate) applies from now on"
     assert server.text.count(line) == 1
     assert [facts["why"] for _, _, facts in audit.read(federation.run_dir) if facts["event"] == "list"] == [line]
     assert "did not come back" not in server.text

@@ -124,7 +124,7 @@ def test_a_passphrase_opens_the_keys_of_all_and_is_written_nowhere(sittings, for
     argv = ["run", run.parent / "here.yaml", "--run-dir", tmp_path / "run", *words(SLOW)]
     wrong = forker.start(argv, tmp_path / "wrong.log", environment={keys.VARIABLE: "another"})
     assert wrong.wait() == 2
-    line = f"{run.parent}/certs/server.key: does not open with the passphrase of {keys.VARIABLE}, or it is damaged"
+    line = f"{run.parent}/certs/server.key: the passphrase from {keys.VARIABLE} does not decrypt it, or it is damaged"
     assert wrong.text == f"error: {line}\n"
 
 

@@ -126,7 +126,7 @@ def test_a_policy_without_counts_refuses_in_a_line_and_stays(silo, capsys):
     assert said.meta == {"reason": f"(path): policy.send: {line}"}
     assert said.tensors == {}
     assert capsys.readouterr().err == (
-        f"warning: no class counts leave this silo: /home/ann/north.yaml: policy.send: {line}\n"
+        f"warning: this silo sends no class counts: /home/ann/north.yaml: policy.send: {line}\n"
     )
     assert made.failure is None
     assert not made.guard.account.exists()
@@ -147,7 +147,7 @@ def test_the_account_has_a_survey_as_an_answer_the_same_one_once(silo):
 def test_a_silo_trains_for_nobody_in_a_survey(silo):
     made = silo()
     made.receive_message(Kind.WELCOME, Message(Kind.WELCOME, SERVER, 2, meta={"run": "0" * 16}))
-    assert str(made.failure) == "the server trains, and this silo was started for a survey; leave --survey away"
+    assert str(made.failure) == "the server trains, and this silo was started for a survey; remove --survey"
     made = silo()
     made.receive_message(Kind.TRAIN, Message(Kind.TRAIN, SERVER, 2, round=0))
     assert str(made.failure) == "the server asks for training before it has said what the run is"
@@ -212,7 +212,7 @@ def test_who_is_there_is_asked_and_who_is_not_is_named(server):
     assert survey.clients == ["silo 1", "silo 3 (c)"]
     assert survey.counts.tolist() == [[5] * 10, [1] * 10]
     assert survey.noise == [0.0, 2.0]
-    assert survey.silent == {"silo 2 (b)": "it has not come"}
+    assert survey.silent == {"silo 2 (b)": "it has not connected"}
     assert survey.class_names == [str(c) for c in range(10)]
     assert "silo 2 has not come; going on without it" in made.lines
 
@@ -222,9 +222,9 @@ def test_nobody_s_counts_are_a_failure(server):
     hello(made, 1, 50)
     arrives(made, Kind.SURVEY, 1, meta={"reason": "x\x1b[2J"})
     arrives(made, Kind.FINISH, 1)
-    with pytest.raises(RunError, match="no silo has given class counts above 0, so there is nothing to survey"):
+    with pytest.raises(RunError, match="no silo has sent class counts above 0, so there is nothing to survey"):
         made.survey([""] * 3)
-    assert "silo 1 gives no class counts: x?[2J" in made.lines
+    assert "silo 1 sends no class counts: x?[2J" in made.lines
 
 
 BAD = {
@@ -234,7 +234,10 @@ BAD = {
     "negative integers": ({"counts": torch.full((10,), -1)}, {}),
     "tensors that its method does not announce: model/a": ({"model/a": torch.ones(10)}, {}),
     "sum to 30, and it has 50 training samples": ({"counts": torch.full((10,), 3)}, {}),
-    "of more than 1000000000 training samples": ({"counts": torch.full((10,), 2**62)}, {"count_noise": 1.0}),
+    "class counts sum to more than 1000000000 training samples": (
+        {"counts": torch.full((10,), 2**62)},
+        {"count_noise": 1.0},
+    ),
     "count_noise is not a number from 0": ({"counts": torch.full((10,), 5)}, {"count_noise": "a"}),
     "count_noise is not a number": ({"counts": torch.full((10,), 5)}, {"count_noise": True}),
     "count_noise is not": ({"counts": torch.full((10,), 5)}, {"count_noise": -1.0}),
@@ -332,7 +335,7 @@ def test_policies_and_every_byte_of_a_survey(federation):
     assert np.abs(np.subtract(noisy["counts"], exact["counts"])).max() < 200
     refusal = '(path): policy.send: ["weights"] does not allow counts: those of its classes, for a survey'
     assert content["silent"]["silo 2 (two)"].startswith(refusal)
-    assert f"silo 2 gives no class counts: {refusal}" in server.text
+    assert f"silo 2 sends no class counts: {refusal}" in server.text
     assert json.loads((federation.folder / "silo-3" / "account.json").read_text())["runs"].keys() == {"survey"}
     why = [
         line["why"] for _, _, line in audit.read(federation.run_dir) if line.get("kind") == "SURVEY" and "why" in line

@@ -376,7 +376,7 @@ NESTED = struct.pack("<Q", 6) + b"[[[[[["
     ("sent", "code", "reason", "sender"),
     [
         ([b"hello"], "INVALID_ARGUMENT", "sent 5 bytes where a message begins, fewer than its header has", -1),
-        ([b"x" * 1000], "INVALID_ARGUMENT", "sent bytes that are no message of ours", -1),
+        ([b"x" * 1000], "INVALID_ARGUMENT", "sent bytes that are not a message of this package", -1),
         ([b""], "INVALID_ARGUMENT", "sent 0 bytes where a message begins, fewer than its header has", -1),
         ([*chunks(Kind.UPLOAD)], "INVALID_ARGUMENT", "sent UPLOAD before HELLO", -1),
         ([*chunks(Kind.TRAIN)], "INVALID_ARGUMENT", "sent a message of type 4, which no silo sends", -1),
@@ -390,19 +390,19 @@ NESTED = struct.pack("<Q", 6) + b"[[[[[["
         (
             [*chunks(Kind.HELLO), Header(Kind.UPLOAD, 1, 0, 0, 3 * 2**30).pack() + b"x" * 100],
             "RESOURCE_EXHAUSTED",
-            "sent UPLOAD of 3221225472 bytes; 1048576 are expected at most",
+            "sent UPLOAD of 3221225472 bytes; at most 1048576 are expected",
             1,
         ),
         (
             [Header(Kind.HELLO, 1, 0, 0, 2**63).pack()],
             "RESOURCE_EXHAUSTED",
-            "sent HELLO of 9223372036854775808 bytes; 1048576 are expected at most",
+            "sent HELLO of 9223372036854775808 bytes; at most 1048576 are expected",
             -1,
         ),
         (
             [*chunks(Kind.HELLO), Header(Kind.UPLOAD, 1, 0, 0, len(PAYLOAD)).pack() + PAYLOAD],
             "INVALID_ARGUMENT",
-            "sent a JSON header of 3221225472 bytes in a payload of 10; at most 1048576 are taken",
+            "sent a JSON header of 3221225472 bytes in a payload of 10; at most 1048576 are allowed",
             1,
         ),
         (
@@ -412,7 +412,7 @@ NESTED = struct.pack("<Q", 6) + b"[[[[[["
             -1,
         ),
         ([*chunks(Kind.HELLO), Header(3, 1, 0, 0, 9).pack(), b""], "INVALID_ARGUMENT", "sent a chunk of no bytes", 1),
-        ([Header(1, 1, 0, 0, 1).pack() + b"12"], "INVALID_ARGUMENT", "sent more bytes than its header tells", -1),
+        ([Header(1, 1, 0, 0, 1).pack() + b"12"], "INVALID_ARGUMENT", "sent more bytes than its header states", -1),
     ],
 )
 def test_who_breaks_the_rules_is_sent_away(start, sent, code, reason, sender):
@@ -469,7 +469,7 @@ def test_a_full_disk_ends_a_silo_with_the_code_of_a_failure_which_is_worth_anoth
     silo = start.silo(server.transport.address, spool=Full())
     server.wait(Kind.HELLO)
     server.send(Kind.WELCOME, 1, tensors={"a": torch.zeros(1000)})
-    with pytest.raises(RunError, match="no room for a message of the server: No space left on device; ") as ended:
+    with pytest.raises(RunError, match="cannot store a message of the server: No space left on device; ") as ended:
         silo.wait(Kind.LEFT, 9)
     assert ended.value.exit_code == 1
 
@@ -585,8 +585,8 @@ def test_who_has_no_silos_certificate_is_told_what_may_be_wrong(start, certifica
         time.sleep(0.01)
     assert not silo.transport.receive(0.5)
     assert lines == [
-        f"waiting for the server at {server.transport.address}: it closes connections; does one of the two have no "
-        "certificates, or another authority's?"
+        f"waiting for the server at {server.transport.address}: it closes connections; check that both sides "
+        "have certificates of the same authority"
     ]
 
 
@@ -594,8 +594,12 @@ def test_who_has_no_silos_certificate_is_told_what_may_be_wrong(start, certifica
     ("server_files", "silo_files", "said"),
     [
         (lambda ours, _: files(ours, "silo-2"), lambda ours, _: files(ours, "silo-1"), "(unsupported certificate pur"),
-        (lambda _, others: files(others, "server"), lambda ours, _: files(ours, "silo-1"), "that this silo's ca.pem v"),
-        (lambda _, others: None, lambda ours, _: files(ours, "silo-1"), "it does not speak TLS; leave comm_args"),
+        (
+            lambda _, others: files(others, "server"),
+            lambda ours, _: files(ours, "silo-1"),
+            "was not issued by this silo's ca.pem (",
+        ),
+        (lambda _, others: None, lambda ours, _: files(ours, "silo-1"), "it does not use TLS; remove comm_args"),
     ],
 )
 def test_a_silo_says_what_it_does_not_trust(start, certificates, others, server_files, silo_files, said):
@@ -637,7 +641,7 @@ def impostor(handle):
         (Header(Kind.UPLOAD, 0, 1, 0, 5).pack(), "sent a message of type 5 from 0 to 1"),
         (Header(Kind.TRAIN, 2, 1, 0, 5).pack(), "sent a message of type 4 from 2 to 1"),
         (Header(Kind.TRAIN, 0, 2, 0, 5).pack(), "sent a message of type 4 from 0 to 2"),
-        (Header(Kind.TRAIN, 0, 1, 0, 2**40).pack(), "sent TRAIN of 1099511627776 bytes; 1048576 are expected at most"),
+        (Header(Kind.TRAIN, 0, 1, 0, 2**40).pack(), "sent TRAIN of 1099511627776 bytes; at most 1048576 are expected"),
         (Header(Kind.TRAIN, 0, 1, 0, len(PAYLOAD)).pack() + PAYLOAD, "sent a JSON header of 3221225472 bytes in a pay"),
     ],
 )
@@ -681,8 +685,8 @@ def test_a_hello_that_cannot_be_made_is_the_owners_error(start):
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:8890", "fl.example.org:8890"])
 def test_nothing_leaves_this_machine_without_tls(make, address):
     assert message_of(lambda: make(address)) == (
-        f"{address} leaves this machine, and there are no certificates; use comm_args.certs with a folder of "
-        "`labelskew certs new`, or an address such as 127.0.0.1:8890"
+        f"{address} can be reached from other machines, and there are no certificates; use comm_args.certs "
+        "with a folder of `labelskew certs new`, or an address such as 127.0.0.1:8890"
     )
 
 
@@ -708,11 +712,11 @@ def test_an_address_that_cannot_be_listened_at_is_said(start):
         ),
         (
             "last error: UNAVAILABLE: ipv4:1.2.3.4:5: Failed parsing HTTP/2 (Expected SETTINGS frame as the first)",
-            "what answers there speaks another protocol",
+            "a program with another protocol answers there",
         ),
         (
             "last error: UNAVAILABLE: ipv4:1.2.3.4:5: connection attempt timed out before receiving SETTINGS frame",
-            "what takes the connection there says nothing",
+            "the connection is accepted there, but nothing answers",
         ),
         ("two\nlines\x1b", "two lines?"),
         (None, "no reason given"),

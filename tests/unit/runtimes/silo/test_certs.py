@@ -170,9 +170,17 @@ def test_an_expired_certificate_can_be_renewed(tmp_path):
     [
         (["silo-3"], [], "{}: 'silo-3' is unknown; allowed: server, silo-1, silo-2, all; did you mean silo-"),
         (["2"], [], "{}: '2' is unknown; allowed: server, silo-1, silo-2, all"),
-        (["ca"], [], "ca: the authority can be neither revoked nor renewed; use `labelskew certs new` with another"),
-        (["silo-1"], ["fl.example.org"], "--server: is for the server's certificate; name it, or leave --server away"),
-        (["server"], ["a b"], "--server: 'a b' is neither a host's name nor an IP address"),
+        (["ca"], [], "ca: the authority cannot be revoked or renewed; use `labelskew certs new` with another"),
+        (
+            ["silo-1"],
+            ["fl.example.org"],
+            "--server: applies only to the server's certificate; renew `server` too, or",
+        ),
+        (
+            ["server"],
+            ["a b"],
+            "--server: 'a b' is not a host name or an IP address",
+        ),
     ],
 )
 def test_what_is_wrong_with_renewing_is_said(made, names, hosts, said):
@@ -188,16 +196,20 @@ def test_an_added_certificate_lasts_no_longer_than_its_authority(folder):
 @pytest.mark.parametrize(
     ("spoil", "arguments", "said"),
     [
-        (lambda f: (f / "ca.key").unlink(), {}, "ca.key: is not there; use the machine on which"),
-        (lambda f: (f / "ca.key").write_text("no key"), {}, "ca.key: is no private key as"),
+        (lambda f: (f / "ca.key").unlink(), {}, "ca.key: does not exist; use the machine on which"),
+        (lambda f: (f / "ca.key").write_text("no key"), {}, "ca.key: is not a private key from"),
         (lambda f: (f / "ca.key").write_bytes((f / "server.key").read_bytes()), {}, "ca.key: is not the key of"),
-        (lambda f: (f / "ca.pem").unlink(), {}, "ca.pem: is not there; use --add where"),
+        (lambda f: (f / "ca.pem").unlink(), {}, "ca.pem: does not exist; use --add where"),
         (
             lambda f: None,
             {"hosts": ["fl.example.org"]},
             "--server: {}/server.pem exists already; use `labelskew certs renew server`",
         ),
-        (lambda f: None, {"hosts": ["a b"]}, "--server: 'a b' is neither a host's name nor an IP address"),
+        (
+            lambda f: None,
+            {"hosts": ["a b"]},
+            "--server: 'a b' is not a host name or an IP address",
+        ),
     ],
 )
 def test_what_is_wrong_with_adding_is_said(folder, spoil, arguments, said):
@@ -258,7 +270,7 @@ def mutate(path, old, new, kind=CERTIFICATE):
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_certificate_that_is_damaged_inside(folder, name, mutation):
     mutate(folder / f"{name}.pem", *MUTATIONS[mutation])
-    line = f"{folder}/{name}.pem: is no PEM certificate as `labelskew certs new` makes it"
+    line = f"{folder}/{name}.pem: is not a PEM certificate from `labelskew certs new`"
     assert message(lambda: certs.show(folder)) == line
     assert message(lambda: certs.read(folder, "silo-1")) == line
 
@@ -266,24 +278,26 @@ def test_certificate_that_is_damaged_inside(folder, name, mutation):
 def test_revocation_list_of_an_odd_version(folder):
     certs.revoke(folder, ["silo-2"])
     mutate(folder / "revoked.crl", b"\x02\x01\x01\x30\x0a", b"\x02\x01\x05\x30\x0a", CRL)
-    assert message(lambda: certs.show(folder)).startswith(f"{folder}/revoked.crl: is no list of revoked certificates")
+    assert message(lambda: certs.show(folder)).startswith(
+        f"{folder}/revoked.crl: is damaged or not a list of revoked certificates"
+    )
 
 
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda f: (f / "ca.pem").unlink(), "ca.pem: is not there; use `labelskew certs new` to make it"),
-        (lambda f: (f / "silo-1.pem").unlink(), "silo-1.pem: is not there"),
-        (lambda f: (f / "silo-1.key").unlink(), "silo-1.key: is not there"),
+        (lambda f: (f / "ca.pem").unlink(), "ca.pem: does not exist; use `labelskew certs new` to create it"),
+        (lambda f: (f / "silo-1.pem").unlink(), "silo-1.pem: does not exist"),
+        (lambda f: (f / "silo-1.key").unlink(), "silo-1.key: does not exist"),
         (lambda f: ((f / "silo-1.pem").unlink(), (f / "silo-1.pem").mkdir()), "silo-1.pem: cannot be read: Is a dir"),
-        (lambda f: (f / "silo-1.pem").write_text("hello"), "silo-1.pem: is no PEM certificate"),
-        (lambda f: (f / "silo-1.key").write_text("hello"), "silo-1.key: is no private key"),
-        (lambda f: copy(f, "silo-2.key", "silo-1.key"), "silo-1.key: is not the key of silo-1.pem; use the two"),
+        (lambda f: (f / "silo-1.pem").write_text("hello"), "silo-1.pem: is not a PEM certificate"),
+        (lambda f: (f / "silo-1.key").write_text("hello"), "silo-1.key: is not a private key"),
+        (lambda f: copy(f, "silo-2.key", "silo-1.key"), "silo-1.key: is not the key of silo-1.pem; use the pair"),
         (
             lambda f: (copy(f, "silo-2.key", "silo-1.key"), copy(f, "silo-2.pem", "silo-1.pem")),
             "silo-1.pem: is the certificate of silo-2, not of silo-1",
         ),
-        (of_another_authority, "silo-1.pem: is not by the authority of"),
+        (of_another_authority, "silo-1.pem: was not issued by the authority of"),
     ],
 )
 def test_what_is_wrong_with_files_is_said(folder, spoil, said):
@@ -303,7 +317,7 @@ def test_an_expired_certificate_is_refused(tmp_path):
 
 def test_a_certificate_of_tomorrow_is_refused(tmp_path):
     aged(tmp_path, 1, ago=-1)
-    with pytest.raises(LabelSkewError, match=r"ca\.pem: holds from .* UTC only; is this machine's clock right\?"):
+    with pytest.raises(LabelSkewError, match=r"ca\.pem: is not valid before .* UTC; check this machine's clock"):
         certs.read(tmp_path, "silo-1")
 
 

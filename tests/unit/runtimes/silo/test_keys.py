@@ -82,7 +82,7 @@ def test_a_key_that_somebody_else_encrypted_is_read_too(tmp_path, word):
     word()
     assert certs.read(tmp_path, "silo-1").key == keys.pem(key)
     word("wrong")
-    with pytest.raises(LabelSkewError, match=rf"silo-1\.key: does not open with the passphrase of {keys.VARIABLE}"):
+    with pytest.raises(LabelSkewError, match=rf"silo-1\.key: the passphrase from {keys.VARIABLE} does not decrypt it"):
         certs.read(tmp_path, "silo-1")
 
 
@@ -119,7 +119,7 @@ def test_a_new_passphrase_is_typed_twice(tmp_path, typed, word):
         certs.new(tmp_path / "certs", 1, encrypt=True)
     assert not (tmp_path / "certs").exists()
     certs.new(tmp_path / "certs", 1, encrypt=True)
-    assert questions == [f"new passphrase of {tmp_path}/certs/ca.key: ", "once more: "] * 2
+    assert questions == [f"new passphrase of {tmp_path}/certs/ca.key: ", "repeat it: "] * 2
     word()
     assert certs.read(tmp_path / "certs", "silo-1")
 
@@ -134,10 +134,10 @@ def test_an_encrypted_authority_makes_encrypted_keys_alone_and_opens_for_everyth
     ):
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
         word("wrong")
-        with pytest.raises(LabelSkewError, match=r"ca\.key: does not open with the passphrase of"):
+        with pytest.raises(LabelSkewError, match=r"ca\.key: the passphrase from .* does not decrypt it"):
             work()
         monkeypatch.delenv(keys.VARIABLE)
-        with pytest.raises(LabelSkewError, match=r"ca\.key: needs a passphrase, and there is no terminal"):
+        with pytest.raises(LabelSkewError, match=r"ca\.key: needs a passphrase, and no terminal is available"):
             work()
         assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
         word()
@@ -156,7 +156,7 @@ def test_keys_of_a_plain_authority_can_be_encrypted(tmp_path, typed):
 @pytest.mark.parametrize("wrong", ["", "a" * 1001])
 def test_what_is_no_passphrase_is_said(made, wrong, word):
     word(wrong)
-    with pytest.raises(LabelSkewError, match=f"^{keys.VARIABLE}: is no passphrase; use 1 to 1000 bytes"):
+    with pytest.raises(LabelSkewError, match=f"^{keys.VARIABLE}: invalid passphrase; use 1 to 1000 bytes"):
         certs.read(made, "server")
 
 
@@ -166,12 +166,12 @@ def test_where_a_passphrase_is_missing_or_wrong_is_said(made, typed, word, monke
         assert "wrong" not in text
         return text.removeprefix(f"{made}/server.key: ")
 
-    assert said() == f"needs a passphrase, and there is no terminal to ask for it; set {keys.VARIABLE}"
+    assert said() == f"needs a passphrase, and no terminal is available; set {keys.VARIABLE}"
     word("wrong")
-    assert said() == f"does not open with the passphrase of {keys.VARIABLE}, or it is damaged"
+    assert said() == f"the passphrase from {keys.VARIABLE} does not decrypt it, or it is damaged"
     monkeypatch.delenv(keys.VARIABLE)
     typed("wrong")
-    assert said() == "does not open with the passphrase of the terminal, or it is damaged"
+    assert said() == "the passphrase from the terminal does not decrypt it, or it is damaged"
     assert said() == "no passphrase was typed"
 
 

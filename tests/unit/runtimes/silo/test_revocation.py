@@ -98,8 +98,8 @@ def test_a_list_is_read_when_it_comes_and_when_it_changes(folder, watch):
     revoke(folder, ["silo-3"])
     assert barred(made, folder, *ALL) == ["silo-1", "silo-3"]
     assert said == [
-        "list 1 (1 revoked certificate) counts from now on",
-        "list 2 (2 revoked certificates) counts from now on",
+        "list 1 (1 revoked certificate) applies from now on",
+        "list 2 (2 revoked certificates) applies from now on",
     ]
     assert warned == []
 
@@ -136,10 +136,13 @@ def of_an_impostor(folder):
 BAD = [
     (
         lambda folder: (folder / REVOKED).write_bytes(b""),
-        "is no list of revoked certificates, or a damaged one; copy it",
+        "is damaged or not a list of revoked certificates; copy it",
     ),
-    (lambda folder: (folder / REVOKED).write_bytes((folder / "ca.pem").read_bytes()), "is no list of revoked certific"),
-    (damaged, "is no list of revoked certificates, or a damaged one; copy it again from where the certificates were"),
+    (
+        lambda folder: (folder / REVOKED).write_bytes((folder / "ca.pem").read_bytes()),
+        "is damaged or not a list of rev",
+    ),
+    (damaged, "is damaged or not a list of revoked certificates; copy it again from where the certificates were"),
     (changed, "is not signed by the authority of ca.pem, or was changed; copy it again from where"),
     (of_another, "is not signed by the authority of ca.pem, or was changed"),
     (of_an_impostor, "is not signed by the authority of ca.pem, or was changed"),
@@ -157,7 +160,7 @@ def test_a_list_that_cannot_be_trusted_begins_nothing_and_the_last_good_one_coun
     assert barred(made, folder, *ALL) == ["silo-1"]
     (line,) = warned
     assert line.startswith(f"{folder / REVOKED}: {said}")
-    assert line.endswith("; the last good one, list 1 (1 revoked certificate), still counts")
+    assert line.endswith("; the last valid list, list 1 (1 revoked certificate), still applies")
     for begin in (watch, lambda: certs.show(folder), lambda: revoke(folder, ["silo-2"])):  # nor is it written anew
         assert message(begin).startswith(f"{folder / REVOKED}: {said}")
     if (folder / REVOKED).is_dir():
@@ -172,7 +175,7 @@ def test_a_list_that_cannot_be_trusted_begins_nothing_and_the_last_good_one_coun
     ("spoil", "said"),
     [
         (lambda folder, older: (folder / REVOKED).write_bytes(older), "list 1 is not newer than list 2"),
-        (lambda folder, older: (folder / REVOKED).unlink(), "is not there any more, after list 2"),
+        (lambda folder, older: (folder / REVOKED).unlink(), "is missing after list 2"),
         (lambda folder, older: (folder / REVOKED).write_bytes(crl(folder, 2)), "list 2 is not newer than list 2"),
     ],
 )
@@ -219,7 +222,7 @@ def test_a_process_does_not_begin_with_a_revoked_certificate_and_is_warned_of_it
     listed, _ = revoke(folder, ["silo-1"])
     made.look()
     (entry,) = map(listed.entry, listed.entries)
-    line = f"{folder}/silo-1.pem: was {entry}; use `labelskew certs renew silo-1` where it was made, and copy what it"
+    line = f"{folder}/silo-1.pem: was {entry}; use `labelskew certs renew silo-1` where it was created, and copy the"
     assert [text[: len(line)] for text in warned] == [line]
     assert message(lambda: watch("silo-1")).startswith(line)
     certs.renew(folder, ["silo-1"])
@@ -234,11 +237,11 @@ def test_a_process_does_not_begin_with_a_revoked_certificate_and_is_warned_of_it
             lambda f: None,
             "{}: 'silo-4' is unknown; allowed: server, silo-1, silo-2, silo-3, all; did you mean",
         ),
-        (["ca"], lambda f: None, "ca: the authority can be neither revoked nor renewed; use `labelskew certs new`"),
-        (["silo-1"], lambda f: (f / "ca.key").unlink(), "{}/ca.key: is not there; use the machine on which"),
-        (["silo-1"], lambda f: (f / "ca.key").write_text("x"), "{}/ca.key: is no private key as"),
-        (["silo-1"], lambda f: (f / "ca.pem").unlink(), "{}/ca.pem: is not there"),
-        (["silo-1"], lambda f: (f / "silo-1.pem").write_text("x"), "{}/silo-1.pem: is no PEM certificate"),
+        (["ca"], lambda f: None, "ca: the authority cannot be revoked or renewed; use `labelskew certs new`"),
+        (["silo-1"], lambda f: (f / "ca.key").unlink(), "{}/ca.key: does not exist; use the machine on which"),
+        (["silo-1"], lambda f: (f / "ca.key").write_text("x"), "{}/ca.key: is not a private key from"),
+        (["silo-1"], lambda f: (f / "ca.pem").unlink(), "{}/ca.pem: does not exist"),
+        (["silo-1"], lambda f: (f / "silo-1.pem").write_text("x"), "{}/silo-1.pem: is not a PEM certificate"),
     ],
 )
 def test_what_is_wrong_with_revoking_is_said(folder, names, spoil, said):

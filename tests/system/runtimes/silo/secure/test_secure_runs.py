@@ -68,7 +68,7 @@ def test_the_same_bits_as_in_one_process(secure, sp_weights, overrides):
     federation = secure(*overrides)
     processes = [federation.server(), *federation.silos()]
     finished(*processes)
-    warning = "ca.key: the authority's key; whoever reads it can make certificates of other silos; move it to"
+    warning = "ca.key: the authority's key; its readers can create certificates of other silos; move it to"
     assert all(warning in process.text for process in processes)
     same(federation.weights(), sp_weights(SECURE, *overrides))
     sums = audited(federation.run_dir, "sum")
