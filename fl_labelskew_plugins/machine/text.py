@@ -39,15 +39,12 @@ def ranged(numbers: Sequence[int], noun: str, plural: str = "") -> str:
 def clean(text: object, most: int = 200) -> str:
     r"""Untrusted text for one line: unprintable characters become ``?``, and at most ``most`` letters remain.
 
-    Several spaces become one: on a terminal they could push the rest into a line of its own.
-
-    >>> clean("a\x1b[31m\n"), clean("abcdefgh", 6), clean([1, None]), clean("a   b")
-    ('a?[31m?', 'abc...', '[1, None]', 'a b')
+    >>> clean("a\x1b[31m\n"), clean("abcdefgh", 6), clean([1, None])
+    ('a?[31m?', 'abc...', '[1, None]')
     """
     text = str(text)
     cut = text if len(text) <= most else text[: most - 3] + "..."
-    shown = "".join(letter if letter.isprintable() and letter not in BLANKS else "?" for letter in cut)
-    return re.sub(" {2,}", " ", shown)
+    return "".join(letter if letter.isprintable() and letter not in BLANKS else "?" for letter in cut)
 
 
 def csv_cell(value: object) -> object:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import queue
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -98,9 +99,12 @@ class Message:
 
 
 def reason(msg: Message) -> str | None:
-    """The sender's reason for a failure or refusal, safe for a log line, if any."""
+    """Return the sender's reason in one clean line, or None if there is none.
+
+    Several spaces become one: on a terminal, they could push the rest into a line of its own.
+    """
     text = msg.meta.get("reason")
-    return None if text is None else clean(text, 300)
+    return None if text is None else clean(re.sub(r"\s+", " ", str(text)), 300)
 
 
 class Observer(Protocol):
