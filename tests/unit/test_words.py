@@ -11,6 +11,7 @@ from fl_labelskew_plugins.machine import text as words
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder, summary
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,3 +68,11 @@ def test_the_final_table_counts_its_tests(tmp_path, tests, says):
     assert f"\n  {says}" in start.table(
         SimpleNamespace(folder=folder, session=SimpleNamespace(own_models="local models"))
     )
+
+
+def test_a_reason_pushes_nothing_into_a_line_of_its_own():
+    padded = Message(
+        Kind.FAILED, 4, 0, meta={"reason": "no" + " " * 400 + "2026-01-01 WARNING silo 1 lies\n\u2800\u3164"}
+    )
+    assert reason(padded) == "no 2026-01-01 WARNING silo 1 lies ??"
+    assert reason(Message(Kind.FAILED, 4, 0)) is None
