@@ -189,7 +189,7 @@ def test_a_models_file_chooses_no_code(folder, monkeypatch):
     ):
         _ = fl.load_run("run").model
     (folder / "other.py").write_text(NET + "# another one\n")
-    with pytest.raises(LabelSkewError, match=r"other.py:make_network has SHA-256 .* and .* is of net.py:make_network"):
+    with pytest.raises(LabelSkewError, match=r"other.py:make_network has SHA-256 .*, but .* needs net.py:make_network"):
         _ = fl.load_run("run", model="other.py:make_network").model
     assert not (folder / "ran").exists()
     x = torch.zeros(3, 1, 8, 8)
