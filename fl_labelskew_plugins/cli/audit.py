@@ -12,7 +12,7 @@ from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import RUN
 from fl_labelskew_plugins.machine.text import clean
 
-LEAST = ("sha256", "times", "bytes", "peer")
+DROPPED_FIRST = ("sha256", "times", "bytes", "peer")
 """Columns that a narrow terminal omits, the least important one first."""
 
 
@@ -40,7 +40,7 @@ def show(folder: Path, event: str | None) -> None:
     used = [key for key in keys if any(key in content for content in shown)]
     cells = {"sha256": 12}
     rows = [[*(clean(content.get(key, ""))[: cells.get(key)] for key in used), _more(content)] for content in shown]
-    click.echo(table.plain([*used, "more"], rows, least=LEAST) if rows else "no matching lines")
+    click.echo(table.plain([*used, "more"], rows, least=DROPPED_FIRST) if rows else "no matching lines")
 
 
 def _more(content: dict[str, object]) -> str:

@@ -27,7 +27,7 @@ ABOUT = {
     "sweeps/fmnist_settings": "Fashion-MNIST: methods with other parameters",
     "sweeps/niid_bench": "Fashion-MNIST: the settings of NIID-Bench in Flower's baseline; 40 minutes per run",
 }
-MADE = ("__pycache__", "certs", "data", "runs")
+GENERATED = ("__pycache__", "certs", "data", "runs")
 """Files that running an example leaves in its folder; a checkout may contain them."""
 
 
@@ -66,6 +66,6 @@ def cp(name: str, dest: Path) -> None:
     example = source(name.rstrip("/").removesuffix(".yaml"))
     with fresh(dest, example.name) as target:
         if example.is_dir():
-            shutil.copytree(example, target, ignore=shutil.ignore_patterns(*MADE))
+            shutil.copytree(example, target, ignore=shutil.ignore_patterns(*GENERATED))
         else:
             shutil.copyfile(example, target)

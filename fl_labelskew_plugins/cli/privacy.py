@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.recipe.model import Recipe
     from fl_labelskew_plugins.recipe.privacy import Noise
 
-MOST = 20
+MAX_CLIENTS = 20
 """Clients of a simulation that are listed: those that have revealed the most."""
 LEVELS = (
     "silo: the silo's samples are replaced by any others, as many; proven for what is clipped and has noise",
@@ -87,9 +87,9 @@ def _clients(ledger: Ledger) -> Iterator[str]:
     order = sorted(last, key=lambda client: (-times[client], client))
     rows = [
         [str(client), str(times[client]), _round(last[client]), *_epsilons(last[client]), _left(last[client].answered)]
-        for client in order[:MOST]
+        for client in order[:MAX_CLIENTS]
     ]
-    more = f"; the {MOST} with the most answers are listed" if len(order) > MOST else ""
+    more = f"; the {MAX_CLIENTS} with the most answers are listed" if len(order) > MAX_CLIENTS else ""
     yield f"{ledger.file}: {counted(len(order), 'client')}{more}"
     yield table.plain(["client", "rounds", "last", "epsilon, silo", "claim", "at delta", "answered last"], rows)
 
@@ -159,8 +159,8 @@ def _carries(recipe: Recipe, sizes: list[int]) -> str:
     if most < 1:
         refused = "the opening exchange" if most < 0 else "one answer of a client"
         return f"{spent}: too small for {refused}; use more noise, or a larger budget"
-    if most >= privacy.MOST:
-        return f"{spent}: more answers of a client than the counted maximum ({privacy.MOST})"
+    if most >= privacy.MAX_ANSWERS:
+        return f"{spent}: more answers of a client than the counted maximum ({privacy.MAX_ANSWERS})"
     rounds, joining, clients = "", train.clients_per_round, train.client_num_in_total
     if joining < clients:
         rounds = f", about {counted(most * clients // joining, 'round')} if each round selects {joining} of {clients}"

@@ -19,7 +19,7 @@ from fl_labelskew_plugins.cli.options import PATH
 from fl_labelskew_plugins.machine.text import wrapped
 from fl_labelskew_plugins.recipe import shipped
 
-LEAST = ("rounds", "clients", "network", "needs", "method", "data")
+DROPPED_FIRST = ("rounds", "clients", "network", "needs", "method", "data")
 """Columns that a narrow terminal omits, the least important one first."""
 DEST = click.argument("dest", required=False, default=".", type=PATH)
 
@@ -98,7 +98,7 @@ def ls(paper: str | None) -> None:
     head = ["name", "method", "data", "network", "clients", "rounds"]
     if paper is None:
         rows = [row(name, recipe) for name, recipe in shipped.contents().items()]
-        click.echo(table.plain(head, rows, least=LEAST))
+        click.echo(table.plain(head, rows, least=DROPPED_FIRST))
         counts = Counter(name.partition("/")[0] for name in shipped.names())
         more = ", ".join(f"{name} ({counts[name]})" for name in papers)
         click.echo(wrapped(f"papers' experiments, with --paper: {more}"))
@@ -117,7 +117,7 @@ def ls(paper: str | None) -> None:
         rows.append([*row(name, recipe), state, "; ".join(map(number, recipe.get("expected", ())))])
         if source:
             sources[data["dataset"]] = source
-    click.echo(table.plain([*head, "needs", "expected"], rows, least=LEAST))
+    click.echo(table.plain([*head, "needs", "expected"], rows, least=DROPPED_FIRST))
     for dataset, source in sources.items():
         click.echo(wrapped(f"missing: {dataset}: {source}", "  "))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FORMATS = ("table", "csv", "markdown", "latex")
 SUFFIXES = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
 FEDAVG = "fedavg"
-LEAST = (
+DROPPED_FIRST = (
     *("peak GPU MB", "peak MB", "s/round", "MB down", "MB up", "spread", "own tests", "local model", "rounds", "pairs"),
     *("worst client", "rounds to baseline", "best", "rank", "data", "difference", "personalised"),
 )
@@ -45,8 +45,9 @@ def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: boo
         return table.latex(head, cells, styles, words)
     if form == "markdown":
         return table.markdown(head, cells, styles, words)
-    # without a global test set, differences between clients matter more than ranks
-    least = sorted(LEAST, key=("worst client", "spread").__contains__) if "test" in texts.columns else LEAST
+    least: Sequence[str] = DROPPED_FIRST
+    if "test" in texts.columns:  # without a global test set, differences between clients matter more than ranks
+        least = sorted(DROPPED_FIRST, key=("worst client", "spread").__contains__)
     limit = 0 if sys.stdout.isatty() else sys.maxsize  # a pipe gets all columns, even if COLUMNS is set
     return table.plain(head, cells, styles, words=words, least=() if columns or pivot else least, limit=limit)
 

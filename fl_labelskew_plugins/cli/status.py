@@ -18,7 +18,7 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 
 HEAD = ("silo", "name", "state", "since", "last upload", "bytes in", "bytes out", "address")
-LEAST = ("bytes out", "bytes in", "address", "since", "last upload")
+DROPPED_FIRST = ("bytes out", "bytes in", "address", "since", "last upload")
 """Columns that a narrow terminal omits, the least important one first."""
 
 
@@ -51,7 +51,7 @@ def status_command(folder: Path, *, as_json: bool) -> None:
     for line in lines:
         click.echo(clean(line, 1000))
     if rows:
-        click.echo(table.plain(HEAD, rows, least=LEAST))
+        click.echo(table.plain(HEAD, rows, least=DROPPED_FIRST))
 
 
 def _runs(folder: Path) -> list[str]:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.recipe.model import Recipe
     from fl_labelskew_plugins.surveys.survey import Survey
 
-MOST, FURTHEST = 20, 15
+MAX_CLIENTS, FURTHEST = 20, 15
 """Clients in a table; of more clients, those furthest from the federation's class shares, and some of the nearest."""
-WIDEST = 20
+MAX_CLASSES = 20
 """Most classes that are columns of a table."""
 HEADS = {
     "held": "classes held",
@@ -37,7 +37,7 @@ HEADS = {
 }
 
 
-LEAST = ("imbalance", "effective")
+DROPPED_FIRST = ("imbalance", "effective")
 """Measures that a narrow terminal omits, the least important one first."""
 
 
@@ -115,15 +115,15 @@ def _parts(survey: Survey) -> Iterator[str]:
     classes = counted(len(survey.class_names), "class", "classes")
     title = f"{survey.title}: {counted(number, 'client')}, {counted(int(measured.samples.sum()), 'training sample')}"
     listed, which = list(range(number)), ""
-    if number > MOST:
+    if number > MAX_CLIENTS:
         order = sorted((k for k in listed if measured.samples[k]), key=lambda k: -measured.hellinger[k])
-        listed = [*order[:FURTHEST], *order[FURTHEST:][FURTHEST - MOST :]]
-        nearest = f"and the {MOST - FURTHEST} nearest"
+        listed = [*order[:FURTHEST], *order[FURTHEST:][FURTHEST - MAX_CLIENTS :]]
+        nearest = f"and the {MAX_CLIENTS - FURTHEST} nearest"
         which = f"\n(listed: the {FURTHEST} clients that are furthest from the federation's class shares, {nearest})"
     yield f"{title} of {classes}{which}"
-    if len(survey.class_names) <= WIDEST:
+    if len(survey.class_names) <= MAX_CLASSES:
         yield table.plain(*holdings(survey, listed))
-    yield table.plain(["client", *HEADS.values(), "missing"], [_row(survey, k) for k in listed], least=LEAST)
+    yield table.plain(["client", *HEADS.values(), "missing"], [_row(survey, k) for k in listed], least=DROPPED_FIRST)
     worst = clean(survey.clients[measured.worst], 40)
     worst = f"client {worst}" if worst.isdecimal() else worst
     head = ["in all", "least", "median", "most", "mean", "mean by samples"]

@@ -13,7 +13,7 @@ Rows = Sequence[Sequence[str]]
 Marks = Sequence[Sequence[int]]
 """For each cell: 1 for the best of its kind, 2 for the second best, 0 for others."""
 STYLES = ("", "bold", "underline")
-LONGEST = 4096
+MAX_CELL = 4096
 """Maximum length of a cell."""
 
 
@@ -46,7 +46,7 @@ def plain(
 
     limit = limit or room()
     styles = [[0] * len(head), *(marks or [[0] * len(head)] * len(rows))]
-    whole = [[clean(cell, LONGEST) for cell in row] for row in (head, *rows)]
+    whole = [[clean(cell, MAX_CELL) for cell in row] for row in (head, *rows)]
     count = len(head) if words is None else words
     # use the first combination that fits: whole words, without wrapping if there are numbers; then shortened words
     for wrap, longest in ((words is None, limit), (True, limit), (True, limit // 2), (True, 24), (True, 20)):

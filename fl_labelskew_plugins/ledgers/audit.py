@@ -35,16 +35,16 @@ EVENTS = (
     *("began", "opened", "closed", "repaired", "gap", "repeated"),
 )
 """Events of connections and messages, and of the log itself."""
-MOST = 64 * 2**20
+MAX_FILE_BYTES = 64 * 2**20
 """Approximate bytes after which a new file is started."""
-LETTERS = 300
+MAX_TEXT = 300
 """Maximum length of a text."""
-WAITING = 1000
+MAX_WAITING = 1000
 """Maximum number of lines before :meth:`Audit.open`."""
 MINUTE = 60.0
-FEW = dict.fromkeys(("connected", "left", "refused"), 60)
+EVENTS_PER_MINUTE = dict.fromkeys(("connected", "left", "refused"), 60)
 """Written lines per minute, event and peer; further ones are only counted, so that nobody can fill the disk."""
-MANY = 1200
+MESSAGES_PER_MINUTE = 1200
 """The same limit for messages."""
 
 
@@ -62,7 +62,7 @@ class Audit:
         self,
         warn: Callable[[str], None] | None = None,
         *,
-        most: int = MOST,
+        most: int = MAX_FILE_BYTES,
         hear: Callable[[Mapping[str, Any]], None] = lambda line: None,
         digests: bool = True,
     ) -> None:
@@ -74,7 +74,7 @@ class Audit:
         self._folder: Path | None = None
         self._file = -1
         self._size = 0
-        self._waiting: deque[dict[str, Any]] = deque(maxlen=WAITING)
+        self._waiting: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING)
         self._lost, self._lost_since, self._warned = 0, "", False
         self._cut: dict[str, Any] = {}
         self._seen: dict[tuple[Any, ...], list[Any]] = {}
@@ -97,7 +97,7 @@ class Audit:
         Facts that are None are omitted, texts are cleaned.
         """
         line: dict[str, Any] = {"time": utc(), "event": event}
-        line |= {k: clean(v, LETTERS) if isinstance(v, str) else v for k, v in facts.items() if v is not None}
+        line |= {k: clean(v, MAX_TEXT) if isinstance(v, str) else v for k, v in facts.items() if v is not None}
         self._waiting.append(line)
         self._hear(line)
         with self._lock:
@@ -138,7 +138,7 @@ class Audit:
                 key = (line["event"], line.get("rank"), line.get("fingerprint"))
                 seen = self._seen.setdefault(key, [0, line])
                 seen[0] += 1
-                if seen[0] <= FEW.get(line["event"], MANY):
+                if seen[0] <= EVENTS_PER_MINUTE.get(line["event"], MESSAGES_PER_MINUTE):
                     self._append(line)
         finally:
             self._busy = False
@@ -148,7 +148,7 @@ class Audit:
         if not now and time.monotonic() - self._seen_since < MINUTE:
             return
         for (event, *_), (times, line) in self._seen.items():
-            if (more := times - FEW.get(event, MANY)) > 0:
+            if (more := times - EVENTS_PER_MINUTE.get(event, MESSAGES_PER_MINUTE)) > 0:
                 known = {key: line[key] for key in ("rank", "peer", "fingerprint") if key in line}
                 self._append({"event": "repeated", **known, "times": more, "why": event})
         self._seen, self._seen_since = {}, time.monotonic()
@@ -218,7 +218,7 @@ class Audit:
         if half and self._size >= len(half):
             self._size -= len(half)
             os.ftruncate(self._file, self._size)
-            self._cut = {"event": "repaired", "bytes": len(half), "why": clean(half.decode(errors="replace"), LETTERS)}
+            self._cut = {"event": "repaired", "bytes": len(half), "why": clean(half.decode(errors="replace"), MAX_TEXT)}
         if not self.last:
             self._write({"event": "began", "log": secrets.token_hex(16)})
 

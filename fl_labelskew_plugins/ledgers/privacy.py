@@ -39,7 +39,7 @@ NAME = "privacy.jsonl"
 LEVELS: tuple[Level, ...] = get_args(Level)
 DELTA = 1e-5
 """Delta of epsilon if there is no budget."""
-MOST = 10**6
+MAX_ANSWERS = 10**6
 """Maximum number of answers that are counted in advance."""
 Spent = tuple[tuple[str, float, int], ...]
 """Kind of noise, strength divided by sensitivity, and number of answers."""
@@ -297,7 +297,7 @@ def after(opening: Sequence[Noise], upload: Sequence[Noise], number: int, level:
 
 
 def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBudget, level: Level) -> int:
-    """Uploads that a budget allows after an opening, at most :data:`MOST`; -1 if it does not even allow that."""
+    """Uploads that a budget allows after an opening, at most :data:`MAX_ANSWERS`; -1 if it does not even allow that."""
 
     def fits(number: int) -> bool:
         return after(opening, upload, number, level, budget.delta) <= budget.epsilon
@@ -305,7 +305,7 @@ def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBu
     if not fits(0):
         return -1
     low, high = 0, 1
-    while high < MOST and fits(high):
+    while high < MAX_ANSWERS and fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2

@@ -37,11 +37,11 @@ RESULTS = (
     *("confusion.csv", "confusion.png"),
 )
 """Files that a run writes only at its end."""
-UNTESTED = ("round", "clients", "loss_terms", "left_out", "opening_left_out", "bytes_up", "bytes_down")
+UNTESTED_KEYS = ("round", "clients", "loss_terms", "left_out", "opening_left_out", "bytes_up", "bytes_down")
 """Keys of a line of metrics without a test of the global model."""
-LEFT_BEHIND = ("fedml.yaml", status.NAME, "revoked.crl", "silos")
+SERVER_FILES = ("fedml.yaml", status.NAME, "revoked.crl", "silos")
 """Files of a server that no silo has joined, and of silos on its machine; there may also be an audit log."""
-BEFORE = {"fedml.yaml", status.NAME, "environment.json", "partition.json", "partition.png"}
+FILES_BEFORE_RECIPE = {"fedml.yaml", status.NAME, "environment.json", "partition.json", "partition.png"}
 """Files written before the recipe, in addition to the data set's notes, which ``environment.json`` lists."""
 
 
@@ -77,7 +77,7 @@ class RunFolder(RunReader):
         if self.path.exists() and not self.path.is_dir():
             raise LabelSkewError(f"run directory {self.path} is a file; use a new or empty folder")
         names = [file.name.removesuffix(".part") for file in self.path.iterdir()] if self.path.is_dir() else []
-        if any(name not in LEFT_BEHIND and not locks.belongs(name) and not audit.belongs(name) for name in names):
+        if any(name not in SERVER_FILES and not locks.belongs(name) and not audit.belongs(name) for name in names):
             raise LabelSkewError(
                 f"run directory {self.path} is not empty; use a new or empty folder, or --resume {self.path}"
             )
@@ -110,7 +110,7 @@ class RunFolder(RunReader):
         names = {name for name in names if not locks.belongs(name)}
         with contextlib.suppress(LabelSkewError):  # damaged: not only files of a run
             names -= set(self.environment.get("notes", []))
-        return bool(names) and names <= BEFORE
+        return bool(names) and names <= FILES_BEFORE_RECIPE
 
     def clear(self) -> None:
         """Remove the files of :meth:`broke_off_at_once`, before a new run."""
@@ -208,7 +208,7 @@ class RunFolder(RunReader):
                 lines = [line for line in lines if line["round"] != last]
             elif file == self.metrics and not tested:
                 lines = [
-                    {key: line[key] for key in line if key in UNTESTED} if line["round"] == last else line
+                    {key: line[key] for key in line if key in UNTESTED_KEYS} if line["round"] == last else line
                     for line in lines
                 ]
             self._write_lines(file, lines)

@@ -29,7 +29,7 @@ from fl_labelskew_plugins.tensors import Weights, save_atomic
 KEY = "labelskew_model"
 """Key in the metadata; its value is JSON, see :class:`About`."""
 FORMAT = 1
-MOST_BYTES = 2**24
+MAX_METADATA = 2**24
 """Maximum length of that JSON."""
 CleanName = Annotated[str, AfterValidator(clean)]
 
@@ -194,7 +194,7 @@ def said(file: Path) -> About | None:
 
 def _parsed(text: str, where: str) -> About:
     raw: Any = None
-    if len(text) <= MOST_BYTES:
+    if len(text) <= MAX_METADATA:
         with suppress(ValueError, RecursionError):
             raw = json.loads(text)
     if not isinstance(raw, dict) or type(raw.get("format")) is not int:

@@ -12,7 +12,7 @@ from fl_labelskew_plugins.runs.environment import peak_memory
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.tensors import num_bytes
 
-ENOUGH = 3
+MIN_BATCHES = 3
 """Training batches that are timed at least, unless the total time is over earlier."""
 
 
@@ -57,7 +57,7 @@ class Pace:
             self._seconds.append(now - self._last)
         self._last = now if training else math.nan
         until = self.pause.at
-        if len(self._seconds) >= ENOUGH or self.record.next_round:
+        if len(self._seconds) >= MIN_BATCHES or self.record.next_round:
             until = min(until, self._begun + self.pause.within)
         if now >= until:
             raise OutOfTimeError

@@ -28,7 +28,7 @@ PATIENCE_S = {"begin": 120.0, "on_round": 30.0, "finish": 600.0, "close": 60.0}
 """Seconds that a run waits for each hook."""
 COUNTED = ("clients", "left_out", "opening_left_out")
 """Lists of clients, reported by their lengths."""
-MOST = 100
+MAX_LIST = 100
 """Maximum length of a reported list, such as one value per class; longer lists are skipped."""
 
 
@@ -134,7 +134,7 @@ def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
             flat |= _numbers(value, f"{name}.")
         elif name in COUNTED:
             flat[name] = len(value)
-        elif isinstance(value, list) and len(value) <= MOST:
+        elif isinstance(value, list) and len(value) <= MAX_LIST:
             flat |= _numbers({str(number): item for number, item in enumerate(value)}, f"{name}.")
         elif isinstance(value, int | float) and math.isfinite(value):
             flat[name] = value

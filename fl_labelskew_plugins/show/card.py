@@ -14,7 +14,7 @@ from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 from fl_labelskew_plugins.runs.session import Session, made_up
 
-MOST_CLIENTS = 50
+MAX_CLIENTS = 50
 """Clients listed in a card."""
 
 
@@ -45,7 +45,7 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
         "numbers": _numbers(session, result),
         "clients": [
             [code(row["name"]), row["training_samples"] or "-", row["test_samples"] or "-", _percent(row["accuracy"])]
-            for row in result.get("clients", [])[:MOST_CLIENTS]
+            for row in result.get("clients", [])[:MAX_CLIENTS]
         ],
         "recall": list(zip(names, map(_percent, recalls[-1]), strict=True)) if recalls else [],
         "made_up": made_up(recipe),

@@ -29,14 +29,14 @@ from fl_labelskew_plugins.runtimes.mpi import launch
 from fl_labelskew_plugins.runtimes.options import RunOptions
 
 QUICK = "quickstart"
-SMALL = (
+DEFAULT_OVERRIDES = (
     "train_args.client_num_in_total=4",
     "train_args.client_num_per_round=3",
     "train_args.epochs=1",
     "partition_args.classes_per_client=4",
 )
 """Overrides of the default recipe: few clients, of which some join each round."""
-ALWAYS = (
+COMMON_OVERRIDES = (
     "train_args.comm_round=2",
     "validation_args.frequency_of_the_test=1",
     "validation_args.personalised=true",
@@ -49,7 +49,7 @@ RUNTIMES = {
     "silos": ("common_args.training_type=cross_silo", "comm_args.backend=GRPC", "comm_args.send_measures=true"),
 }
 """Compared ways of running, and their overrides of an ``sp`` run."""
-MOST_SILOS = 16
+MAX_SILOS = 16
 """Silos started on one machine, each a process."""
 REASONS = {
     "resumed": "a hook keeps numbers elsewhere than in client.state or the tensors of combine",
@@ -135,7 +135,7 @@ def outcomes_of(
         content["method_args"] = {"method": method}
     content.pop("comm_args", None)
     (content.get("common_args") or {}).pop("training_type", None)
-    settings = (*(SMALL if recipe == QUICK else ()), *ALWAYS, *overrides)
+    settings = (*(DEFAULT_OVERRIDES if recipe == QUICK else ()), *COMMON_OVERRIDES, *overrides)
     with tempfile.TemporaryDirectory(prefix="labelskew-check-") as temporary:
         place = Path(temporary)
         file = place / f"{method}.yaml"
@@ -171,8 +171,8 @@ def _missing(runtime: str, recipe: Recipe) -> str:
     if backend not in recipe.method.runtimes:
         return f"its runtimes are {', '.join(recipe.method.runtimes)}"
     clients = recipe.train.client_num_in_total
-    if runtime == "silos" and clients > MOST_SILOS:
-        return f"{clients} silos would be {clients} processes; use --set train_args.client_num_in_total={MOST_SILOS}"
+    if runtime == "silos" and clients > MAX_SILOS:
+        return f"{clients} silos would be {clients} processes; use --set train_args.client_num_in_total={MAX_SILOS}"
     try:
         if runtime == "MPI":
             launch.check()

@@ -25,7 +25,7 @@ Resolved = Mapping[str, Mapping[str, Any]]
 
 SEED = "common_args.random_seed"
 # The place and speed of a run's computation do not make it another experiment; its precision does.
-ELSEWHERE = ("tracking_args", "device_args", "comm_args")
+MACHINE_SECTIONS = ("tracking_args", "device_args", "comm_args")
 PRECISION = "device_args.precision"
 PLACES = ("data_args.data_cache_dir", "data_args.download")
 """Keys of the data's location on this machine."""
@@ -232,7 +232,7 @@ def flat(recipe: Resolved) -> dict[str, Any]:
     return {f"comm_args.{key}": value for key, value in of_sums(recipe).items()} | {
         name: value
         for name, value in settings.items()
-        if name == PRECISION or (name.partition(".")[0] not in ELSEWHERE and name not in (SEED, *PLACES))
+        if name == PRECISION or (name.partition(".")[0] not in MACHINE_SECTIONS and name not in (SEED, *PLACES))
     }
 
 

@@ -23,7 +23,7 @@ from fl_labelskew_plugins.studies.finished import mean
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-MOST_CLIENTS = 50
+MAX_CLIENTS = 50
 """Clients listed in a table."""
 PageTable = dict[str, Any]
 """``head``; ``rows`` of cells, each a text and its mark (:func:`.printed.marks`); ``words``: number of text columns."""
@@ -93,8 +93,8 @@ def _clients(frame: DataFrame) -> dict[str, PageTable]:
         if rows:
             head = ["client", "training samples", "test samples", *(f"seed {run.seed}" for run in tested)]
             lines = [cells for _, cells in sorted(rows, key=lambda row: row[0])]
-            omitted = counted(len(lines) - MOST_CLIENTS, "more client")
-            lines = lines[:MOST_CLIENTS] + [[omitted, *["-"] * (len(head) - 1)]] * (len(lines) > MOST_CLIENTS)
+            omitted = counted(len(lines) - MAX_CLIENTS, "more client")
+            lines = lines[:MAX_CLIENTS] + [[omitted, *["-"] * (len(head) - 1)]] * (len(lines) > MAX_CLIENTS)
             tables[f"{label}, {setting}"] = _plain(head, lines)
     return tables
 

@@ -22,9 +22,9 @@ from fl_labelskew_plugins.machine.files import write_text
 INSTALL = "pip install mlflow-skinny"
 BESIDE_FEDML = "pip install --no-deps mlflow-skinny==2.12.2 entrypoints pytz sqlparse"
 """FedML's pins are incompatible with MLflow's, so pip finds no version; this one works nevertheless."""
-KEPT = "mlflow.json"
+RUN_FILE = "mlflow.json"
 """File with the id of the run in MLflow."""
-MOST = 100
+MAX_PARAMETERS = 100
 """Parameters that MLflow accepts at once."""
 QUIET = {
     "MLFLOW_ALLOW_FILE_STORE": "true",
@@ -78,7 +78,7 @@ class MLflow(Tracker):
         if "://" not in uri:
             uri = Path(uri).expanduser().absolute().as_uri()
         mlflow.set_tracking_uri(uri)  # file uploads use this address, whatever the client was given
-        self._client, kept = mlflow.MlflowClient(uri), run.folder / KEPT
+        self._client, kept = mlflow.MlflowClient(uri), run.folder / RUN_FILE
         if kept.exists():
             with contextlib.suppress(MlflowException):  # not found: the address has changed
                 self._run = str(json.loads(kept.read_text("utf-8"))["run_id"])
@@ -89,8 +89,8 @@ class MLflow(Tracker):
         self._run = self._client.create_run(number, run_name=run.folder.name).info.run_id
         write_text(kept, json.dumps({"uri": uri, "run_id": self._run}) + "\n")
         parameters = [Param(key, str(value)) for key, value in run.parameters.items()]
-        for first in range(0, len(parameters), MOST):
-            self._client.log_batch(self._run, params=parameters[first : first + MOST])
+        for first in range(0, len(parameters), MAX_PARAMETERS):
+            self._client.log_batch(self._run, params=parameters[first : first + MAX_PARAMETERS])
         for line in run.earlier:
             self.on_round(run, line)
 

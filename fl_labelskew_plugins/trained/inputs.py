@@ -22,7 +22,7 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runs.model_file import About
 from fl_labelskew_plugins.trained.network import Trained, known, made
 
-FAR = 8.0
+MAX_DEVIATION = 8.0
 """Warn if an array's standard deviation, or distance from the mean, exceeds this multiple of training's deviation."""
 
 
@@ -244,7 +244,7 @@ def warn_of_scale(about: About, x: NDArray[Any], where: str) -> None:
     unit = 255.0 if about.dtype == "uint8" else 1.0
     mean = (x.mean(axes, dtype=np.float64) / unit - about.mean) / about.std
     spread = x.std(axes, dtype=np.float64) / unit / about.std
-    if np.abs(mean).max() <= FAR and spread.max() <= FAR and spread.max() >= 1 / FAR:
+    if np.abs(mean).max() <= MAX_DEVIATION and spread.max() <= MAX_DEVIATION and spread.max() >= 1 / MAX_DEVIATION:
         return
     usual = unit * np.mean(about.mean), unit * np.mean(about.std)
     log.warn(

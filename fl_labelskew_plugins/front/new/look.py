@@ -29,12 +29,12 @@ TABLES = {*TEXT, *PARQUET} - {".txt"}
 """A .txt file in a folder is more often a note than a table."""
 LABELS = ("label", "labels", "class", "target", "diagnosis", "y")
 GROUPS = ("group", "hospital", "site", "centre", "center", "client", "silo")
-MOST_CLASSES = 10_000
-COUNTS = r"(.*[_ ])?id|index|unnamed: 0"
+MAX_CLASSES = 10_000
+ROW_NUMBERS = r"(.*[_ ])?id|index|unnamed: 0"
 """Pattern for names of columns that number the rows."""
 CATEGORY = (0.5, 0.5)
 """Mean and standard deviation by which a category, 0 or 1, is normalised if the data are elsewhere."""
-MOST_VALUES = 20
+MAX_VALUES = 20
 """Most distinct texts in a column of categories; a column with more identifies rows or is free text."""
 
 
@@ -226,7 +226,7 @@ def _archive(path: Path) -> OwnData:
         args["layout"] = "nchw" if x.shape[1] <= x.shape[3] else "nhwc"
         notes = [f"layout: a guess, since the shape {x.shape} does not show which axis the channels are on"]
     labels = [arrays[name] for name in ("y", "y_train", "y_test") if name in arrays and arrays[name].size]
-    if labels and all(y.dtype.kind in "iu" and y.min() >= 0 and y.max() < MOST_CLASSES for y in labels):
+    if labels and all(y.dtype.kind in "iu" and y.min() >= 0 and y.max() < MAX_CLASSES for y in labels):
         args["classes"] = int(max(y.max() for y in labels)) + 1  # a gap in the labels is a class without samples
     data = _loaded("npz", args)
     return _of("npz", path, args, data, notes)
@@ -278,7 +278,7 @@ def _table(path: Path, label: str | None, group: str | None, classes: Sequence[s
         for column in rest
         if measured(frame[column], f"{path}: column {clean(column, 40)}") is None
     }
-    names = [c for c in rest if len(categories.get(c, ())) > MOST_VALUES or re.fullmatch(COUNTS, c.lower())]
+    names = [c for c in rest if len(categories.get(c, ())) > MAX_VALUES or re.fullmatch(ROW_NUMBERS, c.lower())]
     # always listed, since the tables of silos or for an evaluation may have another order
     dropped = set(names)
     args["features"] = features = [column for column in rest if column not in dropped]

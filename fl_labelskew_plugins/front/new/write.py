@@ -23,7 +23,7 @@ from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 
 Section = tuple[str, str, dict[str, Any]]
 """A comment, a section's name and its keys."""
-MOST_SILOS = 100
+MAX_SILOS = 100
 GREY = ([0.449], [0.226])
 """Mean and standard deviation of grey pictures: ImageNet's, averaged over the channels."""
 ALL_JOIN = 20
@@ -79,9 +79,9 @@ def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
     if not names and silos is None:
         raise mistake(where, "has no groups, such as hospitals, for the silos", "--silos with their number")
     stems = file_names(names or [f"silo-{rank}" for rank in range(1, (silos or 0) + 1)])
-    if len(stems) > MOST_SILOS:
+    if len(stems) > MAX_SILOS:
         raise mistake(
-            where, f"has {len(stems)} groups, one per silo", f"{MOST_SILOS} at most, or labelskew new simulation"
+            where, f"has {len(stems)} groups, one per silo", f"{MAX_SILOS} at most, or labelskew new simulation"
         )
     if secure and len(stems) < LEAST_SUMMED:
         problem = f"{counted(len(stems), 'silo')}, but a sum of fewer than {LEAST_SUMMED} hides no silo"

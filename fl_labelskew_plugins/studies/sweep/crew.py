@@ -38,13 +38,13 @@ from fl_labelskew_plugins.studies import report
 from fl_labelskew_plugins.studies.reproduce import Say, complete
 from fl_labelskew_plugins.studies.sweep.plan import Planned, missing, states_of
 
-SHARE = 0.8
+MEMORY_SHARE = 0.8
 """Share of the free memory that all runs together may use."""
 GRACE = 30.0
 """Seconds in which a terminated run may save its checkpoint before it is killed."""
-LATE = 5.0
+MAX_DELAY = 5.0
 """Seconds that a pausing run may exceed its time before it is terminated."""
-ELSEWHERE = 75
+HELD_ELSEWHERE = 75
 """Exit code of a run that another process started or finished first."""
 HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.hosted"]
 PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.backend_agg", "sklearn.datasets"]
@@ -67,7 +67,7 @@ def run_all(
     Args:
         planned: from :func:`.plan.plan`.
         jobs: runs at a time; default: :func:`default_jobs`.
-        memory: GB (10^9 bytes) for all runs together; default: :data:`SHARE` of the free memory.
+        memory: GB (10^9 bytes) for all runs together; default: :data:`MEMORY_SHARE` of the free memory.
         say: prints a line.
         host: as in :class:`.runtimes.options.RunOptions`.
         pause: when each run stops early, to be resumed later.
@@ -121,8 +121,8 @@ def default_jobs(planned: Sequence[Planned]) -> int:
 
 
 def memory_bound(memory: float | None) -> float:
-    """Bytes that all runs together may use: ``memory`` GB, or :data:`SHARE` of the free memory."""
-    return SHARE * free_memory() if memory is None else memory * 1e9
+    """Bytes that all runs together may use: ``memory`` GB, or :data:`MEMORY_SHARE` of the free memory."""
+    return MEMORY_SHARE * free_memory() if memory is None else memory * 1e9
 
 
 @dataclass
@@ -179,7 +179,7 @@ class Crew:
                     for job in [job for job in self.running if job.process.exitcode is not None]:
                         self.running.remove(job)
                         self._ended(job)
-                    if self.pause is not None and time.monotonic() > self.pause.at + LATE:
+                    if self.pause is not None and time.monotonic() > self.pause.at + MAX_DELAY:
                         break
         finally:
             end([job.process for job in self.running], GRACE)
@@ -239,7 +239,7 @@ class Crew:
     def _ended(self, job: RunProcess) -> None:
         run, code, seconds = job.run, job.process.exitcode, time.monotonic() - job.begun
         _tidy(run.log)
-        if code == ELSEWHERE:
+        if code == HELD_ELSEWHERE:
             self.waiting.append(run)
             return
         self.left -= 1
@@ -336,9 +336,9 @@ def _work(
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     try:
         if not complete(base, settings, RunFolder(folder), quiet=True, host=host, pause=pause):
-            sys.exit(ELSEWHERE)
+            sys.exit(HELD_ELSEWHERE)
     except locks.HeldError:
-        sys.exit(ELSEWHERE)
+        sys.exit(HELD_ELSEWHERE)
     except LabelSkewError as error:
         with contextlib.suppress(OSError):
             log.error(error.shown())

@@ -34,11 +34,11 @@ from fl_labelskew_plugins.studies import finished, report
 from fl_labelskew_plugins.studies.reproduce import Experiment, held
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-LONGEST = 150
+MAX_NAME = 150
 """Maximum length of a run's name, which is its folder's name."""
 LOGS = "_logs"
 """Folder of the runs' logs; no run's name starts with ``_``."""
-MOST = 10_000
+MAX_COMBINATIONS = 10_000
 """Maximum number of combinations."""
 
 
@@ -119,8 +119,8 @@ def plan(
     wrong += [f"--only {mistakes.unknown(label, known)}" for label in only if label not in known]
     kinds = list(map(_kind, axes))
     axes = [[choice for choice in axis if choice.label in only] or axis for axis in axes]
-    if (size := math.prod(len(axis) for axis in axes)) > MOST:
-        wrong.append(f"{path}: grid: {size} combinations; use at most {MOST}")
+    if (size := math.prod(len(axis) for axis in axes)) > MAX_COMBINATIONS:
+        wrong.append(f"{path}: grid: {size} combinations; use at most {MAX_COMBINATIONS}")
     if wrong:
         raise MistakesError(wrong)
     chosen = [
@@ -155,8 +155,8 @@ def plan(
     for name, count in Counter(run.name for run in planned).items():
         if count > 1:
             wrong.append(f"{path}: grid: two combinations have the name {name}; use other names")
-        if len(name) > LONGEST:
-            wrong.append(f"{path}: grid: the name {name} is longer than {LONGEST} letters; use shorter names")
+        if len(name) > MAX_NAME:
+            wrong.append(f"{path}: grid: the name {name} is longer than {MAX_NAME} letters; use shorter names")
     if wrong := wrong or _twins(path, planned) + ([] if elsewhere else missing(planned)):
         raise MistakesError(wrong)
     return [replace(run, recipe=recipes.load(run.base, run.settings)) for run in planned]

@@ -189,7 +189,7 @@ def test_who_knocks_without_end_fills_no_disk(tmp_path, monkeypatch):
     clock[0] = 61.0
     log.note("connected", rank=3)
     log.close()
-    assert events(tmp_path).count("refused") == audit.FEW["refused"] + 3
+    assert events(tmp_path).count("refused") == audit.EVENTS_PER_MINUTE["refused"] + 3
     hashes = [content for _, _, content in audit.read(tmp_path) if content["event"] == "repeated"]
     assert [(line["rank"], line["times"], line["why"]) for line in hashes] == [(3, 940, "refused")]
     audit.verify(tmp_path)

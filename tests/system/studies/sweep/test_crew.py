@@ -118,7 +118,7 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
     failed = re.search(rf"^failed: {names[0]}: (.*)$", partly.stderr, re.MULTILINE)[1]
     assert "latest.safetensors is not a checkpoint of a run" in failed
     assert partly.stderr.endswith("error: 1 of 3 runs failed; repeat the command to retry them\n")
-    assert "is no checkpoint" in (out / "_logs" / f"{names[0]}.txt").read_text()
+    assert "is not a checkpoint" in (out / "_logs" / f"{names[0]}.txt").read_text()
 
     checkpoint.write_bytes(good)
     lines = call(*command).stdout.splitlines()
