@@ -31,12 +31,12 @@ Buffer = bytes | bytearray | memoryview | mmap.mmap
 
 MAGIC = b"FLLS"
 VERSION = 1
-MOST_JSON = 2**20
+MAX_JSON = 2**20
 """Bytes of the JSON header, mapping included."""
-MOST_TENSORS = 8192
-MOST_NAME = 255
-MOST_DIMS = 16
-MOST_TEXT = 500
+MAX_TENSORS = 8192
+MAX_NAME = 255
+MAX_DIMS = 16
+MAX_TEXT = 500
 """Characters of a text in ``meta``; see :func:`cleaned`."""
 
 DTYPES = {
@@ -146,10 +146,10 @@ def encode(
         described[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": placed[name]}
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    if len(text) > MOST_JSON or len(ready) > MOST_TENSORS or any(map(_invalid_name, ready)):
+    if len(text) > MAX_JSON or len(ready) > MAX_TENSORS or any(map(_invalid_name, ready)):
         raise WireError(
-            f"{len(ready)} tensors with {len(text)} bytes of names and settings; at most {MOST_TENSORS} and "
-            f"{MOST_JSON}, and printable names of up to {MOST_NAME} characters, can be sent"
+            f"{len(ready)} tensors with {len(text)} bytes of names and settings; at most {MAX_TENSORS} and "
+            f"{MAX_JSON}, and printable names of up to {MAX_NAME} characters, can be sent"
         )
     header = Header(kind, sender, receiver, round, LENGTH.size + len(text) + end)
     return [header.pack() + LENGTH.pack(len(text)) + text, *views]
@@ -174,12 +174,12 @@ def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise WireError(f"a payload of {len(view)} bytes")
     (length,) = LENGTH.unpack_from(view)
     start = LENGTH.size + length
-    if length > MOST_JSON or start > len(view):
-        raise WireError(f"a JSON header of {length} bytes in a payload of {len(view)}; at most {MOST_JSON} are allowed")
+    if length > MAX_JSON or start > len(view):
+        raise WireError(f"a JSON header of {length} bytes in a payload of {len(view)}; at most {MAX_JSON} are allowed")
     described = _mapping(view[LENGTH.size : start])
     meta, last = _meta(described.pop(_META, {}))
-    if len(described) > MOST_TENSORS:
-        raise WireError(f"{len(described)} tensors; at most {MOST_TENSORS} are allowed")
+    if len(described) > MAX_TENSORS:
+        raise WireError(f"{len(described)} tensors; at most {MAX_TENSORS} are allowed")
     entries = {name: _entry(name, entry) for name, entry in described.items()}
     end = 0
     for name, (*_, begin, finish) in sorted(entries.items(), key=lambda entry: entry[1][2:]):
@@ -206,7 +206,7 @@ def cleaned(value: Any) -> Any:
         WireError: it is nested too deeply.
     """
     if isinstance(value, str):
-        return clean(value, MOST_TEXT)
+        return clean(value, MAX_TEXT)
     try:
         if isinstance(value, list):
             return [cleaned(item) for item in value]
@@ -228,15 +228,15 @@ def _tensor(data: Tensor, name: str, dtype: torch.dtype, shape: Sequence[int], b
 def _entry(name: str, entry: Any) -> tuple[torch.dtype, list[int], int, int]:
     """Dtype, shape, begin and end of a tensor."""
     if _invalid_name(name):
-        raise WireError(f"a tensor whose name is not 1 to {MOST_NAME} printable characters")
+        raise WireError(f"a tensor whose name is not 1 to {MAX_NAME} printable characters")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise WireError(f"tensor {name} without exactly dtype, shape and data_offsets")
     dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
     if dtype is None:
         raise WireError(f"tensor {name} of a dtype other than {', '.join(DTYPES)}")
     shape, offsets = entry["shape"], entry["data_offsets"]
-    if not _whole_numbers(shape) or len(shape) > MOST_DIMS:
-        raise WireError(f"tensor {name} with a shape that is not up to {MOST_DIMS} whole numbers")
+    if not _whole_numbers(shape) or len(shape) > MAX_DIMS:
+        raise WireError(f"tensor {name} with a shape that is not up to {MAX_DIMS} whole numbers")
     # Strides are products of sizes and must fit 64 bits, even for tensors without entries.
     if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 2**63:
         raise WireError(f"tensor {name} with a shape that is too large")
@@ -253,7 +253,7 @@ def _whole_numbers(value: Any) -> bool:
 
 def _invalid_name(name: str) -> bool:
     """Whether a name is unsafe for a log line, or reserved."""
-    return not 1 <= len(name) <= MOST_NAME or not name.isprintable() or name == _META
+    return not 1 <= len(name) <= MAX_NAME or not name.isprintable() or name == _META
 
 
 def _meta(metadata: Any) -> tuple[dict[str, Any], list[str]]:

@@ -150,11 +150,11 @@ def stop(box, rank):
     box.transport.stop_receive_message()
     assert not box.transport._outgoing
     assert not box.transport.running
-    transport.STOP, before = 0.3, transport.STOP
+    transport.STOP_S, before = 0.3, transport.STOP_S
     box.send(2, tensors=big)
     box.transport.stop_receive_message()
     assert box.transport._outgoing
-    transport.STOP = before
+    transport.STOP_S = before
 
 
 def loop(box, rank):

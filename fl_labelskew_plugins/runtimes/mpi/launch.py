@@ -42,14 +42,14 @@ KEEPALIVE = {"time": 10, "intvl": 5, "probes": 4}
 """Seconds of silence until a node is probed, seconds between probes, and their number: a node without network is given
 up after 30 s. Open MPI's defaults are 300, 20 and 9."""
 
-GONE = re.compile(rb"lost communication with a remote daemon.*?Remote daemon: \S+ on node (\S+)", re.DOTALL)
-STARTER_GONE = b"unable to reliably start one or more daemons"
+NODE_LOST = re.compile(rb"lost communication with a remote daemon.*?Remote daemon: \S+ on node (\S+)", re.DOTALL)
+STARTER_LOST = b"unable to reliably start one or more daemons"
 """First output of mpirun when a node's ssh ends."""
 
-FIRST = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+)|Process name: \[\[\d+,\d+\],(\d+)\]")
+FIRST_TO_END = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+)|Process name: \[\[\d+,\d+\],(\d+)\]")
 """The rank that ended first."""
 
-KEPT = 2**16
+MAX_OUTPUT = 2**16
 """Bytes kept of the output of a rank or mpirun."""
 
 
@@ -242,8 +242,8 @@ class MPIJob:
             if b"interrupted" in server:
                 raise SystemExit(130)
             raise KeyboardInterrupt(f"interrupted{advice}")
-        gone = GONE.search(self.mpirun_output)
-        if gone is not None or (self.ranks and STARTER_GONE in self.mpirun_output):
+        gone = NODE_LOST.search(self.mpirun_output)
+        if gone is not None or (self.ranks and STARTER_LOST in self.mpirun_output):
             node = f"node {clean(gone[1].decode(errors='replace'))}" if gone else "a node"
             cause = "it was switched off, its processes were killed or its network is cut"
             raise RunError(f"{node} is gone: {cause}{advice}")
@@ -253,7 +253,7 @@ class MPIJob:
             raise RunError(f"comm_args.backend: mpirun could not start: {reason}")
         # the first rank to end is the cause; mpirun's exit code is that rank's, or 128 and the signal that killed it
         rank, number, where = self.first_end, -code if code < 0 else code - 128, ""
-        if self.elsewhere and (first := FIRST.search(self.mpirun_output)):
+        if self.elsewhere and (first := FIRST_TO_END.search(self.mpirun_output)):
             rank = int(first[1] or first[3])
             where = f" on {clean(first[2].decode(errors='replace'))}" if first[2] else ""
         killed = number in list(signal.Signals)
@@ -285,8 +285,8 @@ class MPIJob:
     def _read_rank(self, rank: int) -> None:
         """Read all output of a rank at once, which keeps the order of ends."""
         try:
-            while output := self.open[rank].recv(KEPT):
-                self.ranks[rank].output = (self.ranks[rank].output + output)[-KEPT:]
+            while output := self.open[rank].recv(MAX_OUTPUT):
+                self.ranks[rank].output = (self.ranks[rank].output + output)[-MAX_OUTPUT:]
                 if rank == 0:
                     _show(output)
         except BlockingIOError:
@@ -300,10 +300,10 @@ class MPIJob:
 
     def _read_mpirun(self) -> None:
         assert self.process.stdout is not None
-        output = os.read(self.process.stdout.fileno(), KEPT)
+        output = os.read(self.process.stdout.fileno(), MAX_OUTPUT)
         if not output:
             self._selector.unregister(self.process.stdout)
-        self.mpirun_output = (self.mpirun_output + output)[-KEPT:]
+        self.mpirun_output = (self.mpirun_output + output)[-MAX_OUTPUT:]
         if not self._aborting and b"aborted" in self.mpirun_output:
             self._aborting = True
             self._signal(signal.SIGTERM, *self.open.keys() & {0})  # now, so that the server has more time to save

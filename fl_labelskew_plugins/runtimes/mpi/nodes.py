@@ -24,7 +24,7 @@ from fl_labelskew_plugins.runtimes.transport import Kind, Message
 PACKAGE = "fl-labelskew-plugins"
 PATIENCE_S = 60
 """Seconds until a warning lists the missing workers."""
-LOCAL = "data_args.data_cache_dir"
+MAY_DIFFER = "data_args.data_cache_dir"
 """The only recipe key that may differ between nodes."""
 
 
@@ -91,7 +91,7 @@ class Nodes:
         here, there = (known["of"].get(PACKAGE) for known in (ours, theirs))
         if here != there:
             raise mistake(worker, f"it has {PACKAGE} {there}, and the server {here}", "the same on all nodes")
-        if keys := [key for key in different(ours["recipe"], theirs["recipe"]) if key != LOCAL]:
+        if keys := [key for key in different(ours["recipe"], theirs["recipe"]) if key != MAY_DIFFER]:
             raise mistake(worker, f"it has another recipe, which differs in {', '.join(keys)}", "the same on all nodes")
         for part in ("samples", "clients"):
             if ours[part] != theirs[part]:

@@ -111,9 +111,10 @@ class MPI(Runtime):
             Worker(host, transport, rank, size, session).run()
 
 
-AHEAD = 3
-"""Uploads per worker in progress or waiting. Computed for four workers and 32 clients per round whose samples differ
-much (log-normal, sigma 1): a round takes 14 % longer with 2 than without a bound, and 5 % with 3."""
+MAX_UPLOADS_PER_WORKER = 3
+"""In progress or waiting, if ``upload_memory_mb`` has no room for more. Computed for four workers and 32 clients per
+round whose samples differ much (log-normal, sigma 1): a round takes 14 % longer with 2 than without a bound, and 5 %
+with 3."""
 
 
 class MPIServer(Manager):
@@ -173,9 +174,9 @@ class MPIServer(Manager):
 
     @property
     def room(self) -> int:
-        """Maximum uploads in progress or waiting: those in ``upload_memory_mb``, or :data:`AHEAD` per worker."""
+        """Maximum uploads in progress or waiting."""
         held = self.session.recipe.comm.upload_memory_mb * 2**20 // max(1, self._largest)
-        return max(AHEAD * (self.size - 1), held)
+        return max(MAX_UPLOADS_PER_WORKER * (self.size - 1), held)
 
     def predict(self, weights: Weights) -> tuple[Tensor, Tensor]:
         """Logits and labels of the test set, of which each worker tests a part."""

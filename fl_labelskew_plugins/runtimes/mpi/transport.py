@@ -23,14 +23,14 @@ HEADER, PAYLOAD = 1, 2
 CHUNK = 2**30
 """Maximum bytes of one MPI message, as MPI counts them in 32 bits."""
 
-BRISK, LAZY = 0.0002, 0.002
+MIN_PAUSE_S, MAX_PAUSE_S = 0.0002, 0.002
 """Shortest and longest seconds between two polls."""
 
-EAGER, RATE = 0.002, 2e8
-"""A process polls without sleep for EAGER seconds after each message, plus its duration at RATE bytes per second: if
-MPI transfers a message in small pieces, both sides must poll for each of them."""
+EAGER_S, BYTES_PER_S = 0.002, 2e8
+"""After each message a process polls without sleep for this time, plus the message's duration at this rate: if MPI
+transfers a message in small pieces, both sides must poll for each of them."""
 
-STOP = 5.0
+STOP_S = 5.0
 """Maximum seconds to send the last messages."""
 
 
@@ -79,27 +79,27 @@ class MPITransport(Transport):
         self._move()
 
     def stop_receive_message(self) -> None:
-        """End the loop once the last messages are sent, after at most :data:`STOP` seconds."""
+        """End the loop once the last messages are sent, after at most :data:`STOP_S` seconds."""
         super().stop_receive_message()
-        end = time.monotonic() + STOP
+        end = time.monotonic() + STOP_S
         while self._outgoing and time.monotonic() < end:
             self._move()
-            self._rest(BRISK)
+            self._rest(MIN_PAUSE_S)
 
     def _next(self, timeout: float | None) -> Message:
         end = None if timeout is None else time.monotonic() + timeout
-        pause = BRISK
+        pause = MIN_PAUSE_S
         while True:
             moved = self._move()
             if not self.arrived.empty():
                 return self.arrived.get_nowait()
             if end is not None and time.monotonic() >= end:
                 raise queue.Empty
-            pause = BRISK if moved else min(pause * 1.2, LAZY)
+            pause = MIN_PAUSE_S if moved else min(pause * 1.2, MAX_PAUSE_S)
             self._rest(pause if end is None else max(0.0, min(pause, end - time.monotonic())))
 
     def _expect(self, size: int) -> None:
-        self._eager_until = max(self._eager_until, time.monotonic() + EAGER) + size / RATE
+        self._eager_until = max(self._eager_until, time.monotonic() + EAGER_S) + size / BYTES_PER_S
 
     def _rest(self, seconds: float) -> None:
         if time.monotonic() < self._eager_until:

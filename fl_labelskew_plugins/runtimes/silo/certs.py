@@ -31,7 +31,7 @@ from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runtimes.silo import keys
 from fl_labelskew_plugins.runtimes.silo.keys import OLD, REVOKED, Files, Passphrase, content, named, silo_name
 
-SOON = timedelta(days=30)
+EXPIRY_NOTICE = timedelta(days=30)
 HOSTS = ("localhost", "127.0.0.1", "::1")
 AUTHORITY_DAYS = 3650
 """Minimum, so that silos can be added later."""
@@ -150,7 +150,7 @@ def _expiring(path: Path, certificate: x509.Certificate) -> Iterator[str]:
     left = until - datetime.now(timezone.utc)
     if left < timedelta(0):
         yield f"{path}: expired on {until:%Y-%m-%d}"
-    elif left < SOON:
+    elif left < EXPIRY_NOTICE:
         yield f"{path}: expires on {until:%Y-%m-%d}, in {left.days} days"
 
 

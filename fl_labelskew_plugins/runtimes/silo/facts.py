@@ -28,8 +28,8 @@ from fl_labelskew_plugins.recipe.sections import MOST_CLASSES, MOST_NUMBERS
 from fl_labelskew_plugins.runs.session import Session, check_form, data_folder, divided, loaded, numbered
 from fl_labelskew_plugins.runtimes import wire
 
-MOST_SAMPLES = 10**12
-MOST_CHANNELS = 2**15
+MAX_SAMPLES = 10**12
+MAX_CHANNELS = 2**15
 """Maximum for sums of samples, so that these fit into a HELLO."""
 
 
@@ -95,7 +95,7 @@ def facts(meta: Mapping[str, Any], *, summed: bool = False) -> Facts:
     if summed and (samples, counts) != (None, None):
         raise RunError("it reports its samples, which comm_args.secure_aggregation only sums; use the same recipe")
     samples = 0 if summed else samples
-    if not summed and not _whole(samples, 1, MOST_SAMPLES):
+    if not summed and not _whole(samples, 1, MAX_SAMPLES):
         raise RunError("its number of samples is not a whole number above 0")
     if not isinstance(shape, list) or not 1 <= len(shape) <= 5 or not all(_whole(n, 1, 10**6) for n in shape):
         raise RunError("its input shape is not a list of whole numbers above 0")
@@ -104,7 +104,7 @@ def facts(meta: Mapping[str, Any], *, summed: bool = False) -> Facts:
     if not _whole(classes, 1, MOST_CLASSES):
         raise RunError("its number of classes is not a whole number above 0")
     if counts is not None:
-        fits = isinstance(counts, list) and len(counts) == classes and all(_whole(n, 0, MOST_SAMPLES) for n in counts)
+        fits = isinstance(counts, list) and len(counts) == classes and all(_whole(n, 0, MAX_SAMPLES) for n in counts)
         if not fits or sum(counts) != samples:
             raise RunError("its class counts are not whole numbers that sum to its samples")
     if names is not None and not (isinstance(names, str) and re.fullmatch("[0-9a-f]{32}", names)):
@@ -181,8 +181,8 @@ def load(recipe: Recipe, client: int) -> SiloData:
         len(data.train.y), tuple(data.train.x.shape[1:]), len(data.class_names), classes=digest(data.class_names)
     )
     silo = SiloData(data, summary, stats.sums(data.train.x) if recipe.pools_moments else None)
-    if recipe.pools_moments and summary.input_shape[0] > MOST_CHANNELS:
-        what = f"samples have {summary.input_shape[0]} channels, and sums of at most {MOST_CHANNELS} can be sent"
+    if recipe.pools_moments and summary.input_shape[0] > MAX_CHANNELS:
+        what = f"samples have {summary.input_shape[0]} channels, and sums of at most {MAX_CHANNELS} can be sent"
         raise mistake("data_args.mean", what, "numbers of mean and std in the server's recipe")
     if recipe.train.proxy_aggregation == "class":
         silo = replace(silo, facts=replace(summary, counts=tuple(silo.counts.tolist())))
@@ -356,7 +356,7 @@ def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
     }
     bounds = {name: (value, value) for name, value in exact.items()} | {
         "num_features": (1, MOST_NUMBERS),  # see check_features
-        "num_samples": (facts.samples, MOST_SAMPLES * train.client_num_in_total),
+        "num_samples": (facts.samples, MAX_SAMPLES * train.client_num_in_total),
         "min_samples": (1, facts.samples),
     }
     if recipe.sums_alone:  # the total is unknown at first, and the minimum always

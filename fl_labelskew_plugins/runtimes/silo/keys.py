@@ -119,7 +119,7 @@ def content(path: Path) -> bytes:
 
 
 VARIABLE = "FL_LABELSKEW_KEY_PASSPHRASE"
-MOST = 1000
+MAX_PASSPHRASE = 1000
 """Bytes of a passphrase; OpenSSL's limit is slightly higher."""
 
 
@@ -141,8 +141,10 @@ class Passphrase:
         """
         if not self._value:
             value = self._read(path, new=new)
-            if not 0 < len(value) <= MOST or b"\0" in value:
-                raise LabelSkewError(f"{self._source}: invalid passphrase; use 1 to {MOST} bytes without zeros")
+            if not 0 < len(value) <= MAX_PASSPHRASE or b"\0" in value:
+                raise LabelSkewError(
+                    f"{self._source}: invalid passphrase; use 1 to {MAX_PASSPHRASE} bytes without zeros"
+                )
             self._value = value
         return self._value
 

@@ -65,7 +65,7 @@ class CrossSilo(Runtime):
         if self.options.role is None and not self.recipe.own_data:
             return build(self.recipe)
         if self.options.role == "server":
-            return self._alone([0] * self.recipe.train.client_num_in_total)
+            return self._offline_session([0] * self.recipe.train.client_num_in_total)
         ranks = [self.options.rank] if self.options.rank else range(1, self.recipe.train.client_num_in_total + 1)
         sizes = [0] * self.recipe.train.client_num_in_total
         counts: list[torch.Tensor] = []
@@ -82,7 +82,7 @@ class CrossSilo(Runtime):
         session = assemble(recipe, silo.data, {rank - 1: silo.train}, {rank - 1: silo.test}, sizes)
         return replace(session, counts=torch.stack(counts))
 
-    def _alone(self, sizes: list[int]) -> Session:
+    def _offline_session(self, sizes: list[int]) -> Session:
         """The server's session without waiting for silos; of a finished run, with the run's normalisation."""
         test, moments = facts.test_data(self.recipe), self.folder.moments()
         return server_session(self.recipe, test, sizes, moments, exact=self.folder.exact())
@@ -92,8 +92,8 @@ class CrossSilo(Runtime):
         refuse_host_switches(self.recipe)
         checkpoint = self.folder.load_checkpoint(tensors=False) if self.options.resume else None
         if self._over(checkpoint) and (self.options.role is None or self.folder.summary.exists()):
-            return self._alone(list(checkpoint.sizes))
-        exchanges = _summing().exchanges if self.recipe.sums_alone else TrainingExchanges.single
+            return self._offline_session(list(checkpoint.sizes))
+        exchanges = _summed_module().exchanges if self.recipe.sums_alone else TrainingExchanges.single
         self._server = self._listen(exchanges, checkpoint)
         return self._server.gather()
 
@@ -187,7 +187,9 @@ class CrossSilo(Runtime):
         )
         self._transport = transport
         host = self.host(recipe, self.folder.path, rank=rank)
-        answers = SurveyAnswers if self.options.survey else _summing().SummedAnswers if recipe.sums_alone else Answers
+        answers = (
+            SurveyAnswers if self.options.survey else _summed_module().SummedAnswers if recipe.sums_alone else Answers
+        )
         client = SiloClient(host, transport, rank, recipe, data, self.folder.path, self.show, guard, ledger, answers)
         transport.start()
         client.run()
@@ -211,7 +213,7 @@ class CrossSilo(Runtime):
             what = f"{authority}: the authority's key; its readers can create certificates of other silos"
             log.warn(f"{what}; move it to the machine where certificates are created")
         kept = self.folder.path / keys.REVOKED
-        return files, Revocations(Path(folder), files, kept=kept, say=self._list)
+        return files, Revocations(Path(folder), files, kept=kept, say=self._report_list)
 
     def _files(self, folder: Path, name: str) -> keys.Files:
         keys.require()
@@ -219,7 +221,7 @@ class CrossSilo(Runtime):
 
         return certs.read(folder, name, self._passphrase)
 
-    def _list(self, line: str) -> None:
+    def _report_list(self, line: str) -> None:
         """Log which list of revoked certificates applies."""
         self.show.note(line)
         if self._audit is not None:
@@ -264,7 +266,7 @@ class CrossSilo(Runtime):
             raise
 
 
-def _summing() -> Any:
+def _summed_module() -> Any:
     """The module for runs in which the server sees only sums; imported when needed."""
     from fl_labelskew_plugins.runtimes.silo import summed
 

@@ -31,7 +31,7 @@ from fl_labelskew_plugins.runtimes.silo.server import SiloExchange, SiloServer
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message, reason
 from fl_labelskew_plugins.surveys.survey import Survey
 
-MOST_NOISE = 1e9
+MAX_NOISE = 1e9
 """Largest noise that a silo may report; the limit of ``count_noise``."""
 
 
@@ -86,7 +86,7 @@ class SurveyExchange(SiloExchange):
         counts = np.array([answer.counts for answer in given.values()], np.int64).reshape(len(given), classes)
         if not counts.any():
             raise RunError("no silo has sent class counts above 0, so there is nothing to survey")
-        silent = {name: self._silence(k) for k, name in enumerate(names) if k not in given}
+        silent = {name: self._reason_for_silence(k) for k, name in enumerate(names) if k not in given}
         return Survey(
             title=f"{clean(self.server.recipe.data.dataset)}, across silos",
             clients=[names[k] for k in given],
@@ -96,7 +96,7 @@ class SurveyExchange(SiloExchange):
             silent=silent,
         )
 
-    def _silence(self, client: int) -> str:
+    def _reason_for_silence(self, client: int) -> str:
         members = self.server.members
         if client in members.excluded:
             return "it is excluded"
@@ -123,8 +123,8 @@ class SurveyExchange(SiloExchange):
         check_extra(tensors, {"counts": (self.server.census.num_classes,)}, where=f"survey of silo {client + 1}")
         if "counts" not in tensors or tensors["counts"].dtype != torch.int64:
             raise RunError("its class counts are not whole numbers")
-        if type(noise) is not float or not 0 <= noise <= MOST_NOISE:
-            raise RunError(f"its count_noise is not a number from 0 to {MOST_NOISE:g}")
+        if type(noise) is not float or not 0 <= noise <= MAX_NOISE:
+            raise RunError(f"its count_noise is not a number from 0 to {MAX_NOISE:g}")
         counts, most = tensors["counts"].numpy().copy(), self.server.recipe.comm.max_samples
         total = counts.sum(dtype=float)
         if total > most:

@@ -180,9 +180,9 @@ class HostedFederation(Simulation):
         self.host = make(name, args=args, device=local.device, dataset=self._dataset(), model=self.network)
         if record.next_round:
             self.host.restore(record.memory)
-        self.host.client_list = [Slot(self, client) for client in self.host.client_list]
+        self.host.client_list = [ClientSlot(self, client) for client in self.host.client_list]
         if trainer := getattr(self.host, "model_trainer", None):
-            self.host.model_trainer = Copies(trainer)
+            self.host.model_trainer = CopyingTrainer(trainer)
         self.share()
 
     def train(self) -> None:
@@ -212,7 +212,7 @@ class HostedFederation(Simulation):
         of_method, baseline = local.unchanged[0], Baseline(network)
         of_method.check(*BETWEEN)
         try:
-            with turn.seeded(), asked_for(self.settings):
+            with turn.seeded(), with_recipe_settings(self.settings):
                 sent = train()
         finally:
             baseline.restore()
@@ -303,7 +303,7 @@ class Epochs:
         return self.hosted.turn.epoch()
 
 
-class Slot:
+class ClientSlot:
     """One of the host's client objects, which takes the part of one client after another."""
 
     def __init__(self, hosted: HostedFederation, inner: Any) -> None:
@@ -323,7 +323,7 @@ class Slot:
         return self.hosted.play(self.client, partial(self.inner.train, *sent, **more), network)
 
 
-class Copies:
+class CopyingTrainer:
     """One of the host's model trainers, which returns copies of its weights."""
 
     def __init__(self, inner: Any) -> None:
@@ -338,7 +338,7 @@ class Copies:
 
 
 @contextlib.contextmanager
-def asked_for(settings: LocalSettings) -> Iterator[None]:
+def with_recipe_settings(settings: LocalSettings) -> Iterator[None]:
     """Context in which SGD and Adam use the recipe's settings instead of their constructors' arguments."""
     options: dict[type, dict[str, Any]] = {
         torch.optim.SGD: {

@@ -136,7 +136,7 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):
         (blob({}, length=3 * 2**30), f"a JSON header of {3 * 2**30} bytes in a payload of 10; at most"),
         (blob({}, length=2**64 - 1), "a JSON header of"),
         (blob({}, length=3), "a JSON header of 3 bytes"),
-        (blob(b" " * (wire.MOST_JSON + 1)), "a JSON header of"),
+        (blob(b" " * (wire.MAX_JSON + 1)), "a JSON header of"),
         (blob(b""), "JSON that is not well-formed"),
         (blob(b"\xff{}"), "JSON that is not well-formed"),
         (blob(b"{'a': 1}"), "JSON that is not well-formed"),
@@ -161,7 +161,7 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):
         (blob({"__metadata__": {"meta": '{"a": -Infinity}'}}), "JSON with a number that is not finite"),
         (blob({"__metadata__": {"meta": '{"a": "\\ud800"}'}}), "JSON that is not well-formed"),
         (blob({"__metadata__": {"meta": '{"a": "\ud800"}'}}), "JSON that is not well-formed"),
-        (blob({f"t{k}": 0 for k in range(wire.MOST_TENSORS + 1)}), "8193 tensors; at most 8192 are allowed"),
+        (blob({f"t{k}": 0 for k in range(wire.MAX_TENSORS + 1)}), "8193 tensors; at most 8192 are allowed"),
         (blob({"": entry()}, b"\0" * 8), "a tensor whose name is not"),
         (blob({"a\x1b[2J": entry()}, b"\0" * 8), "a tensor whose name is not"),
         (blob({"a" * 256: entry()}, b"\0" * 8), "a tensor whose name is not"),
@@ -250,7 +250,7 @@ def test_what_cannot_travel_is_not_sent():
         with pytest.raises(WireError, match="printable names"):
             payload({}, tensors)
     with pytest.raises(WireError, match="at most 8192 and 1048576"):
-        payload({"text": "a" * wire.MOST_JSON})
+        payload({"text": "a" * wire.MAX_JSON})
 
 
 # Header

@@ -204,12 +204,12 @@ def test_each_fault_is_there_and_corrected(settings, correction, weights, tmp_pa
 
 def test_other_optimisers_of_the_process_are_left_alone():
     from fl_labelskew_plugins.engine.local import LocalSettings
-    from fl_labelskew_plugins.runtimes.sp.hosted import asked_for
+    from fl_labelskew_plugins.runtimes.sp.hosted import with_recipe_settings
 
     weight = torch.nn.Parameter(torch.zeros(1))
     weight.grad = torch.ones(1)
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    with asked_for(LocalSettings(weight_decay=1.0)):
+    with with_recipe_settings(LocalSettings(weight_decay=1.0)):
         optimizer.step()  # to -1
         assert optimizer.param_groups[0]["weight_decay"] == 1
     optimizer = torch.optim.SGD([weight], lr=1.0)
