@@ -376,7 +376,7 @@ class SiloClient(Manager):
         try:
             self.guard.answer(self.run_name, round, request, of="test")
         except PolicyError as error:
-            self.show.note(f"round {round + 1}: the test is not told: {error}", log.WARNING)
+            self.show.note(f"round {round + 1}: the test result is not sent: {error}", log.WARNING)
             return False
         return True
 
@@ -390,7 +390,9 @@ class SiloClient(Manager):
         if self.upload is not None and self.upload[0] == round:
             self.upload, self._round = None, -1  # so that HELLO does not claim that it is still coming
         if not meta.get("taken"):
-            self.show.note(f"round {round + 1}: the server left this silo's upload out: {reason(message)}", log.WARNING)
+            self.show.note(
+                f"round {round + 1}: the server did not use this silo's upload: {reason(message)}", log.WARNING
+            )
         self.answers.settled()
 
     def _finish(self, message: Message) -> None:

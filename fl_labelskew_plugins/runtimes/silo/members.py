@@ -198,14 +198,14 @@ class Members:
     def give_up(self, client: int, why: str) -> None:
         """Skip a silo until it sends something."""
         self.away.add(client)
-        self.warn(f"{self.where}: silo {client + 1} {why}; left out until it speaks again")
+        self.warn(f"{self.where}: silo {client + 1} {why}; skipped until it sends a message")
 
     def awaited(self, client: int) -> bool:
         """Whether a silo may still answer; gives up a silo that has been away too long."""
         if client in self.away:
             return False
         if not self.reachable(client):
-            self.give_up(client, f"did not come back within {self.reconnect_s:g} s")
+            self.give_up(client, f"did not reconnect within {self.reconnect_s:g} s")
             return False
         return True
 
@@ -234,12 +234,12 @@ class Members:
         here = self.present - self.excluded
         if len(here) < self.quorum:
             raise RunError(
-                f"{len(here)} of at least {self.quorum} silos came within {seconds:g} s "
+                f"{len(here)} of at least {self.quorum} silos connected within {seconds:g} s "
                 f"({self.needs}, quorum_timeout_s){self._excluded}"
             )
         self.away |= expected - self.present
         for client in sorted(self.away - self.excluded):
-            self.warn(f"silo {client + 1} has not come; going on without it")
+            self.warn(f"silo {client + 1} has not connected; continuing without it")
 
     def invite(self, round: int, sampled: list[int]) -> list[int]:
         """Return the sampled clients that are connected; wait for the quorum, and ``reconnect_s`` for lost silos.
@@ -263,14 +263,14 @@ class Members:
                 break
             if over:
                 raise RunError(
-                    f"round {round + 1}: {len(here)} of at least {needed} silos are there after {seconds:g} s "
+                    f"round {round + 1}: {len(here)} of at least {needed} silos are connected after {seconds:g} s "
                     f"({self.needs}, quorum_timeout_s){self._excluded}; {self.go_on}"
                 )
             over = not self.clock.listen(until)
         self.round = round
         for client in clients:
             if client in self._left_at and client not in self.away:
-                self.give_up(client, f"did not come back within {self.comm.reconnect_s:g} s")
+                self.give_up(client, f"did not reconnect within {self.comm.reconnect_s:g} s")
         return here
 
     def read_excluded(self) -> None:
@@ -346,7 +346,7 @@ class Poll(Generic[Answer]):
                 break
         if len(answers) < needed:
             raise RunError(
-                f"{where}: {len(answers)} of at least {needed} {self._what} came ({members.needs}, "
+                f"{where}: {len(answers)} of at least {needed} {self._what} arrived ({members.needs}, "
                 f"round_deadline_s, quorum_timeout_s); {members.go_on}"
             )
         over, counted = False, 0

@@ -275,7 +275,7 @@ class Uploads(SiloExchange):
                 self._heavy.add((client, size))
                 log.warn(
                     f"silo {client + 1} has {100 * share / sum(shares):.4g} % of the weight of "
-                    f"{self.server.members.where}: it says that it has {size} of {sum(sizes)} training samples"
+                    f"{self.server.members.where}: it reports that it has {size} of {sum(sizes)} training samples"
                 )
 
 
@@ -433,7 +433,7 @@ class SiloServer(Manager):
         self.census = Census(self.recipe, test, self.sizes, partial(self.tell, say=self.warn), summed=self._summed)
         if self._over:  # silos that do not know this may still connect
             self.members.expect(self._expected)
-            self.say(f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s for silos to be told so")
+            self.say(f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s to tell the silos")
         else:
             self.members.gather(self._expected)
         return test
@@ -554,7 +554,7 @@ class SiloServer(Manager):
         self._processes[client] = meta.get("process")
         self.census.add(client, reported, sums)
         self.members.came(client)
-        self.tell(client, f"is here ({len(self.members.present)} of {self.num_silos})", most=VISITS)
+        self.tell(client, f"has connected ({len(self.members.present)} of {self.num_silos})", most=VISITS)
         if self.rounds is not None:
             self.rounds.session.admit(client, self.sizes[client], reported.counts)
         if self._farewell is not None:
@@ -568,14 +568,14 @@ class SiloServer(Manager):
     def _failed(self, message: Message) -> None:
         client, why = message.sender - 1, reason(message)
         self.failed[client] = why or "it cannot go on"
-        self.tell(client, f"cannot go on: {why or ''}", self.warn)
+        self.tell(client, f"stopped: {why or ''}", self.warn)
         self.members.left(client)
         self.members.away.add(client)
 
     def _left(self, message: Message) -> None:
         client = message.sender - 1
         if client in self.members.present:
-            self.tell(client, "has left", most=VISITS)
+            self.tell(client, "has disconnected", most=VISITS)
             self.members.left(client)
         if message.meta.get("revoked"):  # a revoked silo cannot reconnect, so the server does not wait
             self.members.away.add(client)

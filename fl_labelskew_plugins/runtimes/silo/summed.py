@@ -135,7 +135,9 @@ class SummedOpening(Opening):
         known = self.known
         if not known or client in known:
             return ""
-        return "the samples of this run were summed without it, and a second sum would tell its own; begin a new run"
+        return (
+            "the samples of this run were summed without it, and a second sum would reveal its number; begin a new run"
+        )
 
     def _tell(self, samples: int) -> None:
         """Set the number of all silos' training samples, which WELCOME reports to each silo."""
@@ -249,11 +251,15 @@ class SummedTests(ClientTests):
             about = common_question(self.rounds.server.federation, round, joined(model=weights))
             _, vector = self._sums.total(run, number_of_test(round), everybody, made.right, about)
         except SecureError as error:
-            self.server.warn(f"{error}; no accuracy of this round, for its sum is over all silos of the opening only")
+            self.server.warn(
+                f"{error}; no accuracy in this round, because its sum must be over all silos of the opening"
+            )
             return {}
         right = made.read_tested(vector)
         if not 0 <= right <= tests:
-            self.server.warn(f"{members.where}: {right} right answers of {tests} cannot be; no accuracy of this round")
+            self.server.warn(
+                f"{members.where}: {right} right answers of {tests} are impossible; no accuracy in this round"
+            )
             return {}
         return metrics.pooled(right, tests)
 
@@ -492,7 +498,7 @@ class SummedAnswers(Answers):
         A server can send a model with which training fails only if a known sample is among the data.
         """
         text = str(error) if isinstance(error, LabelSkewError) else clean(repr(error))
-        failed = LabelSkewError(f"{text}; the server was not told why. To take part again, start this silo again")
+        failed = LabelSkewError(f"{text}; the reason was not sent to the server. To take part again, restart this silo")
         failed.frames = getattr(error, "frames", "")
         return shareable(failed, "its training failed")
 

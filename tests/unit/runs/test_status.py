@@ -78,7 +78,7 @@ def test_a_process_that_is_gone(folder):
     [
         (KeyboardInterrupt(), "stopped", "interrupted"),
         (RunError("round 3: training diverged; use a smaller x"), "diverged", "round 3: training diverged; use a "),
-        (RunError("round 3: 0 of at least 2 uploads came"), "failed", "round 3: 0 of at least 2 uploads came"),
+        (RunError("round 3: 0 of at least 2 uploads arrived"), "failed", "round 3: 0 of at least 2 uploads arrived"),
         (ZeroDivisionError(), "failed", "ZeroDivisionError"),
     ],
 )

@@ -246,7 +246,7 @@ class ServerSums:
         why = reason(message)
         try:
             if why is not None:
-                raise attempt.error(f"silo {client + 1} takes no part: {why}")
+                raise attempt.error(f"silo {client + 1} skips the attempt: {why}")
             self._taken(message.sender, message.tensors)
         except Exception as error:
             self._poll.settled.add(client)

@@ -27,7 +27,7 @@ def test_a_silo_is_left_out_of_a_running_federation_and_comes_back(federation):
         last = 12 - left_out[::-1].index([1])
         assert left_out == [None] * first + [[1]] * (last - first) + [None] * (12 - last)
         assert 1 <= first < last < 12
-    assert "silo 2 has left" not in server.text.partition("round 12/12")[0]  # it has stayed connected
+    assert "silo 2 has disconnected" not in server.text.partition("round 12/12")[0]  # it has stayed connected
     assert "missed the deadline" not in server.text
     audit = [json.loads(line) for line in (federation.run_dir / "audit.jsonl").read_text().splitlines()]
     noted = [(line["event"], line["rank"]) for line in audit if line["event"] in ("excluded", "included")]
@@ -62,7 +62,8 @@ def test_where_too_few_are_left_the_server_says_so(federation):
     assert server.wait() == 1
     last = server.text.splitlines()[-1]
     assert (
-        "1 of at least 2 silos are there after 2 s (comm_args.min_clients, quorum_timeout_s), excluded: 1, 3 " in last
+        "1 of at least 2 silos are connected after 2 s (comm_args.min_clients, quorum_timeout_s), excluded: 1, 3 "
+        in last
     )
     assert f"(labelskew silo include {federation.run_dir} RANK); to resume: " in last
     assert all("the run is over" not in silo.text for silo in silos)

@@ -208,7 +208,7 @@ def test_a_silo_with_most_of_the_weight_is_told_and_too_many_samples_are_turned_
     finished(server, *silos)
     assert f"silo 3 turned away: {why}" in server.text
     share, total = "90.82 %", "10000 of 11011 training samples"
-    assert f"warning: silo 3 has {share} of the weight of round 1: it says that it has {total}\n" in server.text
+    assert f"warning: silo 3 has {share} of the weight of round 1: it reports that it has {total}\n" in server.text
     assert server.text.count("warning: silo 3") == 1
 
 
@@ -258,15 +258,15 @@ def test_a_thousand_bad_messages_are_a_line_with_a_number(federation):
     server = federation.server()
     server.says("listening on")
     fake = FakeSilo(federation.address, [])
-    server.says("silo 3 is here")
+    server.says("silo 3 has connected")
     for number in range(1000):
         while fake.transport._outbox is None or fake.transport._outbox._queue.qsize():
             time.sleep(0.001)
         fake.transport.send_message(Message(Kind.FAILED, 3, 0, meta={"reason": f"{number} reasons"}))
     finished(server, *federation.silos(1, 2))
     first, last = [line for line in server.text.splitlines() if "silo 3 cannot go on" in line]
-    assert first == "silo 3 cannot go on: 0 reasons"
-    assert last.startswith("silo 3 cannot go on: 999 reasons (999 more within ")
+    assert first == "silo 3 stopped: 0 reasons"
+    assert last.startswith("silo 3 stopped: 999 reasons (999 more within ")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedshift"])
@@ -275,7 +275,7 @@ def test_what_nobody_asked_for_is_dropped(method, federation):
     server = federation.server()
     server.says("listening on")
     fake = FakeSilo(federation.address, [])
-    server.says("silo 3 is here")  # the run has not begun
+    server.says("silo 3 has connected")  # the run has not begun
     for kind, round, tensors in (
         (Kind.OPENING, -1, {"smoothed": torch.full((3,), -1.0)}),
         (Kind.UPLOAD, -1, {"model/x": torch.zeros(2)}),

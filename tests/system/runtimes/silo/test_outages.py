@@ -65,7 +65,7 @@ def test_silos_cut_before_their_openings_are_waited_for(method, cuts, federation
     if cuts == 1:
         federation.address = direct
     finished(server, *silos, *federation.silos(1, 2))
-    assert server.text.count("has left") >= cuts
+    assert server.text.count("has disconnected") >= cuts
     assert left_out(federation) == left_out(federation, "opening_left_out") == [[], []]
     same(federation.weights(), sp_weights(*overrides))
 
@@ -76,10 +76,10 @@ def test_an_opening_exchange_that_breaks_off_can_be_gone_on_with(federation, lin
     for rank in (1, 2, 3):
         quick(direct, rank, leaves_at=Kind.WELCOME)
     assert server.wait() == 1
-    assert "opening exchange: silo 1 did not come back within 1 s; left out until it speaks again" in server.text
+    assert "opening exchange: silo 1 did not reconnect within 1 s; skipped until it sends a message" in server.text
     *_, last = server.text.strip().splitlines()
     assert last.startswith(
-        "error: opening exchange: 0 of at least 2 openings came (comm_args.min_clients, round_deadline_s, "
+        "error: opening exchange: 0 of at least 2 openings arrived (comm_args.min_clients, round_deadline_s, "
         "quorum_timeout_s); to resume: labelskew run "
     )
     assert f"--resume {federation.run_dir}" in last
@@ -90,7 +90,7 @@ def test_an_opening_exchange_that_breaks_off_can_be_gone_on_with(federation, lin
     killed.says("listening on")
     federation.address = through
     silos = federation.silos()
-    killed.says("has left")
+    killed.says("has disconnected")
     killed.kill().wait()
     federation.address = direct
     finished(federation.server(resume=True), *silos)
@@ -104,11 +104,11 @@ def test_who_is_missing_from_the_opening_exchange_is_told_until_it_is_back(feder
     )
     proxy.last, proxy.cuts = WELCOME, 1
     away = federation.silo(3)
-    server.says("silo 3 is here")
+    server.says("silo 3 has connected")
     proxy.up = False
     federation.address = direct
     silos = federation.silos(1, 2)
-    server.says("opening exchange: silo 3 did not come back within 1 s; left out until it speaks again")
+    server.says("opening exchange: silo 3 did not reconnect within 1 s; skipped until it sends a message")
     server.says("round 1/4")
     server.kill().wait()
     proxy.up = True
@@ -129,7 +129,7 @@ def test_an_outage_within_a_round_is_sat_out_for_the_time_of_a_quorum(federation
     proxy.up = False
     proxy.cut()
     for rank in (1, 2, 3):
-        server.says(f"silo {rank} did not come back within 1 s; left out until it speaks again")
+        server.says(f"silo {rank} did not reconnect within 1 s; skipped until it sends a message")
     time.sleep(2)
     proxy.up = True
     finished(server, *silos)
@@ -143,7 +143,7 @@ def test_nobody_is_waited_for_where_all_uploads_are_refused(federation, quick):
     for rank in (1, 2, 3):
         quick(federation.address, rank, factor=float("nan")).may.release()
     assert server.wait() == 1
-    assert "error: round 1: 0 of at least 2 uploads came" in server.text
+    assert "error: round 1: 0 of at least 2 uploads arrived" in server.text
 
 
 def test_time_in_which_the_server_is_frozen_is_nobodys_fault(federation, line, quick):
@@ -157,7 +157,7 @@ def test_time_in_which_the_server_is_frozen_is_nobodys_fault(federation, line, q
             time.sleep(0.01)
         if round == 1:  # and one of them while it is on its way back
             proxy.cut()
-            server.says("silo 3 has left")
+            server.says("silo 3 has disconnected")
         server.kill(signal.SIGSTOP)
         for silo in silos:
             silo.may.release(1 + round)  # an answer without a connection is asked for again

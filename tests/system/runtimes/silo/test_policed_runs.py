@@ -137,7 +137,7 @@ def test_no_more_tests_are_told_than_the_policy_allows_and_the_run_goes_on(scene
     assert first == again == later
     assert other == {}
     assert len(server.uploads) == 1
-    line = "round 1: the test is not told: "
+    line = "round 1: the test result is not sent: "
     assert f"{line}{federation.folder / 'one.yaml'}: policy.max_answers_per_round: 1 does not allow" in process.text
     account = json.loads((federation.folder / "silo-1" / "account.json").read_text())["runs"]
     assert {round: len(given) for round, given in account["a" * 16].items()} == {"0 test": 1, "1 test": 1, "0": 1}

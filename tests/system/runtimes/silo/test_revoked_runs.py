@@ -224,7 +224,7 @@ def test_a_silo_that_is_revoked_in_a_run_is_left_out_from_then_on(federation, fo
         at(name, name)
     server = federation.server("--set", f"comm_args.certs={folder.parent / 'server'}")
     silos = [silo(1), silo(2)]
-    server.says("silo 2 is here")
+    server.says("silo 2 has connected")
     certs.new(folder, 3, add=True)  # while the server waits
     at("silo-3", "silo-3")
     out = silo(3)
@@ -250,7 +250,7 @@ def test_a_silo_that_is_revoked_in_a_run_is_left_out_from_then_on(federation, fo
     line = "list 1 (1 revoked certificate) applies from now on"
     assert server.text.count(line) == 1
     assert [facts["why"] for _, _, facts in audit.read(federation.run_dir) if facts["event"] == "list"] == [line]
-    assert "did not come back" not in server.text
+    assert "did not reconnect" not in server.text
     joined = [line["clients"] for line in federation.lines()]
     since = joined.index([0, 1])
     assert joined == [[0, 1, 2]] * since + [[0, 1]] * (5 - since)

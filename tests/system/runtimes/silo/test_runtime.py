@@ -82,7 +82,7 @@ def test_one_command_runs_everything_and_prefixes_the_lines(sittings):
     lines = ends["interrupt"][1].splitlines()
     assert lines[0].startswith("starting the server and 2 silos on this machine")
     assert {line.partition(" | ")[0] for line in lines[1:-1]} == {"server", "silo 1", "silo 2"}
-    assert "server | silo 2 is here" in text
+    assert "server | silo 2 has connected" in text
     assert any(line.startswith("silo 2 | round 4: trained in") for line in text.splitlines())
     assert any(line.startswith("server | results: ") for line in text.splitlines())
     assert len(list(run.glob("silos/silo-*/*/personalised.safetensors"))) == 2

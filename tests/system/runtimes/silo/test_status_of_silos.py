@@ -30,16 +30,16 @@ def waits(what, *ranks):
 def test_a_termination_signal_ends_who_has_nothing_to_lose_at_once(federation):
     federation.environment = {"FL_LABELSKEW_LOG": "json"}
     server, silo = federation.server(), federation.silo(1)
-    server.says("silo 1 is here")
+    server.says("silo 1 has connected")
     assert status.read(federation.run_dir)["state"] == "waiting for silos"
     silo.kill(signal.SIGTERM)
     assert silo.wait() == -signal.SIGTERM
-    server.says("silo 1 has left")
+    server.says("silo 1 has disconnected")
     server.kill(signal.SIGTERM)
     assert server.wait() == -signal.SIGTERM
     lines = [json.loads(line) for line in server.text.splitlines()]
     assert {line["level"] for line in lines} == {"INFO"}
-    assert [line["message"] for line in lines[1:]] == ["silo 1 is here (1 of 3)", "silo 1 has left"]
+    assert [line["message"] for line in lines[1:]] == ["silo 1 has connected (1 of 3)", "silo 1 has disconnected"]
     known = status.read(federation.run_dir)
     assert (known["state"], known["go_on"]) == ("stopped", "start it again; no round is lost")
     again = federation.server()  # in the same folder, as a service is

@@ -214,7 +214,7 @@ def test_who_is_there_is_asked_and_who_is_not_is_named(server):
     assert survey.noise == [0.0, 2.0]
     assert survey.silent == {"silo 2 (b)": "it has not connected"}
     assert survey.class_names == [str(c) for c in range(10)]
-    assert "silo 2 has not come; going on without it" in made.lines
+    assert "silo 2 has not connected; continuing without it" in made.lines
 
 
 def test_nobody_s_counts_are_a_failure(server):

@@ -98,7 +98,7 @@ def test_who_tells_nonsense_or_nothing_has_no_number_and_the_run_goes_on(federat
     assert (row["test"], row["accuracy"]) == ("clients' mean", f"{100 * line['client_accuracy_mean']:.2f}")
     assert [client.name for client in read(federation.run_dir).clients] == ["silo 1", "silo 2", "silo 3"]
     server.says("round 1: test of silo 3 refused: an accuracy that is out of range")
-    server.says("round 1: silo 2 missed the deadline of 4 s; left out until it speaks again")
+    server.says("round 1: silo 2 missed the deadline of 4 s; skipped until it sends a message")
 
 
 GOOD = {"accuracy": [3, 4], "balanced_accuracy": 0.5}

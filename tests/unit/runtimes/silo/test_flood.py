@@ -17,8 +17,8 @@ def test_of_many_equal_lines_one_a_minute_is_told_and_the_others_are_counted():
     server.flood.tell("silo 3", "refused: sent 5 bytes")  # another peer
     assert server.lines == ["silo 2 refused: sent 0 bytes", "silo 3 refused: sent 5 bytes"]
     server.now = 61
-    server.flood.tell("silo 1", "has left")
-    assert server.lines[2:] == ["silo 2 refused: sent 399 bytes (399 more within 61 s)", "silo 1 has left"]
+    server.flood.tell("silo 1", "has disconnected")
+    assert server.lines[2:] == ["silo 2 refused: sent 399 bytes (399 more within 61 s)", "silo 1 has disconnected"]
     server.flood.tell("silo 2", "refused: sent 7 bytes")  # its next minute has begun
     server.now = 90
     server.flood.close()
@@ -27,10 +27,10 @@ def test_of_many_equal_lines_one_a_minute_is_told_and_the_others_are_counted():
 
 def test_after_a_quiet_minute_a_line_is_told_at_once():
     server = Told()
-    server.flood.tell("silo 2", "has left")
+    server.flood.tell("silo 2", "has disconnected")
     server.now = 60
-    server.flood.tell("silo 2", "has left")
-    assert server.lines == ["silo 2 has left"] * 2
+    server.flood.tell("silo 2", "has disconnected")
+    assert server.lines == ["silo 2 has disconnected"] * 2
 
 
 def test_a_peer_that_thinks_of_ever_new_reasons_gets_no_more_lines_for_it():
@@ -46,14 +46,14 @@ def test_a_peer_that_thinks_of_ever_new_reasons_gets_no_more_lines_for_it():
 def test_some_lines_may_be_told_more_often_and_some_stand_for_many():
     server = Told()
     for _ in range(8):
-        server.flood.tell("silo 1", "has left", most=5)
+        server.flood.tell("silo 1", "has disconnected", most=5)
     server.flood.tell("a stranger", "refused: no certificate", times=12)
     server.flood.tell("a stranger", "refused: no certificate", times=3)
     server.flood.close()
     assert server.lines == [
-        *["silo 1 has left"] * 5,
+        *["silo 1 has disconnected"] * 5,
         "a stranger refused: no certificate (12 times)",
-        "silo 1 has left (3 more within 0 s)",
+        "silo 1 has disconnected (3 more within 0 s)",
         "a stranger refused: no certificate (3 more within 0 s)",
     ]
 

@@ -42,11 +42,13 @@ def test_a_quorums_answers_are_taken_in_order_and_who_is_late_is_left_out(member
     assert list(poll.take()) == [0, 2]
     assert not poll.awaits(1)
     assert members.away == {1}
-    assert members.lines == ["round 1: silo 2 missed the deadline of 0.3 s; left out until it speaks again"]
+    assert members.lines == ["round 1: silo 2 missed the deadline of 0.3 s; skipped until it sends a message"]
 
 
 def test_too_few_answers_end_the_run(members):
-    with pytest.raises(RunError, match=r"^round 1: 1 of at least 2 uploads came \(comm_args.min_clients, .*; go on$"):
+    with pytest.raises(
+        RunError, match=r"^round 1: 1 of at least 2 uploads arrived \(comm_args.min_clients, .*; go on$"
+    ):
         list(Poll(members, [0, 1, 2], "uploads", {1: "b"}).take())
     members.round = -1
     with pytest.raises(RunError, match=r"^opening exchange: 1 of at least 2 openings are left without those that were"):
@@ -57,7 +59,7 @@ def test_who_has_left_is_waited_for_for_a_while(members):
     members.left(1)
     assert members.reachable(1)
     assert members.invite(0, [0, 1, 2]) == [0, 2]
-    assert members.lines == ["round 1: silo 2 did not come back within 0.3 s; left out until it speaks again"]
+    assert members.lines == ["round 1: silo 2 did not reconnect within 0.3 s; skipped until it sends a message"]
     assert not members.reachable(1)
     members.came(1)
     assert members.invite(1, [0, 1, 2]) == [0, 1, 2]

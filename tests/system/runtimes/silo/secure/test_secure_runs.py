@@ -191,7 +191,7 @@ def test_a_round_without_all_silos_of_the_opening_has_no_accuracy(secure):
     reports = ("--set", "comm_args.send_measures=true")
     server, silos = federation.server(), [federation.silo(1, *reports), *federation.silos(2, 3)]
     assert federation.silo(4, *reports, cheat="dies_in_a_test").wait() == -signal.SIGKILL
-    server.says("no accuracy of this round, for its sum is over all silos of the opening only")
+    server.says("no accuracy in this round, because its sum must be over all silos of the opening")
     finished(federation.silo(4, *reports), server, *silos)
     (own, size), (_, other) = own_tests(federation, 1), own_tests(federation, 4)
     first, second, third = federation.lines()
@@ -341,7 +341,7 @@ def test_with_noise_a_silo_that_fails_sends_noise_and_no_reason(secure):
     finished(server, *silos)
     assert "fc.weight is not finite; this silo adds only noise to the sum of this round" in silos[2].text
     known = server.text.partition("round 1/")[2].replace("silos 1, 2, 3", "")
-    assert "silo 2" not in known.replace("silo 2 has left", "")  # as each silo does after the last round
+    assert "silo 2" not in known.replace("silo 2 has disconnected", "")  # as each silo does after the last round
     assert left_out(federation) == [[], [], []]
     assert charged(federation, 2) == [-1, 0, 1, 2]
 
@@ -358,7 +358,7 @@ def test_without_noise_a_silo_that_fails_sends_no_reason(secure, cheat, reason):
     server, silos = federation.server(), [*federation.silos(1, 3), federation.silo(2, cheat=cheat)]
     assert silos[2].wait() == 2  # so that no service manager starts it again
     assert f"error: {reason}; the server was not told why" in silos[2].text
-    server.says("silo 2 cannot go on: its training failed")
+    server.says("silo 2 stopped: its training failed")
     assert reason not in server.text
     killed(server, *silos[:2])
 
@@ -371,7 +371,7 @@ def test_a_server_that_asks_for_the_size_of_a_silo(secure):
     what = "the server's federation: num_samples is 1 at the server"
     sizes = [re.search(f"error: {what}; expected here: a whole number from (\\d+) to", silo.text) for silo in silos]
     for rank in (1, 2, 3):
-        server.says(f"silo {rank} cannot go on: {what}, which this silo does not accept")
+        server.says(f"silo {rank} stopped: {what}, which this silo does not accept")
     killed(server)
     assert not any(re.search(rf"\b{size[1]}\b", server.text) for size in sizes)
 
@@ -407,7 +407,7 @@ def test_a_silo_that_answers_each_step_late_is_left_out(secure):
     server, silos = federation.server(), federation.silos(1, 2, 3)
     late = federation.silo(4, cheat="answers_each_step_late")
     finished(server, *silos)
-    assert "round 2: silo 4 sent no keys in time; left out until it speaks again" in server.text
+    assert "round 2: silo 4 sent no keys in time; skipped until it sends a message" in server.text
     killed(late)
 
 
@@ -421,7 +421,7 @@ def test_a_silo_that_is_silent_at_a_step(secure, kind):
     finished(server, *honest)
     came = kind in (Kind.THERE, Kind.REVEALED)
     assert left_out(federation) == [[], [] if came else [3], [3]]
-    assert f"round 2: silo 4 sent no {wire.STEPS[kind]} in time; left out until it speaks again" in server.text
+    assert f"round 2: silo 4 sent no {wire.STEPS[kind]} in time; skipped until it sends a message" in server.text
     assert [charged(federation, rank) for rank in (1, 2, 3)] == [[-1, 0, 1, 2]] * 3
     killed(silent)
 
@@ -437,9 +437,9 @@ def test_a_silo_whose_policy_needs_more_silos_is_not_charged_for_a_lost_one(secu
     server, silos = federation.server(), federation.silos(1, 2, 3)
     federation.silo(4, cheat="dies_at_check")
     assert server.wait() == 1, server.text
-    assert "silo 3 takes no part: " in server.text
+    assert "silo 3 skips the attempt: " in server.text
     assert "3 silos share masks, and this silo takes part with 4 at least" in server.text
-    assert "error: round 2: 3 of at least 4 uploads came" in server.text
+    assert "error: round 2: 3 of at least 4 uploads arrived" in server.text
     assert charged(federation, 3) == [-1, 0]
     killed(*silos)
 
