@@ -398,10 +398,8 @@ def _no_batch(model: nn.Module) -> Tensor:
 
 
 def _total(terms: Mapping[str, Tensor]) -> Tensor:
-    first, *rest = terms.values()
-    for term in rest:
-        first = first + term
-    return first
+    first, *others = terms.values()
+    return sum(others, first)
 
 
 def _detached(scratch: Mapping[str, Any]) -> dict[str, Any]:
