@@ -355,7 +355,6 @@ def fit(
 
 
 def _optimizer(trainer: LocalTrainer, rate: float, more: Sequence[nn.Parameter]) -> SGD | torch.optim.Adam:
-    """The local optimiser of all trainable parameters and ``more``."""
     settings = trainer.settings
     parameters = [p for p in trainer.model.parameters() if p.requires_grad] + list(more)
     if settings.client_optimizer == "adam":
