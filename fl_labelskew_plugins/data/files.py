@@ -48,9 +48,7 @@ def sound(path: Path, what: str, use: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise LabelSkewError(f"{path}: cannot be read ({error.strerror or one_line(error)})") from error
-    except (
-        Exception
-    ) as error:  # zipfile, its decoders, pandas, pyarrow, NumPy and Python's parser raise dozens of types
+    except Exception as error:  # zipfile, pandas, pyarrow, NumPy and Python's parser raise dozens of types
         raise mistake(path, f"is not a sound {what} ({clean(one_line(error))})", use) from error
 
 

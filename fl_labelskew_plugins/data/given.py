@@ -65,7 +65,6 @@ def given_data(given: object) -> Data:
 
 
 def _part(which: str, part: Any) -> Arrays:
-    """Check and convert one part."""
     form = "give (x, y), or a torch Dataset with targets"
     if isinstance(part, Arrays):
         return part
@@ -95,7 +94,6 @@ def _part(which: str, part: Any) -> Arrays:
 
 
 def _stacked(which: str, samples: Sequence[Any]) -> NDArray[Any]:
-    """Samples of a torch ``Dataset`` as one array."""
     if others := {type(sample).__name__ for sample in samples if not isinstance(sample, torch.Tensor | np.ndarray)}:
         raise LabelSkewError(
             f"dataset: the {which} part's samples are of type {min(others)}; give the Dataset a transform to tensors, "

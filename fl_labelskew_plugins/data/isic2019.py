@@ -326,7 +326,6 @@ def checked(folder: Path, images: Sequence[str]) -> list[str]:
 
 
 def _broken(folder: Path, images: Sequence[str]) -> list[tuple[str, str]]:
-    """Broken images of a folder, with error messages."""
     what = f"checking {len(images)} pictures of {folder}"
     return pictures.faults(lambda image: pictures.opened(folder / f"{image}.jpg", draft=1), images, what)
 
@@ -350,7 +349,6 @@ def _names(folder: Path) -> set[str]:
 
 
 def _some(images: Sequence[str]) -> str:
-    """Number of images, and the first."""
     return f"{len(images)} picture{'s' * (len(images) > 1)} (first: {images[0]})"
 
 

@@ -287,11 +287,7 @@ def numbers(texts: Iterable[str]) -> NDArray[np.uint8]:
 
 
 def _numbers(values: list[Any], name: str) -> NDArray[Any]:
-    """Convert a list of numbers, or rows of numbers, to an array.
-
-    Raises:
-        ValueError: other values, or rows of different lengths.
-    """
+    """Convert numbers, or rows of numbers of the same length, to an array; raise ValueError for other values."""
     try:
         array = np.array(values)
     except ValueError:

@@ -130,11 +130,7 @@ def _parquet(path: Path, texts: Sequence[str] = ()) -> Any:
 
 
 def _checked(path: Path, columns: Sequence[str]) -> Any:
-    """Open a Parquet file whose columns are not nested and whose rows fit into memory.
-
-    Raises:
-        LabelSkewError: a column is nested, or the rows do not fit.
-    """
+    """Open a Parquet file; raise LabelSkewError for nested columns, or rows that do not fit into memory."""
     file = _parquet(path)
     metadata, schema = file.metadata, file.schema_arrow
     for name in columns:
@@ -281,11 +277,7 @@ def _numbered(names: NDArray[np.object_], order: Sequence[str]) -> NDArray[np.in
 
 
 def _means(train: NDArray[np.float32], names: Sequence[str], path: Path) -> list[float]:
-    """Means ``(F,)`` of the training samples ``(N, F)``, without missing values.
-
-    Raises:
-        LabelSkewError: a feature has no value in training.
-    """
+    """Means ``(F,)`` of training samples ``(N, F)`` without NaN; raise LabelSkewError for a feature without values."""
     known = ~np.isnan(train)
     if len(empty := np.flatnonzero(~known.any(axis=0))):
         use = "data_args.features without it"
@@ -295,11 +287,7 @@ def _means(train: NDArray[np.float32], names: Sequence[str], path: Path) -> list
 
 
 def _fill(x: NDArray[np.float32], encoding: Encoding, path: Path | str) -> None:
-    """Replace NaN in samples ``(N, F)`` by the training means, in place.
-
-    Raises:
-        LabelSkewError: the means are unknown.
-    """
+    """Replace NaN in samples ``(N, F)`` by the training means, in place; raise LabelSkewError without means."""
     missing = np.isnan(x)
     if missing.any() and not encoding.means:
         raise mistake(path, "has missing values, and the model's file has no training means", "complete rows")
@@ -502,11 +490,7 @@ class Table(Dataset):
             warn(f"{where}: the model does not use {'column' if len(unused) == 1 else 'columns'} {few(unused)}")
 
     def _complete(self, frame: pd.DataFrame, path: Path | str) -> pd.DataFrame:
-        """Rows without missing values, or without those that a mean cannot replace.
-
-        Raises:
-            LabelSkewError: no row is left, or ``missing`` is refuse and a value is missing.
-        """
+        """Drop rows with values that no mean replaces; raise LabelSkewError if this is refused, or none is left."""
         options = self.params
         needed = [name for name in (options.label, options.group) if name in frame]
         lacking = (frame[needed] if options.missing == "mean" else frame).isna()
@@ -529,11 +513,7 @@ class Table(Dataset):
         raise mistake(f"{path}: column {clean(first, 40)}", what, use)
 
     def _encoding(self, frame: pd.DataFrame, path: Path) -> Encoding:
-        """The encoding of the training file, without means.
-
-        Raises:
-            LabelSkewError: a column cannot be encoded, see :meth:`_categories`.
-        """
+        """The encoding of the training file, without means; raise LabelSkewError as :meth:`_categories`."""
         wrong: list[str] = []
         options, features = self.params, []
         for name in frame.columns[1 if options.group is None else 2 :]:
@@ -544,11 +524,7 @@ class Table(Dataset):
         return Encoding(label=options.label, group=options.group, missing=options.missing, features=features)
 
     def _categories(self, column: pd.Series[Any], where: str) -> list[str]:
-        """Categories of a feature; empty for numbers.
-
-        Raises:
-            LabelSkewError: it contains text, or a category, that ``categorical`` does not allow.
-        """
+        """Categories of a feature, empty for numbers; raise LabelSkewError for text that ``categorical`` forbids."""
         categorical = self.params.categorical
         categories: Sequence[str] = ()
         if isinstance(categorical, dict) and column.name in categorical:
@@ -567,11 +543,7 @@ class Table(Dataset):
     def _classes(
         self, frames: Sequence[pd.DataFrame], paths: Sequence[Path]
     ) -> tuple[list[str], list[NDArray[np.int64]]]:
-        """Names of all classes, and each file's labels ``(N,)``.
-
-        Raises:
-            LabelSkewError: the column does not contain classes, or contains an unknown class.
-        """
+        """Names of all classes, and each file's labels ``(N,)``; raise LabelSkewError for other values."""
         label, given, labels = self.params.label, self.params.class_names, []
         names = list(given or ordered(texts(frames[0][label])))
         if given is None and not 1 < len(names) <= MAX_CATEGORIES:

@@ -128,7 +128,6 @@ class TorchvisionSet(Dataset):
         fakes.write_arrays(out, self.class_names, shape=self.shape, samples=samples, seed=seed)
 
     def _copy(self, file: Path) -> Data:
-        """Samples of a fake copy."""
         data = Npz(Npz.Params(file=file.name)).load(file.parent, download=False, seed=0)
         form = (data.class_names, data.train.x.shape[1:], data.train.x.dtype)
         if form != (list(self.class_names), self.shape, np.uint8):

@@ -180,7 +180,7 @@ def check_upload(
     ``keys``: recipe keys that may cause divergence, in addition to those of local training.
 
     Raises:
-        RunError: a one-line message that begins with ``where`` and names the tensor.
+        RunError: begins with ``where`` and names the tensor.
     """
     if upload.keys() != old.keys():
         unexpected = sorted(upload.keys() ^ old.keys())[:3]
@@ -205,7 +205,7 @@ def check_form(state: Mapping[str, Tensor], old: Mapping[str, Tensor], what: str
         use: end of the message: advice.
 
     Raises:
-        HookError: a one-line message that names the tensors.
+        HookError: names the tensors.
     """
     for name, value in state.items():
         if name in old and value.shape != old[name].shape:
@@ -232,7 +232,7 @@ def check_result(
     """Check that a client's result has the model's and the plugins' form, and finite values.
 
     Raises:
-        RunError: a one-line message that begins with ``where`` and names the tensor.
+        RunError: begins with ``where`` and names the tensor.
     """
     check_upload(upload, old, where=where, keys=numbers(optimizer))
     shapes = announced(method, optimizer, federation, old, parameters)
@@ -251,7 +251,7 @@ def check_terms(terms: Mapping[str, float], upload: Mapping[str, Tensor], method
     ``terms``: mean of each term over a client's round. :func:`check_upload` checks the weights.
 
     Raises:
-        RunError: a one-line message that begins with ``where`` and names the term.
+        RunError: begins with ``where`` and names the term.
     """
     for name, value in terms.items():
         if not math.isfinite(value) and all(map(_finite, upload.values())):
@@ -273,7 +273,7 @@ def check_extra(
     by name; only these dtypes are allowed, since one client's dtype would affect the sum.
 
     Raises:
-        RunError: a one-line message that begins with ``where`` and names the tensor.
+        RunError: begins with ``where`` and names the tensor.
     """
     if unknown := sorted(tensors.keys() - shapes.keys()):
         raise RunError(f"{where} has tensors that its method does not announce: {_shown(unknown[:3])}")
@@ -292,7 +292,7 @@ def check_made(made: Mapping[str, Tensor], plugin: Method | Optimizer) -> None:
     """Check that the result of a plugin's step on the server is finite.
 
     Raises:
-        RunError: a one-line message that names the tensor and the plugin's float parameters.
+        RunError: names the tensor and the plugin's float parameters.
     """
     for key, value in made.items():
         if not _finite(value):

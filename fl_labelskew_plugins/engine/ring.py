@@ -92,7 +92,7 @@ class Ring:
             ``(size,)``, narrow entries from 0 to ``2 ** bits - 1``.
 
         Raises:
-            RunError: a tensor is out of range; a one-line message that names it.
+            RunError: a tensor is out of range.
         """
         vector = self.zeros()
         wide, narrow = parts(vector, self.wide)

@@ -109,7 +109,7 @@ class Server:
         """Check that a result has the model's and the method's form, and finite values.
 
         Raises:
-            RunError: a one-line message that names the client, the round and the tensor.
+            RunError: names the client, the round and the tensor.
         """
         where = f"round {round + 1}: upload of {self.name(client)}"
         if self.sums is not None:

@@ -160,7 +160,7 @@ class Sums:
             measures: whether to include its loss and accuracy; never included with noise.
 
         Raises:
-            RunError: a tensor is not finite, not announced, or out of range; a one-line message with its name.
+            RunError: a tensor is not finite, not announced, or out of range.
         """
         trainer, extra = self.trainer, result.contributions
         where = f"round {round + 1}: {trainer.name(client)}"

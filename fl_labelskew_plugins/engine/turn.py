@@ -355,7 +355,6 @@ def fit(
 
 
 def _optimizer(trainer: LocalTrainer, rate: float, more: Sequence[nn.Parameter]) -> SGD | torch.optim.Adam:
-    """The local optimiser of all trainable parameters and ``more``."""
     settings = trainer.settings
     parameters = [p for p in trainer.model.parameters() if p.requires_grad] + list(more)
     if settings.client_optimizer == "adam":
@@ -398,10 +397,8 @@ def _no_batch(model: nn.Module) -> Tensor:
 
 
 def _total(terms: Mapping[str, Tensor]) -> Tensor:
-    first, *rest = terms.values()
-    for term in rest:
-        first = first + term
-    return first
+    first, *others = terms.values()
+    return sum(others, first)
 
 
 def _detached(scratch: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ def split(address: str) -> tuple[str, int]:
     """Host and port of an address; IPv6 hosts without brackets.
 
     Raises:
-        ValueError: the address has another form; a one-line message.
+        ValueError: the address has another form.
 
     >>> split("[::1]:8890")
     ('::1', 8890)

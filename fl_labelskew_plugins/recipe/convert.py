@@ -107,7 +107,6 @@ def convert(text: str, source: Path) -> Converted:
 
 
 def _configuration(text: str, source: Path) -> dict[str, dict[str, Any]]:
-    """The sections of a FedML configuration."""
     try:
         content, duplicates = yaml.read(text)
     except yaml.YamlError as error:

@@ -226,7 +226,6 @@ def _unknown(page: TablePage) -> Iterator[str]:
 
 
 def _mistakes(page: TablePage, part: TablePart, row: TableRow) -> Iterator[str]:
-    """Error messages about a row."""
     for key, name, known in (("data", row.data, page.data), ("split", row.split, page.splits)):
         if name is not None and name not in known:
             yield f"{key}: {mistakes.unknown(name, known)}"
@@ -249,7 +248,6 @@ def _mistakes(page: TablePage, part: TablePart, row: TableRow) -> Iterator[str]:
 
 
 def _names(page: TablePage, part: TablePart, row: TableRow) -> list[str]:
-    """The name of the recipe of each column."""
     label = re.sub(r"[^a-z0-9_-]", "", part.table.lower())
     stem = row.name or "_".join(filter(None, (label, row.data, row.split)))
     return [stem if column == page.default else f"{stem}_{column}" for column in part.columns]
@@ -293,7 +291,6 @@ def _merged(*layers: RawSections) -> RawSections:
 
 
 def _expected(page: TablePage, cell: Cell) -> Iterator[dict[str, Any]]:
-    """The paper's numbers for one recipe."""
     row = cell.row
     value = row.values[cell.number] if row.values else None
     if value is not None:
