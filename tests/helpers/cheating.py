@@ -182,6 +182,20 @@ def asks_for_training_before_the_opening():
 
 
 @cheat
+def floods_in_training():
+    """Silo 2 gets verdicts of another round, which are harmless but take time to read."""
+    honest = SummedUploads.ask
+
+    def ask(self, client):
+        honest(self, client)
+        if self.server.members.round == ROUND and client == 1:
+            for _ in range(5):
+                self.server.send(Kind.VERDICT, 2, round=7, meta={"taken": True, "x": ["a"] * 100_000})
+
+    SummedUploads.ask = ask
+
+
+@cheat
 def cuts_a_connection_in_training():
     """Silo 2's: how fast it answers with HELLO would tell whether it still trains."""
     honest = SummedUploads.ask

@@ -9,7 +9,6 @@ import secrets
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -141,8 +140,10 @@ class SiloTransport(Transport):
         """Maximum bytes by kind; may change at any time, as in the handler of WELCOME."""
         self.hello: Callable[[], Message] = lambda: Message(Kind.HELLO, rank, 0)
         """Creates the first message of every connection, in another thread."""
-        self.quiet_until = 0.0
-        """No new connection before this time (monotonic): how fast it answers would tell whether this silo trains."""
+        self.quiet = False
+        """Whether to read and connect only when all messages are handled: else reading would slow training down, and the
+        time of both would tell the server how long this silo trains.
+        """
         self.tls, self.revoked, self._trust = tls, revoked, Trust(address, tls, self.audit, pin, revoked)
         self._spool, self._say = spool or Spool(), say
         self._outbox: streams.Outbox | None = None
@@ -197,8 +198,7 @@ class SiloTransport(Transport):
         jitter = secrets.SystemRandom()
         try:
             while not self._stopping.is_set():
-                if self._stopping.wait(max(0.0, self.quiet_until - time.monotonic())):
-                    break
+                self._wait_if_quiet()
                 reason = self._trust.look()
                 joined, heard, reason = (False, False, reason) if reason else self._connect()
                 if joined:
@@ -242,6 +242,7 @@ class SiloTransport(Transport):
             hashing = streams.Hashing(call, wanted=self.audit.digests)
             while self._read(hashing):
                 heard = True
+                self._wait_if_quiet()
             reason = "it has closed the connection"
         except self._grpc.RpcError:
             reason = self._ending(call, joined=joined)
@@ -309,12 +310,16 @@ class SiloTransport(Transport):
         if header.kind not in FROM_SERVER or header.sender != 0 or header.receiver != self.rank:
             raise WireError(f"a message of type {header.kind} from {header.sender} to {header.receiver}")
         if header.length > self.limits[Kind(header.kind)]:
-            # Handlers of earlier messages, such as WELCOME, may raise the limit.
-            with self.arrived.all_tasks_done:
-                self.arrived.all_tasks_done.wait_for(
-                    lambda: self._stopping.is_set() or not self.arrived.unfinished_tasks
-                )
+            self._wait_for_handlers()  # those of earlier messages, such as WELCOME, may raise the limit
         streams.bound(header, self.limits)
+
+    def _wait_if_quiet(self) -> None:
+        if self.quiet:
+            self._wait_for_handlers()
+
+    def _wait_for_handlers(self) -> None:
+        with self.arrived.all_tasks_done:
+            self.arrived.all_tasks_done.wait_for(lambda: self._stopping.is_set() or not self.arrived.unfinished_tasks)
 
 
 def _shown(address: str, tls: Files) -> bytes:

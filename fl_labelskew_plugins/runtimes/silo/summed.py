@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from fl_labelskew_registry import Federation, LabelSkewError, RunError, shareable
 from torch import Tensor
 
@@ -287,6 +288,7 @@ class SummedAnswers(Answers):
         self._several_runs = policy is not None and policy.several_runs
         self._noise = recipe.privacy.noise_multiplier is not None
         self.tells_tests, self._answers_at = not self._noise, 0.0
+        silo.transport.quiet = self._noise
         if warning := comparable(recipe):
             silo.show.note(warning, log.WARNING)
         self._account, self._question = Account(silo.folder), ""
@@ -346,7 +348,7 @@ class SummedAnswers(Answers):
         if not session.federation.num_samples:
             raise shareable(RunError("the server asks for training before the samples of all silos are summed"))
         if self._noise and (silo.upload is None or silo.upload[0] != round):
-            self._answers_at = silo.transport.quiet_until = time.monotonic() + silo.recipe.comm.answers_after
+            self._answers_at = time.monotonic() + silo.recipe.comm.answers_after
         common = {"personalised": meta["personalised"] is True}
         self._question = common_question(session.federation, round, message.tensors, **common)
         before, times = meta["state_round"], meta["times_selected"]  # these differ between silos
@@ -382,19 +384,25 @@ class SummedAnswers(Answers):
             return LocalResult(dict(weights), {}, dict(turn["state"] or self._spare_state or {}), {})
 
     def _keep_spare_state(
-        self, take: Callable[..., LocalResult], client: int, round: int, *_: Any, **turn: Any
+        self, take: Callable[..., LocalResult], client: int, round: int, _: Weights, **turn: Any
     ) -> None:
-        """Have a private state for a first turn that fails; without one, later rounds would be faster.
+        """Keep a private state for a first turn that fails; without one, later rounds would be faster.
 
-        It is that of training from a fresh network, so that it does not depend on what the server sends.
+        It is that of training from a fresh network with constant shared tensors, so that nothing that the server sends
+        can make it fail or empty.
         """
-        trainer = self.silo.session.trainer if self.silo.session else None
-        if self._spare_state is not None or trainer is None or trainer.fresh is None:
+        assert self.silo.session is not None
+        trainer = self.silo.session.trainer
+        if self._spare_state is not None or trainer.fresh is None:
             return
-        self._spare_state = {}
+        shared = {name: torch.full_like(value, 1 / max(value.numel(), 1)) for name, value in turn["shared"].items()}
+        state: State = {}
         if trainer.method.uses("after_round") or trainer.optimizer.uses("finish"):
-            with contextlib.suppress(Exception):
-                self._spare_state = take(client, round, trainer.fresh(), **{**turn, "shared": {}}).state
+            try:
+                state = take(client, round, trainer.fresh(), **{**turn, "shared": shared}).state
+            except Exception as error:
+                raise self._without_reason(error) from error
+        self._spare_state = state
 
     def leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
         """Return this silo's vector for the sum."""

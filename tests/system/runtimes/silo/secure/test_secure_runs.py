@@ -515,6 +515,18 @@ def test_a_silo_does_not_reconnect_while_it_trains(secure):
     assert seconds(federation, 2, ("received", "TRAIN"), ("connected", None)) >= 3.9
 
 
+def test_a_silo_reads_nothing_while_it_trains(secure):
+    """Messages of other rounds would slow its training down, until that takes longer than the fixed time."""
+    federation = secure(*NOISE, "comm_args.answer_after_s=3")
+    server, silos = federation.server(cheat="floods_in_training"), federation.silos()
+    finished(server, *silos)
+    lines = [line for line in audited(federation.folder / "silo-2", "received") if line.get("round") in (ROUND, 7)]
+    times = [datetime.fromisoformat(line["time"].replace("Z", "+00:00")) for line in lines]
+    kinds = [line["kind"] for line in lines]
+    trained, flood = kinds.index("TRAIN"), kinds.index("VERDICT")
+    assert (times[flood] - times[trained]).total_seconds() >= 2.9
+
+
 def test_a_silo_refuses_training_before_the_opening_at_once(secure):
     federation = secure(*NOISE, "comm_args.answer_after_s=60")
     server, silos = federation.server(cheat="asks_for_training_before_the_opening"), federation.silos()
@@ -523,9 +535,10 @@ def test_a_silo_refuses_training_before_the_opening_at_once(secure):
     killed(server)
 
 
-def test_a_silo_whose_first_training_fails_keeps_a_state_as_others_do(secure):
+@pytest.mark.parametrize("method", ["fedphp", "[fedshift, fedphp]"])
+def test_a_silo_whose_first_training_fails_keeps_a_state_as_others_do(secure, method):
     """With none it would be faster in later rounds: no state to read, no teacher."""
-    federation = secure(*NOISE, "method_args.method=fedphp", "train_args.comm_round=1")
+    federation = secure(*NOISE, f"method_args.method={method}", "train_args.comm_round=1")
     server, silos = federation.server(), federation.silos(1, 3)
     failing = federation.silo(2, cheat="fails_in_its_first_training")
     finished(server, *silos, failing)
