@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 NUMBER = re.compile(r"[-+]?([\d.]+(e[-+]?\d+)?( ± [\d.]+)?( ?%)?)?|[-+](inf|nan)", re.IGNORECASE)
-BLANKS = "\u2800\u3164\u115f\u1160\uffa0"
+BLANKS = "\u2800\u3164\u115f\u1160\uffa0\U0001d159"
 """Letters that are printed as nothing, though Unicode does not call them spaces."""
 TERMS = 8
 """Maximum number of loss terms in a line or a picture; silos may send more."""

@@ -9,6 +9,7 @@ import math
 import queue
 import re
 import time
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -101,10 +102,14 @@ class Message:
 def reason(msg: Message) -> str | None:
     """Return the sender's reason in one clean line, or None if there is none.
 
-    Several spaces become one: on a terminal, they could push the rest into a line of its own.
+    Several spaces become one, and marks that combine with them are replaced: on a terminal, both could push the rest
+    into a line of its own.
     """
     text = msg.meta.get("reason")
-    return None if text is None else clean(re.sub(r"\s+", " ", str(text)), 300)
+    if text is None:
+        return None
+    marks = "".join("?" if unicodedata.category(letter)[0] == "M" else letter for letter in str(text)[:1000])
+    return clean(re.sub(r"\s+", " ", marks), 300)
 
 
 class Observer(Protocol):

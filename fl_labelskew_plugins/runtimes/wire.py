@@ -36,6 +36,8 @@ MAX_JSON = 2**20
 MAX_TENSORS = 8192
 MAX_NAME = 255
 MAX_DIMS = 16
+MAX_VALUES = 2**16
+"""Values in ``meta``: parsing holds Python's lock, and a list takes 50 times the memory of its text."""
 MAX_TEXT = 500
 """Characters of a text in ``meta``; see :func:`cleaned`."""
 
@@ -176,7 +178,11 @@ def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
     start = LENGTH.size + length
     if length > MAX_JSON or start > len(view):
         raise WireError(f"a JSON header of {length} bytes in a payload of {len(view)}; at most {MAX_JSON} are allowed")
-    described = _mapping(view[LENGTH.size : start])
+    try:
+        text = str(view[LENGTH.size : start], "utf-8")
+    except ValueError:
+        raise WireError("JSON that is not well-formed") from None
+    described = _mapping(text, (MAX_DIMS + 6) * MAX_TENSORS)
     meta, last = _meta(described.pop(_META, {}))
     if len(described) > MAX_TENSORS:
         raise WireError(f"{len(described)} tensors; at most {MAX_TENSORS} are allowed")
@@ -260,24 +266,27 @@ def _meta(metadata: Any) -> tuple[dict[str, Any], list[str]]:
     """Our mapping and the channels-last names; empty for other writers."""
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise WireError("a __metadata__ that is not a mapping of names to texts")
-    meta, last = _mapping(metadata.get("meta", "{}")), _parse(metadata.get(_CHANNELS_LAST, "[]"))
+    meta = _mapping(metadata.get("meta", "{}"), MAX_VALUES)
+    last = _parse(metadata.get(_CHANNELS_LAST, "[]"), MAX_TENSORS)
     if not isinstance(last, list) or not all(isinstance(name, str) for name in last) or len(set(last)) != len(last):
         raise WireError("channels_last that is not a list of names")
     return meta, last
 
 
-def _mapping(text: str | memoryview) -> dict[str, Any]:
-    parsed = _parse(text)
+def _mapping(text: str, most: int) -> dict[str, Any]:
+    parsed = _parse(text, most)
     if not isinstance(parsed, dict):
         raise WireError("JSON that is not a mapping")
     return parsed
 
 
-def _parse(text: str | memoryview) -> Any:
-    """Parse JSON; refuse numbers that are not finite, and texts that cannot be encoded."""
+def _parse(text: str, most: int) -> Any:
+    """Parse JSON of at most so many values; refuse numbers that are not finite, and texts that cannot be encoded."""
+    if sum(map(text.count, "[{,")) > most:
+        raise WireError(f"JSON of more than {most} values")
     try:
         parsed = json.loads(
-            text if isinstance(text, str) else str(text, "utf-8"),
+            text,
             object_pairs_hook=_without_duplicates,
             parse_int=_int,
             parse_float=_float,

@@ -141,8 +141,9 @@ class SiloTransport(Transport):
         self.hello: Callable[[], Message] = lambda: Message(Kind.HELLO, rank, 0)
         """Creates the first message of every connection, in another thread."""
         self.quiet = False
-        """Whether to read and connect only when all messages are handled: else reading would slow training down, and the
-        time of both would tell the server how long this silo trains.
+        """Whether to read and connect only when all messages are handled.
+
+        Otherwise reading would slow training down, and the times of both would tell the server how long it takes.
         """
         self.tls, self.revoked, self._trust = tls, revoked, Trust(address, tls, self.audit, pin, revoked)
         self._spool, self._say = spool or Spool(), say

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fl_labelskew_registry import mistake
@@ -17,7 +18,7 @@ from fl_labelskew_plugins.runtimes.silo import door, keys, streams
 from fl_labelskew_plugins.runtimes.silo.door import Door
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
-from fl_labelskew_plugins.runtimes.wire import Header, WireError
+from fl_labelskew_plugins.runtimes.wire import Buffer, Header, WireError
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.runtimes.silo.certs import Revocations
@@ -120,6 +121,7 @@ class ServerTransport(Transport):
         self._lock = threading.Lock()
         self._connections: dict[_Connection, None] = {}  # oldest first
         self._slots = {rank: threading.Semaphore(UNREAD) for rank in range(1, silos + 1)}
+        self._decoding = {rank: threading.Lock() for rank in self._slots}
         self._present: dict[int, _Connection] = {}
         self._open: dict[int, _Connection] = {}
         self._shown: dict[int, bytes] = {}
@@ -239,7 +241,8 @@ class ServerTransport(Transport):
             connection.outbox.close(flush=False)
 
     def _read(self, connection: _Connection, requests: streams.Hashing, timer: threading.Timer) -> bool:
-        got = streams.received(requests, lambda header: self._admit(connection, header), self._spool)
+        admit, decode = partial(self._admit, connection), partial(self._decoded, connection)
+        got = streams.received(requests, admit, self._spool, decode)
         if got is None:
             return False
         arrived, facts = got
@@ -263,6 +266,13 @@ class ServerTransport(Transport):
             if not taken:
                 slots.release()
         return True
+
+    def _decoded(self, connection: _Connection, header: Header, payload: Buffer) -> Message:
+        """Decode one message of a silo at a time, whatever its number of connections: decoding stops other threads."""
+        with self._decoding[header.sender]:
+            if connection.closed or connection.gone:
+                raise streams.CutShortError("closed meanwhile")
+            return streams.decoded(header, payload)
 
     def _admit(self, connection: _Connection, header: Header) -> None:
         if header.kind not in FROM_SILOS:

@@ -34,7 +34,7 @@ STEP_S = 1.0
 SETTLE_S = 0.2
 """Least time to listen before a deadline: a message on this machine may not have reached this process yet."""
 STALL_S = 0.5
-"""A wait that took so much longer does not count: the process was stopped, or the machine slept."""
+"""A wait that took this many seconds longer counts only as planned: the process was stopped, or the machine slept."""
 OVERTIME_S = 10.0
 """How long waiting messages are taken after a deadline; limited, because a peer may send without end."""
 NAME = "excluded.json"
@@ -100,10 +100,9 @@ class ListeningClock:
         begun = time.monotonic()
         arrived = self._transport.receive(wait)
         took = time.monotonic() - begun
-        if took > wait + STALL_S:
-            return True
-        self.now += took
-        return self.now < until + (OVERTIME_S if arrived else 0.0)
+        stalled = took > wait + STALL_S
+        self.now += wait if stalled else took
+        return self.now < until + (OVERTIME_S if arrived or stalled else 0.0)
 
 
 class Members:

@@ -1,6 +1,7 @@
 """Server and silos over real sockets and real TLS, on this machine; and everybody else who may connect."""
 
 import contextlib
+import json
 import os
 import pickle
 import random
@@ -301,6 +302,18 @@ def test_a_silo_that_sends_without_end_is_not_read_any_more(start):
     assert server.transport.arrived.qsize() <= UNREAD
     server.wait(Kind.UPLOAD, QUEUED - 2)
     assert [arrived.round for arrived in server.got[1:]] == list(range(QUEUED - 2))
+
+
+@pytest.mark.parametrize(("where", "lists", "most"), [("meta", 50_000, 65536), ("header", 300_000, 180224)])
+def test_json_of_many_values_is_refused_before_it_is_parsed(start, where, lists, most):
+    """A megabyte of empty lists would take a second of the server's time and 100 MB."""
+    server, lists = start(), '{"a": [' + ",".join(["[]"] * lists) + "]}"
+    text = lists if where == "header" else json.dumps({"__metadata__": {"meta": lists}})
+    text = text.ljust(-len(text) % 8 + len(text)).encode()
+    payload = len(text).to_bytes(8, "little") + text
+    header = Header(int(Kind.HELLO), 1, 0, -1, len(payload)).pack()
+    answer = raw(server.transport.address, cut([header + payload], 2**20))
+    assert answer == ("INVALID_ARGUMENT", f"sent JSON of more than {most} values")
 
 
 def test_a_silo_that_comes_and_goes_fills_no_queue(start, certificates):

@@ -117,10 +117,19 @@ def test_time_in_which_nobody_listens_does_not_count(scripted):
 
 
 @pytest.mark.parametrize("arrived", [True, False])
-def test_a_wait_in_which_the_process_was_stopped_does_not_count(arrived, scripted):
+def test_a_wait_in_which_the_process_was_stopped_counts_as_planned(arrived, scripted):
     _, listening = scripted((0.9, True), (12.0, arrived), (0.3, True))
     assert [listening.listen(1) for _ in range(3)] == [True, True, True]
-    assert listening.now == pytest.approx(1.2)
+    assert listening.now == pytest.approx(1.4)
+
+
+def test_a_process_that_gets_no_time_still_ends_a_deadline(scripted):
+    """A peer whose messages take all of it must not stop the clock."""
+    _, listening = scripted(*[(5.0, True)] * 1000)
+    rounds = 0
+    while listening.listen(1):
+        rounds += 1
+    assert rounds < 60
 
 
 def test_what_waits_already_is_taken_before_time_is_up(scripted):
