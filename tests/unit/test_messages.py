@@ -71,11 +71,6 @@ def test_the_final_table_counts_its_tests(tmp_path, tests, says):
 
 
 def test_a_reason_pushes_nothing_into_a_line_of_its_own():
-    padded = Message(
-        Kind.FAILED,
-        4,
-        0,
-        meta={"reason": "no" + " " * 400 + "2026-01-01 WARNING silo 1 lies\n\u2800\u3164 \u034f \ufe0f"},
-    )
-    assert reason(padded) == "no 2026-01-01 WARNING silo 1 lies ?? ? ?"
+    text = "no" + " " * 400 + "2026-01-01 WARNING silo 1 lies\n\u2800\u3164 \u034f \ufe0f"
+    assert reason(Message(Kind.FAILED, 4, 0, meta={"reason": text})) == "no 2026-01-01 WARNING silo 1 lies ?? ? ?"
     assert reason(Message(Kind.FAILED, 4, 0)) is None
