@@ -75,5 +75,5 @@ def test_killed_processes_go_on_with_their_logs_and_one_that_cannot_be_written_e
     assert audit.verify(federation.run_dir).repaired == 1
     assert len(lines(silo(federation, 1), "left")) == 2
     audit.verify(silo(federation, 1))
-    assert silos[1].text.count("cannot be written: Is a directory; the run goes on") == 1
+    assert silos[1].text.count("cannot be written: Is a directory; the run continues") == 1
     same(federation.weights(), sp_weights("train_args.epochs=40"))

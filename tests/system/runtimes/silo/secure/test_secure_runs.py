@@ -135,7 +135,7 @@ def test_a_silo_that_comes_after_the_opening_sum(secure):
     server.says("training samples of silos 1, 2, 3 together")
     late = federation.silo(4)
     assert late.wait() == 2
-    assert "the samples of this run were summed without it, and a second sum would tell its own" in late.text
+    assert "the samples of this run were summed without it, and a second sum would reveal its number" in late.text
     finished(server, *silos)
 
 
