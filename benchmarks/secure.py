@@ -47,7 +47,8 @@ train_args: {{client_num_in_total: {silos}, client_num_per_round: {silos}, comm_
 method_args: {{method: fedavg}}
 validation_args: {{frequency_of_the_test: 0, personalised: false}}
 device_args: {{threads: 1}}
-comm_args: {{backend: GRPC, certs: {certs}, secure_aggregation: {secure}, secure_threshold: {threshold}, answer_after_s: 0}}
+comm_args: {{backend: GRPC, certs: {certs}, answer_after_s: 0, secure_aggregation: {secure},
+  secure_threshold: {threshold}}}
 privacy_args: {noise}
 tracking_args: {{checkpoint_every: 1000}}
 """

@@ -567,7 +567,7 @@ class SiloServer(Manager):
 
     def _failed(self, message: Message) -> None:
         client, why = message.sender - 1, reason(message)
-        self.failed[client] = why or "it cannot go on"
+        self.failed[client] = why or "it has stopped"
         self.tell(client, f"stopped: {why or ''}", self.warn)
         self.members.left(client)
         self.members.away.add(client)
