@@ -235,7 +235,7 @@ def test_a_misspelt_chooser_is_one_mistake():
         (
             "partition_args.classes",
             1,
-            "unknown key; allowed: partition_method, classes_per_client, assignment, partition_seed; did you mean class",
+            "unknown key; allowed: partition_method, classes_per_client, assignment, partition_seed; did you mean cl",
         ),
         ("model_args.model", "mpl", "'mpl' is unknown; allowed: char_lstm, "),
         ("method_args.method", "fedrm", "'fedrm' is unknown; allowed: fd, fedavg, "),
