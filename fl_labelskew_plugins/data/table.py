@@ -40,7 +40,7 @@ TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 HEAD = 2**16
 """Characters of a text file from which the separator and the decimal sign are detected."""
 MAX_COLUMNS = 50_000
-SOUND = ("table", "a UTF-8 file (spreadsheets: CSV UTF-8) whose rows are all as long as its first line")
+SOUND = ("table", "a UTF-8 file (spreadsheets: CSV UTF-8) whose rows all have as many columns as its first line")
 ROW, CELL = 100, 40
 """Peak bytes in memory of a row's label and of each other value, while a file is read and encoded."""
 MAX_PACKED = 1000
@@ -490,7 +490,7 @@ class Table(Dataset):
             warn(f"{where}: the model does not use {'column' if len(unused) == 1 else 'columns'} {few(unused)}")
 
     def _complete(self, frame: pd.DataFrame, path: Path | str) -> pd.DataFrame:
-        """Drop rows with values that no mean replaces; raise LabelSkewError if this is refused, or none is left."""
+        """Drop rows whose missing values no mean replaces; LabelSkewError if that is refused or no row is left."""
         options = self.params
         needed = [name for name in (options.label, options.group) if name in frame]
         lacking = (frame[needed] if options.missing == "mean" else frame).isna()

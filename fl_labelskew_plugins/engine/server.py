@@ -44,7 +44,8 @@ class Server:
         model: the network, for the names of its parameters.
         weights: initial state dict.
         hooks: FedML's attacks, defences and noise, if one of them is on.
-        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: the model's weights.
+        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: its client weights are those of
+            the other layers.
         sums: with secure aggregation, the encoding of uploads.
         name: display name of a client.
     """
@@ -216,7 +217,7 @@ class Server:
         self.shared = {**shared, **joined(**{OPTIMIZER: sent})}
 
     def shares(self, sizes: Sequence[int]) -> list[float]:
-        """Weights in the mean of clients with these numbers of training samples."""
+        """Weight in the mean for each client, by its number of training samples."""
         aggregation = self.optimizer.aggregation or self.method.aggregation
         return client_weights(sizes, aggregation, self.federation.num_samples)
 
@@ -261,5 +262,5 @@ class Server:
                 proxies = class_weights(counts[list(present)], self.proxy_smoothing or 0.0)
                 factor = proxies.sum(0) / old_proxies[list(present)].sum(0).clamp_min(torch.finfo(torch.float64).tiny)
             mean.scale(shares[0] / old_shares[first], factor)
-        # a column of per-class weights sums to 1, or to 0 for a class without samples, whose row stays
+        # a column of per-class weights sums to 1, or to 0 for a class without samples, whose row keeps its old value
         return mean.result(share_of_old(shares), None if proxies is None else (1 - proxies.sum(0)).round())

@@ -4,9 +4,9 @@ Each client's update is one vector of integers, see :mod:`.ring`; the server see
 MPI the vectors are added without masks, which gives a bit-identical sum.
 
 The opening sum contains the numbers of samples; no round's sum repeats them: from sums over different clients, linear
-algebra would reveal the constant values of single clients. Weights in the mean are the clients' shares of all samples.
-If ``s`` of ``k`` clients take part, the mean is ``k / s`` times the weighted sum of the changes (Li et al., On the
-Convergence of FedAvg on Non-IID Data, ICLR 2020, scheme II), which is exact if all do.
+algebra would reveal values of single clients that do not change between rounds. Weights in the mean are the clients'
+shares of all samples. If ``s`` of ``k`` clients take part, the mean is ``k / s`` times the weighted sum of the
+changes (Li et al., On the Convergence of FedAvg on Non-IID Data, ICLR 2020, scheme II), which is exact if all do.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Sums:
         forms: a state dict, for its names, shapes and types.
         bits: of the ring.
         clip: maximum change of a parameter in a round.
-        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: the model's weights.
+        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: its client weights are those of
+            the other layers.
         noise: multiplier, norm and minimum of clients of :class:`.SumNoise`, if there is noise.
 
     Raises:
@@ -143,7 +144,7 @@ class Sums:
         return (1 / federation.clients_per_round) if self.aggregation == "uniform" else samples / federation.num_samples
 
     def shares(self, clients: int) -> float:
-        """Sum of the weights of ``clients`` clients, averaged over all choices of them."""
+        """Expected sum of the weights of ``clients`` clients chosen at random."""
         every = self.trainer.federation.clients_per_round if self.aggregation == "uniform" else self.clients
         return clients / every
 
@@ -215,7 +216,7 @@ class Sums:
     def opened(self, client: int, tensors: Mapping[str, Tensor], tests: int) -> Vector:
         """A client's vector before round 0: numbers of its samples, and the method's opening.
 
-        ``tests``: samples of its own test split for which it will report correct answers; omitted with noise.
+        ``tests``: number of samples of its own test split for which it will report correct answers; omitted with noise.
         """
         samples = self.trainer.counts(client).sum()
         added = {"samples": samples, "tests": torch.tensor(tests), **_as_sent(tensors, self.opening)}
@@ -228,7 +229,7 @@ class Sums:
         return self.right.encode(added, share=1, where=f"test of {self.trainer.name(client)}", words={})
 
     def sealed(self, client: int, round: int, start: Weights, result: LocalResult) -> LocalResult:
-        """A result in which only the vector, and private state if it travels, leave the client."""
+        """A result with only the vector and, if it is sent too, the private state."""
         vector = self.added(client, round, start, result)
         if self.noise is not None:
             assert result.noise_seed is not None  # of a turn in this process
@@ -266,7 +267,7 @@ class Sums:
         Impossible measures are omitted: clients report them unchecked.
 
         Raises:
-            RunError: the sum claims that a tensor was sent by more than ``clients``, or by less than none.
+            RunError: the sum claims that a tensor was sent by more than ``clients``, or by a negative number.
         """
         sums, share = self.round.decode(vector), self.shares(clients)
         _check_sent(sums, 0, clients, f"round {round + 1}")
@@ -342,7 +343,7 @@ def _sent_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _averaged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors to average; batch norm's counts of batches, which reveal sample numbers, stay the server's."""
+    """Tensors to average; batch norm's counts of batches, which reveal sample numbers, keep the server's values."""
     return {name: value for name, value in tensors.items() if value.is_floating_point()}
 
 

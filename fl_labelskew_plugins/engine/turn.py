@@ -57,7 +57,7 @@ class Turn:
         self.samples = trainer.train if samples is None else samples
         self.index = trainer.indices[client] if samples is None else torch.arange(len(samples.y), device=trainer.device)
         federation = trainer.federation
-        # a separate stream from round 0: noise that is used twice cancels out
+        # not the stream of round 0: the same noise in two answers cancels out in their difference
         purpose = "noise" if times_selected else "opening noise"
         self.noise_seed = secret = trainer.noise_seed if noise_seed is None else noise_seed
         self.view = ClientView(
@@ -87,7 +87,7 @@ class Turn:
         ``personalised``: also test the final weights on the client's own test split.
 
         Raises:
-            RunError: a loss term is not finite although the upload is, or memory is exhausted.
+            RunError: a loss term is not finite although the upload is finite, or memory is exhausted.
         """
         trainer, method, view = self.trainer, self.method, self.view
         of_method, of_optimizer = trainer.unchanged
@@ -195,7 +195,7 @@ class Turn:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             if device.type == "cuda":
                 torch.manual_seed(seed)
-            else:  # same values as torch.manual_seed, which also visits GPUs: a seventh of a small client's time
+            else:  # same values as torch.manual_seed, which visits GPUs, too, in a seventh of a small client's time
                 torch.default_generator.manual_seed(seed)
             yield
 

@@ -58,7 +58,7 @@ def intra_class_loss(
         \qquad \text{code: } \frac{1}{\sum_c N_c} \sum_c \frac{1}{d (d - 1)} \sum_{j \ne l}
         (\hat Z_c^\top \hat Z_c)_{jl}^2
 
-    ``Zhat_c``: features of class ``c`` minus their mean, divided by the root of their variance plus ``eps``. Classes
+    ``Zhat_c``: features of class ``c`` minus their mean, divided by the square root of (variance + ``eps``). Classes
     with one sample in the batch are ignored. All classes share one ``(B, B)`` Gram matrix, whose norm equals that of
     the ``(d, d)`` one. The same pass computes the gradient, without second derivative.
 

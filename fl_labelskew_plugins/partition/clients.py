@@ -104,7 +104,7 @@ def check_parts(name: str, parts: Any, clients: int, samples: int) -> Parts:
     """The parts as sorted int64 indices.
 
     Raises:
-        LabelSkewError: not ``clients`` non-empty, disjoint arrays of indices below ``samples``; names the partitioner.
+        LabelSkewError: the parts are not ``clients`` non-empty, disjoint arrays of indices below ``samples``.
     """
     if not isinstance(parts, list | tuple) or len(parts) != clients:
         got = f"{len(parts)} parts" if isinstance(parts, list | tuple) else type(parts).__name__
@@ -163,7 +163,7 @@ def proportional_test(labels: NDArray[np.int64], counts: NDArray[np.int64], rng:
 
 
 def client_groups(groups: NDArray[np.int64], parts: Parts) -> NDArray[np.int64] | None:
-    """The group of each client, or None unless every client is one whole group; ``groups`` is ``(N,)``."""
+    """The group of each client if every client is one whole group, otherwise None; ``groups`` is ``(N,)``."""
     unique, sizes = np.unique(groups, return_counts=True)
     first = groups[parts.indices[parts.ends - parts.sizes]]
     equal = groups[parts.indices] == np.repeat(first, parts.sizes)

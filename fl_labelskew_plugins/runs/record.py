@@ -56,8 +56,8 @@ class Record:
     ``resume``: continue from the folder's checkpoint; ``pause``: when to stop early. ``run``: the run's unique id.
     ``next_round``, ``weights``, ``shared``, ``memory`` and ``opened`` (clients whose openings are in the shared
     tensors) are the state after the last complete round. ``confusion``: ``(C, C)``, of the last test on the global test
-    set in this process, or None. ``test_samples``: of each client in its last test, or empty. ``norms``: of uploads of
-    earlier rounds, see :mod:`.runtimes.silo.outliers`.
+    set in this process, or None. ``test_samples``: their number for each client in its last test, or empty. ``norms``:
+    L2 norms of uploads of earlier rounds, see :mod:`.runtimes.silo.outliers`.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Record:
 
     @contextlib.contextmanager
     def tracked(self) -> Iterator[None]:
-        """Report the block to the recipe's trackers."""
+        """Report the run inside this ``with`` block to the recipe's trackers."""
         state = status.FAILED
         try:
             self._trackers.begin(self.folder, self.next_round)
@@ -124,7 +124,7 @@ class Record:
     def round(self, line: dict[str, Any], server: Server, *, seconds: float) -> None:
         """Record a complete round: its line of metrics, the server's state and the duration."""
         with signals.uninterrupted():
-            # operations that may fail come first: extra lines are dropped on resuming, an extra round could not be
+            # operations that may fail come first: resuming drops extra lines, but could not drop an extra round
             self.folder.append(self.folder.metrics, line)
             timing = {"round": line["round"], "seconds": round(seconds, 4)}
             self.folder.append(self.folder.timings, timing | peak_memory(self.session.trainer.device))

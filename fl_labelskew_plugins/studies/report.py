@@ -6,7 +6,8 @@ row without complete runs shows its results, but is not compared.
 Rows on the same data and partition are compared: by mean accuracy, rounds until the baseline's best accuracy (FedMR's
 table 4, FedShift's table 2), and difference from the baseline's accuracy, seed by seed.
 
-Sweeps name rows and settings; otherwise the keys in which they differ do. pandas is imported only if there are rows.
+Rows and settings have their names from sweeps; otherwise they are named by the keys in which they differ. pandas is
+imported only if there are rows.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ SCENE = ("data_args.", "partition_args.")
 DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs"]
 """Columns that compare a row with the baseline."""
 CHOSEN = (("label", "method", "optimizer"), ("setting", "place", "partition"), ("data",))
-"""Columns by whose names :func:`only` selects rows, one tuple per kind; earlier columns win."""
+"""Columns in which :func:`only` looks for a name, one tuple per kind; the first column with that name is used."""
 
 
 def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fedavg") -> DataFrame:
@@ -91,7 +92,7 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
             with the one whose other settings are nearest.
 
     Raises:
-        LabelSkewError: no row is the baseline's; FedAvg may be missing.
+        LabelSkewError: no row matches ``baseline``; only FedAvg may be missing.
     """
     import pandas as pd
 
@@ -155,12 +156,12 @@ def _measure(frame: DataFrame, last: int) -> None:
 
 
 def _data(runs: Sequence[FinishedRun]) -> list[dict[str, str]]:
-    """For each run a key that identifies its data, if runs with the same data and partition settings had several.
+    """For each run a key that identifies its data, if runs with equal data and partition settings used different data.
 
     The key is the data's folder, or if a folder had different data at different times, the start of the fingerprint.
     """
     settings = []
-    places: dict[str, dict[str | None, str]] = {}  # setting to data to their first folder
+    places: dict[str, dict[str | None, str]] = {}  # by setting and fingerprint of the data: their first folder
     for run in runs:
         values = {key: value for key, value in flat(run.recipe).items() if key.startswith(SCENE)}
         settings.append(json.dumps(values, sort_keys=True))

@@ -42,7 +42,7 @@ NAME = "excluded.json"
 
 
 class Excluded:
-    """Silos that the operator excludes; as text, the end of a message that lists them, or empty.
+    """Silos that the operator excludes. ``str()`` gives the end of a message that lists them, or an empty text.
 
     ``say`` prints changes, and ``note`` writes them to the audit log. ``clients``: excluded clients, from 0.
     """
@@ -57,7 +57,7 @@ class Excluded:
         return f", excluded: {ranks} (labelskew silo include {self._folder} RANK)" if ranks else ""
 
     def read(self) -> bool:
-        """Read the file; whether anything changed. An invalid file is reported once, and changes nothing."""
+        """Read the file; return whether anything changed. An invalid file is reported once, and changes nothing."""
         try:
             ranks, mistake = excluded(self._folder), ""
         except LabelSkewError as error:
@@ -389,7 +389,7 @@ def excluded(folder: Path) -> set[int]:
 
 
 def exclude(folder: Path, rank: int) -> set[int]:
-    """Leave a silo out from the next round on; all who are left out then."""
+    """Exclude a silo from the next round on; return the ranks of all excluded silos."""
     known = _excluded_in_run(folder, rank)
     if rank in known:
         raise mistake(folder, f"silo {rank} is excluded already", "`labelskew silo include` to bring it back")
@@ -397,7 +397,7 @@ def exclude(folder: Path, rank: int) -> set[int]:
 
 
 def include(folder: Path, rank: int) -> set[int]:
-    """Let a silo take part again from the next round on; all who are left out then."""
+    """Let a silo take part again from the next round on; return the ranks of all excluded silos."""
     known = _excluded_in_run(folder, rank)
     if rank not in known:
         there = f"excluded: {', '.join(map(str, sorted(known)))}" if known else "no silo of this run is"
@@ -406,7 +406,7 @@ def include(folder: Path, rank: int) -> set[int]:
 
 
 def _excluded_in_run(folder: Path, rank: int) -> set[int]:
-    """Who is excluded in a run that has this rank.
+    """Ranks of the excluded silos of a run that has this rank.
 
     Raises:
         LabelSkewError: it is no run of silos, or has no such silo.

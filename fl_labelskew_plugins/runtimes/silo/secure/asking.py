@@ -224,7 +224,7 @@ class ServerSums:
         silent = set(clients) - answers.keys() - self._lost
         slow = kind is Kind.MASKED and len(answers) < self._attempt.sizes.at_least
         for client in silent:
-            self._fault(client, 0 if slow and not self._slow else 1)  # once, more time may be all that is missing
+            self._fault(client, 0 if slow and not self._slow else 1)  # at first, the silos may only need more time
         self._slow += slow
         return sorted(answers)
 
@@ -250,7 +250,8 @@ class ServerSums:
             self._taken(message.sender, message.tensors)
         except Exception as error:
             self._poll.settled.add(client)
-            self._fault(client, 0 if why is not None and self._lost else 1)  # who has too few others is not at fault
+            # a silo that sees too few others is not at fault
+            self._fault(client, 0 if why is not None and self._lost else 1)
             whose = f"silo {client + 1}"
             shown = error if isinstance(error, SecureError) else senseless(attempt.round, whose, error)
             self._members.warn(str(shown))
