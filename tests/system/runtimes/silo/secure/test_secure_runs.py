@@ -357,7 +357,7 @@ def test_without_noise_a_silo_that_fails_sends_no_reason(secure, cheat, reason):
     federation = secure()
     server, silos = federation.server(), [*federation.silos(1, 3), federation.silo(2, cheat=cheat)]
     assert silos[2].wait() == 2  # so that no service manager starts it again
-    assert f"error: {reason}; the server was not told why" in silos[2].text
+    assert f"error: {reason}; the reason was not sent to the server" in silos[2].text
     server.says("silo 2 stopped: its training failed")
     assert reason not in server.text
     killed(server, *silos[:2])
