@@ -39,7 +39,10 @@ UNIT = ROOT / "tests" / "unit"
 
 PROCESSES = {"forker", "make_venv", "wheels", "browser", "slurm"}
 """Fixtures that start processes."""
-LONGEST = ("test_secure_runs.py", "test_benchmarks.py", "test_export.py", "test_packaging.py", "test_faults.py", "test_site.py")
+LONGEST = (
+    *("test_secure_runs.py", "test_benchmarks.py", "test_faults.py", "test_launch.py"),
+    *("test_export.py", "test_packaging.py", "test_site.py"),
+)
 """Files that take a worker minutes, begun first, so that what is left at the end is short."""
 
 
