@@ -16,6 +16,7 @@ import math
 import mmap
 import secrets
 import struct
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,7 +25,7 @@ import torch
 from fl_labelskew_registry import RunError
 from torch import Tensor
 
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import BLANKS, clean
 from fl_labelskew_plugins.tensors import ON_DISK, OnDisk, channels_last
 
 Buffer = bytes | bytearray | memoryview | mmap.mmap
@@ -182,7 +183,7 @@ def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
         text = str(view[LENGTH.size : start], "utf-8")
     except ValueError:
         raise WireError("JSON that is not well-formed") from None
-    described = _mapping(text, (MAX_DIMS + 6) * MAX_TENSORS)
+    described = _mapping(text, (MAX_DIMS + 6) * MAX_TENSORS + MAX_VALUES)
     meta, last = _meta(described.pop(_META, {}))
     if len(described) > MAX_TENSORS:
         raise WireError(f"{len(described)} tensors; at most {MAX_TENSORS} are allowed")
@@ -259,7 +260,10 @@ def _whole_numbers(value: Any) -> bool:
 
 def _invalid_name(name: str) -> bool:
     """Whether a name is unsafe for a log line, or reserved."""
-    return not 1 <= len(name) <= MAX_NAME or not name.isprintable() or name == _META
+    if not 1 <= len(name) <= MAX_NAME or not name.isprintable() or name == _META:
+        return True
+    # gaps and combining marks could push the rest of a log line into a line of its own
+    return "  " in name or any(letter in BLANKS or unicodedata.category(letter)[0] == "M" for letter in name)
 
 
 def _meta(metadata: Any) -> tuple[dict[str, Any], list[str]]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from recipe_texts import text_with
 
 from fl_labelskew_plugins.front import start
@@ -11,6 +12,7 @@ from fl_labelskew_plugins.machine import text as words
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder, summary
+from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 
 ROOT = Path(__file__).parents[2]
@@ -50,8 +52,6 @@ def test_the_opening_lines_count_as_people_do():
 
 
 def test_classes_are_named_and_those_that_nobody_holds_are_not_counted():
-    import torch
-
     names = ["ant", "bee", "cat"]
     assert session.of_classes(names, None, 0) == "3 classes (ant, bee, cat)"
     held = torch.tensor([[4, 0, 0], [0, 0, 2]])
@@ -74,3 +74,10 @@ def test_a_reason_pushes_nothing_into_a_line_of_its_own():
     text = "no" + " " * 400 + "2026-01-01 WARNING silo 1 lies\n\u2800\u3164 \u034f \ufe0f"
     assert reason(Message(Kind.FAILED, 4, 0, meta={"reason": text})) == "no 2026-01-01 WARNING silo 1 lies ?? ? ?"
     assert reason(Message(Kind.FAILED, 4, 0)) is None
+
+
+@pytest.mark.parametrize("name", ["a  b", "a\u2800", "a\u034f", "a\u00a0"])
+def test_a_tensors_name_pushes_nothing_into_a_line_of_its_own(name):
+    with pytest.raises(wire.WireError, match="printable names"):
+        wire.encode(Kind.UPLOAD, 1, 0, 0, {}, {name: torch.zeros(1)})
+    wire.encode(Kind.UPLOAD, 1, 0, 0, {}, {"model/größe 0.weight": torch.zeros(1)})

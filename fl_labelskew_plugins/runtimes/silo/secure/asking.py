@@ -250,8 +250,9 @@ class ServerSums:
             self._taken(message.sender, message.tensors)
         except Exception as error:
             self._poll.settled.add(client)
-            # a silo that sees too few others is not at fault
-            self._fault(client, 0 if why is not None and self._lost else 1)
+            # a silo that sees too few others is not at fault; once vectors are there, too few is an exception
+            excused = why is not None and bool(self._lost) and self._kind not in (Kind.THERE, Kind.REVEALED)
+            self._fault(client, 0 if excused else 1)
             whose = f"silo {client + 1}"
             shown = error if isinstance(error, SecureError) else senseless(attempt.round, whose, error)
             self._members.warn(str(shown))

@@ -169,7 +169,8 @@ class ServerRound:
 
     def _secret(self, dealer: int) -> int:
         """Reconstruct a silo's seed, or its key if it is not in the sum; verify single shares only if that fails."""
-        shown, given = self._shown[dealer], {rank: self._revealed[rank][dealer] for rank in sorted(self._revealed)}
+        shown = self._shown[dealer]
+        given = {rank: mine[dealer] for rank, mine in sorted(self._revealed.items()) if rank not in self.cheats}
         what, public = (shares.SEED, shown.seed_key) if dealer in self._added else (shares.KEY, shown.mask_key)
         known = shares.commitments(self._dealt[dealer][1], shown.seed_key, shown.mask_key)[what]
         for _ in range(2):
