@@ -1,7 +1,7 @@
 """Seconds of a round and memory against the number of clients, most of whom are not asked.
 
     python benchmarks/clients.py            # about 5 minutes on one core; prints Markdown tables
-    python benchmarks/clients.py --quick    # about 2 minutes, without 1,000 clients a round
+    python benchmarks/clients.py --quick    # about 2 minutes, without 1,000 clients per round
     python benchmarks/clients.py --tiny     # seconds: that it works; in one process, numbers say nothing
     python benchmarks/clients.py --picture docs/pictures/clients.png    # also draws them
 
@@ -32,7 +32,7 @@ import psutil
 CLIENTS, PER_ROUND = (1_000, 10_000, 100_000), (10, 100, 1_000)
 TINY, TINY_PER_ROUND = (20, 40), (5,)
 ROUNDS = {10: 32, 100: 12, 1_000: 7}
-"""By clients a round; all but two are measured."""
+"""By clients per round; all but two are measured."""
 SAMPLES, CLASSES = 10, 62
 KINDS = {
     "stateless": {"method_args": {"method": "fedlc"}},
@@ -134,7 +134,7 @@ def draw(rows: dict[tuple[str, int, int], Row], path: Path) -> None:
         for kind, dash in zip(KINDS, ("-", "--"), strict=True):
             points = [(key[1], row) for key, row in rows.items() if (key[0], key[2]) == (kind, per_round)]
             xs, style = [x for x, _ in points], {"color": plots.COLOURS[number], "ls": dash, "marker": "o"}
-            left.plot(xs, [row["cpu"] for _, row in points], label=f"{per_round:,} a round, {kind}", **style)
+            left.plot(xs, [row["cpu"] for _, row in points], label=f"{per_round:,} per round, {kind}", **style)
             right.plot(xs, [row["memory_mb"] for _, row in points], **style)
     samples = {key[1]: row["data_mb"] for key, row in rows.items()}
     right.plot(samples.keys(), samples.values(), color="0.6", ls=":", marker="o", label="samples and labels")
@@ -149,7 +149,7 @@ def draw(rows: dict[tuple[str, int, int], Row], path: Path) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="without 1,000 clients a round")
+    parser.add_argument("--quick", action="store_true", help="without 1,000 clients per round")
     parser.add_argument("--tiny", action="store_true", help="a try with few clients, in seconds")
     parser.add_argument("--picture", type=Path, help="PNG file for the curves")
     parser.add_argument("--one", nargs=3, metavar=("KIND", "CLIENTS", "PER_ROUND"), help="measure one, print JSON")
@@ -162,7 +162,8 @@ def main() -> None:
         return
     sizes, numbers = (TINY, TINY_PER_ROUND) if options.tiny else (CLIENTS, PER_ROUND[: 2 if options.quick else 3])
     rows = {}
-    print("| a round | clients | | s a round | CPU s a round | memory, MiB | data, MiB | s to the first round |")
+    header = "| clients per round | clients | | s per round | CPU s per round | memory, MiB | data, MiB "
+    print(f"{header}| s to the first round |")
     print("|---|---|---|---|---|---|---|---|")
     for per_round in numbers:
         for kind in KINDS:

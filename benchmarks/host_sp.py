@@ -184,7 +184,7 @@ def main() -> None:
             runs[name].append((measured if options.tiny else _child)(name, options))
             print(f"turn {turn + 1}: {name}: {runs[name][-1]}", file=sys.stderr, flush=True)
     print(
-        "| variant | CPU s a round | wall s a round | CPU beside host | peak MB | accuracy |\n|---|---|---|---|---|---|"
+        "| variant | CPU s per round | wall s per round | CPU / FedML | peak MB | accuracy |\n|---|---|---|---|---|---|"
     )
     median = {n: {k: statistics.median(r[k] or 0 for r in runs[n]) for k in runs[n][0]} for n in runs}
     for name, row in median.items():
@@ -200,7 +200,7 @@ def main() -> None:
     )
     many = (measured if options.tiny else _child)("many", options)
     clients = "20" if options.tiny else "1,000"
-    print(f"MAP with {clients} clients: {many['peak_mb']:.0f} MB peak, {many['wall']:.1f} s a round")
+    print(f"MAP with {clients} clients: {many['peak_mb']:.0f} MB peak, {many['wall']:.1f} s per round")
 
 
 def measured(variant: str, options: argparse.Namespace) -> dict[str, object]:

@@ -114,7 +114,7 @@ def main() -> None:
     cases = cases_of()
     large = {name: cases[name] for name in ("FedAvg", "fedmr", RUNNING)}
     times = 2 if options.tiny else 4 if options.quick else 12
-    print("| | CPU s of a client's round | beside FedAvg |\n|---|---|---|")
+    print("| | CPU s of a client's round | time / FedAvg |\n|---|---|---|")
     for prefix, seconds in (
         ("", measured(prepared(path, common, cases), times)),
         ("ResNet18: ", measured(prepared(path, [*common, *LARGE], large, 512), max(2, times // 3))),

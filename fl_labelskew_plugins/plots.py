@@ -508,7 +508,7 @@ def _literal(picture: Any) -> None:
 
 
 def save(picture: Any, path: Path, dpi: int = 110) -> None:
-    """Write a file atomically: PDF or SVG by suffix, else PNG; the same plot gives the same bytes.
+    """Write a file atomically: PDF or SVG by suffix, else PNG; the same plot gives an identical file.
 
     Text stays text: TrueType fonts in a PDF, since conferences reject Type 3, and the reader's fonts in an SVG.
     """

@@ -29,7 +29,7 @@ def restored(threads: int | None = None) -> Iterator[None]:
         np.random.get_state(),
         torch.get_rng_state(),
     )
-    flushed = _flushes()
+    flushed = _flushes_subnormals()
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     if threads is not None:
         torch.set_num_threads(threads)
@@ -46,7 +46,8 @@ def restored(threads: int | None = None) -> Iterator[None]:
         torch.set_flush_denormal(flushed)
 
 
-def _flushes() -> bool:
+def _flushes_subnormals() -> bool:
+    """Whether the CPU treats subnormal values as 0; torch has no such query."""
     for kind in (np.float16, np.float32, np.float64):
-        np.finfo(kind)  # looks at subnormal values once; later it would warn that they are 0
+        np.finfo(kind)  # computes subnormal values once; with flushing, numpy would warn that they are 0
     return float(torch.tensor(1e-40) * torch.tensor(1.0)) == 0.0

@@ -172,7 +172,7 @@ class Reader:
         self.waited = 0.0
         """Total time in seconds that readers waited for images."""
         self._decoder, self._workers, self._pin = Decoder(parts), workers, pin
-        # No reference back to the reader: if a loader is freed in a reference cycle, its workers are not told to end,
+        # No reference back to the reader: if a loader is freed in a reference cycle, its workers are not stopped,
         # and torch waits five seconds for each.
         self._plan = Plan()
         self._loader: torch.utils.data.DataLoader[Any] | None = None

@@ -69,7 +69,7 @@ class Sums:
         noise: multiplier, norm and minimum of clients of :class:`.SumNoise`, if there is noise.
 
     Raises:
-        LabelSkewError: there is noise that would not cover the whole network, or the ring has no room for it.
+        LabelSkewError: there is noise that would not cover the whole network, or the ring has no space for it.
     """
 
     def __init__(

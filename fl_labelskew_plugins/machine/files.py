@@ -19,7 +19,7 @@ from fl_labelskew_plugins.machine.text import clean
 IRREGULAR = (errno.ELOOP, errno.EISDIR, errno.EEXIST)
 """Errors of :func:`open_regular` and :func:`replacing` for a link, FIFO or folder instead of a file."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.EFBIG)
-"""Errors of a disk that is full or gone."""
+"""Errors of a disk that is full or disconnected."""
 
 
 def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:

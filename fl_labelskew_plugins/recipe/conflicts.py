@@ -1,4 +1,4 @@
-"""Values of a recipe that are valid alone but not together; a single section's model cannot check them."""
+"""Values of a recipe that are valid separately but not together; a single section's model cannot check them."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class RecipeError(MistakesError):
 
 @dataclass(frozen=True)
 class Conflict:
-    """Values that are valid alone but not together.
+    """Values that are valid separately but not together.
 
     ``key``: the ``section.key`` to correct; ``others``: further keys involved.
     """

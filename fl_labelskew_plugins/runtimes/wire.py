@@ -263,7 +263,8 @@ def _invalid_name(name: str) -> bool:
     if not 1 <= len(name) <= MAX_NAME or not name.isprintable() or name == _META:
         return True
     # gaps and combining marks could push the rest of a log line into a line of its own
-    return "  " in name or any(letter in BLANKS or unicodedata.category(letter)[0] == "M" for letter in name)
+    odd = not name.isascii() and any(x in BLANKS or unicodedata.category(x)[0] == "M" for x in name)
+    return odd or "  " in name
 
 
 def _meta(metadata: Any) -> tuple[dict[str, Any], list[str]]:

@@ -163,7 +163,7 @@ def in_words(line: dict[str, Any], *, short: bool = False) -> str:
     if "left_out" in line:
         words.append(f"{len(line['left_out'])} left out")
     if "opening_left_out" in line:
-        words.append(f"{len(line['opening_left_out'])} left out of the opening")
+        words.append(f"{len(line['opening_left_out'])} missing in the opening")
     return "  ".join(words)
 
 

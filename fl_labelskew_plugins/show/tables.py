@@ -92,7 +92,7 @@ def table(record: Record) -> str:
             rows.append((f"{label}, over the clients", text))
     if "opening_left_out" in result:
         silos = " ".join(str(client + 1) for client in result["opening_left_out"])
-        rows.append(("left out of the opening", f"silo {silos}"))
+        rows.append(("missing in the opening", f"silo {silos}"))
     rows.append(("sent up / down", f"{result['bytes_up'] / 1e6:.1f} / {result['bytes_down'] / 1e6:.1f} MB"))
     rows.append(("time", clock(result["seconds"])))
     width = max(len(label) for label, _ in rows)

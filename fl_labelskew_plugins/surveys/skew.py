@@ -85,7 +85,7 @@ def imbalance(counts: NDArray[Any]) -> Floats:
 
 
 def by_chance(samples: NDArray[np.int64], classes: int) -> Floats:
-    r"""Approximate Hellinger distance from the prior that sampling alone causes.
+    r"""Approximate Hellinger distance from the prior that only sampling causes.
 
     .. math:: \sqrt{\frac{C - 1}{8 N_k} \Bigl(1 - \frac{N_k}{N}\Bigr)}
 

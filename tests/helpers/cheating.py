@@ -168,7 +168,7 @@ def tests_two_models():
 
 @cheat
 def asks_for_training_before_the_opening():
-    """An error would tell when training has ended."""
+    """The time of an error would reveal when training has ended."""
 
     def exchange(self, *, resumed):
         news = plain(joined(model=self.rounds.server.weights))
@@ -181,32 +181,34 @@ def asks_for_training_before_the_opening():
     SummedOpening.exchange = exchange
 
 
-@cheat
-def floods_in_training():
-    """Silo 2 gets verdicts of another round, which are harmless but take time to read."""
+def while_silo_2_trains(act):
+    """Call ``act`` with the server after its request to silo 2, in that round."""
     honest = SummedUploads.ask
 
     def ask(self, client):
         honest(self, client)
         if self.server.members.round == ROUND and client == 1:
-            for _ in range(5):
-                self.server.send(Kind.VERDICT, 2, round=7, meta={"taken": True, "x": ["a"] * 100_000})
+            act(self.server)
 
     SummedUploads.ask = ask
+
+
+@cheat
+def floods_in_training():
+    """Verdicts of another round, which are harmless but take time to read."""
+    verdict = {"taken": True, "x": ["a"] * 60_000}
+    while_silo_2_trains(lambda server: [server.send(Kind.VERDICT, 2, round=7, meta=verdict) for _ in range(5)])
 
 
 @cheat
 def cuts_a_connection_in_training():
-    """Silo 2's: how fast it answers with HELLO would tell whether it still trains."""
-    honest = SummedUploads.ask
+    """The time of the next HELLO would reveal whether silo 2 still trains."""
 
-    def ask(self, client):
-        honest(self, client)
-        if self.server.members.round == ROUND and client == 1:
-            connection = self.server.transport._open[2]
-            threading.Timer(1, connection.close, (grpc.StatusCode.UNAVAILABLE, "cut")).start()
+    def cut(server):
+        close = server.transport._open[2].close
+        threading.Timer(1, close, (grpc.StatusCode.UNAVAILABLE, "cut")).start()
 
-    SummedUploads.ask = ask
+    while_silo_2_trains(cut)
 
 
 @cheat

@@ -145,7 +145,7 @@ class Wire:
         missing = [
             f for f in FIELDS if f not in came and (f.when in whens or (f.when == "always" and f.message in kinds))
         ]
-        assert not odd, f"came where docs/wire.md does not say so: {odd}"
+        assert not odd, f"not listed in docs/wire.md: {odd}"
         assert not missing, f"did not come, though docs/wire.md lists it: {missing}"
         for sender, listed in HEADERS.items():
             names = {name for headers in self.headers[sender] for name in headers}

@@ -112,7 +112,7 @@ class MPI(Runtime):
 
 
 MAX_UPLOADS_PER_WORKER = 3
-"""In progress or waiting, if ``upload_memory_mb`` has no room for more. Computed for four workers and 32 clients per
+"""In progress or waiting, if ``upload_memory_mb`` has no space for more. Computed for four workers and 32 clients per
 round whose samples differ much (log-normal, sigma 1): a round takes 14 % longer with 2 than without a bound, and 5 %
 with 3."""
 

@@ -158,7 +158,7 @@ class SiloClient(Manager):
         self._secret, self._process = secret(folder), secrets.token_hex(8)
         self._normalisation: State = {}
         self._round = -1
-        self._later: Callable[[], object] = dict
+        self._postponed: Callable[[], object] | None = None
         """The last round's test, if the server must not learn how long it takes."""
         self.answers = answers(self)
         self.handlers = {
@@ -286,7 +286,7 @@ class SiloClient(Manager):
             personalised=meta["personalised"] is True and self.recipe.validation.personalised,
             noise_seed=self.seed(request) if self._draws else None,
         )
-        self._test_later()
+        self._do_postponed_test()
         self.states.put(round, result.state)  # before the upload, because the server relies on it
         if self.guard is not None:
             self.guard.leaving(result.contributions, session.method.sends)
@@ -342,17 +342,18 @@ class SiloClient(Manager):
         if not self.answers.tells_tests:
             self.send(Kind.TESTED, SERVER, round=round)
             if self.answers.may_test(session, message):
-                self._later = partial(self._tested, session, round, weights)
+                self._postponed = partial(self._tested, session, round, weights)
             return
         answer = self._tested(session, round, weights)
         if not (answer and self.recipe.comm.send_measures and self._may_tell(round, message)):
             answer = {}
         self.send(Kind.TESTED, SERVER, round=round, meta=self.answers.tested(session, message, answer))
 
-    def _test_later(self) -> None:
-        """Do the test that was put off."""
-        later, self._later = self._later, dict
-        later()
+    def _do_postponed_test(self) -> None:
+        """Do the postponed test, if there is one."""
+        if self._postponed is not None:
+            self._postponed()
+        self._postponed = None
 
     def _tested(self, session: Session, round: int, weights: Weights) -> dict[str, Any]:
         """Test weights on the silo's own test split and record the measures; return those that may be reported."""
@@ -399,9 +400,7 @@ class SiloClient(Manager):
         meta = message.meta
         if meta["done"] is not True:
             # class names stay in this silo
-            names = wire.cleaned(
-                list(self.data.data.class_names)
-            )  # cleaned like the server's names, which came over the network
+            names = wire.cleaned(list(self.data.data.class_names))  # like the server's, which came over the network
             names = facts.differing(names, meta.get("class_names"), "at the server")
             self.failure = LabelSkewError(names or f"the server turned this silo away: {reason(message)}")
             self.transport.stop_receive_message()
@@ -410,8 +409,8 @@ class SiloClient(Manager):
             weights = group(message.tensors, "model")
             check_upload(weights, self.session.start, where="the server's final model")
             if not self.answers.tells_tests:
-                self.send(Kind.FINISH, SERVER)  # before a test, whose time would tell its number of samples
-                self._test_later()
+                self.send(Kind.FINISH, SERVER)  # before the test, whose duration would reveal its number of samples
+                self._do_postponed_test()
             said = model_file.about(self.session, round=self.session.federation.rounds)
             model_file.save(weights, self.run_folder.path / "model.safetensors", said)
             last = facts.number(meta, "state_round", -1, self.session.federation.rounds - 1, "FINISH")

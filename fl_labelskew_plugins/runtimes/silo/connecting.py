@@ -143,7 +143,7 @@ class SiloTransport(Transport):
         self.quiet = False
         """Whether to read and connect only when all messages are handled.
 
-        Otherwise reading would slow training down, and the times of both would tell the server how long it takes.
+        Otherwise reading would slow training down, and the times of both would show the server how long it takes.
         """
         self.tls, self.revoked, self._trust = tls, revoked, Trust(address, tls, self.audit, pin, revoked)
         self._spool, self._say = spool or Spool(), say

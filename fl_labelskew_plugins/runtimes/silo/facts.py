@@ -432,7 +432,7 @@ class Census:
         others = [k for k, known in sorted(self._facts.items()) if None not in (known.classes, facts.classes)]
         mismatched = [k for k in others if self._facts[k].classes != facts.classes]
         if self._classes is None and mismatched:
-            what = f"has other class names than silo {mismatched[0] + 1}, and the server cannot tell which are right"
+            what = f"has other class names than silo {mismatched[0] + 1}, and the server does not know which are right"
             self._warn(client, f"{what}; compare their data_args")
         if facts.samples > (most := self._recipe.comm.max_samples):
             what = f"it reports {facts.samples} training samples; at most {most} are allowed"

@@ -118,8 +118,8 @@ class Guard:
             return {}
         except (OSError, ValueError):
             raise LabelSkewError(
-                f"{self.account}: is no account of a silo's answers; put back what was there, or remove it to "
-                "begin anew"
+                f"{self.account}: is not a valid account of a silo's answers; restore the original file, or "
+                "remove it to begin a new one"
             ) from None
 
 

@@ -55,7 +55,7 @@ class DaemonThreads(Executor):
 
 
 class _Connection:
-    """A silo's stream at the server; its rank is that of the certificate, or 0 until HELLO claims one."""
+    """A silo's stream, server-side; its rank is that of the certificate, or 0 until HELLO claims one."""
 
     def __init__(self, context: Any, rank: int, audit: Audit) -> None:
         self.context = context
@@ -360,7 +360,7 @@ def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: in
             ("grpc.so_reuseport", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-            # strangers have no stream for long: they are gone after 10 s or earlier, see Door
+            # strangers have no stream for long: they are closed after 10 s or earlier, see Door
             ("grpc.max_connection_idle_ms", 10_000),
             ("grpc.server_handshake_timeout_ms", int(1000 * door.HANDSHAKE_S)),
             ("grpc.max_concurrent_streams", 2),

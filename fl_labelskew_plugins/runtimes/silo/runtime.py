@@ -88,7 +88,7 @@ class CrossSilo(Runtime):
         return server_session(self.recipe, test, sizes, moments, exact=self.folder.exact())
 
     def session(self) -> Session:
-        """Listen and wait for the silos, unless all rounds are done and the silos have been told."""
+        """Listen and wait for the silos, unless all rounds are done and the silos know it."""
         refuse_host_switches(self.recipe)
         checkpoint = self.folder.load_checkpoint(tensors=False) if self.options.resume else None
         if self._over(checkpoint) and (self.options.role is None or self.folder.summary.exists()):

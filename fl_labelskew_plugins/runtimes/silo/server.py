@@ -433,7 +433,7 @@ class SiloServer(Manager):
         self.census = Census(self.recipe, test, self.sizes, partial(self.tell, say=self.warn), summed=self._summed)
         if self._over:  # silos that do not know this may still connect
             self.members.expect(self._expected)
-            self.say(f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s to tell the silos")
+            self.say(f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s to notify the silos")
         else:
             self.members.gather(self._expected)
         return test

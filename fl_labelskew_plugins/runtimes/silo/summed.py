@@ -431,7 +431,8 @@ class SummedAnswers(Answers):
             time.sleep(left)
         elif self._answers_at:
             what = f"training took longer than {self.silo.recipe.comm.answers_after:g} s ({key})"
-            note(f"round {round + 1}: {what}, and its time may tell the server something; use more", log.WARNING)
+            use = "so its duration may reveal something to the server; use a larger value"
+            note(f"round {round + 1}: {what}, {use}", log.WARNING)
         self._answers_at = 0.0
         self.silo.send(Kind.UPLOAD, SERVER, round=round)
 

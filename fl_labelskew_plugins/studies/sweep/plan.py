@@ -289,7 +289,7 @@ def _kind(axis: Sequence[AxisValue]) -> str | None:
 
 
 def _names(kinds: Sequence[str | None], choices: Sequence[AxisValue]) -> dict[str, str]:
-    """A report's names for a combination; plain axes alone give none, since keys and values are clearer."""
+    """A report's names for a combination; plain axes give none, since keys and values are clearer."""
     names = {}
     for kind in ("setting", "label"):
         chosen = [choice for choice, of in zip(choices, kinds, strict=True) if of == kind]

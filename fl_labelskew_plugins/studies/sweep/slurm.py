@@ -139,7 +139,7 @@ def _cores(run: Planned) -> int:
     if comm.hostfile is not None:
         raise mistake(f"{run.name}: comm_args.hostfile", "a task runs on one node, chosen by Slurm", "null")
     if comm.workers is None:
-        raise mistake(f"{run.name}: comm_args.workers", "null does not say how many cores a task needs", "a number")
+        raise mistake(f"{run.name}: comm_args.workers", "null: the number of cores of a task is unknown", "a number")
     return threads * (comm.workers + 1)
 
 

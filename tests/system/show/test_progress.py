@@ -38,7 +38,7 @@ def test_a_round_in_words():
     equal = worst | {"client_accuracy_mean": 1.0, "client_accuracy_worst": 1.0}
     assert in_words({"loss_terms": {}, **equal}) == "each client's tests all 100.00 %"
     line = {"loss_terms": {}, "left_out": [2], "opening_left_out": [1, 2]}
-    assert in_words(line) == "1 left out  2 left out of the opening"
+    assert in_words(line) == "1 left out  2 missing in the opening"
     assert in_words(LINE | worst, short=True) == "accuracy 62.13 %  loss 0.4100"
 
 

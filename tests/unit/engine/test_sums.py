@@ -146,7 +146,7 @@ def test_what_clients_tell_is_told_as_means():
 
 
 def test_measures_that_cannot_be_are_left_out():
-    """One client of three tells an accuracy of 40, or that 50 clients told theirs."""
+    """One client of three reports an accuracy of 40, or that 50 clients reported theirs."""
     made = Federation(SECURE).made
     vector = made.sums.round.zeros()
     for measured in ([0.5, 1, 0.25, 1], [0.5, 1, 40, 1]), ([0.5, 50, 0.25, 50],), ([0.5, -1, 0.25, -1],):
@@ -161,7 +161,7 @@ def test_measures_that_cannot_be_are_left_out():
 @pytest.mark.parametrize("method", ["fedmr", "fedproc", "fd"])
 @pytest.mark.parametrize("name", ["sums", "counts", "outputs", "held"])
 def test_a_client_that_denies_what_all_have_sent(method, name):
-    """The sum then says that nobody sent it, or fewer than nobody; the run goes on, or ends with a line."""
+    """The sum then says that nobody sent it, or fewer than nobody; the run continues, or ends with an error."""
     run = Federation(f"method_args.method={method}", SECURE)
     entries = run.made.sums.round.entries
     if f"sent/{name}" not in entries:

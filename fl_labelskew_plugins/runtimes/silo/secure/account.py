@@ -199,6 +199,6 @@ class Account:
             return Opened(runs={})
         except (OSError, ValueError):
             raise LabelSkewError(
-                f"{self.file}: is no account of a silo's secure sums; put back what was there, or remove it to begin "
-                "anew"
+                f"{self.file}: is not a valid account of a silo's secure sums; restore the original file, or "
+                "remove it to begin a new one"
             ) from None

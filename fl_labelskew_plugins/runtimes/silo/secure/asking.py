@@ -88,7 +88,6 @@ class ServerSums:
             RunError: too few silos are left, or the same silos failed :data:`TRIES` times.
         """
         self._faults.clear()
-        self._slow = 0
         tries: Counter[tuple[int, ...]] = Counter()
         clients: list[int] = []
         while True:

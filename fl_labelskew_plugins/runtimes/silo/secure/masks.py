@@ -58,7 +58,7 @@ def is_point(text: bytes) -> bool:
 
 
 def common(key: EllipticCurvePrivateKey, other: bytes, about: bytes) -> bytes:
-    """Return the shared key of two silos, 32 bytes; ValueError if ``other`` is no public key."""
+    """Return the shared key of two silos, 32 bytes; ValueError if ``other`` is not a public key."""
     both = b"".join(sorted((public(key), other)))
     return derived(key.exchange(ECDH(), EllipticCurvePublicKey.from_encoded_point(SECP256R1(), other)), about + both)
 

@@ -198,7 +198,7 @@ class SiloRound:
 
     def _enough(self, ranks: Collection[int], what: str) -> None:
         needed = max(self._threshold, self._least)
-        if len(ranks) < needed:  # they may be lost, which is no violation
+        if len(ranks) < needed:  # they may be lost, which is not a violation
             why = f"{len(ranks)} silos {what}, and this silo takes part with {needed} at least"
             raise SitsOutError(f"{self.attempt.where}: {why}")
 

@@ -20,7 +20,7 @@ def test_pictures_that_cannot_be_drawn_end_no_run_and_silos_go_home_first(federa
     (run / "model.safetensors").rmdir()
     again = federation.server(resume=True)
     finished(again)
-    assert "all rounds are done; waiting up to 1 s to tell the silos" in again.text
+    assert "all rounds are done; waiting up to 1 s to notify the silos" in again.text
     assert "warning: " in again.text
     assert "curves.png cannot be drawn: IsADirectoryError" in again.text
     assert json.loads((run / "summary.json").read_text())["rounds"] == 2

@@ -116,8 +116,8 @@ def test_who_is_missing_from_the_opening_exchange_is_told_until_it_is_back(feder
     finished(again, away, *silos)
     rounds_left = left_out(federation, "opening_left_out")
     assert (rounds_left[0], rounds_left[-1]) == ([2], [])
-    assert "1 left out of the opening" in server.text
-    assert re.search(r"left out of the opening +silo 3\n", again.text)
+    assert "1 missing in the opening" in server.text
+    assert re.search(r"missing in the opening +silo 3\n", again.text)
     assert json.loads((federation.run_dir / "summary.json").read_text())["opening_left_out"] == [2]
 
 

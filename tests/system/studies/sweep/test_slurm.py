@@ -93,7 +93,7 @@ def test_what_a_run_needs_and_what_its_user_wants(dry):
         (["--jobs", "2"], "--slurm: --jobs and --memory have no effect on Slurm; use --set-sbatch array=%8 and mem=8G"),
         (
             ["--set", "comm_args.backend=MPI"],
-            "fedavg-seed0: comm_args.workers: null does not say how many cores a task",
+            "fedavg-seed0: comm_args.workers: null: the number of cores of a task",
         ),
         (
             ["--set", "comm_args.backend=GRPC", "--set", "common_args.training_type=cross_silo"],

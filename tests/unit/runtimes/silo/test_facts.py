@@ -3,6 +3,7 @@
 import json
 import stat
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from fl_labelskew_plugins.machine.text import without_paths
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runtimes.silo import facts as silos
-from fl_labelskew_plugins.runtimes.silo.client import about, noise_seed, secret
+from fl_labelskew_plugins.runtimes.silo.client import SiloClient, about, noise_seed, secret
 
 RECIPE = """\
 common_args: {training_type: cross_silo}
@@ -246,3 +247,11 @@ def test_every_setting_that_an_answer_rests_on_changes_the_noise():
         "partition_args.classes_per_client=5",
     ):
         assert digest(override) != plain, override
+
+
+def test_answers_with_other_noise_count_as_other_answers():
+    """Silos, or two folders of one silo, may share a ledger; the secret and the rank decide the noise."""
+    silos = [SimpleNamespace(about=b"data", _secret=secret, rank=rank) for secret, rank in ((5, 1), (6, 1), (5, 2))]
+    answers = [SiloClient.answer(silo, "question") for silo in silos]
+    assert len({*answers, SiloClient.answer(silos[0], "another question")}) == 4
+    assert SiloClient.answer(silos[0], "question") == answers[0]

@@ -255,7 +255,7 @@ def test_a_server_that_asks_one_round_twice_with_other_sets(hospitals):
     Play(wards[:4], attempt(round=1), values).total()  # another round, another question
     Play(wards[:4], attempt(number=3), values, noisy=lambda silo, vector: vector).total()  # noise hides the difference
     file.write_text("{}")
-    with pytest.raises(LabelSkewError, match="is no account of a silo's secure sums; put back what was there"):
+    with pytest.raises(LabelSkewError, match="is not a valid account of a silo's secure sums; restore"):
         wards[0].joins(ABOUT)
 
 
@@ -310,6 +310,23 @@ def test_a_silo_that_reveals_wrong_shares_or_none(play):
     play.server.revealed(1, given[1] | {3: bytes(32), 4: b""})
     assert play.server.total().tolist() == naive(play.values.values(), ABOUT)
     assert play.server.cheats == {1: "reveals wrong shares"}
+
+
+def test_shares_of_a_silo_that_reveals_wrong_ones_are_checked_once(play, monkeypatch):
+    """Else the server would check everybody's shares again for each dealer."""
+    checked = []
+    honest = shares.fits
+    monkeypatch.setattr(shares, "fits", lambda share, rank, known: checked.append(rank) or honest(share, rank, known))
+    play.upto(5)
+    signatures = dict(play.server.signatures())
+    given = {rank: play.silos[rank].reveal(signatures) for rank in RANKS}
+    given[1] = {dealer: bytes([1] * 32) for dealer in RANKS}
+    checked.clear()
+    for rank in RANKS:
+        play.server.revealed(rank, given[rank])
+    assert play.server.total().tolist() == naive(play.values.values(), ABOUT)
+    assert play.server.cheats == {1: "reveals wrong shares"}
+    assert len(checked) == len(RANKS)
 
 
 def test_silos_of_which_too_few_reveal_right_shares(play):
