@@ -64,9 +64,7 @@ def test_tests_are_counted_by_themselves(tmp_path):
 )
 def test_an_account_that_is_none_is_a_mistake_and_not_an_empty_one(tmp_path, content):
     (tmp_path / "account.json").write_text(content)
-    with pytest.raises(
-        LabelSkewError, match="is not a valid account of a silo's answers; restore the original"
-    ):
+    with pytest.raises(LabelSkewError, match="is not a valid account of a silo's answers; restore the original"):
         guard(tmp_path)
 
 
