@@ -34,10 +34,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parents[1]
 HELPERS = ROOT / "tests" / "helpers"
+FORKED_PYTHON = HELPERS / "forked_python.py"
 UNIT = ROOT / "tests" / "unit"
 
 
-PROCESSES = {"forker", "make_venv", "wheels", "browser", "slurm"}
+PROCESSES = {"forker", "fork_children", "make_venv", "wheels", "browser", "slurm"}
 """Fixtures that start processes."""
 LONGEST = (
     *("test_secure_runs.py", "test_benchmarks.py", "test_faults.py", "test_launch.py"),
@@ -278,9 +279,21 @@ class Forker:
         threading.Thread(target=self._listen, daemon=True).start()
         threading.Thread(target=self._admit, daemon=True).start()
 
-    def start(self, argv, log, **more):
-        """Start ``labelskew`` with these arguments; what it says goes to ``log``; ``more`` is in forker.py."""
+    def start(self, argv, log, *, fork_children=False, **more):
+        """Start ``labelskew`` with these arguments; what it says goes to ``log``; ``more`` is in forker.py.
+
+        Args:
+            fork_children: whether the processes that it starts are forked, too: see forked_python.py.
+        """
+        if fork_children:
+            more |= {"python": FORKED_PYTHON, "environment": more.get("environment", {}) | self.forked_python()}
         return Process(self, [str(a) for a in argv], log, **more)
+
+    def forked_python(self):
+        """Variables for forked_python.py."""
+        from forked_python import DOOR, REAL
+
+        return {DOOR: self._door.getsockname()[1:].decode(), REAL: sys.executable}
 
     def fork(self, **order):
         with self._turn:
@@ -308,9 +321,10 @@ class Forker:
             threading.Thread(target=self._play, args=(peer,), daemon=True).start()
 
     def _play(self, peer):
-        """Fork what a mpi_rank.py asks for, and end it with this."""
+        """Fork what a forked_python.py asks for, and end it with this."""
         with peer, peer.makefile() as orders:
             pid = self.fork(**json.loads(orders.readline()))
+            peer.sendall(b"%d\n" % pid)
             while pid not in self.ended:
                 if select.select([peer], [], [], 0.02)[0]:
                     with contextlib.suppress(ProcessLookupError):
@@ -351,6 +365,14 @@ def make_forker():
 @pytest.fixture(scope="session")
 def forker(make_forker):
     return make_forker()
+
+
+@pytest.fixture
+def fork_children(forker, monkeypatch):
+    """Processes that are started by runs of this process are forked: see forked_python.py."""
+    for name, value in forker.forked_python().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "executable", str(FORKED_PYTHON))
 
 
 @pytest.fixture(scope="module")

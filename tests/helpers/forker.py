@@ -1,10 +1,12 @@
 """Starts commands as processes of their own, forked from one that has imported everything: an import takes seconds.
 
-Reads a line of JSON for each: ``{"argv": [...], "log": FILE, "errors": FILE, "cwd": FOLDER, "environment": {...},
-"script": FILE, "largest": BYTES}``, of which the first two have to be there; answers with the pid. Without a script it
-is ``labelskew``. Reports ``[pid, code]`` of each that has ended on the second output.
+Reads a line of JSON for each: ``{"argv": [...], "log": FILE, "errors": FILE, "process": PID, "cwd": FOLDER,
+"environment": {...}, "script": FILE, "python": FILE, "largest": BYTES}``, of which ``argv`` and either ``log`` or
+``process`` (whose output it uses) are required; answers with the pid. Without a script it is ``labelskew``. Reports
+``[pid, code]`` of each that has ended on the second output.
 """
 
+import ctypes
 import json
 import os
 import resource
@@ -13,17 +15,27 @@ import signal
 import sys
 import threading
 
+PIDFD_GETFD = 438
+
+
+def outputs(order):
+    """Descriptors for stdout and stderr: a file, or those of the process for which this one does the work."""
+    if "process" in order:
+        theirs = os.pidfd_open(order["process"])
+        return [ctypes.CDLL(None).syscall(PIDFD_GETFD, theirs, number, 0) for number in (1, 2)]
+    files = order["log"], order.get("errors", order["log"])
+    return [os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644) for file in files]
+
 
 def child(order):
-    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    errors = os.open(order.get("errors", order["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(errors, 2)
+    for number, descriptor in enumerate(outputs(order), 1):
+        os.dup2(descriptor, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(order.get("cwd", "."))
     os.environ.update(order.get("environment", {}))
     sys.path += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.executable = order.get("python", sys.executable)
     sys.stdin = open(0)  # noqa: SIM115
     sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
     sys.argv = [order.get("script") or "labelskew", *order["argv"]]

@@ -149,13 +149,13 @@ def test_what_needs_fedml_is_refused_without_it(overrides, value, right, tmp_pat
 
 
 @pytest.mark.parametrize("backend", ["MPI", "GRPC"])
-def test_other_processes_run_without_it_too(backend, tmp_path):
+def test_other_processes_run_without_it_too(backend, forker, tmp_path):
     """To the weights of one process; all other tests of both have it where it is installed, and compare alike."""
     path, run = tmp_path / "recipe.yaml", tmp_path / "run"
     path.write_text(SILOS if backend == "GRPC" else SILOS_ALONE + "comm_args: {backend: MPI, workers: 2}\n")
-    command = [SCRIPT, "run", path, "--host", "none", "--run-dir", run, "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    argv = ["run", path, "--host", "none", "--run-dir", run, "--quiet"]
+    process = forker.start(argv, tmp_path / "log", fork_children=True)
+    assert process.wait() == 0, process.text
     text = simulation(SILOS) if backend == "GRPC" else SILOS_ALONE
     alone = fl.run(parse.parse(text), tmp_path / "sp", quiet=True, host="fedml")
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (run, alone.folder))

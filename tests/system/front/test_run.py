@@ -276,7 +276,7 @@ def test_objects_and_callbacks_are_of_one_process(more, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_other_processes_give_the_same_numbers(finished, tmp_path):
+def test_other_processes_give_the_same_numbers(finished, tmp_path, fork_children):
     recipe = fl.load(RECIPE, {"comm_args.backend": "MPI", "comm_args.workers": 1})
     run = fl.run(recipe, tmp_path / "mpi", quiet=True, host="none")  # which starts faster
     assert (run.folder / "model.safetensors").read_bytes() == (finished.folder / "model.safetensors").read_bytes()
@@ -291,7 +291,7 @@ def test_other_processes_give_the_same_numbers(finished, tmp_path):
         pytest.param("GRPC", 1),
     ],
 )
-def test_resume_with_more_rounds_equals_a_longer_run(backend, every, tmp_path):
+def test_resume_with_more_rounds_equals_a_longer_run(backend, every, tmp_path, fork_children):
     recipe = DIGITS | {"validation_args": {"frequency_of_the_test": every}, "comm_args": {"backend": backend}}
     recipe |= (
         {"tracking_args": {"diagnostics": ["class_accuracy"], "diagnostics_every": every}} if backend == "sp" else {}

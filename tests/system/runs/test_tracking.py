@@ -355,7 +355,7 @@ def test_other_runtimes_show_them_where_the_runs_folder_is(over, forker, tmp_pat
     mpi = ["--set", "comm_args.backend=MPI", "--set", "comm_args.workers=2"]
     recipe.write_text((simulation(SILOS) if over == "MPI" else SILOS) + "\ntracking_args: {trackers: [csv]}\n")
     argv = ["run", recipe, "--run-dir", folder, "--quiet", "--host", "none", *(mpi if over == "MPI" else [])]
-    process = forker.start(argv, tmp_path / "log", cwd=tmp_path)
+    process = forker.start(argv, tmp_path / "log", cwd=tmp_path, fork_children=True)
     assert process.wait() == 0, process.text
     assert [row["accuracy"] for row in rows_of(folder)] == [str(line["accuracy"]) for line in lines_of(folder)]
     assert len([*tmp_path.rglob("rounds.csv")]) == 1

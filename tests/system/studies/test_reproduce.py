@@ -194,7 +194,7 @@ def test_a_round_that_its_time_cuts_off_is_repeated_to_the_same_bytes(file, tmp_
         assert (parts.path / name).read_bytes() == (whole.path / name).read_bytes()
 
 
-def test_processes_of_a_run_pause_with_it(file, tmp_path):
+def test_processes_of_a_run_pause_with_it(file, tmp_path, fork_children):
     here, there = (RunFolder(tmp_path / name) for name in ("here", "there"))
     reproduce.complete(file, [], here, quiet=True)
     over_mpi = ["comm_args.backend=MPI", "comm_args.workers=1"]

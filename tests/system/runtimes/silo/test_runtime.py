@@ -61,7 +61,10 @@ def sittings(forker, tmp_path_factory):
         where = ["--resume", run] if run.exists() else ["--run-dir", run, "--host", "none"]
         where += ["--host", "fedml"] if name == "end" and find_spec("fedml") else []
         process = forker.start(
-            ["run", recipe, *where, *words(SLOW)], folder / f"{name}.log", environment={keys.VARIABLE: PASSPHRASE}
+            ["run", recipe, *where, *words(SLOW)],
+            folder / f"{name}.log",
+            environment={keys.VARIABLE: PASSPHRASE},
+            fork_children=True,
         )
         if number is not None:
             process.says(": trained in")

@@ -283,7 +283,8 @@ def test_one_command_surveys_all_silos_and_finds_what_the_partition_says(federat
     run = federation.folder / "here"
     argv = ["run", federation.recipe, "--survey", "--run-dir", run, "--set", f"comm_args.certs={certificates}"]
     argv += ["--host", "none"]  # which starts faster
-    process = federation.forker.start(argv, federation.folder / "here.log", environment={"COLUMNS": "80"})
+    log = federation.folder / "here.log"
+    process = federation.forker.start(argv, log, environment={"COLUMNS": "80"}, fork_children=True)
     finished(process)
     expected = of_partition(recipes.load(federation.recipe))
     content = json.loads((run / "survey.json").read_text())
