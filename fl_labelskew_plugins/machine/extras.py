@@ -13,6 +13,9 @@ PACKAGE = "fl-labelskew-plugins"
 DISTRIBUTIONS = {"grpc": "grpcio", "Crypto": "pycryptodome", "dp_accounting": "dp-accounting"}
 """Distributions whose module has another name."""
 
+OPEN_MPI = "apt-get install openmpi-bin libopenmpi-dev"
+"""Command that installs Open MPI."""
+
 
 def load(extra: str, *modules: str, what: str, otherwise: str = "") -> Any:
     """Import modules of an extra.

@@ -31,15 +31,12 @@ CORRECTABLE = {
 PLAIN_SGD = ("FedAvg", "FedProx", "FedOpt")
 """Optimisers whose client SGD gets only a learning rate in FedML."""
 
-OPEN_MPI = "apt-get install openmpi-bin libopenmpi-dev"
-"""Command that installs Open MPI."""
-
 
 def check_extras(recipe: Recipe) -> None:
     """Raise LabelSkewError if packages are missing without which a recipe cannot start."""
     comm = recipe.comm
     if comm.over_mpi:
-        extras.load("mpi", "mpi4py", what="comm_args.backend: MPI", otherwise=f"; it also needs Open MPI: {OPEN_MPI}")
+        extras.load("mpi", "mpi4py", what="comm_args.backend: MPI", otherwise=f"; it also needs Open MPI: {extras.OPEN_MPI}")
     if recipe.common.across_silos:
         grpc()
         if comm.certs is not None:

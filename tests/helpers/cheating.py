@@ -421,9 +421,9 @@ def answers_each_step_late():
 
 @cheat
 def has_a_slow_line():
-    """An honest silo: each of its answers to a step leaves 0.4 seconds later."""
+    """An honest silo: each of its answers to a step leaves 0.2 seconds later."""
     honest = SiloSums.take
-    SiloSums.take = lambda self, run, message: (time.sleep(0.4), honest(self, run, message))
+    SiloSums.take = lambda self, run, message: (time.sleep(0.2), honest(self, run, message))
 
 
 def sends_its_vector_late(seconds):

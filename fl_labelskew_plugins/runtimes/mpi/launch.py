@@ -25,12 +25,12 @@ from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
+from fl_labelskew_plugins.machine.extras import OPEN_MPI
 from fl_labelskew_plugins.machine.files import read_text
 from fl_labelskew_plugins.machine.place import DOOR, RANKS, mpi_rank
 from fl_labelskew_plugins.machine.signals import ENDING, handled, terminal_closed
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.machine.typed import GO_ON
-from fl_labelskew_plugins.recipe.compatibility import OPEN_MPI
 
 ABORT_STEP = 2
 """Seconds between mpirun's steps after a rank's death: end the others, kill them."""
