@@ -49,7 +49,7 @@ def sound(path: Path, what: str, use: str) -> Iterator[None]:
     except OSError as error:
         raise LabelSkewError(f"{path}: cannot be read ({error.strerror or one_line(error)})") from error
     except Exception as error:  # zipfile, pandas, pyarrow, NumPy and Python's parser raise dozens of types
-        raise mistake(path, f"is not a sound {what} ({clean(one_line(error))})", use) from error
+        raise mistake(path, f"is not a valid {what} ({clean(one_line(error))})", use) from error
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
                 _, high = cast("tuple[float, float]", image.getextrema())
                 if high > 255 or (image.mode == "F" and high <= 1):
                     raise LabelSkewError(
-                        f"{where}: is not a sound image of 8 bits (its values go up to {high:g}); scale it to 0..255"
+                        f"{where}: is not an 8-bit image (its values go up to {high:g}); scale it to 0..255"
                     )
             converted: Image.Image = image.convert(mode)
             return converted
@@ -66,7 +66,7 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
     except Exception as error:  # Pillow's decoders raise many types
         reason = clean(" ".join(str(error).split()) or type(error).__name__, 4096)
         use = f"a {few(FORMATS)} file that is not damaged"
-        raise mistake(where, f"is not a sound image ({reason})", use) from error
+        raise mistake(where, f"is not a valid image ({reason})", use) from error
 
 
 def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:

@@ -36,7 +36,9 @@ def check_extras(recipe: Recipe) -> None:
     """Raise LabelSkewError if packages are missing without which a recipe cannot start."""
     comm = recipe.comm
     if comm.over_mpi:
-        extras.load("mpi", "mpi4py", what="comm_args.backend: MPI", otherwise=f"; it also needs Open MPI: {extras.OPEN_MPI}")
+        extras.load(
+            "mpi", "mpi4py", what="comm_args.backend: MPI", otherwise=f"; it also needs Open MPI: {extras.OPEN_MPI}"
+        )
     if recipe.common.across_silos:
         grpc()
         if comm.certs is not None:
@@ -73,20 +75,20 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
     name, key = train.federated_optimizer, ("train_args.federated_optimizer",)
     if train.client_optimizer not in optimizer.client_optimizers:
         right = ", ".join(optimizer.client_optimizers)
-        message = f"{train.client_optimizer} does not go with federated_optimizer {name}; allowed: {right}"
+        message = f"{train.client_optimizer} cannot be used with federated_optimizer {name}; allowed: {right}"
         yield Conflict("train_args.client_optimizer", message, key)
     if train.momentum and not optimizer.local_momentum:
-        message = f"{train.momentum:g} does not go with federated_optimizer {name}, whose momentum is the server's"
+        message = f"{train.momentum:g} cannot be used with federated_optimizer {name}, whose momentum is the server's"
         yield Conflict("train_args.momentum", f"{message} (server_momentum); allowed: 0", key)
     if sends_more(optimizer) and not comm.send_contributions:
-        message = f"false does not go with federated_optimizer {name}, which sends more than weights; allowed: true"
+        message = f"false cannot be used with federated_optimizer {name}, which sends more than weights; allowed: true"
         yield Conflict("comm_args.send_contributions", message, key)
     if sends_more(optimizer) and method.protects():
         message = f"{name} sends more than weights, which the method's protection of uploads would not cover"
         right = "FedAvg, FedProx, FedOpt, FedDyn, or no protection"
         yield Conflict(key[0], f"{message}; allowed: {right}", ("method_args",))
     if comm.secure_aggregation and method.individual:
-        message = "true does not go with a method that needs what each client sends, not their sum; allowed: false"
+        message = "true cannot be used with a method that needs what each client sends, not their sum; allowed: false"
         yield Conflict("comm_args.secure_aggregation", message, ("method_args.method",))
     yield from sum_conflicts(recipe, method)
     if optimizer.changes_upload and (affected := [kind for kind in recipe.tracking.diagnostics if kind in OF_UPLOADS]):
@@ -224,7 +226,7 @@ def corrections(recipe: Recipe, *, cpu: bool = True) -> Iterator[str]:
     if train.lr_schedule != "constant":
         yield "the learning rate follows its schedule"
     if recipe.method.aggregation != "samples":
-        yield "uploads are weighed as the method asks for"
+        yield "uploads have the weights that the method requires"
 
 
 def describe(recipe: Recipe, model: nn.Module) -> dict[str, Any]:

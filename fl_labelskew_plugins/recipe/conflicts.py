@@ -38,7 +38,7 @@ def conflicts(recipe: Sections) -> Iterator[Conflict]:
     yield from _diagnostics_conflicts(recipe)
     yield from _secure_conflicts(recipe)
     if recipe.train.augment and recipe.security.attack_type == "label_flipping":
-        message = "does not go with attack_type label_flipping, whose samples are not augmented; allowed: []"
+        message = "cannot be used with attack_type label_flipping, whose samples are not augmented; allowed: []"
         yield Conflict("train_args.augment", message, ("security_args.attack_type",))
     yield from _host_conflicts(recipe.security, recipe.dp)
 
@@ -54,18 +54,18 @@ def _comm_conflicts(recipe: Sections) -> Iterator[Conflict]:
     common, train, comm = recipe.common, recipe.train, recipe.comm
     if common.across_silos != (comm.backend == "GRPC"):
         right = "GRPC" if common.across_silos else "another backend, or GRPC with training_type cross_silo"
-        message = f"{comm.backend} does not go with training_type {common.training_type}; allowed: {right}"
+        message = f"{comm.backend} cannot be used with training_type {common.training_type}; allowed: {right}"
         yield Conflict("comm_args.backend", message, (KIND,))
     for key, value, what in (("workers", comm.workers, "a number"), ("hostfile", comm.hostfile, "a file")):
         if value is not None and not comm.over_mpi:
-            message = f"{value} does not go with backend {comm.backend}; allowed: null, or {what} with MPI"
+            message = f"{value} cannot be used with backend {comm.backend}; allowed: null, or {what} with MPI"
             yield Conflict(f"comm_args.{key}", message, ("comm_args.backend",))
     if comm.min_clients is not None and comm.min_clients > train.clients_per_round:
         right = f"an integer from 1 to client_num_per_round, {train.clients_per_round}"
         message = f"{comm.min_clients} is out of range; allowed: {right}"
         yield Conflict("comm_args.min_clients", message, ROUND)
     if not comm.send_contributions and not common.across_silos:
-        message = "false does not go with training_type simulation; allowed: true, or false with cross_silo"
+        message = "false cannot be used with training_type simulation; allowed: true, or false with cross_silo"
         yield Conflict("comm_args.send_contributions", message, (KIND,))
     if common.across_silos and comm.certs is None and (reached := _reached_by_others(comm)):
         key, address = reached
@@ -86,7 +86,7 @@ def _silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
     files, key = recipe.client_specific.data_silo_config, "client_specific_args.data_silo_config"
     clients, kind = recipe.train.client_num_in_total, recipe.common.training_type
     if files and not recipe.common.across_silos:
-        message = f"does not go with training_type {kind}; allowed: files with cross_silo, or none"
+        message = f"cannot be used with training_type {kind}; allowed: files with cross_silo, or none"
         yield Conflict(key, message, (KIND,))
     elif files and len(files) != clients:
         yield Conflict(key, f"{len(files)} files for {clients} clients; allowed: one file per client, or none", (DEAL,))
@@ -150,7 +150,7 @@ def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
     host = (("security_args", "enable_attack"), ("security_args", "enable_defense"), ("dp_args", "enable_dp"))
     for section, switch in host:
         if getattr(recipe.dp if section == "dp_args" else recipe.security, switch):
-            message = f"true does not go with {SECURE}: FedML's code needs single uploads, which are hidden then"
+            message = f"true cannot be used with {SECURE}: FedML's code needs single uploads, which are hidden then"
             yield Conflict(f"{section}.{switch}", f"{message}; allowed: false", (SECURE,))
     ratio, usual = comm.max_update_ratio, type(comm).model_fields["max_update_ratio"].default
     if ratio not in (None, usual):

@@ -255,7 +255,7 @@ def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
         mean, std = spread(known)
         difference = f"{statistics.fmean(known) - number.value:+.2f}" if known and not cut else ""
         if len(known) < len(values) and number.measure == "rounds_to":
-            mean, std, difference = f"{len(known)} of {len(values)} got there", "", ""
+            mean, std, difference = f"{len(known)} of {len(values)} reached it", "", ""
         name = number.measure if number.target is None else f"{number.measure} {number.target:g}"
         head = [experiment.name, f"{number.paper}, {number.table}", name, f"{number.value:g}", mean, std, difference]
         word = f"not comparable ({rounds} of {experiment.whole} rounds)" if cut else verdict(number, values)

@@ -139,7 +139,7 @@ def explained(skew: Skew, situation: Situation | None) -> str:
         return (
             f"These data ({here}) are similar to {situation.name} ({situation.about}, sizes up to 1:"
             f"{situation.sizes:.2g}), where methods were measured on Fashion-MNIST: 10 rounds, 3 seeds "
-            "(docs/results.md). Accuracy in %, ranked; other data may rank them otherwise."
+            "(docs/results.md). Accuracy in %, ranked; other data may give another order."
         )
     reason = "There is hardly any label skew" if skew.beyond_chance <= ALIKE else "No evidence for this situation"
     return f"{reason} ({here}); compare these three:"

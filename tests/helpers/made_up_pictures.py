@@ -18,7 +18,7 @@ def read(file, augment):
     if file == "killer":
         os.kill(os.getpid(), signal.SIGKILL)
     if file == "broken":
-        raise LabelSkewError("broken: is not a sound picture")
+        raise LabelSkewError("broken: is not a valid picture")
     pixels = torch.full(SIZE, int(file), dtype=torch.uint8)
     if augment:
         pixels[0] = torch.randint(0, 256, ())

@@ -184,7 +184,7 @@ class SiloClient(Manager):
         except LabelSkewError as error:
             self._fail(error)
         except (KeyError, TypeError, ValueError) as error:  # a server of another version, or another program
-            what = "a message of the server makes no sense here"
+            what = "a message of the server is invalid here"
             self._fail(shareable(LabelSkewError(f"{what}: {clean(repr(error))}"), what))
 
     def _fail(self, error: LabelSkewError) -> None:
@@ -197,7 +197,7 @@ class SiloClient(Manager):
     def _welcome(self, message: Message) -> None:
         meta = message.meta
         if not isinstance(meta["run"], str) or not re.fullmatch("[0-9a-f]{16}", meta["run"]):  # becomes a folder's name
-            raise shareable(LabelSkewError("the server's name of the run is not one of ours"))
+            raise shareable(LabelSkewError("the name of the run from the server is invalid"))
         facts.check_agreement(meta["settings"], self.recipe)
         federation = facts.federation(meta["federation"], self.recipe, self.data.facts)
         if self.guard is not None:
@@ -248,7 +248,7 @@ class SiloClient(Manager):
     def _train(self, message: Message) -> None:
         session, round, meta = self.session, message.round, message.meta
         if session is None:
-            raise shareable(RunError("the server asks for training before it has said what the run is"))
+            raise shareable(RunError("the server requests training before it has described the run"))
         self.answers.asked(session, message)
         if self.upload is not None and self.upload[0] == round:
             self._send_upload()
@@ -328,14 +328,14 @@ class SiloClient(Manager):
         assert self.session is not None
         keeps = self.session.method.uses("after_round") or self.session.recipe.optimizer.uses("finish")
         if round >= 0 and keeps and not self.states.has(round):
-            log.warn(f"the state of round {round + 1} is not in {self.states.folder}; going on without one")
+            log.warn(f"the state of round {round + 1} is not in {self.states.folder}; continuing without it")
         return self.states.get(round)
 
     def _test(self, message: Message) -> None:
         """Test the global model on the silo's own test split; report the result if allowed."""
         session, round = self.session, message.round
         if session is None:
-            raise shareable(RunError("the server asks for a test before it has said what the run is"))
+            raise shareable(RunError("the server requests a test before it has described the run"))
         facts.number({"round": round}, "round", 0, session.federation.rounds - 1, "TEST")
         weights = group(message.tensors, "model")
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
@@ -491,7 +491,7 @@ def secret(folder: Path) -> int:
     try:
         return int(read_bytes(file), 16)
     except ValueError as error:
-        raise LabelSkewError(f"{file}: is no secret of a silo; remove it to have a new one made") from error
+        raise LabelSkewError(f"{file}: is not a silo's secret; remove it, and a new one is created") from error
 
 
 def about(recipe: Recipe, data: SiloData) -> bytes:

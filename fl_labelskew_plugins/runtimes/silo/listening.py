@@ -143,7 +143,7 @@ class ServerTransport(Transport):
         if connection is None or connection.closed:
             return
         if not connection.outbox.put(msg):
-            self._refuse(connection, "does not take what is sent to it", "UNAVAILABLE")
+            self._refuse(connection, "does not receive the messages sent to it", "UNAVAILABLE")
 
     def stop_receive_message(self) -> None:
         """Send queued messages, then close all connections."""
@@ -211,7 +211,7 @@ class ServerTransport(Transport):
         if not refusal:
             connection.peer = context.peer()
         for oldest in silent[: -SILENT if rank else -2 * self.silos - 16]:
-            text = "has opened others with this certificate and not said HELLO" if rank else "is one of too many"
+            text = "has opened others with this certificate without sending HELLO" if rank else "exceeds the limit"
             self._refuse(oldest, text, "RESOURCE_EXHAUSTED")
         if not context.add_callback(lambda: self._ended(connection)):
             self._ended(connection)
@@ -295,7 +295,7 @@ class ServerTransport(Transport):
         old = self._present.get(rank)
         if old is not None and self.tls is None:
             # without a certificate, nobody can replace another connection
-            raise streams.RefusedError(f"claims to be silo {rank}, which is here already", "ALREADY_EXISTS")
+            raise streams.RefusedError(f"claims to be silo {rank}, which is already connected", "ALREADY_EXISTS")
         connection.context.send_initial_metadata(((streams.TAKEN, "1"),))
         connection.rank, connection.greeted = rank, True
         if old is not None:
@@ -329,7 +329,7 @@ class ServerTransport(Transport):
 
     def _too_late(self, connection: _Connection) -> None:
         if not connection.greeted:
-            self._refuse(connection, f"did not say HELLO within {HELLO_S:g} s", "DEADLINE_EXCEEDED")
+            self._refuse(connection, f"sent no HELLO within {HELLO_S:g} s", "DEADLINE_EXCEEDED")
 
     def _refuse(self, connection: _Connection, why: str, code: str) -> None:
         """Close a connection; ``code``: gRPC's name of a status, ``why``: a predicate such as "sends too much"."""

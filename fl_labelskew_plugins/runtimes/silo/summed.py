@@ -467,7 +467,7 @@ class SummedAnswers(Answers):
 
     def _take_step(self, message: Message) -> None:
         if self.silo.session is None:
-            raise shareable(RunError("the server asks for a sum before it has said what the run is"))
+            raise shareable(RunError("the server requests a sum before it has described the run"))
         self._sums.take(self.silo.run_name, message)
 
     def _vector(self, round: int) -> tuple[Ring, Vector, str] | None:

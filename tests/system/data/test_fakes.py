@@ -113,10 +113,10 @@ def test_a_small_copy_is_of_its_own_data_set_alone(tmp_path, name):
     content = bytearray((tmp_path / fakes.ARRAYS).read_bytes())
     content[5000:5200] = bytes(200)  # as long as it was
     (tmp_path / fakes.ARRAYS).write_bytes(content)
-    assert "is not a sound .npz archive" in message(lambda: load(name, tmp_path))
+    assert "is not a valid .npz archive" in message(lambda: load(name, tmp_path))
     call("check", name, tmp_path)
     result = call("check", name, tmp_path, "--deep", code=1)
-    assert f"{tmp_path / fakes.ARRAYS}: is not a sound .npz archive" in result.stdout.splitlines()[-1]
+    assert f"{tmp_path / fakes.ARRAYS}: is not a valid .npz archive" in result.stdout.splitlines()[-1]
 
 
 def test_a_small_copy_of_groups(tmp_path):

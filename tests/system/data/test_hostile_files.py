@@ -61,7 +61,7 @@ def test_a_picture_that_is_postscript_starts_no_program(tmp_path, monkeypatch):
     (tmp_path / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "a.png").write_bytes(EPS)
-    with pytest.raises(LabelSkewError, match=r"a\.png: is not a sound image"):
+    with pytest.raises(LabelSkewError, match=r"a\.png: is not a valid image"):
         pictures.decode(tmp_path / "a.png", size=32, channels=3)
     assert not trace.exists()
 
@@ -109,7 +109,7 @@ def test_digest_of_a_large_picture_file_takes_little_memory(tmp_path):
 def test_a_picture_that_is_a_fifo_is_one_line(tmp_path):
     os.mkfifo(tmp_path / "a.png")
     line = outcome(DECODE, tmp_path / "a.png")
-    assert line.startswith(f"{tmp_path}/a.png: is not a sound image (")
+    assert line.startswith(f"{tmp_path}/a.png: is not a valid image (")
     assert "it is a FIFO or device, not a regular file" in line
 
 
@@ -119,7 +119,7 @@ def test_a_crafted_tiff_is_one_line(tmp_path, kind):
     file = tmp_path / "a.tif"
     Image.new("RGB", (24, 24)).save(file)
     patched(file, {(struct.pack("<HH", 273, 4), 2): bytes([kind])})
-    with pytest.raises(LabelSkewError, match=r"a\.tif: is not a sound image \(.* integer\); use a BMP, GIF, ") as error:
+    with pytest.raises(LabelSkewError, match=r"a\.tif: is not a valid image \(.* integer\); use a BMP, GIF, ") as error:
         pictures.decode(file, size=32, channels=3)
     assert "\n" not in str(error.value)
 
@@ -191,7 +191,7 @@ def test_a_crafted_archive_is_one_line(tmp_path, write, says):
     with pytest.raises(LabelSkewError) as error:
         npz.Npz(npz.Npz.Params()).load(file, download=False, seed=0)
     line = str(error.value)
-    assert line.startswith(f"{file}: is not a sound .npz archive of plain arrays (")
+    assert line.startswith(f"{file}: is not a valid .npz archive of plain arrays (")
     assert says in line
     assert line.endswith("; use one written by numpy.savez, without objects")
     assert "\n" not in line
@@ -293,7 +293,7 @@ def test_an_archive_whose_header_lies_is_refused_before_its_memory_is_taken(tmp_
     archive(file, x=npy(HEADER % ("<f4", (10**6, 1500)), bytes(4)))
     with pytest.raises(LabelSkewError) as error:
         npz.read_archive(file)
-    assert str(error.value).startswith(f"{file}: is not a sound .npz archive of plain arrays (ValueError: x has ")
+    assert str(error.value).startswith(f"{file}: is not a valid .npz archive of plain arrays (ValueError: x has ")
     assert "but its header says 6000000000)" in str(error.value)
 
 

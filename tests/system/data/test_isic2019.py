@@ -348,7 +348,7 @@ def test_a_deep_check_lists_the_broken_pictures_of_its_centres(tree):
     for victim in victims:
         victim.write_bytes(victim.read_bytes()[:900])
     lines = dataset().broken(tree)
-    assert sorted(line.partition(": is not a sound image")[0] for line in lines) == sorted(map(str, victims))
+    assert sorted(line.partition(": is not a valid image")[0] for line in lines) == sorted(map(str, victims))
     (line,) = dataset(centres=(1,)).broken(tree)
     assert line.startswith(f"{victims[1]}: ")
 
@@ -372,7 +372,7 @@ def test_the_check_counts_and_names_what_is_missing(tree, monkeypatch):
     (tree / isic.SPLIT).write_bytes(b"\xff\xfe\x00")
     result = check(tree)
     assert result.exit_code == 2
-    assert re.fullmatch(r"error: .+: is not a sound table \(UnicodeDecodeError: .+\n", result.stderr)
+    assert re.fullmatch(r"error: .+: is not a valid table \(UnicodeDecodeError: .+\n", result.stderr)
 
 
 def test_the_recipe_runs_and_measures_every_centre(made, tmp_path):

@@ -92,7 +92,7 @@ def test_a_broken_picture_is_a_line(workers):
     stream = train.stream(BATCHES)
     next(stream)
     next(stream)
-    with pytest.raises(LabelSkewError, match=r"^broken: is not a sound picture$"):
+    with pytest.raises(LabelSkewError, match=r"^broken: is not a valid picture$"):
         next(stream)
     assert torch.equal(train.inputs(torch.tensor([1])), in_memory()[0].inputs(torch.tensor([1])))
 

@@ -215,7 +215,7 @@ def test_a_budget_for_real(file, tmp_path):
     mean, _, reach = table(out)
     assert (mean["rounds"], mean["verdict"]) == (f"{rounds} of 100000", f"not comparable ({rounds} of 100000 rounds)")
     assert (float(mean["ours"]) > 0, mean["difference"]) == (True, "")
-    assert (reach["ours"], reach["verdict"]) == ("0 of 1 got there", mean["verdict"])
+    assert (reach["ours"], reach["verdict"]) == ("0 of 1 reached it", mean["verdict"])
     assert "one, seed 0: from round 1, for 0:0" in done.output
     assert f"paused after {rounds} of 100000 rounds" in done.output
     assert re.search(r"budget: \d+ of 3 s used; ", done.output)
@@ -244,7 +244,7 @@ def test_a_table_beside_the_paper_s_numbers(file, tmp_path):
     assert mean["changed"] == "alpha: 0.5 -> 0.9"
     assert highest["ours"] == f"{statistics.fmean(best):.2f}"
     assert highest["verdict"] == "reached"
-    assert (reach["measure"], reach["ours"], reach["verdict"]) == ("rounds_to 99.9", "0 of 2 got there", "fell short")
+    assert (reach["measure"], reach["ours"], reach["verdict"]) == ("rounds_to 99.9", "0 of 2 reached it", "fell short")
     written = (out / "table.md").read_text()
     assert written in done.output
     assert len(written.splitlines()) == 2 + 3

@@ -73,7 +73,7 @@ def test_what_cannot_be_read_is_listed_at_the_end_and_the_rest_is_written(pictur
     sound = len(images_in(data / "test" / "star"))
     assert told.stdout == f"written: {tmp_path / 'r.csv'}, {sound} rows\n"
     first, second, last = told.stderr.splitlines()
-    assert first.startswith(f"{mixed}/pictures/0.png: is not a sound image")
+    assert first.startswith(f"{mixed}/pictures/0.png: is not a valid image")
     assert second == f"{mixed}/x.npz: has shape (2, 5); use (N, 3, 16, 16), as the model was trained on"
     assert last == f"error: 2 files of {sound + 2} could not be read"
 
@@ -114,7 +114,7 @@ def test_arrays_by_number_and_what_python_gets(arrays, tmp_path):
     with pytest.raises(LabelSkewError, match="--top 0: the model has 3 classes"):
         run.predict(x, top=0)
     (tmp_path / "bad.npz").write_bytes(b"x")
-    with pytest.raises(LabelSkewError, match=r"is not a sound \.npz archive"):
+    with pytest.raises(LabelSkewError, match=r"is not a valid \.npz archive"):
         run.predict([tmp_path / "new.npz", tmp_path / "bad.npz"])
 
 

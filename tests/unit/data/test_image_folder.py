@@ -82,7 +82,7 @@ def test_broken_images_are_named(tmp_path):
     for content in (b"", b"<html>", whole[:2000], whole[:30]):
         path.write_bytes(content)
         text = message(lambda: load(tmp_path / "tree"))
-        assert text.startswith(f"{path.parent}/p?[31m.jpg: is not a sound image")
+        assert text.startswith(f"{path.parent}/p?[31m.jpg: is not a valid image")
         assert ImageFolder().broken(tmp_path / "tree")[0] in text
 
 
@@ -108,7 +108,7 @@ def test_all_broken_pictures_of_both_parts_are_told_at_once_or_left_out(tmp_path
     with pytest.raises(MistakesError) as error:
         load(tmp_path)
     bad = error.value.mistakes
-    assert [line.partition(": is not a sound image (")[0] for line in bad] == [*map(str, files[:5]), str(files[25])]
+    assert [line.partition(": is not a valid image (")[0] for line in bad] == [*map(str, files[:5]), str(files[25])]
     assert bad[-1].endswith("; to skip them: data_args.on_bad_sample: skip")
     data = load(tmp_path, on_bad_sample="skip")
     assert (np.bincount(data.train.y).tolist(), np.bincount(data.test.y).tolist()) == ([5, 10], [9, 10])
@@ -127,7 +127,7 @@ def test_a_deep_check_opens_every_file_and_lists_the_broken_ones(tmp_path):
     assert checked(tmp_path).exit_code == 0  # names alone
     result = checked(tmp_path, "--deep")
     assert result.exit_code == 1
-    assert [line.partition(": is not a sound image (")[0] for line in result.stdout.splitlines()[-30:]] == [
+    assert [line.partition(": is not a valid image (")[0] for line in result.stdout.splitlines()[-30:]] == [
         str(file) for file in files[:30]
     ]
     assert result.stderr == f"error: data set image_folder in {tmp_path}: 30 broken files\n"
@@ -378,7 +378,7 @@ def test_pictures_of_all_modes(tmp_path, mode):
     assert checked(tmp_path, "--deep").exit_code == 0
     if mode in wide:
         Image.fromarray(grey.astype(wide[mode]) * 500).save(tmp_path / "a" / "x.tif")
-        line = "x.tif: is not a sound image of 8 bits (its values go up to 63000); scale it to 0..255"
+        line = "x.tif: is not an 8-bit image (its values go up to 63000); scale it to 0..255"
         assert line in message(lambda: load(tmp_path))
         result = checked(tmp_path, "--deep")
         assert (result.exit_code, line in result.stdout) == (1, True)

@@ -114,7 +114,7 @@ def test_tiny_imagenets_list_of_validation_images(copy):
     assert load(TinyImageNet, root, image_size=8).class_names == [*TinyImageNet.fake_classes]
     next((root / "val" / "images").iterdir()).unlink()
     assert ("test images", "199", "10000") in TinyImageNet().survey(root)
-    assert "is not a sound image (" in message(lambda: load(TinyImageNet, root, image_size=8))
+    assert "is not a valid image (" in message(lambda: load(TinyImageNet, root, image_size=8))
     (root / "val" / "val_annotations.txt").write_text("nonsense\n")
     assert "use lines of image, tab, class" in message(lambda: load(TinyImageNet, root))
 

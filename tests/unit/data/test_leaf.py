@@ -130,9 +130,9 @@ def test_missing_folders(tmp_path):
 
 GOOD = content({"u": ([image()], [0])})
 FILES = [
-    ("{", "is not a sound JSON file"),
-    ("\xff", "is not a sound JSON file"),
-    ("[" * 100_000, "is not a sound JSON file"),
+    ("{", "is not a valid JSON file"),
+    ("\xff", "is not a valid JSON file"),
+    ("[" * 100_000, "is not a valid JSON file"),
     ("[1, 2]", "is not a file of LEAF; use a mapping with users, num_samples, user_data"),
     (json.dumps({**GOOD, "users": 3}), "users, num_samples and user_data do not match"),
     (json.dumps({**GOOD, "users": ["v"]}), "users, num_samples and user_data do not match"),

@@ -105,7 +105,7 @@ BAD = [np.nan, np.inf, 1e300]
         ({"x": X, "y": Y, "groups": X[:, 0]}, "groups is float64"),
         ({"x_train": X, "y_train": Y, "x_test": X[:, :4], "y_test": Y}, "x_train has float32 samples of shape (5,)"),
         ({"x": X[:4], "y": Y[:4]}, "leaves no test sample"),
-        ({"x": np.array([{}] * 20), "y": Y}, "not a sound .npz archive"),
+        ({"x": np.array([{}] * 20), "y": Y}, "not a valid .npz archive"),
     ],
 )
 def test_bad_arrays(tmp_path, arrays, says):
@@ -125,7 +125,7 @@ def test_bad_files(tmp_path):
     garbled = whole[:300] + bytes(10) + whole[310:]
     for content in (b"", b"hello", b"PK\x03\x04 nothing", whole[: len(whole) // 2], whole[:-5], garbled):
         (tmp_path / "cut.npz").write_bytes(content)
-        assert "is not a sound .npz archive" in message(lambda: load(tmp_path / "cut.npz"))
+        assert "is not a valid .npz archive" in message(lambda: load(tmp_path / "cut.npz"))
     np.save(tmp_path / "single.npy", X)
     assert "contains a single array" in message(lambda: load(tmp_path / "single.npy"))
 

@@ -223,12 +223,12 @@ def test_unfit_tables(tmp_path, columns, options, text):
         (b"", "is empty; use a first line with the column names"),
         (b"a,a,label\n1,2,u\n", "column a occurs more than once; use a different name"),
         (b"a,,label\n1,2,u\n", "column 2 has no name; use a first line"),
-        (b"a,label\n1,u\n2,3,4,v\n", "is not a sound table ("),
-        (b"a,label\n1,2,u\n1,2,v\n", "is not a sound table ("),
+        (b"a,label\n1,u\n2,3,4,v\n", "is not a valid table ("),
+        (b"a,label\n1,2,u\n1,2,v\n", "is not a valid table ("),
         ("a,label\nä,u\n".encode("latin-1"), "; use a UTF-8 file (spreadsheets: CSV UTF-8)"),
         ("a,label\n1,u\n".encode("utf-16"), "; use a UTF-8 file (spreadsheets: CSV UTF-8)"),
         (b"\x00\x01\x02" * 50, "column "),
-        (b'a,label\n"1,u\n', "is not a sound table ("),
+        (b'a,label\n"1,u\n', "is not a valid table ("),
     ],
 )
 def test_files_that_are_no_tables(tmp_path, content, text):
@@ -253,7 +253,7 @@ def test_parquet_of_anybody(tmp_path, monkeypatch):
     data = load(tmp_path, categorical="one_hot", missing="mean")
     assert data.notes["features.txt"].split() == ["age", "pressure", "sex=f", "sex=m", "on"]
     path.write_bytes(path.read_bytes()[:-20])
-    assert "t.parquet: is not a sound table (" in message(lambda: load(tmp_path))
+    assert "t.parquet: is not a valid table (" in message(lambda: load(tmp_path))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     line = message(lambda: load(tmp_path))
     assert "needs pyarrow, which is not installed; to install it: pip install 'pyarrow" in line

@@ -139,7 +139,7 @@ def test_changes_are_no_weights_to_protect():
 def test_contributions_that_must_not_leave_are_refused_where_the_optimiser_needs_them():
     silos = ["common_args.training_type=cross_silo", "comm_args.backend=GRPC", "comm_args.send_contributions=false"]
     with pytest.raises(
-        LabelSkewError, match=r"send_contributions: false does not go with federated_optimizer SCAFFOLD"
+        LabelSkewError, match=r"send_contributions: false cannot be used with federated_optimizer SCAFFOLD"
     ):
         parse.parse(BASE, overrides=["train_args.federated_optimizer=SCAFFOLD", *silos])
     parse.parse(BASE, overrides=silos)

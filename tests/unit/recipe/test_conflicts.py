@@ -13,13 +13,16 @@ def test_a_judgement_does_not_rest_on_a_value_that_is_wrong():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("common_args.training_type=cross_silo", "comm_args.backend: sp does not go with training_type cross_silo;"),
-        ("comm_args.backend=GRPC", "comm_args.backend: GRPC does not go with training_type simulation; allowed: "),
-        ("comm_args.workers=2", "comm_args.workers: 2 does not go with backend sp; allowed: null, or a number with"),
-        ("comm_args.hostfile=hosts", "does not go with backend sp; allowed: null, or a file with MPI"),
+        ("common_args.training_type=cross_silo", "comm_args.backend: sp cannot be used with training_type cross_silo;"),
+        ("comm_args.backend=GRPC", "comm_args.backend: GRPC cannot be used with training_type simulation; allowed: "),
+        ("comm_args.workers=2", "comm_args.workers: 2 cannot be used with backend sp; allowed: null, or a number with"),
+        ("comm_args.hostfile=hosts", "cannot be used with backend sp; allowed: null, or a file with MPI"),
         ("comm_args.min_clients=11", "comm_args.min_clients: 11 is out of range; allowed: an integer from 1 to "),
-        ("comm_args.send_contributions=false", "comm_args.send_contributions: false does not go with training_type "),
-        ("client_specific_args.data_silo_config=[a]", "client_specific_args.data_silo_config: does not go with "),
+        (
+            "comm_args.send_contributions=false",
+            "comm_args.send_contributions: false cannot be used with training_type ",
+        ),
+        ("client_specific_args.data_silo_config=[a]", "client_specific_args.data_silo_config: cannot be used with "),
         ("comm_args.round_deadline_s=0", "comm_args.round_deadline_s: 0 is out of range; allowed: a number above 0"),
     ],
 )
@@ -48,11 +51,13 @@ def test_poisoned_samples_are_not_augmented():
     flipping = {"enable_attack": True, "attack_type": "label_flipping", "ratio_of_poisoned_client": 0.5}
     flipping |= {"original_class_list": [1], "target_class_list": [2]}
     text = text_with(security_args=flipping, train_args={"augment": ["flip"]})
-    assert "train_args.augment: does not go with attack_type label_flipping" in only_line(text)
+    assert "train_args.augment: cannot be used with attack_type label_flipping" in only_line(text)
 
 
 SUMS = "comm_args.secure_aggregation"
-SINGLE = "true does not go with comm_args.secure_aggregation: FedML's code needs single uploads, which are hidden then"
+SINGLE = (
+    "true cannot be used with comm_args.secure_aggregation: FedML's code needs single uploads, which are hidden then"
+)
 BYZANTINE = ("enable_attack=true", "attack_type=byzantine", "byzantine_client_num=1", "attack_mode=random")
 NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "epsilon=1", "delta=0", "sensitivity=1")
 

@@ -167,7 +167,7 @@ class Account:
         if before == question:
             return
         if before is not None:
-            what = "the server asks something else than before in this round of this run, and could compare two answers"
+            what = "the server repeats this round of this run with another question, and could compare the two answers"
             raise SecureError(f"{where(round)}: {what} ({self.file}); begin a new run")
         opened.questions[run][round] = question
         self._write(opened, f"{where(round)}: ", "answers")

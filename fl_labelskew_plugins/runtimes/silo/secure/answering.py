@@ -72,7 +72,7 @@ class SiloSums:
         """
         kind, round, number = message.kind, message.round, message.meta["attempt"]
         if type(number) is not int:
-            raise RunError("the server's attempt at a sum is no whole number")
+            raise RunError("the number of the server's attempt is not an integer")
         step = (run, round, number, kind)
         if step != self._answered:
             try:
@@ -88,7 +88,7 @@ class SiloSums:
                 raise
             except Exception as error:
                 self._warn(str(senseless(round, "the server", error)))  # the error may contain values of this silo
-                raise SecureError(f"{where(round)}: a message of the server makes no sense here") from None
+                raise SecureError(f"{where(round)}: a message of the server is invalid here") from None
             else:
                 if tensors is None:
                     return
@@ -135,7 +135,7 @@ class SiloSums:
         elif kind == Kind.CHECKED:
             answer = part.check({dealer: (text[:SEALED], text[SEALED:]) for dealer, text in texts.items()})
             if self._rank not in answer:
-                self._warn(f"{attempt.where}: the shares of {listed(answer)} do not fit together")
+                self._warn(f"{attempt.where}: the shares of {listed(answer)} do not match")
         elif kind == Kind.THERE:
             answer = {self._rank: part.agree(self._ranks(message, "there", attempt))}
         else:

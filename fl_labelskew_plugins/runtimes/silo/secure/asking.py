@@ -104,7 +104,7 @@ class ServerSums:
                 tries[tuple(clients)] += 1
                 if len(clients) < self._sizes(round).at_least or tries[tuple(clients)] == TRIES:
                     raise RunError(f"{error}; {self._members.go_on}") from None
-                self._members.warn(f"{error}; nothing is opened, and it is repeated with new masks")
+                self._members.warn(f"{error}; the sum is not opened, and the attempt is repeated")
 
     def total(
         self, run: str, round: int, clients: Sequence[int], ring: Ring, question: str = ""
@@ -139,7 +139,9 @@ class ServerSums:
                 self._members.warn(f"{attempt.where}: silo {rank} {what}")
         self._audit.note("sum", **facts, silos=there, lost=lost)
         if lost:
-            log.warn(f"{attempt.where}: {listed(lost)} lost after masks were shared; the sum is of {listed(there)}")
+            log.warn(
+                f"{attempt.where}: {listed(lost)} lost after the masks were shared; the sum is over {listed(there)}"
+            )
         return [rank - 1 for rank in there], total
 
     def _steps(self, server: ServerRound, clients: Sequence[int]) -> tuple[list[int], list[int], Vector]:
@@ -232,7 +234,7 @@ class ServerSums:
         if not same_process and client in self._poll.clients and client not in self._lost:
             self._poll.settled.add(client)
             self._fault(client)
-            self._members.warn(f"{self._attempt.where}: silo {client + 1} has lost its keys by a restart")
+            self._members.warn(f"{self._attempt.where}: silo {client + 1} lost its keys in a restart")
         elif self._poll.awaits(client):
             self._ask(client)
 

@@ -83,12 +83,12 @@ class Attempt:
         """
         silos, least = len(ranks), max(LEAST, self.sizes.at_least)
         if silos < least:
-            raise self.error(f"{silos} silos are there, and the sum needs {least} (comm_args.secure_threshold)")
+            raise self.error(f"{silos} silos take part, but the sum needs {least} (comm_args.secure_threshold)")
         if silos > self.sizes.at_most or silos >= 2 * least:
             most = min(self.sizes.at_most, 2 * least - 1)
-            raise self.error(f"{silos} silos are there, and the sum may be of {most} at most")
+            raise self.error(f"{silos} silos take part, but the sum may be over at most {most}")
         if (last := max(ranks)) > self.sizes.federation:
-            raise self.error(f"silo {last} is there, and the federation has {self.sizes.federation} silos")
+            raise self.error(f"silo {last} takes part, but the federation has only {self.sizes.federation} silos")
         return silos if self.round < OPENING else least
 
     def error(self, what: str) -> SecureError:
@@ -102,7 +102,7 @@ class Attempt:
             SecureError: its shape, type or range is wrong.
         """
         if values.shape != (self.length,) or values.dtype != unit(self.bits):
-            raise self.error(f"{whose} is no vector of {self.length} numbers of the ring")
+            raise self.error(f"{whose} is not a vector of {self.length} numbers of the ring")
         _, narrow = parts(values, self.wide)
         if len(narrow) and int(narrow.max()) >> self.bits:
             raise self.error(f"{whose} has values of more than {self.bits} bits")
@@ -118,7 +118,7 @@ def where(round: int) -> str:
 
 def senseless(round: int, whose: str, error: Exception) -> SecureError:
     """Create the error for a message that caused an unexpected exception."""
-    return SecureError(f"{where(round)}: a message of {whose} makes no sense: {clean(repr(error))}")
+    return SecureError(f"{where(round)}: invalid message of {whose}: {clean(repr(error))}")
 
 
 def number_of_test(round: int) -> int:

@@ -78,12 +78,12 @@ class Authority:
         """Raise SecureError unless this silo has signed these keys for this attempt."""
         certificate = self._certificate(rank, advert, attempt)
         if not advert.has_keys():
-            raise attempt.error(f"silo {rank} shows keys that are no three points of the curve")
+            raise attempt.error(f"silo {rank} sent keys that are not three points of the curve")
         try:
             _verify(certificate, advert.signature, attempt.about("keys", rank) + advert.keys)
         except InvalidSignature:
             what = f"the keys of silo {rank} are not signed with its certificate's key for this attempt"
-            why = "somebody has replaced or replayed them, or it was asked something else"
+            why = "they were replaced or replayed, or the silo received another question"
             raise attempt.error(f"{what}; {why}") from None
 
     def signed(self, rank: int, advert: Advert, signature: bytes, text: bytes) -> bool:
@@ -99,15 +99,15 @@ class Authority:
             certificate = x509.load_der_x509_certificate(advert.certificate)
             certificate.verify_directly_issued_by(self._ca)
         except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion):
-            raise attempt.error(f"silo {rank} shows no certificate of this federation's authority") from None
+            raise attempt.error(f"silo {rank} sent no certificate of this federation's authority") from None
         names = [name.value for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         if names != [silo_name(rank)]:
-            raise attempt.error(f"the certificate that silo {rank} shows is another's")
+            raise attempt.error(f"silo {rank} sent the certificate of another process")
         now = datetime.now(timezone.utc)
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-            raise SitsOutError(f"{attempt.where}: the certificate that silo {rank} shows does not hold today")
+            raise SitsOutError(f"{attempt.where}: the certificate that silo {rank} sent is not valid today")
         if why := self._barred(certificate.public_bytes(Encoding.PEM)):
-            raise SitsOutError(f"{attempt.where}: silo {rank} is not to be believed: {why}")
+            raise SitsOutError(f"{attempt.where}: silo {rank} cannot be trusted: {why}")
         return certificate
 
 
@@ -117,7 +117,7 @@ class Identity:
     def __init__(self, files: Files) -> None:
         key = load_pem_private_key(files.key, None)
         if not isinstance(key, EllipticCurvePrivateKey):
-            raise LabelSkewError(f"{files.name}: secure aggregation needs a key as `labelskew certs new` makes it")
+            raise LabelSkewError(f"{files.name}: secure aggregation needs a key that `labelskew certs new` has created")
         self._key = key
         self._certificate = x509.load_pem_x509_certificate(files.certificate).public_bytes(Encoding.DER)
 

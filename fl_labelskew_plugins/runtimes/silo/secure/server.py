@@ -49,7 +49,7 @@ class ServerRound:
         shown = Advert.unpack(advert)
         self._authority.check(rank, shown, self.attempt)
         if known := {other for other, theirs in self._shown.items() if set(theirs.points) & set(shown.points)}:
-            raise self.attempt.error(f"silo {rank} shows a key of {listed(known)}")
+            raise self.attempt.error(f"silo {rank} sent a key of {listed(known)}")
         self._adverts[rank], self._shown[rank] = advert, shown
 
     def shared(self, rank: int, sealed: Mapping[int, bytes], commitments: bytes) -> None:
@@ -69,16 +69,18 @@ class ServerRound:
         self._in_time(rank, self._sharing)
         if answer.keys() == {rank}:
             if not self._authority.signed(rank, self._shown[rank], answer[rank], checked(self.attempt, self._digest)):
-                raise self.attempt.error(f"the signature of silo {rank} is not of its shares")
+                raise self.attempt.error(f"the signature of silo {rank} does not match its shares")
             self._fine[rank] = answer[rank]
             return
         if not answer or not answer.keys() <= {*self._passed_on} - {rank}:
-            raise self.attempt.error(f"silo {rank} complains of {listed(answer)}, of {listed(self._passed_on)}")
+            raise self.attempt.error(
+                f"silo {rank} complained about {listed(answer)}; expected: other silos among {listed(self._passed_on)}"
+            )
         for dealer, secret in answer.items():
             if self._proven(rank, dealer, secret):
-                self.cheats[dealer] = f"has dealt silo {rank} shares that do not fit"
+                self.cheats[dealer] = f"sent silo {rank} shares that do not match"
             else:
-                self.cheats[rank] = f"complains of silo {dealer}, whose shares fit"
+                self.cheats[rank] = f"complained about silo {dealer}, whose shares match"
                 raise self.attempt.error(f"silo {rank} {self.cheats[rank]}")
         self._wronged.append(rank)
 
@@ -87,9 +89,9 @@ class ServerRound:
         self._among(rank, self._sharing, "a vector")
         self._in_time(rank, self._there)
         if rank in self._added:
-            raise self.attempt.error(f"silo {rank} sends a second vector")
+            raise self.attempt.error(f"silo {rank} sent a second vector")
         attempt = self.attempt
-        add(self._total, attempt.vector(vector, f"what silo {rank} sends"), attempt.bits, attempt.wide)
+        add(self._total, attempt.vector(vector, f"the vector of silo {rank}"), attempt.bits, attempt.wide)
         self._added.add(rank)
 
     def agreed(self, rank: int, signature: bytes) -> None:
@@ -97,14 +99,14 @@ class ServerRound:
         self._among(rank, self._there, "a signature")
         text = agreement(self.attempt, self._digest, self._there)
         if not self._authority.signed(rank, self._shown[rank], signature, text):
-            raise self.attempt.error(f"the signature of silo {rank} is not of the sum of {listed(self._there)}")
+            raise self.attempt.error(f"the signature of silo {rank} does not match the sum over {listed(self._there)}")
         self._signatures[rank] = signature
 
     def revealed(self, rank: int, given: Mapping[int, bytes]) -> None:
         """Take a silo's shares, one per silo that shares masks; step 5."""
         self._among(rank, self._there, "shares")
         if given.keys() != set(self._sharing):
-            raise self.attempt.error(f"silo {rank} reveals no share of {listed(set(self._sharing) - given.keys())}")
+            raise self.attempt.error(f"silo {rank} revealed no share of {listed(set(self._sharing) - given.keys())}")
         self._revealed[rank] = {dealer: int.from_bytes(share, "big") for dealer, share in given.items()}
 
     # -- what they are told
@@ -143,7 +145,7 @@ class ServerRound:
 
     def signatures(self) -> dict[int, bytes]:
         """Return all signatures, for all silos; later ones are valid, too."""
-        self._enough(self._signatures, "have signed who is in the sum")
+        self._enough(self._signatures, "have signed the list of silos in the sum")
         return self._signatures
 
     def total(self) -> Vector:
@@ -178,11 +180,13 @@ class ServerRound:
             if secret and masks.public(masks.key_pair(secret)) == public:
                 return secret
             wrong = {rank for rank, share in given.items() if not shares.fits(share, rank, known)}
-            self.cheats |= dict.fromkeys(wrong, "reveals wrong shares")
+            self.cheats |= dict.fromkeys(wrong, "revealed wrong shares")
             given = {rank: share for rank, share in given.items() if rank not in wrong}
             if len(given) < self._threshold:
                 break
-        raise self.attempt.error(f"there are {len(given)} right shares of the {what} of silo {dealer}")
+        raise self.attempt.error(
+            f"only {len(given)} of {self._threshold} shares of the {what} of silo {dealer} are correct"
+        )
 
     def _proven(self, rank: int, dealer: int, secret: bytes) -> bool:
         """Whether a silo's key proves that a dealer's shares for it are wrong."""
@@ -195,12 +199,12 @@ class ServerRound:
 
     def _among(self, rank: int, ranks: Collection[int], what: str) -> None:
         if rank not in ranks:
-            raise self.attempt.error(f"silo {rank} sends {what} and was not asked for any")
+            raise self.attempt.error(f"silo {rank} sent {what} without a request")
 
     def _in_time(self, rank: int, closed: Collection[int]) -> None:
         if closed:
-            raise self.attempt.error(f"what silo {rank} sends comes too late")
+            raise self.attempt.error(f"a message of silo {rank} arrived too late")
 
     def _enough(self, ranks: Collection[int], what: str) -> None:
         if len(ranks) < self._threshold:
-            raise self.attempt.error(f"{len(ranks)} silos {what}, and it needs {self._threshold} at least")
+            raise self.attempt.error(f"{len(ranks)} silos {what}, but at least {self._threshold} are needed")

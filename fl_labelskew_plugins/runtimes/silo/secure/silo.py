@@ -95,15 +95,15 @@ class SiloRound:
         self._begin("share")
         attempt, ranks = self.attempt, sorted(roster)
         if roster.get(self.rank) != self._advert:
-            raise attempt.error("the server's list has not this silo's own keys")
+            raise attempt.error("the server's list does not contain this silo's keys")
         self._threshold = attempt.threshold(ranks)
-        self._enough(ranks, "are there")
+        self._enough(ranks, "take part")
         self._adverts = {rank: Advert.unpack(roster[rank]) for rank in ranks}
         for rank, advert in self._adverts.items():
             self._authority.check(rank, advert, attempt)
         shown = [key for advert in self._adverts.values() for key in advert.points]
         if len(set(shown)) != len(shown):
-            raise attempt.error("the server's list has a key twice")
+            raise attempt.error("the server's list contains a key twice")
         self.roster = roster_digest(attempt, roster)
         seeds, of_seed = shares.dealt(self._seed, self._threshold, ranks, self._random)
         keys, of_key = shares.dealt(self._secret, self._threshold, ranks, self._random)
@@ -125,7 +125,8 @@ class SiloRound:
         """
         self._begin("check")
         if self.rank not in dealt or not dealt.keys() <= self._adverts.keys():
-            raise self.attempt.error(f"the server sends shares of {listed(dealt)}, of {listed(self._adverts)} in all")
+            what = f"the server sent shares of {listed(dealt)}"
+            raise self.attempt.error(f"{what}; expected: this silo and others among {listed(self._adverts)}")
         if dealt[self.rank][1] != self._commitments:
             raise self.attempt.error("the server has changed this silo's own commitments")
         self._enough(dealt, "have shared")
@@ -144,14 +145,15 @@ class SiloRound:
         self._begin("mask")
         attempt, text = self.attempt, checked(self.attempt, self.roster)
         if self.rank not in sharing or not sharing.keys() <= self._shares.keys():
-            raise attempt.error(f"the server says that {listed(sharing)} share masks, of {listed(self._shares)}")
+            what = f"the server reports that {listed(sharing)} share masks"
+            raise attempt.error(f"{what}; expected: this silo and others among {listed(self._shares)}")
         for rank, signature in sharing.items():
             if not self._authority.signed(rank, self._adverts[rank], signature, text):
-                raise attempt.error(f"silo {rank} has not signed that all shares fit")
+                raise attempt.error(f"silo {rank} has not signed that all shares match")
         self._enough(sharing, "share masks")
         self._shares = {rank: self._shares[rank] for rank in sharing}
         vector = self._account.only(attempt, vector) if self._noisy is None else self._noisy(self, vector)
-        masked = attempt.vector(vector, "what this silo would send").copy()
+        masked = attempt.vector(vector, "the vector of this silo").copy()
         masks.add_own(masked, self._seed, self.rank, attempt)
         for peer in self._shares.keys() - {self.rank}:
             key = self._adverts[peer].mask_key
@@ -165,8 +167,8 @@ class SiloRound:
         ranks = sorted(there)
         if self.rank not in ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= self._shares.keys():
             raise self.attempt.error(
-                f"the server says that the sum is of {listed(ranks)}, and {listed(self._shares)} have shared, this one "
-                f"is {self.rank}"
+                f"the server reports a sum over {listed(ranks)}; expected: silo {self.rank} and others among "
+                f"{listed(self._shares)}"
             )
         self._enough(ranks, "are in the sum")
         self._check(ranks)
@@ -179,8 +181,8 @@ class SiloRound:
         attempt, text = self.attempt, agreement(self.attempt, self.roster, self.there)
         for rank, signature in signatures.items():
             if rank not in self.there or not self._authority.signed(rank, self._adverts[rank], signature, text):
-                raise attempt.error(f"silo {rank} has not signed that the sum is of {listed(self.there)}")
-        self._enough(signatures, f"have signed that the sum is of {listed(self.there)}")
+                raise attempt.error(f"silo {rank} has not signed that the sum is over {listed(self.there)}")
+        self._enough(signatures, f"have signed that the sum is over {listed(self.there)}")
         self._check(self.there)
         self._account.open(attempt, self.there)
         given = {dealer: pair[dealer not in self.there] for dealer, pair in sorted(self._shares.items())}
@@ -193,13 +195,13 @@ class SiloRound:
 
     def _begin(self, step: str) -> None:
         if self.step != step:
-            raise self.attempt.error(f"the server asks this silo to {step} out of turn; each step is taken once")
+            raise self.attempt.error(f"the server requested the step {step} out of order; each step runs once")
         self._done += 1
 
     def _enough(self, ranks: Collection[int], what: str) -> None:
         needed = max(self._threshold, self._least)
         if len(ranks) < needed:  # they may be lost, which is not a violation
-            why = f"{len(ranks)} silos {what}, and this silo takes part with {needed} at least"
+            why = f"{len(ranks)} silos {what}, but this silo requires at least {needed}"
             raise SitsOutError(f"{self.attempt.where}: {why}")
 
     def _sealed(self, pair: tuple[int, int], rank: int) -> bytes:

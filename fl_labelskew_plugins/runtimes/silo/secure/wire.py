@@ -38,7 +38,7 @@ def texts(arrived: Mapping[str, Tensor], attempt: Attempt) -> dict[int, bytes]:
     """
     for name, value in arrived.items():
         if not (name.isdecimal() and len(name) < 10 and value.dtype is torch.uint8 and 0 < value.numel() <= MOST):
-            raise attempt.error(f"tensor {name} is none of this step")
+            raise attempt.error(f"tensor {name} does not belong to this step")
     return {int(name): value.numpy().tobytes() for name, value in arrived.items()}
 
 
@@ -61,6 +61,6 @@ def vector(arrived: Mapping[str, Tensor], attempt: Attempt) -> Vector:
     """
     value = arrived.get(VECTOR)
     if value is None or len(arrived) != 1 or value.dtype not in (torch.int16, torch.int32):
-        raise attempt.error(f"there is no {VECTOR} of the ring")
+        raise attempt.error(f"the {VECTOR} is missing or of another type")
     unsigned: Vector = value.numpy().view(f"u{value.element_size()}")
     return unsigned

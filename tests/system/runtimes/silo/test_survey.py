@@ -150,7 +150,7 @@ def test_a_silo_trains_for_nobody_in_a_survey(silo):
     assert str(made.failure) == "the server trains, and this silo was started for a survey; remove --survey"
     made = silo()
     made.receive_message(Kind.TRAIN, Message(Kind.TRAIN, SERVER, 2, round=0))
-    assert str(made.failure) == "the server asks for training before it has said what the run is"
+    assert str(made.failure) == "the server requests training before it has described the run"
     assert [Kind(msg.kind).name for msg in made.transport.messages] == ["FAILED"]
 
 

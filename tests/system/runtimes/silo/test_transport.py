@@ -217,7 +217,7 @@ def test_with_tls_a_new_connection_replaces_the_old_one(start):
 def test_without_tls_nobody_is_pushed_out(start):
     server, silo = pair(start)
     code, details = raw(server.transport.address, chunks(Kind.HELLO))
-    assert (code, details) == ("ALREADY_EXISTS", "claims to be silo 1, which is here already")
+    assert (code, details) == ("ALREADY_EXISTS", "claims to be silo 1, which is already connected")
     assert server.wait(Kind.REFUSED).sender == -1
     server.send(Kind.WELCOME, 1)
     silo.wait(Kind.WELCOME)
@@ -287,7 +287,7 @@ def test_a_silo_that_takes_nothing_blocks_nobody(start):
         server.send(Kind.TRAIN, 1, round=round, tensors=model)
         good.wait(Kind.TRAIN, round + 1)
     refused = server.wait(Kind.REFUSED)
-    assert (refused.sender, refused.meta["reason"]) == (2, "does not take what is sent to it")
+    assert (refused.sender, refused.meta["reason"]) == (2, "does not receive the messages sent to it")
     assert server.wait(Kind.LEFT).sender == 2
     ended.set()
     call.cancel()
@@ -453,7 +453,7 @@ def test_who_says_nothing_is_sent_away(start, monkeypatch):
     server = start()
     said = raw(server.transport.address, hold=(hold := threading.Event()))
     hold.set()
-    assert said == ("DEADLINE_EXCEEDED", "did not say HELLO within 0.2 s")
+    assert said == ("DEADLINE_EXCEEDED", "sent no HELLO within 0.2 s")
     assert server.wait(Kind.REFUSED).sender == -1
 
 

@@ -234,7 +234,7 @@ def test_a_silo_takes_no_federation_but_that_of_its_recipe(changed, says, expect
     assert line is not None
     assert line.startswith(f"the server's federation: {says}; expected here: {expected}")
     line = failure(client, decoded(Kind.TRAIN, 0, 0))
-    assert line == "the server asks for training before it has said what the run is"
+    assert line == "the server requests training before it has described the run"
 
 
 def test_a_silo_takes_no_welcome_with_a_field_less_or_of_another_type(client):

@@ -191,7 +191,7 @@ def test_a_silo_keeps_its_secret(tmp_path):
     assert first >> 64  # more than any seed that a server could try
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
     (tmp_path / "secret").write_text("?")
-    with pytest.raises(LabelSkewError, match="secret: is no secret of a silo; remove it to have a new one"):
+    with pytest.raises(LabelSkewError, match=r"secret: is not a silo.s secret; remove it, and a new one"):
         secret(tmp_path)
 
 

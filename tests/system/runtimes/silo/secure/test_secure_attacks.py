@@ -53,7 +53,7 @@ def test_a_server_that_puts_its_own_key_in_the_place_of_a_silos(play):
     replaced = {"share_key": ours, "mask_key": ours, "seed_key": ours}
     for field, value in replaced.items():
         shown = replace(Advert.unpack(roster[2]), **{field: value})
-        why = "the keys of silo 2 are not signed with its certificate's key for this attempt; somebody has replaced"
+        why = "the keys of silo 2 are not signed with its certificate's key for this attempt; they were replaced"
         assert refused(play.silos[1].share, roster | {2: shown.pack()}).startswith(why)
         again(play.silos[1], "share")
 
@@ -65,13 +65,13 @@ def test_a_server_that_plays_silos_of_its_own(play, tmp_path):
     forged = Hospital(tmp_path / "certs", tmp_path, 2).joins(ABOUT).advertise()
     roster = play.server.roster()
     assert refused(play.silos[1].share, roster | {2: forged}) == (
-        "silo 2 shows no certificate of this federation's authority"
+        "silo 2 sent no certificate of this federation's authority"
     )
     odd = Advert.unpack(roster[3])
     odd = replace(odd, certificate=odd.certificate.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x05"))
-    assert refused(play.silos[2].share, roster | {3: odd.pack()}).startswith("silo 3 shows no certificate")
-    assert refused(play.silos[3].share, roster | {4: roster[1]}) == "the certificate that silo 4 shows is another's"
-    assert refused(play.silos[4].share, roster | {1: b"x" * 40}).startswith("silo 1 shows no certificate")
+    assert refused(play.silos[2].share, roster | {3: odd.pack()}).startswith("silo 3 sent no certificate")
+    assert refused(play.silos[3].share, roster | {4: roster[1]}) == "silo 4 sent the certificate of another process"
+    assert refused(play.silos[4].share, roster | {1: b"x" * 40}).startswith("silo 1 sent no certificate")
 
 
 def test_a_server_that_replays_keys(hospitals, play):
@@ -88,7 +88,7 @@ def test_a_server_that_leaves_a_silos_own_keys_out(play):
     play.upto(1)
     roster = dict(play.server.roster())
     del roster[1]
-    assert refused(play.silos[1].share, roster) == "the server's list has not this silo's own keys"
+    assert refused(play.silos[1].share, roster) == "the server's list does not contain this silo's keys"
 
 
 def test_a_server_that_says_that_fewer_are_there(play, hospitals):
@@ -96,10 +96,10 @@ def test_a_server_that_says_that_fewer_are_there(play, hospitals):
     play.upto(1)
     roster = play.server.roster()
     few = {rank: roster[rank] for rank in (1, 2)}
-    assert refused(play.silos[1].share, few) == "2 silos are there, and the sum needs 3 (comm_args.secure_threshold)"
+    assert refused(play.silos[1].share, few) == "2 silos take part, but the sum needs 3 (comm_args.secure_threshold)"
     strict = Play(hospitals(3), ABOUT, play.values, least=4).upto(1)
     line = refused(strict.silos[1].share, strict.server.roster())
-    assert line == "3 silos are there, and this silo takes part with 4 at least"
+    assert line == "3 silos take part, but this silo requires at least 4"
 
 
 def test_a_server_that_shows_each_silo_another_list(play, hospitals):
@@ -136,7 +136,7 @@ def test_a_server_that_changes_commitments(play):
     sealed, commitments = dealt[1][2]
     swapped = commitments[65:130] + commitments[:65] + commitments[130:]
     assert [*play.silos[1].check(dealt[1] | {2: (sealed, swapped)})] == [2]
-    why = "the server asks this silo to mask out of turn; each step is taken once"
+    why = "the server requested the step mask out of order; each step runs once"
     assert refused(play.silos[1].mask, play.values[1], {}) == why
 
 
@@ -154,10 +154,10 @@ def test_a_server_that_provokes_complaints(play):
         Advert.unpack(play.sent[0, rank]).share_key for rank in keys
     ]
     signed = answers[1] | dict.fromkeys(keys, answers[1][1])
-    assert refused(play.silos[1].mask, play.values[1], signed) == "silo 2 has not signed that all shares fit"
+    assert refused(play.silos[1].mask, play.values[1], signed) == "silo 2 has not signed that all shares match"
     again(play.silos[1], "mask")
     line = refused(play.silos[1].mask, play.values[1], answers[1])
-    assert line == "1 silos share masks, and this silo takes part with 3 at least"
+    assert line == "1 silos share masks, but this silo requires at least 3"
 
 
 def test_a_server_that_changes_the_commitments_of_their_dealer(play):
@@ -173,7 +173,7 @@ def test_a_server_that_drops_a_silo_after_its_vector_has_come(play):
     """It says that silo 4 is lost, to have its key, and has its vector. Its own mask hides it, which nobody tells."""
     play.upto(4)
     play.lost[4] = 4
-    without = "the server says that the sum is of silos 1, 2, 3, and silos 1, 2, 3, 4 have shared, this one is 4"
+    without = "the server reports a sum over silos 1, 2, 3; expected: silo 4 and others among silos 1, 2, 3, 4"
     assert refused(play.silos[4].agree, [1, 2, 3]) == without
     play.server._added.discard(4)
     play.server._total -= play.sent[3, 4]
@@ -196,11 +196,11 @@ def test_a_server_that_asks_for_both_kinds_of_share(play):
     play.upto(4)
     whole, without = [1, 2, 3, 4], [1, 2, 3]
     signed = {1: play.silos[1].agree(without), 2: play.silos[2].agree(without), 3: play.silos[3].agree(whole)}
-    assert refused(play.silos[1].reveal, signed) == "silo 3 has not signed that the sum is of silos 1, 2, 3"
+    assert refused(play.silos[1].reveal, signed) == "silo 3 has not signed that the sum is over silos 1, 2, 3"
     del signed[1]
-    assert refused(play.silos[3].reveal, signed) == "silo 2 has not signed that the sum is of silos 1, 2, 3, 4"
+    assert refused(play.silos[3].reveal, signed) == "silo 2 has not signed that the sum is over silos 1, 2, 3, 4"
     signed = {2: signed[2]}
-    why = "1 silos have signed that the sum is of silos 1, 2, 3, and this silo takes part with 3 at least"
+    why = "1 silos have signed that the sum is over silos 1, 2, 3, but this silo requires at least 3"
     assert refused(play.silos[2].reveal, signed) == why
 
 
@@ -210,7 +210,7 @@ def test_a_server_that_asks_twice(play):
     silo = play.silos[1]
     calls = {"share": [{}], "check": [{}], "mask": [np.zeros(7, np.uint32), [1, 2, 3]], "agree": [[1, 2, 3]]}
     for step, what in (calls | {"reveal": [{}]}).items():
-        why = f"the server asks this silo to {step} out of turn; each step is taken once"
+        why = f"the server requested the step {step} out of order; each step runs once"
         assert refused(getattr(silo, step), *what) == why
 
 
@@ -218,25 +218,26 @@ def test_a_server_that_lies_about_who_is_in_the_sum(play):
     play.upto(4)
     for there in ([1, 2, 3, 4, 5], [2, 3, 4], [1, 1, 2, 3]):
         named = "silos " + ", ".join(map(str, there))
-        why = f"the server says that the sum is of {named}, and silos 1, 2, 3, 4 have shared, this one is 1"
+        why = f"the server reports a sum over {named}; expected: silo 1 and others among silos 1, 2, 3, 4"
         assert refused(play.silos[1].agree, there) == why
         again(play.silos[1], "agree")
-    why = "2 silos are in the sum, and this silo takes part with 3 at least"
+    why = "2 silos are in the sum, but this silo requires at least 3"
     assert refused(play.silos[1].agree, [1, 2]) == why
     dealt = play.server.dealt(2)
     again(play.silos[2], "check")
-    why = "the server sends shares of silos 1, 2, 3, 4, 7, of silos 1, 2, 3, 4 in all"
+    why = "the server sent shares of silos 1, 2, 3, 4, 7; expected: this silo and others among silos 1, 2, 3, 4"
     assert refused(play.silos[2].check, dealt | {7: dealt[1]}) == why
     again(play.silos[2], "check")
-    assert refused(play.silos[2].check, {2: dealt[2], 3: dealt[3]}).startswith("2 silos have shared, and this silo")
+    assert refused(play.silos[2].check, {2: dealt[2], 3: dealt[3]}).startswith("2 silos have shared, but this silo")
     signed = play.server.sharing()
     for sharing in ([1, 2, 3, 4, 5], [2, 3, 4]):
         again(play.silos[1], "mask")
-        why = f"the server says that silos {', '.join(map(str, sharing))} share masks, of silos 1, 2, 3, 4"
+        why = f"the server reports that silos {', '.join(map(str, sharing))} share masks; "
+        why += "expected: this silo and others among silos 1, 2, 3, 4"
         assert refused(play.silos[1].mask, play.values[1], dict.fromkeys(sharing, signed[1])) == why
     again(play.silos[1], "mask")
     two = {rank: signed[rank] for rank in (1, 2)}
-    assert refused(play.silos[1].mask, play.values[1], two).startswith("2 silos share masks, and this silo takes")
+    assert refused(play.silos[1].mask, play.values[1], two).startswith("2 silos share masks, but this silo requires")
 
 
 def test_a_server_that_asks_one_round_twice_with_other_sets(hospitals):
@@ -264,8 +265,8 @@ def test_a_server_that_asks_each_silo_something_else(hospitals):
     play = Play(hospitals(4), replace(ABOUT, question="a model"), vectors(RANKS, ABOUT))
     play.silos[4].attempt = replace(ABOUT, question="another one")
     roster = {rank: silo.advertise() for rank, silo in play.silos.items()}
-    why = "the keys of silo {} are not signed with its certificate's key for this attempt; somebody has replaced or "
-    why += "replayed them, or it was asked something else"
+    why = "the keys of silo {} are not signed with its certificate's key for this attempt; they were replaced or "
+    why += "replayed, or the silo received another question"
     for rank, named in ((1, 4), (2, 4), (3, 4), (4, 1)):
         assert refused(play.silos[rank].share, roster) == why.format(named)
     assert refused(play.server.advertised, 4, roster[4]) == why.format(4)
@@ -278,9 +279,7 @@ def test_a_server_that_asks_something_else_in_the_same_round(hospitals):
     for _ in range(2):  # the same once more, as after a restart
         file.ask("run", 4, "this")
         file.ask("run", 5, "that")
-    with pytest.raises(
-        SecureError, match="round 5: the server asks something else than before in this round of this run"
-    ):
+    with pytest.raises(SecureError, match="round 5: the server repeats this round of this run with another question"):
         account.Account(ward.folder).ask("run", 4, "that")
     file.ask("another run", 4, "that")
 
@@ -304,12 +303,12 @@ def test_a_silo_that_reveals_wrong_shares_or_none(play):
     play.upto(5)
     signatures = dict(play.server.signatures())
     given = {rank: play.silos[rank].reveal(signatures) for rank in RANKS}
-    assert refused(play.server.revealed, 1, {1: given[1][1]}) == "silo 1 reveals no share of silos 2, 3, 4"
+    assert refused(play.server.revealed, 1, {1: given[1][1]}) == "silo 1 revealed no share of silos 2, 3, 4"
     for rank in (2, 3, 4):
         play.server.revealed(rank, given[rank])
     play.server.revealed(1, given[1] | {3: bytes(32), 4: b""})
     assert play.server.total().tolist() == naive(play.values.values(), ABOUT)
-    assert play.server.cheats == {1: "reveals wrong shares"}
+    assert play.server.cheats == {1: "revealed wrong shares"}
 
 
 def test_shares_of_a_silo_that_reveals_wrong_ones_are_checked_once(play, monkeypatch):
@@ -325,7 +324,7 @@ def test_shares_of_a_silo_that_reveals_wrong_ones_are_checked_once(play, monkeyp
     for rank in RANKS:
         play.server.revealed(rank, given[rank])
     assert play.server.total().tolist() == naive(play.values.values(), ABOUT)
-    assert play.server.cheats == {1: "reveals wrong shares"}
+    assert play.server.cheats == {1: "revealed wrong shares"}
     assert len(checked) == len(RANKS)
 
 
@@ -335,8 +334,8 @@ def test_silos_of_which_too_few_reveal_right_shares(play):
     for rank in (1, 2, 3):
         wrong = {3: bytes(32)} if rank == 2 else {}
         play.server.revealed(rank, play.silos[rank].reveal(signatures) | wrong)
-    assert refused(play.server.total) == "there are 2 right shares of the seed of silo 3"
-    assert play.server.cheats == {2: "reveals wrong shares"}
+    assert refused(play.server.total) == "only 2 of 3 shares of the seed of silo 3 are correct"
+    assert play.server.cheats == {2: "revealed wrong shares"}
 
 
 @pytest.mark.parametrize("victims", [[2], [2, 3, 4]])
@@ -356,7 +355,7 @@ def test_a_silo_that_deals_wrong_shares(play, monkeypatch, victims):
     for rank in (2, 3, 4):
         play.server.shared(rank, *play.silos[rank].share(roster))
     play.check()
-    assert play.server.cheats == {1: f"has dealt silo {victims[-1]} shares that do not fit"}
+    assert play.server.cheats == {1: f"sent silo {victims[-1]} shares that do not match"}
     assert refused(play.server.sharing).endswith(" got wrong shares")
     assert not play.server._added
     assert not any((silo._account.file).exists() for silo in play.silos.values())  # so it can be repeated
@@ -379,9 +378,9 @@ def test_a_silo_that_complains_of_silos_that_did_not_deal(play):
     play.upto(2)
     play.server.dealt(1)
     for wrong in ({5: bytes(32)}, {1: bytes(32), 2: bytes(32)}, {}):
-        why = f"silo 1 complains of {listed(wrong)}, of silos 1, 2, 3, 4"
+        why = f"silo 1 complained about {listed(wrong)}; expected: other silos among silos 1, 2, 3, 4"
         assert refused(play.server.checked, 1, wrong) == why
-    assert refused(play.server.checked, 1, {1: b"none"}) == "the signature of silo 1 is not of its shares"
+    assert refused(play.server.checked, 1, {1: b"none"}) == "the signature of silo 1 does not match its shares"
 
 
 @pytest.mark.parametrize("key", [None, bytes(32), b"\xff" * 32, b"", bytes(31) + b"\7"])
@@ -391,7 +390,7 @@ def test_a_silo_that_complains_without_reason(play, key):
     for rank in (1, 2, 3):
         play.server.checked(rank, play.silos[rank].check(play.server.dealt(rank)))
     key = play.silos[4]._share_secret.to_bytes(32, "big") if key is None else key
-    assert refused(play.server.checked, 4, {1: key}) == "silo 4 complains of silo 1, whose shares fit"
+    assert refused(play.server.checked, 4, {1: key}) == "silo 4 complained about silo 1, whose shares match"
     assert [*play.server.cheats] == [4]
     assert [*play.server.sharing()] == [1, 2, 3]
 
@@ -412,12 +411,12 @@ def test_a_silo_that_sends_no_vector_of_the_ring(hospitals):
     play = Play(hospitals(4), about, values).upto(3)
     signed = play.server.sharing()
     for wrong in (values[1][:-1], values[1].astype(np.float32), values[1].reshape(1, -1)):
-        assert refused(play.server.masked, 1, wrong) == "what silo 1 sends is no vector of 7 numbers of the ring"
-    assert refused(play.server.masked, 1, values[1] | 2**20) == "what silo 1 sends has values of more than 20 bits"
-    assert refused(play.server.masked, 6, values[1]) == "silo 6 sends a vector and was not asked for any"
+        assert refused(play.server.masked, 1, wrong) == "the vector of silo 1 is not a vector of 7 numbers of the ring"
+    assert refused(play.server.masked, 1, values[1] | 2**20) == "the vector of silo 1 has values of more than 20 bits"
+    assert refused(play.server.masked, 6, values[1]) == "silo 6 sent a vector without a request"
     play.server.masked(1, values[1])
-    assert refused(play.server.masked, 1, values[1]) == "silo 1 sends a second vector"
-    why = "what this silo would send has values of more than 20 bits"
+    assert refused(play.server.masked, 1, values[1]) == "silo 1 sent a second vector"
+    why = "the vector of this silo has values of more than 20 bits"
     assert refused(play.silos[1].mask, values[1] | 2**20, signed) == why
 
 
@@ -425,16 +424,16 @@ def test_a_silo_that_comes_too_late(play):
     play.upto(6)
     late = {"advertised": [play.sent[0, 1]], "shared": play.sent[1, 1], "checked": [{}], "masked": [play.sent[3, 1]]}
     for name, what in late.items():
-        assert refused(getattr(play.server, name), 1, *what) == "what silo 1 sends comes too late"
+        assert refused(getattr(play.server, name), 1, *what) == "a message of silo 1 arrived too late"
 
 
 def test_a_silo_that_signs_another_set(play):
     play.upto(4)
     play.server.there()
     signature = play.silos[1].agree([1, 2, 3])
-    why = "the signature of silo 1 is not of the sum of silos 1, 2, 3, 4"
+    why = "the signature of silo 1 does not match the sum over silos 1, 2, 3, 4"
     assert refused(play.server.agreed, 1, signature) == why
-    assert refused(play.server.agreed, 2, signature) == why.replace("silo 1 is", "silo 2 is")
+    assert refused(play.server.agreed, 2, signature) == why.replace("silo 1 does", "silo 2 does")
 
 
 def test_keys_that_are_no_points(hospitals):
@@ -442,7 +441,7 @@ def test_keys_that_are_no_points(hospitals):
     wards = hospitals(4)
     play = Play(wards, ABOUT, vectors(RANKS, ABOUT)).upto(1)
     good = Advert.unpack(play.sent[0, 2]).points
-    why = "silo 2 shows keys that are no three points of the curve"
+    why = "silo 2 sent keys that are not three points of the curve"
     for wrong in (bytes(65), b"\4" + b"\1" * 64, b"\4" + bytes(64), good[1]):
         advert = wards[1].identity.advert(2, wrong, *good[1:], ABOUT).pack()
         assert refused(ServerRound(ABOUT, wards[0].authority).advertised, 2, advert) == why
@@ -457,8 +456,8 @@ def test_a_silo_that_shows_the_key_of_another(hospitals):
     advert = wards[1].identity.advert(2, *second[:2], first[0], ABOUT).pack()
     server = ServerRound(ABOUT, wards[0].authority)
     server.advertised(1, play.sent[0, 1])
-    assert refused(server.advertised, 2, advert) == "silo 2 shows a key of silo 1"
-    assert refused(play.silos[3].share, play.server.roster() | {2: advert}) == "the server's list has a key twice"
+    assert refused(server.advertised, 2, advert) == "silo 2 sent a key of silo 1"
+    assert refused(play.silos[3].share, play.server.roster() | {2: advert}) == "the server's list contains a key twice"
 
 
 def test_a_server_that_names_another_state(hospitals):

@@ -98,7 +98,7 @@ def test_a_silo_killed_at_a_step(secure, step):
     assert sums[ROUND]["silos"] == ([1, 2, 3, 4] if came else [1, 2, 3])
     assert sums[ROUND]["lost"] == ([4] if step == "mask" else [])
     if step == "mask":
-        assert "round 2: silo 4 lost after masks were shared; the sum is of silos 1, 2, 3" in server.text
+        assert "round 2: silo 4 lost after the masks were shared; the sum is over silos 1, 2, 3" in server.text
 
 
 @pytest.mark.parametrize(("step", "what"), [("mask", "sent a vector"), ("reveal", "revealed their shares")])
@@ -111,7 +111,7 @@ def test_too_few_are_left_until_the_killed_one_is_back(secure, sp_weights, step,
     server, silos = federation.server(), federation.silos(1, 2)
     victim = federation.silo(3, cheat=f"dies_at_{step}")
     assert victim.wait() == -signal.SIGKILL
-    server.says(f"2 silos have {what}, and it needs 3 at least; nothing is opened, and it is repeated with new masks")
+    server.says(f"2 silos have {what}, but at least 3 are needed; the sum is not opened, and the attempt is repeated")
     finished(federation.silo(3), server, *silos)
     same(federation.weights(), sp_weights(SECURE))
     assert left_out(federation) == [[], [], []]
@@ -251,7 +251,7 @@ def test_another_attempt_has_other_noise_and_is_spent_again(secure):
     server, silos = federation.server(), federation.silos(1, 2)
     victim = federation.silo(3, cheat="dies_at_agree")
     assert victim.wait() == -signal.SIGKILL
-    server.says("nothing is opened, and it is repeated with new masks")
+    server.says("the sum is not opened, and the attempt is repeated")
     finished(federation.silo(3), server, *silos)
     for rank in (1, 2, 3):
         lines = (federation.folder / f"silo-{rank}" / "privacy.jsonl").read_text().splitlines()
@@ -265,18 +265,18 @@ def test_a_sum_of_fewer_than_the_noise_is_made_for_is_not_opened(secure):
     server, silos = federation.server(), federation.silos(1, 2, 3)
     victim = federation.silo(4, cheat="dies_at_share")
     assert victim.wait() == -signal.SIGKILL
-    server.says("3 silos have shared, and it needs 4 at least")
+    server.says("3 silos have shared, but at least 4 are needed")
     killed(server, *silos)
     assert [line["round"] for line in federation.lines()] == [0]
 
 
 SERVERS = {
-    "replaces_a_key": "the keys of silo 2 are not signed with its certificate's key for this attempt; somebody has re",
+    "replaces_a_key": "the keys of silo 2 are not signed with its certificate's key for this attempt; they were re",
     "replays_shares": "the server has changed this silo's own commitments",
-    "says_that_too_few_are_there": "2 silos are there, and the sum needs 3 (comm_args.secure_threshold)",
-    "lies_about_who_is_in_the_sum": "the server says that the sum is of silos 1, 2, 3, 4, 7, and silos 1, 2, 3, 4",
-    "drops_a_silo_after_the_masks": "the server says that the sum is of silos 1, 2, 3, and silos 1, 2, 3, 4 have sh",
-    "asks_for_both_kinds_of_share": "silo 1 has not signed that the sum is of silos 1, 2, 3",
+    "says_that_too_few_are_there": "2 silos take part, but the sum needs 3 (comm_args.secure_threshold)",
+    "lies_about_who_is_in_the_sum": "the server reports a sum over silos 1, 2, 3, 4, 7; expected: silo ",
+    "drops_a_silo_after_the_masks": "the server reports a sum over silos 1, 2, 3; expected: silo 4 and others among",
+    "asks_for_both_kinds_of_share": "silo 1 has not signed that the sum is over silos 1, 2, 3",
     "shows_one_silo_another_model": "the keys of silo 4 are not signed with its certificate's key for this attempt",
     "continues_from_another_state": "the server continues from round 0 and has selected this silo 2 times; here 1 sums",
     "continues_from_a_sum_that_was_not_opened": "the server continues from round 2 and has selected this silo 2 times",
@@ -378,14 +378,14 @@ def test_a_server_that_asks_for_the_size_of_a_silo(secure):
 
 
 SILOS = {
-    "shows_the_point_at_infinity": "silo 4 shows keys that are no three points of the curve",
-    "complains_of_others": "silo 4 complains of silo 1, whose shares fit",
-    "reveals_wrong_shares": "silo 1 reveals wrong shares",  # which are needed, as the first ones
-    "reveals_no_shares": "silo 4 reveals no share of silos 1, 2, 3",
-    "sends_values_out_of_range": "what silo 4 sends has values of more than 20 bits",
-    "deals_wrong_shares": "silo 4 has dealt silo ",
-    "deals_a_wrong_share": "silo 4 has dealt silo 2 shares that do not fit",
-    "shows_a_certificate_of_another_version": "silo 4 shows no certificate of this federation",
+    "shows_the_point_at_infinity": "silo 4 sent keys that are not three points of the curve",
+    "complains_of_others": "silo 4 complained about silo 1, whose shares match",
+    "reveals_wrong_shares": "silo 1 revealed wrong shares",  # which are needed, as the first ones
+    "reveals_no_shares": "silo 4 revealed no share of silos 1, 2, 3",
+    "sends_values_out_of_range": "the vector of silo 4 has values of more than 20 bits",
+    "deals_wrong_shares": "silo 4 sent silo ",
+    "deals_a_wrong_share": "silo 4 sent silo 2 shares that do not match",
+    "shows_a_certificate_of_another_version": "silo 4 sent no certificate of this federation",
 }
 
 
@@ -439,7 +439,7 @@ def test_a_silo_whose_policy_needs_more_silos_is_not_charged_for_a_lost_one(secu
     federation.silo(4, cheat="dies_at_check")
     assert server.wait() == 1, server.text
     assert "silo 3 skips the attempt: " in server.text
-    assert "3 silos share masks, and this silo takes part with 4 at least" in server.text
+    assert "3 silos share masks, but this silo requires at least 4" in server.text
     assert "error: round 2: 3 of at least 4 uploads arrived" in server.text
     assert charged(federation, 3) == [-1, 0]
     killed(*silos)
@@ -451,7 +451,7 @@ def test_silos_killed_in_the_last_step_need_not_come_back(secure):
     server, silos = federation.server(), federation.silos(1, 2)
     victims = [federation.silo(rank, cheat="dies_at_reveal") for rank in (3, 4)]
     assert server.wait() == 1
-    assert "2 silos have revealed their shares, and it needs 3 at least" in server.text
+    assert "2 silos have revealed their shares, but at least 3 are needed" in server.text
     killed(*silos, *victims)
     assert charged(federation, 1) == [-1, 0, 1]
     server = federation.server(resume=True)
@@ -486,7 +486,7 @@ def test_more_slow_lines_than_a_sum_can_lose_are_given_more_time(secure):
     server = federation.server()
     finished(server, *federation.silos(1, 2), *slow)
     assert left_out(federation) == [[], [], []]
-    assert "nothing is opened, and it is repeated with new masks" in server.text
+    assert "the sum is not opened, and the attempt is repeated" in server.text
 
 
 def test_the_time_of_an_answer_does_not_tell_how_long_training_took(secure):
@@ -553,7 +553,7 @@ def test_with_noise_a_silo_tests_one_model_a_round_and_says_nothing_of_it(secure
     federation = secure(*PER_CLIENT, *NOISE)
     server, silos = federation.server(cheat="tests_two_models"), federation.silos(1, 2, 3, 4)
     finished(server, *silos)
-    line = "test after round 2: the server asks something else than before in this round of this run"
+    line = "test after round 2: the server repeats this round of this run with another question"
     assert all(line in silo.text for silo in silos)
     assert own_tests(federation, 1)[0].keys() == {0, 1, 2}
 

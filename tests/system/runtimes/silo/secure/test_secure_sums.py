@@ -82,7 +82,7 @@ def test_repeated_with_new_masks(hospitals):
     first = Play(wards, about, values, lost={3: 3, 4: 3})
     with pytest.raises(SecureError) as few:
         first.total()
-    assert str(few.value) == "secure aggregation, round 1: 2 silos have sent a vector, and it needs 3 at least"
+    assert str(few.value) == "secure aggregation, round 1: 2 silos have sent a vector, but at least 3 are needed"
     second = Play(wards[:3], attempt(number=1), values, noisy=lambda silo, vector: vector)
     assert second.total() == naive([values[rank] for rank in (1, 2, 3)], about)
     assert not np.array_equal(first.sent[3, 1], second.sent[3, 1])
@@ -129,11 +129,11 @@ def test_commitments_that_are_no_points_fit_nothing(text):
 @pytest.mark.parametrize(
     ("ranks", "at_least", "line"),
     [
-        ([1, 2], 2, "2 silos are there, and the sum needs 3 (comm_args.secure_threshold)"),
-        ([1, 2, 3, 4], 5, "4 silos are there, and the sum needs 5 (comm_args.secure_threshold)"),
-        ([1, 2, 3, 4, 5, 6], 3, "6 silos are there, and the sum may be of 5 at most"),
-        ([1, 2, 3, 4, 5, 6, 7, 8], 5, "8 silos are there, and the sum may be of 7 at most"),
-        ([1, 2, 100], 3, "silo 100 is there, and the federation has 99 silos"),
+        ([1, 2], 2, "2 silos take part, but the sum needs 3 (comm_args.secure_threshold)"),
+        ([1, 2, 3, 4], 5, "4 silos take part, but the sum needs 5 (comm_args.secure_threshold)"),
+        ([1, 2, 3, 4, 5, 6], 3, "6 silos take part, but the sum may be over at most 5"),
+        ([1, 2, 3, 4, 5, 6, 7, 8], 5, "8 silos take part, but the sum may be over at most 7"),
+        ([1, 2, 100], 3, "silo 100 takes part, but the federation has only 99 silos"),
     ],
 )
 def test_thresholds_that_are_refused(ranks, at_least, line):
@@ -176,7 +176,7 @@ def test_right_answers_are_summed_over_all_silos_of_the_opening_only(hospitals):
     Play(wards, opening, values).total()
     for lost in (2, 3, 4, 5):  # at these steps
         play = Play(wards, test, values, lost={4: lost})
-        with pytest.raises(SecureError, match=r"test after round 1: 3 silos .* it needs 4 at least"):
+        with pytest.raises(SecureError, match=r"test after round 1: 3 silos .* at least 4 are needed"):
             play.total()
     with pytest.raises(SecureError, match="its sum of silos 1, 2, 3, 4, and is now asked for that of silos 1, 2, 3;"):
         Play(wards[:3], test, values).upto(5)  # a server that leaves one out from the beginning
