@@ -500,7 +500,7 @@ class Table(Dataset):
         if without.all():
             if not len(frame):
                 raise mistake(path, "has no rows", "a file with one row per sample")
-            what = f"has no complete row; column {clean(lacking.sum().idxmax(), 40)} lacks most values"
+            what = f"has no complete row; most values of column {clean(lacking.sum().idxmax(), 40)} are missing"
             raise mistake(path, what, "data_args.missing: mean, or data_args.features without it")
         if options.missing == "drop":
             warn(f"{path}: dropped {counted(int(without.sum()), 'row')} of {len(frame)} with missing values")

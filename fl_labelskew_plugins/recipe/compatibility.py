@@ -201,8 +201,8 @@ def overruled(recipe: Recipe) -> list[str]:
     if optimizer.aggregation in (None, method.aggregation):
         return []
     return [
-        f"uploads are weighed as {recipe.train.federated_optimizer} has it ({optimizer.aggregation}), not as "
-        f"{recipe.method_name} has it ({method.aggregation})"
+        f"uploads have the weights of {recipe.train.federated_optimizer} ({optimizer.aggregation}), not those of "
+        f"{recipe.method_name} ({method.aggregation})"
     ]
 
 

@@ -235,7 +235,7 @@ class ServerTransport(Transport):
         except WireError as error:
             self._refuse(connection, streams.predicate(error), getattr(error, "code", "INVALID_ARGUMENT"))
         except OSError as error:
-            self._refuse(connection, f"sent what there is no room for: {error.strerror}", "UNAVAILABLE")
+            self._refuse(connection, f"sent a message that does not fit on the disk: {error.strerror}", "UNAVAILABLE")
         finally:
             timer.cancel()
             connection.outbox.close(flush=False)
@@ -323,7 +323,7 @@ class ServerTransport(Transport):
 
     def _turned_out(self, count: int) -> None:
         shown = "" if self.tls is None else "showed no certificate of this federation's authority, or "
-        meta = {"reason": f"{shown}asked for nothing", "times": count}
+        meta = {"reason": f"{shown}opened no stream", "times": count}
         self.audit.note("refused", why=meta["reason"], times=count)
         self.arrived.put(Message(Kind.REFUSED, -1, 0, meta=meta))
 

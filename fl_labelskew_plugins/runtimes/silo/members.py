@@ -63,7 +63,7 @@ class Excluded:
         except LabelSkewError as error:
             ranks, mistake = {client + 1 for client in self.clients}, str(error)
         if mistake and mistake != self._mistake:
-            log.warn(f"{mistake}; until then it stays as it was")
+            log.warn(f"{mistake}; until it is valid, no silo is excluded or included")
         self._mistake = mistake
         before, self.clients = self.clients, {rank - 1 for rank in ranks if 1 <= rank <= self._silos}
         changed = sorted(before ^ self.clients)
@@ -364,7 +364,7 @@ class Poll(Generic[Answer]):
         members.tell(now=True)
         if counted < needed:
             raise RunError(
-                f"{where}: {counted} of at least {needed} {self._what} are left without those that were refused "
+                f"{where}: {counted} of at least {needed} {self._what} remain after refusals "
                 f"({members.needs}, max_update_ratio); {members.go_on}"
             )
 
@@ -400,7 +400,7 @@ def include(folder: Path, rank: int) -> set[int]:
     """Let a silo take part again from the next round on; return the ranks of all excluded silos."""
     known = _excluded_in_run(folder, rank)
     if rank not in known:
-        there = f"excluded: {', '.join(map(str, sorted(known)))}" if known else "no silo of this run is"
+        there = f"excluded: {', '.join(map(str, sorted(known)))}" if known else "no silo of this run is excluded"
         raise LabelSkewError(f"{folder}: silo {rank} is not excluded; {there}")
     return _write(folder, known - {rank})
 
@@ -418,7 +418,7 @@ def _excluded_in_run(folder: Path, rank: int) -> set[int]:
         raise mistake(folder, "no recipe.yaml in it", "the folder of a server's run that has begun")
     recipe = recipes.load(run.recipe)
     if not recipe.common.across_silos:
-        raise mistake(folder, "is no run across silos", "the folder of one (training_type: cross_silo)")
+        raise mistake(folder, "is not a cross-silo run", "the folder of one (training_type: cross_silo)")
     if not 1 <= rank <= (silos := recipe.train.client_num_in_total):
         raise LabelSkewError(f"{folder}: no silo {rank} in it; allowed: 1 to {silos}")
     return excluded(folder)

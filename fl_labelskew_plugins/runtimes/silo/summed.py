@@ -177,7 +177,7 @@ class SummedUploads(Uploads):
         def ready(without: Collection[int]) -> list[int]:
             waited, least = [k for k in clients if k not in without], min(members.quorum, len(clients))
             if len(waited) < least:
-                what = f"{len(waited)} of at least {least} silos are left without those that failed ({members.needs})"
+                what = f"{len(waited)} of at least {least} silos remain after failures ({members.needs})"
                 raise RunError(f"{members.where}: {what}; {members.go_on}")
             for client in [client for client in self._ready if client not in members.present]:
                 del self._ready[client]  # until it has reconnected and trained again

@@ -201,7 +201,7 @@ def test_a_missing_class_is_no_mean(tmp_path):
         ({"age": cells(1, at2="?", at3="n/k")}, {}, "column age: contains text (?, n/k); expected numbers; use"),
         ({"age": cells(1.0, at2=np.inf)}, {}, "column age: row 3 is not finite in float32; use finite numbers"),
         ({"age": cells(1.0, at2=1e300)}, {}, "column age: row 3 is not finite in float32; use finite numbers"),
-        ({"age": [np.nan] * 40}, {"missing": "drop"}, "has no complete row; column age lacks most values; use"),
+        ({"age": [np.nan] * 40}, {"missing": "drop"}, "has no complete row; most values of column age are missing"),
         ({"age": [np.nan] * 40}, {"missing": "mean"}, "column age: has no value in the training part; use"),
         ({"label": ["benign"] * 40}, {}, "column label: has only the class benign; use data_args.class_names with all"),
         ({"label": np.arange(40) / 2}, {}, "column label: contains 0.5, which is not a class; use names or integers"),

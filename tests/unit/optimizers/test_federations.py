@@ -60,7 +60,7 @@ class Three:
     Args:
         decay: weight decay.
         spread: weight of the term that is not additive.
-        by_class: whether the classifier's rows are weighed by class.
+        by_class: whether the classifier's rows are weighted by class.
         momentum: local.
     """
 

@@ -125,7 +125,10 @@ def test_fewest_clients_of_a_sum():
             ["method_args.method=fedmr"],
             "2 is noise only on weights, not on sums in the uploads of fedmr, counts in the",
         ),
-        (["train_args.federated_optimizer=SCAFFOLD"], "not on what SCAFFOLD sends beside weights; use a method and an"),
+        (
+            ["train_args.federated_optimizer=SCAFFOLD"],
+            "not on what SCAFFOLD sends in addition to weights; use a method and an",
+        ),
         (
             ["train_args.proxy_aggregation=class"],
             "not on train_args.proxy_aggregation class; use a method and an optim",

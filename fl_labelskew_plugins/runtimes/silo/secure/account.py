@@ -127,7 +127,7 @@ class Account:
         opened.discard(round)
         if (before, times) != (last := max(opened, default=-1), len(opened) + 1):
             what = f"the server continues from round {before + 1} and has selected this silo {times} times"
-            here = f"here {len(opened)} sums before this round are noted, the last one of round {last + 1}"
+            here = f"here {len(opened)} sums before this round are recorded, the last one of round {last + 1}"
             raise SecureError(f"round {round + 1}: {what}; {here} ({self.file})")
 
     def join(self, run: str) -> None:

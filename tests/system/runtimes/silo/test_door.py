@@ -103,7 +103,7 @@ def test_of_too_many_connections_those_without_a_stream_go(start, crowd, monkeyp
         arrived = server._next(20)
         kinds.append(Kind(arrived.kind).name)
     assert arrived.sender == -1
-    assert arrived.meta["reason"].endswith(", or asked for nothing")
+    assert arrived.meta["reason"].endswith(", or opened no stream")
     assert arrived.meta["times"] > 0
     assert "LEFT" not in kinds
 

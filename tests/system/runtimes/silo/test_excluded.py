@@ -116,9 +116,9 @@ def test_mistakes_are_a_line(tmp_path, sp_run):
 
     assert mistake("exclude", tmp_path / "none", 1) == "/none: no such folder; use the folder of the server's run"
     assert mistake("exclude", tmp_path / "empty", 1).startswith("/empty: no recipe.yaml in it; ")
-    assert "is no run across silos; " in mistake("exclude", sp_run(), 1)
+    assert "is not a cross-silo run; " in mistake("exclude", sp_run(), 1)
     assert mistake("exclude", tmp_path / "run", 4) == "/run: no silo 4 in it; allowed: 1 to 3"
-    assert mistake("include", tmp_path / "run", 2) == "/run: silo 2 is not excluded; no silo of this run is"
+    assert mistake("include", tmp_path / "run", 2) == "/run: silo 2 is not excluded; no silo of this run is excluded"
     call("silo", "exclude", tmp_path / "run", 3)
     assert mistake("exclude", tmp_path / "run", 3).startswith("/run: silo 3 is excluded already; ")
     assert mistake("include", tmp_path / "run", 2) == "/run: silo 2 is not excluded; excluded: 3"

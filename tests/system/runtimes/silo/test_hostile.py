@@ -167,7 +167,7 @@ def test_where_too_few_are_left_the_server_ends_and_goes_on_without_the_silo(fed
     server, silos = federation.server(), federation.silos(1, 2)
     fake = FakeSilo(federation.address, [huge])
     assert server.wait() == 1
-    said = "round 1: 2 of at least 3 uploads are left without those that were refused (comm_args.min_clients, max_upda"
+    said = "round 1: 2 of at least 3 uploads remain after refusals (comm_args.min_clients, max_update_ratio"
     assert said in server.text
     assert "Traceback" not in server.text
     fake.transport.stop_receive_message()

@@ -491,7 +491,7 @@ def test_a_full_disk_ends_the_connection_alone(start):
     server, silo = pair(start, spool=Full())
     silo.send(Kind.UPLOAD, tensors={"a": torch.zeros(1000)})
     reason = server.wait(Kind.REFUSED).meta["reason"]
-    assert reason == "sent what there is no room for: No space left on device"
+    assert reason == "sent a message that does not fit on the disk: No space left on device"
     server.wait(Kind.LEFT)
     silo.wait(Kind.JOINED, 2)
 

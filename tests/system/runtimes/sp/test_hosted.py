@@ -187,9 +187,9 @@ def test_corrected_equals_our_own_bit_for_bit_where_nothing_is_averaged(settings
         ([*by("FedAvg", client_optimizer="adam", learning_rate=0.05), ONE], "Adam is Adam"),
         ([*by("FedOpt", server_momentum=0.9), ONE], "server_momentum is the recipe"),
         ([*by("FedAvg", lr_schedule="step", lr_decay=0.5, lr_decay_every=1), ONE], "the learning rate follows"),
-        ([*by("FedNova"), "method_args.method=fedrs"], "uploads are weighed as"),
-        ([*by("FedNova"), "method_args.method=fedshift", THREE], "uploads are weighed as"),
-        ([*by("FedAvg"), "method_args.method=fedshift", ONE], "uploads are weighed as"),
+        ([*by("FedNova"), "method_args.method=fedrs"], "uploads have the weights that"),
+        ([*by("FedNova"), "method_args.method=fedshift", THREE], "uploads have the weights that"),
+        ([*by("FedAvg"), "method_args.method=fedshift", ONE], "uploads have the weights that"),
     ],
     ids=lambda value: "-".join(part.partition("=")[2].strip('"') for part in value) if isinstance(value, list) else "",
 )

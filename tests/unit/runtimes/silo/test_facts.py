@@ -107,7 +107,7 @@ def test_of_class_names_a_digest_is_told_and_nothing_of_numbers():
         assert "benign" not in json.dumps(facts.meta())
 
 
-def test_class_counts_are_told_only_where_rows_are_weighed_by_them():
+def test_class_counts_are_told_only_where_rows_are_weighted_by_them():
     assert "counts" not in silos.load(parsed(), 0).facts.meta()
     answer = silos.load(parsed("train_args.proxy_aggregation=class"), 0).facts
     assert sum(answer.counts) == answer.samples

@@ -51,7 +51,7 @@ def test_too_few_answers_end_the_run(members):
     ):
         list(Poll(members, [0, 1, 2], "uploads", {1: "b"}).take())
     members.round = -1
-    with pytest.raises(RunError, match=r"^opening exchange: 1 of at least 2 openings are left without those that were"):
+    with pytest.raises(RunError, match=r"^opening exchange: 1 of at least 2 openings remain after refusals"):
         list(Poll(members, [0, 1], "openings", {0: "a", 1: "b"}).take(lambda client: client == 0))
 
 
