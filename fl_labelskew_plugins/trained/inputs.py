@@ -26,7 +26,7 @@ MAX_DEVIATION = 8.0
 """Warn if an array's standard deviation, or distance from the mean, exceeds this multiple of training's deviation."""
 
 
-class Batch(NamedTuple):
+class InputBatch(NamedTuple):
     """Samples ``(B, ...)`` as the data set gives them, and their names."""
 
     names: list[str]
@@ -62,7 +62,7 @@ def batches(
     size: int,
     unreadable: list[str],
     settings: Mapping[str, Any] | None = None,
-) -> Iterator[Batch]:
+) -> Iterator[InputBatch]:
     """Read the samples of files, in order, at most ``size`` at a time; unreadable files are listed in ``unreadable``.
 
     ``settings``: ``data_args`` that override the training's.
@@ -93,12 +93,12 @@ def holds_many(file: Path) -> bool:
     return file.suffix.lower() in (".npz", *TEXT, *PARQUET)
 
 
-def cut(samples: NDArray[Any], size: int, name: str, numbers: NDArray[np.int64] | None = None) -> Iterator[Batch]:
+def cut(samples: NDArray[Any], size: int, name: str, numbers: NDArray[np.int64] | None = None) -> Iterator[InputBatch]:
     """Samples in batches, each sample named ``name[number]``, by default numbered from 0."""
     numbers = np.arange(len(samples)) if numbers is None else numbers
     for start in range(0, len(samples), size):
         part = slice(start, start + size)
-        yield Batch([f"{name}[{number}]" for number in numbers[part]], samples[part])
+        yield InputBatch([f"{name}[{number}]" for number in numbers[part]], samples[part])
 
 
 def table_of(trained: Trained, settings: Mapping[str, Any] | None = None) -> Table:
@@ -150,7 +150,7 @@ def reader(trained: Trained, recipe: Mapping[str, Any], settings: Mapping[str, A
 
 def _pictures(
     trained: Trained, files: Sequence[Path], size: int, unreadable: list[str], settings: Mapping[str, Any]
-) -> Iterator[Batch]:
+) -> Iterator[InputBatch]:
     about, where = trained.about, clean(trained.file, 4096)
     if not about.picture:
         problem = f"was trained on {about.dataset}, whose samples are not picture files"
@@ -166,7 +166,7 @@ def _pictures(
     with ThreadPoolExecutor(available_cores()) as pool:
         for start in range(0, len(files), size):
             part = files[start : start + size]
-            batch = Batch([], np.empty((0, *about.input_shape), np.uint8))
+            batch = InputBatch([], np.empty((0, *about.input_shape), np.uint8))
             sound = []
             for file, sample in zip(part, pool.map(read, part), strict=True):
                 if isinstance(sample, str):

@@ -32,7 +32,7 @@ def columns(top: int) -> list[str]:
     return ["file", "class", "probability", *further]
 
 
-def rows(trained: Trained, batches: Iterable[inputs.Batch], top: int) -> Iterator[list[PredictionRow]]:
+def rows(trained: Trained, batches: Iterable[inputs.InputBatch], top: int) -> Iterator[list[PredictionRow]]:
     """The rows of each batch, see :func:`columns`; probabilities between 0 and 1.
 
     Raises:

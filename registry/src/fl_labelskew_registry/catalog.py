@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from importlib.metadata import EntryPoint, distributions, entry_points
+from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 from typing import Any, Literal, get_args
 
 from stevedore import DriverManager
@@ -55,7 +55,7 @@ def entries(kind: Kind) -> list[Entry]:
 def _entries(kind: Kind, installed: tuple[tuple[str, int], ...]) -> list[Entry]:
     # stevedore's list_entry_points loses the distribution of an entry point. The set removes duplicates: an editable
     # install can be visible through two metadata folders.
-    return sorted({Entry(e.name, _distribution(e), e.value) for e in entry_points(group=namespace(kind))})
+    return sorted({Entry(e.name, _distribution(e.dist), e.value) for e in entry_points(group=namespace(kind))})
 
 
 def _installed() -> tuple[tuple[str, int], ...]:
@@ -63,9 +63,10 @@ def _installed() -> tuple[tuple[str, int], ...]:
     return tuple((path, os.stat(path or ".").st_mtime_ns) for path in sys.path if os.path.exists(path or "."))
 
 
-def _distribution(entry_point: EntryPoint) -> str:
+@cache
+def _distribution(distribution: Distribution | None) -> str:
     try:
-        return (entry_point.dist and entry_point.dist.name) or "unknown"
+        return (distribution and distribution.name) or "unknown"
     except Exception:  # METADATA is missing; a broken install must not hide other plugins
         return "unknown"
 
@@ -92,8 +93,8 @@ def misplaced(kind: Kind, name: str | None = None) -> list[str]:
         guesses = get_close_matches(group.lower(), get_args(Kind), n=1) or list(get_args(Kind))
         if name is not None or kind in guesses:
             lines.add(
-                f"{_distribution(entry)} registers '{entry.name}' in the group {entry.group}, which does not exist; "
-                f"use {' or '.join(f'fl_labelskew.{guess}' for guess in guesses)}"
+                f"{_distribution(entry.dist)} registers '{entry.name}' in the group {entry.group}, which does not "
+                f"exist; use {' or '.join(f'fl_labelskew.{guess}' for guess in guesses)}"
             )
     return sorted(lines)
 
