@@ -191,7 +191,8 @@ def checked(model: type[ModelT], raw: Any, place: str = "") -> tuple[ModelT | No
         return None, [f"{place}{show(raw)} is not a mapping; allowed: {', '.join(known)}"]
     made, wrong = validate(model, raw)
     wrong = {key: unknown_key(key, known) for key in raw if key not in known} | wrong
-    return None if wrong else made, [f"{place}{key}: {line}" if key else place + line for key, line in wrong.items()]
+    lines = [f"{place}{clean(key)}: {line}" if key else place + line for key, line in wrong.items()]
+    return None if wrong else made, lines
 
 
 def _message(detail: ErrorDetails, schema: Schema) -> str:

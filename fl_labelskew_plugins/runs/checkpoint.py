@@ -17,11 +17,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fl_labelskew_plugins.machine.files import check_regular
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.tensors import State, Weights, group
 
 CPU = torch.device("cpu")
 Norms = dict[int, dict[int, dict[str, float]]]
 """Client to round to norms by name."""
+
+DAMAGED = (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
+"""Exceptions while a damaged checkpoint is read."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def read(file: Path, device: torch.device = CPU, *, tensors: bool = True) -> Che
         meta |= {name: {int(client): number for client, number in meta[name]} for name in ("states", "selections")}
         norms = meta.get("norms", {})
         meta["norms"] = {int(k): {int(at): norm for at, norm in v.items()} for k, v in norms.items()}
-        meta["round"] = int(meta["round"])
+        meta |= {"round": int(meta["round"]), "seconds": float(meta.get("seconds", 0))}
         return Checkpoint(
             weights=group(loaded, "model"), shared=group(loaded, "shared"), memory=group(loaded, "memory"), **meta
         )
@@ -68,8 +72,8 @@ def _opened(file: Path, device: torch.device = CPU) -> Iterator[tuple[dict[str, 
         check_regular(file)
         with safe_open(file, "pt", device=str(device)) as opened:
             yield json.loads(opened.metadata()["labelskew"]), opened
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise LabelSkewError(f"{file} is not a checkpoint of a run: {error}".splitlines()[0]) from error
+    except DAMAGED as error:
+        raise LabelSkewError(f"{file} is not a checkpoint of a run: {clean(str(error), 200)}") from error
 
 
 def table(numbers: Mapping[int, int]) -> Tensor:

@@ -245,7 +245,8 @@ class SiloTransport(Transport):
                 heard = True
                 self._wait_if_quiet()
             reason = "it has closed the connection"
-        except self._grpc.RpcError:
+        except self._grpc.RpcError as error:
+            error.__traceback__ = None  # gRPC keeps its errors, and a traceback the buffer of an incomplete message
             reason = self._ending(call, joined=joined)
         except streams.CutShortError:
             reason = "the connection was lost"

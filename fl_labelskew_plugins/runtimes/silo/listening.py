@@ -230,8 +230,8 @@ class ServerTransport(Transport):
             hashing = streams.Hashing(requests, wanted=self.audit.digests)
             while self._read(connection, hashing, timer):
                 pass
-        except (streams.CutShortError, self._grpc.RpcError):
-            pass  # the connection is lost, which is queued as LEFT
+        except (streams.CutShortError, self._grpc.RpcError) as error:  # the connection is lost, which is queued as LEFT
+            error.__traceback__ = None  # gRPC keeps its errors, and a traceback the buffer of an incomplete message
         except WireError as error:
             self._refuse(connection, streams.predicate(error), getattr(error, "code", "INVALID_ARGUMENT"))
         except OSError as error:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from commands import call, errors
 from fl_labelskew_registry import LabelSkewError
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import fl_labelskew_plugins as fl
 
@@ -72,6 +74,35 @@ def test_resume_of_damaged_files(run, name, text):
         assert errors(*words) == [f"{run / name}: {DAMAGED}"]
     else:  # lines of rounds from a damaged one on count as missing
         call(*words)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"round": float("inf")}, "latest.safetensors"),
+        ({"seconds": ["a"]}, "is not a checkpoint of a run: float() argument must be a string or a real number"),
+        ({"x\x1b[2K\x1b[E": 1}, "is not a checkpoint of a run: "),
+        (None, "classifier.weight is (1, 3, 4) torch.float32, expected (3, 4) torch.float32"),
+    ],
+)
+def test_resume_of_a_changed_checkpoint(run, change, line):
+    file = run / "checkpoint" / "latest.safetensors"
+    with safe_open(file, "pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        meta = json.loads(opened.metadata()["labelskew"])
+    if change is None:
+        tensors["model/classifier.weight"] = tensors["model/classifier.weight"][None]
+    save_file(tensors, file, {"labelskew": json.dumps(meta | (change or {}))})
+    (error,) = errors("run", "--resume", run, "--host", "none", "--set", "train_args.comm_round=2")
+    assert line in error
+    assert "\x1b" not in error
+
+
+@pytest.mark.parametrize("text", ['"accuracy": "x"', '"recall": [0.5, "x"]'])
+def test_resume_of_measures_that_are_text(run, text):
+    (run / "metrics.jsonl").write_text(f'{{"round": 0, {text}}}\n')
+    (error,) = errors("run", "--resume", run, "--host", "none", "--set", "train_args.comm_round=2")
+    assert error.startswith(f"{run / 'metrics.jsonl'}: is damaged: expected numbers, but it contains text")
 
 
 def test_evaluate_beside_a_damaged_environment(run, finished):

@@ -30,7 +30,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 
 TRIES = 3
-"""Largest number of attempts at one sum with the same silos."""
+"""Largest number of attempts at one sum with the same silos, and of those that failed after silos masked vectors."""
 LEAST_S = 5.0
 """Least time of a step in seconds, if the deadline is at least ten times as long."""
 SHARES = {kind: 5 if kind is Kind.MASKED else 1 for kind in wire.STEPS}
@@ -66,7 +66,7 @@ class ServerSums:
         self._numbers: dict[int, int] = {}
         self._faults: Counter[int] = Counter()
         self._lost: set[int] = set()
-        self._seconds, self._slow = 0.0, 0
+        self._seconds, self._slow = 0.0, False
         self._attempt = Attempt("", OPENING, 0, 32, 0, Sizes(LEAST_SUMMED, LEAST_SUMMED, LEAST_SUMMED))
         self._kind = Kind.KEYS
         self._said: Callable[[int], Said] = lambda rank: ({}, {})
@@ -85,9 +85,11 @@ class ServerSums:
         attempt.
 
         Raises:
-            RunError: too few silos are left, or the same silos failed :data:`TRIES` times.
+            RunError: too few silos are left, or :data:`TRIES` attempts failed: with the same silos, or after silos
+                masked their vectors, each of which was charged to the silo's ledger.
         """
         self._faults.clear()
+        self._slow, masked = False, 0
         tries: Counter[tuple[int, ...]] = Counter()
         clients: list[int] = []
         while True:
@@ -97,12 +99,11 @@ class ServerSums:
                 without = failed
             clients = who(without)
             try:
-                total = self.total(run, round, clients, ring, question)
-                self._slow = 0
-                return total
+                return self.total(run, round, clients, ring, question)
             except SecureError as error:
                 tries[tuple(clients)] += 1
-                if len(clients) < self._sizes(round).at_least or tries[tuple(clients)] == TRIES:
+                masked += self._kind in (Kind.MASKED, Kind.THERE, Kind.REVEALED)
+                if len(clients) < self._sizes(round).at_least or TRIES in (tries[tuple(clients)], masked):
                     raise RunError(f"{error}; {self._members.go_on}") from None
                 self._members.warn(f"{error}; the sum is not opened, and the attempt is repeated")
 
@@ -201,7 +202,7 @@ class ServerSums:
         """Ask these clients, and wait for the answers; return the clients that answered.
 
         Each step has its own time, so a silo that is silent at one step makes no other silo late. If too few vectors
-        arrive in time, the next attempt gives them twice as long, and no silo has failed.
+        arrive in time, further attempts give them twice as long, and at first no silo has failed.
         """
         self._kind, self._said, self._taken = kind, said, taken
         members, answers = self._members, dict[int, bool]()
@@ -211,7 +212,7 @@ class ServerSums:
         if self._attempt.round == OPENING and kind is Kind.KEYS:
             share = 0.5  # silos build their networks before they answer
         whole = members.comm.round_deadline_s
-        for_vectors, least = FOR_VECTORS * whole * 2**self._slow, min(LEAST_S, whole / 10)
+        for_vectors, least = FOR_VECTORS * whole * (2 if self._slow else 1), min(LEAST_S, whole / 10)
         if kind is Kind.MASKED:
             least = for_vectors
         elif kind is Kind.KEYS and self._slow:
@@ -226,7 +227,7 @@ class ServerSums:
         slow = kind is Kind.MASKED and len(answers) < self._attempt.sizes.at_least
         for client in silent:
             self._fault(client, 0 if slow and not self._slow else 1)  # at first, the silos may only need more time
-        self._slow += slow
+        self._slow = self._slow or slow
         return sorted(answers)
 
     def came(self, client: int, *, same_process: bool) -> None:

@@ -1,6 +1,7 @@
 """Server and silos over real sockets and real TLS, on this machine; and everybody else who may connect."""
 
 import contextlib
+import gc
 import json
 import os
 import pickle
@@ -446,6 +447,38 @@ def test_half_a_message_is_a_lost_connection(start):
     server.wait(Kind.LEFT)
     assert server.kinds == ["HELLO", "LEFT"]
     assert not server.transport.receive(0.1)
+
+
+def wait_until(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_message_that_is_broken_off_keeps_no_buffer(start):
+    """gRPC keeps the errors of its streams, and with a traceback also what was read: a silo could fill the disk."""
+    server = start()
+    server.transport.limits[Kind.UPLOAD] = 2**24
+    spool, head = server.transport._spool, Header(Kind.UPLOAD, 1, 0, 0, 2**24).pack() + b"1"
+    gc.disable()
+    try:
+        for number in (1, 2, 3):
+            hold = threading.Event()
+
+            def requests(hold=hold):
+                yield from [*chunks(Kind.HELLO), head]
+                hold.wait(30)
+
+            with grpc.insecure_channel(server.transport.address) as channel:
+                call = channel.stream_stream(RPC)(requests())
+                wait_until(lambda: spool.held >= 2**24)
+                call.cancel()
+                hold.set()
+            server.wait(Kind.LEFT, number)
+            wait_until(lambda: spool.held == 0)
+    finally:
+        gc.enable()
 
 
 def test_who_says_nothing_is_sent_away(start, monkeypatch):
