@@ -2,15 +2,20 @@
 
 import itertools
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fl_labelskew_registry import RunError
 from masked_rounds import Play, attempt, naive, vectors
 
 from fl_labelskew_plugins.engine.ring import parts, unit
+from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, number_of_test
+from fl_labelskew_plugins.runtimes.silo.secure.asking import ServerSums
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, Sizes, number_of_test
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
+from fl_labelskew_plugins.runtimes.transport import Kind
 
 
 @pytest.mark.parametrize("bits", [16, 17, 24, 32])
@@ -181,3 +186,21 @@ def test_right_answers_are_summed_over_all_silos_of_the_opening_only(hospitals):
     with pytest.raises(SecureError, match="its sum of silos 1, 2, 3, 4, and is now asked for that of silos 1, 2, 3;"):
         Play(wards[:3], test, values).upto(5)  # a server that leaves one out from the beginning
     assert Play(wards, test, values).total() == naive(values.values(), test)
+
+
+@pytest.mark.parametrize(("kind", "attempts"), [(Kind.MASKED, 3), (Kind.REVEALED, 3), (Kind.CHECKED, 5)])
+def test_attempts_that_fail_after_vectors_were_masked_end_the_run(kind, attempts):
+    """Also if each attempt is of other silos: such a vector is charged to the ledger of its silo."""
+    warned = []
+    members = SimpleNamespace(quorum=9, go_on="to resume: ...", warn=warned.append)
+    sums = ServerSums(members, None, None, {}, Audit(), sizes=lambda round: Sizes(3, 9, 9))
+
+    def fails(*args):
+        sums._kind = kind
+        raise SecureError("2 silos have sent a vector")
+
+    sums.total = fails
+    groups = iter([[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 5], [0, 1, 2, 6], [0, 1]])
+    with pytest.raises(RunError, match="2 silos have sent a vector; to resume"):
+        sums.repeated("run", 1, lambda without: next(groups), None)
+    assert len(warned) == attempts - 1
