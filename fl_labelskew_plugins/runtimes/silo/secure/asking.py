@@ -66,7 +66,7 @@ class ServerSums:
         self._numbers: dict[int, int] = {}
         self._faults: Counter[int] = Counter()
         self._lost: set[int] = set()
-        self._seconds, self._slow = 0.0, False
+        self._seconds, self._slow = 0.0, 0
         self._attempt = Attempt("", OPENING, 0, 32, 0, Sizes(LEAST_SUMMED, LEAST_SUMMED, LEAST_SUMMED))
         self._kind = Kind.KEYS
         self._said: Callable[[int], Said] = lambda rank: ({}, {})
@@ -89,7 +89,7 @@ class ServerSums:
                 masked their vectors, each of which was charged to the silo's ledger.
         """
         self._faults.clear()
-        self._slow, masked = False, 0
+        self._slow, masked = 0, 0
         tries: Counter[tuple[int, ...]] = Counter()
         clients: list[int] = []
         while True:
@@ -212,7 +212,7 @@ class ServerSums:
         if self._attempt.round == OPENING and kind is Kind.KEYS:
             share = 0.5  # silos build their networks before they answer
         whole = members.comm.round_deadline_s
-        for_vectors, least = FOR_VECTORS * whole * (2 if self._slow else 1), min(LEAST_S, whole / 10)
+        for_vectors, least = FOR_VECTORS * whole * 2**self._slow, min(LEAST_S, whole / 10)
         if kind is Kind.MASKED:
             least = for_vectors
         elif kind is Kind.KEYS and self._slow:
@@ -227,7 +227,7 @@ class ServerSums:
         slow = kind is Kind.MASKED and len(answers) < self._attempt.sizes.at_least
         for client in silent:
             self._fault(client, 0 if slow and not self._slow else 1)  # at first, the silos may only need more time
-        self._slow = self._slow or slow
+        self._slow = min(self._slow + slow, 2)
         return sorted(answers)
 
     def came(self, client: int, *, same_process: bool) -> None:
