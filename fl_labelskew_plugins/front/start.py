@@ -265,7 +265,9 @@ def _check_rounds(recipe: Recipe, folder: RunFolder, planned: int) -> None:
     rounds, done = recipe.train.comm_round, checkpoint.round_of(folder.checkpoint) or 0
     where = f"--set {ROUNDS}={rounds}"
     if folder.is_whole(planned) and done < planned:
-        raise mistake(where, f"{folder.checkpoint}, from which the run would continue, is missing", "a new run")
+        raise mistake(
+            where, f"{folder.checkpoint}, from which the run would continue, is missing or damaged", "a new run"
+        )
     if rounds <= done:
         raise mistake(where, f"{folder.path} has {done} complete rounds", f"a number above {done}")
     if reason := compatibility.uses_rounds(recipe):

@@ -78,7 +78,7 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
         message = f"{train.client_optimizer} cannot be used with federated_optimizer {name}; allowed: {right}"
         yield Conflict("train_args.client_optimizer", message, key)
     if train.momentum and not optimizer.local_momentum:
-        message = f"{train.momentum:g} cannot be used with federated_optimizer {name}, whose momentum is the server's"
+        message = f"{train.momentum:g} cannot be used with federated_optimizer {name}, which has momentum on the server"
         yield Conflict("train_args.momentum", f"{message} (server_momentum); allowed: 0", key)
     if sends_more(optimizer) and not comm.send_contributions:
         message = f"false cannot be used with federated_optimizer {name}, which sends more than weights; allowed: true"

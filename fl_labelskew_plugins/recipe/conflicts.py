@@ -38,7 +38,7 @@ def conflicts(recipe: Sections) -> Iterator[Conflict]:
     yield from _diagnostics_conflicts(recipe)
     yield from _secure_conflicts(recipe)
     if recipe.train.augment and recipe.security.attack_type == "label_flipping":
-        message = "cannot be used with attack_type label_flipping, whose samples are not augmented; allowed: []"
+        message = "cannot be used with attack_type label_flipping, which does not augment samples; allowed: []"
         yield Conflict("train_args.augment", message, ("security_args.attack_type",))
     yield from _host_conflicts(recipe.security, recipe.dp)
 

@@ -71,7 +71,7 @@ def sent(recipe: Recipe) -> Iterator[tuple[str, str]]:
         for name in method.contribution_shapes(some):
             yield method.sends.get(name, OTHER), f"{name} in the uploads of {names}"
         if recipe.optimizer.contribution_shapes({"classifier.weight": (1, 1)}):
-            yield OPTIMIZER, f"what {recipe.train.federated_optimizer} sends in addition to weights"
+            yield OPTIMIZER, f"tensors of {recipe.train.federated_optimizer} in addition to weights"
 
 
 def _noise(recipe: Recipe, name: str, counts: list[str]) -> float:

@@ -101,7 +101,7 @@ class RunFolder(RunReader):
         if environment and (not environment.get("run") or "source" not in environment.get("optimizer", {})):
             raise self.damaged(self.path / "environment.json")
         for file in (self.metrics, self.timings):
-            if any(type(line.get("round")) is not int for line in read_lines(file)):
+            if any(type(line.get("round")) is not int or _has_text(line) for line in read_lines(file)):
                 raise self.damaged(file)
 
     def broke_off_at_once(self) -> bool:
@@ -415,3 +415,10 @@ def finite(value: Any) -> Any:
     if isinstance(value, list):
         return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _has_text(value: object) -> bool:
+    """Whether a line of measures contains text, at any depth."""
+    if isinstance(value, dict | list):
+        return any(map(_has_text, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str)

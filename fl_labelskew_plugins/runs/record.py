@@ -73,8 +73,6 @@ class Record:
                 check_upload(begun.weights, session.start, where=str(folder.checkpoint))
             except RunError as error:
                 raise LabelSkewError(str(error)) from None
-            if any(_has_text(value) for line in folder.lines for value in line.values()):
-                raise folder.damaged(folder.metrics, "expected numbers, but it contains text")
         at = begun or Checkpoint(weights=session.start)
         self.next_round, self.weights = at.round, at.weights
         self.shared: Mapping[str, Tensor] = at.shared
@@ -326,10 +324,3 @@ class Record:
         for key in ("versions", "threads", "device", "cpu_capability"):
             if before[key] != now[key]:
                 log.warn(f"{key} differs from the run's start, so the last digits may differ, too")
-
-
-def _has_text(value: object) -> bool:
-    """Whether a measure, or one of several, is text."""
-    if isinstance(value, dict | list):
-        return any(map(_has_text, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, str)

@@ -1,8 +1,8 @@
 """Starts commands as processes of their own, forked from one that has imported everything: an import takes seconds.
 
 Reads a line of JSON for each: ``{"argv": [...], "log": FILE, "errors": FILE, "process": PID, "cwd": FOLDER,
-"environment": {...}, "script": FILE, "python": FILE, "largest": BYTES}``, of which ``argv`` and either ``log`` or
-``process`` (whose output it uses) are required; answers with the pid. Without a script it is ``labelskew``. Reports
+"environment": {...}, "script": FILE, "python": FILE, "largest": BYTES}``. ``argv`` is required, and either ``log`` or
+``process``, a process that lends its output. Answers with the pid. Without a script it is ``labelskew``. Reports
 ``[pid, code]`` of each that has ended on the second output.
 """
 

@@ -1,9 +1,6 @@
 """What mpirun starts for a rank: a fork of forker.py does the work. Arguments: DOOR SCRIPT ARGUMENTS."""
 
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from forked_python import forked
 

@@ -72,7 +72,7 @@ class Guard:
     def survey(self, question: str) -> None:
         """Raise PolicyError unless the policy allows class counts for a survey; it counts as an answer."""
         if self.policy.require_secure_aggregation:
-            self._refuse("require_secure_aggregation", "a survey, whose class counts are sent per silo")
+            self._refuse("require_secure_aggregation", "a survey: its class counts are sent per silo")
         if self.policy.send is not None and "counts" not in self.policy.send:
             self._refuse("send", "counts: those of its classes, for a survey")
         self._write_down("survey", question, question, "a survey")

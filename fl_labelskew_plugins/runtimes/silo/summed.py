@@ -388,8 +388,8 @@ class SummedAnswers(Answers):
     ) -> None:
         """Keep a private state for a first turn that fails; without one, later rounds would be faster.
 
-        It is that of training from a fresh network with constant shared tensors, so that nothing that the server sends
-        can make it fail or empty.
+        It is that of training from a fresh network with constant shared tensors, so that no value that the server sends
+        can make it fail or empty. Shared tensors of a wrong name or shape end the silo, whatever its data are.
         """
         assert self.silo.session is not None
         trainer = self.silo.session.trainer

@@ -44,7 +44,7 @@ def lines(tmp_path, text, method="method: fedavg", train="", comm="", more="", o
         ("send: [weights, counts]", {"method": "method: fedmr"}, "prototypes: sums in the uploads of fedmr;"),
         ("send: [weights, prototypes]", {"method": "method: fedproc"}, "counts: counts in the uploads of fedproc;"),
         ("send: [weights]", {"method": "method: reweighting"}, "counts: smoothed in the opening exchange of rew"),
-        ("send: [weights]", {"train": ", federated_optimizer: SCAFFOLD"}, "optimizer: what SCAFFOLD sends in addition"),
+        ("send: [weights]", {"train": ", federated_optimizer: SCAFFOLD"}, "optimizer: tensors of SCAFFOLD in addition"),
         ("send: [counts]", {}, 'send: ["counts"] does not allow weights: every upload;'),
         (f"server_fingerprint: {'ab' * 32}", {}, "does not allow a connection without certificates (comm_args.certs);"),
         (SIGMA, {}, "noise_at_least.upload_sigma: 0.1 does not allow noise of 0;"),

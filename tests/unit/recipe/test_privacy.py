@@ -127,7 +127,7 @@ def test_fewest_clients_of_a_sum():
         ),
         (
             ["train_args.federated_optimizer=SCAFFOLD"],
-            "not on what SCAFFOLD sends in addition to weights; use a method and an",
+            "not on tensors of SCAFFOLD in addition to weights; use a method",
         ),
         (
             ["train_args.proxy_aggregation=class"],

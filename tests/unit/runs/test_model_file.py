@@ -76,6 +76,7 @@ def test_the_hash_is_of_what_decides_about_the_numbers():
         ({"format": True}, "its metadata are damaged; use the original file"),
         ({"format": "1"}, "are damaged"),
         ({"more": 1}, "invalid metadata: more: unknown key; allowed: format, network"),
+        ({"x\x1b[2K": 1}, "invalid metadata: x?[2K: unknown key"),
         ({"round": 0}, "invalid metadata: round: 0 is out of range; allowed: an integer of at least 1"),
         (
             {"input_shape": [10**6, 10**6]},

@@ -19,8 +19,8 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
     SitsOutError,
     Sizes,
     about,
+    invalid_message,
     listed,
-    senseless,
     where,
 )
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
@@ -87,7 +87,9 @@ class SiloSums:
             except LabelSkewError:
                 raise
             except Exception as error:
-                self._warn(str(senseless(round, "the server", error)))  # the error may contain values of this silo
+                self._warn(
+                    str(invalid_message(round, "the server", error))
+                )  # the error may contain values of this silo
                 raise SecureError(f"{where(round)}: a message of the server is invalid here") from None
             else:
                 if tensors is None:

@@ -22,8 +22,8 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
     SecureError,
     Sizes,
     about,
+    invalid_message,
     listed,
-    senseless,
 )
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
@@ -202,7 +202,8 @@ class ServerSums:
         """Ask these clients, and wait for the answers; return the clients that answered.
 
         Each step has its own time, so a silo that is silent at one step makes no other silo late. If too few vectors
-        arrive in time, further attempts give them twice as long, and at first no silo has failed.
+        arrive in time, the next attempt gives them twice as long, and the one after it four times; at first, no silo
+        has failed.
         """
         self._kind, self._said, self._taken = kind, said, taken
         members, answers = self._members, dict[int, bool]()
@@ -255,8 +256,8 @@ class ServerSums:
             # a silo that sees too few others is not at fault; once vectors are there, too few is an exception
             excused = why is not None and bool(self._lost) and self._kind not in (Kind.THERE, Kind.REVEALED)
             self._fault(client, 0 if excused else 1)
-            whose = f"silo {client + 1}"
-            shown = error if isinstance(error, SecureError) else senseless(attempt.round, whose, error)
+            sender = f"silo {client + 1}"
+            shown = error if isinstance(error, SecureError) else invalid_message(attempt.round, sender, error)
             self._members.warn(str(shown))
         else:
             self._poll.answers[client] = True

@@ -95,17 +95,17 @@ class Attempt:
         """Create an error that names the round."""
         return SecureError(f"{self.where}: {what}")
 
-    def vector(self, values: Vector, whose: str) -> Vector:
-        """Check a vector and return it.
+    def vector(self, values: Vector, name: str) -> Vector:
+        """Check a vector and return it; ``name``: its name in error messages.
 
         Raises:
             SecureError: its shape, type or range is wrong.
         """
         if values.shape != (self.length,) or values.dtype != unit(self.bits):
-            raise self.error(f"{whose} is not a vector of {self.length} numbers of the ring")
+            raise self.error(f"{name} must have {self.length} numbers of the ring")
         _, narrow = parts(values, self.wide)
         if len(narrow) and int(narrow.max()) >> self.bits:
-            raise self.error(f"{whose} has values of more than {self.bits} bits")
+            raise self.error(f"{name} has values of more than {self.bits} bits")
         return values
 
 
@@ -116,9 +116,9 @@ def where(round: int) -> str:
     return f"secure aggregation, {text}"
 
 
-def senseless(round: int, whose: str, error: Exception) -> SecureError:
+def invalid_message(round: int, sender: str, error: Exception) -> SecureError:
     """Create the error for a message that caused an unexpected exception."""
-    return SecureError(f"{where(round)}: invalid message of {whose}: {clean(repr(error))}")
+    return SecureError(f"{where(round)}: invalid message of {sender}: {clean(repr(error))}")
 
 
 def number_of_test(round: int) -> int:

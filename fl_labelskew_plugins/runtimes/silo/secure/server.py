@@ -80,7 +80,7 @@ class ServerRound:
             if self._proven(rank, dealer, secret):
                 self.cheats[dealer] = f"sent silo {rank} shares that do not match"
             else:
-                self.cheats[rank] = f"complained about silo {dealer}, whose shares match"
+                self.cheats[rank] = f"complained about silo {dealer}, but the shares of silo {dealer} match"
                 raise self.attempt.error(f"silo {rank} {self.cheats[rank]}")
         self._wronged.append(rank)
 

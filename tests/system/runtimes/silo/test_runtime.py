@@ -61,10 +61,7 @@ def sittings(forker, tmp_path_factory):
         where = ["--resume", run] if run.exists() else ["--run-dir", run, "--host", "none"]
         where += ["--host", "fedml"] if name == "end" and find_spec("fedml") else []
         process = forker.start(
-            ["run", recipe, *where, *words(SLOW)],
-            folder / f"{name}.log",
-            environment={keys.VARIABLE: PASSPHRASE},
-            fork_children=True,
+            ["run", recipe, *where, *words(SLOW)], folder / f"{name}.log", environment={keys.VARIABLE: PASSPHRASE}
         )
         if number is not None:
             process.says(": trained in")

@@ -390,7 +390,7 @@ def test_a_silo_that_complains_without_reason(play, key):
     for rank in (1, 2, 3):
         play.server.checked(rank, play.silos[rank].check(play.server.dealt(rank)))
     key = play.silos[4]._share_secret.to_bytes(32, "big") if key is None else key
-    assert refused(play.server.checked, 4, {1: key}) == "silo 4 complained about silo 1, whose shares match"
+    assert refused(play.server.checked, 4, {1: key}) == "silo 4 complained about silo 1, but the shares of silo 1 match"
     assert [*play.server.cheats] == [4]
     assert [*play.server.sharing()] == [1, 2, 3]
 
@@ -411,7 +411,7 @@ def test_a_silo_that_sends_no_vector_of_the_ring(hospitals):
     play = Play(hospitals(4), about, values).upto(3)
     signed = play.server.sharing()
     for wrong in (values[1][:-1], values[1].astype(np.float32), values[1].reshape(1, -1)):
-        assert refused(play.server.masked, 1, wrong) == "the vector of silo 1 is not a vector of 7 numbers of the ring"
+        assert refused(play.server.masked, 1, wrong) == "the vector of silo 1 must have 7 numbers of the ring"
     assert refused(play.server.masked, 1, values[1] | 2**20) == "the vector of silo 1 has values of more than 20 bits"
     assert refused(play.server.masked, 6, values[1]) == "silo 6 sent a vector without a request"
     play.server.masked(1, values[1])

@@ -379,7 +379,7 @@ def test_a_server_that_asks_for_the_size_of_a_silo(secure):
 
 SILOS = {
     "shows_the_point_at_infinity": "silo 4 sent keys that are not three points of the curve",
-    "complains_of_others": "silo 4 complained about silo 1, whose shares match",
+    "complains_of_others": "silo 4 complained about silo 1, but the shares of silo 1 match",
     "reveals_wrong_shares": "silo 1 revealed wrong shares",  # which are needed, as the first ones
     "reveals_no_shares": "silo 4 revealed no share of silos 1, 2, 3",
     "sends_values_out_of_range": "the vector of silo 4 has values of more than 20 bits",
