@@ -418,7 +418,7 @@ def finite(value: Any) -> Any:
 
 
 def _has_text(value: object) -> bool:
-    """Whether a line of measures contains text, at any depth."""
-    if isinstance(value, dict | list):
-        return any(map(_has_text, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, str)
+    """Whether a line of measures contains text, at any depth, other than the name of the worst client."""
+    if isinstance(value, dict):
+        return any(_has_text(entry) for key, entry in value.items() if not key.endswith("_worst_client"))
+    return any(map(_has_text, value)) if isinstance(value, list) else isinstance(value, str)
