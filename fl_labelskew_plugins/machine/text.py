@@ -72,15 +72,6 @@ def utc() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def without_paths(text: str) -> str:
-    """A message for another machine, without this machine's paths.
-
-    >>> without_paths("run directory /home/ann/x cannot be written: No space left")
-    'run directory (path) cannot be written: No space left'
-    """
-    return re.sub(r"[^\s:;,'\"()]*[/\\][^\s:;,'\"()]*", "(path)", text)
-
-
 def room() -> int:
     """Letters per line: ``COLUMNS``, or the terminal's width; no limit in a pipe or a file."""
     return shutil.get_terminal_size((sys.maxsize, 24)).columns

@@ -59,6 +59,11 @@ def replaced(owner, name, by):
 # -- servers
 
 
+def believes_each_silo(self, rank, advert):
+    """Also if it has signed another question than the rest."""
+    self._adverts[rank], self._shown[rank] = advert, Advert.unpack(advert)
+
+
 @cheat
 def replaces_a_key():
     def roster(server, honest):
@@ -134,11 +139,7 @@ def shows_one_silo_another_model():
         honest(self, client)
         self._news = news
 
-    SummedUploads.ask = ask
-    ServerRound.advertised = lambda self, rank, advert: (
-        self._adverts.__setitem__(rank, advert),
-        self._shown.__setitem__(rank, Advert.unpack(advert)),
-    )
+    SummedUploads.ask, ServerRound.advertised = ask, believes_each_silo
 
 
 @cheat
@@ -248,6 +249,31 @@ def continues_from_a_sum_that_was_not_opened():
         return honest(self, round + 1, clients)
 
     SummedUploads.total = total
+
+
+@cheat
+def withholds_the_end_of_a_sum():
+    """From all silos but one, which alone continues from its new private state: a later sum differs in it alone."""
+    ask, honest = ServerSums._ask, SummedUploads.total
+
+    def withhold(self, client):
+        withheld = self._kind is Kind.REVEALED and self._attempt.round == ROUND
+        if not withheld or client == 3:
+            ask(self, client)
+        if withheld and client == 3:
+            raise RunError("withheld")
+
+    def total(self, round, clients):
+        if round != ROUND:
+            return honest(self, round, clients)
+        with suppress(RunError):
+            honest(self, round, clients)
+        states = self.rounds.record.states
+        states.committed[3], states.selections[3] = round, states.times_selected(3) + 1
+        ServerRound.advertised = believes_each_silo
+        return honest(self, round + 1, clients)
+
+    ServerSums._ask, SummedUploads.total = withhold, total
 
 
 @cheat

@@ -28,7 +28,7 @@ from fl_labelskew_plugins.engine.local import LocalResult, forms
 from fl_labelskew_plugins.ledgers.privacy import Ledger
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import read_bytes, read_lines
-from fl_labelskew_plugins.machine.text import clean, counted, without_paths
+from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.network_file import portable
 from fl_labelskew_plugins.recipe.privacy import Noise, leaving
@@ -191,7 +191,7 @@ class SiloClient(Manager):
         self.failure = error
         # a plugin's exception may contain values of samples
         text = error.public or (str(error).partition(": ")[0] if error.frames else "")
-        self.send(Kind.FAILED, SERVER, meta={"reason": without_paths(text) or "its own log has the reason"})
+        self.send(Kind.FAILED, SERVER, meta={"reason": text or "its own log has the reason"})
         self.transport.stop_receive_message()
 
     def _welcome(self, message: Message) -> None:
@@ -408,8 +408,9 @@ class SiloClient(Manager):
         if self.session is not None:
             weights = group(message.tensors, "model")
             check_upload(weights, self.session.start, where="the server's final model")
-            if not self.answers.tells_tests:
-                self.send(Kind.FINISH, SERVER)  # before the test, whose duration would reveal its number of samples
+            if not self.answers.tells_tests:  # the connection ends first: a test's time reveals its number of samples
+                self.send(Kind.FINISH, SERVER)
+                self.transport.stop_receive_message()
                 self._do_postponed_test()
             said = model_file.about(self.session, round=self.session.federation.rounds)
             model_file.save(weights, self.run_folder.path / "model.safetensors", said)

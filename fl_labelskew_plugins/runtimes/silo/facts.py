@@ -305,11 +305,11 @@ def check_agreement(server: Any, recipe: Recipe) -> None:
         here, there = (mistakes.show(settings.get(section, {}).get(key)) for settings in (local, server))
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         if made_of := files(recipe).get(key.removesuffix("_sha256")) if key.endswith("_sha256") else None:
-            place, use = f"{section}.{key.removesuffix('_sha256')}: {made_of['file']}", "the same file"
+            place, file, use = f"{section}.{key.removesuffix('_sha256')}", f": {made_of['file']}", "the same file"
             here, there = (f"SHA-256 {digest[1:17]}..." for digest in (here, there))
         else:
-            place, use = clean(differing[0]), "the server's recipe"
-        error = LabelSkewError(f"{place}: {here} here and {there} at the server{more}; use {use}")
+            place, file, use = clean(differing[0]), "", "the server's recipe"
+        error = LabelSkewError(f"{place}{file}: {here} here and {there} at the server{more}; use {use}")
         raise shareable(error, f"{place}: {there} at the server, another value here{more}; use {use}")
 
 

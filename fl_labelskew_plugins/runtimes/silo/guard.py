@@ -86,7 +86,7 @@ class Guard:
         most, often = self.policy.max_rounds, self.policy.max_answers_per_round
         alike = sum(key.partition(" ")[2] == of for rounds in runs.values() for key in rounds)
         if not answered and most is not None and alike > most:
-            self._refuse("max_rounds", f"an answer to {what}: {most} are given ({self.account})")
+            self._refuse("max_rounds", f"an answer to {what}: {most} are given", more=f" ({self.account})")
         if answered and often is not None and len(answered) >= often:
             self._refuse("max_answers_per_round", f"another answer to {what}")
         answered.append(question)
@@ -105,10 +105,11 @@ class Guard:
             if self.policy.send is not None and kind not in self.policy.send:
                 self._refuse("send", f"{kind}: {clean(name)}", "which the method would send")
 
-    def _refuse(self, key: str, demand: str, whose: str = "which the server asks for") -> None:
+    def _refuse(self, key: str, demand: str, whose: str = "which the server asks for", more: str = "") -> None:
         value = getattr(self.policy, key)
         limit = value if isinstance(value, str) else show(value)
-        raise shareable(PolicyError(f"{self.file}: {POLICY}.{key}: {limit} does not allow {demand}, {whose}"))
+        refused = f"{POLICY}.{key}: {limit} does not allow {demand}, {whose}"
+        raise shareable(PolicyError(f"{self.file}: {refused}{more}"), refused)
 
     def _runs(self) -> dict[str, dict[str, list[str]]]:
         """Read the answered requests by run and round, each time, because another process may have changed them."""

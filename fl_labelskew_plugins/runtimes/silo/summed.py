@@ -172,7 +172,8 @@ class SummedUploads(Uploads):
         members.begin(round)
         self._ready = {}
         self._news = plain(joined(model=server.weights, shared=server.shared))
-        about = common_question(server.federation, round, self._news, personalised=self.personalised)
+        common = common_request(self.request(clients[0]), noisy=made.noise is not None)
+        about = common_question(server.federation, round, self._news, **common)
 
         def ready(without: Collection[int]) -> list[int]:
             waited, least = [k for k in clients if k not in without], min(members.quorum, len(clients))
@@ -349,15 +350,15 @@ class SummedAnswers(Answers):
             raise shareable(RunError("the server asks for training before the samples of all silos are summed"))
         if self._noise and (silo.upload is None or silo.upload[0] != round):
             self._answers_at = time.monotonic() + silo.recipe.comm.answers_after
-        common = {"personalised": meta["personalised"] is True}
+        common = common_request(meta, noisy=self._noise)
         self._question = common_question(session.federation, round, message.tensors, **common)
-        before, times = meta["state_round"], meta["times_selected"]  # these differ between silos
+        before, times = meta["state_round"], meta["times_selected"]
         try:
             if not self._noise:
                 self._account.check_state(silo.run_name, round, before, times)
             if before >= 0 and not silo.states.has(before):
-                what = f"the state of round {before + 1} is not in {silo.states.folder}; begin a new run"
-                raise SecureError(f"round {round + 1}: {what}")
+                what = f"the state of round {before + 1} is missing; begin a new run"
+                raise SecureError(f"round {round + 1}: {what}", silo.states.folder)
             self._account.ask(silo.run_name, round, f"{self._question} {before} {times}")
         except SecureError as error:
             silo.transport.audit.note("sum", run=silo.run_name, round=round, why=str(error))
@@ -501,14 +502,15 @@ class SummedAnswers(Answers):
         noise = seeds.noise_generator(silo.seed(request), "noise of a sum", round, silo.client)
         return silo.session.sums.noisy(vector, noise)
 
-    @staticmethod
-    def _without_reason(error: Exception) -> Exception:
-        """Return an error without a reason for the server; its exit code prevents a restart by a service manager.
+    def _without_reason(self, error: Exception) -> Exception:
+        """Return an error without a reason for the server; take part no more until a person agrees.
 
         A server can send a model with which training fails only if a known sample is among the data.
         """
+        self._account.fail()
         text = str(error) if isinstance(error, LabelSkewError) else clean(repr(error))
-        failed = LabelSkewError(f"{text}; the reason was not sent to the server. To take part again, restart this silo")
+        again = f"to take part again, remove {self._account.failed}, and restart this silo"
+        failed = LabelSkewError(f"{text}; the reason was not sent to the server; {again}")
         failed.frames = getattr(error, "frames", "")
         return shareable(failed, "its training failed")
 
@@ -531,7 +533,16 @@ def comparable(recipe: Recipe) -> str:
     return "" if recipe.privacy.noise_multiplier is not None else f"{what}; {MULTIPLIER} adds noise to the sums"
 
 
-def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor], **meta: bool) -> str:
+def common_request(meta: Mapping[str, Any], *, noisy: bool) -> dict[str, Any]:
+    """Return the part of a request to train that must be equal for all silos, besides its tensors.
+
+    Without noise all silos are in all sums. If the server could let one of them continue from another private state,
+    which it can by withholding the end of a sum, then a later sum would differ only in this silo's answer.
+    """
+    return {key: meta[key] for key in ("personalised", *(() if noisy else ("state_round", "times_selected")))}
+
+
+def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor], **meta: Any) -> str:
     """Return the digest of the part of a round's request that is equal for all silos."""
     return question(replace(federation, rounds=0), round, meta, tensors, {})  # a run may be resumed with more rounds
 

@@ -20,7 +20,7 @@ from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.aggregate import check_extra
 from fl_labelskew_plugins.ledgers.privacy import SpentError
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.text import clean, without_paths
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.methods.fedshift import noisy_counts
 from fl_labelskew_plugins.recipe.privacy import count_noise, on_counts
 from fl_labelskew_plugins.runtimes.silo.client import Answers
@@ -170,7 +170,7 @@ class SurveyAnswers(Answers):
                 silo.ledger.spend([on_counts(scale, kind, silo.data.facts.samples)], answer, run="survey")
         except (PolicyError, SpentError) as error:
             log.warn(f"this silo sends no class counts: {error}")
-            silo.send(Kind.SURVEY, SERVER, meta={"reason": without_paths(error.public)})
+            silo.send(Kind.SURVEY, SERVER, meta={"reason": error.public})
             return
         counts = torch.from_numpy(silo.data.counts)
         if scale:

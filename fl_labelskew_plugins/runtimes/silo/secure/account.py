@@ -9,6 +9,7 @@ answers change little between rounds, so all sums of them are over the silos of 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -31,7 +32,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
     where,
 )
 
-NAME, JOINED = "secure.json", "joined_run"
+NAME, JOINED, FAILED = "secure.json", "joined_run", "training_failed"
 KEPT = "secure_vector_{}.npz"
 """File of the vector of the last sum of a kind: ``opening``, ``round`` or ``test``."""
 
@@ -54,12 +55,15 @@ class Account:
     """The record in a silo's folder.
 
     Raises:
-        LabelSkewError: it cannot be read.
+        LabelSkewError: it cannot be read, or the training has failed before, see :meth:`fail`.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.file, self.joined = folder / NAME, folder / JOINED
+        self.file, self.joined, self.failed = folder / NAME, folder / JOINED, folder / FAILED
         self._read()
+        if self.failed.exists():
+            what = "this silo's training failed before, perhaps because the server tests which samples it has"
+            raise LabelSkewError(f"{what}; read its log, and remove {self.failed} to take part again")
 
     def check(self, attempt: Attempt, there: list[int]) -> None:
         """Raise SitsOutError if the sum of this round (of a test: the run's opening) was opened over other silos."""
@@ -67,7 +71,7 @@ class Account:
         before = opened.get(OPENING, []) if attempt.round < OPENING else opened.get(attempt.round)
         if before is not None and before != there:
             what = f"this silo has opened its sum of {listed(before)}, and is now asked for that of {listed(there)}"
-            raise SitsOutError(f"{attempt.where}: {what}; the two would differ by single uploads ({self.file})")
+            raise SitsOutError(f"{attempt.where}: {what}; the two would differ by single uploads", self.file)
 
     def open(self, attempt: Attempt, there: list[int]) -> None:
         """Record that this round's sum is opened; on disk when this returns.
@@ -95,15 +99,16 @@ class Account:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, EOFError, BadZipFile):
-            raise SecureError(f"{attempt.where}: {file} is damaged; begin a new run") from None
+            what = "this silo's record of its vector is damaged; begin a new run"
+            raise SecureError(f"{attempt.where}: {what}", file) from None
         try:
             with replacing(file, 0o600) as part, part.open("wb") as opened:
                 np.savez(opened, key=np.array(key), vector=vector)
                 opened.flush()
                 os.fsync(opened.fileno())
         except OSError as error:
-            what = f"{file} cannot be written ({error.strerror}), and without it this silo sends nothing"
-            raise SecureError(f"{attempt.where}: {what}") from None
+            what = f"this silo cannot keep its vector ({error.strerror}), and so sends nothing"
+            raise SecureError(f"{attempt.where}: {what}", file) from None
         return vector
 
     def check_state(self, run: str, round: int, before: int, times: int) -> None:
@@ -123,12 +128,12 @@ class Account:
         asked = {number for number in account.questions.get(run, {}) if number >= 0}
         if round < (last := max(opened | asked, default=-1)):
             what = f"the server asks for a round before round {last + 1}, which this silo was asked for already"
-            raise SecureError(f"round {round + 1}: {what} ({self.file})")
+            raise SecureError(f"round {round + 1}: {what}", self.file)
         opened.discard(round)
         if (before, times) != (last := max(opened, default=-1), len(opened) + 1):
             what = f"the server continues from round {before + 1} and has selected this silo {times} times"
             here = f"here {len(opened)} sums before this round are recorded, the last one of round {last + 1}"
-            raise SecureError(f"round {round + 1}: {what}; {here} ({self.file})")
+            raise SecureError(f"round {round + 1}: {what}; {here}", self.file)
 
     def join(self, run: str) -> None:
         """Record the run that this silo answers, until :meth:`leave`.
@@ -144,13 +149,17 @@ class Account:
         try:
             write_text(self.joined, run, durable=True)
         except OSError as error:
-            raise SecureError(
-                f"{self.joined} cannot be written ({error.strerror}); this silo answers nothing"
-            ) from None
+            what = f"this silo cannot record the run that it answers ({error.strerror}), and so answers nothing"
+            raise SecureError(what, self.joined) from None
 
     def leave(self) -> None:
         """Remove that record: the run is over."""
         self.joined.unlink(missing_ok=True)
+
+    def fail(self) -> None:
+        """Take part no more until a person removes a file, however often a service manager restarts this silo."""
+        with contextlib.suppress(OSError):  # if the disk is full, the next request cannot be recorded either
+            write_text(self.failed, "", durable=True)
 
     def question_of(self, run: str, round: int) -> str:
         """Return the digest of a round's request to this silo; empty if there was none."""
@@ -168,7 +177,7 @@ class Account:
             return
         if before is not None:
             what = "the server repeats this round of this run with another question, and could compare the two answers"
-            raise SecureError(f"{where(round)}: {what} ({self.file}); begin a new run")
+            raise SecureError(f"{where(round)}: {what}; begin a new run", self.file)
         opened.questions[run][round] = question
         self._write(opened, f"{where(round)}: ", "answers")
 
@@ -189,8 +198,8 @@ class Account:
         try:
             write_text(self.file, json.dumps(opened.model_dump()), durable=True)
         except OSError as error:
-            what = f"{self.file} cannot be written ({error.strerror})"
-            raise SecureError(f"{begins}{what}, and without that account this silo {does} nothing") from None
+            what = f"this silo cannot write its record of sums ({error.strerror}), and so {does} nothing"
+            raise SecureError(f"{begins}{what}", self.file) from None
 
     def _read(self) -> Opened:
         try:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins.engine.ring import Ring, Vector
 from fl_labelskew_plugins.ledgers.audit import Audit
-from fl_labelskew_plugins.machine.text import clean, without_paths
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
@@ -83,7 +83,7 @@ class SiloSums:
                     raise
                 self._round = None
                 self._warn(str(error))
-                self._answer = {"meta": {"attempt": number, "reason": without_paths(error.public)}}
+                self._answer = {"meta": {"attempt": number, "reason": error.public}}
             except LabelSkewError:
                 raise
             except Exception as error:

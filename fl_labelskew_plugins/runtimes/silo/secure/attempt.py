@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fl_labelskew_registry import RunError
@@ -19,12 +20,16 @@ OPENING = -1
 
 
 class SecureError(RunError):
-    """A participant violated the protocol, or too few are left."""
+    """A participant violated the protocol, or too few are left.
 
-    @property
-    def public(self) -> str:  # type: ignore[override]
-        """The whole message: it names silos and steps, and contains no data."""
-        return str(self)
+    Args:
+        text: names silos and steps, and contains no data; other machines may receive it.
+        file: of this machine, for its own message only.
+    """
+
+    def __init__(self, text: str, file: Path | None = None) -> None:
+        super().__init__(text if file is None else f"{text} ({file})")
+        self.public = text
 
 
 class SitsOutError(SecureError):

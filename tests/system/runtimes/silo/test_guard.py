@@ -24,9 +24,10 @@ def test_as_many_rounds_as_allowed_over_runs_and_restarts(tmp_path):
     with pytest.raises(PolicyError) as refused:
         guard(tmp_path, max_rounds=3).answer("c", 0, "q")
     assert str(refused.value) == (
-        "north.yaml: policy.max_rounds: 3 does not allow an answer to round 1 of run c: 3 are given "
-        f"({tmp_path / 'account.json'}), which the server asks for"
+        "north.yaml: policy.max_rounds: 3 does not allow an answer to round 1 of run c: 3 are given, "
+        f"which the server asks for ({tmp_path / 'account.json'})"
     )
+    assert "json" not in refused.value.public  # what the server receives
     guard(tmp_path, max_rounds=3).answer("a", 1, "q")  # the same question, the same answer
     guard(tmp_path, max_rounds=4).answer("c", 0, "q")  # the policy was changed
     assert json.loads((tmp_path / "account.json").read_text()) == {

@@ -123,7 +123,7 @@ def test_a_policy_without_counts_refuses_in_a_line_and_stays(silo, capsys):
     made = silo(send=["weights"])
     said = answer(made)
     line = '["weights"] does not allow counts: those of its classes, for a survey, which the server asks for'
-    assert said.meta == {"reason": f"(path): policy.send: {line}"}
+    assert said.meta == {"reason": f"policy.send: {line}"}
     assert said.tensors == {}
     assert capsys.readouterr().err == (
         f"warning: this silo sends no class counts: /home/ann/north.yaml: policy.send: {line}\n"
@@ -138,7 +138,7 @@ def test_the_account_has_a_survey_as_an_answer_the_same_one_once(silo):
         assert "counts" in answer(made).tensors
     (question,) = json.loads(made.guard.account.read_text())["runs"]["survey"]
     other = silo("method_args.method=fedlc", max_rounds=1)
-    assert answer(other).meta["reason"].startswith("(path): policy.max_rounds: 1 does not allow an answer to a sur")
+    assert answer(other).meta["reason"].startswith("policy.max_rounds: 1 does not allow an answer to a sur")
     with pytest.raises(PolicyError, match="does not allow an answer to round 1 of run a"):
         other.guard.answer("a", 0, question)
     assert "reason" not in answer(silo("method_args.method=fedlc", max_rounds=2)).meta
@@ -334,7 +334,7 @@ def test_policies_and_every_byte_of_a_survey(federation):
     assert (noisy["name"], noisy["count_noise"]) == ("silo 3 (three)", 4)
     assert noisy["counts"] != exact["counts"]  # each holds all of the digits
     assert np.abs(np.subtract(noisy["counts"], exact["counts"])).max() < 200
-    refusal = '(path): policy.send: ["weights"] does not allow counts: those of its classes, for a survey'
+    refusal = 'policy.send: ["weights"] does not allow counts: those of its classes, for a survey'
     assert content["silent"]["silo 2 (two)"].startswith(refusal)
     assert f"silo 2 sends no class counts: {refusal}" in server.text
     assert json.loads((federation.folder / "silo-3" / "account.json").read_text())["runs"].keys() == {"survey"}

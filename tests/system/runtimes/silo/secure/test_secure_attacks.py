@@ -275,12 +275,17 @@ def test_a_server_that_asks_each_silo_something_else(hospitals):
 def test_a_server_that_asks_something_else_in_the_same_round(hospitals):
     """Two sums of the same silos, of which one was asked something else: the difference is that of its answers."""
     (ward, *_) = hospitals(1)
-    file = account.Account(ward.folder)
+    folder = ward.folder / "Dr. Ann's ward"
+    folder.mkdir()
+    file = account.Account(folder)
     for _ in range(2):  # the same once more, as after a restart
         file.ask("run", 4, "this")
         file.ask("run", 5, "that")
-    with pytest.raises(SecureError, match="round 5: the server repeats this round of this run with another question"):
-        account.Account(ward.folder).ask("run", 4, "that")
+    line = "round 5: the server repeats this round of this run with another question"
+    with pytest.raises(SecureError, match=line) as error:
+        account.Account(folder).ask("run", 4, "that")
+    assert "Ann" in str(error.value)
+    assert "Ann" not in error.value.public  # what the server receives
     file.ask("another run", 4, "that")
 
 
@@ -291,7 +296,8 @@ def test_an_account_that_cannot_be_written(play, monkeypatch):
     play.upto(5)
     monkeypatch.setattr(account.os, "fsync", full)
     assert refused(play.silos[1].reveal, play.server.signatures()).endswith(
-        "secure.json cannot be written (No space left on device), and without that account this silo opens nothing"
+        "this silo cannot write its record of sums (No space left on device), and so opens nothing ("
+        f"{play.silos[1]._account.file})"
     )
 
 
@@ -501,7 +507,7 @@ def test_a_silo_adds_one_vector_to_a_round(hospitals):
     assert (folder / "secure_vector_round.npz").stat().st_mode & 0o777 == 0o600
     assert np.array_equal(account.Account(folder).only(attempt(OPENING), first), other)
     (folder / "secure_vector_round.npz").write_bytes(b"PK")
-    with pytest.raises(SecureError, match=r"secure_vector_round.npz is damaged; begin a new run"):
+    with pytest.raises(SecureError, match=r"its vector is damaged.* \(.*secure_vector_round.npz\)"):
         account.Account(folder).only(attempt(1), first)
 
 
