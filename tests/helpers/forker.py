@@ -95,21 +95,21 @@ def main():
 
 if __name__ == "__main__":  # processes that decode pictures read this file too, and have no use for the rest
     import gc
-
-    import matplotlib.pyplot  # noqa: F401
-    import sklearn.datasets  # noqa: F401
+    import importlib
+    import pkgutil
 
     import fl_labelskew_plugins.cli.main
-    import fl_labelskew_plugins.plots
-    import fl_labelskew_plugins.runtimes.silo.client
-    import fl_labelskew_plugins.runtimes.sp.runtime
-    from fl_labelskew_plugins.recipe.compatibility import host_installed
 
-    if host_installed():
-        import fl_labelskew_plugins.host
-        import fl_labelskew_plugins.runtimes.sp.hosted
+    needs = "matplotlib.pyplot", "sklearn.datasets", "dp_accounting.rdp", "randomgen"
+    ours = [module.name for module in pkgutil.walk_packages(fl_labelskew_plugins.__path__, "fl_labelskew_plugins.")]
+    for module in (*needs, *ours):
+        try:
+            importlib.import_module(module)
+        except ImportError:  # a package that this environment lacks, such as FedML
+            continue
 
     assert "grpc" not in sys.modules, "gRPC does not survive a fork"
+    assert threading.active_count() == 1, "threads do not survive a fork"
 
     if "MEASURED" in os.environ:  # from here on: most of an import is the host's, and slow enough
         import coverage

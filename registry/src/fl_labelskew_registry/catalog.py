@@ -55,7 +55,14 @@ def entries(kind: Kind) -> list[Entry]:
 def _entries(kind: Kind, installed: tuple[tuple[str, int], ...]) -> list[Entry]:
     # stevedore's list_entry_points loses the distribution of an entry point. The set removes duplicates: an editable
     # install can be visible through two metadata folders.
-    return sorted({Entry(e.name, _distribution(e.dist), e.value) for e in entry_points(group=namespace(kind))})
+    points = _points(installed).select(group=namespace(kind))
+    return sorted({Entry(e.name, _distribution(e.dist), e.value) for e in points})
+
+
+@cache
+def _points(installed: tuple[tuple[str, int], ...]) -> Any:  # another class in Python 3.10
+    """All entry points; reading them takes a tenth of a second with many installed packages."""
+    return entry_points()
 
 
 def _installed() -> tuple[tuple[str, int], ...]:
