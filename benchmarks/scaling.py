@@ -156,7 +156,7 @@ def run(recipe: Path, folder: Path, overrides: list[str]) -> list[str]:
 
 def mpi(*, quick: bool, tiny: bool) -> None:
     """One process beside 1 and 2 workers."""
-    rounds, turns = (4, 1) if quick or tiny else (8, 3)
+    rounds, turns = (3, 1) if tiny else (4, 1) if quick else (8, 3)
     variants = dict(list(VARIANTS.items())[:2]) if tiny else VARIANTS
     recipe = RECIPES / ("quickstart.yaml" if tiny else "small/fedavg_fmnist.yaml")
     more = ["train_args.epochs=10"] if tiny else []  # rounds that are long enough to be seen
@@ -221,8 +221,8 @@ def uploads(*, quick: bool, tiny: bool) -> None:
     """What the server of an MPI run holds, sends and receives, by the clients of a round."""
     import numpy as np
 
-    rounds, turns, workers = (3, 1, 1) if tiny else (4, 1, 4) if quick else (6, 2, 4)
-    numbers = (8, 16) if tiny else (8, 16, 32)
+    rounds, turns, workers = (2, 1, 1) if tiny else (4, 1, 4) if quick else (6, 2, 4)
+    numbers = (8,) if tiny else (8, 16, 32)
     results: dict[int, list[Round]] = {clients: [] for clients in numbers}
     memory, disk, sent = (dict.fromkeys(numbers, 0.0) for _ in range(3))
     with tempfile.TemporaryDirectory() as name:

@@ -62,10 +62,10 @@ def test_isic_loader(tables):
 def test_scaling(tables):
     rows = tables("scaling")
     heads = ("runtime", "transport", "clients a round")
-    names = ["runtime", "sp", "MPI, 1 worker", "transport", "loopback, TLS", "clients a round", "8", "16"]
+    names = ["runtime", "sp", "MPI, 1 worker", "transport", "loopback, TLS", "clients a round", "8"]
     assert [row[0] for row in rows] == names
     assert all(float(row[1]) > 0 for row in rows if row[0] not in heads)
-    assert all(float(row[3]) > 100 for row in rows[-2:])  # MB
+    assert float(rows[-1][3]) > 100  # MB
 
 
 def test_clients(tables):
