@@ -59,7 +59,7 @@ def new(*, silos: int, out: Path, hosts: tuple[str, ...], days: int, add: bool, 
         if name != "ca":
             click.echo(f"to {_host_of(name)}: ca.pem {name}.pem {name}.key")
     if "ca" in written:
-        click.echo("do not copy ca.key to any of them: its owner can impersonate everyone")
+        click.echo("do not copy ca.key to these machines: anyone who has ca.key can impersonate everyone")
 
 
 @certs_group.command("renew")
@@ -79,7 +79,8 @@ def renew(*, names: tuple[str, ...], folder: Path, hosts: tuple[str, ...], days:
 
     for name in certs.renew(folder, names, hosts, days=days, encrypt=encrypt):
         click.echo(f"to {_host_of(name)}, which uses them after its next start: {name}.pem {name}.key")
-    click.echo("the old ones are valid until they expire; to end that: `labelskew certs revoke NAME`, then renew again")
+    until = "the old certificates stay valid until they expire"
+    click.echo(f"{until}; to end that earlier: `labelskew certs revoke NAME`, then renew again")
 
 
 @certs_group.command("revoke")

@@ -20,8 +20,8 @@ from fl_labelskew_plugins.machine.files import write_text
 def convert_command(file: Path, out: Path | None) -> None:
     """Convert a FedML configuration, such as fedml_config.yaml, to a recipe.
 
-    Keys that a recipe has are copied. For each other key, and each value that the recipe still needs, a line on stderr
-    says what to do; the exit code is then 2.
+    The command copies all keys that recipes also have. For each other key, and for each value that is still missing, it
+    prints a line on stderr with what to do, and the exit code is 2.
     """
     from fl_labelskew_plugins.recipe import parse
     from fl_labelskew_plugins.recipe.convert import convert

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 DRY_RUN = click.option(
     "--dry-run",
     is_flag=True,
-    help="List the runs and estimate their time, memory and disk. If nothing is known of a kind of run, one such run "
-    "trains for a few seconds.",
+    help="List the runs and estimate their time, memory and disk. If there are no measurements for a kind of "
+    "run, one such run trains for a few seconds.",
 )
 
 

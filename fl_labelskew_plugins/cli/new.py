@@ -83,7 +83,7 @@ def simulation(out: Path, data: Path, *, classes: str | None, label: str | None,
     "--silos",
     type=click.IntRange(2, 100),
     metavar="N",
-    help="Number of silos, without --data or if the data have no groups.",
+    help="Number of silos; required without --data or if the data have no groups.",
 )
 @CLASSES
 @click.option("--image-size", type=click.IntRange(8, 1024), metavar="N", help="Without --data: pixels.  [default: 64]")
@@ -124,13 +124,13 @@ def federation(
         own_data = look.described(listed, image_size or 64, columns, label)
     elif image_size is not None or columns is not None:
         option = "--columns" if image_size is None else "--image-size"
-        raise mistake(option, "describes data that are elsewhere, but --data is given", "one of the two")
+        raise mistake(option, "describes data on other machines, but --data is given", "only one of the two")
     else:
         own_data = look.look(data, label, group, listed)
     commands = write.federation(own_data, out, silos, secure=secure)
     if data is not None and len(own_data.groups) < 2 and not listed and own_data.dataset != "npz":
-        problem = "has no groups; if it is the data of one silo, others may have more classes"
-        warn(f"{clean(data, 4096)}: {problem}; list all of them with --classes")
+        problem = "has no groups; if these are the data of only one silo, other silos may have more classes"
+        warn(f"{clean(data, 4096)}: {problem}; list all classes with --classes")
     say(out, commands, own_data.notes)
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 MAX_CLIENTS = 20
 """Clients of a simulation that are listed: those that have revealed the most."""
 LEVELS = (
-    "silo: the silo's samples are replaced by any others, as many; proven for what is clipped and has noise",
-    "claim: one of its samples is replaced; proven for class counts; for weights a claim of FedRS's appendix B, that a "
-    "sample moves an update by at most 2L/m, or of the author of dp_args.sensitivity",
+    "silo: all samples of the silo are replaced by as many others; proven for values that are clipped and have noise",
+    "claim: one sample of the silo is replaced by another; proven for class counts; for weights it relies on the claim "
+    "of FedRS's appendix B that a sample moves an update by at most 2L/m, or on the author of dp_args.sensitivity",
 )
 
 
@@ -42,8 +42,8 @@ LEVELS = (
 def privacy_command(place: Path, overrides: tuple[str, ...], samples: int | None) -> None:
     """Show epsilon so far and what was revealed, or how many rounds a budget allows.
 
-    RUN is the folder of a silo or of a simulation, or a ledger's file (.jsonl): answers or clients are listed. For a
-    RECIPE the forecast lists what leaves a client, with which noise, and the rounds that its budget allows; --set and
+    RUN is the folder of a silo or of a simulation, or a ledger's file (.jsonl): the command lists answers or clients.
+    For a RECIPE, it lists the data that leave a client, their noise, and the rounds that the budget allows. --set and
     --samples need a RECIPE. docs/privacy.md explains epsilon and its two levels.
     """
     if not (place.is_dir() or place.suffix == ".jsonl"):
@@ -146,7 +146,8 @@ def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> 
         rows.append([level, *cells])
     columns = ["epsilon", *(f"after {counted(number, 'answer')}" for number in answers)]
     yield f"For one client, at delta {delta:g}:\n" + table.plain(columns, rows)
-    yield wrapped(_carries(recipe, sizes)) if budget is not None else "privacy_args.budget: none, so answers never end"
+    unlimited = "privacy_args.budget: not set, so the number of answers is not limited"
+    yield unlimited if budget is None else wrapped(_carries(recipe, sizes))
 
 
 def _carries(recipe: Recipe, sizes: list[int]) -> str:
@@ -160,11 +161,11 @@ def _carries(recipe: Recipe, sizes: list[int]) -> str:
         refused = "the opening exchange" if most < 0 else "one answer of a client"
         return f"{spent}: too small for {refused}; use more noise, or a larger budget"
     if most >= privacy.MAX_ANSWERS:
-        return f"{spent}: more answers of a client than the counted maximum ({privacy.MAX_ANSWERS})"
+        return f"{spent}: allows more answers per client than are counted (maximum {privacy.MAX_ANSWERS})"
     rounds, joining, clients = "", train.clients_per_round, train.client_num_in_total
     if joining < clients:
         rounds = f", about {counted(most * clients // joining, 'round')} if each round selects {joining} of {clients}"
-    return f"{spent}: {counted(most, 'answer')} of a client{rounds} (the recipe has {train.comm_round} rounds)"
+    return f"{spent}: allows {counted(most, 'answer')} per client{rounds} (the recipe has {train.comm_round} rounds)"
 
 
 def _sizes(recipe: Recipe) -> list[int]:

@@ -128,9 +128,9 @@ def report_command(
     RUNS that differ only in their seed share a row, as mean and std over the seeds. A folder may contain several run
     folders. Accuracies are in per cent, over the last tests; ranks are by mean accuracy on the same data and partition;
     MB are sent and received by all clients of a round; peak MB is the peak memory of the server's process. Runs without
-    all their rounds, because they diverged or are in progress, are excluded from rows with complete runs, and have no
-    rank in a row of their own. Personalised is the accuracy of clients' own models on their own test splits; if a
-    method keeps no such models, local model is that of the models just trained, which is not compared.
+    all their rounds (diverged or in progress) are excluded from rows with complete runs; in a row of their own, they
+    have no rank. Personalised is the accuracy of clients' own models on their own test splits. If a method keeps no
+    such models, local model is the accuracy of the models just trained; it is not compared.
 
     Difference is accuracy minus the baseline's, paired by seed, with a 95 % interval; it is called better or worse if
     the interval excludes 0.

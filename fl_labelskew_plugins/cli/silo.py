@@ -26,8 +26,8 @@ def silo_group() -> None:
 def data(file: Path, path: Path) -> None:
     """Check the data in PATH, and write PATH into FILE, a silo's own file.
 
-    The data must fit the recipe in FILE's folder that names FILE: layout, classes, size of pictures, columns
-    and categories of a table. Nothing is sent, and FILE is unchanged if the data do not fit.
+    The data must fit the recipe that lists FILE, in the same folder: layout, classes, size of pictures, columns and
+    categories of a table. Nothing is sent. FILE is unchanged if the data do not fit.
     """
     from fl_labelskew_plugins.front.new.bind import bind
 
@@ -38,7 +38,7 @@ def data(file: Path, path: Path) -> None:
     rows = [[name, *(str(part[c]) for part in counts)] for c, name in enumerate(names)]
     click.echo(table.plain(["class", "training", "test"], [*rows, ["all", *(str(part.total()) for part in counts)]]))
     if layout := silo.notes.get("layout.txt"):
-        click.echo(f"this silo uses all of them: {layout.strip()}")
+        click.echo(f"this silo uses all of these samples: {layout.strip()}")
     if missing := [name for c, name in enumerate(names) if not counts[0][c]]:
         click.echo(f"no training samples of {few(missing, 20)}: a silo may lack classes")
     click.echo(f"{clean(file, 4096)}: data_args.data_cache_dir is {clean(place, 4096)}")

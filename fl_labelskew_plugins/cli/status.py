@@ -124,7 +124,7 @@ def _state(silo: dict[str, Any]) -> str:
     here = "connected" if silo["connected"] else "away" if silo["since"] else "not seen yet"
     if silo["excluded"]:
         return f"{here}, excluded"
-    return f"{here}, left out" if silo["left_out"] else here
+    return f"{here}, skipped" if silo["left_out"] else here
 
 
 def _local(time: str | None) -> str:

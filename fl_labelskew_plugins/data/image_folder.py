@@ -198,7 +198,7 @@ class ImageFolder(Dataset):
             return samples
         deeper = few(sorted({path.relative_to(folder / nested).parts[0] for path, name in samples if name == nested}))
         raise LabelSkewError(
-            f"data set {self.name}: {folder / nested} contains no images but the folders {deeper}, so "
+            f"data set {self.name}: {folder / nested} contains only the folders {deeper}, no images, so "
             f"{few(sorted({name for _, name in samples}))} may be classes or groups such as hospitals. For classes, "
             "list them in data_args.class_names (labelskew new: --classes); for groups, list them in data_args.groups "
             f"and use {TREE}"
@@ -217,8 +217,8 @@ class ImageFolder(Dataset):
             if (data_dir / part).is_dir():
                 read = few([folder.name for folder in folders_among(data_dir.iterdir())])
                 raise LabelSkewError(
-                    f"data set {self.name}: {data_dir} has {part}/ but no train/, so the classes would be {read}. "
-                    f"Use train/<class>/<image> next to {part}/<class>/<image>; only a server needs no train/"
+                    f"data set {self.name}: {data_dir} has {part}/ but no train/, so {read} would be read as classes. "
+                    f"Use train/<class>/<image> next to {part}/<class>/<image>; only a server may omit train/"
                 )
 
     def _parts(self, data_dir: Path | None) -> tuple[Path, list[Path], LabelledFiles, LabelledFiles | None]:
@@ -336,11 +336,11 @@ class ImageFolder(Dataset):
         names = sorted({name for _, name in samples}) if given is None else list(given)
         known = set(names)
         unknown = {name: path for path, name in reversed([*samples, *others]) if name not in known}
-        what, of = "class", f"of data set {self.name}; remove it"
+        what, of = "class", f"classes of data set {self.name}; remove it"
         if given is None:
             what, of = "test class", "classes in training; add a folder to training, or remove it from test"
         elif self.params.class_names:
-            of = "of data_args.class_names; add it"
+            of = "classes in data_args.class_names; add it"
         pairs = sorted(unknown.items())
         refuse([f"{path}: {what} {name!r} is not one of the {len(names)} {of}" for name, path in pairs])
         return names

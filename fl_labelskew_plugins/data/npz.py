@@ -75,7 +75,8 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -
         letters = dtype.itemsize // (4 if dtype.kind == "U" else 1)
         becomes = TEXT + 16 * letters if dtype.kind in "SU" else 1 if dtype == np.uint8 else 8
         need += size + count * becomes
-    unpacks(path, need, "its arrays", MAX_PACKED, "fewer samples, or an archive of numpy.savez, which is not packed")
+    use = "fewer samples, or an archive of numpy.savez, which is not compressed"
+    unpacks(path, need, "its arrays", MAX_PACKED, use)
 
 
 def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str]]:
@@ -174,7 +175,11 @@ class Npz(Dataset):
         """Parameters of npz."""
 
         file: str | None = Field(None, description="File name in data_cache_dir; default: the only .npz there.")
-        classes: int | None = Field(None, ge=1, description="Classes C; default: the highest label + 1, none missing.")
+        classes: int | None = Field(
+            None,
+            ge=1,
+            description="Number of classes C; default: the highest label + 1; then each label from 0 must occur.",
+        )
         layout: Layout = Field("auto", description="Axes of x: auto, nchw, nhwc, or flat (one vector per sample).")
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test if there is no x_test.")
 

@@ -135,7 +135,7 @@ def _checked(path: Path, columns: Sequence[str]) -> Any:
     metadata, schema = file.metadata, file.schema_arrow
     for name in columns:
         if (kind := schema.field(name).type).num_fields:
-            use = "data_args.features without it, or a number made of it"
+            use = "data_args.features without it, or a number computed from it"
             raise mistake(path, f"column {clean(name, 40)}: contains nested values of type {clean(kind, 40)}", use)
     stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
     # a value of fixed length may be stored once for many rows
@@ -180,7 +180,7 @@ def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
         return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan))
     odd = [value for value in column.dropna().tolist() if not isinstance(value, str | numbers.Real | Decimal)]
     if odd:
-        use = "data_args.features without it, or a number made of it"
+        use = "data_args.features without it, or a number computed from it"
         raise mistake(where, f"contains {clean(odd[0], 40)}, of type {type(odd[0]).__name__}", use)
     values = pd.to_numeric(column.astype(object), errors="coerce")
     if (column.notna() & values.isna()).any():
@@ -224,7 +224,8 @@ class Feature(Params):
         encoded[~known] = np.nan
         if others := ordered(words[~encoded.any(axis=1)]):
             warn(
-                f"{where}: {few(others)} {'is' if len(others) == 1 else 'are'} not in training; encoded as no category"
+                f"{where}: {few(others)} {'is' if len(others) == 1 else 'are'} not in training; "
+                "encoded as 0 in the features of all categories"
             )
         return encoded
 
@@ -507,7 +508,7 @@ class Table(Dataset):
             return frame[~without]
         first, *others = [name for name in lacking if lacking[name].any()]
         count, row = counted(int(lacking[first].sum()), "row"), int(lacking[first].to_numpy().argmax()) + 1
-        more = f"; so do the columns {few(others)}" if others else ""
+        more = f"; values are also missing in {few(others)}" if others else ""
         use = "data_args.missing: drop" + ("" if first in needed else " or mean")
         what = f"has no value in {count} of {len(frame)}, first in row {row}{more}"
         raise mistake(f"{path}: column {clean(first, 40)}", what, use)

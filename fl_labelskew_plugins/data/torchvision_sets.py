@@ -131,7 +131,8 @@ class TorchvisionSet(Dataset):
         data = Npz(Npz.Params(file=file.name)).load(file.parent, download=False, seed=0)
         form = (data.class_names, data.train.x.shape[1:], data.train.x.dtype)
         if form != (list(self.class_names), self.shape, np.uint8):
-            raise mistake(file, f"was not written for data set {self.kind}", "the copy's own data set and data_args")
+            use = "the data set and data_args that the copy was written for"
+            raise mistake(file, f"was not written for data set {self.kind}", use)
         mean, std = self.moments
         return replace(data, mean=mean, std=std)
 

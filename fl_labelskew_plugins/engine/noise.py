@@ -60,7 +60,7 @@ class SumNoise:
 
     def __post_init__(self) -> None:
         if self.step <= 0:
-            what = f"{self.multiplier:g} needs more room than sums of {self.bits} bits have"
+            what = f"{self.multiplier:g} is too much noise for sums of {self.bits} bits"
             raise mistake(MULTIPLIER, what, "more comm_args.secure_bits, or less noise")
         if self.deviation < LEAST:
             what = (

@@ -104,7 +104,7 @@ class Ring:
             if not reached <= most:
                 diverged = clean(name, 80), "training diverged; use a smaller train_args.learning_rate"
                 what, use = words.get(name, diverged)
-                error = RunError(f"{where}: {what} reaches {reached:.4g}, and at most {most:.4g} fits; {use}")
+                error = RunError(f"{where}: {what} reaches {reached:.4g}, but the maximum is {most:.4g}; {use}")
                 raise shareable(error, f"{where}: {what} is out of range; {use}")
             if isinstance(entry, Narrow):
                 whole = (value * (share * self.steps(entry))).round_().long() & (2**self.bits - 1)

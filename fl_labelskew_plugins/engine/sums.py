@@ -93,7 +93,7 @@ class Sums:
         self.noise: SumNoise | None = None
         if noise is not None:
             if uncovered := [name for name in forms if not isinstance(entries.get(f"model/{name}"), Narrow)]:
-                what = f"is noise only on trained parameters, not on the network's {few(uncovered, 2)}"
+                what = f"adds noise only to trained parameters, not to the network's {few(uncovered, 2)}"
                 raise mistake(MULTIPLIER, what, "a network without batch normalisation or other buffers")
             multiplier, norm, least = noise
             size = sum(form.numel() for form in forms.values())

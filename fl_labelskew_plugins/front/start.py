@@ -101,7 +101,7 @@ def train(recipe: Recipe, folder: RunFolder, options: RunOptions, hear: Hear | N
         return
     if recipe.objects or hear is not None:
         lost = "objects" if recipe.objects else "callbacks"
-        problem = f"{recipe.comm.backend} trains in other processes, which cannot use {lost} of this one"
+        problem = f"{recipe.comm.backend} trains in other processes, which cannot use {lost} of this process"
         code = ", or model_args.model: FILE.py:FUNCTION" if {*recipe.objects} == {"model_args"} and hear is None else ""
         raise mistake("comm_args.backend", problem, f"sp{code}")
     with tempfile.TemporaryDirectory(prefix="labelskew-") as temporary:
@@ -292,7 +292,7 @@ def check_objects(
     names = {section: name for name, section in OBJECT_SECTIONS.items()}
     for section, plugin in objects.items():
         if section not in had:
-            raise LabelSkewError(f"{folder.path}: {names[section]} was not an object in this run; remove it")
+            raise LabelSkewError(f"{folder.path}: this run had no Python object for {names[section]}; remove it")
         if had[section] != (now := object_description(plugin)):
             before = clean(had[section])
             raise LabelSkewError(f"{folder.path}: {names[section]} was {before} in this run, got {now}")

@@ -226,7 +226,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         if federation.clients_per_round == federation.num_clients:
             client: int = self.id  # FedML has set it to this process's number, which is its only client's
             return client
-        problem = f"train_data is {'that of several clients' if clients else 'in none of its entries'}"
+        problem = f"{'several entries contain' if clients else 'no entry contains'} the object train_data"
         raise mistake("fl.fedml.trainer: dataset[5]", problem, "one object for each client, the same as FedMLRunner's")
 
     def _fresh(self) -> Weights:

@@ -123,7 +123,7 @@ class Task:
         """Raise LabelSkewError if FedML's switches, or its selection of clients, do not fit the method."""
         on = [switch for switch in SWITCHES if getattr(args, switch, False)]
         if on and not self.plain:
-            problem = f"true, but with {where} messages contain more than the model"
+            problem = f"true, but {where} sends more than the model"
             raise mistake(f"args.{on[0]}", problem, f"{on[0]}: false, or a method such as fedlc")
         federation, folder = self.federation, self.state_dir
         missing = [k for k in range(federation.num_clients) if k not in self.dataset[5]]

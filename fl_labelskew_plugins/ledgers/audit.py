@@ -281,7 +281,8 @@ def verify(folder: Path, last: str = "") -> Verified:
     before, previous, count, missing, repaired, complete = "", "", 0, 0, 0, not last
     for where, line, content in read(folder):
         if not line.endswith(b"\n"):
-            raise RunError(f"{where}: is incomplete, after a kill or an edit; it is repaired when the run resumes")
+            reason = "because the process was killed or the file was edited"
+            raise RunError(f"{where}: is incomplete, {reason}; it is repaired when the run resumes")
         if count == 0 and (content.get("event") != "began" or content["before"] != ""):
             raise RunError(f"{where}: is not the start of a log; earlier lines are missing")
         if content["before"] != before:

@@ -118,7 +118,7 @@ class Ledger:
             refused = "an answer before the first round" if round < 0 else f"an answer to round {round + 1}"
             error = SpentError(
                 f"{BUDGET}: epsilon {self.budget.epsilon:g} at delta {delta:g} does not allow {refused}: {before:.3g} "
-                f"are spent, and with it {so_far[self.level]:.3g} would be; see {self.file}"
+                f"is spent, and this answer would increase it to {so_far[self.level]:.3g}; see {self.file}"
             )
             raise shareable(error, f"{BUDGET} does not allow {refused}")
         return delta, so_far
@@ -157,7 +157,7 @@ class Ledger:
             yield
 
     def _unwritable(self, error: OSError) -> RunError:
-        return RunError(f"{self.file}: cannot be written: {error.strerror}; there are no answers without the ledger")
+        return RunError(f"{self.file}: cannot be written: {error.strerror}; answers require the ledger")
 
     def _read(self) -> None:
         """Read the file again if another process has written to it."""
@@ -335,10 +335,11 @@ def warnings(session: Accounted) -> list[str]:
     most, rounds, number = carried(recipe, session.sizes, budget), recipe.train.comm_round, expected(recipe)
     if most >= number:
         return []
-    expectation = "each client answers all" if number == rounds else f"a client answers about {number}"
+    expectation = "answers all of them" if number == rounds else f"answers about {number}"
     return [
-        f"{BUDGET}: epsilon {budget.epsilon:g} at delta {budget.delta:g} is spent after {max(most, 0)} answers of a "
-        f"client, but of {rounds} rounds {expectation}; labelskew privacy RECIPE shows how many a budget allows"
+        f"{BUDGET}: epsilon {budget.epsilon:g} at delta {budget.delta:g} allows {max(most, 0)} answers per "
+        f"client, but of {rounds} rounds, each client {expectation}; labelskew privacy RECIPE shows how many answers a "
+        "budget allows"
     ]
 
 

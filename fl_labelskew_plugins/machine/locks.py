@@ -59,11 +59,12 @@ class Lock:
         """Raise RunError if another process has taken the lock over because this one was suspended."""
         content = _content(self._folder / NAME)
         if content is None:
-            raise RunError(f"{self._folder}: its {NAME} is missing; was it removed? nothing was written since")
+            missing = f"its {NAME} is missing, perhaps because it was removed"
+            raise RunError(f"{self._folder}: {missing}; this process has written nothing since then")
         if content != self._content:
             raise RunError(
-                f"{self._folder}: {_holder(content)} has taken over this run, since this process was suspended; "
-                "nothing was written since"
+                f"{self._folder}: {_holder(content)} has taken over this run, because this process was suspended; "
+                "this process has written nothing since then"
             )
 
 

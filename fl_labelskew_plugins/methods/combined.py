@@ -183,7 +183,7 @@ class Combined(Method):
         lines = [line for part in self.parts.values() for line in part.deviations()]
         *others, last = self.parts
         return lines + [
-            f"uploads have the weights of {last} ({self.aggregation}), not those of {name} ({weights})"
+            f"uploads are weighted as in {last} ({self.aggregation}), not as in {name} ({weights})"
             for name in others
             if (weights := self.parts[name].aggregation) != self.aggregation
         ]

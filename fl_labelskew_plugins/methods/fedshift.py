@@ -205,7 +205,7 @@ class KnownPrior(Method):
         p = self.params
         if p.count_noise == 0 or p.count_noise_type != "laplace":
             return {}
-        scope = "the counts that a client reveals once in a run, for one of its samples replaced by another"
+        scope = "the counts that a client reveals once per run, if one of its samples is replaced by another"
         return {"privacy": {"epsilon": counts_epsilon(p.count_noise), "delta": 0.0, "holds_for": scope}}
 
     def deviations(self) -> list[str]:

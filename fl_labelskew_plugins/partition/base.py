@@ -20,8 +20,8 @@ PartitionSeed = Annotated[
     int | None,
     Field(
         ge=0,
-        description="Seed of numpy's default_rng for this partition; null: from random_seed. Seeds of a sweep "
-        "then share the clients.",
+        description="Seed of numpy's default_rng for this partition; null: from random_seed. With a number, all "
+        "seeds of a sweep have the same clients.",
     ),
 ]
 

@@ -130,7 +130,7 @@ class Dirichlet(ByLabels):
         min_samples: int = Field(1, ge=1, description="Draw again until every client has this many samples.")
         balanced: bool = Field(False, description="Whether client totals are equal, up to one sample.")
         capped: bool = Field(
-            False, description="Whether a client with N / K samples gets no further class (NIID-Bench)."
+            False, description="true: a client that has N / K samples gets no samples of further classes (NIID-Bench)."
         )
         partition_seed: PartitionSeed = None
 

@@ -89,8 +89,8 @@ class PCDD(ByLabels):
         classes_per_client: int = Field(ge=1, description="Classes that each client holds (FedMR: 2 to 5 of 10).")
         assignment: Literal["fedmr", "niid_bench"] = Field(
             "fedmr",
-            description="First classes: fedmr: in order until each is taken; niid_bench: client i class i mod C. Then "
-            "random ones.",
+            description="First classes of the clients: fedmr: in order, until each class is taken; niid_bench: class i "
+            "mod C for client i. Further classes are random.",
         )
         partition_seed: PartitionSeed = None
 

@@ -84,7 +84,7 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
         message = f"false cannot be used with federated_optimizer {name}, which sends more than weights; allowed: true"
         yield Conflict("comm_args.send_contributions", message, key)
     if sends_more(optimizer) and method.protects():
-        message = f"{name} sends more than weights, which the method's protection of uploads would not cover"
+        message = f"{name} sends more than weights, but the method's protection of uploads covers only weights"
         right = "FedAvg, FedProx, FedOpt, FedDyn, or no protection"
         yield Conflict(key[0], f"{message}; allowed: {right}", ("method_args",))
     if comm.secure_aggregation and method.individual:
@@ -93,7 +93,7 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
     yield from sum_conflicts(recipe, method)
     if optimizer.changes_upload and (affected := [kind for kind in recipe.tracking.diagnostics if kind in OF_UPLOADS]):
         message = f"{', '.join(affected)}: uploads with federated_optimizer {name} are not trained models"
-        yield Conflict("tracking_args.diagnostics", f"{message}; allowed: others, or another optimiser", key)
+        yield Conflict("tracking_args.diagnostics", f"{message}; allowed: other diagnostics, or another optimiser", key)
     if wanted == "corrected" and name in CORRECTABLE and (reason := _unsupported(recipe, method, optimizer)):
         yield Conflict("train_args.optimizer_source", f"corrected: {reason}; allowed: own, or null", key)
 
@@ -154,7 +154,7 @@ def without_host(recipe: Recipe, use: str) -> Recipe:
     if recipe.train.optimizer_source == "corrected" and recipe.train.federated_optimizer in CORRECTABLE:
         needs.append(("train_args.optimizer_source", "corrected", "own, null"))
     for key, value, right in needs:
-        raise mistake(key, f"{value} needs FedML's code, and this run is without it", f"{right}, or {use}")
+        raise mistake(key, f"{value} needs FedML's code, but this run does not use FedML", f"{right}, or {use}")
     return recipe.model_copy(update={"hosted": False})
 
 
@@ -177,7 +177,7 @@ def choice(recipe: Recipe, model: nn.Module) -> CodeChoice:
     if not recipe.hosted:
         return CodeChoice("own", "without FedML")
     if name not in CORRECTABLE:
-        return CodeChoice("own", f"FedML has no {name} whose faults can be corrected")
+        return CodeChoice("own", f"FedML has no {name} with bugs that can be corrected")
     if wanted is None and name == "FedAvg":
         return CodeChoice("own", "default of FedAvg")
     reason = _unsupported(recipe, recipe.method, recipe.optimizer) or _unsupported_network(recipe, model)
@@ -201,7 +201,7 @@ def overruled(recipe: Recipe) -> list[str]:
     if optimizer.aggregation in (None, method.aggregation):
         return []
     return [
-        f"uploads have the weights of {recipe.train.federated_optimizer} ({optimizer.aggregation}), not those of "
+        f"uploads are weighted as in {recipe.train.federated_optimizer} ({optimizer.aggregation}), not as in "
         f"{recipe.method_name} ({method.aggregation})"
     ]
 

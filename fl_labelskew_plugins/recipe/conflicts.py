@@ -102,7 +102,7 @@ def form_conflicts(recipe: Sections, params: Any) -> Iterator[Conflict]:
     """Settings that a server without test data needs, since it does not trust silos; ``params``: the data set's."""
     if not recipe.common.across_silos or recipe.validation.server_test_data:
         return
-    reason = "missing; with validation_args.server_test_data: false the server has no sample; set"
+    reason = "missing; with validation_args.server_test_data: false the server has no sample to read it from; set"
     others = (KIND, "validation_args.server_test_data", "data_args.dataset")
     if recipe.data.input_shape is None:
         yield Conflict("data_args.input_shape", f"{reason} it to the shape of one sample, such as [1, 28, 28]", others)
@@ -118,7 +118,7 @@ def moments_conflicts(recipe: Sections, dataset: Dataset) -> Iterator[Conflict]:
     if not (recipe.common.across_silos and recipe.comm.secure_aggregation and own_data):
         return
     if mean == "data" or (mean is None and dataset.measured):
-        what = f"with {SECURE} silos do not send the sums that a common mean and std are computed from"
+        what = f"with {SECURE} silos do not send the sums for a common mean and std"
         numbers = "numbers for each channel or feature, or one for all, such as mean: [0.5] and std: [0.25]"
         use = f"write mean: imagenet (pictures in colour), or {numbers}" if dataset.picture_keys else f"write {numbers}"
         value = "missing" if mean is None else show(mean)
@@ -154,11 +154,11 @@ def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
             yield Conflict(f"{section}.{switch}", f"{message}; allowed: false", (SECURE,))
     ratio, usual = comm.max_update_ratio, type(comm).model_fields["max_update_ratio"].default
     if ratio not in (None, usual):
-        message = f"{ratio:g} compares single uploads, which are hidden with {SECURE}; allowed: null, or nothing"
+        message = f"{ratio:g} needs single uploads, which are hidden with {SECURE}; allowed: null, or omit it"
         yield Conflict("comm_args.max_update_ratio", message, (SECURE,))
     if affected := [name for name in recipe.tracking.diagnostics if name in OF_UPLOADS]:
-        message = f"{', '.join(affected)}: need single uploads, which are hidden with {SECURE}; allowed: others"
-        yield Conflict("tracking_args.diagnostics", message, (SECURE,))
+        message = f"{', '.join(affected)}: need single uploads, which are hidden with {SECURE}"
+        yield Conflict("tracking_args.diagnostics", f"{message}; allowed: other diagnostics", (SECURE,))
     most = 2 ** (bits - 4)
     if recipe.train.client_num_in_total > most:
         message = f"{bits} are too few for the sums of more than {most} clients; allowed: more, up to 32"
@@ -186,11 +186,11 @@ def _secure_silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
 def _diagnostics_conflicts(recipe: Sections) -> Iterator[Conflict]:
     names, comm, key = recipe.tracking.diagnostics, recipe.comm, "tracking_args.diagnostics"
     if names and recipe.common.across_silos:
-        message = "no process of a cross_silo run has the data for them; allowed: none, or simulation"
+        message = "no process of a cross_silo run has the data for diagnostics; allowed: none, or simulation"
         yield Conflict(key, message, (KIND, "comm_args.backend"))
     elif not comm.in_process and (affected := [name for name in names if name in IN_TRAINING]):
         message = (
-            f"{', '.join(affected)}: with backend {comm.backend} other processes train, unobserved; allowed: "
+            f"{', '.join(affected)}: cannot observe training in other processes (backend {comm.backend}); allowed: "
             f"{', '.join(OUTSIDE_TRAINING)}, or backend sp"
         )
         yield Conflict(key, message, (KIND, "comm_args.backend"))
@@ -262,7 +262,8 @@ def sum_conflicts(recipe: Sections, method: Method) -> Iterator[Conflict]:
         ("comm_args.secure_threshold", fewest_summed(recipe)),
     ):
         if clients < every and recipe.privacy.noise_multiplier is None:
-            what = f"{clients} of {every} clients: sums over different clients can be compared, and reveal single ones"
+            risk = "sums over different clients can be compared and reveal single uploads"
+            what = f"{clients} of {every} clients: {risk}"
             allowed = f"{every}, noise (privacy_args.noise_multiplier), or no secure aggregation"
             yield Conflict(key, f"{what}; allowed: {allowed}", ("comm_args.secure_aggregation",))
             return

@@ -196,7 +196,7 @@ class _Conversion:
         if self.wandb and key in WANDB:
             return f"is a parameter {WANDB[key]} of the tracker wandb here"
         if self.wandb and key == "enable_wandb":
-            return "is trackers: [wandb] here, which sends nothing; mode: online does"
+            return "is trackers: [wandb] here, which sends nothing; to send: mode: online"
         is_wandb = key in WANDB or "wandb" in key
         return "dropped; enable_wandb is false" if is_wandb and not self.wandb else f"dropped; {HOSTS_TRACKING[key]}"
 

@@ -86,9 +86,9 @@ def reported_accuracy(recipe: Recipe) -> str:
     """Log message about the silos' accuracies that a server with only sums gets, and where the others are."""
     if not recipe.validation.per_client:
         return "silos' accuracy: not tested; use validation_args.per_client: true"
-    pooled = "pooled over those with send_measures"
-    at_server = pooled if recipe.privacy.noise_multiplier is None else "none at the server, as sums have noise"
-    return f"silos' accuracy: {at_server}; each in its own folder"
+    pooled = "the server gets one accuracy, over all silos with send_measures"
+    at_server = pooled if recipe.privacy.noise_multiplier is None else "the server gets none, because sums have noise"
+    return f"silos' accuracy: {at_server}; each silo's own accuracy is in its folder"
 
 
 def count_noise(recipe: Recipe) -> tuple[float, Any]:
@@ -109,10 +109,10 @@ def refused(recipe: Recipe) -> Iterator[tuple[str, str]]:
             unprotected.append(f"the changes that {recipe.train.federated_optimizer} sends")
         if not recipe.comm.secure_aggregation:
             use = "comm_args.secure_aggregation: true, or upload_clip and upload_sigma of FedRS"
-            yield MULTIPLIER, f"{multiplier:g} is noise on a sum, but uploads are not summed; use {use}"
+            yield MULTIPLIER, f"{multiplier:g} adds noise to a sum, but uploads are not summed; use {use}"
         elif unprotected:
             use = "use a method and an optimiser that send only weights, or no noise"
-            yield MULTIPLIER, f"{multiplier:g} is noise only on weights, not on {', '.join(unprotected)}; {use}"
+            yield MULTIPLIER, f"{multiplier:g} adds noise only to weights, not to {', '.join(unprotected)}; {use}"
     if budget is None:
         return
     everything = [*opening, *upload]

@@ -318,7 +318,7 @@ class CommArgs(Params):
     round_deadline_s: float = Field(
         3600.0,
         gt=0,
-        description="cross_silo: time limit for uploads in a round; for sum and test at least a quarter more",
+        description="cross_silo: time limit for uploads in a round; sum and test get at least a quarter of it",
     )
     reconnect_s: float = Field(
         60.0, ge=0, description="cross_silo: time limit for a silo to reconnect after a lost connection in a round"
@@ -363,8 +363,9 @@ class CommArgs(Params):
     secure_clip: float | None = Field(
         None,
         gt=0,
-        description="secure_aggregation: maximum change of a parameter in a client's round, an error above it; smaller"
-        " values give finer steps; default: 2^(secure_bits / 8), 16 with 32 bits and 4 with 16",
+        description="secure_aggregation: maximum change of a parameter by a client in a round; a larger change is an"
+        " error; smaller values of this key give finer steps; default: 2^(secure_bits / 8), 16 with 32 bits and 4 with"
+        " 16",
     )
     secure_threshold: int | None = Field(
         None,
@@ -419,7 +420,7 @@ class ClientSpecificArgs(Params):
 class PrivacyBudget(Params):
     """Privacy budget: epsilon at delta."""
 
-    epsilon: float = Field(gt=0, description="maximum for the sum of all answers of a silo")
+    epsilon: float = Field(gt=0, description="maximum epsilon of all answers of a silo together")
     delta: float = Field(gt=0, lt=1, description="probability that the bound fails")
 
 
@@ -436,13 +437,15 @@ class PrivacyArgs(Params):
         None,
         gt=0,
         le=1e6,
-        description="with secure_aggregation: minimum standard deviation of the noise in a round's sum, over clip",
+        description="with secure_aggregation: minimum standard deviation of the noise in a round's sum, divided by"
+        " clip",
     )
     clip: float | None = Field(
         None,
         gt=0,
-        description="noise_multiplier: maximum norm of a client's summand, its change of all parameters times its"
-        " weight in the mean, such as its share of all samples; larger ones are scaled down",
+        description="noise_multiplier: maximum norm of a client's part of the sum; larger parts are scaled down; the"
+        " part is the client's change of all parameters times its weight in the mean, such as its share of all"
+        " samples",
     )
     budget: PrivacyBudget | None = Field(
         None,
@@ -640,7 +643,7 @@ class NoiseAtLeast(Params):
     count_noise: Scale | LeastNoise | None = Field(None, description="scale, on class counts")
     upload_sigma: Scale | LeastNoise | None = Field(None, description="standard deviation, on weights")
     dp: Scale | LeastNoise | None = Field(None, description="scale of FedML's noise on weights (dp_args)")
-    noise_multiplier: Scale | LeastNoise | None = Field(None, description="of sums (privacy_args)")
+    noise_multiplier: Scale | LeastNoise | None = Field(None, description="noise_multiplier of sums (privacy_args)")
 
 
 class Policy(Params):

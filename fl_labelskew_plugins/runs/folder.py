@@ -363,7 +363,7 @@ class RunFolder(RunReader):
         line = f"back at the end of round {round}; data of later rounds were moved to {aside}"
         earlier = best_test(read_lines(self.metrics))
         if of_later and earlier is not None and self.best.exists():
-            line += f"; {self.best.name} is that of round {earlier['round'] + 1} again"
+            line += f"; {self.best.name} is again the model of round {earlier['round'] + 1}"
         return line
 
     def load_checkpoint(self, device: torch.device = CPU, *, tensors: bool = True) -> Checkpoint | None:

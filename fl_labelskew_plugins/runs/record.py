@@ -93,7 +93,7 @@ class Record:
         self._describe(resume)
         self._best = folder.restore_best() if resume else -1.0
         if self._best >= 0 and recipe.tracking.keep_best and not folder.best.exists():
-            log.warn(f"{folder.best.name}: the best model so far was not kept; the next better one will be")
+            log.warn(f"{folder.best.name}: the best model so far was not saved; only a better one will be saved")
         self.watch = watch(session, folder.diagnostics)
         self.privacy = privacy.clients_of(session, folder.path, self.run)
         self._trackers = Trackers(recipe)
@@ -323,4 +323,4 @@ class Record:
             raise mistake(f"--resume {self.folder.path}", problem, f"--host {before.get('host', 'fedml')}")
         for key in ("versions", "threads", "device", "cpu_capability"):
             if before[key] != now[key]:
-                log.warn(f"{key} differs from the run's start, so the last digits may differ, too")
+                log.warn(f"{key} differs from the start of the run, so the last digits of results may differ")

@@ -382,4 +382,4 @@ def refuse_host_switches(recipe: Recipe) -> None:
                 f"{replacement} without them"
             )
     if recipe.train.proxy_aggregation == "class":
-        raise LabelSkewError(f"{on[0]}: needs train_args.proxy_aggregation: model, since it may drop clients")
+        raise LabelSkewError(f"{on[0]}: needs train_args.proxy_aggregation: model, since FedML may drop clients")

@@ -220,7 +220,7 @@ def measures(meta: Mapping[str, Any]) -> dict[str, float]:
         return {}
     pair, balanced = _personalised(meta.get("accuracy")), meta.get("balanced_accuracy")
     if pair is None or not isinstance(balanced, float) or not 0 <= balanced <= 1:
-        raise RunError("a test without right answers, samples and a balanced accuracy from 0 to 1")
+        raise RunError("the test result must have right answers, samples and a balanced accuracy from 0 to 1")
     return {"accuracy": pair[0] / pair[1], "balanced_accuracy": balanced, "samples": pair[1]}
 
 

@@ -128,7 +128,7 @@ def _numbers(session: Session, result: Mapping[str, Any]) -> dict[str, str]:
         label = f"{session.own_models} on their clients' own test splits, mean of the same tests"
         rows[label] = _percent(result["personalised_last_mean"])
     if "private_models_accuracy" in result:
-        label = "inherited private models, as they were kept, likewise"
+        label = "inherited private models, as they were kept, on their clients' own test splits, mean over the clients"
         rows[label] = _percent(result["private_models_accuracy"])
     return rows
 

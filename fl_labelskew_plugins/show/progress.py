@@ -161,7 +161,7 @@ def in_words(line: dict[str, Any], *, short: bool = False) -> str:
         shown = " + ".join(f"{name} {_number(value)}".strip() for name, value in [*terms.items()][:TERMS])
         words.append(f"loss {shown}" + (f" + {len(terms) - TERMS} more" if len(terms) > TERMS else ""))
     if "left_out" in line:
-        words.append(f"{len(line['left_out'])} left out")
+        words.append(f"{len(line['left_out'])} skipped")
     if "opening_left_out" in line:
         words.append(f"{len(line['opening_left_out'])} missing in the opening")
     return "  ".join(words)

@@ -52,10 +52,10 @@ RUNTIMES = {
 MAX_SILOS = 16
 """Silos started on one machine, each a process."""
 REASONS = {
-    "resumed": "a hook keeps numbers elsewhere than in client.state or the tensors of combine",
-    "MPI": "clients share something that processes do not, such as a global variable or a random generator of its own",
-    "silos": "a hook uses what only one process has, such as a global variable, or draws from client.noise, whose seed "
-    "a silo keeps to itself",
+    "resumed": "a hook keeps numbers outside client.state and the tensors of combine",
+    "MPI": "clients share an object that processes do not share, such as a global variable or a separate generator",
+    "silos": "a hook uses a value that only one process has, such as a global variable, or draws from client.noise, "
+    "whose seed only the silo knows",
 }
 
 

@@ -150,7 +150,7 @@ def totals(kinds: Sequence[RunKind], *, out: Path, jobs: int, free: float) -> It
     if missing := sum(kind.estimate is None and bool(kind.left) for kind in kinds):
         yield f"not counted: {counted(missing, 'kind')} of run without an estimate"
     if taken > free:
-        yield f"warning: memory: {_text(free)} available; fewer runs run at a time, as many as fit"
+        yield f"warning: memory: {_text(free)} available; only as many runs as fit will run at a time"
     if more > space:
         yield f"warning: disk: the runs do not fit in {out}; free some space, or use another --out"
 

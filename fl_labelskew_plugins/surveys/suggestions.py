@@ -138,8 +138,8 @@ def explained(skew: Skew, situation: Situation | None) -> str:
     if situation is not None:
         return (
             f"These data ({here}) are similar to {situation.name} ({situation.about}, sizes up to 1:"
-            f"{situation.sizes:.2g}), where methods were measured on Fashion-MNIST: 10 rounds, 3 seeds "
-            "(docs/results.md). Accuracy in %, ranked; other data may give another order."
+            f"{situation.sizes:.2g}). For {situation.name}, methods were measured on Fashion-MNIST with 10 rounds and "
+            "3 seeds (docs/results.md). Accuracy in %, ranked; other data may give another order."
         )
     reason = "There is hardly any label skew" if skew.beyond_chance <= ALIKE else "No evidence for this situation"
     return f"{reason} ({here}); compare these three:"

@@ -73,9 +73,9 @@ class Survey:
             lines.append(f"{counted(len(of_one), *classes)} that only one client holds: {few(of_one)}")
         if noisy := sorted({strength for strength in self.noise if strength}):
             lines.append(
-                f"counts of {counted(sum(map(bool, self.noise)), 'client')} have noise (count_noise "
-                f"{', '.join(f'{strength:g}' for strength in noisy)}); negative counts were set to 0, and nearly half "
-                "of their missing classes seem to have a few samples"
+                f"class counts of {counted(sum(map(bool, self.noise)), 'client')} have noise (count_noise "
+                f"{', '.join(f'{strength:g}' for strength in noisy)}); negative counts were set to 0, so nearly half "
+                "of these clients' missing classes seem to have a few samples"
             )
         return lines + [f"{name} is not included: {reason}" for name, reason in self.silent.items()]
 

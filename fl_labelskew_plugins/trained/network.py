@@ -56,7 +56,7 @@ class Trained:
         if self.about.mean is None or self.about.std is None:
             raise mistake(
                 clean(self.file, 4096),
-                "does not say how samples are normalised, since its writer had none",
+                "does not say how samples are normalised, because its writer had no samples",
                 "the model.safetensors of a silo, which has the normalisation of the silo's samples",
             )
         return Whole(self.network, self.about)
@@ -234,7 +234,7 @@ def _no_larger_than(weights: Weights, where: str) -> Iterator[None]:
         if parameter is not None and threading.get_ident() == thread:
             left[0], left[1] = left[0] - 1, left[1] - parameter.numel()
             if min(left) < 0:
-                problem = "weights do not fit the network: the file has far fewer numbers"
+                problem = "weights do not fit the network: the file has far fewer numbers than the network"
                 raise mistake(where, problem, "the original file")
 
     hook = register_module_parameter_registration_hook(count)

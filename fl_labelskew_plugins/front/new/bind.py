@@ -30,7 +30,7 @@ def bind(file: Path, place: Path) -> facts.SiloData:
     where, text = clean(file, 4096), parse.read_text(file)
     homes = parse.homes(file)
     if not homes:
-        use = "a file that client_specific_args.data_silo_config of a recipe in its folder names"
+        use = "a file listed in client_specific_args.data_silo_config of a recipe in the same folder"
         raise mistake(where, "is not a silo's own file", use)
     if not os.path.exists(place):
         raise mistake(clean(place, 4096), "does not exist", "the file or folder of this silo's data")

@@ -284,10 +284,10 @@ def _table(path: Path, label: str | None, group: str | None, classes: Sequence[s
     args["features"] = features = [column for column in rest if column not in dropped]
     notes = []
     if names:
-        notes.append(f"features: without columns that identify or number the rows ({few(names)})")
+        notes.append(f"features: columns that identify or number the rows are omitted ({few(names)})")
     if kept := {column: values for column, values in categories.items() if column not in dropped}:
         args["categorical"] = kept
-        notes.append("categorical: the values of non-numeric columns, each of which is a feature")
+        notes.append("categorical: the values of the non-numeric columns; each value is a feature")
     gaps = [column for column in (label, *([group] if group else []), *features) if frame[column].isna().any()]
     if gaps:
         args["missing"] = "drop" if {*gaps} & {label, group} else "mean"

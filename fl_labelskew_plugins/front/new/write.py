@@ -84,7 +84,7 @@ def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
             where, f"has {len(stems)} groups, one per silo", f"{MAX_SILOS} at most, or labelskew new simulation"
         )
     if secure and len(stems) < LEAST_SUMMED:
-        problem = f"{counted(len(stems), 'silo')}, but a sum of fewer than {LEAST_SUMMED} hides no silo"
+        problem = f"{counted(len(stems), 'silo')}, but a sum over fewer than {LEAST_SUMMED} does not hide a silo"
         raise mistake("--secure", problem, f"at least {LEAST_SUMMED} silos, or no --secure")
     of_all = {key: value for key, value in seen.args.items() if key not in ("data_cache_dir", "group")}
     of_all |= {"class_names": seen.classes} if seen.dataset != "npz" else {"classes": len(seen.classes)}
@@ -101,23 +101,23 @@ def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
     recipe: list[Section] = [
         ("", "common_args", {"training_type": "cross_silo", "random_seed": 0}),
         (
-            "The server has no data, so this describes the silos' data; their own files repeat it. "
+            "The server has no data, so these keys describe the silos' data; the silos' own files repeat them. "
             + _about_data(seen)
-            + (" mean, std: given, since with secure aggregation silos do not send sums for them." if secure else ""),
+            + (" mean, std: set, because with secure aggregation silos do not send sums for them." if secure else ""),
             "data_args",
             form,
         ),
         (
-            "server_test_data: true, with a test part in a data_cache_dir above, also tests the model on the server. "
+            "server_test_data: true also tests the model on the server, with the test part of a data_cache_dir above. "
             "per_client: each silo tests it on its own test part.",
             "validation_args",
             {"server_test_data": False, "per_client": True},
         ),
         *_training(seen, len(stems), "federation.yaml"),
         (
-            "server_address: where silos find the server. certs: the folder of each machine's certificates, next to "
-            "this file; README.md explains both. min_clients: the fewest silos that complete a round."
-            + (" secure_aggregation: the server sees only sums of the silos' updates." if secure else ""),
+            "server_address: the address at which silos reach the server. certs: the folder of each machine's "
+            "certificates, next to this file; README.md explains both. min_clients: the minimum of silos to complete "
+            "a round." + (" secure_aggregation: the server sees only sums of the silos' updates." if secure else ""),
             "comm_args",
             comm,
         ),
@@ -213,8 +213,8 @@ def _training(seen: OwnData, clients: int, recipe: str) -> Iterator[Section]:
     train |= {"comm_round": 20, "epochs": 1 if large else 2, "batch_size": 64 if large else 16}
     yield "", "train_args", train | {"learning_rate": rate, "momentum": 0.9}
     reason = (
-        "FedLC (Zhang et al., ICML 2022) lowers each logit by the client's own class counts. It is the default since "
-        "clients send only weights for it, and it costs no extra time; which method is best on these data is unknown. "
+        "FedLC (Zhang et al., ICML 2022) lowers each logit by the client's own class counts. It is the default because "
+        "clients send only weights, and it costs no extra time. The best method for these data is unknown. "
         f"To compare others: labelskew run {recipe} --set method_args.method=fedavg, then labelskew report runs. "
         "labelskew methods lists them."
     )

@@ -113,7 +113,7 @@ def world() -> Any:
     place = mpi_rank()
     size = MPI.COMM_WORLD.Get_size()
     if place is not None and size != place[1]:
-        what = f"mpi4py sees {size} of the {place[1]} processes, so it was built for another MPI than this mpirun's"
+        what = f"mpi4py sees {size} of the {place[1]} processes, so it was built for another MPI than that of mpirun"
         use = "pip install --force-reinstall --no-binary mpi4py mpi4py"
         raise mistake("comm_args.backend", what, use)
     return MPI.COMM_WORLD

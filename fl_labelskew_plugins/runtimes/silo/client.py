@@ -184,7 +184,7 @@ class SiloClient(Manager):
         except LabelSkewError as error:
             self._fail(error)
         except (KeyError, TypeError, ValueError) as error:  # a server of another version, or another program
-            what = "a message of the server is invalid here"
+            what = "this silo received an invalid message from the server"
             self._fail(shareable(LabelSkewError(f"{what}: {clean(repr(error))}"), what))
 
     def _fail(self, error: LabelSkewError) -> None:
@@ -197,7 +197,7 @@ class SiloClient(Manager):
     def _welcome(self, message: Message) -> None:
         meta = message.meta
         if not isinstance(meta["run"], str) or not re.fullmatch("[0-9a-f]{16}", meta["run"]):  # becomes a folder's name
-            raise shareable(LabelSkewError("the name of the run from the server is invalid"))
+            raise shareable(LabelSkewError("the server sent an invalid name of the run"))
         facts.check_agreement(meta["settings"], self.recipe)
         federation = facts.federation(meta["federation"], self.recipe, self.data.facts)
         if self.guard is not None:

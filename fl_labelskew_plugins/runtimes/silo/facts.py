@@ -93,7 +93,8 @@ def facts(meta: Mapping[str, Any], *, summed: bool = False) -> Facts:
     values: list[Any] = [meta.get(field.name) for field in fields(Facts)]
     samples, shape, classes, counts, names = values
     if summed and (samples, counts) != (None, None):
-        raise RunError("it reports its samples, which comm_args.secure_aggregation only sums; use the same recipe")
+        what = "it reports its number of samples, but comm_args.secure_aggregation allows only their sum"
+        raise RunError(f"{what}; use the same recipe")
     samples = 0 if summed else samples
     if not summed and not _whole(samples, 1, MAX_SAMPLES):
         raise RunError("its number of samples is not a whole number above 0")

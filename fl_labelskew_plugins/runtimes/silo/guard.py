@@ -86,7 +86,7 @@ class Guard:
         most, often = self.policy.max_rounds, self.policy.max_answers_per_round
         alike = sum(key.partition(" ")[2] == of for rounds in runs.values() for key in rounds)
         if not answered and most is not None and alike > most:
-            self._refuse("max_rounds", f"an answer to {what}: {most} are given", more=f" ({self.account})")
+            self._refuse("max_rounds", f"an answer to {what} after {most} earlier ones", more=f" ({self.account})")
         if answered and often is not None and len(answered) >= often:
             self._refuse("max_answers_per_round", f"another answer to {what}")
         answered.append(question)
@@ -134,8 +134,8 @@ def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
         return Guard(recipe.policy, recipe.client_specific.data_silo_config[rank - 1], folder)
     if (folder / ACCOUNT).exists():
         raise LabelSkewError(
-            f"{folder / ACCOUNT}: this silo has answered under a policy, and this recipe names no file with one; name "
-            "the silo's own file in client_specific_args.data_silo_config, or remove the account"
+            f"{folder / ACCOUNT}: this silo has answered under a policy, but this recipe names no file with a policy; "
+            "name the silo's own file in client_specific_args.data_silo_config, or remove the account"
         )
     return None
 

@@ -211,7 +211,8 @@ class ServerTransport(Transport):
         if not refusal:
             connection.peer = context.peer()
         for oldest in silent[: -SILENT if rank else -2 * self.silos - 16]:
-            text = "has opened others with this certificate without sending HELLO" if rank else "exceeds the limit"
+            others = "has opened other connections with this certificate without sending HELLO"
+            text = others if rank else "exceeds the limit"
             self._refuse(oldest, text, "RESOURCE_EXHAUSTED")
         if not context.add_callback(lambda: self._ended(connection)):
             self._ended(connection)
@@ -395,7 +396,7 @@ def _listen(server: Any, host: str, port: int, tls: keys.Files | None, knock: Ca
             why = (error.strerror or str(error)).lower()
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
                 use = (
-                    f"an address of this machine, such as comm_args.listen_address: 0.0.0.0:{port} where silos reach "
+                    f"an address of this machine, such as comm_args.listen_address: 0.0.0.0:{port} if silos reach "
                     "it through a router"
                 )
         raise mistake(f"cannot listen at {address}", why, use) from None

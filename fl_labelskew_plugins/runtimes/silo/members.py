@@ -251,7 +251,7 @@ class Members:
         seconds = self.comm.quorum_timeout_s
         until, patient, over = self.clock.now + seconds, self.clock.now + self.comm.reconnect_s, False
         clients, needed = sampled, min(self.quorum, len(sampled))
-        self.wanted = status.WAITING, "to come back", lambda: [k for k in clients if k not in self.present]
+        self.wanted = status.WAITING, "to reconnect", lambda: [k for k in clients if k not in self.present]
         while True:
             self.read_excluded()
             clients = self._excluded.replaced(sampled, round, self._seed)
@@ -385,7 +385,7 @@ def excluded(folder: Path) -> set[int]:
     except FileNotFoundError:
         return set()
     except (OSError, ValueError, TypeError) as error:
-        raise LabelSkewError(f"{file}: cannot be read: {clean(error)}; remove it to have all silos take part") from None
+        raise LabelSkewError(f"{file}: cannot be read: {clean(error)}; remove it to include all silos") from None
 
 
 def exclude(folder: Path, rank: int) -> set[int]:

@@ -107,7 +107,7 @@ class Judge:
             if norm and (before or others) and norm > max(self._most(before, median), self._most(others, median_low)):
                 medians = [f"{median_low(others):.3g} for the others"] if others else []
                 medians += [f"{median(before):.3g} for its own past"] if before else []
-                return f"the norm of its {name} is {norm:.3g}, with a median of {' and of '.join(medians)}"
+                return f"the norm of its {name} is {norm:.3g}; the median is {' and '.join(medians)}"
         self._accept(client)
         return ""
 

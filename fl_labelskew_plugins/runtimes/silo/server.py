@@ -259,9 +259,10 @@ class Uploads(SiloExchange):
         if why:
             members = self.server.members
             del self._poll.answers[client], self._taken[client]
-            limit = f"more than {self._comm.max_update_ratio:g} times as much (comm_args.max_update_ratio)"
-            members.warn(f"{members.where}: upload of silo {client + 1} refused: {why}; that is {limit}")
-            meta = {"taken": False, "reason": f"a norm of it is {limit} as at the others and at this silo before"}
+            limit, key = f"more than {self._comm.max_update_ratio:g} times the median", "(comm_args.max_update_ratio)"
+            members.warn(f"{members.where}: upload of silo {client + 1} refused: {why}; the norm is {limit} {key}")
+            text = f"a norm of the upload is {limit} of the other uploads and of this silo's earlier ones {key}"
+            meta = {"taken": False, "reason": text}
             self.server.send(Kind.VERDICT, client + 1, round=members.round, meta=meta)
         return bool(why)
 
@@ -495,7 +496,8 @@ class SiloServer(Manager):
             self.send(Kind.FINISH, client + 1, **farewell(client))
         until = members.clock.now + self.recipe.comm.reconnect_s
         everybody = set(range(self.num_silos)) - (members.excluded - members.present)
-        members.wanted = status.RUNNING, "to hear of the end", lambda: filter(members.reachable, everybody - self._done)
+        what = "to acknowledge the end"
+        members.wanted = status.RUNNING, what, lambda: filter(members.reachable, everybody - self._done)
         while any(map(members.reachable, everybody - self._done)) and members.clock.listen(until):
             pass
         members.tell(now=True)

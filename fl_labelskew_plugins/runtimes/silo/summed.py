@@ -116,7 +116,7 @@ class SummedOpening(Opening):
         silos = listed([client + 1 for client in clients])
         if (most := len(clients) * members.comm.max_samples) < max(samples, tests) or samples < 1 or tests < 0:
             what = f"{samples} training and {tests} test samples of {silos} together"
-            use = f"1 to {most} (comm_args.max_samples of each); begin a new run without the silo that is wrong"
+            use = f"1 to {most} (comm_args.max_samples per silo); begin a new run without the faulty silo"
             raise RunError(f"{members.where}: {what}; allowed: {use}")
         samples, tests = server.open_sum(vector, clients)
         self.server.folder.write_json(OPENED, {"samples": samples, "test_samples": tests, "clients": clients})
@@ -137,7 +137,8 @@ class SummedOpening(Opening):
         if not known or client in known:
             return ""
         return (
-            "the samples of this run were summed without it, and a second sum would reveal its number; begin a new run"
+            "the numbers of samples were summed without this silo, and a second sum would reveal this silo's number; "
+            "begin a new run"
         )
 
     def _tell(self, samples: int) -> None:
@@ -217,7 +218,7 @@ class SummedUploads(Uploads):
             return TAKEN if self._taken.get(client) == message.round else LATE
         if message.tensors or message.meta:
             self._poll.settled.add(client)
-            what = f"silo {client + 1} sends its upload in the clear; use the same recipe everywhere"
+            what = f"silo {client + 1} sends its upload without secure aggregation; use the same recipe everywhere"
             members.warn(f"round {message.round + 1}: {what}")
             return {"taken": False, "reason": what}
         self._poll.answers[client] = LocalResult({}, {}, {}, {})
@@ -254,7 +255,7 @@ class SummedTests(ClientTests):
             _, vector = self._sums.total(run, number_of_test(round), everybody, made.right, about)
         except SecureError as error:
             self.server.warn(
-                f"{error}; no accuracy in this round, because its sum must be over all silos of the opening"
+                f"{error}; no accuracy in this round, because its sum must include all silos of the opening exchange"
             )
             return {}
         right = made.read_tested(vector)
@@ -428,7 +429,7 @@ class SummedAnswers(Answers):
         """
         key, note = "comm_args.answer_after_s", self.silo.show.note
         if (left := self._answers_at - time.monotonic()) > 0:
-            note(f"round {round + 1}: ready in {left:.1f} s ({key})")
+            note(f"round {round + 1}: waiting {left:.1f} s before the answer ({key})")
             time.sleep(left)
         elif self._answers_at:
             what = f"training took longer than {self.silo.recipe.comm.answers_after:g} s ({key})"

@@ -130,7 +130,7 @@ class SurveyExchange(SiloExchange):
         if total > most:
             raise RunError(f"its class counts sum to more than {most} training samples (comm_args.max_samples)")
         if not noise and total != (samples := self.server.sizes[client]):
-            raise RunError(f"its class counts sum to {total:.0f}, and it has {samples} training samples")
+            raise RunError(f"its class counts sum to {total:.0f}, but it has {samples} training samples")
         return ClassCounts(counts, noise)
 
 

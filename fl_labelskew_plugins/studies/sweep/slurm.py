@@ -28,7 +28,7 @@ NOTICE = 60
 RESTARTS = 30
 """Maximum number of times a task is requeued; after that it ends with its checkpoint."""
 OPTION = re.compile(r"[a-z][a-z0-9-]*")
-FORMS = {"array": (r"%\d+", "%N, the most tasks at a time"), "signal": (r"B:USR1@\d+", "B:USR1@SECONDS")}
+FORMS = {"array": (r"%\d+", "%N, the maximum of tasks at a time"), "signal": (r"B:USR1@\d+", "B:USR1@SECONDS")}
 """Options with restricted values, since the script relies on them: pattern, and its description."""
 SCRIPT = r"""#!/bin/bash
 {options}

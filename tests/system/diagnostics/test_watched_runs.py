@@ -240,9 +240,10 @@ def test_what_other_processes_do_cannot_be_watched(go):
     with pytest.raises(RecipeError) as error:
         go.load(mpi, "tracking_args.diagnostics=[class_accuracy, intra_loss, proxy_gradients]")
     (line,) = error.value.mistakes
-    assert "intra_loss, proxy_gradients: with backend MPI other processes train, unobserved; allowed: class_acc" in line
+    what = "cannot observe training in other processes (backend MPI); allowed: class_acc"
+    assert f"intra_loss, proxy_gradients: {what}" in line
     silos = ["common_args.training_type=cross_silo", "comm_args.backend=GRPC"]
-    with pytest.raises(RecipeError, match="no process of a cross_silo run has the data for them; allowed: none"):
+    with pytest.raises(RecipeError, match="no process of a cross_silo run has the data for diagnostics; allowed: none"):
         go.load(*silos, "tracking_args.diagnostics=[tsne]")
 
 

@@ -137,7 +137,8 @@ def test_what_needs_fedml_is_refused_without_it(overrides, value, right, tmp_pat
             lambda: start.start(RunOptions(path, overrides, run_dir=tmp_path / "run", quiet=True, **options))
         )
 
-    said = f"{overrides[0].partition('=')[0]}: {value} needs FedML's code, and this run is without it; use {right}, or"
+    key = overrides[0].partition("=")[0]
+    said = f"{key}: {value} needs FedML's code, but this run does not use FedML; use {right}, or"
     assert line(host="none") == f"{said} --host fedml"
     monkeypatch.setattr(compatibility, "find_spec", lambda name: None)
     where = "Python 3.10 or 3.11, which FedML supports"

@@ -248,7 +248,7 @@ def test_objects_train_are_recorded_and_are_asked_for_again(objects, tmp_path):
     assert repr(fl.load_run(run.folder, **objects)) == repr(run)
     check_reading_without_objects(run, objects)
     plain = fl.run(RECIPE, tmp_path / "plain", quiet=True)
-    with pytest.raises(LabelSkewError, match="method was not an object in this run; remove it"):
+    with pytest.raises(LabelSkewError, match="this run had no Python object for method; remove it"):
         fl.load_run(plain.folder, method=Louder())
 
 
@@ -271,7 +271,8 @@ def test_the_command_line_says_who_can_go_on_with_objects(objects, tmp_path):
 def test_objects_and_callbacks_are_of_one_process(more, tmp_path):
     recipe = fl.load(RECIPE, {"comm_args.backend": "MPI"})
     what = next(iter(more)).replace("method", "objects")
-    with pytest.raises(LabelSkewError, match=f"MPI trains in other processes, which cannot use {what} of this one"):
+    said = f"MPI trains in other processes, which cannot use {what} of this process"
+    with pytest.raises(LabelSkewError, match=said):
         fl.run(recipe, tmp_path / "out", **more)
     assert not (tmp_path / "out").exists()
 

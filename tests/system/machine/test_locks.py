@@ -79,7 +79,7 @@ def test_another_machine_keeps_its_lock_while_it_lives_and_loses_it_when_it_stan
         os.kill(inner, signal.SIGCONT)
         said, _ = far.communicate("\n", timeout=20)  # it has awoken, and looks before it writes
         lock.check()
-        words = f"process {os.getpid()} has taken over this run, since this process was suspended; nothing was written"
+        words = f"process {os.getpid()} has taken over this run, because this process was suspended; this process"
         assert re.search(rf"{tmp_path}: {words.replace(str(os.getpid()), '[0-9]+')}", said)
     assert not list(tmp_path.iterdir())
 

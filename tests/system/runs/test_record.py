@@ -128,7 +128,7 @@ def test_going_back_brings_back_the_best_of_the_rounds_that_remain(whole, tmp_pa
     assert (aside / "MODEL_CARD.md").exists()
     assert (aside / "confusion.csv").exists()
     assert (aside / "best.safetensors").exists() == (last > back)
-    assert line.endswith(f"; best.safetensors is that of round {best} again") == (last > back)
+    assert line.endswith(f"; best.safetensors is again the model of round {best}") == (last > back)
     if last > back:
         assert model_file.said(aside / "best.safetensors").round == last
     loop.run.resume(quiet=True)
@@ -148,7 +148,7 @@ def test_no_model_stands_for_a_better_one_that_was_not_kept(whole, tmp_path, cap
     recipe = (folder.path / "recipe.yaml").read_text()
     folder.recipe.write_text(recipe.replace("keep_best: false", "keep_best: true"))
     fl.load_run(folder.path).resume(quiet=True)
-    warned = "best.safetensors: the best model so far was not kept; the next better one will be"
+    warned = "best.safetensors: the best model so far was not saved; only a better one will be saved"
     assert warned in capsys.readouterr().err
     accuracies = [accuracy for accuracy, _ in rounds]
     if max(accuracies) > max(accuracies[:4]):

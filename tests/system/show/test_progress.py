@@ -38,7 +38,7 @@ def test_a_round_in_words():
     equal = worst | {"client_accuracy_mean": 1.0, "client_accuracy_worst": 1.0}
     assert in_words({"loss_terms": {}, **equal}) == "each client's tests all 100.00 %"
     line = {"loss_terms": {}, "left_out": [2], "opening_left_out": [1, 2]}
-    assert in_words(line) == "1 left out  2 missing in the opening"
+    assert in_words(line) == "1 skipped  2 missing in the opening"
     assert in_words(LINE | worst, short=True) == "accuracy 62.13 %  loss 0.4100"
 
 
@@ -70,12 +70,12 @@ def test_plain_lines_count_rounds_and_time_left(capsys, monkeypatch):
             130,
             "round 2/4  accuracy 62.13 %  own test splits 98.00 %  loss cross_entropy 0.4000 + intra 0.0100  10.0 s  "
             "left 0:20",
-            "round 3/4  loss cross_entropy 1.0000  1 left out  10.0 s  left 0:08",
+            "round 3/4  loss cross_entropy 1.0000  1 skipped  10.0 s  left 0:08",
         ),
         (
             80,
             "round 2/4  accuracy 62.13 %  loss 0.4100  10.0 s  left 0:20",
-            "round 3/4  loss cross_entropy 1.0000  1 left out  10.0 s  left 0:08",
+            "round 3/4  loss cross_entropy 1.0000  1 skipped  10.0 s  left 0:08",
         ),
         (20, "round 2/4  accuracy", "round 3/4  loss 1.0"),
     ],

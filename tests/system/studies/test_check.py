@@ -77,7 +77,7 @@ def test_numbers_kept_in_a_global_variable_differ(plugin):
     _, outcome = outcomes_of("counts_rounds", runtimes=["resumed"])
     assert outcome.bad
     assert str(outcome).startswith("counts_rounds, resumed: differs: metrics.jsonl, round 1: loss_terms is {")
-    assert outcome.detail.endswith("a hook keeps numbers elsewhere than in client.state or the tensors of combine")
+    assert outcome.detail.endswith("a hook keeps numbers outside client.state and the tensors of combine")
 
 
 def test_the_command_prints_a_table_and_ends_with_1(plugin):

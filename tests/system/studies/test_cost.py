@@ -190,7 +190,7 @@ def test_reproduce_estimates_its_runs_and_how_far_a_budget_gets(write, tmp_path)
     assert len(lines) == 2
     again = call(*command, "--budget", "1000h")
     assert rows(again.stdout) == rows(first.stdout)
-    assert again.stdout.endswith("the budget is 100% of that\n")
+    assert again.stdout.endswith("the budget is 100% of that time\n")
     (line,) = errors(*command, "--set", "train_args.epochs=2")
     assert line.startswith(f"{out / 'base' / 'seed0'}: holds another run, which differs in train_args.epochs; use ")
 

@@ -93,7 +93,7 @@ def test_mistakes_are_lines(pictures, arrays, tmp_path):
     assert line.startswith(f"data set image_folder: {tmp_path}/gone is not a folder; use a folder with")
     shutil.copytree(data / "test" / "star", tmp_path / "data" / "test" / "moon")
     (line,) = errors("evaluate", run.folder, tmp_path / "data")
-    assert line.endswith("class 'moon' is not one of the 4 of data_args.class_names; add it")
+    assert line.endswith("class 'moon' is not one of the 4 classes in data_args.class_names; add it")
     np.savez(tmp_path / "five.npz", x_test=np.ones((4, 5), np.float32), y_test=np.arange(4) % 3)
     (line,) = errors("evaluate", arrays[1].folder, tmp_path / "five.npz")
     assert line == f"{tmp_path}/five.npz: has shape (4, 5); use (N, 6), as the model was trained on"
@@ -177,7 +177,7 @@ def test_predict_table_missing_columns(patients, tmp_path):
     told = call("predict", run.folder, new, "--out", tmp_path / "p.csv")
     assert told.stderr.splitlines() == [
         f"warning: {new}: the model does not use column id",
-        f"warning: {new}: column sex: ? is not in training; encoded as no category",
+        f"warning: {new}: column sex: ? is not in training; encoded as 0 in the features of all categories",
     ]
     count = int(frame.age.notna().sum())
     told = call("predict", run.folder, new, "--out", tmp_path / "p.csv", "--set", "data_args.missing=drop")

@@ -68,7 +68,7 @@ def rewritten(run, file, **changes):
         ({"network": "mlp", "network_params": {"hidden": [10**8, 2**40, 2**40]}}, "the file has far fewer numbers"),
         (
             {"network": "mlp", "network_params": {"hidden": [1] * 10**5}},
-            "the file has far fewer numbers; use the",
+            "the file has far fewer numbers than the network; use the",
         ),
         ({"network": "char_lstm", "network_params": {"layers": 10**6}, "input_shape": [3]}, "the file has far fewer"),
         ({"network": "mlp", "network_params": {"hidden": [10**30]}}, "its network cannot be built: "),

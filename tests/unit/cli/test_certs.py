@@ -29,7 +29,7 @@ def test_new_says_what_goes_to_whom(call):
         "to the server's host: ca.pem server.pem server.key",
         "to silo 1: ca.pem silo-1.pem silo-1.key",
         "to silo 2: ca.pem silo-2.pem silo-2.key",
-        "do not copy ca.key to any of them: its owner can impersonate everyone",
+        "do not copy ca.key to these machines: anyone who has ca.key can impersonate everyone",
     ]
     assert call("new", "--silos", "2", code=2).stderr == (
         "error: certs/ca.pem: exists already; use --add to keep existing files, or another --out\n"
@@ -84,7 +84,8 @@ def test_revoke_and_renew_say_what_goes_to_whom(call):
     assert call("renew", "silo-2", "server").output.splitlines() == [
         "to silo 2, which uses them after its next start: silo-2.pem silo-2.key",
         "to the server's host, which uses them after its next start: server.pem server.key",
-        "the old ones are valid until they expire; to end that: `labelskew certs revoke NAME`, then renew again",
+        "the old certificates stay valid until they expire; to end that earlier: "
+        "`labelskew certs revoke NAME`, then renew again",
     ]
     assert all(" - " in row for row in call("show", "certs").stdout.splitlines()[1:-1])
     assert call("revoke", "all").output.startswith(

@@ -33,11 +33,11 @@ def test_beforehand_it_says_what_leaves_and_what_a_budget_carries(recipe):
     assert claim[0] == "4.38"  # theorem 8 of Balle and Wang at sigma 1
     assert float(silo[0]) > 10_000
     assert budget.startswith(
-        "budget of epsilon 8 at delta 1e-05, level claim: 2 answers of a client (the recipe has 20"
+        "budget of epsilon 8 at delta 1e-05, level claim: allows 2 answers per client (the recipe has 20"
     )
     assert levels.startswith("silo: ")
     few = call("privacy", recipe, *NOISY, *BUDGET, "--samples", 400, "--set", "train_args.client_num_per_round=2")
-    assert "2 answers of a client, about 10 rounds if each round selects 2 of 10 (the recipe" in few.output
+    assert "2 answers per client, about 10 rounds if each round selects 2 of 10 (the recipe" in few.output
 
 
 def test_without_noise_there_is_no_bound_and_samples_are_the_partitions(recipe):
@@ -48,7 +48,7 @@ def test_without_noise_there_is_no_bound_and_samples_are_the_partitions(recipe):
     assert "weights (exact)" in output
     assert "counts (laplace noise)" in output
     assert output.count("no bound") == 4
-    assert "privacy_args.budget: none, so answers never end" in output
+    assert "privacy_args.budget: not set, so the number of answers is not limited" in output
 
 
 def test_a_silos_ledger_answer_by_answer_with_strangers_words_cleaned(tmp_path):

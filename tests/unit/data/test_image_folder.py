@@ -168,7 +168,7 @@ def test_folders_that_may_be_classes_or_groups_are_refused(tmp_path, folders):
         for i in range(2):
             image(tmp_path / folder / f"{i}.png")
     line = message(lambda: load(tmp_path))
-    assert f"{tmp_path / 'cat'} contains no images but the folders x, so " in line
+    assert f"{tmp_path / 'cat'} contains only the folders x, no images, so " in line
     assert " may be classes or groups such as hospitals. For classes, list them in data_args.class_names" in line
     upper, lower = ({folder.split("/")[level] for folder in folders} for level in (0, 1))
     assert load(tmp_path, groups=tuple(upper), test_fraction=0.5).class_names == sorted(lower)
@@ -178,7 +178,7 @@ def test_folders_that_may_be_classes_or_groups_are_refused(tmp_path, folders):
 
 def test_hospitals_within_train_are_refused(tmp_path):
     hospitals(tmp_path, "train")
-    assert f"{tmp_path / 'train' / 'coast'} contains no images but the folders benign, malign, " in message(
+    assert f"{tmp_path / 'train' / 'coast'} contains only the folders benign, malign, no images, " in message(
         lambda: load(tmp_path)
     )
 
@@ -216,7 +216,7 @@ def test_a_test_part_without_a_training_part_is_not_read_as_a_class(tmp_path, pa
     image(tmp_path / part / "benign" / "0.png")
     line = message(lambda: load(tmp_path))
     read = ", ".join(sorted([*HOSPITALS, part]))
-    assert f"{tmp_path} has {part}/ but no train/, so the classes would be {read}. Use train/" in line
+    assert f"{tmp_path} has {part}/ but no train/, so {read} would be read as classes. Use train/" in line
     result = checked(tmp_path)
     assert result.exit_code == 1
     assert f"has {part}/ but no train/" in " ".join(result.stdout.split())
@@ -259,7 +259,7 @@ def test_a_silo_that_lacks_classes(tmp_path):
     assert data.class_names == ["c", "b", "a"]
     assert set(data.train.y) == {1}
     line = message(lambda: load(tmp_path, class_names=("a", "c")))
-    assert "class 'b' is not one of the 2 of data_args.class_names" in line
+    assert "class 'b' is not one of the 2 classes in data_args.class_names" in line
 
 
 def tree(root, **places):

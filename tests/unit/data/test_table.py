@@ -135,7 +135,8 @@ def test_one_hot(tmp_path, capsys):
     assert data.notes["features.txt"].split() == ["age", "pressure", "sex=f", "sex=m"]
     assert data.train.x[:2, 2:].tolist() == [[1, 0], [0, 1]]
     assert data.test.x[:3, 2:].tolist() == [[0, 1], [0, 0], [1, 0]]
-    assert "column sex: x? is not in training; encoded as no category" in capsys.readouterr().err
+    warned = "column sex: x? is not in training; encoded as 0 in the features of all categories"
+    assert warned in capsys.readouterr().err
     both = load(tmp_path, file="a.csv", categorical={"sex": ["m", "f", "d"]}, features=("sex",))
     assert both.train.x.shape[1] == 3
     assert set(np.flatnonzero(both.train.x.sum(0))) == {0, 1}
@@ -161,7 +162,8 @@ def test_missing_values(tmp_path, capsys):
     where = f"{tmp_path / 't.csv'}: column age: "
     line = message(lambda: load(tmp_path))
     assert line == where + (
-        "has no value in 2 rows of 40, first in row 4; so do the columns pressure; use data_args.missing: drop or mean"
+        "has no value in 2 rows of 40, first in row 4; values are also missing in pressure; "
+        "use data_args.missing: drop or mean"
     )
     data = load(tmp_path, missing="drop")
     assert len(data.train.y) + len(data.test.y) == 38

@@ -143,9 +143,7 @@ def test_the_ring_has_room_for_the_largest_sum_and_ten_standard_deviations(multi
 
 
 def test_too_few_bits_and_too_little_noise_are_told():
-    with pytest.raises(
-        LabelSkewError, match=r"noise_multiplier: 4 needs more room than sums of 16 bits have; use more"
-    ):
+    with pytest.raises(LabelSkewError, match=r"noise_multiplier: 4 is too much noise for sums of 16 bits; use more"):
         sums(bits=16, size=11_000_000, multiplier=4.0)
     with pytest.raises(LabelSkewError, match=r"noise_multiplier: 0.01 gives a client noise of 0.\d+ steps; expected"):
         sums(bits=16, multiplier=0.01, clip=0.001, largest=1.0)
@@ -214,7 +212,7 @@ def test_what_a_client_adds_is_clipped_weighted_and_around_it_is_the_noise(sessi
 
 def test_a_network_with_buffers_has_what_noise_on_weights_does_not_hide():
     with pytest.raises(
-        LabelSkewError, match=r"noise_multiplier: is noise only on trained parameters, not on the network"
+        LabelSkewError, match=r"noise_multiplier: adds noise only to trained parameters, not to the network"
     ):
         build(
             parse.parse(TEXT, overrides=["model_args.model=wide_resnet", "model_args.depth=10", "model_args.widen=1"])

@@ -114,10 +114,10 @@ def test_the_largest_sums_do_not_wrap(bits, clients):
 @pytest.mark.parametrize(
     ("tensors", "line"),
     [
-        ({"x": [0.0, 1.5]}, "your x reaches 1.5, and at most 1 fits; use less"),
-        ({"x": [0.0, -1.5]}, "your x reaches 1.5, and at most 1 fits; use less"),
-        ({"x": [0.0, math.nan]}, "your x reaches nan, and at most 1 fits; use less"),
-        ({"y": 1e12}, "y reaches 1e+12, and at most 5.498e+11 fits; training diverged; use a smaller train_args.le"),
+        ({"x": [0.0, 1.5]}, "your x reaches 1.5, but the maximum is 1; use less"),
+        ({"x": [0.0, -1.5]}, "your x reaches 1.5, but the maximum is 1; use less"),
+        ({"x": [0.0, math.nan]}, "your x reaches nan, but the maximum is 1; use less"),
+        ({"y": 1e12}, "y reaches 1e+12, but the maximum is 5.498e+11; training diverged; use a smaller train_args.le"),
     ],
 )
 def test_what_is_out_of_range_is_an_error_of_one_line_and_no_wrong_sum(tensors, line):

@@ -207,7 +207,7 @@ def test_a_change_beyond_the_clip_is_one_line_at_the_client():
         list(run.sealed(2, [1]))
     line = str(error.value)
     assert line.startswith("round 3: client 1: the change of body.1.weight reaches 0.")
-    assert line.endswith(", and at most 0.001 fits; use a larger comm_args.secure_clip")
+    assert line.endswith(", but the maximum is 0.001; use a larger comm_args.secure_clip")
 
 
 def test_weights_that_are_not_finite_are_one_line_at_the_client():

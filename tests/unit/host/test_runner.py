@@ -191,7 +191,7 @@ def test_uneven_uploads_are_averaged_uniformly():
         ),
         ({}, {"tauu": 1}, "args: method_args.tauu: unknown key; allowed: method, tau"),
         ({}, {"method": "fedcl"}, "args: method_args.method: 'fedcl' is unknown; allowed: "),
-        ({"enable_dp": True}, {"method": "fedmr"}, "args.enable_dp: true, but with method fedmr messages contain more"),
+        ({"enable_dp": True}, {"method": "fedmr"}, "args.enable_dp: true, but method fedmr sends more"),
         ({"client_num_in_total": 9}, {}, "args.client_num_in_total: 9, but dataset[5] has no client 3; use 3"),
         ({"client_num_per_round": 2}, {"method": "map"}, "method map: it keeps tensors for each client, and another"),
         ({"training_type": "cross_silo", "worker_num": 3}, {"method": "fedshift"}, "counts: missing; the method needs"),
@@ -277,5 +277,5 @@ def test_trainer_names_wrong_labels_and_strange_data():
     trainer.set_model_params(network().state_dict())
     with pytest.raises(LabelSkewError, match=r"dataset\[5\]\[1\]: labels are not integers from 0 to 3"):
         trainer.train(data[5][1], "cpu", args)
-    with pytest.raises(LabelSkewError, match="train_data is in none of its entries"):
+    with pytest.raises(LabelSkewError, match="no entry contains the object train_data"):
         trainer.train(list(data[5][1]), "cpu", args)

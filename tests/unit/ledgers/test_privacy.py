@@ -128,8 +128,8 @@ def test_no_answer_beyond_the_budget_of_whichever_level_and_the_same_one_again(t
     with pytest.raises(privacy.SpentError) as refused:
         last.spend([WEIGHTS], "2", run="r", round=2)
     assert str(refused.value) == (
-        f"privacy_args.budget: epsilon 1.5 at delta 1e-05 does not allow an answer to round 3: {two:.3g} are spent, "
-        f"and with it {three:.3g} would be; see {tmp_path / 'privacy.jsonl'}"
+        f"privacy_args.budget: epsilon 1.5 at delta 1e-05 does not allow an answer to round 3: {two:.3g} is spent, "
+        f"and this answer would increase it to {three:.3g}; see {tmp_path / 'privacy.jsonl'}"
     )
     last.spend([WEIGHTS], "1", run="r", round=1)
     assert len(last.entries) == 2
@@ -158,7 +158,7 @@ def test_a_damaged_ledger_is_not_begun_anew(tmp_path, damage):
 
 
 def test_without_the_ledger_nothing_is_answered(tmp_path):
-    with pytest.raises(RunError, match=r"cannot be written: .*; there are no answers without the ledger"):
+    with pytest.raises(RunError, match=r"cannot be written: .*; answers require the ledger"):
         ledger(tmp_path / "gone").spend([WEIGHTS], "a", run="r", round=0)
 
 
@@ -225,8 +225,8 @@ def test_a_round_ends_where_its_sum_would_be_of_too_few(tmp_path):
 def test_a_run_says_before_it_begins_that_its_budget_ends_first(tmp_path):
     said = privacy.warnings(session.build(simulated("privacy_args.budget={epsilon: 1.7, delta: 1e-5}")))
     assert said == [
-        "privacy_args.budget: epsilon 1.7 at delta 1e-05 is spent after 5 answers of a client, but of 12 rounds a "
-        "client answers about 8; labelskew privacy RECIPE shows how many a budget allows"
+        "privacy_args.budget: epsilon 1.7 at delta 1e-05 allows 5 answers per client, but of 12 rounds, each "
+        "client answers about 8; labelskew privacy RECIPE shows how many answers a budget allows"
     ]
     assert privacy.warnings(session.build(simulated("privacy_args.budget={epsilon: 20, delta: 1e-5}"))) == []
     assert privacy.warnings(session.build(simulated())) == []

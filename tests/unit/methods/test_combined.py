@@ -243,7 +243,7 @@ def test_a_dotted_key_reaches_a_parameter_of_one_of_them():
 def test_the_last_ones_weights_are_in_force_and_the_record_says_so():
     both = combined.combine({"fedshift": FedShift(), "fedmr": FedMR()})
     assert both.aggregation == "samples"
-    assert both.deviations()[-1] == "uploads have the weights of fedmr (samples), not those of fedshift (population)"
+    assert both.deviations()[-1] == "uploads are weighted as in fedmr (samples), not as in fedshift (population)"
     assert combined.combine({"fedmr": FedMR(), "fedshift": FedShift()}).aggregation == "population"
     assert not any(
         "uploads have" in line for line in combined.combine({"fedlc": FedLC(), "fedmr": FedMR()}).deviations()

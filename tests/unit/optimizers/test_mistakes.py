@@ -34,5 +34,5 @@ def test_what_it_does_not_go_with(optimizer, override, line):
 
 def test_a_protection_of_uploads_does_not_go_with_what_sends_more():
     overrides = ["method_args.method=fedrs", "method_args.upload_clip=1.0"]
-    line = "SCAFFOLD sends more than weights, which the method's protection of uploads would not cover"
+    line = "SCAFFOLD sends more than weights, but the method's protection of uploads covers only weights"
     assert line in message(lambda: parse.parse(TEXT.format("SCAFFOLD"), overrides=overrides))

@@ -110,9 +110,9 @@ def test_a_network_with_buffers_is_refused_where_the_host_is_asked_for():
 @pytest.mark.parametrize(
     ("method", "optimizer", "more", "line"),
     [
-        ("fedshift", "SCAFFOLD", [], "of SCAFFOLD (uniform), not those of fedshift (population)"),
-        ("fedlc+fedmr", "Mime", [], "of Mime (uniform), not those of fedlc+fedmr (samples)"),
-        ("fedavg", "FedDyn", [], "of FedDyn (uniform), not those of fedavg (samples)"),
+        ("fedshift", "SCAFFOLD", [], "SCAFFOLD (uniform), not as in fedshift (population)"),
+        ("fedlc+fedmr", "Mime", [], "Mime (uniform), not as in fedlc+fedmr (samples)"),
+        ("fedavg", "FedDyn", [], "FedDyn (uniform), not as in fedavg (samples)"),
         ("fedlc", "FedDC", [], None),
         ("fedrs", "SCAFFOLD", [], None),
         pytest.param("fedshift", "FedOpt", [], None, marks=pytest.mark.host),
@@ -125,8 +125,8 @@ def test_whose_weights_of_the_uploads_are_in_force_is_said(method, optimizer, mo
     Record(made, RunFolder(tmp_path), Progress(), resume=False)
     recorded = json.loads((tmp_path / "environment.json").read_text())["deviations"]
     for lines in (start.describe(made).splitlines(), recorded):
-        expected = [f"uploads have the weights {line}"] if line else []
-        assert [found for found in lines if found.startswith("uploads have the weights of ")] == expected
+        expected = [f"uploads are weighted as in {line}"] if line else []
+        assert [found for found in lines if found.startswith("uploads are weighted as in ")] == expected
 
 
 def test_changes_are_no_weights_to_protect():

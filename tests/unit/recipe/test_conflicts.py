@@ -76,13 +76,13 @@ NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "ep
         ([f"dp_args.{key}" for key in NOISE], f"dp_args.enable_dp: {SINGLE}; allowed: false"),
         (
             ["comm_args.max_update_ratio=5"],
-            f"comm_args.max_update_ratio: 5 compares single uploads, which are hidden with {SUMS}; allowed: null, or "
-            "nothing",
+            f"comm_args.max_update_ratio: 5 needs single uploads, which are hidden with {SUMS}; allowed: null, or "
+            "omit it",
         ),
         (
             ["tracking_args.diagnostics=[class_accuracy, client_drift, label_heatmap]"],
             "tracking_args.diagnostics: class_accuracy, client_drift: need single uploads, which "
-            f"are hidden with {SUMS}; allowed: others",
+            f"are hidden with {SUMS}; allowed: other diagnostics",
         ),
         (
             ["comm_args.secure_bits=16", "train_args.client_num_in_total=5000"],
@@ -105,7 +105,7 @@ FEDAVG = yaml.write({**GOOD, "method_args": {"method": "fedavg"}})
 @pytest.mark.parametrize("key", ["train_args.client_num_per_round", "comm_args.secure_threshold"])
 def test_sums_without_noise_are_over_all_clients(key):
     overrides = [f"{SUMS}=true", "train_args.client_num_in_total=5", f"{key}=4"]
-    what = "4 of 5 clients: sums over different clients can be compared, and reveal single ones"
+    what = "4 of 5 clients: sums over different clients can be compared and reveal single uploads"
     allowed = "5, noise (privacy_args.noise_multiplier), or no secure aggregation"
     assert only_line(FEDAVG, *overrides) == f"--set {key}: {what}; allowed: {allowed}"
     parse.parse(FEDAVG, overrides=[*overrides, f"{key}=5"])
@@ -149,7 +149,7 @@ def test_how_many_have_to_be_there_to_the_end(threshold, line):
 def test_sums_of_each_silos_samples_are_not_told():
     own = "client_specific_args.data_silo_config=[a.yaml,b.yaml,c.yaml,d.yaml]"
     overrides = [*FOUR, own, "data_args.dataset=npz", "data_args.data_cache_dir=x.npz"]
-    why = f"with {SUMS} silos do not send the sums that a common mean and std are computed from; write"
+    why = f"with {SUMS} silos do not send the sums for a common mean and std; write"
     numbers = "numbers for each channel or feature, or one for all, such as mean: [0.5] and std: [0.25]"
     text = cross_silo(secure_aggregation=True)
     assert lines_of(text, *overrides) == [f"r.yaml: data_args.mean: missing: {why} {numbers}"]

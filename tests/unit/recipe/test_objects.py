@@ -212,5 +212,5 @@ def test_a_recipe_has_the_objects_and_is_checked_with_them():
     assert (recipe.model.model, recipe.method_name) == ("Net", "Private")
     assert recipe.network is given["model_args"]
     assert "model: Net" in recipe.dump()
-    with pytest.raises(parse.RecipeError, match="SCAFFOLD sends more than weights, which the method's protection"):
+    with pytest.raises(parse.RecipeError, match="SCAFFOLD sends more than weights, but the method's protection"):
         parse.parse(text, overrides=["train_args.federated_optimizer=SCAFFOLD"], objects=given)

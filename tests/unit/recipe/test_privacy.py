@@ -119,15 +119,15 @@ def test_fewest_clients_of_a_sum():
     [
         (
             ["comm_args.secure_aggregation=false"],
-            "2 is noise on a sum, but uploads are not summed; use comm_args.secu",
+            "2 adds noise to a sum, but uploads are not summed; use comm_args.secu",
         ),
         (
             ["method_args.method=fedmr"],
-            "2 is noise only on weights, not on sums in the uploads of fedmr, counts in the",
+            "2 adds noise only to weights, not to sums in the uploads of fedmr, counts in the",
         ),
         (
             ["train_args.federated_optimizer=SCAFFOLD"],
-            "not on tensors of SCAFFOLD in addition to weights; use a method",
+            "not to tensors of SCAFFOLD in addition to weights; use a method",
         ),
         (
             ["train_args.proxy_aggregation=class"],

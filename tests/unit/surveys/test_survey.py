@@ -43,7 +43,7 @@ def test_notes_say_what_is_held_by_nobody_and_by_one_alone():
     ]
     first, _, noise, silent = made(noise=[0.0, 4.0], silent={"silo 3": "it has not come"}).notes
     assert first.endswith("no client holds: d")
-    assert noise.startswith("counts of 1 client have noise (count_noise 4); negative counts were set to 0, and nearly")
+    assert noise.startswith("class counts of 1 client have noise (count_noise 4); negative counts were set to 0, so")
     assert silent == "silo 3 is not included: it has not come"
 
 

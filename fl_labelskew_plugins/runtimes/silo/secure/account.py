@@ -62,16 +62,16 @@ class Account:
         self.file, self.joined, self.failed = folder / NAME, folder / JOINED, folder / FAILED
         self._read()
         if self.failed.exists():
-            what = "this silo's training failed before, perhaps because the server tests which samples it has"
-            raise LabelSkewError(f"{what}; read its log, and remove {self.failed} to take part again")
+            what = "this silo's training failed before, perhaps because the server tests which samples this silo has"
+            raise LabelSkewError(f"{what}; read this silo's log, and remove {self.failed} to take part again")
 
     def check(self, attempt: Attempt, there: list[int]) -> None:
         """Raise SitsOutError if the sum of this round (of a test: the run's opening) was opened over other silos."""
         opened = self._read().runs.get(attempt.run, {})
         before = opened.get(OPENING, []) if attempt.round < OPENING else opened.get(attempt.round)
         if before is not None and before != there:
-            what = f"this silo has opened its sum of {listed(before)}, and is now asked for that of {listed(there)}"
-            raise SitsOutError(f"{attempt.where}: {what}; the two would differ by single uploads", self.file)
+            what = f"this silo has opened a sum over {listed(before)}, and is now asked for one over {listed(there)}"
+            raise SitsOutError(f"{attempt.where}: {what}; the two sums would differ by single uploads", self.file)
 
     def open(self, attempt: Attempt, there: list[int]) -> None:
         """Record that this round's sum is opened; on disk when this returns.
@@ -107,7 +107,7 @@ class Account:
                 opened.flush()
                 os.fsync(opened.fileno())
         except OSError as error:
-            what = f"this silo cannot keep its vector ({error.strerror}), and so sends nothing"
+            what = f"this silo cannot save its vector ({error.strerror}), so it sends nothing"
             raise SecureError(f"{attempt.where}: {what}", file) from None
         return vector
 
@@ -127,12 +127,13 @@ class Account:
         opened = {number for number in account.runs.get(run, {}) if number >= 0}
         asked = {number for number in account.questions.get(run, {}) if number >= 0}
         if round < (last := max(opened | asked, default=-1)):
-            what = f"the server asks for a round before round {last + 1}, which this silo was asked for already"
+            latest = f"round {last + 1}"
+            what = f"the server asks for a round before {latest}, but has already asked this silo for {latest}"
             raise SecureError(f"round {round + 1}: {what}", self.file)
         opened.discard(round)
         if (before, times) != (last := max(opened, default=-1), len(opened) + 1):
             what = f"the server continues from round {before + 1} and has selected this silo {times} times"
-            here = f"here {len(opened)} sums before this round are recorded, the last one of round {last + 1}"
+            here = f"this silo has recorded {len(opened)} sums before this round, the last one in round {last + 1}"
             raise SecureError(f"round {round + 1}: {what}; {here}", self.file)
 
     def join(self, run: str) -> None:
@@ -144,12 +145,12 @@ class Account:
         before = read_text(self.joined, "replace").strip() if self.joined.exists() else run
         if before != run:
             what = "the server begins another run, and could compare its sums with those of a run that has not ended"
-            agree = f"to agree, remove {self.joined}, or set {POLICY}.several_runs in the silo's file"
+            agree = f"to allow this, remove {self.joined}, or set {POLICY}.several_runs in the silo's file"
             raise shareable(LabelSkewError(f"{what}; {agree}"), what)
         try:
             write_text(self.joined, run, durable=True)
         except OSError as error:
-            what = f"this silo cannot record the run that it answers ({error.strerror}), and so answers nothing"
+            what = f"this silo cannot record the run that it answers ({error.strerror}), so it answers nothing"
             raise SecureError(what, self.joined) from None
 
     def leave(self) -> None:
@@ -190,7 +191,7 @@ class Account:
         opened = self._read()
         before = opened.samples.setdefault(run, samples)
         if before != samples:
-            what = f"the server says that all silos have {samples} training samples, and before {before}"
+            what = f"the server reports {samples} training samples of all silos, but it reported {before} before"
             raise shareable(LabelSkewError(what))
         self._write(opened, "", "answers")
 
@@ -198,7 +199,7 @@ class Account:
         try:
             write_text(self.file, json.dumps(opened.model_dump()), durable=True)
         except OSError as error:
-            what = f"this silo cannot write its record of sums ({error.strerror}), and so {does} nothing"
+            what = f"this silo cannot write its record of sums ({error.strerror}), so it {does} nothing"
             raise SecureError(f"{begins}{what}", self.file) from None
 
     def _read(self) -> Opened:

@@ -90,7 +90,7 @@ class SiloSums:
                 self._warn(
                     str(invalid_message(round, "the server", error))
                 )  # the error may contain values of this silo
-                raise SecureError(f"{where(round)}: a message of the server is invalid here") from None
+                raise SecureError(f"{where(round)}: this silo received an invalid message from the server") from None
             else:
                 if tensors is None:
                     return
@@ -148,5 +148,5 @@ class SiloSums:
     def _ranks(self, message: Message, key: str, attempt: Attempt) -> list[int]:
         ranks = message.meta[key]
         if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
-            raise attempt.error(f"the server does not say which silos, but {clean(ranks)}")
+            raise attempt.error(f"the server sent {clean(ranks)} instead of a list of silos")
         return ranks

@@ -141,7 +141,7 @@ class ServerSums:
         self._audit.note("sum", **facts, silos=there, lost=lost)
         if lost:
             log.warn(
-                f"{attempt.where}: {listed(lost)} lost after the masks were shared; the sum is over {listed(there)}"
+                f"{attempt.where}: lost after the masks were shared: {listed(lost)}; the sum is over {listed(there)}"
             )
         return [rank - 1 for rank in there], total
 

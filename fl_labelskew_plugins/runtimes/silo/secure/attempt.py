@@ -91,7 +91,7 @@ class Attempt:
             raise self.error(f"{silos} silos take part, but the sum needs {least} (comm_args.secure_threshold)")
         if silos > self.sizes.at_most or silos >= 2 * least:
             most = min(self.sizes.at_most, 2 * least - 1)
-            raise self.error(f"{silos} silos take part, but the sum may be over at most {most}")
+            raise self.error(f"{silos} silos take part, but at most {most} are allowed in the sum")
         if (last := max(ranks)) > self.sizes.federation:
             raise self.error(f"silo {last} takes part, but the federation has only {self.sizes.federation} silos")
         return silos if self.round < OPENING else least

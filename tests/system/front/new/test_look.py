@@ -146,7 +146,7 @@ def test_rows_without_a_class_are_left_out(table, tmp_path):
         (lambda path: picture(path / "a" / "0.png", 9) or path, "has only one class (a); use data with at least two"),
         (
             lambda path: picture(path / "a" / "b" / "0.png", 9) or path,
-            "contains no images but the folders b, so a may be",
+            "contains only the folders b, no images, so a may be",
         ),
     ],
 )

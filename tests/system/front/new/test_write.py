@@ -125,14 +125,14 @@ def test_without_groups_the_number_of_silos_is_asked_for(own, here):
 def test_data_of_one_place_may_lack_classes(own, here):
     result = call("new", "federation", "one", "--data", own / "flat", "--silos", "2")
     assert result.stderr == (
-        f"warning: {own / 'flat'}: has no groups; if it is the data of one silo, others may have more classes; list "
-        "all of them with --classes\n"
+        f"warning: {own / 'flat'}: has no groups; if these are the data of only one silo, other silos may have more "
+        "classes; list all classes with --classes\n"
     )
     classes = ["unclear", "rare", "malign", "benign"]
     result = call("new", "federation", "mine", "--data", own / "flat", "--silos", "2", "--classes", ",".join(classes))
     assert not result.stderr
     assert {tuple(file["data_args"]["class_names"]) for file in recipes_of(here / "mine").values()} == {tuple(classes)}
-    assert "class 'unclear' is not one of the 2 of data_args.class_names" in " ".join(
+    assert "class 'unclear' is not one of the 2 classes in data_args.class_names" in " ".join(
         errors("new", "simulation", "x", "--data", own / "flat", "--classes", "benign,malign")
     )
 
@@ -187,14 +187,14 @@ def test_a_federation_without_data_names_its_form(here):
         ),
         (
             ("new", "federation", "mine", "--silos", "2", "--classes", "a,b", "--secure"),
-            "--secure: 2 silos, but a sum of fewer than 3 hides no silo; use at least 3 silos, or no --secure",
+            "--secure: 2 silos, but a sum over fewer than 3 does not hide a silo; use at least 3 silos, or no --secure",
         ),
     ],
 )
 def test_what_does_not_describe_a_federation_is_one_line(here, options, line):
     if line is None:
         options = (*options, "--columns", "age")
-        line = "--columns: describes data that are elsewhere, but --data is given; use one of the two"
+        line = "--columns: describes data on other machines, but --data is given; use only one of the two"
     assert errors(*options) == [line]
 
 
@@ -282,7 +282,7 @@ def test_a_silos_data_are_checked_and_written_into_its_file(here):
         f"{here / 'none'}: does not exist; use the file or folder of this silo's data"
     ]
     federation = here / "mine" / "federation.yaml"
-    assert "federation.yaml: is not a silo's own file; use a file that client_specific" in " ".join(
+    assert "federation.yaml: is not a silo's own file; use a file listed in client_specific" in " ".join(
         errors("silo", "data", federation, place)
     )
     file.write_text(before.replace("image_size: 32", "image_size: 16"))

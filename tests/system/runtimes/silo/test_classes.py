@@ -90,7 +90,7 @@ def test_without_test_data_the_recipe_has_to_name_the_classes(of_pictures):
     federation = of_pictures([None, NAMES, NAMES], tests=False)
     server = federation.server()
     assert server.wait() == 2
-    why = "missing; with validation_args.server_test_data: false the server has no sample; set it to"
+    why = "missing; with validation_args.server_test_data: false the server has no sample to read it from; set it to"
     assert f"data_args.class_names: {why} the names of all classes, in order" in server.text
 
 

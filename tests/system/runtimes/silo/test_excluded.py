@@ -16,7 +16,7 @@ def test_a_silo_is_left_out_of_a_running_federation_and_comes_back(federation):
     out = call("silo", "exclude", federation.run_dir, 2).stdout
     assert out == "silo 2 is excluded from the next round on; excluded now: 2\n"
     server.says("silo 2 is excluded")
-    server.says("left out")
+    server.says("skipped")
     assert "connected, excluded" in call("status", federation.run_dir).stdout
     assert call("silo", "include", federation.run_dir, 2).stdout.endswith("; excluded now: none\n")
     server.says("silo 2 is included")

@@ -24,7 +24,7 @@ def test_as_many_rounds_as_allowed_over_runs_and_restarts(tmp_path):
     with pytest.raises(PolicyError) as refused:
         guard(tmp_path, max_rounds=3).answer("c", 0, "q")
     assert str(refused.value) == (
-        "north.yaml: policy.max_rounds: 3 does not allow an answer to round 1 of run c: 3 are given, "
+        "north.yaml: policy.max_rounds: 3 does not allow an answer to round 1 of run c after 3 earlier ones, "
         f"which the server asks for ({tmp_path / 'account.json'})"
     )
     assert "json" not in refused.value.public  # what the server receives
@@ -54,7 +54,7 @@ def test_tests_are_counted_by_themselves(tmp_path):
         keeper.answer("a", round, "t", of="test")
     with pytest.raises(PolicyError, match="max_answers_per_round: 1 does not allow another answer to round 2 of run a"):
         keeper.answer("a", 1, "other", of="test")
-    with pytest.raises(PolicyError, match="max_rounds: 2 does not allow an answer to round 3 of run a: 2 are given"):
+    with pytest.raises(PolicyError, match="2 does not allow an answer to round 3 of run a after 2 earlier ones"):
         keeper.answer("a", 2, "t", of="test")
     with pytest.raises(PolicyError, match="max_rounds"):
         keeper.answer("a", 2, "q")
@@ -79,7 +79,7 @@ def test_who_has_answered_under_a_policy_does_not_begin_without_one(tmp_path):
     silo_recipe = parse.parse(cross_silo())
     assert guard_of(silo_recipe, 1, tmp_path) is None
     guard(tmp_path).answer("a", 0, "q")
-    with pytest.raises(LabelSkewError, match="has answered under a policy, and this recipe names no file with one"):
+    with pytest.raises(LabelSkewError, match="under a policy, but this recipe names no file with a policy"):
         guard_of(silo_recipe, 1, tmp_path)
 
 

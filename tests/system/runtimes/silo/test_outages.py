@@ -168,4 +168,4 @@ def test_time_in_which_the_server_is_frozen_is_nobodys_fault(federation, line, q
     frozen_while_they_answer(1)
     finished(server)
     assert left_out(federation) == [[], []]
-    assert "left out until" not in server.text
+    assert "skipped until" not in server.text

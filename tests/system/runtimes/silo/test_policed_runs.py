@@ -110,7 +110,7 @@ def test_a_server_gets_no_more_answers_than_the_policy_allows_however_it_asks(sc
     server, process, code = scene(limits, [(0, 1.0), (1, 1.0)], run="b" * 16)
     assert (code, len(server.uploads)) == (1, 1)
     account = federation.folder / "silo-1" / "account.json"
-    line = "3 does not allow an answer to round 2 of run bbbbbbbbbbbbbbbb: 3 are given"
+    line = "3 does not allow an answer to round 2 of run bbbbbbbbbbbbbbbb after 3 earlier ones"
     assert process.text.endswith(refusal(federation, "max_rounds", line)[:-1] + f" ({account})\n")
     answers = json.loads(account.read_text())["runs"]
     assert {run: {round: len(given) for round, given in rounds.items()} for run, rounds in answers.items()} == {
@@ -124,7 +124,7 @@ def test_a_server_gets_no_more_answers_than_the_policy_allows_however_it_asks(sc
     federation.recipe.write_text(federation.recipe.read_text().replace(OWN, ""))
     alone = federation.silo(1)
     assert alone.wait() == 2
-    assert "this silo has answered under a policy, and this recipe names no file with one" in alone.text
+    assert "this silo has answered under a policy, but this recipe names no file with a policy" in alone.text
 
 
 def test_no_more_tests_are_told_than_the_policy_allows_and_the_run_goes_on(scene, federation):
@@ -238,8 +238,8 @@ def test_a_silo_stops_answering_when_its_budget_is_spent_however_it_is_asked(sce
     spent = [line["epsilon"]["silo"] for line in lines]
     assert spent == sorted(spent)
     line = (
-        f"privacy_args.budget: epsilon 4 at delta 1e-05 does not allow an answer to round 3: {spent[-1]:.3g} are "
-        "spent, and with it "
+        f"privacy_args.budget: epsilon 4 at delta 1e-05 does not allow an answer to round 3: {spent[-1]:.3g} is "
+        "spent, and this answer would increase it to "
     )
     assert server.failed == "privacy_args.budget does not allow an answer to round 3"
     assert process.text.splitlines()[-1].startswith(f"error: {line}")

@@ -233,7 +233,7 @@ BAD = {
     "counts are not whole": ({}, {}),
     "negative integers": ({"counts": torch.full((10,), -1)}, {}),
     "tensors that its method does not announce: model/a": ({"model/a": torch.ones(10)}, {}),
-    "sum to 30, and it has 50 training samples": ({"counts": torch.full((10,), 3)}, {}),
+    "sum to 30, but it has 50 training samples": ({"counts": torch.full((10,), 3)}, {}),
     "class counts sum to more than 1000000000 training samples": (
         {"counts": torch.full((10,), 2**62)},
         {"count_noise": 1.0},

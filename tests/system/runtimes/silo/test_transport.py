@@ -742,7 +742,7 @@ def test_an_address_that_cannot_be_listened_at_is_said(start):
         "localhost": "'localhost' is not an address; use host:port with a port from 0 to 65535, such as 127.0.0.1:8890",
         taken: f"cannot listen at {taken}: address already in use; use a free port of this machine",
         "192.0.2.1:8890": "cannot listen at 192.0.2.1:8890: cannot assign requested address; use an address of this "
-        "machine, such as comm_args.listen_address: 0.0.0.0:8890 where silos reach it through a router",
+        "machine, such as comm_args.listen_address: 0.0.0.0:8890 if silos reach it through a router",
     }.items():
         assert message_of(lambda address=address: start(address, tls=True)).startswith(said)
 

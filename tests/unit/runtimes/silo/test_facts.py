@@ -69,7 +69,7 @@ def test_where_sums_are_told_alone_no_samples_are():
     assert told == {"input_shape": [1, 8, 8], "num_classes": 2, "classes": "0" * 32}
     assert silos.facts(told, summed=True) == summed
     for more in ({"samples": 40}, {"counts": [30, 10]}):
-        with pytest.raises(RunError, match=r"it reports its samples, which comm_args.secure_aggregation only sums"):
+        with pytest.raises(RunError, match=r"samples, but comm_args.secure_aggregation allows only their sum"):
             silos.facts(told | more, summed=True)
     with pytest.raises(RunError, match="its number of samples is not a whole number above 0"):
         silos.facts(told)

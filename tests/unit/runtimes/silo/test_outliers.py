@@ -61,10 +61,7 @@ def test_only_the_last_rounds_count_and_a_round_that_is_done_again_begins_anew()
     judge.begin(25)
     assert sorted(judge.past[0]) == list(range(19, 25))
     assert not judge.add(0, {"update": 81.0})
-    assert (
-        judge.objection(0)
-        == "the norm of its update is 81, with a median of 8 for the others and of 8 for its own past"
-    )
+    assert judge.objection(0) == "the norm of its update is 81; the median is 8 for the others and 8 for its own past"
 
 
 def test_each_of_the_tensors_beside_the_weights_has_a_norm_of_its_own():
@@ -73,7 +70,7 @@ def test_each_of_the_tensors_beside_the_weights_has_a_norm_of_its_own():
     for client, prototypes in enumerate((1.0, 1.0, 3.4e38)):
         judge.add(client, {"update": 1.0, "prototypes": prototypes})
     assert [bool(judge.objection(client)) for client in range(3)] == [False, False, True]
-    assert judge.objection(2) == "the norm of its prototypes is 3.4e+38, with a median of 1 for the others"
+    assert judge.objection(2) == "the norm of its prototypes is 3.4e+38; the median is 1 for the others"
 
 
 @pytest.mark.parametrize("sends_change", [False, True])

@@ -248,8 +248,8 @@ def test_a_server_that_asks_one_round_twice_with_other_sets(hospitals):
     line = refused(again.silos[1].agree, [1, 2, 3, 4])
     file = wards[0].folder / "secure.json"
     assert line == (
-        "this silo has opened its sum of silos 1, 2, 3, 4, 5, and is now asked for that of silos 1, 2, 3, 4; "
-        f"the two would differ by single uploads ({file})"
+        "this silo has opened a sum over silos 1, 2, 3, 4, 5, and is now asked for one over silos 1, 2, 3, 4; "
+        f"the two sums would differ by single uploads ({file})"
     )
     same = Play(wards, attempt(number=2), values)  # of the same silos it is the same sum: nothing new
     assert same.total() == naive(values.values(), ABOUT)
@@ -296,7 +296,7 @@ def test_an_account_that_cannot_be_written(play, monkeypatch):
     play.upto(5)
     monkeypatch.setattr(account.os, "fsync", full)
     assert refused(play.silos[1].reveal, play.server.signatures()).endswith(
-        "this silo cannot write its record of sums (No space left on device), and so opens nothing ("
+        "this silo cannot write its record of sums (No space left on device), so it opens nothing ("
         f"{play.silos[1]._account.file})"
     )
 
@@ -480,7 +480,7 @@ def test_a_server_that_names_another_state(hospitals):
         line = f"round 4: the server continues from round {before + 1} and has selected this silo {times} times"
         with pytest.raises(SecureError, match=line):
             ours.check_state(RUN, 3, before, times)
-    with pytest.raises(SecureError, match="round 2: the server asks for a round before round 3, which this silo was"):
+    with pytest.raises(SecureError, match="round 2: the server asks for a round before round 3, but has already"):
         ours.check_state(RUN, 1, 0, 2)
 
 
@@ -489,7 +489,7 @@ def test_a_server_that_changes_the_number_of_all_samples(hospitals):
     folder = hospitals(3)[0].folder
     account.Account(folder).count(RUN, 1438)
     account.Account(folder).count(RUN, 1438)
-    with pytest.raises(LabelSkewError, match="all silos have 700 training samples, and before 1438") as error:
+    with pytest.raises(LabelSkewError, match="700 training samples of all silos, but it reported 1438") as error:
         account.Account(folder).count(RUN, 700)
     assert error.value.exit_code == 2
     account.Account(folder).count("f" * 16, 700)

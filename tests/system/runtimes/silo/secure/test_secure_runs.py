@@ -98,7 +98,7 @@ def test_a_silo_killed_at_a_step(secure, step):
     assert sums[ROUND]["silos"] == ([1, 2, 3, 4] if came else [1, 2, 3])
     assert sums[ROUND]["lost"] == ([4] if step == "mask" else [])
     if step == "mask":
-        assert "round 2: silo 4 lost after the masks were shared; the sum is over silos 1, 2, 3" in server.text
+        assert "round 2: lost after the masks were shared: silo 4; the sum is over silos 1, 2, 3" in server.text
 
 
 @pytest.mark.parametrize(("step", "what"), [("mask", "sent a vector"), ("reveal", "revealed their shares")])
@@ -136,7 +136,7 @@ def test_a_silo_that_comes_after_the_opening_sum(secure):
     server.says("training samples of silos 1, 2, 3 together")
     late = federation.silo(4)
     assert late.wait() == 2
-    assert "the samples of this run were summed without it, and a second sum would reveal its number" in late.text
+    assert "summed without this silo, and a second sum would reveal this silo's number; begin a new run" in late.text
     finished(server, *silos)
 
 
@@ -145,7 +145,7 @@ def test_a_silo_that_claims_too_many_samples(secure):
     federation = secure()
     server, silos = federation.server(), [*federation.silos(1, 2), federation.silo(3, cheat="claims_too_many_samples")]
     assert server.wait() == 1
-    line = "test samples of silos 1, 2, 3 together; allowed: 1 to 3000000000 (comm_args.max_samples of each); begin a"
+    line = "test samples of silos 1, 2, 3 together; allowed: 1 to 3000000000 (comm_args.max_samples per silo); begin a"
     assert line in server.text
     killed(*silos)
 
@@ -192,7 +192,7 @@ def test_a_round_without_all_silos_of_the_opening_has_no_accuracy(secure):
     reports = ("--set", "comm_args.send_measures=true")
     server, silos = federation.server(), [federation.silo(1, *reports), *federation.silos(2, 3)]
     assert federation.silo(4, *reports, cheat="dies_in_a_test").wait() == -signal.SIGKILL
-    server.says("no accuracy in this round, because its sum must be over all silos of the opening")
+    server.says("no accuracy in this round, because its sum must include all silos of the opening exchange")
     finished(federation.silo(4, *reports), server, *silos)
     (own, size), (_, other) = own_tests(federation, 1), own_tests(federation, 4)
     first, second, third = federation.lines()
@@ -278,7 +278,7 @@ SERVERS = {
     "drops_a_silo_after_the_masks": "the server reports a sum over silos 1, 2, 3; expected: silo 4 and others among",
     "asks_for_both_kinds_of_share": "silo 1 has not signed that the sum is over silos 1, 2, 3",
     "shows_one_silo_another_model": "the keys of silo 4 are not signed with its certificate's key for this attempt",
-    "continues_from_another_state": "the server continues from round 0 and has selected this silo 2 times; here 1 sums",
+    "continues_from_another_state": "from round 0 and has selected this silo 2 times; this silo has recorded 1 sums",
     "continues_from_a_sum_that_was_not_opened": "the server continues from round 2 and has selected this silo 2 times",
     "withholds_the_end_of_a_sum": "the keys of silo 4 are not signed with its certificate's key for this attempt",
 }
@@ -368,7 +368,7 @@ def test_without_noise_a_silo_that_fails_sends_no_reason(secure, cheat, reason):
     again = federation.silo(2)
     assert again.wait() == 2
     failed = federation.folder / "silo-2" / "training_failed"
-    assert f"read its log, and remove {failed} to take part again" in again.text
+    assert f"read this silo's log, and remove {failed} to take part again" in again.text
     killed(server, *silos[:2])
 
 

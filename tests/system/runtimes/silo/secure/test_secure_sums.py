@@ -136,8 +136,8 @@ def test_commitments_that_are_no_points_fit_nothing(text):
     [
         ([1, 2], 2, "2 silos take part, but the sum needs 3 (comm_args.secure_threshold)"),
         ([1, 2, 3, 4], 5, "4 silos take part, but the sum needs 5 (comm_args.secure_threshold)"),
-        ([1, 2, 3, 4, 5, 6], 3, "6 silos take part, but the sum may be over at most 5"),
-        ([1, 2, 3, 4, 5, 6, 7, 8], 5, "8 silos take part, but the sum may be over at most 7"),
+        ([1, 2, 3, 4, 5, 6], 3, "6 silos take part, but at most 5 are allowed in the sum"),
+        ([1, 2, 3, 4, 5, 6, 7, 8], 5, "8 silos take part, but at most 7 are allowed in the sum"),
         ([1, 2, 100], 3, "silo 100 takes part, but the federation has only 99 silos"),
     ],
 )
@@ -183,7 +183,7 @@ def test_right_answers_are_summed_over_all_silos_of_the_opening_only(hospitals):
         play = Play(wards, test, values, lost={4: lost})
         with pytest.raises(SecureError, match=r"test after round 1: 3 silos .* at least 4 are needed"):
             play.total()
-    with pytest.raises(SecureError, match="its sum of silos 1, 2, 3, 4, and is now asked for that of silos 1, 2, 3;"):
+    with pytest.raises(SecureError, match="a sum over silos 1, 2, 3, 4, and is now asked for one over silos 1, 2, 3;"):
         Play(wards[:3], test, values).upto(5)  # a server that leaves one out from the beginning
     assert Play(wards, test, values).total() == naive(values.values(), test)
 
