@@ -25,7 +25,7 @@ def client_weights(samples: Sequence[int], aggregation: Aggregation, population:
         samples: training samples ``N_k`` of the round's clients.
         aggregation: ``samples``: ``N_k`` over the round's sum (FedAvg). ``uniform``: ``1/|S|`` (FedRS and MAP,
             algorithm 1). ``population``: ``N_k / N`` with ``N`` over all clients (FedShift, algorithm 1 line 9); the
-            remainder to 1 stays on the old model, so a partial round moves less.
+            old model gets the remaining weight, so a partial round changes the model less.
         population: ``N``, training samples of all clients.
     """
     if aggregation == "uniform":
@@ -35,7 +35,7 @@ def client_weights(samples: Sequence[int], aggregation: Aggregation, population:
 
 
 def share_of_old(weights: Sequence[float]) -> float:
-    """Weight of the old model, 1 minus the sum; exactly 0 for differences by rounding."""
+    """Weight of the old model: 1 minus the sum; exactly 0 if the difference is only a rounding error."""
     rest = 1 - added(weights)
     return rest if abs(rest) > 1e-9 else 0.0
 
@@ -48,14 +48,14 @@ def class_weights(counts: Tensor, smoothing: float) -> Tensor:
         smoothing: ``lambda``, in samples.
 
     Returns:
-        ``(|S|, C)``; a column sums to 1, or to 0 for a class that nobody holds while ``smoothing`` is 0.
+        ``(|S|, C)``; a column sums to 1, or to 0 if no client holds the class and ``smoothing`` is 0.
     """
     smoothed = counts.double() + smoothing
     return smoothed / smoothed.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def origin(weights: Weights, optimizer: Optimizer, parameters: Sequence[str]) -> Weights:
-    """Upload without any change: the weights, or zeros for optimisers that send changes."""
+    """The upload of an unchanged model: its weights, or zeros for optimisers that send changes."""
     if not optimizer.sends_change:
         return weights
     return weights | {name: torch.zeros_like(weights[name]) for name in parameters}
@@ -107,8 +107,8 @@ class WeightedMean:
     def result(self, rest: float = 0.0, proxy_rest: Tensor | None = None) -> Weights:
         """The mean, in the old model's dtypes.
 
-        ``rest``: weight of the old model (a partial round under ``population``), see :func:`share_of_old`;
-        ``proxy_rest``: the same per row of the classifier, ``(C,)``; None: ``rest``.
+        ``rest``: weight of the old model in a partial round under ``population``, see :func:`share_of_old`.
+        ``proxy_rest``: the same for each row of the classifier, ``(C,)``; by default ``rest``.
         """
         if rest:
             self.add(self._old, rest, proxy_rest)
@@ -154,7 +154,7 @@ class Addition:
 
 
 def matching(into: Tensor, term: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Corresponding parts of two tensors; of tensors on disk, one part at a time is in memory."""
+    """Corresponding parts of two tensors; for tensors on disk, only one part at a time is in memory."""
     return zip(pieces(into), pieces(term), strict=True) if into.stride() == term.stride() else [(into, term)]
 
 
@@ -246,7 +246,7 @@ def check_result(
 
 
 def check_terms(terms: Mapping[str, float], upload: Mapping[str, Tensor], method: Method, *, where: str) -> None:
-    """Check for an infinite loss with finite gradients, which the weights do not reveal.
+    """Check for a loss that is not finite although the gradients are: the weights do not reveal it.
 
     ``terms``: mean of each term over a client's round. :func:`check_upload` checks the weights.
 
@@ -269,8 +269,8 @@ def check_extra(
 ) -> None:
     """Check that tensors other than weights are announced, finite and, if they are counts, not negative.
 
-    They are float32, float64 or int64. A client may send fewer than announced in ``shapes``. ``dtypes``: exceptions,
-    by name; only these dtypes are allowed, since one client's dtype would affect the sum.
+    They are float32, float64 or int64. A client may send fewer tensors than ``shapes`` announces. ``dtypes``: the only
+    dtypes allowed for some tensors, by name, because the dtype of one client would affect the sum.
 
     Raises:
         RunError: begins with ``where`` and names the tensor.

@@ -1,4 +1,4 @@
-"""Clients' private state, by client and round: in memory up to a limit, beyond it on disk.
+"""Clients' private states, by client and round: in memory up to a limit, otherwise on disk.
 
 :meth:`StateStore.commit` makes all states of a round valid together. Until then the last committed states stay valid,
 so an interrupted round has no effect. Files that a checkpoint refers to are never changed.
@@ -24,8 +24,8 @@ class StateStore:
     Args:
         folder: for states on disk; created when needed.
         memory_bytes: memory for states, in bytes; 0 keeps all on disk.
-        index: client to round, from :meth:`flush`, for a resumed run.
-        selections: client to the number of its selections, for a resumed run.
+        index: the round of each client's state, from :meth:`flush`, for a resumed run.
+        selections: number of selections per client, for a resumed run.
         earlier: indices of earlier checkpoints that are kept, oldest first.
     """
 
@@ -57,7 +57,7 @@ class StateStore:
                     file.unlink()
 
     def select(self, client: int) -> int:
-        """Count a selection of this client in the current round; return how often it was selected, including this."""
+        """Count a selection of this client in this round; return the number of its selections, with this one."""
         self._selected.append(client)
         return self.times_selected(client) + 1
 
@@ -80,7 +80,7 @@ class StateStore:
         self._remember((client, round), state)
 
     def note(self, client: int, round: int) -> None:
-        """Record that a client that stores its own state has a new one; valid from the next :meth:`commit`."""
+        """Record a new state of a client that stores its state itself; valid from the next :meth:`commit`."""
         self._pending[client] = round
 
     def kept(self, client: int) -> list[int]:
@@ -118,7 +118,7 @@ class StateStore:
         return dict(self.committed)
 
     def checkpointed(self, keep: int = 1) -> None:
-        """Delete files that only older checkpoints need than the last ``keep``, the current one included."""
+        """Delete files needed only by checkpoints older than the last ``keep``, which include the current one."""
         self._kept = [*self._kept, dict(self.committed)][-keep:]
         over = {(client, round) for client, round in self._replaced if round not in self.kept(client)}
         for key in over:
@@ -171,7 +171,7 @@ class Versions:
         return self._file(round).exists()
 
     def put(self, round: int, state: State) -> None:
-        """Write a state, even an empty one, which would otherwise look lost."""
+        """Write a state, also an empty one: without a file it would look lost."""
         self.folder.mkdir(parents=True, exist_ok=True)
         save_atomic(state, self._file(round))
 

@@ -3,10 +3,12 @@
 Each client's update is one vector of integers, see :mod:`.ring`; the server sees only the sum. In one process and over
 MPI the vectors are added without masks, which gives a bit-identical sum.
 
-The opening sum contains the numbers of samples; no round's sum repeats them: from sums over different clients, linear
-algebra would reveal values of single clients that do not change between rounds. Weights in the mean are the clients'
-shares of all samples. If ``s`` of ``k`` clients take part, the mean is ``k / s`` times the weighted sum of the
-changes (Li et al., On the Convergence of FedAvg on Non-IID Data, ICLR 2020, scheme II), which is exact if all do.
+Only the opening sum contains the numbers of samples. If each round's sum repeated them, linear algebra could recover
+single clients' values from sums over different clients, because these values do not change between rounds.
+
+The weights in the mean are the clients' shares of all samples. If ``s`` of ``k`` clients take part, the mean is
+``k / s`` times the weighted sum of the changes (Li et al., On the Convergence of FedAvg on Non-IID Data, ICLR 2020,
+scheme II). It is exact if all clients take part.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ SUMMED = 20
 MEAN = 30
 """Fraction bits of values weighted by shares: buffers, the optimiser's tensors, changes that are divided by steps."""
 VECTOR = "sum"
-"""Name of the only tensor of an upload and of an opening."""
+"""Name of the only tensor in an upload or opening."""
 LARGER = "use a larger comm_args.secure_clip"
 
 
@@ -60,16 +62,16 @@ class Sums:
     """Encoder and decoder of sums for one recipe, identical for clients and server.
 
     Args:
-        trainer: of this process; a server's needs no samples.
+        trainer: this process's trainer; on the server, it needs no samples.
         forms: a state dict, for its names, shapes and types.
         bits: of the ring.
         clip: maximum change of a parameter in a round.
-        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: its client weights are those of
-            the other layers.
-        noise: multiplier, norm and minimum of clients of :class:`.SumNoise`, if there is noise.
+        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: the classifier has the same client
+            weights as the other layers.
+        noise: multiplier, norm and minimum number of clients of :class:`.SumNoise`, if there is noise.
 
     Raises:
-        LabelSkewError: there is noise that would not cover the whole network, or the ring has no space for it.
+        LabelSkewError: the noise would not cover the whole network, or does not fit into the ring.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Sums:
         tests = {} if self.noise else {"tests": Wide((), SUMMED)}
         self.opening = Ring({"samples": Wide((), SUMMED), **tests, **_sent(opening)}, bits, federation.num_clients)
         self.right = None if self.noise else Ring({"right": Wide((), SUMMED)}, bits, federation.num_clients)
-        """Correct answers on the clients' own test splits; None with noise, which would not cover them."""
+        """Correct answers on the clients' own test splits; None with noise, because the noise would not cover them."""
 
     @property
     def method(self) -> Method:
@@ -154,11 +156,11 @@ class Sums:
         """A client's vector for a round, before noise.
 
         Args:
-            client: in this process.
+            client: a client of this process.
             round: number of the round.
             start: state dict at the round's start.
             result: of the client's training.
-            measures: whether to include its loss and accuracy; never included with noise.
+            measures: whether to include the client's loss and accuracy; with noise, they are never included.
 
         Raises:
             RunError: a tensor is not finite, not announced, or out of range.
@@ -216,7 +218,7 @@ class Sums:
     def opened(self, client: int, tensors: Mapping[str, Tensor], tests: int) -> Vector:
         """A client's vector before round 0: numbers of its samples, and the method's opening.
 
-        ``tests``: number of samples of its own test split for which it will report correct answers; omitted with noise.
+        ``tests``: number of its own test samples on which it will report correct answers; omitted with noise.
         """
         samples = self.trainer.counts(client).sum()
         added = {"samples": samples, "tests": torch.tensor(tests), **_as_sent(tensors, self.opening)}
@@ -229,10 +231,10 @@ class Sums:
         return self.right.encode(added, share=1, where=f"test of {self.trainer.name(client)}", words={})
 
     def sealed(self, client: int, round: int, start: Weights, result: LocalResult) -> LocalResult:
-        """A result with only the vector and, if it is sent too, the private state."""
+        """Reduce a result to the vector, plus the private state if that is also sent."""
         vector = self.added(client, round, start, result)
         if self.noise is not None:
-            assert result.noise_seed is not None  # of a turn in this process
+            assert result.noise_seed is not None  # set by a turn in this process
             vector = self.noisy(vector, seeds.noise_generator(result.noise_seed, "noise of a sum", round, client))
         upload = {VECTOR: travelling(vector)}
         return replace(result, upload=upload, contributions={}, loss_terms={}, personalised=None, noise_seed=None)
@@ -264,7 +266,7 @@ class Sums:
     def read(self, vector: Vector, old: Weights, clients: int, round: int) -> Read:
         """Decode a round's sum over ``clients`` clients; ``old``: state dict at the round's start.
 
-        Impossible measures are omitted: clients report them unchecked.
+        Impossible measures are omitted: the clients' reports are not checked.
 
         Raises:
             RunError: the sum claims that a tensor was sent by more than ``clients``, or by a negative number.
@@ -321,7 +323,7 @@ def _check_sent(sums: Mapping[str, Tensor], least: int, most: int, where: str) -
 
 
 def _sent(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Narrow | Wide]:
-    """Entries for a method's tensors, and for the number of clients that sent each: a client may omit some."""
+    """Entries for a method's tensors, and for the number of clients that sent each tensor: clients may omit tensors."""
     entries: dict[str, Narrow | Wide] = {f"method/{name}": Wide(tuple(shape), SUMMED) for name, shape in shapes.items()}
     return entries | {f"sent/{name}": Wide((), SUMMED) for name in shapes}
 
@@ -343,7 +345,7 @@ def _sent_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _averaged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors to average; batch norm's counts of batches, which reveal sample numbers, keep the server's values."""
+    """Tensors to average. Batch norm's batch counts reveal numbers of samples, so they keep the server's values."""
     return {name: value for name, value in tensors.items() if value.is_floating_point()}
 
 

@@ -36,7 +36,7 @@ class Turn:
         shared: the server's shared tensors.
         state: the client's private tensors.
         times_selected: how often the client was selected, including this round; 0 only in the opening exchange.
-        samples: replacement for the client's samples, such as those that FedML's data poisoning changed.
+        samples: replacement for the client's samples, such as samples changed by FedML's data poisoning.
         noise_seed: seed of privacy noise, instead of the trainer's.
     """
 
@@ -57,7 +57,7 @@ class Turn:
         self.samples = trainer.train if samples is None else samples
         self.index = trainer.indices[client] if samples is None else torch.arange(len(samples.y), device=trainer.device)
         federation = trainer.federation
-        # not the stream of round 0: the same noise in two answers cancels out in their difference
+        # not the noise of round 0: the same noise in two answers would cancel in their difference
         purpose = "noise" if times_selected else "opening noise"
         self.noise_seed = secret = trainer.noise_seed if noise_seed is None else noise_seed
         self.view = ClientView(
@@ -82,7 +82,7 @@ class Turn:
     def fit(
         self, weights: Weights, *, personalised: bool = False, observer: TrainingObserver | None = None
     ) -> LocalResult:
-        """Train locally from ``weights``, and return the server's and the client's results.
+        """Train locally from ``weights``; return the results for the server and for the client.
 
         ``personalised``: also test the final weights on the client's own test split.
 
@@ -101,7 +101,7 @@ class Turn:
                 method.before_round(view)
                 of_method.check("before_round")
                 self._check_network(self.model.state_dict(), weights, "before_round")
-                trainer.optimizer.before_round(work)  # may ask for the method's gradient, so the method goes first
+                trainer.optimizer.before_round(work)  # may request the method's gradient, so the method comes first
                 of_optimizer.check("before_round")
                 if observer is not None:
                     observer.before(view)
@@ -132,7 +132,7 @@ class Turn:
 
     def opening(self) -> Mapping[str, Tensor]:
         """The client's tensors before round 0."""
-        weights = snapshot(self.model)  # the next client's opening does not load weights
+        weights = snapshot(self.model)  # restored below: the next client's opening loads no weights
         try:
             with self.isolated(), self.seeded():
                 tensors = self.method.opening(self.view)
@@ -143,7 +143,7 @@ class Turn:
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
-        """Undo the hooks' changes of the network afterwards, also after an exception."""
+        """On exit, undo the hooks' changes to the network, also after an exception."""
         baseline = self.trainer.baseline
         try:
             yield
@@ -173,7 +173,7 @@ class Turn:
         )
 
     def batches(self) -> tuple[Iterator[tuple[Tensor, Tensor]], int]:
-        """Inputs ``(B, ...)`` and labels ``(B,)`` of each batch of the round over all epochs, and their number."""
+        """Inputs ``(B, ...)`` and labels ``(B,)`` of all batches in the round's epochs, and the number of batches."""
         trainer, view = self.trainer, self.view
         epochs, per_epoch = self._epochs()
         indices = itertools.chain.from_iterable(itertools.islice(epochs, trainer.settings.epochs))
@@ -195,7 +195,7 @@ class Turn:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             if device.type == "cuda":
                 torch.manual_seed(seed)
-            else:  # same values as torch.manual_seed, which visits GPUs, too, in a seventh of a small client's time
+            else:  # same values as torch.manual_seed, which also visits GPUs; that takes 1/7 of a small client's time
                 torch.default_generator.manual_seed(seed)
             yield
 
@@ -269,19 +269,19 @@ class Turn:
                 optimizer.zero_grad()  # frees memory for the snapshot
                 upload = snapshot(model)
                 self._check_network(upload, weights, "private_parameters", "calibrate", "terms", "loss")
-        assert upload is not None  # the recipe's checks require an uploading stage
+        assert upload is not None  # the recipe's checks guarantee a stage that uploads
         of_method.check("calibrate", "terms", "loss")
         of_optimizer.check("correct")
         model.eval()
         return upload, {name: float(value) / total for name, value in sums.items()}
 
     def _epochs(self) -> tuple[Iterator[Sequence[Tensor]], int]:
-        """Sample indices ``(B,)`` of each epoch's batches, for endless epochs, and the number of batches per epoch."""
+        """Endless epochs, each as its batches' sample indices ``(B,)``, and the number of batches per epoch."""
         trainer, index = self.trainer, self.index
         size = trainer.settings.batch_size
         cuts = list(range(size, len(index), size))
         if trainer.has_batch_norm and cuts and len(index) - cuts[-1] == 1:
-            cuts.pop()  # batch norm cannot train on one sample: join a last batch of one with the previous one
+            cuts.pop()  # batch norm cannot train on one sample: add a last batch of one sample to the previous batch
         generator = seeds.torch_generator(trainer.federation.seed, "batches", self.view.round, self.view.id)
         orders = (torch.randperm(len(index), generator=generator).to(index.device) for _ in itertools.count())
         return (index[order].tensor_split(cuts) for order in orders), len(cuts) + 1
@@ -293,7 +293,7 @@ class Turn:
         return self.view.generator.get_state(), torch.get_rng_state(), cuda
 
     def _loss_under(self, batch: Batch, drawn: Draws, model: nn.Module) -> Tensor:
-        """The method's loss of a batch on a copy of the network, with the network's random draws and modes.
+        """The method's loss of a batch on ``model``, a copy of the network with the same random draws and modes.
 
         The client's view, buffers of networks in its scratch, and all generators stay unchanged.
         """
@@ -314,10 +314,10 @@ class Turn:
     def _gradient(self, names: Sequence[str]) -> dict[str, Tensor]:
         """See ``LocalWork.gradient``; eval mode: no dropout, and batch norm with running statistics.
 
-        It is 0 for parameters that the method has frozen for this turn.
+        The gradient is 0 for parameters that the method has frozen for this turn.
 
         A loss may depend on the whole batch (FedMR compares its samples). So the batches are those of the first
-        training epoch, without augmentation, whatever the device's memory.
+        training epoch, without augmentation; they do not depend on the device's memory.
         """
         model, decay = self.model, self.trainer.settings.weight_decay
         epochs, _ = self._epochs()
@@ -402,7 +402,7 @@ def _total(terms: Mapping[str, Tensor]) -> Tensor:
 
 
 def _detached(scratch: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy in which entries, also of nested dictionaries, can be replaced without changing the original."""
+    """A copy: replacing its entries, also in nested dictionaries, does not change the original."""
     copies = {name: _copied(kept) if isinstance(kept, nn.Module) else kept for name, kept in scratch.items()}
     return {name: _detached(kept) if isinstance(kept, dict) else kept for name, kept in copies.items()}
 

@@ -49,7 +49,7 @@ def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | Non
         held: ``run_dir`` or ``resume``, if this process has locked it already.
 
     Returns:
-        The result, if this is the server of a survey; else None.
+        The result at the server of a survey; else None.
 
     Raises:
         LabelSkewError: invalid recipe or options.
@@ -88,7 +88,7 @@ def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | Non
 
 
 def train(recipe: Recipe, folder: RunFolder, options: RunOptions, hear: Hear | None = None) -> None:
-    """Run a recipe that may contain Python objects; raises as :func:`start`.
+    """Run a recipe that may contain Python objects; raises the same errors as :func:`start`.
 
     ``folder``: new, or that of ``options.resume``; ``hear``: called after every round.
     """
@@ -158,7 +158,7 @@ def _survey(runtime: Runtime) -> Survey:
 
 
 def warned(session: Session) -> Session:
-    """The same session, after printing its warnings."""
+    """Print the session's warnings, and return the session."""
     if made_up(session.recipe):
         name = session.recipe.data.dataset
         log.warn(f"data_args.data_cache_dir: made-up data, not the real {name}; results are meaningless")
@@ -197,7 +197,7 @@ def _train(runtime: Runtime, record: Record) -> None:
     federation = session.federation
     rounds, clients = federation.rounds, federation.clients_per_round
     try:
-        with interrupting(), record.tracked(), interrupting():  # so that trackers also see an interruption as one
+        with interrupting(), record.tracked(), interrupting():  # so that trackers also get KeyboardInterrupt
             show.start(session.recipe.name, record.next_round, rounds, clients, record.pause)
             runtime.run(session, record)
             if record.next_round == rounds:
@@ -229,7 +229,7 @@ def folder_of(recipe: Recipe, path: Path | None, kind: str = "") -> RunFolder:
 
 
 def _go_back(folder: RunFolder, round: int, *, quiet: bool) -> None:
-    """Permanently go back, before anything else, so that a plain ``--resume`` continues from there in any case."""
+    """Go back permanently, before anything else: a later plain ``--resume`` always continues from there."""
     folder.hold()
     try:
         if (line := folder.go_back(round)) and not quiet:
@@ -243,7 +243,7 @@ def _go_back(folder: RunFolder, round: int, *, quiet: bool) -> None:
 def resumed(
     path: str | Path | None, overrides: Sequence[str], resume: Path, objects: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[Recipe, RunFolder]:
-    """The recipe and the folder of a run to resume, if the given recipe, overrides and objects are the run's."""
+    """Recipe and folder of a run to resume, if the given recipe, overrides and objects match those of the run."""
     folder = RunFolder(resume)
     folder.check_resumable()
     check_objects(folder, objects)
@@ -261,7 +261,7 @@ def resumed(
 
 
 def _check_rounds(recipe: Recipe, folder: RunFolder, planned: int) -> None:
-    """Raise LabelSkewError unless a run of ``planned`` rounds can be continued with the recipe's number of rounds."""
+    """Raise LabelSkewError if a run of ``planned`` rounds cannot continue with the recipe's number of rounds."""
     rounds, done = recipe.train.comm_round, checkpoint.round_of(folder.checkpoint) or 0
     where = f"--set {ROUNDS}={rounds}"
     if folder.is_whole(planned) and done < planned:
@@ -280,13 +280,13 @@ def check_objects(
     needed: Collection[str] = tuple(OBJECT_SECTIONS.values()),
     then: str = ".resume()",
 ) -> None:
-    """Raise LabelSkewError unless ``objects``, by section, are those of a run.
+    """Raise LabelSkewError if ``objects``, by section, are not the objects of a run.
 
     Args:
-        folder: the run's.
-        objects: the given ones; all of them must be as in the run.
+        folder: the run's folder.
+        objects: given objects; each must be the same as in the run.
         needed: sections whose object must be given, if the run had one.
-        then: what follows ``fl.load_run(...)`` in the message's Python code.
+        then: the Python code after ``fl.load_run(...)`` in the message.
     """
     had = folder.environment.get("objects", {})
     names = {section: name for name, section in OBJECT_SECTIONS.items()}

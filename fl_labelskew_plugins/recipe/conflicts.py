@@ -99,7 +99,7 @@ def classes_of(data: DataArgs, params: Any) -> int | None:
 
 
 def form_conflicts(recipe: Sections, params: Any) -> Iterator[Conflict]:
-    """Settings that a server without test data needs, since it does not trust silos; ``params``: the data set's."""
+    """Settings that a server without test data needs, as it does not trust silos; ``params``: of the data set."""
     if not recipe.common.across_silos or recipe.validation.server_test_data:
         return
     reason = "missing; with validation_args.server_test_data: false the server has no sample to read it from; set"
@@ -126,9 +126,9 @@ def moments_conflicts(recipe: Sections, dataset: Dataset) -> Iterator[Conflict]:
 
 
 def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
-    """Settings of a silo's table that must agree with the other silos'.
+    """Settings of a silo's table that must agree with those of other silos.
 
-    ``params``: of the silo's data set; ``whole``: of the recipe's, None if that is another data set.
+    ``params``: of the silo's data set; ``whole``: of the recipe's data set, None if the silo uses another one.
     """
     features = getattr(params, "features", ())
     if features is None:
@@ -141,7 +141,7 @@ def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
 
 
 def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
-    """Settings that need single uploads, with a server that gets only sums."""
+    """Settings that need single uploads, although the server gets only sums."""
     comm, bits = recipe.comm, recipe.comm.secure_bits
     if not comm.secure_aggregation:
         return
@@ -223,26 +223,26 @@ def _needed(section: str, args: HostArgs, switch: str, chooser: str) -> Iterator
             yield Conflict(f"{section}.{key}", message, (f"{section}.{chooser}", f"{section}.{switch}"))
 
 
-# Secure aggregation: minimum of silos in a sum. The difference of two sums over sets that differ by one client is that
-# client's part. Values that a client sends in each round, such as class counts, follow from the sums of several rounds
-# over different sets. Without noise, each sum is therefore over all clients.
+# Secure aggregation: minimum number of silos in a sum. If two sets of clients differ by one client, the difference of
+# their sums is that client's part. Sums of several rounds over different sets also reveal values that a client repeats
+# in each round, such as class counts. Therefore, without noise, each sum is over all clients.
 
 
 def fewest_summed(recipe: Sections) -> int:
-    """Minimum of clients in a round's sum: with noise ``secure_threshold``, by default two thirds; else all."""
+    """Minimum number of clients in a round's sum: all; with noise, ``secure_threshold`` (default: over two thirds)."""
     clients = recipe.train.clients_per_round
     default = clients if recipe.privacy.noise_multiplier is None else min(clients, to_the_end(clients))
     return recipe.comm.secure_threshold or default
 
 
 def fewest_opened(recipe: Sections) -> int:
-    """Minimum of clients in the opening sum: as many may be missing as in a round."""
+    """Minimum number of clients in the opening sum; as many clients may be missing as in a round."""
     train = recipe.train
     return train.client_num_in_total - train.clients_per_round + fewest_summed(recipe)
 
 
 def quorum(recipe: Sections) -> int:
-    """Minimum of uploads per round; with secure aggregation across silos at least those of a sum."""
+    """Minimum number of uploads per round; with secure aggregation across silos, at least that of a sum."""
     uploads = recipe.comm.quorum(recipe.train.clients_per_round)
     summed = recipe.common.across_silos and recipe.comm.secure_aggregation
     return max(uploads, fewest_summed(recipe)) if summed else uploads

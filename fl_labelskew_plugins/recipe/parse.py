@@ -35,7 +35,7 @@ LAUNCH_JOB = {"workspace", "job", "bootstrap", "computing"}
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), *, objects: Mapping[str, Any] = NOTHING) -> Recipe:
-    """Read the recipe in a file or of a name, with ``section.key=value`` overrides and ``objects`` as in :func:`parse`.
+    """Read a recipe by path or name, with ``section.key=value`` overrides and ``objects`` as in :func:`parse`.
 
     Raises:
         MistakesError: with every mistake of the file and the overrides.
@@ -81,11 +81,11 @@ def parse(
 
 
 def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
-    """The recipe as silo ``rank`` (``1 .. K``) runs it: with the silo's own file of ``data_silo_config``, if any.
+    """The recipe for silo ``rank`` (``1 .. K``), changed by the silo's own file of ``data_silo_config``, if any.
 
-    The file's ``data_args`` replace the recipe's; in other sections, its keys do. No other silo's file needs to exist
-    here. For a survey, only ``server_fingerprint`` of the policy is checked: nothing is trained, and the silo checks
-    its answer before it sends it.
+    The file's ``data_args`` replace the recipe's section. In other sections, single keys of the file replace the
+    recipe's. Other silos' files need not exist here. For a survey, only ``server_fingerprint`` of the policy is
+    checked: nothing is trained, and the silo checks its answer before sending.
 
     Raises:
         RecipeError: with every mistake of that file.
@@ -101,12 +101,13 @@ def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
 
 
 def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> str:
-    """Check a recipe, or a silo's own file together with each recipe in its folder that names it.
+    """Check a recipe, or check a silo's own file with each recipe in the same folder that names the file.
 
     ``host``: as in :func:`.compatibility.hosted`.
 
     Returns:
-        ``ok``, with the kind of file if it is not a recipe, or the accuracy that the server sees with summed silos.
+        ``ok``. If the file is not a recipe, its kind follows. With summed silos, the accuracy that the server sees
+        follows.
 
     Raises:
         RecipeError: with every mistake of the file, or of the recipe that names it.
@@ -157,13 +158,13 @@ def _content(text: str) -> Any:
 
 
 def homes(path: Path) -> list[tuple[Path, int]]:
-    """Recipes in the folder of a silo's own file that name it, each with the silo's rank, from 1."""
+    """Recipes that name a silo's own file, in the folder of the file, each with the silo's rank, from 1."""
     return [(recipe, rank) for recipe in sorted(path.parent.glob("*.y*ml")) if (rank := _rank(path, recipe))]
 
 
 def _rank(path: Path, recipe: Path) -> int:
-    """The rank, from 1, whose file ``path`` is for ``recipe``; 0 for no rank."""
-    with contextlib.suppress(RecipeError, KeyError, TypeError, ValueError):  # no recipe, or none that names it
+    """The rank, from 1, of the silo with the file ``path`` in ``recipe``; 0 if there is no such silo."""
+    with contextlib.suppress(RecipeError, KeyError, TypeError, ValueError):  # not a recipe, or without this file
         files = _content(read_text(recipe))["client_specific_args"]["data_silo_config"]
         return int(absolute(files, recipe.parent).index(os.path.abspath(path))) + 1
     return 0
@@ -296,7 +297,7 @@ class _Check(Mistakes):
         return raw
 
     def _override(self, raw: dict[str, dict[str, Any]], overrides: Sequence[str]) -> None:
-        # choosers first: they drop the parameters of the file's plugin, but not parameters from other overrides
+        # plugin choices first: they drop parameters of the file's plugin, but not those of other overrides
         choosers = {f"{section}.{model.key}" for section, model in PLUGGED.items()}
         for override in sorted(overrides, key=lambda text: text.partition("=")[0].strip() not in choosers):
             place, equals, text = override.partition("=")
@@ -342,7 +343,7 @@ class _Check(Mistakes):
         keys: Sequence[str] | None = None,
         base: Mapping[str, Any] | None = None,
     ) -> ModelT | None:
-        """Validate a section with ``keys`` (default: all) over ``base``, and make its paths absolute."""
+        """Validate a section's ``keys`` (default: all) on top of ``base``, and make the section's paths absolute."""
         known = keys or [*keys_of(model)]
         if model is TrackingArgs:
             for key in [key for key in raw if key in HOSTS_TRACKING]:
@@ -360,7 +361,7 @@ class _Check(Mistakes):
             update["trackers"] = plugins.trackers(f"{section}.trackers", args.trackers, self)
         for key, field in model.model_fields.items():
             if IS_PATH in field.metadata and (value := getattr(args, key, None)) is not None:
-                # a resumed run reads it from another folder
+                # a resumed run reads the recipe from another folder
                 update[key] = absolute(value, self.folder(f"{section}.{key}"))
         return args and args.model_copy(update=update)
 

@@ -27,7 +27,7 @@ OBJECT_SECTIONS = {
     "method": "method_args",
     "partition": "partition_args",
 }
-"""Section whose plugin each argument of :func:`from_objects` replaces."""
+"""For each argument of :func:`from_objects`, the section whose plugin it replaces."""
 
 
 def names(kind: catalog.Kind) -> list[str]:
@@ -48,7 +48,7 @@ def chosen(
 ) -> tuple[PluginArgs | None, Any]:
     """The section's common keys, and the plugin object that it chooses; None for invalid ones.
 
-    ``instead``: an object that replaces the plugin, whatever the section names.
+    ``instead``: an object that replaces the plugin that the section names.
     """
     common, place = keys_of(model), f"{section}.{model.key}"
     if instead is not None:
@@ -141,7 +141,7 @@ def trackers(place: str, raw: Sequence[Any], mistakes: Mistakes) -> list[dict[st
             try:
                 model = catalog.load("trackers", name).Params
             except PluginError as error:
-                if error.__cause__ is None:  # an import error is only a warning of the run: results do not depend on it
+                if error.__cause__ is None:  # a failed import only causes a warning: results do not depend on it
                     mistakes.say(place, " ".join(str(error).split()))
                 continue
             mistakes.unknown_keys(where, params, [*keys_of(model)])
@@ -151,7 +151,7 @@ def trackers(place: str, raw: Sequence[Any], mistakes: Mistakes) -> list[dict[st
 
 
 def of_silo(place: str, method: Method, raw: Any, mistakes: Mistakes) -> Method | None:
-    """``method`` with a silo's own choices; for a combination, under the name of each part."""
+    """``method`` with a silo's own choices; in a combination, each part's choices are under its name."""
     parts = method.parts if isinstance(method, combined.Combined) else {}
     choices = [name for name, part in parts.items() if part.silo_choices] or method.silo_choices
     if not isinstance(raw, dict):
@@ -180,7 +180,7 @@ def from_objects(
     method: Method | None = None,
     partition: Sequence[Sequence[int]] | Partitioner | None = None,
 ) -> dict[str, Any]:
-    """Turn objects into plugins, by the section of a recipe whose plugin they replace.
+    """Turn objects into plugins; return each under the recipe's section whose plugin it replaces.
 
     Args:
         model: a module that returns logits from a Linear layer, see :class:`.ModuleNetwork`; it is copied, not changed.
@@ -212,7 +212,7 @@ def from_objects(
 
 
 def object_name(plugin: Any) -> str:
-    """Name of an object in a recipe: its class's."""
+    """Name of an object in a recipe: its own, or that of its class."""
     return clean(getattr(plugin, "name", type(plugin).__name__), 80)
 
 

@@ -15,7 +15,7 @@ from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 from fl_labelskew_plugins.runs.session import Session, made_up
 
 MAX_CLIENTS = 50
-"""Clients listed in a card."""
+"""Maximum number of clients listed in a card."""
 
 
 def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[str, Any], *, best: bool) -> str:
@@ -65,7 +65,7 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
 
 
 def code(words: object) -> str:
-    """Untrusted text as Markdown code, safe in a table, too."""
+    """Untrusted text as Markdown code that is also safe in a table."""
     return f"`{clean(words, 400).replace('`', chr(39)).replace('|', '/') or ' '}`"
 
 
@@ -76,7 +76,7 @@ def _params(params: Mapping[str, Any], *excluded: str) -> str:
 
 
 def _samples(session: Session, result: Mapping[str, Any]) -> str:
-    """Numbers of samples, clients and classes; that of training samples is unknown with secure aggregation."""
+    """Numbers of samples, clients and classes; secure aggregation hides the number of training samples."""
     sizes, tested = [n for n in session.sizes if n], len(session.trainer.test.y)
     number = "Training samples" if session.recipe.sums_alone else counted(sum(sizes), "training sample")
     tests = counted(tested, "test sample")

@@ -1,4 +1,4 @@
-"""The display during a run: a line per round, on a terminal with a bar below, nothing if quiet."""
+"""The display during a run: a line per round, with a bar below on a terminal; nothing if quiet."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Plain(Progress):
 
 
 class Notebook(Plain):
-    """A line in a notebook cell that is replaced after each round."""
+    """One line in a notebook cell; it is updated after each round."""
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
         """Show the line."""
@@ -128,7 +128,7 @@ class Live(Plain):
 class Left:
     """Estimated remaining seconds after ``done`` (possibly fractional) rounds; None if unknown.
 
-    ``first``: rounds done before; ``rounds``: all of them; ``pause``: when the run stops early.
+    ``first``: rounds done earlier; ``rounds``: number of all rounds; ``pause``: when the run stops early.
     """
 
     def __init__(self, first: int, rounds: int, pause: Pause | None) -> None:

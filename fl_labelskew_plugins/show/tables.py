@@ -100,7 +100,7 @@ def table(record: Record) -> str:
 
 
 def _short_names(session: Session) -> dict[int, str]:
-    """Clients' names by number, silos' without rank if they have another name; empty if there are only numbers."""
+    """Clients' names by number; a silo that has a name is shown without its rank. Empty if clients have no names."""
     if session.clients is not None:
         return dict(session.trainer.names)
     return {k: name.partition(", ")[2] or name for k, name in enumerate(session.client_names)}

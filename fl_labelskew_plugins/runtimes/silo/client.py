@@ -47,10 +47,10 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, group, num_b
 
 
 class Answers:
-    """What a silo sends; in this class, single answers that the server sees."""
+    """A silo's answers; in this class, the server sees each of them separately."""
 
     tells_tests = True
-    """Whether the server learns the result of a test, and so its duration."""
+    """Whether the server receives the result of a test, and so learns the duration of the test."""
 
     def __init__(self, silo: SiloClient) -> None:
         self.silo = silo
@@ -123,11 +123,11 @@ class SiloClient(Manager):
         rank: of this silo, from 1.
         recipe: the silo's settings.
         data: its samples.
-        folder: of its secret and, per run, its states and measures.
+        folder: contains its secret and, per run, its states and measures.
         show: prints progress.
         guard: enforces its policy, if there is one.
         ledger: enforces its privacy budget.
-        answers: creates what the silo sends.
+        answers: creates the silo's answers.
     """
 
     transport: SiloTransport
@@ -265,7 +265,7 @@ class SiloClient(Manager):
         weights = {k: v.to(device) for k, v in group(message.tensors, "model").items()}
         shared = {k: v.to(device) for k, v in group(message.tensors, "shared").items()}
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
-        request = ""  # the digest of a large model takes time
+        request = ""  # computed only if needed: the digest of a large model takes time
         if self.guard is not None or self.ledger is not None or self._draws:
             rests_on = {key: value for key, value in meta.items() if key != "kept_rounds"}
             tensors = {**message.tensors, **self._normalisation}
@@ -319,7 +319,8 @@ class SiloClient(Manager):
     def answer(self, request: str = "opening") -> str:
         """Return the digest of an answer: of the request, the samples, the settings, and the origin of the noise.
 
-        Silos, or folders of one silo, may share a ledger; another secret or rank means other noise.
+        The origin is the silo's secret and rank. Silos, or several folders of one silo, may share a ledger, and their
+        noise differs if their secret or rank differs.
         """
         key = self._secret.to_bytes(16, "big") + self.rank.to_bytes(4, "big")
         return hashlib.blake2b(self.about + request.encode(), digest_size=16, key=key).hexdigest()
@@ -368,7 +369,7 @@ class SiloClient(Manager):
         return {"accuracy": right, "balanced_accuracy": measures["balanced_accuracy"]}
 
     def _may_tell(self, round: int, message: Message) -> bool:
-        """Whether the policy allows to report another test, which then counts."""
+        """Whether the policy allows one more reported test; if so, count this test."""
         assert self.session is not None
         if self.guard is None:
             return True
@@ -382,14 +383,14 @@ class SiloClient(Manager):
         return True
 
     def _send_upload(self) -> None:
-        """Send the upload, again if there is no verdict yet."""
+        """Send the upload, or send it again, if there is no verdict yet."""
         if self.upload is not None:
             self.answers.send(*self.upload)
 
     def _verdict(self, message: Message) -> None:
         meta, round = message.meta, message.round
         if self.upload is not None and self.upload[0] == round:
-            self.upload, self._round = None, -1  # so that HELLO does not claim that it is still coming
+            self.upload, self._round = None, -1  # so that HELLO no longer announces this upload
         if not meta.get("taken"):
             self.show.note(
                 f"round {round + 1}: the server did not use this silo's upload: {reason(message)}", log.WARNING
@@ -408,7 +409,7 @@ class SiloClient(Manager):
         if self.session is not None:
             weights = group(message.tensors, "model")
             check_upload(weights, self.session.start, where="the server's final model")
-            if not self.answers.tells_tests:  # the connection ends first: a test's time reveals its number of samples
+            if not self.answers.tells_tests:  # disconnect first: a test's duration reveals its number of samples
                 self.send(Kind.FINISH, SERVER)
                 self.transport.stop_receive_message()
                 self._do_postponed_test()
@@ -438,9 +439,9 @@ class SiloClient(Manager):
 
 
 class OwnFolder(RunFolder):
-    """The folder of one run in a silo's folder; its name is made of the recipe, the time of joining, and the run.
+    """The folder of one run in a silo's folder. Its name contains the recipe, the time of joining, and the run.
 
-    ``run``: 16 hexadecimal digits; a restarted silo finds the folder by them.
+    ``run``: 16 hexadecimal digits, by which a restarted silo finds the folder.
     """
 
     def __init__(self, folder: Path, name: str, run: str) -> None:
@@ -474,12 +475,12 @@ class OwnFolder(RunFolder):
 
 
 def _limit(session: Session) -> int:
-    """Return the largest size of a server's message: the model, and three times as much for shared tensors."""
+    """Return the maximum size of a server's message: the model, and three times the model's size for shared tensors."""
     return 4 * num_bytes(session.start.values()) + 64 * 2**20
 
 
 def secret(folder: Path) -> int:
-    """Return the silo's secret seed, created once; nobody else can remove noise that is drawn from it.
+    """Return the silo's secret seed, created once; only the silo could remove noise that is drawn from it.
 
     A restarted silo draws the same noise for the same round; different noise on one update could be averaged out.
     """
@@ -496,7 +497,7 @@ def secret(folder: Path) -> int:
 
 
 def about(recipe: Recipe, data: SiloData) -> bytes:
-    """Return the digest of this silo's samples and settings: what its answers depend on besides the request."""
+    """Return the digest of this silo's samples and settings, on which its answers depend in addition to the request."""
     resolved = portable(recipe)
     del resolved["train_args"]["comm_round"]  # a run can be resumed with more rounds
     sections = ("common_args", "model_args", "train_args", "method_args", "dp_args")
@@ -515,10 +516,10 @@ def about(recipe: Recipe, data: SiloData) -> bytes:
 
 
 def noise_seed(secret: int, about: bytes, question: str = "") -> int:
-    """Return the seed of noise: equal for a repeated request, different if anything differs that the answer depends on.
+    """Return the seed of noise: equal for a repeated request, different after any change that affects the answer.
 
-    Equal noise in two answers would cancel in their difference: counts with noise of scale 4 and 8, uploads before and
-    after a sample was added, updates from two crafted models. ``question``: digest of the request.
+    Equal noise in two answers would cancel in their difference. Examples: counts with noise of scale 4 and 8, uploads
+    before and after a sample was added, updates from two crafted models. ``question``: digest of the request.
     """
     digest = hashlib.blake2b(secret.to_bytes(16, "big") + about + question.encode(), digest_size=16)
     return int.from_bytes(digest.digest(), "big")

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
 UNREAD = 4
-"""Most waiting messages of one silo, including its earlier connections; then the server stops reading from it."""
+"""Maximum queued messages of a silo, over all its connections; at this number the server stops reading from it."""
 LOOK_S = 0.2
-"""How often, in seconds, a connection that is not read checks whether it is still open."""
+"""Seconds between checks whether a connection is still open while the server does not read from it."""
 HELLO_S = 10.0
 SILENT = 2
-"""Most streams of one certificate before HELLO; a further one replaces the oldest."""
+"""Maximum number of streams of one certificate before HELLO; one more stream replaces the oldest."""
 FROM_SILOS = (
     *(Kind.HELLO, Kind.OPENING, Kind.UPLOAD, Kind.TESTED, Kind.FAILED, Kind.FINISH, Kind.SURVEY),
     *(Kind.KEYS, Kind.SHARES, Kind.CHECKED, Kind.MASKED, Kind.THERE, Kind.REVEALED),
@@ -55,7 +55,7 @@ class DaemonThreads(Executor):
 
 
 class _Connection:
-    """A silo's stream, server-side; its rank is that of the certificate, or 0 until HELLO claims one."""
+    """A silo's stream, server-side. Its rank comes from the certificate, or is 0 until HELLO claims a rank."""
 
     def __init__(self, context: Any, rank: int, audit: Audit) -> None:
         self.context = context
@@ -69,7 +69,7 @@ class _Connection:
         self.outbox = streams.Outbox(audit, lambda: {"rank": self.rank, **self.known})
         self.greeted = self.closed = self.gone = False
         self.peer = ""
-        """Its address at the door, once its certificate is known to be the federation's."""
+        """Its address for :class:`.Door`, once its certificate is known to be one of the federation's."""
 
     def close(self, code: Any, reason: str) -> None:
         """End the stream with a reason for the peer."""
@@ -77,7 +77,7 @@ class _Connection:
         self.context.set_code(code)
         self.context.set_details(reason)
         self.outbox.close(flush=False)
-        # a peer that reads nothing would not even read the reason
+        # cancel later: a peer that reads nothing never receives the reason
         _later(streams.PATIENCE_S, self.context.cancel)
 
 
@@ -85,8 +85,8 @@ class ServerTransport(Transport):
     """The server's end of the network: it listens at once, and queues the silos' messages.
 
     The first message of a silo is HELLO, and the end of its connection is queued as LEFT. Refused messages are not
-    read: REFUSED is queued, with the silo's rank or -1 if it is unknown, and the connection is closed. Messages go to
-    the connection whose HELLO :meth:`receive` has returned.
+    read: REFUSED is queued, with the silo's rank or -1 if it is unknown, and the connection is closed. Messages to a
+    silo use the connection whose HELLO :meth:`receive` has returned.
 
     Args:
         address: ``host:port`` to listen at; port 0 selects a free one.
@@ -137,7 +137,7 @@ class ServerTransport(Transport):
     def send_message(self, msg: Message) -> None:
         """Queue a message for a silo; do nothing if it is not connected.
 
-        Its tensors must not change any more: they are read while they are sent.
+        Do not change its tensors afterwards: they are read during sending.
         """
         connection = self._open.get(msg.receiver)
         if connection is None or connection.closed:
@@ -158,9 +158,9 @@ class ServerTransport(Transport):
         self._server.stop(0).wait(streams.PATIENCE_S)
 
     def _turn_out(self) -> None:
-        """If there is a newer list of revoked certificates, end their connections.
+        """If there is a newer list of revoked certificates, end the connections with these certificates.
 
-        LEFT then has ``revoked``, also for silos that lost their connection before: they cannot reconnect.
+        Then queue LEFT with ``revoked``, also for silos that are already disconnected: they cannot reconnect.
         """
         if self.revoked is None or (number := self.revoked.look().number) == self._listed:
             return
@@ -189,7 +189,7 @@ class ServerTransport(Transport):
                 self._slots[arrived.sender].release()
         return arrived
 
-    # -- one thread that sends and one that reads for each connection
+    # -- each connection has one thread that sends and one that reads
 
     def _stream(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         rank, refusal = 0, ""
@@ -203,7 +203,7 @@ class ServerTransport(Transport):
         with self._lock:
             self._connections[connection] = None
             silent = [c for c in self._connections if c.rank == rank and not (c.greeted or c.closed)]
-        # after it was added, so that a newer list would find it
+        # checked after the connection was added, so that a newer list also finds it
         if not refusal and self.revoked is not None and (refusal := self.revoked.barred(connection.certificate)):
             silent = []
         looked = any(key == streams.LOOKED for key, _ in context.invocation_metadata())
@@ -232,7 +232,7 @@ class ServerTransport(Transport):
             while self._read(connection, hashing, timer):
                 pass
         except (streams.CutShortError, self._grpc.RpcError) as error:  # the connection is lost, which is queued as LEFT
-            error.__traceback__ = None  # gRPC keeps its errors, and a traceback the buffer of an incomplete message
+            error.__traceback__ = None  # gRPC keeps its errors; a traceback keeps the buffer of an incomplete message
         except WireError as error:
             self._refuse(connection, streams.predicate(error), getattr(error, "code", "INVALID_ARGUMENT"))
         except OSError as error:
@@ -269,7 +269,7 @@ class ServerTransport(Transport):
         return True
 
     def _decoded(self, connection: _Connection, header: Header, payload: Buffer) -> Message:
-        """Decode one message of a silo at a time, whatever its number of connections: decoding stops other threads."""
+        """Decode one message per silo at a time, over all its connections: decoding blocks other threads."""
         with self._decoding[header.sender]:
             if connection.closed or connection.gone:
                 raise streams.CutShortError("closed meanwhile")
@@ -295,7 +295,7 @@ class ServerTransport(Transport):
         """Accept a HELLO; call with the lock held."""
         old = self._present.get(rank)
         if old is not None and self.tls is None:
-            # without a certificate, nobody can replace another connection
+            # without a certificate, a silo cannot replace another connection
             raise streams.RefusedError(f"claims to be silo {rank}, which is already connected", "ALREADY_EXISTS")
         connection.context.send_initial_metadata(((streams.TAKEN, "1"),))
         connection.rank, connection.greeted = rank, True
@@ -352,7 +352,7 @@ def _later(seconds: float, call: Callable[[], object]) -> threading.Timer:
 
 
 def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: int, places: int) -> Any:
-    """Create a gRPC server for so many silos and connections."""
+    """Create a gRPC server for this number of silos and connections."""
     grpc = compatibility.grpc()
     server = grpc.server(
         DaemonThreads(),
@@ -361,7 +361,7 @@ def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: in
             ("grpc.so_reuseport", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-            # strangers have no stream for long: they are closed after 10 s or earlier, see Door
+            # strangers soon have no stream; connections without one are closed after 10 s or earlier, see Door
             ("grpc.max_connection_idle_ms", 10_000),
             ("grpc.server_handshake_timeout_ms", int(1000 * door.HANDSHAKE_S)),
             ("grpc.max_concurrent_streams", 2),

@@ -1,7 +1,7 @@
 """Membership: connected silos, silos that the server waits for, and silos that it skips.
 
 The server waits ``reconnect_s`` for a silo that lost its connection. It skips a silo that stays away longer or misses a
-deadline, until the silo sends something. Only the time in which the server listens counts, see
+deadline, until the silo sends something. These times include only the time in which the server listens, see
 :class:`ListeningClock`. A file in the run's folder lists the silos that the operator excludes; it is read before each
 round.
 """
@@ -30,19 +30,20 @@ from fl_labelskew_plugins.runtimes.transport import Transport
 Answer = TypeVar("Answer")
 
 STEP_S = 1.0
-"""Longest single wait in seconds; between waits, other work such as the status is done."""
+"""Maximum seconds of a single wait; between waits, the server does other work, such as updating the status."""
 SETTLE_S = 0.2
-"""Least time to listen before a deadline: a message on this machine may not have reached this process yet."""
+"""Minimum seconds to listen before a deadline: a message may be on this machine but not yet in this process."""
 STALL_S = 0.5
-"""A wait that took this many seconds longer counts only as planned: the process was stopped, or the machine slept."""
+"""If a wait took this many seconds longer than planned, only the planned time counts: the process was stopped, or the
+machine slept."""
 OVERTIME_S = 10.0
-"""How long waiting messages are taken after a deadline; limited, because a peer may send without end."""
+"""Seconds in which queued messages are still accepted after a deadline; limited: a peer may send endlessly."""
 NAME = "excluded.json"
 """File in the run's folder with the ranks of excluded silos."""
 
 
 class Excluded:
-    """Silos that the operator excludes. ``str()`` gives the end of a message that lists them, or an empty text.
+    """Silos that the operator excludes. ``str()`` lists them, as the end of a message; it is empty if there are none.
 
     ``say`` prints changes, and ``note`` writes them to the audit log. ``clients``: excluded clients, from 0.
     """
@@ -94,7 +95,7 @@ class ListeningClock:
         self._transport, self._before = transport, before
 
     def listen(self, until: float) -> bool:
-        """Take the next message, or wait a step; False once ``now`` is beyond ``until`` and no message waits."""
+        """Take the next message, or wait a step; return False if ``now`` is past ``until`` and no message is queued."""
         wait = min(STEP_S, max(until - self.now, SETTLE_S))
         self._before()
         begun = time.monotonic()
@@ -148,7 +149,7 @@ class Members:
         self._until = 0.0
         held = recipe.sums_alone and recipe.privacy.noise_multiplier is not None
         self.reconnect_s = self.comm.reconnect_s + (self.comm.answers_after if held else 0.0)
-        """How long to wait for a lost silo; with noise, silos do not reconnect before it is time to answer."""
+        """Seconds to wait for a disconnected silo; with noise, silos reconnect only when it is time to answer."""
 
     @property
     def where(self) -> str:
@@ -167,8 +168,8 @@ class Members:
     def deadline(self) -> float:
         """Return the deadline of a request in this round, in the clock's seconds.
 
-        It is the end of ``round_deadline_s``, and at least a quarter of it from now: after a long training there is
-        still time for the sum and tests.
+        It is the end of ``round_deadline_s``, but at least a quarter of ``round_deadline_s`` from now. After long
+        training, there is still time for the sum and tests.
         """
         return max(self._until, self.clock.now + self.comm.round_deadline_s / 4)
 
@@ -218,7 +219,7 @@ class Members:
         return self.clock.now - self._left_at[client] < self.reconnect_s
 
     def gather(self, expected: set[int]) -> None:
-        """Wait until all of these clients that are not excluded have connected, at most ``quorum_timeout_s``.
+        """Wait at most ``quorum_timeout_s`` until these clients, except excluded ones, have connected.
 
         Raises:
             RunError: too few connected.
@@ -241,7 +242,7 @@ class Members:
             self.warn(f"silo {client + 1} has not connected; continuing without it")
 
     def invite(self, round: int, sampled: list[int]) -> list[int]:
-        """Return the sampled clients that are connected; wait for the quorum, and ``reconnect_s`` for lost silos.
+        """Wait for the quorum, and ``reconnect_s`` for lost silos; return the sampled clients that are connected.
 
         Another client replaces an excluded one if possible.
 
@@ -256,7 +257,7 @@ class Members:
             self.read_excluded()
             clients = self._excluded.replaced(sampled, round, self._seed)
             here = [k for k in clients if k in self.present and k not in self.away]
-            # a silo that reconnects and leaves again and again gets no more time
+            # repeated disconnects of a silo do not extend the wait
             returning = not over and self.clock.now < patient and any(self._may_return(k) for k in clients)
             if not returning and len(here) >= needed:
                 break
@@ -273,7 +274,7 @@ class Members:
         return here
 
     def read_excluded(self) -> None:
-        """Read which silos the operator excludes."""
+        """Read the operator's list of excluded silos."""
         if self._excluded.read():
             self._recount()
 
@@ -294,9 +295,9 @@ class Poll(Generic[Answer]):
 
     Args:
         clients: ascending.
-        what: the requested things, for messages, in the plural.
+        what: name of the answers in messages, in the plural.
         answers: by client, filled by the caller as they arrive.
-        least: answers that are needed; default: the quorum.
+        least: minimum number of answers; default: the quorum.
         deadline: in the clock's seconds; default: that of the round, see :meth:`.Members.deadline`.
     """
 
@@ -325,7 +326,7 @@ class Poll(Generic[Answer]):
     def take(self, refused: Callable[[int], bool] = lambda client: False) -> Iterator[int]:
         """Wait for the answers; yield the clients with an answer, ascending, once there are enough.
 
-        ``refused``: called for each client before it is yielded; whether to drop its answer.
+        ``refused``: called for each client before it is yielded; returns whether to drop the client's answer.
 
         Raises:
             RunError: too few answers arrived in time.
@@ -339,7 +340,7 @@ class Poll(Generic[Answer]):
         if self._deadline is not None:
             late = f"sent no {self._what} in time"
         while len(answers) < needed and any(map(self.awaits, clients)):
-            # once nobody can answer any more, quorum_timeout_s begins
+            # when no client can answer any more, quorum_timeout_s begins
             alone = deadline if self._waiting(clients) else min(alone, clock.now)
             if not clock.listen(alone + comm.quorum_timeout_s):
                 break
@@ -409,7 +410,7 @@ def _excluded_in_run(folder: Path, rank: int) -> set[int]:
     """Ranks of the excluded silos of a run that has this rank.
 
     Raises:
-        LabelSkewError: it is no run of silos, or has no such silo.
+        LabelSkewError: the run is not cross-silo, or has no such silo.
     """
     run = RunFolder(folder)
     if not folder.is_dir():

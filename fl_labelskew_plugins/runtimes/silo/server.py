@@ -1,6 +1,6 @@
-"""The server of a cross-silo federation: what it asks silos for, and what becomes of their answers.
+"""The server of a cross-silo federation: its requests to silos, and the handling of their answers.
 
-Silo ``rank`` (from 1) is client ``rank - 1``. Nothing here trusts what silos send. Who is there is in :mod:`.members`.
+Silo ``rank`` (from 1) is client ``rank - 1``. Messages from silos are not trusted. Membership is in :mod:`.members`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from fl_labelskew_plugins.tensors import State, Weights, joined, num_bytes, trim
 SLACK = 2**20
 """Largest size of a message without its tensors, in bytes."""
 VISITS = 5
-"""Most lines per minute about a silo that reconnects repeatedly."""
+"""Maximum number of log lines per minute about a silo that reconnects repeatedly."""
 HEAVY = 0.9
-"""Share of a round's weight from which a warning names a single silo."""
+"""If a single silo has more than this share of a round's weight, a warning names it."""
 TAKEN: dict[str, Any] = {"taken": True}
 LATE: dict[str, Any] = {"taken": False, "reason": "it came too late"}
 
@@ -94,7 +94,8 @@ class Opening(SiloExchange):
     def exchange(self, *, resumed: bool) -> None:
         """Wait for all openings, then share their result.
 
-        A resumed run does so only if its result contains an excluded silo, and all other silos are connected.
+        A resumed run repeats this only if its earlier result contains an excluded silo, and all other silos of that
+        result are connected.
         """
         members, opened = self.server.members, set(self.rounds.server.opened)
         excluded, present = members.excluded, members.present
@@ -107,14 +108,14 @@ class Opening(SiloExchange):
             self._share()
 
     def catch_up(self) -> None:
-        """Share again if more openings have arrived; in a resumed run, once all silos of its result are connected."""
+        """Share again after more openings; in a resumed run, only once all silos of the old result are connected."""
         opened, excluded = set(self.rounds.server.opened), self.server.members.excluded
         sent = self._sent.keys() - excluded
         if sent != opened and sent >= opened - excluded:
             self._share()
 
     def missed(self, client: int) -> str:
-        """Return why a silo cannot join; empty if it can."""
+        """Return the reason why a silo cannot join; empty if it can."""
         return ""
 
     def _take(self, message: Message) -> None:
@@ -164,7 +165,7 @@ class Uploads(SiloExchange):
             self.ask(client)
 
     def close(self) -> None:
-        """Nobody is asked any more."""
+        """End the current request; expect no more uploads."""
         self._poll, self._news = Poll(self.server.members, [], "uploads", {}), {}
 
     @property
@@ -224,7 +225,7 @@ class Uploads(SiloExchange):
         """Take an upload; return the verdict, or None if it is not known yet."""
         poll, round, members = self._poll, message.round, self.server.members
         if round != members.round or not poll.awaits(client):
-            return TAKEN if self._taken.get(client) == round else LATE  # sent twice after a lost connection
+            return TAKEN if self._taken.get(client) == round else LATE  # TAKEN: sent twice after a lost connection
         server, session = self.rounds.server, self.rounds.session
         try:
             result = upload(message.tensors, message.meta)
@@ -254,7 +255,7 @@ class Uploads(SiloExchange):
             self.server.send(Kind.VERDICT, client + 1, round=message.round, meta=verdict)
 
     def _refuse(self, client: int) -> bool:
-        """Whether a client's upload is much too large; it is then dropped, and both sides get a message."""
+        """Whether a client's upload is much too large; if so, drop it, and report this here and to the silo."""
         why = self._judge.objection(client) if client in self._poll.held else ""
         if why:
             members = self.server.members
@@ -267,7 +268,7 @@ class Uploads(SiloExchange):
         return bool(why)
 
     def _warn_of_heavy(self, clients: Sequence[int]) -> None:
-        """Warn if one silo has most of a round's weight, once per number of samples."""
+        """Warn if one silo has most of a round's weight, once per silo and number of samples."""
         sizes = [self.server.sizes[client] for client in clients]
         shares = self.rounds.server.shares(sizes) if len(clients) > 1 else []
         for client, size, share in zip(clients, sizes, shares, strict=False):
@@ -280,7 +281,7 @@ class Uploads(SiloExchange):
 
 
 class ClientTests(SiloExchange):
-    """Accuracy of the global model on the silos' own test splits, as reported by those that report it."""
+    """Accuracy of the global model on the own test splits of the silos that report it."""
 
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
@@ -302,7 +303,7 @@ class ClientTests(SiloExchange):
         return self.rounds.of_clients(self.of(weights))
 
     def of(self, weights: Weights) -> list[dict[str, float]]:
-        """Send these weights to all connected silos; return each silo's measures, empty if none arrived in time."""
+        """Send these weights to all connected silos; return measures per silo, empty if its answer was not in time."""
         members = self.server.members
         self._model = plain(joined(model=weights))
         clients = sorted(members.present - members.away - members.excluded)
@@ -365,7 +366,7 @@ class SiloServer(Manager):
         show: prints progress.
         go_on: how to resume the run, for messages.
         folder: of the run; it also lists excluded silos.
-        seen: what the status file reports per silo.
+        seen: contents of the status file for each silo.
         exchanges: creates the exchanges of this server.
         survey: whether only class counts are requested.
     """
@@ -431,7 +432,7 @@ class SiloServer(Manager):
         self.members.read_excluded()
         test = facts.test_data(self.recipe)
         self.census = Census(self.recipe, test, self.sizes, partial(self.tell, say=self.warn), summed=self._summed)
-        if self._over:  # silos that do not know this may still connect
+        if self._over:  # silos that have not heard of the end may still connect
             self.members.expect(self._expected)
             self.say(f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s to notify the silos")
         else:
@@ -502,10 +503,10 @@ class SiloServer(Manager):
             pass
         members.tell(now=True)
 
-    # -- what the server says
+    # -- messages to silos
 
     def welcome(self, client: int) -> None:
-        """Send WELCOME with the run's settings to a silo, or turn it away if it is too late."""
+        """Send WELCOME with the run's settings to a silo, or turn the silo away if it comes too late."""
         assert self.rounds is not None
         if why := self._opening.missed(client):
             self.turn_away(client, why)
@@ -536,10 +537,10 @@ class SiloServer(Manager):
         self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": why, **more})
 
     def tell(self, client: int, what: str, say: Callable[[str], None] | None = None, most: int = 1) -> None:
-        """Print a line about a silo, at most ``most`` of its kind per minute."""
+        """Print a line about a silo, at most ``most`` lines of this kind per minute."""
         self.flood.tell(f"silo {client + 1}", what, most=most, say=say)
 
-    # -- what silos send
+    # -- messages from silos
 
     def _hello(self, message: Message) -> None:
         client, meta = message.sender - 1, message.meta
@@ -586,10 +587,10 @@ class SiloServer(Manager):
         peer = f"silo {sender}" if sender > 0 else "a stranger"
         self.flood.tell(peer, f"refused: {meta['reason']}", times=meta.get("times", 1), say=self.warn)
 
-    # -- whose samples count
+    # -- excluded silos
 
     def _recount(self) -> None:
-        """Update the federation's samples without excluded silos."""
+        """Update the federation: the samples of excluded silos do not count."""
         if self.rounds is not None:
             whole = self.rounds.session.federation
             self.rounds.server.federation = self.census.federation(whole, self.members.excluded)
@@ -598,7 +599,7 @@ class SiloServer(Manager):
 def server_session(
     recipe: Recipe, test: Data | None, sizes: list[int], moments: Moments | None = None, *, exact: bool = False
 ) -> Session:
-    """Build the session of a server, which has no client's samples.
+    """Build the server's session, which contains no samples of clients.
 
     Args:
         recipe: the run's settings.
@@ -618,6 +619,6 @@ def server_session(
     session = assemble(recipe, facts.said(recipe, data), {}, {}, sizes)
     if test is not None:
         return replace(session, data=fingerprint(test))
-    # without the type of the samples, the recipe's mean and std are of no use to readers of the model
+    # readers of the model cannot use the recipe's mean and std if the type of the samples is unknown
     known = moments is not None or (recipe.data.mean is not None and bool(recipe.dataset.picture_keys))
     return session if known else replace(session, mean=None, std=None)

@@ -1,11 +1,13 @@
 """Run a sweep's processes: several at a time, as GPUs, cores and memory allow, and end them together.
 
-Each run is a process with results identical to ``labelskew run``, forked from a process that has imported the host,
-which takes seconds.
+Each run is a process, with results identical to ``labelskew run``. It is forked from a process that has imported the
+host, because this import takes seconds.
 
 Eight tiny runs without FedML, two at a time on two cores, took 9.6 s of processor time and 0.9 GB. Alternatives:
-``ProcessPoolExecutor`` took 11.1 s and 0.9 GB, needs Python 3.11, and one killed run aborts all others; joblib's loky
-12.3 s and 1.2 GB, which grow with the runs in a process; one ``sweep --task`` per run 32.2 s and 1.2 GB.
+
+- ``ProcessPoolExecutor``: 11.1 s and 0.9 GB. It needs Python 3.11, and one killed run aborts all others.
+- joblib's loky: 12.3 s and 1.2 GB. The memory grows with the number of runs in a process.
+- one ``sweep --task`` per run: 32.2 s and 1.2 GB.
 """
 
 from __future__ import annotations
@@ -39,16 +41,16 @@ from fl_labelskew_plugins.studies.reproduce import Say, complete
 from fl_labelskew_plugins.studies.sweep.plan import Planned, missing, states_of
 
 MEMORY_SHARE = 0.8
-"""Share of the free memory that all runs together may use."""
+"""Share of the free memory for all runs together."""
 GRACE = 30.0
 """Seconds in which a terminated run may save its checkpoint before it is killed."""
 MAX_DELAY = 5.0
-"""Seconds that a pausing run may exceed its time before it is terminated."""
+"""Seconds by which a pausing run may exceed its time before it is terminated."""
 HELD_ELSEWHERE = 75
 """Exit code of a run that another process started or finished first."""
 HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.hosted"]
 PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.backend_agg", "sklearn.datasets"]
-"""Imports of runs in one process, with FedML if it is installed; :mod:`.forkserver` comes before them."""
+"""Imports of runs in one process, preceded by :mod:`.forkserver` and, if FedML is installed, by ``HOSTED``."""
 
 
 def run_all(
@@ -62,7 +64,7 @@ def run_all(
 ) -> list[str]:
     """Finish all runs; return a line per failed run.
 
-    Other processes and machines may work in the same folder. Runs that they hold are checked again after all others.
+    Other processes and machines may work in the same folder. The runs that they have locked are checked again last.
 
     Args:
         planned: from :func:`.plan.plan`.
@@ -91,11 +93,11 @@ def run_all(
 
 
 def run_here(run: Planned, say: Say, host: str | None = None) -> None:
-    """Finish one run in this process, on the first visible GPU, and print its result or who else is running it.
+    """Finish one run in this process, on the first visible GPU; print its result, or which process already runs it.
 
     Raises:
         MistakesError: this machine lacks the data or the GPU.
-        LabelSkewError: the folder holds another run.
+        LabelSkewError: the folder contains another run.
         RunError: the run failed.
         KeyboardInterrupt: interrupted; a checkpoint is saved.
     """
@@ -112,7 +114,7 @@ def run_here(run: Planned, say: Say, host: str | None = None) -> None:
 
 
 def default_jobs(planned: Sequence[Planned]) -> int:
-    """One job per GPU in use, else as many as the cores allow; one if a run has several processes."""
+    """One job if a run has several processes; else one per GPU in use; without GPUs, as many as the cores allow."""
     if any(not run.recipe.comm.in_process for run in planned):
         return 1
     if gpus := _gpus(planned):
@@ -138,8 +140,8 @@ class RunProcess:
 class Crew:
     """Run processes, ``slots`` at a time within ``bound`` bytes.
 
-    A run's memory is estimated by the peak so far of runs on the same data and network (``peak_mb`` in their
-    ``timings.jsonl``). Until the first round of the first such run is over, no other one is started.
+    A run's memory is estimated by the highest peak so far of runs on the same data and network (``peak_mb`` in their
+    ``timings.jsonl``). Until the first such run has finished a round, no other run is started.
     """
 
     def __init__(
@@ -168,7 +170,7 @@ class Crew:
             self._remember(run)
 
     def work(self) -> list[str]:
-        """Run until all have ended, or the time after which they were to pause is over."""
+        """Run until all runs have ended, or until their time to pause has passed."""
         try:
             with interrupting():
                 _serve()
@@ -190,7 +192,7 @@ class Crew:
         return self.failed
 
     def _free(self) -> bool:
-        """Whether the first waiting run is free; runs held by other processes move behind the others."""
+        """Whether the first waiting run is available; runs locked by other processes move to the end."""
         elsewhere = {}
         while self.waiting and self.waiting[0].name not in elsewhere:
             run = self.waiting[0]
@@ -300,7 +302,7 @@ def _tidy(file: Path) -> None:
 
 
 def last_words(file: Path) -> str:
-    """The error message of a failed run, or a traceback's last line and the log's path; empty if it has neither."""
+    """A failed run's error message, or a traceback's last line and the log's path; empty if the log has neither."""
     with contextlib.suppress(OSError):
         lines = [line for line in read_text(file, "replace").splitlines() if line.strip()]
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
@@ -320,7 +322,7 @@ def _work(
     host: str | None = None,
     pause: Pause | None = None,
 ) -> None:
-    """Complete one run in a process of its own; its output goes to ``file``, unless the disk is full."""
+    """Complete one run in its own process; output goes to ``file``, unless the disk is full."""
     os.setsid()  # Ctrl-C reaches only the sweep, which terminates this process
     signal.signal(signal.SIGINT, signal.default_int_handler)  # inherited by the run's own processes; see .forkserver
     try:

@@ -1,6 +1,7 @@
-"""First import of the process that forks a sweep's runs: Ctrl-C ends it silently while it imports the rest.
+"""First import of the process that forks a sweep's runs: Ctrl-C then ends this process silently during imports.
 
-The sweep starts it with Ctrl-C blocked, since Python would print a traceback. Elsewhere this module changes nothing.
+The sweep starts the process with Ctrl-C blocked, because Python would print a traceback. In other processes, this
+module changes nothing.
 """
 
 import signal

@@ -1,6 +1,7 @@
 """Sweeps from Python: run ``labelskew sweep`` in its own process, then return its runs and a table.
 
-In the caller's process, a sweep would import the caller's script again for each run, and need its signal handlers.
+In the caller's process, each run would import the caller's script again, and the sweep would need the process's
+signal handlers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 MARK = "# written by fl.sweep, which overwrites it"
-"""First line of its files; files without it are the user's own."""
+"""First line of the files that ``fl.sweep`` writes; files without this line belong to the user."""
 
 
 class Sweep(NamedTuple):
@@ -39,9 +40,9 @@ class Sweep(NamedTuple):
 
     Args:
         runs: those that have begun, in the sweep's order.
-        table: a row per run, indexed by its name: ``state`` as in ``labelskew status``, ``rounds``, ``accuracy`` of the
-            last test and ``best``, both between 0 and 1, ``why`` (the reason, if it failed), and each ``section.key``
-            in which the runs differ.
+        table: a row per run, indexed by the run's name. Columns: ``state`` as in ``labelskew status``; ``rounds``;
+            ``accuracy`` of the last test and ``best``, both between 0 and 1; ``why`` (the reason, if the run failed);
+            and each ``section.key`` in which the runs differ.
     """
 
     runs: list[Run]
@@ -69,7 +70,7 @@ def sweep(
         base: without ``sweep``: a recipe's name, path or sections.
         grid: without ``sweep``: the axes, as in the file; or the values of each ``section.key``.
         out: folder of all runs, instead of the file's.
-        only: names of values; an axis that has some of them is restricted to these.
+        only: names of values; an axis that contains any of these names runs only these values.
         jobs: runs at a time; default: as many as cores and GPUs allow.
         memory: GB (10^9 bytes) for all runs together; default: 80 % of the free memory.
         host: ``none``: without FedML.

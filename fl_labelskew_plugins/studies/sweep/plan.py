@@ -39,7 +39,6 @@ MAX_NAME = 150
 LOGS = "_logs"
 """Folder of the runs' logs; no run's name starts with ``_``."""
 MAX_COMBINATIONS = 10_000
-"""Maximum number of combinations."""
 
 
 class SweepFile(Params):
@@ -55,7 +54,7 @@ class SweepFile(Params):
 
 
 class AxisValue(NamedTuple):
-    """One value of an axis: its part of a run's name, its ``section.key=value`` overrides, and if the user named it."""
+    """A value of an axis: its part of a run's name, ``section.key=value`` overrides, and whether the user named it."""
 
     label: str
     settings: tuple[str, ...]
@@ -67,13 +66,13 @@ class Planned:
     """One combination.
 
     Args:
-        name: its folder's.
+        name: the name of its folder.
         base: the recipe's file.
         settings: ``section.key=value`` each, applied to the base.
-        gpus: the run gets one of them; none on the CPU.
-        log: the file of the run's output, if it has any.
+        gpus: GPU numbers, of which the run gets one; empty on the CPU.
+        log: the file of the run's output, if there is any.
         number: from 0, in the file's order.
-        names: a report's names for its setting and its label, if the file has some.
+        names: names of the run's setting and label in a report, if the sweep's file contains any.
     """
 
     name: str
@@ -95,13 +94,13 @@ def plan(
     *,
     elsewhere: bool = False,
 ) -> list[Planned]:
-    """List all combinations of a sweep's file, checked, including their data.
+    """List and check all combinations of a sweep's file, including their data.
 
     Args:
         path: the file.
         overrides: ``section.key=value``, for all runs.
         out: folder of all runs, instead of the file's.
-        only: names of values; an axis that has some of them is restricted to these.
+        only: names of values; an axis that contains any of these names runs only these values.
         elsewhere: whether the runs are for other machines; data and GPUs are then not checked.
 
     Raises:
@@ -163,12 +162,12 @@ def plan(
 
 
 def write_names(planned: Sequence[Planned]) -> None:
-    """Make the folder of all runs, and save a report's names for these runs in it.
+    """Make the folder of all runs, and save in it the names that a report uses for these runs.
 
     The names of other sweeps in the folder are kept.
 
     Raises:
-        LabelSkewError: it cannot be written.
+        LabelSkewError: the folder cannot be written.
     """
     folder = planned[0].folder.path.parent
     known = finished.sweep_names(folder)
@@ -185,10 +184,10 @@ def write_names(planned: Sequence[Planned]) -> None:
 
 
 def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
-    """Name to ``done``, ``begun`` or None (not started); see :func:`fl_labelskew_plugins.studies.reproduce.held`.
+    """Map names to ``done``, ``begun`` or None (not started); see :func:`fl_labelskew_plugins.studies.reproduce.held`.
 
     Raises:
-        MistakesError: folders hold other runs.
+        MistakesError: folders contain other runs.
     """
     states: dict[str, str | None] = {}
     wrong: dict[str, list[str]] = {}
@@ -204,7 +203,7 @@ def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
 
 
 def _twins(path: Path, planned: Sequence[Planned]) -> list[str]:
-    """Report combinations with the same settings, data and seed, which a report would count once."""
+    """Find combinations with the same settings, data and seed: a report would count them as one."""
     runs = [report.FinishedRun(run.name, run.recipe.resolved(), (), data=_place(run.recipe)) for run in planned]
     counted = [run for group in report.grouped(runs) for run in group]
     known = {run.name for run in counted}
@@ -320,7 +319,7 @@ def _skip(place: str, labels: Sequence[str], axes: Sequence[Sequence[str]], wron
 
 
 def _left_open(recipe: Recipe) -> tuple[str, ...]:
-    """Settings of a sweep's run that its recipe leaves open: one thread, and GPU 0, the only one visible to it."""
+    """Settings that a sweep adds to a run: one thread, unless the recipe sets it, and GPU 0, its only visible GPU."""
     if not recipe.comm.in_process:
         return ()
     threads = ("device_args.threads=1",) if recipe.device.threads is None else ()
@@ -332,7 +331,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def of_experiments(experiments: Sequence[Experiment], seeds: int) -> list[Planned]:
-    """The runs of ``labelskew reproduce`` as those of a sweep; their recipes are unchanged, including GPUs."""
+    """The runs of ``labelskew reproduce``, as runs of a sweep; their recipes are unchanged, including the GPUs."""
     planned = []
     for number, (experiment, seed) in enumerate(itertools.product(experiments, range(seeds))):
         folder, settings = experiment.folder(seed), experiment.settings(seed)

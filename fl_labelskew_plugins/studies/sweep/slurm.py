@@ -1,10 +1,10 @@
 """Run a sweep as an array job of Slurm: a task for each unfinished run.
 
-A task that reaches its time limit saves a checkpoint, is requeued, and resumes. Slurm itself requeues tasks that are
-preempted or whose node fails.
+A task that reaches its time limit saves a checkpoint, is requeued, and resumes. Slurm itself requeues tasks after
+preemption or a node failure.
 
-``submitit`` would not be shorter: it submits pickled functions, not a command, requeues a task three times with its own
-pickle instead of our checkpoint, and cannot show the script beforehand.
+``submitit`` would not be shorter. It submits pickled functions, not a command, and cannot show the script beforehand.
+It requeues a task three times, with its own pickle instead of our checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.studies.sweep.plan import LOGS, Planned
 
 NOTICE = 60
-"""Seconds before its time limit at which a task is signalled; Slurm may be a minute early."""
+"""A task is signalled this many seconds before its time limit; Slurm may be a minute early."""
 RESTARTS = 30
 """Maximum number of times a task is requeued; after that it ends with its checkpoint."""
 OPTION = re.compile(r"[a-z][a-z0-9-]*")

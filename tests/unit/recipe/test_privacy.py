@@ -131,14 +131,14 @@ def test_fewest_clients_of_a_sum():
         ),
         (
             ["train_args.proxy_aggregation=class"],
-            "not on train_args.proxy_aggregation class; use a method and an optim",
+            "not to train_args.proxy_aggregation class; use a method and an optim",
         ),
-        (["comm_args.send_measures=true"], "not on comm_args.send_measures true; use a method"),
+        (["comm_args.send_measures=true"], "not to comm_args.send_measures true; use a method"),
     ],
 )
 def test_noise_that_something_gets_around_is_refused(overrides, said):
     line = only_line(text_with(), "method_args.method=fedlc", *SUM, *overrides)
-    assert line.startswith("--set privacy_args.noise_multiplier: 2 is noise ")
+    assert line.startswith("--set privacy_args.noise_multiplier: 2 adds noise ")
     assert said in line
 
 
