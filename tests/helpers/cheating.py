@@ -322,6 +322,13 @@ def shows_its_vector():
 
 
 @cheat
+def prints_its_openings():
+    """An honest silo. The time that an opening takes would reveal its number of samples to who asks for it often."""
+    honest = sums.Sums.opened
+    sums.Sums.opened = lambda self, *args: (print("counts its samples", flush=True), honest(self, *args))[1]
+
+
+@cheat
 def claims_too_many_samples():
     """So that no other silo's change counts."""
     honest = sums.Sums.opened

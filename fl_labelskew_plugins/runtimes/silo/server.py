@@ -176,18 +176,19 @@ class Uploads(SiloExchange):
 
     def ask(self, client: int) -> None:
         """Ask a silo to train."""
-        meta = self.request(client)
-        self.server.send(Kind.TRAIN, client + 1, round=self.server.members.round, meta=meta, tensors=self._news)
-
-    def request(self, client: int) -> dict[str, Any]:
-        """Return a request to train, without its tensors."""
-        states = self.rounds.record.states
-        return {
-            "times_selected": states.times_selected(client) + 1,
-            "state_round": states.committed.get(client, -1),
-            "kept_rounds": states.kept(client),
-            "personalised": self.personalised,
-        }
+        states, round = self.rounds.record.states, self.server.members.round
+        self.server.send(
+            Kind.TRAIN,
+            client + 1,
+            round=round,
+            meta={
+                "times_selected": states.times_selected(client) + 1,
+                "state_round": states.committed.get(client, -1),
+                "kept_rounds": states.kept(client),
+                "personalised": self.personalised,
+            },
+            tensors=self._news,
+        )
 
     def begin(self) -> None:
         """Prepare to compare uploads with those of earlier rounds."""

@@ -173,8 +173,7 @@ class SummedUploads(Uploads):
         members.begin(round)
         self._ready = {}
         self._news = plain(joined(model=server.weights, shared=server.shared))
-        common = common_request(self.request(clients[0]), noisy=made.noise is not None)
-        about = common_question(server.federation, round, self._news, **common)
+        about = common_question(server.federation, round, self._news, personalised=self.personalised)
 
         def ready(without: Collection[int]) -> list[int]:
             waited, least = [k for k in clients if k not in without], min(members.quorum, len(clients))
@@ -294,6 +293,9 @@ class SummedAnswers(Answers):
         if warning := comparable(recipe):
             silo.show.note(warning, log.WARNING)
         self._account, self._question = Account(silo.folder), ""
+        self._data = ""
+        self._opening: Vector | None = None
+        """With :attr:`_data`, the data's fingerprint, computed once: the time would reveal the number of samples."""
         self._tested: tuple[int, Vector, str] | None = None
         self._spare_state: State | None = None
         self._sums = SiloSums(
@@ -332,7 +334,8 @@ class SummedAnswers(Answers):
         """Check and record the number of all samples; the server asks for the opening sum itself."""
         silo, run = self.silo, self.silo.run_name
         comm, before = silo.recipe.comm, self._account.question_of(run, OPENING)
-        answers = f"{silo.about.hex()} {fingerprint(silo.data.data)} {comm.send_contributions} {comm.send_measures}"
+        self._data = self._data or fingerprint(silo.data.data)
+        answers = f"{silo.about.hex()} {self._data} {comm.send_contributions} {comm.send_measures}"
         tests, digest = session.reported_tests(silo.client), hashlib.blake2b(answers.encode(), digest_size=16)
         opening = f"{tests} {digest.hexdigest()}"
         if before not in ("", opening):  # the difference of two sums would be this silo's
@@ -351,9 +354,9 @@ class SummedAnswers(Answers):
             raise shareable(RunError("the server asks for training before the samples of all silos are summed"))
         if self._noise and (silo.upload is None or silo.upload[0] != round):
             self._answers_at = time.monotonic() + silo.recipe.comm.answers_after
-        common = common_request(meta, noisy=self._noise)
+        common = {"personalised": meta["personalised"] is True}
         self._question = common_question(session.federation, round, message.tensors, **common)
-        before, times = meta["state_round"], meta["times_selected"]
+        before, times = meta["state_round"], meta["times_selected"]  # these differ between silos with noise
         try:
             if not self._noise:
                 self._account.check_state(silo.run_name, round, before, times)
@@ -478,7 +481,9 @@ class SummedAnswers(Answers):
         assert session is not None
         assert session.sums is not None
         if round == OPENING:
-            return session.sums.opening, arrived(self.silo.opening(session)[VECTOR]), ""
+            if self._opening is None:
+                self._opening = arrived(self.silo.opening(session)[VECTOR])
+            return session.sums.opening, self._opening, ""
         if round < OPENING:
             if self._tested is None or self._tested[0] != round or session.sums.right is None:
                 return None
@@ -534,16 +539,7 @@ def comparable(recipe: Recipe) -> str:
     return "" if recipe.privacy.noise_multiplier is not None else f"{what}; {MULTIPLIER} adds noise to the sums"
 
 
-def common_request(meta: Mapping[str, Any], *, noisy: bool) -> dict[str, Any]:
-    """Return the part of a request to train that must be equal for all silos, besides its tensors.
-
-    Without noise all silos are in all sums. If the server could let one of them continue from another private state,
-    which it can by withholding the end of a sum, then a later sum would differ only in this silo's answer.
-    """
-    return {key: meta[key] for key in ("personalised", *(() if noisy else ("state_round", "times_selected")))}
-
-
-def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor], **meta: Any) -> str:
+def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor], **meta: bool) -> str:
     """Return the digest of the part of a round's request that is equal for all silos."""
     return question(replace(federation, rounds=0), round, meta, tensors, {})  # a run may be resumed with more rounds
 

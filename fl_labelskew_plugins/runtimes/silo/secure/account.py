@@ -112,10 +112,12 @@ class Account:
         return vector
 
     def check_state(self, run: str, round: int, before: int, times: int) -> None:
-        """Raise SecureError unless the server continues from this silo's last state, in ascending rounds.
+        """Raise SecureError unless the server continues from this silo's last state, and has opened the last sum.
 
-        Without noise, all silos open each sum. If the server could choose the state of one silo, the sum of another
-        round would differ only in this silo's answer, or contain only its change.
+        Without noise, all silos open each sum. If the server could let one silo continue from another state than the
+        rest, the sum of another round would differ only in this silo's answer, or contain only its change. All states
+        are of the same round because a silo does not train again before it has helped to open its last sum. Otherwise
+        the server could withhold the end of a sum from some silos, or test samples without opening a sum.
 
         Args:
             run: the run's name.
@@ -130,6 +132,9 @@ class Account:
             latest = f"round {last + 1}"
             what = f"the server asks for a round before {latest}, but has already asked this silo for {latest}"
             raise SecureError(f"round {round + 1}: {what}", self.file)
+        if round > last and last not in opened and last >= 0:
+            what = f"the server asks for round {round + 1} before the sum of round {last + 1} was opened"
+            raise SecureError(what, self.file)
         opened.discard(round)
         if (before, times) != (last := max(opened, default=-1), len(opened) + 1):
             what = f"the server continues from round {before + 1} and has selected this silo {times} times"

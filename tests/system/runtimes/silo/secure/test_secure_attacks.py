@@ -1,7 +1,10 @@
 """Servers and silos that cheat: each attempt ends in one line that names what was wrong, and opens no single upload."""
 
+import contextlib
 import os
 from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -474,14 +477,51 @@ def test_a_server_that_names_another_state(hospitals):
         ours.ask(RUN, round, "question")
         ours.open(attempt(round), [1, 2, 3])
     ours.check_state(RUN, 1, 0, 2)  # the server has lost the sum
+    for before, times in ((-1, 3), (0, 3), (2, 3), (1, 2), (1, 4), (2, 4)):
+        line = f"round 3: the server continues from round {before + 1} and has selected this silo {times} times"
+        with pytest.raises(SecureError, match=line):
+            ours.check_state(RUN, 2, before, times)
     ours.ask(RUN, 2, "question")
     ours.check_state(RUN, 2, 1, 3)
-    for before, times in ((-1, 3), (0, 3), (2, 3), (1, 2), (1, 4), (2, 4)):
-        line = f"round 4: the server continues from round {before + 1} and has selected this silo {times} times"
-        with pytest.raises(SecureError, match=line):
-            ours.check_state(RUN, 3, before, times)
+    with pytest.raises(SecureError, match="the server asks for round 4 before the sum of round 3 was opened"):
+        ours.check_state(RUN, 3, 1, 3)
     with pytest.raises(SecureError, match="round 2: the server asks for a round before round 3, but has already"):
         ours.check_state(RUN, 1, 0, 2)
+
+
+def test_no_order_of_requests_gives_a_sum_over_different_states(hospitals, monkeypatch):
+    """A server that acts at random: it asks, opens, withholds and restarts; a state is named by all that led to it."""
+    monkeypatch.setattr(account, "write_text", lambda path, text, **_: path.write_text(text))  # quick
+    random, sums, wards = Random(0), 0, hospitals(3)
+    for run in map(str, range(100)):
+        silos = [SimpleNamespace(book=account.Account(ward.folder), states={-1: ()}) for ward in wards]
+        for silo in silos:
+            silo.book.file.unlink(missing_ok=True)
+            silo.upload = silo.summed = None
+        for _ in range(60):
+            act, some = random.random(), silos if random.random() < 0.6 else [random.choice(silos)]
+            if act < 0.4:
+                round, model = random.randrange(6), random.randrange(2)
+                opened = {*random.choice(silos).book._read().runs.get(run, {})} - {round}
+                before, times = max(opened, default=-1), len(opened) + 1  # as one of them expects
+                for silo in some:
+                    with contextlib.suppress(SecureError):
+                        silo.book.check_state(run, round, before, times)
+                        silo.book.ask(run, round, f"{model} {before} {times}")
+                        silo.states[round] = round, model, silo.states[before]
+                        silo.upload = round, model
+            elif act < 0.7 and silos[0].upload and len({silo.upload for silo in silos}) == 1:
+                round, _ = silos[0].upload
+                assert len({silo.states[round] for silo in silos}) == 1
+                sums += 1
+                for silo in silos:
+                    silo.summed = round
+            else:
+                for silo in some:
+                    if silo.summed is not None and act < 0.95:
+                        silo.book.open(replace(attempt(silo.summed), run=run), [1, 2, 3])
+                    silo.summed = None
+    assert sums > 50
 
 
 def test_a_server_that_changes_the_number_of_all_samples(hospitals):

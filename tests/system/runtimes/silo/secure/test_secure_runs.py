@@ -67,8 +67,9 @@ def killed(*processes):
 @pytest.mark.parametrize("overrides", METHODS.values(), ids=METHODS)
 def test_the_same_bits_as_in_one_process(secure, sp_weights, overrides):
     federation = secure(*overrides)
-    processes = [federation.server(), *federation.silos()]
+    processes = [federation.server(), *federation.silos(1, 2), federation.silo(3, cheat="prints_its_openings")]
     finished(*processes)
+    assert processes[3].text.count("counts its samples") == 1
     warning = "ca.key: the authority's key; its readers can create certificates of other silos; move it to"
     assert all(warning in process.text for process in processes)
     same(federation.weights(), sp_weights(SECURE, *overrides))
@@ -279,8 +280,8 @@ SERVERS = {
     "asks_for_both_kinds_of_share": "silo 1 has not signed that the sum is over silos 1, 2, 3",
     "shows_one_silo_another_model": "the keys of silo 4 are not signed with its certificate's key for this attempt",
     "continues_from_another_state": "from round 0 and has selected this silo 2 times; this silo has recorded 1 sums",
-    "continues_from_a_sum_that_was_not_opened": "the server continues from round 2 and has selected this silo 2 times",
-    "withholds_the_end_of_a_sum": "the keys of silo 4 are not signed with its certificate's key for this attempt",
+    "continues_from_a_sum_that_was_not_opened": "the server asks for round 3 before the sum of round 2 was opened",
+    "withholds_the_end_of_a_sum": "the server asks for round 3 before the sum of round 2 was opened",
 }
 
 
