@@ -279,7 +279,7 @@ SERVERS = {
     "drops_a_silo_after_the_masks": "the server reports a sum over silos 1, 2, 3; expected: silo 4 and others among",
     "asks_for_both_kinds_of_share": "silo 1 has not signed that the sum is over silos 1, 2, 3",
     "shows_one_silo_another_model": "the keys of silo 4 are not signed with its certificate's key for this attempt",
-    "continues_from_another_state": "from round 0 and has selected this silo 2 times; this silo has recorded 1 sums",
+    "continues_from_another_state": "the server continues from round 0 and has selected this silo 2 times; this silo has",
     "continues_from_a_sum_that_was_not_opened": "the server asks for round 3 before the sum of round 2 was opened",
     "withholds_the_end_of_a_sum": "the server asks for round 3 before the sum of round 2 was opened",
 }
