@@ -241,6 +241,9 @@ def check_result(
     named = {name: old.get(name.removeprefix(f"{OPTIMIZER}/")) for name in needed}
     dtypes = {n: (torch.float32, torch.float64) if like is None else (like.dtype,) for n, like in named.items()}
     check_extra(extra, shapes, where=where, dtypes=dtypes)
+    for name, value in extra.items():
+        if method.sends.get(name) == "counts" and bool((value < 0).any()):
+            raise RunError(f"{where}: {name} has negative counts")
     if missing := sorted(set(needed) - extra.keys()):
         raise RunError(f"{where} lacks {missing[0]}, which the server's optimiser needs from all clients")
 

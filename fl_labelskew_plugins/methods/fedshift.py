@@ -197,8 +197,9 @@ class KnownPrior(Method):
         return {"smoothed": smoothed_counts(counts, smoothing=self.smoothing_of(counts))}
 
     def open(self, total: Total) -> dict[str, Tensor]:
-        """The global prior."""
-        return {"prior": global_prior(total.tensors["smoothed"].clamp(min=0))}
+        """The global prior. With a negative sum, which noise may cause, a class counts as one sample."""
+        smoothed = total.tensors["smoothed"]
+        return {"prior": global_prior(smoothed.where(smoothed >= 0, 1.0))}
 
     def report(self, federation: Federation) -> dict[str, Any]:
         """Privacy bound of the revealed counts."""

@@ -229,10 +229,13 @@ def _needed(section: str, args: HostArgs, switch: str, chooser: str) -> Iterator
 
 
 def fewest_summed(recipe: Sections) -> int:
-    """Minimum number of clients in a round's sum: all; with noise, ``secure_threshold`` (default: over two thirds)."""
+    """Minimum number of clients in a round's sum: all; with noise, ``secure_threshold`` (default: over two thirds).
+
+    It is at least ``min_clients``: once silos have sent masked vectors, only this number limits the sum.
+    """
     clients = recipe.train.clients_per_round
     default = clients if recipe.privacy.noise_multiplier is None else min(clients, to_the_end(clients))
-    return recipe.comm.secure_threshold or default
+    return max(recipe.comm.secure_threshold or default, recipe.comm.min_clients or 0)
 
 
 def fewest_opened(recipe: Sections) -> int:
@@ -242,10 +245,10 @@ def fewest_opened(recipe: Sections) -> int:
 
 
 def quorum(recipe: Sections) -> int:
-    """Minimum number of uploads per round; with secure aggregation across silos, at least that of a sum."""
-    uploads = recipe.comm.quorum(recipe.train.clients_per_round)
-    summed = recipe.common.across_silos and recipe.comm.secure_aggregation
-    return max(uploads, fewest_summed(recipe)) if summed else uploads
+    """Minimum number of uploads per round; with secure aggregation across silos, that of a sum."""
+    if recipe.common.across_silos and recipe.comm.secure_aggregation:
+        return fewest_summed(recipe)
+    return recipe.comm.quorum(recipe.train.clients_per_round)
 
 
 def sum_conflicts(recipe: Sections, method: Method) -> Iterator[Conflict]:

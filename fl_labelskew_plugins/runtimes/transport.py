@@ -27,6 +27,8 @@ from fl_labelskew_plugins.tensors import group, joined
 
 SERVER = 0
 NOT_FINITE = ("nan", "inf", "-inf")
+LARGEST = 1e30
+"""Largest loss term; larger ones become not a number, because pictures cannot scale them."""
 
 
 class Kind(IntEnum):
@@ -249,7 +251,7 @@ def _loss_terms(value: Any) -> dict[str, float]:
         raise RunError("loss terms that are not a mapping of names to numbers")
     if not all(map(TERM.fullmatch, value)):
         raise RunError("loss terms with a name that is not 1 to 40 letters, digits or ._+-")
-    return {name: float(term) for name, term in value.items()}
+    return {name: float(term) if abs(float(term)) <= LARGEST else math.nan for name, term in value.items()}
 
 
 def _measure(value: Any) -> bool:

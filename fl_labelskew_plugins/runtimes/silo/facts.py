@@ -276,7 +276,8 @@ def agreed(recipe: Recipe) -> dict[str, dict[str, Any]]:
     if recipe.privacy.noise_multiplier is not None:
         sections["privacy_args"] = {key: resolved["privacy_args"][key] for key in ("noise_multiplier", "clip")}
     if recipe.sums_alone:
-        sections["comm_args"] = {k: v for k, v in resolved["comm_args"].items() if k.startswith("secure_")}
+        comm = resolved["comm_args"].items()
+        sections["comm_args"] = {k: v for k, v in comm if k.startswith("secure_") or k == "min_clients"}
     return {name: {key: _exact(value) for key, value in keys.items()} for name, keys in sections.items()}
 
 
@@ -438,6 +439,9 @@ class Census:
         if facts.samples > (most := self._recipe.comm.max_samples):
             what = f"it reports {facts.samples} training samples; at most {most} are allowed"
             raise RunError(f"{what} (comm_args.max_samples of the server)")
+        known = self._facts.get(client)
+        if known is not None and known.counts != facts.counts:
+            raise RunError("its class counts have changed; begin a new run")
         if self.samples is None and self.sizes[client] and self.sizes[client] != facts.samples:
             raise RunError(f"it had {self.sizes[client]} training samples when the run began, now {facts.samples}")
 

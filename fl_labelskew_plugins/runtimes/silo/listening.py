@@ -67,7 +67,7 @@ class _Connection:
         if self.certificate:
             self.known["fingerprint"] = keys.fingerprint(self.certificate)
         self.outbox = streams.Outbox(audit, lambda: {"rank": self.rank, **self.known})
-        self.greeted = self.closed = self.gone = False
+        self.greeted = self.closed = self.gone = self.receiving = False
         self.peer = ""
         """Its address for :class:`.Door`, once its certificate is known to be one of the federation's."""
 
@@ -122,6 +122,8 @@ class ServerTransport(Transport):
         self._connections: dict[_Connection, None] = {}  # oldest first
         self._slots = {rank: threading.Semaphore(UNREAD) for rank in range(1, silos + 1)}
         self._decoding = {rank: threading.Lock() for rank in self._slots}
+        self._receiving = {rank: threading.Lock() for rank in self._slots}
+        """Held while a message of a silo arrives: its space is reserved before its bytes have come."""
         self._present: dict[int, _Connection] = {}
         self._open: dict[int, _Connection] = {}
         self._shown: dict[int, bytes] = {}
@@ -240,10 +242,18 @@ class ServerTransport(Transport):
         finally:
             timer.cancel()
             connection.outbox.close(flush=False)
+            self._received(connection)  # only now is the buffer of an incomplete message free
+
+    def _received(self, connection: _Connection) -> None:
+        """Allow the next message of this silo to arrive."""
+        if connection.receiving:
+            connection.receiving = False
+            self._receiving[connection.rank].release()
 
     def _read(self, connection: _Connection, requests: streams.Hashing, timer: threading.Timer) -> bool:
         admit, decode = partial(self._admit, connection), partial(self._decoded, connection)
         got = streams.received(requests, admit, self._spool, decode)
+        self._received(connection)
         if got is None:
             return False
         arrived, facts = got
@@ -290,6 +300,10 @@ class ServerTransport(Transport):
         if header.receiver != 0:
             raise WireError(f"a message to {header.receiver}, not to the server")
         streams.bound(header, self.limits)
+        while connection.greeted and not connection.receiving:  # one message per silo, over all its connections
+            if connection.closed or connection.gone:
+                raise streams.CutShortError("closed meanwhile")
+            connection.receiving = self._receiving[rank].acquire(timeout=LOOK_S)
 
     def _greet(self, connection: _Connection, rank: int) -> None:
         """Accept a HELLO; call with the lock held."""

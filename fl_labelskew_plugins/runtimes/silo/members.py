@@ -21,7 +21,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import read_text, write_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import parse as recipes
-from fl_labelskew_plugins.recipe.conflicts import fewest_opened, fewest_summed, quorum
+from fl_labelskew_plugins.recipe.conflicts import fewest_opened, quorum
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
@@ -133,8 +133,8 @@ class Members:
     ) -> None:
         self.comm, self.warn, self.go_on = recipe.comm, warn, go_on
         self.quorum, self.fewest_opened = quorum(recipe), fewest_opened(recipe)
-        summed = recipe.sums_alone and self.quorum == fewest_summed(recipe)
-        self.needs = f"comm_args.{'secure_threshold' if summed else 'min_clients'}"
+        threshold = recipe.sums_alone and self.quorum != self.comm.min_clients
+        self.needs = f"comm_args.{'secure_threshold' if threshold else 'min_clients'}"
         """The recipe's key with the number of silos that a round needs."""
         self.clock = ListeningClock(transport, self.tell)
         self._seed, self._excluded, self._recount = recipe.common.random_seed, excluded, recount
@@ -179,6 +179,11 @@ class Members:
         self._left_at.pop(client, None)
         self.away.discard(client)
         self.turned.pop(client, None)
+
+    def heard(self, client: int) -> None:
+        """Note a message: a connected silo that was skipped takes part again."""
+        if client in self.present:
+            self.away.discard(client)
 
     def left(self, client: int) -> None:
         """Note that a silo has lost its connection; it may reconnect."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from statistics import median, median_low
+from statistics import median, median_high
 
 import torch
 from torch import Tensor
@@ -70,9 +70,9 @@ class Judge:
     """Decides which uploads of a round are accepted, independently of their order.
 
     Each norm of an upload may be at most ``ratio`` times the median of its silo's last :data:`ROUNDS` accepted norms,
-    or of the other silos' norms in this round. The latter is the lower median, so that one of two silos cannot raise
-    it; without other uploads, it is that of their last accepted norms. Norms of 0 are not compared. Without anything to
-    compare with, an upload is accepted.
+    or of the other silos' norms in this round. The latter is the upper median, so that a minority of silos with tiny
+    updates cannot lower it; without other uploads, it is that of their last accepted norms. Norms of 0 are not
+    compared. Without anything to compare with, an upload is accepted.
 
     Args:
         ratio: ``comm_args.max_update_ratio``; None accepts all.
@@ -104,8 +104,8 @@ class Judge:
         """Reason to refuse an upload, once all uploads have been added; empty if it is accepted."""
         for name, norm in self._now[client].items():
             before, others = self._before(client, name), self._others(client, name)
-            if norm and (before or others) and norm > max(self._most(before, median), self._most(others, median_low)):
-                medians = [f"{median_low(others):.3g} for the others"] if others else []
+            if norm and (before or others) and norm > max(self._most(before, median), self._most(others, median_high)):
+                medians = [f"{median_high(others):.3g} for the others"] if others else []
                 medians += [f"{median(before):.3g} for its own past"] if before else []
                 return f"the norm of its {name} is {norm:.3g}; the median is {' and '.join(medians)}"
         self._accept(client)

@@ -130,7 +130,7 @@ class Opening(SiloExchange):
             self._poll.settled.add(client)
             self.server.turn_away(client, str(error))
             return
-        self.server.members.away.discard(client)
+        self.server.members.heard(client)
         self._sent[client] = Contribution(client, message.tensors)
 
     def _share(self) -> None:
@@ -250,7 +250,7 @@ class Uploads(SiloExchange):
 
     def _received(self, message: Message) -> None:
         client = message.sender - 1
-        self.server.members.away.discard(client)
+        self.server.members.heard(client)
         verdict = LATE if self.server.rounds is None else self.take(client, message)
         if verdict is not None:
             self.server.send(Kind.VERDICT, client + 1, round=message.round, meta=verdict)
@@ -326,7 +326,7 @@ class ClientTests(SiloExchange):
 
     def _take(self, message: Message) -> None:
         client, members = message.sender - 1, self.server.members
-        members.away.discard(client)
+        members.heard(client)
         if message.round == members.round and self._poll.awaits(client):
             try:
                 self._poll.answers[client] = measures(message.meta)

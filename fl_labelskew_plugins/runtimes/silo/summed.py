@@ -224,7 +224,7 @@ class SummedUploads(Uploads):
         return None
 
     def _take_step(self, message: Message) -> None:
-        self.server.members.away.discard(message.sender - 1)
+        self.server.members.heard(message.sender - 1)
         self._sums.take(message)
 
 
@@ -308,7 +308,6 @@ class SummedAnswers(Answers):
             partial(silo.show.note, level=log.WARNING),
             silo.transport.audit,
             sizes=sizes(recipe),
-            least=0 if policy is None else policy.min_clients or 0,
         )
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:

@@ -37,7 +37,6 @@ class SiloSums:
         vector: returns the ring of a round's sum, this silo's vector, and the digest of the request, or None.
         send: sends a message.
         warn: prints why this silo skips an attempt.
-        least: silos that a sum needs by this silo's policy.
         sizes: returns the numbers of silos for a round's sum.
         noisy: adds noise to a vector before it is masked; None: no noise.
     """
@@ -55,11 +54,10 @@ class SiloSums:
         audit: Audit,
         *,
         sizes: Callable[[int], Sizes],
-        least: int,
     ) -> None:
         self._rank, self._identity, self._authority, self._account = rank, identity, authority, account
         self._vector, self._noisy, self._send, self._warn, self._audit = vector, noisy, send, warn, audit
-        self._sizes, self._least = sizes, least
+        self._sizes = sizes
         self._round: SiloRound | None = None
         self._answered: tuple[Any, ...] = ()
         self._answer: dict[str, Any] = {}
@@ -116,7 +114,6 @@ class SiloSums:
                 self._identity,
                 self._authority,
                 self._account,
-                least=self._least,
                 noisy=self._noisy,
             )
             return wire.tensors({self._rank: self._round.advertise()})

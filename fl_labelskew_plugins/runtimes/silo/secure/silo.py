@@ -40,7 +40,6 @@ class SiloRound:
 
     Args:
         rank: of this silo, from 1.
-        least: silos that a sum needs by this silo's own policy.
         noisy: adds noise to the vector of a round, after all checks of the step.
     """
 
@@ -52,12 +51,11 @@ class SiloRound:
         authority: Authority,
         account: Account,
         *,
-        least: int = 0,
         noisy: Callable[[SiloRound, Vector], Vector] | None = None,
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.attempt, self.rank = attempt, rank
-        self._identity, self._authority, self._account, self._least = identity, authority, account, least
+        self._identity, self._authority, self._account = identity, authority, account
         self._noisy = None if attempt.round <= OPENING else noisy
         self._random, self._seed, self._secret = random, masks.scalar(random), masks.scalar(random)
         self._share_secret = masks.scalar(random)
@@ -199,9 +197,8 @@ class SiloRound:
         self._done += 1
 
     def _enough(self, ranks: Collection[int], what: str) -> None:
-        needed = max(self._threshold, self._least)
-        if len(ranks) < needed:  # they may be lost, which is not a violation
-            why = f"{len(ranks)} silos {what}, but this silo requires at least {needed}"
+        if len(ranks) < self._threshold:  # they may be lost, which is not a violation
+            why = f"{len(ranks)} silos {what}, but this silo requires at least {self._threshold}"
             raise SitsOutError(f"{self.attempt.where}: {why}")
 
     def _sealed(self, pair: tuple[int, int], rank: int) -> bytes:

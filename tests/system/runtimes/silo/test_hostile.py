@@ -180,7 +180,7 @@ def test_where_too_few_are_left_the_server_ends_and_goes_on_without_the_silo(fed
 
 
 def test_prototypes_and_counts_out_of_all_proportion_are_refused_too(federation):
-    federation.overrides = ["method_args.method=fedmr", "train_args.comm_round=2"]
+    federation.overrides = ["method_args.method=fedmr", "train_args.comm_round=3"]
     server, silos = federation.server(), federation.silos(1, 2)
 
     def with_prototypes(value, count):
@@ -190,11 +190,12 @@ def test_prototypes_and_counts_out_of_all_proportion_are_refused_too(federation)
 
         return answer
 
-    FakeSilo(federation.address, [with_prototypes(3.4e38, 40), with_prototypes(1.0, 2**60)])
+    FakeSilo(federation.address, [with_prototypes(3.4e38, 40), with_prototypes(1.0, 2**60), with_prototypes(1.0, -1.0)])
     finished(server, *silos)
     assert "round 1: upload of silo 3 refused: the norm of its sums is " in server.text
     assert "round 2: upload of silo 3 refused: counts are of more than 1000000000 training samples" in server.text
-    assert left_out(federation) == [[2], [2]]
+    assert "upload of silo 3 refused: round 3: upload of client 2: counts has negative counts" in server.text
+    assert left_out(federation) == [[2], [2], [2]]
 
 
 def test_a_silo_with_most_of_the_weight_is_told_and_too_many_samples_are_turned_away(federation):

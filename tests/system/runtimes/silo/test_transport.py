@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -29,7 +30,7 @@ from fl_labelskew_plugins.runtimes.silo.connecting import FROM_SERVER, SiloTrans
 from fl_labelskew_plugins.runtimes.silo.keys import Files
 from fl_labelskew_plugins.runtimes.silo.listening import FROM_SILOS, UNREAD, DaemonThreads, ServerTransport
 from fl_labelskew_plugins.runtimes.silo.runtime import free_port
-from fl_labelskew_plugins.runtimes.silo.streams import METHOD, QUEUED, SERVICE, TAKEN, cut
+from fl_labelskew_plugins.runtimes.silo.streams import METHOD, QUEUED, SERVICE, TAKEN, CutShortError, cut
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind
 from fl_labelskew_plugins.runtimes.wire import Header
@@ -479,6 +480,25 @@ def test_a_message_that_is_broken_off_keeps_no_buffer(start):
             wait_until(lambda: spool.held == 0)
     finally:
         gc.enable()
+
+
+def test_space_is_reserved_for_one_message_of_a_silo_at_a_time(start):
+    """Space is reserved before the bytes of a message come, and a replaced stream ends seconds later."""
+    transport = start().transport
+    transport.limits[Kind.UPLOAD] = 2**24
+    header = Header(Kind.UPLOAD, 1, 0, 0, 2**24)
+    first, second = (SimpleNamespace(rank=1, greeted=True, closed=False, gone=False, receiving=False) for _ in range(2))
+    transport._admit(first, header)
+    other = threading.Thread(target=transport._admit, args=(second, header))
+    other.start()
+    time.sleep(0.5)
+    assert not second.receiving
+    transport._received(first)
+    other.join(10)
+    assert second.receiving
+    first.closed = True
+    with pytest.raises(CutShortError):
+        transport._admit(first, header)
 
 
 def test_who_says_nothing_is_sent_away(start, monkeypatch):

@@ -39,8 +39,10 @@ def test_an_upload_is_compared_with_the_others_and_with_its_own_past():
     }
 
 
-def test_one_of_two_others_cannot_pull_their_median_up():
-    assert judged(Judge(10, {}), 0, {0: 1.0, 1: 1e30, 2: 3e30}) == [0]
+def test_a_minority_with_tiny_updates_has_no_honest_silo_refused():
+    assert judged(Judge(10, {}), 0, {0: 1.0, 1: 1.1, 2: 1e-9}) == [0, 1, 2]
+    assert judged(Judge(10, {}), 0, {0: 1.0, 1: 1.1, 2: 1.2, 3: 1e-9, 4: 1e-9}) == [0, 1, 2, 3, 4]
+    assert judged(Judge(10, {}), 0, {0: 1.0, 1: 1.1, 2: 1.2, 3: 1e30, 4: 3e30}) == [0, 1, 2]
     assert judged(Judge(10, {}), 0, {0: 1.0, 1: 1e30}) == [0]
 
 
