@@ -81,7 +81,8 @@ class FD(Method):
     .. math::
         \mathcal{L} = \mathcal{L}_{ce} - \gamma \, \frac{1}{B} \sum_n \sum_c \sigma(\hat F_{y_n})_c \log \sigma(z_n)_c
 
-    A class that no other client holds has no teacher. ``gamma: 0`` is plain cross-entropy, and sends nothing.
+    A class that no other client holds has no teacher. With ``gamma: 0``, the loss is plain cross-entropy, and clients
+    send nothing.
     """
 
     class Params(params.Params):

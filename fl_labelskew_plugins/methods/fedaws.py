@@ -78,7 +78,7 @@ class FedAwS(Method):
 
     .. math:: \sum_c \sum_{c' \ne c} \max(0, \nu - d(w_c, w_{c'}))^2
 
-    ``rate: 0`` is FedAvg, bit for bit.
+    With ``rate: 0``, the result is bit-identical to FedAvg.
     """
 
     class Params(params.Params):

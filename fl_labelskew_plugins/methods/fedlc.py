@@ -88,7 +88,7 @@ class FedLC(Method):
 
     .. math:: \mathcal{L} = -\log \frac{\exp(z_y - \tau \, n_y^{-1/4})}{\sum_c \exp(z_c - \tau \, n_c^{-1/4})}
 
-    ``tau: 0`` is plain cross-entropy, bit for bit.
+    With ``tau: 0``, the loss is bit-identical to plain cross-entropy.
     """
 
     class Params(params.Params):

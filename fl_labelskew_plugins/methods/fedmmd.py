@@ -35,7 +35,7 @@ class FedMMD(Method):
         \mathcal{L} = \mathcal{L}_{ce} + \lambda \bigl(\bar K_{ss} + \bar K_{tt} - 2 \bar K_{st}\bigr), \quad
         K(x, y) = \sum_i \exp\bigl(-\lVert x - y \rVert^2 / b_i\bigr)
 
-    ``lam: 0`` is plain cross-entropy, bit for bit.
+    With ``lam: 0``, the loss is bit-identical to plain cross-entropy.
     """
 
     class Params(params.Params):

@@ -180,8 +180,8 @@ class FedMR(Method):
 
     .. math:: \mathcal{L} = \mathcal{L}_{ce} + \mu_1 \mathcal{L}_{intra} + \mu_2 \mathcal{L}_{inter}
 
-    ``mu1: 0`` with ``mu2: 0`` is plain cross-entropy, bit for bit. The inter-class loss starts in the second round,
-    with the first prototypes; clients send none if it is off (``mu2: 0`` or ``lite: 0``).
+    With ``mu1: 0`` and ``mu2: 0``, the loss is bit-identical to plain cross-entropy. The inter-class loss starts in the
+    second round, with the first prototypes. If it is off (``mu2: 0`` or ``lite: 0``), clients send no prototypes.
     """
 
     class Params(params.Params):

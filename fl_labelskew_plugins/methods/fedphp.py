@@ -16,8 +16,8 @@ from fl_labelskew_plugins.methods.map import InheritedPrivateModel, TransferPara
 class FedPHP(InheritedPrivateModel):
     r"""Personalisation with an inherited private model.
 
-    Equation numbers are MAP's. Distillation (equation 11), or the maximum mean discrepancy of features (equation 12),
-    from the private model ``p`` is added to cross-entropy (equation 13):
+    The equation numbers are MAP's. To cross-entropy, FedPHP adds a transfer from the private model ``p`` (equation 13):
+    distillation (equation 11), or the maximum mean discrepancy of features (equation 12):
 
     .. math::
         \mathcal{L}_{kd} =
@@ -30,7 +30,7 @@ class FedPHP(InheritedPrivateModel):
         \theta_p \leftarrow (1 - \mu_k) \, \theta + \mu_k \, \theta_p, \quad
         \mu_k = \min\bigl(\mu_0 \, z_k / (Q T), 1\bigr)
 
-    ``lam: 0`` is plain cross-entropy, bit for bit.
+    With ``lam: 0``, the loss is bit-identical to plain cross-entropy.
     """
 
     class Params(TransferParams):

@@ -75,14 +75,15 @@ def prototype_contrast(
 class FedProc(Method):
     r"""Prototypical contrast in local training, with global class prototypes.
 
-    Contrast comes first and classification last; ``g`` are the prototypes:
+    The loss begins with contrast and ends with classification; ``g`` are the prototypes:
 
     .. math::
         \mathcal{L} = \alpha \, \mathcal{L}_{con} + (1 - \alpha) \, \mathcal{L}_{ce}, \quad
         \alpha = \mu \, (1 - t / T), \quad
         \mathcal{L}_{con} = -\log \frac{\exp(\cos(h, g_y) / \tau)}{\sum_c \exp(\cos(h, g_c) / \tau)}
 
-    ``mu: 0`` is plain cross-entropy, bit for bit, and sends nothing. The first round has only cross-entropy.
+    With ``mu: 0``, the loss is bit-identical to plain cross-entropy, and clients send nothing. The first round has only
+    cross-entropy.
     """
 
     class Params(params.Params):

@@ -65,12 +65,13 @@ def balanced_logits(logits: Tensor, counts: Tensor, *, gamma: float = 1.0, missi
 class FedRoD(Method):
     r"""Balanced softmax for the upload, and a private head.
 
-    The generic predictor is trained with the balanced softmax and the personalised one, with the private head ``V``,
-    with plain cross-entropy:
+    The generic predictor is trained with the balanced softmax. The personalised predictor, which has the private
+    head ``V``, is trained with plain cross-entropy:
 
     .. math:: \mathcal{L} = \text{CE}(z + \gamma \ln n, y) + \lambda_p \, \text{CE}(z + V h, y)
 
-    ``gamma: 0`` with ``private: 0`` is plain cross-entropy, bit for bit; with any ``private`` the upload is.
+    With ``gamma: 0`` and ``private: 0``, the loss is bit-identical to plain cross-entropy. With ``gamma: 0`` and any
+    other ``private``, only the upload is bit-identical to that of plain cross-entropy.
     """
 
     class Params(params.Params):

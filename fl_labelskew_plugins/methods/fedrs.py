@@ -98,7 +98,8 @@ class FedRS(Method):
 
     .. math:: w_c \leftarrow w_c - \alpha \, \eta \sum_i p_{i,c} \, h_i
 
-    All uploads have the same weight (algorithm 1). ``alpha: 1`` is plain cross-entropy, bit for bit.
+    All uploads have the same weight (algorithm 1). With ``alpha: 1``, the loss is bit-identical to
+    plain cross-entropy.
     """
 
     class Params(params.Params):

@@ -228,7 +228,7 @@ class FedShift(KnownPrior):
     .. math:: w^{t+1} = w^t + \sum_{k \in M_t} \frac{N_k}{N} (w_k^{t+1} - w^t)
 
     In an opening exchange the server computes ``P`` from the sum of the smoothed class counts of all clients.
-    ``smoothing: 1.0e+30`` makes all shares equal and the loss plain cross-entropy, bit for bit.
+    With ``smoothing: 1.0e+30``, all shares are equal, and the loss is bit-identical to plain cross-entropy.
     """
 
     class Params(PriorParams):

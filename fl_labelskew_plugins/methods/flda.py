@@ -68,11 +68,11 @@ def mixed(general: Tensor, private: Tensor, score: Tensor, *, mixture: Mixture =
 class FLDA(Method):
     r"""A private model and a private gate in addition to the general model, which is uploaded and averaged.
 
-    The loss of their mixture trains the general model ``G``, the private model ``P`` and the gate ``a``:
+    The general model ``G``, the private model ``P`` and the gate ``a`` are trained with the loss of the mixture:
 
     .. math:: \hat y = a(x) \, \hat y_G(x) + (1 - a(x)) \, \hat y_P(x), \quad a(x) = \sigma(v^\top h + b)
 
-    ``general_share: 1`` is plain cross-entropy, bit for bit, without a private model.
+    With ``general_share: 1``, there is no private model, and the loss is bit-identical to plain cross-entropy.
     """
 
     class Params(params.Params):

@@ -149,8 +149,8 @@ class InheritedPrivateModel(Method):
 class MAP(InheritedPrivateModel):
     r"""Restricted softmax for the upload, then personalisation with the inherited private model.
 
-    Stage one is equation 8, the restricted softmax of FedRS. Stage two adds distillation (equation 11), or the maximum
-    mean discrepancy of features (equation 12), from the private model ``p`` to cross-entropy (equation 13):
+    Stage one is equation 8, the restricted softmax of FedRS. Stage two adds a transfer from the private model ``p`` to
+    cross-entropy (equation 13): distillation (equation 11), or the maximum mean discrepancy of features (equation 12).
 
     .. math::
         \mathcal{L}_{kd} =
@@ -164,9 +164,9 @@ class MAP(InheritedPrivateModel):
         \theta_p \leftarrow (1 - \mu_k) \, \theta + \mu_k \, \theta_p, \quad
         \mu_k = \min\bigl(\mu_0 \, z_k / (Q T), 1\bigr)
 
-    ``alpha: 1`` with ``lam: 0`` is plain cross-entropy in both stages, bit for bit. In a client's first round there is
-    no private model: it trains with plain cross-entropy, and the personalised model becomes the private one. Stage one
-    has the larger half of an odd number of epochs; a single epoch is split.
+    With ``alpha: 1`` and ``lam: 0``, the loss of both stages is bit-identical to plain cross-entropy. In a client's
+    first round, there is no private model: the client trains with plain cross-entropy, and the personalised model
+    becomes the private one. Stage one has the larger half of an odd number of epochs; a single epoch is split.
     """
 
     class Params(TransferParams):

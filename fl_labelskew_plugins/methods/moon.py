@@ -65,7 +65,8 @@ class MOON(Method):
         \frac{\exp(\cos(h, h^+) / \tau)}{\exp(\cos(h, h^+) / \tau) + \exp(\cos(h, h^-) / \tau)}, \quad
         \mathcal{L} = \mathcal{L}_{ce} + \mu \, \mathcal{L}_{con}
 
-    ``mu: 0`` is plain cross-entropy, bit for bit. A client's first round has no last model and no contrast.
+    With ``mu: 0``, the loss is bit-identical to plain cross-entropy. In its first round, a client has no last model,
+    so there is no contrast.
     """
 
     class Params(params.Params):

@@ -62,11 +62,12 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> T
 class Reweighting(KnownPrior):
     r"""Weighted cross-entropy in local training.
 
-    The weight of a class is its share in the federation over its share at the client; both are smoothed as in FedShift:
+    The weight of a class is its share in the federation divided by its share at the client; both are smoothed as in
+    FedShift:
 
     .. math:: \mathcal{L} = \frac{1}{B} \sum_n w_{y_n} \, \ell_n, \quad w_c = \frac{P(c)}{P_k(c)}
 
-    ``smoothing: 1.0e+30`` makes all weights 1 and the loss plain cross-entropy, bit for bit.
+    With ``smoothing: 1.0e+30``, all weights are 1, and the loss is bit-identical to plain cross-entropy.
     """
 
     Params = PriorParams
