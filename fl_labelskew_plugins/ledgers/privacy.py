@@ -79,13 +79,13 @@ class Ledger:
         self.entries: list[LedgerEntry] = []
         self._size = -1
         self._spent: dict[int | None, Counter[Noise]] = {}
-        self._answers: set[tuple[int | None, str]] = set()
+        self._answers: set[tuple[int | None, str, tuple[Noise, ...]]] = set()
         self._read()
 
     def spend(
         self, noises: Sequence[Noise], answer: str, *, run: str, round: int = -1, client: int | None = None
     ) -> None:
-        """Record an answer before it is computed, unless the same one is recorded already.
+        """Record an answer before it is computed, unless the same one with the same parts is recorded already.
 
         Args:
             noises: the parts of the answer with their noise.
@@ -100,7 +100,7 @@ class Ledger:
         """
         with self._alone():
             self._read()
-            if (client, answer) not in self._answers:
+            if (client, answer, tuple(noises)) not in self._answers:
                 self._spend(noises, answer, run, round, client)
 
     def check(self, noises: Sequence[Noise], *, round: int) -> None:
@@ -140,7 +140,7 @@ class Ledger:
 
     def _take(self, entry: LedgerEntry) -> None:
         self.entries.append(entry)
-        self._answers.add((entry.client, entry.answer))
+        self._answers.add((entry.client, entry.answer, tuple(entry.answered)))
         self._spent.setdefault(entry.client, Counter()).update(entry.answered)
 
     @contextmanager

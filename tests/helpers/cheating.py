@@ -29,7 +29,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError, numbe
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.silo.secure.silo import STEPS, SiloRound
-from fl_labelskew_plugins.runtimes.silo.server import ClientTests
+from fl_labelskew_plugins.runtimes.silo.server import ClientTests, SiloServer
 from fl_labelskew_plugins.runtimes.silo.summed import SummedAnswers, SummedOpening, SummedUploads
 from fl_labelskew_plugins.runtimes.transport import Kind
 from fl_labelskew_plugins.runtimes.wire import plain
@@ -274,6 +274,22 @@ def withholds_the_end_of_a_sum():
         return honest(self, round + 1, clients)
 
     ServerSums._ask, SummedUploads.total = withhold, total
+
+
+@cheat
+def agrees_with_each_silo():
+    """Though all silos but the first one have another learning rate, so that the sum is almost the first one's part."""
+    honest = SiloServer.send
+
+    def send(self, kind, receiver, **content):
+        meta = content.get("meta")
+        if kind is Kind.WELCOME and receiver != 1:
+            settings = meta["settings"]
+            train = settings["train_args"] | {"learning_rate": 1e-30}
+            content["meta"] = meta | {"settings": settings | {"train_args": train}}
+        honest(self, kind, receiver, **content)
+
+    SiloServer.send, ServerRound.advertised = send, believes_each_silo
 
 
 @cheat

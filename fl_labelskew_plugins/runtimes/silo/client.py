@@ -409,13 +409,13 @@ class SiloClient(Manager):
         if self.session is not None:
             weights = group(message.tensors, "model")
             check_upload(weights, self.session.start, where="the server's final model")
+            last = facts.number(meta, "state_round", -1, self.session.federation.rounds - 1, "FINISH")
             if not self.answers.tells_tests:  # disconnect first: a test's duration reveals its number of samples
                 self.send(Kind.FINISH, SERVER)
                 self.transport.stop_receive_message()
                 self._do_postponed_test()
             said = model_file.about(self.session, round=self.session.federation.rounds)
             model_file.save(weights, self.run_folder.path / "model.safetensors", said)
-            last = facts.number(meta, "state_round", -1, self.session.federation.rounds - 1, "FINISH")
             state = rest(self.states.get(last), OPTIMIZER)
             personalised = self.session.method.personalised(state)
             if personalised is not None:

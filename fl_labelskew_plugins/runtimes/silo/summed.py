@@ -36,7 +36,7 @@ from fl_labelskew_plugins.runs.session import Session
 from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.client import Answers, SiloClient
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
-from fl_labelskew_plugins.runtimes.silo.facts import Facts
+from fl_labelskew_plugins.runtimes.silo.facts import Facts, agreed
 from fl_labelskew_plugins.runtimes.silo.guard import question
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.members import Poll
@@ -502,6 +502,8 @@ class SummedAnswers(Answers):
         if silo.session.sums is None:
             return vector
         request = part.roster.hex()
+        if silo.guard is not None:
+            silo.guard.answer(silo.run_name, round, request, of="sum")  # each masked vector has its own noise
         if silo.ledger is not None:
             silo.ledger.spend(silo.revealed()[1], silo.answer(request), run=silo.run_name, round=round)
         noise = seeds.noise_generator(silo.seed(request), "noise of a sum", round, silo.client)
@@ -527,8 +529,9 @@ class SummedAnswers(Answers):
 def sizes(recipe: Recipe) -> Callable[[int], Sizes]:
     """Return the numbers of silos by round; rounds up to :data:`OPENING` are the opening and tests."""
     silos = recipe.train.client_num_in_total
-    rounds = Sizes(fewest_summed(recipe), recipe.train.clients_per_round, silos)
-    others = Sizes(fewest_opened(recipe), silos, silos)
+    settings = hashlib.blake2b(json.dumps(agreed(recipe), sort_keys=True).encode(), digest_size=16).hexdigest()
+    rounds = Sizes(fewest_summed(recipe), recipe.train.clients_per_round, silos, settings)
+    others = Sizes(fewest_opened(recipe), silos, silos, settings)
     return lambda round: rounds if round > OPENING else others
 
 

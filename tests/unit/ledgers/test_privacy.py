@@ -102,6 +102,16 @@ def test_an_answer_is_written_down_once_and_the_next_one_adds_to_it(tmp_path):
     assert first.entries[-1].epsilon == {"silo": None, "claim": None}
 
 
+def test_the_same_answer_with_other_parts_is_charged(tmp_path):
+    """As of a survey with exact counts, after a run whose opening had none; or of a run that also sends measures."""
+    made = ledger(tmp_path, 1.0)
+    made.spend([], "opening", run="r")
+    with pytest.raises(privacy.SpentError):
+        made.spend([Noise("counts")], "opening", run="survey")
+    made.spend([], "opening", run="r")
+    assert len(made.entries) == 1
+
+
 def test_no_other_process_writes_while_an_answer_is_counted(tmp_path, monkeypatch):
     def epsilon(spent, delta):
         with (tmp_path / "privacy.jsonl").open("ab") as other, pytest.raises(BlockingIOError):

@@ -37,11 +37,15 @@ class SitsOutError(SecureError):
 
 
 class Sizes(NamedTuple):
-    """Numbers of silos: least and most of a sum, and of the federation."""
+    """Numbers of silos: least and most of a sum, and of the federation; and a digest of all settings that they share.
+
+    Without the digest, a server could have each silo use its own settings: most silos could add nothing, or no noise.
+    """
 
     at_least: int
     at_most: int
     federation: int
+    settings: str = ""
 
 
 @dataclass(frozen=True)

@@ -261,6 +261,24 @@ def test_another_attempt_has_other_noise_and_is_spent_again(secure):
         assert len({entry["answer"] for entry in entries}) == 5
 
 
+def test_a_policy_limits_the_masked_vectors_of_a_round(secure):
+    """Each has its own noise, so the mean of many would have none."""
+    federation = secure(*NOISE, "comm_args.reconnect_s=1")
+    files = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]}\n"
+    federation.recipe.write_text(federation.recipe.read_text() + files)
+    for name in ("one", "two", "three"):
+        (federation.folder / f"{name}.yaml").write_text("policy: {max_answers_per_round: 1}")
+    server, silos = federation.server(), federation.silos(1, 2)
+    victim = federation.silo(3, cheat="dies_at_agree")
+    assert victim.wait() == -signal.SIGKILL
+    again = federation.silo(3)
+    assert [silo.wait() for silo in silos] == [1, 1]
+    line = "policy.max_answers_per_round: 1 does not allow another answer to round 2"
+    assert all(line in silo.text for silo in silos)
+    assert [charged(federation, rank) for rank in (1, 2)] == [[-1, 0, 1]] * 2
+    killed(server, again)
+
+
 def test_a_sum_of_fewer_than_the_noise_is_made_for_is_not_opened(secure):
     federation = secure(*NOISY, "comm_args.secure_threshold=4")
     server, silos = federation.server(), federation.silos(1, 2, 3)
@@ -308,6 +326,15 @@ def test_a_server_that_cheats(secure, cheat):
     if cheat == "withholds_the_end_of_a_sum":
         assert len(opened) == 1  # at silo 4, before the attack
     assert all(silos == allowed.get(cheat) for silos in opened)
+
+
+def test_a_server_that_agrees_with_silos_of_other_settings(secure):
+    federation = secure()
+    server, silo = federation.server(cheat="agrees_with_each_silo"), federation.silo(1)
+    others = [federation.silo(rank, "--set", "train_args.learning_rate=1.0e-30") for rank in (2, 3)]
+    silo.says("the keys of silo 2 are not signed with its certificate's key for this attempt")
+    killed(server, silo, *others)
+    assert not audited(federation.folder / "silo-1", "revealed")
 
 
 def test_a_server_that_begins_a_second_run_on_live_connections(secure):
