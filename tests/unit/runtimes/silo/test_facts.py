@@ -244,3 +244,13 @@ def test_answers_with_other_noise_count_as_other_answers():
     answers = [SiloClient.answer(silo, "question") for silo in silos]
     assert len({*answers, SiloClient.answer(silos[0], "another question")}) == 4
     assert SiloClient.answer(silos[0], "question") == answers[0]
+
+
+def test_class_counts_of_a_silo_do_not_change_within_a_run():
+    recipe = parsed("data_args.input_shape=[1, 8, 8]", "data_args.classes=10")
+    census = silos.Census(recipe, None, [0, 0, 0], lambda client, line: None)
+    first = silos.Facts(40, (1, 8, 8), 10, counts=(4,) * 10)
+    census.add(0, first)
+    census.check(0, first)
+    with pytest.raises(RunError, match="its class counts have changed; begin a new run"):
+        census.check(0, replace(first, counts=(40, *(0,) * 9)))
