@@ -72,7 +72,7 @@ class FLDA(Method):
 
     .. math:: \hat y = a(x) \, \hat y_G(x) + (1 - a(x)) \, \hat y_P(x), \quad a(x) = \sigma(v^\top h + b)
 
-    With ``general_share: 1``, there is no private model, and the loss is bit-identical to plain cross-entropy.
+    With ``general_share: 1``, only the general model exists, and the loss is bit-identical to plain cross-entropy.
     """
 
     class Params(params.Params):

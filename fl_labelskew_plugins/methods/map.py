@@ -165,7 +165,7 @@ class MAP(InheritedPrivateModel):
         \mu_k = \min\bigl(\mu_0 \, z_k / (Q T), 1\bigr)
 
     With ``alpha: 1`` and ``lam: 0``, the loss of both stages is bit-identical to plain cross-entropy. In a client's
-    first round, there is no private model: the client trains with plain cross-entropy, and the personalised model
+    first round, it has no private model: the client trains with plain cross-entropy, and the personalised model
     becomes the private one. Stage one has the larger half of an odd number of epochs; a single epoch is split.
     """
 

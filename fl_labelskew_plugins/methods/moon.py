@@ -66,7 +66,7 @@ class MOON(Method):
         \mathcal{L} = \mathcal{L}_{ce} + \mu \, \mathcal{L}_{con}
 
     With ``mu: 0``, the loss is bit-identical to plain cross-entropy. In its first round, a client has no last model,
-    so there is no contrast.
+    so nothing can be contrasted.
     """
 
     class Params(params.Params):

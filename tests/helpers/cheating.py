@@ -253,7 +253,7 @@ def continues_from_a_sum_that_was_not_opened():
 
 @cheat
 def withholds_the_end_of_a_sum():
-    """From all silos but one, which alone continues from its new private state: a later sum differs in it alone."""
+    """From all silos except one, so that only this one continues from its new private state."""
     ask, honest = ServerSums._ask, SummedUploads.total
 
     def withhold(self, client):
@@ -339,7 +339,7 @@ def shows_its_vector():
 
 @cheat
 def prints_its_openings():
-    """An honest silo. The time that an opening takes would reveal its number of samples to who asks for it often."""
+    """An honest silo. The time that an opening takes would reveal its number of samples if it were measured often."""
     honest = sums.Sums.opened
     sums.Sums.opened = lambda self, *args: (print("counts its samples", flush=True), honest(self, *args))[1]
 

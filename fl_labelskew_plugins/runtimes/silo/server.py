@@ -165,7 +165,7 @@ class Uploads(SiloExchange):
             self.ask(client)
 
     def close(self) -> None:
-        """End the current request; expect no more uploads."""
+        """End the current request; ignore later uploads."""
         self._poll, self._news = Poll(self.server.members, [], "uploads", {}), {}
 
     @property

@@ -510,7 +510,7 @@ class SummedAnswers(Answers):
         return silo.session.sums.noisy(vector, noise)
 
     def _without_reason(self, error: Exception) -> Exception:
-        """Return an error without a reason for the server; take part no more until a person agrees.
+        """Return an error without a reason for the server; stop taking part until a person agrees.
 
         A server can send a model with which training fails only if a known sample is among the data.
         """

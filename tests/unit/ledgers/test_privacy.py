@@ -103,7 +103,7 @@ def test_an_answer_is_written_down_once_and_the_next_one_adds_to_it(tmp_path):
 
 
 def test_the_same_answer_with_other_parts_is_charged(tmp_path):
-    """As of a survey with exact counts, after a run whose opening had none; or of a run that also sends measures."""
+    """For example a survey with exact counts after a run with an empty opening; or a run that also sends measures."""
     made = ledger(tmp_path, 1.0)
     made.spend([], "opening", run="r")
     with pytest.raises(privacy.SpentError):

@@ -163,7 +163,7 @@ class Account:
         self.joined.unlink(missing_ok=True)
 
     def fail(self) -> None:
-        """Take part no more until a person removes a file, however often a service manager restarts this silo."""
+        """Stop taking part until a person removes a file, even if a service manager restarts this silo."""
         with contextlib.suppress(OSError):  # if the disk is full, the next request cannot be recorded either
             write_text(self.failed, "", durable=True)
 

@@ -39,7 +39,7 @@ def test_an_upload_is_compared_with_the_others_and_with_its_own_past():
     }
 
 
-def test_a_minority_with_tiny_updates_has_no_honest_silo_refused():
+def test_tiny_updates_of_a_minority_do_not_exclude_honest_silos():
     assert judged(Judge(10, {}), 0, {0: 1.0, 1: 1.1, 2: 1e-9}) == [0, 1, 2]
     assert judged(Judge(10, {}), 0, {0: 1.0, 1: 1.1, 2: 1.2, 3: 1e-9, 4: 1e-9}) == [0, 1, 2, 3, 4]
     assert judged(Judge(10, {}), 0, {0: 1.0, 1: 1.1, 2: 1.2, 3: 1e30, 4: 3e30}) == [0, 1, 2]
