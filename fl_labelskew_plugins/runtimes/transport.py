@@ -28,7 +28,7 @@ from fl_labelskew_plugins.tensors import group, joined
 SERVER = 0
 NOT_FINITE = ("nan", "inf", "-inf")
 LARGEST = 1e30
-"""Largest loss term; larger ones become not a number, because pictures cannot scale them."""
+"""Largest loss term. Larger terms become NaN, because pictures cannot scale them."""
 
 
 class Kind(IntEnum):

@@ -61,7 +61,7 @@ def _entries(kind: Kind, installed: tuple[tuple[str, int], ...]) -> list[Entry]:
 
 @cache
 def _points(installed: tuple[tuple[str, int], ...]) -> Any:  # another class in Python 3.10
-    """All entry points; reading them takes a tenth of a second with many installed packages."""
+    """All entry points, read once for all kinds."""
     return entry_points()
 
 
