@@ -126,10 +126,10 @@ def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> 
     head = f"{clean(recipe.name)}: {recipe.method_name}, {counted(train.comm_round, 'round')} of {joining}"
     yield wrapped(f"{head}, of {ranged(sizes, 'training sample')}")
     most, least = max(sizes), min(sizes)
-    opening, upload = leaving(recipe, most, least)
+    parts = leaving(recipe, most, least)
     rows = [
         [when, *(f"{value:.3g}" if value else "-" for value in (noise.silo, noise.claim)), _left([noise])]
-        for when, noises in (("once", opening), ("each round", upload))
+        for when, noises in (("once", parts.once), ("each round", parts.upload))
         for noise in noises
     ]
     yield "Noise divided by sensitivity, for the client with the smallest ratio:\n" + table.plain(
@@ -141,7 +141,7 @@ def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> 
     for level in privacy.LEVELS:
         cells = []
         for number in answers:
-            value = privacy.after(opening, upload, number, level, delta)
+            value = privacy.after(parts.once, parts.upload, number, level, delta)
             cells.append(_epsilon(value if math.isfinite(value) else None))
         rows.append([level, *cells])
     columns = ["epsilon", *(f"after {counted(number, 'answer')}" for number in answers)]

@@ -48,7 +48,8 @@ class Read:
         whole: see ``Aggregated.whole``.
         optimizer: weighted mean of the optimiser's tensors.
         total: sum of the method's tensors.
-        measured: mean training loss and personalised accuracy of the clients that reported them.
+        measured: mean training loss of the clients that reported it, and accuracy of their personalised models on all
+            their test samples together.
     """
 
     mean: Weights
@@ -200,7 +201,7 @@ class Sums:
         if measures and result.loss_terms:
             measured[:2] = math.fsum(result.loss_terms.values()), 1
         if measures and result.personalised is not None:
-            measured[2:] = result.personalised[0] / result.personalised[1], 1
+            measured[2:] = result.personalised  # a sum of accuracies would have few possible explanations
         tensors["measured"] = torch.tensor(measured, dtype=torch.float64)
         if self.noise is not None:
             tensors |= self.noise.clipped({name: tensors[name] for name in words}, share)
@@ -307,12 +308,10 @@ def _type(ring: Ring) -> torch.dtype:
 
 
 def _means(measured: list[float], clients: int) -> dict[str, float]:
-    """Mean loss and accuracy from their sums and numbers of reports; without impossible values."""
-    loss, losses, accuracy, accuracies = measured
-    possible = range(1, clients + 1)
-    means = {"loss": loss / losses} if round(losses) in possible else {}
-    reported = round(accuracies) in possible and 0 <= accuracy <= accuracies
-    return means | ({"accuracy": accuracy / accuracies} if reported else {})
+    """Mean loss of the clients that reported one, and accuracy over all test samples; without impossible values."""
+    loss, losses, right, samples = measured
+    means = {"loss": loss / losses} if round(losses) in range(1, clients + 1) else {}
+    return means | ({"accuracy": right / samples} if samples >= 1 and 0 <= right <= samples else {})
 
 
 def _check_sent(sums: Mapping[str, Tensor], least: int, most: int, where: str) -> None:

@@ -130,6 +130,14 @@ class Turn:
                 result.personalised = (int((logits.argmax(1) == labels).sum()), len(labels))
             return result
 
+    def unchanged(self, weights: Weights) -> LocalResult:
+        """The result of a turn without training: the weights, with noise if the method protects uploads."""
+        upload = dict(weights)
+        if self.method.protects():
+            _protect(upload, weights, self.view, self.method)
+            self.trainer.unchanged[0].check("protect")
+        return LocalResult(upload, {}, dict(self.state), {}, noise_seed=self.noise_seed)
+
     def opening(self) -> Mapping[str, Tensor]:
         """The client's tensors before round 0."""
         weights = snapshot(self.model)  # restored below: the next client's opening loads no weights
@@ -348,10 +356,15 @@ def fit(
     *,
     personalised: bool = False,
     observer: TrainingObserver | None = None,
+    trains: bool = True,
     **turn: Any,
 ) -> LocalResult:
-    """A client's whole turn in a round; see :class:`Turn` for ``turn``, :meth:`Turn.fit` for the other arguments."""
-    return Turn(trainer, client, round, **turn).fit(weights, personalised=personalised, observer=observer)
+    """A client's whole turn in a round; see :class:`Turn` for ``turn``, :meth:`Turn.fit` for the other arguments.
+
+    ``trains``: False for :meth:`Turn.unchanged`.
+    """
+    whole = Turn(trainer, client, round, **turn)
+    return whole.fit(weights, personalised=personalised, observer=observer) if trains else whole.unchanged(weights)
 
 
 def _optimizer(trainer: LocalTrainer, rate: float, more: Sequence[nn.Parameter]) -> SGD | torch.optim.Adam:
@@ -381,11 +394,15 @@ def _features(trainer: LocalTrainer, samples: Samples | Streamed, index: Tensor)
 
 
 def _protect(upload: Weights, weights: Weights, view: ClientView, method: Method) -> None:
-    """Apply the method's protection to the upload's difference from the round's start."""
+    """Apply the method's protection to the upload's difference from the round's start.
+
+    Integer tensors keep the start's values: batch norm's batch counts show how far a failed training came.
+    """
     update = {k: v - weights[k] for k, v in upload.items() if v.is_floating_point()}
     with torch.no_grad():
         protected = method.protect(update, view)
         check_form(protected, update, f"{hook_name(method, 'protect')} returned an update", ALL)
+        upload |= {name: value for name, value in weights.items() if not value.is_floating_point()}
         for key, value in protected.items():
             upload[key] = weights[key] + value
             if key.endswith("running_var"):  # noise could make a variance negative

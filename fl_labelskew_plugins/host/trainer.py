@@ -80,6 +80,9 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         self._params = weights
         self.on_before_local_training(data, local.device, self.args)
         result = fit(local, client, round, self._params, samples=samples, **turn)
+        if self.hooks and FedMLDifferentialPrivacy.get_instance().is_local_dp_enabled():
+            # batch norm's batch counts show how far a failed training came
+            result.upload |= {name: value for name, value in weights.items() if not value.is_floating_point()}
         self._params = result.upload
         self.on_after_local_training(data, local.device, self.args)
         result.upload, self._params = self._params, {}  # frees the model before the next turn

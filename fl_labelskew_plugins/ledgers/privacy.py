@@ -196,7 +196,10 @@ def ledger_of(recipe: Recipe, folder: Path) -> Ledger | None:
     args = recipe.privacy
     elsewhere = args.ledger if recipe.common.across_silos else None  # clients of two simulations are different ones
     file = folder / NAME if elsewhere is None else Path(elsewhere)
-    noisy = any(noise.claim for part in leaving(recipe, 1, 1) for noise in part)
+    parts = leaving(recipe, 1, 1)
+    noisy = any(noise.claim for noise in [*parts.once, *parts.upload])
+    if recipe.policy is not None:  # its noise is added to the class counts of surveys, whatever the recipe says
+        noisy = noisy or recipe.policy.least_noise("count_noise") != (0.0, "")
     return Ledger(file, args.budget, args.level) if noisy or args.budget is not None or file.exists() else None
 
 
@@ -227,9 +230,9 @@ class ClientAccounts:
 
     def open(self) -> None:
         """Record what all clients reveal before the first round; raises SpentError if a budget does not allow it."""
-        for client, (opening, _) in enumerate(self._leaving):
-            if opening:
-                self.ledger.spend(opening, "opening", run=self.run, client=client)
+        for client, parts in enumerate(self._leaving):
+            if parts.once:
+                self.ledger.spend(parts.once, "opening", run=self.run, client=client)
 
     def willing(self, round: int, clients: Iterable[int]) -> list[int]:
         """The selected clients whose budget allows an answer, which is recorded; repeated answers are identical.
@@ -240,7 +243,7 @@ class ClientAccounts:
         willing, refusal = [], None
         for client in clients:
             try:
-                upload = self._leaving[client][1]
+                upload = self._leaving[client].upload
                 self.ledger.spend(upload, f"round {round}", run=self.run, round=round, client=client)
                 willing.append(client)
             except SpentError as error:
@@ -318,7 +321,7 @@ def carried(recipe: Recipe, sizes: Iterable[int], budget: PrivacyBudget) -> int:
     require(BUDGET)
     sizes = {n for n in sizes if n}
     parts = [leaving(recipe, n, min(sizes)) for n in sizes]
-    return min(answers(opening, upload, budget, recipe.privacy.level) for opening, upload in parts)
+    return min(answers(part.once, part.upload, budget, recipe.privacy.level) for part in parts)
 
 
 def expected(recipe: Recipe) -> int:

@@ -20,6 +20,11 @@ from fl_labelskew_plugins.recipe.sections import Policy
 OTHER, OPTIMIZER = "other", "optimizer"
 OPENING = " in the opening exchange of "
 """Part of a text of :func:`sent` for data that leaves only once."""
+IN_HELLO = (
+    "train_args.proxy_aggregation class",
+    "sums over all training samples (without them: data_args.mean and std in the server's recipe)",
+)
+"""Texts of :func:`sent` for data in the first message of a silo."""
 
 
 def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -59,10 +64,11 @@ def sent(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield "weights", "every upload"
     if recipe.comm.send_measures:
         yield "measures", "comm_args.send_measures true"
+    counts, moments = IN_HELLO
     if recipe.train.proxy_aggregation == "class":
-        yield "counts", "train_args.proxy_aggregation class"
+        yield "counts", counts
     if recipe.pools_moments:
-        yield "moments", "sums over all training samples (without them: data_args.mean and std in the server's recipe)"
+        yield "moments", moments
     method, names = recipe.method, recipe.method_name
     some = Federation(2, 2, 1, 1, 2, 1, 2, 1, 0)  # names do not depend on sizes
     for name in method.opening_shapes(some) if method.uses("opening") else ():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.policy import OPENING, host_noise, methods, sent
+from fl_labelskew_plugins.recipe.policy import IN_HELLO, OPENING, host_noise, methods, sent
 
 NoiseKind = Literal["gaussian", "laplace", "discrete", "none"]
 BUDGET, MULTIPLIER = "privacy_args.budget", "privacy_args.noise_multiplier"
@@ -32,8 +32,30 @@ class Noise:
     claim: float = 0.0
 
 
-def leaving(recipe: Recipe, samples: int, least: int) -> tuple[list[Noise], list[Noise]]:
-    """Data that leaves a client in the opening exchange, and in each upload, with its noise.
+@dataclass(frozen=True)
+class Leaving:
+    """Data that leave a client, with their noise.
+
+    Args:
+        hello: in the first message of a silo.
+        opening: in the opening exchange.
+        upload: in each upload.
+        test: in the result of each test of the global model.
+    """
+
+    hello: list[Noise]
+    opening: list[Noise]
+    upload: list[Noise]
+    test: list[Noise]
+
+    @property
+    def once(self) -> list[Noise]:
+        """Data that leave a client only once, before the first round."""
+        return [*self.hello, *self.opening]
+
+
+def leaving(recipe: Recipe, samples: int, least: int) -> Leaving:
+    """The data that leave a client, with their noise.
 
     Numbers of samples, and values that follow from them, such as numbers of steps, are assumed to be public.
 
@@ -42,15 +64,18 @@ def leaving(recipe: Recipe, samples: int, least: int) -> tuple[list[Noise], list
         samples: training samples of the client.
         least: training samples of the smallest client, appendix B's ``m``.
     """
-    opening, upload = [], []
+    hello, opening, upload, test = [], [], [], []
     for kind, what in sent(recipe):
         if kind == "weights":
             upload.append(_on_weights(recipe, least))
-        elif OPENING not in what:
-            upload.append(Noise(what))
-        else:
+        elif OPENING in what:
             opening.append(on_counts(*count_noise(recipe), samples) if kind == "counts" else Noise(what))
-    return opening, upload
+        elif what in IN_HELLO and not recipe.comm.secure_aggregation:  # then these are parts of each sum
+            hello.append(Noise(what))
+        else:
+            upload.append(Noise(what))
+            test += [Noise(what)] * (kind == "measures")
+    return Leaving(hello, opening, upload, test)
 
 
 def on_counts(scale: float, kind: NoiseKind, samples: int) -> Noise:
@@ -102,9 +127,9 @@ def count_noise(recipe: Recipe) -> tuple[float, Any]:
 def refused(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Data that a budget cannot bound: the recipe's key, and the error message."""
     budget, level, multiplier = recipe.privacy.budget, recipe.privacy.level, recipe.privacy.noise_multiplier
-    opening, upload = leaving(recipe, 1, 1)
+    parts = leaving(recipe, 1, 1)
     if multiplier is not None:
-        unprotected = [noise.on for noise in upload if noise.on != "weights"]
+        unprotected = [noise.on for noise in parts.upload if noise.on != "weights"]
         if recipe.optimizer.sends_change:
             unprotected.append(f"the changes that {recipe.train.federated_optimizer} sends")
         if not recipe.comm.secure_aggregation:
@@ -115,7 +140,7 @@ def refused(recipe: Recipe) -> Iterator[tuple[str, str]]:
             yield MULTIPLIER, f"{multiplier:g} adds noise only to weights, not to {', '.join(unprotected)}; {use}"
     if budget is None:
         return
-    everything = [*opening, *upload]
+    everything = [*parts.once, *parts.upload]
     if unbounded := [noise.on for noise in everything if not getattr(noise, level)]:
         use = "use noise on it (method_args.count_noise; upload_clip and upload_sigma of FedRS), or no budget"
         if level == "silo" and not [noise for noise in everything if not noise.claim]:

@@ -25,13 +25,13 @@ from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import Versions
 from fl_labelskew_plugins.engine.local import LocalResult, forms
-from fl_labelskew_plugins.ledgers.privacy import Ledger
+from fl_labelskew_plugins.ledgers.privacy import Ledger, SpentError
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import read_bytes, read_lines
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.network_file import portable
-from fl_labelskew_plugins.recipe.privacy import Noise, leaving
+from fl_labelskew_plugins.recipe.privacy import Leaving, leaving
 from fl_labelskew_plugins.runs import model_file
 from fl_labelskew_plugins.runs.folder import RunFolder, summary
 from fl_labelskew_plugins.runs.host import Host
@@ -54,6 +54,7 @@ class Answers:
 
     def __init__(self, silo: SiloClient) -> None:
         self.silo = silo
+        self._noisy_weights = any(noise.claim for noise in leaving(silo.recipe, 1, 1).upload if noise.on == "weights")
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
         """Return handlers by kind of message, which extend or replace the silo's own."""
@@ -62,6 +63,12 @@ class Answers:
     def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
         """Return the facts about this silo's data for HELLO."""
         return self.silo.data.facts, self.silo.data.sent()
+
+    def charge_hello(self) -> None:
+        """Charge the ledger for exact data in HELLO, once, before the first connection."""
+        silo = self.silo
+        if silo.ledger is not None and (parts := leaving(silo.recipe, 1, 1).hello):
+            silo.ledger.spend(parts, silo.answer("hello"), run="hello")
 
     def join(self, run: str) -> None:
         """Raise LabelSkewError if this silo must not answer this run."""
@@ -78,12 +85,30 @@ class Answers:
         """Charge the ledger for a request to train, before training."""
         if self.silo.ledger is not None:
             self.silo.ledger.spend(
-                self.silo.revealed()[1], self.silo.answer(request), run=self.silo.run_name, round=round
+                self.silo.revealed().upload, self.silo.answer(request), run=self.silo.run_name, round=round
             )
 
-    def turn(self, take: Callable[..., LocalResult], *args: Any, **turn: Any) -> LocalResult:
-        """Train."""
-        return take(*args, **turn)
+    def turn(
+        self, take: Callable[..., LocalResult], client: int, round: int, start: Weights, **turn: Any
+    ) -> LocalResult:
+        """Train; if uploads have noise, a failed turn uploads the start weights with noise.
+
+        A server can send a model with which training fails only if a known sample is among the data.
+        """
+        if not self._noisy_weights:
+            return take(client, round, start, **turn)
+        try:
+            result = take(client, round, start, **turn)
+            check_upload(result.upload, start, where=f"round {round + 1}")
+        except Exception as error:
+            self.unchanged(error, "uploads the weights of the server with noise in this round")
+            return take(client, round, start, **turn, trains=False)
+        return result
+
+    def unchanged(self, error: Exception, answer: str) -> None:
+        """Log a failure that the server must not see; ``answer``: what this silo does instead."""
+        text = str(error) if isinstance(error, LabelSkewError) else clean(repr(error))
+        self.silo.show.note(f"{text}; this silo {answer}", log.WARNING)
 
     def leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
         """Return the part of a round's result that leaves the silo; ``start``: the round's initial weights."""
@@ -170,6 +195,7 @@ class SiloClient(Manager):
             **self.answers.handlers(),
         }
         transport.hello = self._hello
+        self.answers.charge_hello()
 
     def _hello(self) -> Message:
         """Return the first message of a connection; may be called in any thread."""
@@ -242,7 +268,7 @@ class SiloClient(Manager):
     def opening(self, session: Session) -> Mapping[str, Tensor]:
         """Return this silo's opening, and charge the ledger."""
         if self.ledger is not None:
-            self.ledger.spend(self.revealed()[0], self.answer(), run=self.run_name)
+            self.ledger.spend(self.revealed().opening, self.answer(), run=self.run_name)
         return session.opening(self.client).tensors
 
     def _train(self, message: Message) -> None:
@@ -305,8 +331,8 @@ class SiloClient(Manager):
         """Whether training draws privacy noise."""
         return self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
 
-    def revealed(self) -> tuple[list[Noise], list[Noise]]:
-        """Return the noise of the opening, and of an upload."""
+    def revealed(self) -> Leaving:
+        """Return the data that leave this silo, with their noise."""
         assert self.session is not None
         samples = self.data.facts.samples
         least = self.session.federation.min_samples or samples  # unknown if sizes are only summed
@@ -369,15 +395,19 @@ class SiloClient(Manager):
         return {"accuracy": right, "balanced_accuracy": measures["balanced_accuracy"]}
 
     def _may_tell(self, round: int, message: Message) -> bool:
-        """Whether the policy allows one more reported test; if so, count this test."""
+        """Whether the policy and the privacy budget allow one more reported test; if so, count this test."""
         assert self.session is not None
-        if self.guard is None:
+        if self.guard is None and self.ledger is None:
             return True
         tensors = {**message.tensors, **self._normalisation}
         request = question(self.session.federation, round, {}, tensors, {})
         try:
-            self.guard.answer(self.run_name, round, request, of="test")
-        except PolicyError as error:
+            if self.guard is not None:
+                self.guard.answer(self.run_name, round, request, of="test")
+            if self.ledger is not None:
+                answer = self.answer(f"test {request}")
+                self.ledger.spend(self.revealed().test, answer, run=self.run_name, round=round)
+        except (PolicyError, SpentError) as error:
             self.show.note(f"round {round + 1}: the test result is not sent: {error}", log.WARNING)
             return False
         return True

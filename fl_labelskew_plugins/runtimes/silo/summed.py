@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -61,6 +61,7 @@ from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message
 from fl_labelskew_plugins.runtimes.wire import plain
 from fl_labelskew_plugins.tensors import State, Weights, joined
 
+NOISE = "adds only noise to the sum of this round"
 OPENED = "opened.json"
 """File in the server's folder: all silos' training and test samples in total, and the silos."""
 
@@ -268,7 +269,7 @@ class SummedTests(ClientTests):
 
 def exchanges(server: SiloServer) -> TrainingExchanges:
     """Create the exchanges of a server that sees only sums."""
-    if warning := comparable(server.recipe):
+    for warning in weaknesses(server.recipe):
         server.warn(warning)
     transport, authority = server.transport, _identity(server.transport)[1]
     sums = ServerSums(
@@ -290,7 +291,7 @@ class SummedAnswers(Answers):
         self._noise = recipe.privacy.noise_multiplier is not None
         self.tells_tests, self._answers_at = not self._noise, 0.0
         silo.transport.quiet = self._noise
-        if warning := comparable(recipe):
+        for warning in weaknesses(recipe):
             silo.show.note(warning, log.WARNING)
         self._account, self._question = Account(silo.folder), ""
         self._data = ""
@@ -372,24 +373,24 @@ class SummedAnswers(Answers):
         if not self._noise:
             super().charge(request, round)
         elif self.silo.ledger is not None:
-            self.silo.ledger.check(self.silo.revealed()[1], round=round)
+            self.silo.ledger.check(self.silo.revealed().upload, round=round)
 
-    def turn(self, take: Callable[..., LocalResult], *args: Any, **turn: Any) -> LocalResult:
+    def turn(
+        self, take: Callable[..., LocalResult], client: int, round: int, start: Weights, **turn: Any
+    ) -> LocalResult:
         """Train; with noise, a failed turn becomes one without a change, because a failure would reveal something."""
         if self._noise and not turn["state"]:
-            self._keep_spare_state(take, *args, **turn)
+            self._keep_spare_state(take, client, round, **turn)
+        train = take if self._noise else partial(super().turn, take)
         try:
-            return take(*args, **turn)
+            return train(client, round, start, **turn)
         except Exception as error:
             if not self._noise:
                 raise self._without_reason(error) from error
-            self._unchanged(error)
-            _, _, weights = args
-            return LocalResult(dict(weights), {}, dict(turn["state"] or self._spare_state or {}), {})
+            self.unchanged(error, NOISE)
+            return LocalResult(dict(start), {}, dict(turn["state"] or self._spare_state or {}), {})
 
-    def _keep_spare_state(
-        self, take: Callable[..., LocalResult], client: int, round: int, _: Weights, **turn: Any
-    ) -> None:
+    def _keep_spare_state(self, take: Callable[..., LocalResult], client: int, round: int, **turn: Any) -> None:
         """Keep a private state for a first turn that fails; without one, later rounds would be faster.
 
         It is that of training from a fresh network with constant shared tensors, so that no value that the server sends
@@ -419,7 +420,7 @@ class SummedAnswers(Answers):
         except Exception as error:
             if not self._noise:
                 raise self._without_reason(error) from error
-            self._unchanged(error)
+            self.unchanged(error, NOISE)
             vector = session.sums.round.zeros()
             vector[:] = 0  # memory that is touched only later would take time then
         return LocalResult({VECTOR: travelling(vector)}, {}, {}, {})
@@ -505,7 +506,7 @@ class SummedAnswers(Answers):
         if silo.guard is not None:
             silo.guard.answer(silo.run_name, round, request, of="sum")  # each masked vector has its own noise
         if silo.ledger is not None:
-            silo.ledger.spend(silo.revealed()[1], silo.answer(request), run=silo.run_name, round=round)
+            silo.ledger.spend(silo.revealed().upload, silo.answer(request), run=silo.run_name, round=round)
         noise = seeds.noise_generator(silo.seed(request), "noise of a sum", round, silo.client)
         return silo.session.sums.noisy(vector, noise)
 
@@ -521,10 +522,6 @@ class SummedAnswers(Answers):
         failed.frames = getattr(error, "frames", "")
         return shareable(failed, "its training failed")
 
-    def _unchanged(self, error: Exception) -> None:
-        text = str(error) if isinstance(error, LabelSkewError) else clean(repr(error))
-        self.silo.show.note(f"{text}; this silo adds only noise to the sum of this round", log.WARNING)
-
 
 def sizes(recipe: Recipe) -> Callable[[int], Sizes]:
     """Return the numbers of silos by round; rounds up to :data:`OPENING` are the opening and tests."""
@@ -535,10 +532,17 @@ def sizes(recipe: Recipe) -> Callable[[int], Sizes]:
     return lambda round: rounds if round > OPENING else others
 
 
-def comparable(recipe: Recipe) -> str:
-    """Return a warning that sums have no noise; empty if they have."""
+def weaknesses(recipe: Recipe) -> Iterator[str]:
+    """Yield warnings about sums that can reveal more than a sum should."""
+    if recipe.privacy.noise_multiplier is not None:
+        return
     what = "secure aggregation without noise does not protect silos from a server that cheats"
-    return "" if recipe.privacy.noise_multiplier is not None else f"{what}; {MULTIPLIER} adds noise to the sums"
+    yield f"{what}; {MULTIPLIER} adds noise to the sums"
+    numbers = [name for name, shape in recipe.optimizer.contribution_shapes({}).items() if not shape]
+    if numbers:
+        name, key = recipe.train.federated_optimizer, "train_args.federated_optimizer"
+        what = f"{key}: the server can compute numbers of samples of single silos from the sum of {name}'s"
+        yield f"{what} {', '.join(numbers)}; use another optimiser if they are confidential"
 
 
 def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor], **meta: bool) -> str:

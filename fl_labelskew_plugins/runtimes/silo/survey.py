@@ -145,6 +145,9 @@ class SurveyAnswers(Answers):
         """The part of a run's HELLO that a survey needs."""
         return replace(self.silo.data.facts, counts=None), {}
 
+    def charge_hello(self) -> None:
+        """Do nothing: HELLO contains no class counts."""
+
     def finished(self) -> None:
         """Log the end of the survey."""
         self.silo.show.note("the survey is over; nothing was trained")

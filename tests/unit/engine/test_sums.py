@@ -139,17 +139,17 @@ def test_what_clients_tell_is_told_as_means():
     results = dict(run.results(0, [0, 3]))
     run.play([[0, 3]])
     losses = [sum(result.loss_terms.values()) for result in results.values()]
-    right = [result.personalised[0] / result.personalised[1] for result in results.values()]
-    assert run.server.measured == pytest.approx({"loss": sum(losses) / 2, "accuracy": sum(right) / 2}, abs=1e-5)
+    right, samples = map(sum, zip(*(result.personalised for result in results.values()), strict=True))
+    assert run.server.measured == pytest.approx({"loss": sum(losses) / 2, "accuracy": right / samples}, abs=1e-5)
     silent = run.made.sums.added(0, 0, run.made.start, results[0], measures=False)
     assert run.made.sums.round.decode(silent)["measured"].tolist() == [0.0] * 4
 
 
 def test_measures_that_cannot_be_are_left_out():
-    """One client of three reports an accuracy of 40, or that 50 clients reported theirs."""
+    """One client of three reports more right answers than samples, or that 50 clients reported their loss."""
     made = Federation(SECURE).made
     vector = made.sums.round.zeros()
-    for measured in ([0.5, 1, 0.25, 1], [0.5, 1, 40, 1]), ([0.5, 50, 0.25, 50],), ([0.5, -1, 0.25, -1],):
+    for measured in ([0.5, 1, 3, 12], [0.5, 1, 40, 12]), ([0.5, 50, 3, -12],), ([0.5, -1, -3, 12],):
         total = made.sums.round.zeros()
         for numbers in measured:
             zeros = made.sums.round.decode(vector) | {"measured": torch.tensor(numbers, dtype=torch.float64)}

@@ -14,6 +14,7 @@ from fl_labelskew_plugins.engine import turn
 from fl_labelskew_plugins.engine.local import TEST_BATCH, LocalSettings, LocalTrainer, learning_rate, snapshot
 from fl_labelskew_plugins.engine.samples import ClientBatches, Samples, samples
 from fl_labelskew_plugins.engine.turn import Turn
+from fl_labelskew_plugins.methods.fedrs import FedRS
 from fl_labelskew_plugins.methods.flda import FLDA
 from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.optimizers.mime import Mime
@@ -207,7 +208,23 @@ def test_protect_gets_the_update_and_variances_stay_positive():
     upload = fit(trainer, weights=start).upload
     assert torch.equal(upload["classifier.weight"], start["classifier.weight"])
     assert (upload["body.1.running_var"] == 0).all()
-    assert upload["body.1.num_batches_tracked"] == 3  # counters are not protected values
+    assert upload["body.1.num_batches_tracked"] == start["body.1.num_batches_tracked"]  # counters are not sent
+
+
+def test_a_turn_without_training_has_the_noise_of_one_with_training():
+    """As if training had changed nothing: same tensors, same noise, and the same private state."""
+    method = FedRS(FedRS.Params(upload_clip=1.0, upload_sigma=0.5))
+    trainer = make(norm=True, method=method, learning_rate=0.0)
+    start, state = snapshot(trainer.model), {"kept": torch.ones(2)}
+    trained = fit(trainer, weights=start, state=state)
+    unchanged = fit(trainer, weights=start, state=state, trains=False)
+    assert list(unchanged.upload) == list(trained.upload)
+    parameters = [name for name, _ in trainer.model.named_parameters()]
+    for name in parameters:
+        torch.testing.assert_close(unchanged.upload[name], trained.upload[name])
+        assert not torch.equal(unchanged.upload[name], start[name])
+    assert torch.equal(unchanged.upload["body.1.num_batches_tracked"], trained.upload["body.1.num_batches_tracked"])
+    assert (unchanged.contributions, unchanged.state, unchanged.noise_seed) == ({}, state, trained.noise_seed)
 
 
 def test_personalised_and_predict():

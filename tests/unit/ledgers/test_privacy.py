@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from fl_labelskew_registry import LabelSkewError, RunError
-from recipe_texts import text_with
+from recipe_texts import cross_silo, text_with
 from scipy.optimize import brentq
 from scipy.stats import norm
 
@@ -127,6 +127,15 @@ def test_no_other_process_writes_while_an_answer_is_counted(tmp_path, monkeypatc
 def test_a_simulation_keeps_its_ledger_to_itself(tmp_path):
     recipe = parse.parse(text_with(), overrides=[*NOISY, f"privacy_args.ledger={tmp_path / 'silo.jsonl'}"])
     assert privacy.ledger_of(recipe, tmp_path / "run").file == tmp_path / "run" / "privacy.jsonl"
+
+
+def test_a_policys_noise_for_surveys_needs_a_ledger_too(tmp_path):
+    (tmp_path / "one.yaml").write_text("policy: {noise_at_least: {count_noise: 3}}")
+    files = [str(tmp_path / "one.yaml")] * 2
+    overrides = ["method_args.method=fedavg", f"client_specific_args.data_silo_config={files}"]
+    recipe = parse.silo(parse.parse(cross_silo(), overrides=overrides), 1)
+    assert privacy.ledger_of(recipe.model_copy(update={"policy": None}), tmp_path) is None
+    assert privacy.ledger_of(recipe, tmp_path) is not None
 
 
 def test_no_answer_beyond_the_budget_of_whichever_level_and_the_same_one_again(tmp_path):

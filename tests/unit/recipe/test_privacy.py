@@ -7,7 +7,7 @@ from recipe_texts import cross_silo, only_line, text_with
 
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.conflicts import fewest_opened, fewest_summed
-from fl_labelskew_plugins.recipe.privacy import Noise, leaving, on_counts
+from fl_labelskew_plugins.recipe.privacy import Leaving, Noise, leaving, on_counts
 
 BUDGET = "privacy_args.budget={epsilon: 8, delta: 1e-5}"
 RS = ["method_args.method=fedrs", "method_args.upload_clip=20"]
@@ -23,48 +23,50 @@ def leaves(*overrides, method="fedavg"):
 
 def test_the_papers_example_is_one_of_noise_as_large_as_its_claimed_sensitivity():
     """Appendix B: L = 20, m = 400, sigma = 0.1, so 2L/m = 0.1; of all that a silo sends the sensitivity is 2L."""
-    opening, (weights,) = leaves(*NOISY)
-    assert opening == []
+    parts = leaves(*NOISY)
+    (weights,) = parts.upload
+    assert parts.once == []
     assert (weights.on, weights.kind) == ("weights", "gaussian")
     assert weights.claim == pytest.approx(1.0)
     assert weights.silo == pytest.approx(0.0025)
 
 
 def test_clipping_alone_is_no_noise_and_nor_is_nothing():
-    assert leaves(*RS)[1] == [Noise("weights")]
-    assert leaves()[1] == [Noise("weights")]
+    assert leaves(*RS).upload == [Noise("weights")]
+    assert leaves().upload == [Noise("weights")]
 
 
 @pytest.mark.parametrize(("kind", "claim"), [("laplace", 2.0), ("gaussian", 4 / math.sqrt(2))])
 def test_a_sample_moves_two_counts_and_all_samples_move_them_by_as_many_each(kind, claim):
-    (counts,), uploads = leaves("method_args.count_noise=4", f"method_args.count_noise_type={kind}", method="fedshift")
+    parts = leaves("method_args.count_noise=4", f"method_args.count_noise_type={kind}", method="fedshift")
+    (counts,) = parts.opening
     assert counts == on_counts(4.0, kind, 900)
     assert counts.claim == pytest.approx(claim)
     one, other = [900, 0], [0, 900]  # the furthest apart that counts of 900 samples can be
     norm = sum(abs(a - b) ** (1 if kind == "laplace" else 2) for a, b in zip(one, other, strict=True))
     assert counts.silo == pytest.approx(4 / (norm if kind == "laplace" else math.sqrt(norm)))
-    assert uploads == [Noise("weights")]
+    assert parts.upload == [Noise("weights")]
 
 
 def test_exact_counts_have_no_bound():
-    assert leaves(method="fedshift")[0] == [Noise("counts")]
+    assert leaves(method="fedshift").opening == [Noise("counts")]
 
 
 def test_the_hosts_noise_is_a_claim_and_a_bound_where_the_update_is_clipped():
     scale = math.sqrt(2 * math.log(1.25 / 0.1)) * 2 / 0.5
-    (alone,) = leaves(*GAUSSIAN)[1]
+    (alone,) = leaves(*GAUSSIAN).upload
     assert (alone.kind, alone.silo, alone.claim) == ("gaussian", 0.0, pytest.approx(scale / 2))
-    (clipped,) = leaves(*GAUSSIAN, *RS)[1]
+    (clipped,) = leaves(*GAUSSIAN, *RS).upload
     assert clipped.silo == pytest.approx(scale / 40)
-    (both,) = leaves(*GAUSSIAN, *NOISY)[1]
+    (both,) = leaves(*GAUSSIAN, *NOISY).upload
     assert both.silo == pytest.approx(math.sqrt(scale**2 + 0.1**2) / 40)
-    (alone,) = leaves(*GAUSSIAN, "dp_args.mechanism_type=laplace")[1]
+    (alone,) = leaves(*GAUSSIAN, "dp_args.mechanism_type=laplace").upload
     assert (alone.kind, alone.silo, alone.claim) == ("laplace", 0.0, pytest.approx(1 / (0.5 - math.log(0.9))))
-    assert leaves(*GAUSSIAN, "dp_args.dp_solution_type=cdp")[1] == [Noise("weights")]
+    assert leaves(*GAUSSIAN, "dp_args.dp_solution_type=cdp").upload == [Noise("weights")]
 
 
 def test_what_is_exact_is_named():
-    on = [noise.on for noise in leaves("comm_args.send_measures=true", method="fedmr")[1]]
+    on = [noise.on for noise in leaves("comm_args.send_measures=true", method="fedmr").upload]
     assert on[:2] == ["weights", "comm_args.send_measures true"]
     assert on[-1] == "counts in the uploads of fedmr"
     assert len(on) == 4
@@ -96,7 +98,7 @@ SUM = ["comm_args.secure_aggregation=true", "privacy_args.noise_multiplier=2", "
 
 
 def test_noise_of_a_sum_is_over_what_one_silo_may_add_and_a_replaced_one_moves_it_twice_as_far():
-    assert leaves(*SUM) == ([], [Noise("weights", "discrete", 1.0, 400.0)])
+    assert leaves(*SUM) == Leaving([], [], [Noise("weights", "discrete", 1.0, 400.0)], [])
 
 
 def test_fewest_clients_of_a_sum():

@@ -1,6 +1,9 @@
 """Servers that ask for more than a silo's policy allows: silos are processes, the server is this one."""
 
 import json
+import os
+import re
+import sys
 import threading
 from dataclasses import asdict, replace
 
@@ -249,3 +252,62 @@ def test_a_silo_stops_answering_when_its_budget_is_spent_however_it_is_asked(sce
     for name in trained:
         plain = start[name.removeprefix("model/")]
         assert ((other[name] - 1.001 * plain) - (first[name] - plain)).std() > 4  # noise of 4 sqrt(2)
+
+
+FAILING = """
+import torch
+from fl_labelskew_plugins.methods.fedrs import FedRS
+
+class Failing(FedRS):
+    def loss(self, batch, client):
+        if client.round == 1:
+            raise ValueError(f"sample {batch.inputs[0, 0, 0, 0]}")
+        terms = super().loss(batch, client)
+        if client.round == 2:
+            terms["more"] = terms["cross_entropy"].detach() * float("nan")
+        return terms
+"""
+
+
+def test_with_noise_on_uploads_a_failed_training_looks_like_another(scene, federation, write_plugin, monkeypatch):
+    """A server can make a model with which training fails, or the update is not finite, only with a known sample."""
+    write_plugin(federation.folder, "fl_labelskew.methods", FAILING, module="failing", target="Failing")
+    monkeypatch.syspath_prepend(federation.folder)
+    federation.environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    noise = ["method_args.upload_clip=1", "method_args.upload_sigma=4"]
+    federation.overrides = ["method_args.method=acme", *noise, "train_args.comm_round=4"]
+    server, process, code = scene({}, [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1e37)])
+    assert (code, server.failed) == (0, None), process.text
+    for upload in server.uploads:
+        assert upload.keys() == server.uploads[0].keys()
+        assert all(value.isfinite().all() for value in upload.values())
+    start = server.session.start
+    moved = torch.cat([(server.uploads[1][f"model/{name}"] - value).flatten() for name, value in start.items()])
+    assert 3.5 < float(moved.std()) < 4.5
+    said = re.findall(r"(.*); this silo uploads the weights of the server with noise in this round", process.text)
+    assert len(said) == 3
+    assert said[0].strip().startswith("Failing.loss (failing) raised ValueError: sample ")
+    assert said[1].strip().startswith("round 3: client 0: loss term more is nan")
+    assert said[2].strip().startswith("round 4: ")
+    assert [len(line["answered"]) for line in ledger_lines(federation)] == [1] * 4
+
+
+def ledger_lines(federation):
+    return [json.loads(line) for line in (federation.folder / "silo-1" / "privacy.jsonl").read_text().splitlines()]
+
+
+def test_exact_data_in_hello_and_test_results_are_in_the_ledger(scene, federation):
+    """A server that only waits for HELLO, or that only asks for tests, learns something, too."""
+    noise = ["method_args.method=fedrs", "method_args.upload_clip=1", "method_args.upload_sigma=4"]
+    told = ["validation_args.per_client=true", "comm_args.send_measures=true", "train_args.proxy_aggregation=class"]
+    federation.overrides = [*noise, *told]
+    _, process, code = scene({}, [(0, 1.0, Kind.TEST), (0, 1.0, Kind.TEST)])
+    assert code == 0, process.text
+    hello, test = ledger_lines(federation)
+    assert (hello["run"], hello["round"], [part["on"] for part in hello["answered"]]) == (
+        "hello", -1, ["train_args.proxy_aggregation class"],
+    )  # fmt: skip
+    assert (test["run"], test["round"], [part["on"] for part in test["answered"]]) == (
+        "a" * 16, 0, ["comm_args.send_measures true"],
+    )  # fmt: skip
+    assert hello["epsilon"] == test["epsilon"] == {"silo": None, "claim": None}
