@@ -24,7 +24,7 @@ SUFFIXES = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
 FEDAVG = "fedavg"
 DROPPED_FIRST = (
     *("peak GPU MB", "peak MB", "s/round", "MB down", "MB up", "spread", "own tests", "local model", "rounds", "pairs"),
-    *("worst client", "rounds to baseline", "best", "rank", "data", "difference", "personalised"),
+    *("worst client", "rounds to baseline", "rank", "data", "difference", "personalised", "best"),
 )
 """Columns that a narrow terminal omits, the least important first."""
 
@@ -132,6 +132,9 @@ def report_command(
     have no rank. Personalised is the accuracy of clients' own models on their own test splits. If a method keeps no
     such models, local model is the accuracy of the models just trained; it is not compared.
 
+    Accuracy is the mean of the last tests, best is the best round. Papers print either; a recipe with a paper's number
+    says which one. An exclamation mark follows a best that is more than 3 points above the accuracy.
+
     Difference is accuracy minus the baseline's, paired by seed, with a 95 % interval; it is called better or worse if
     the interval excludes 0.
 
@@ -160,7 +163,7 @@ def report_command(
         if pivot and not rows["whole"].any():
             raise mistake("--pivot", "needs at least one completed run", "the table without it")
         click.echo(shown(rows, form, columns, pivot=pivot))
-        for note in report.notes(all_rows, read):
+        for note in report.notes(all_rows, read, last):
             click.echo(note, err=True)
         if file is not None:
             with writing(file):

@@ -61,11 +61,12 @@ class StateStore:
         self._selected.append(client)
         return self.times_selected(client) + 1
 
-    def get(self, client: int) -> State:
-        """A copy of the client's last committed state; empty without one."""
-        if client not in self.committed:
+    def get(self, client: int, *, latest: bool = False) -> State:
+        """A copy of the client's last committed state, or with ``latest`` of its last state; empty without one."""
+        rounds = {**self.committed, **self._pending} if latest else self.committed
+        if client not in rounds:
             return {}
-        key = (client, self.committed[client])
+        key = (client, rounds[client])
         if key in self._memory:
             self._memory.move_to_end(key)
             return {name: value.clone() for name, value in self._memory[key].items()}

@@ -42,6 +42,8 @@ class LocalSettings:
     gradient_clip_norm: float | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     channels_last: bool = True
+    steps: int | None = None
+    """Training steps of a client in a round, instead of ``epochs``."""
 
 
 def learning_rate(settings: LocalSettings, round: int) -> float:

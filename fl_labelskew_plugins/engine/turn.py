@@ -184,7 +184,8 @@ class Turn:
         """Inputs ``(B, ...)`` and labels ``(B,)`` of all batches in the round's epochs, and the number of batches."""
         trainer, view = self.trainer, self.view
         epochs, per_epoch = self._epochs()
-        indices = itertools.chain.from_iterable(itertools.islice(epochs, trainer.settings.epochs))
+        total = trainer.settings.steps or per_epoch * trainer.settings.epochs
+        indices = itertools.islice(itertools.chain.from_iterable(epochs), total)
         augment = seeds.torch_seed(trainer.federation.seed, "augment", view.round, view.id)
 
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
@@ -193,7 +194,7 @@ class Turn:
                     call(True)
                 yield trainer.formatted(inputs), self.samples.y[index]
 
-        return batches(), per_epoch * trainer.settings.epochs
+        return batches(), total
 
     @contextlib.contextmanager
     def seeded(self) -> Iterator[None]:
@@ -241,7 +242,7 @@ class Turn:
         sums: dict[str, Tensor] = {}
         upload: Weights | None = None
         step, planned = 0, 0.0
-        per_epoch = total // settings.epochs
+        per_epoch = total / settings.epochs
         model.train()
         for stage in method.stages(settings.epochs):
             view.stage = stage.name

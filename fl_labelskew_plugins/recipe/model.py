@@ -99,6 +99,11 @@ class Recipe(Sections):
         return self.method_args.method
 
     @property
+    def label(self) -> str:
+        """The method's name, or the kind of a reference run."""
+        return self.train.reference or self.method_name
+
+    @property
     def code(self) -> str | None:
         """The function that builds the network, ``FILE.py:FUNCTION``; None for a registered network or an object."""
         return self.model.model if sections.is_code(self.model.model) and "model_args" not in self.objects else None

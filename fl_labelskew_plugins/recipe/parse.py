@@ -12,7 +12,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.params import IS_PATH, absolute
-from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, shipped, yaml
+from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, reference, shipped, yaml
 from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, form_conflicts, moments_conflicts
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown, takes_any
 from fl_labelskew_plugins.recipe.model import (
@@ -77,7 +77,11 @@ def parse(
     Raises:
         RecipeError: with every mistake of the text and the overrides.
     """
-    return _Check(Path(source)).recipe(text, overrides, objects)
+    recipe = _Check(Path(source)).recipe(text, overrides, objects)
+    if recipe.train.reference is None:
+        return recipe
+    kept = {section: plugin for section, plugin in objects.items() if section in reference.KEPT}
+    return _Check(Path(source)).recipe(reference.plain(recipe), (), kept)
 
 
 def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:

@@ -205,6 +205,12 @@ class TrainArgs(PluginArgs):
     )
     proxy_smoothing: float = Field(0.0, ge=0, description="lambda of proxy_aggregation: class, in samples")
 
+    reference: Literal["centralised", "local"] | None = Field(
+        None,
+        description="reference run instead of a federation, with plain training: centralised (all training data in one"
+        " place, as many steps) or local (each client trains its own model)",
+    )
+
     @property
     def proxies_by_class(self) -> float | None:
         """``proxy_smoothing`` if the classifier's rows are averaged per class, else None."""

@@ -125,9 +125,11 @@ class RunFolder(RunReader):
                 return False
         except LabelSkewError:
             return False
+        models = (self.path / name for name in ("model.safetensors", "clients"))  # clients': of a reference run
         if not plots.wanted():
-            return (self.path / "model.safetensors").exists()
-        results = [self.path / name for name in ("model.safetensors", "curves.png")]
+            return any(model.exists() for model in models)
+        results = [next((model for model in models if model.exists()), self.path / "model.safetensors")]
+        results.append(self.path / "curves.png")
         drawn = [*self.path.glob("partition.json"), *self.path.glob("confusion.csv"), *self.diagnostics.glob("*.jsonl")]
         drawn += self.diagnostics.glob("*.safetensors")
         return all(file.exists() for file in (*results, *(file.with_suffix(".png") for file in drawn)))

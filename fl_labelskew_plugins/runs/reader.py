@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, mistake
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from fl_labelskew_plugins.machine.files import read_lines, read_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import yaml
 from fl_labelskew_plugins.recipe.model import EXPECTED
+from fl_labelskew_plugins.recipe.sections import Expected
 
 
 class RunFile(BaseModel):
@@ -79,6 +81,19 @@ class RunReader:
         if not isinstance(content, dict) or not all(isinstance(keys, dict) for keys in content.values()):
             raise self.damaged(self.recipe, "it contains no recipe")
         return content
+
+    @property
+    def expected(self) -> list[Expected]:
+        """The papers' numbers in the recipe file; invalid ones are omitted."""
+        content: Any = None
+        with suppress(yaml.YamlError):
+            content, _ = yaml.read(yaml.text_of(self.recipe))
+        numbers = content.get(EXPECTED, []) if isinstance(content, dict) else []
+        found = []
+        for number in numbers if isinstance(numbers, list) else [numbers]:
+            with suppress(ValidationError):
+                found.append(Expected.model_validate(number))
+        return found
 
     @property
     def environment(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from fl_labelskew_plugins.runs.model_file import about
 from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.session import Session, made_up, watch
 from fl_labelskew_plugins.runs.tracking import Trackers
-from fl_labelskew_plugins.tensors import OPTIMIZER, joined, rest
+from fl_labelskew_plugins.tensors import joined
 
 
 class Card(Protocol):
@@ -104,6 +104,11 @@ class Record:
         return self._seconds + time.perf_counter() - self._begun
 
     @property
+    def has_model(self) -> bool:
+        """Whether the run trains a global model."""
+        return self.session.recipe.train.reference != "local"
+
+    @property
     def pauses(self) -> bool:
         """Whether to stop now."""
         return self.pause is not None and (self.next_round >= self.pause.rounds or time.monotonic() >= self.pause.at)
@@ -165,26 +170,27 @@ class Record:
             card: makes the text of ``MODEL_CARD.md``; default: no card.
         """
         folder, session = self.folder, self.session
-        model_file.save(self.weights, folder.path / "model.safetensors", about(session, round=self.next_round))
+        if self.has_model:
+            model_file.save(self.weights, folder.path / "model.safetensors", about(session, round=self.next_round))
         lines, file = read_lines(folder.metrics), folder.path / "curves.png"
         result = summary(lines, session.recipe.validation.last_rounds) | self._personalised_models()
         result["seconds"] = round(self.seconds, 2)
         if "client_accuracy" in result:
             result["clients"] = self._clients(result["client_accuracy"])
-        title = f"{session.recipe.method_name} on {session.recipe.data.dataset}"
+        title = f"{session.recipe.label} on {session.recipe.data.dataset}"
         plots.of_run(file, lambda: plots.curves(lines, file, title=title, own_models=session.own_models))
         self._draw_partition()
         self._write_confusion(title)
         if self.watch is not None:
             self.watch.draw()
-        if card is not None:
+        if card is not None and self.has_model:
             folder.write_text("MODEL_CARD.md", card(session, lines, result, best=folder.best.exists()))
         folder.write_json("summary.json", result)
         self._trackers.finish(result)
 
     def _keep_best(self, accuracy: float) -> None:
         """Keep the model if it is the best so far, or remove an outdated best model if models are not kept."""
-        if accuracy > self._best:
+        if accuracy > self._best and self.has_model:
             self._best, at = accuracy, self.next_round
             if self.session.recipe.tracking.keep_best:
                 metadata = about(self.session, round=at)
@@ -211,7 +217,7 @@ class Record:
         method, local = self.session.method, self.session.trainer
         accuracies = []
         for client in self.states.clients() if local.indices else []:  # without local clients there are no states
-            model = method.personalised(rest(self.states.get(client), OPTIMIZER))
+            model = self.session.own_model(self.states.get(client))
             if model is None:
                 break
             check_upload(model, self.weights, where=f"what {type(method).__name__}.personalised returned")
@@ -223,6 +229,8 @@ class Record:
             if len(local.test_indices[client]):
                 logits, labels = local.predict(local.test_indices[client], model)
                 accuracies.append(float((logits.argmax(1) == labels).float().mean()))
+        if not self.has_model:
+            return {}  # their accuracy is that of the last round
         return {"private_models_accuracy": added(accuracies) / len(accuracies)} if accuracies else {}
 
     def _clients(self, accuracies: Sequence[float | None]) -> list[dict[str, Any]]:

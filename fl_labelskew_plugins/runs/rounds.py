@@ -142,7 +142,8 @@ class Rounds:
             if self._per_client and tally.personalised:
                 accuracies = [tally.personalised.get(client) for client in range(session.federation.num_clients)]
                 line |= metrics.over_clients("client_personalised_accuracy", accuracies, session.client_names)
-        return line | {"bytes_up": tally.sent, "bytes_down": down}
+        nothing = session.recipe.train.reference is not None
+        return line | {"bytes_up": 0 if nothing else tally.sent, "bytes_down": 0 if nothing else down}
 
     def evaluate(self, observed: Tensor | None) -> dict[str, Any]:
         """Measures of the global model on the global test set; ``observed`` ``(C,)``: classes of the round."""
@@ -165,17 +166,15 @@ class Rounds:
 
         ``predicted`` and ``labels`` ``(N,)`` are those of the global test samples.
         """
-        splits, classes = self.session.trainer.test_indices, self.session.federation.num_classes
-        rows: list[dict[str, object]] = []
-        for client in range(self.session.federation.num_clients):
-            split = splits.get(client)
-            usable = split is not None and len(split)
-            matrix = metrics.confusion(predicted[split], labels[split], classes).cpu() if usable else None
-            if matrix is None:
-                rows.append({})
-                continue
-            rows.append({**metrics.measures(matrix), "right": int(matrix.diag().sum()), "samples": int(matrix.sum())})
-        return rows
+        return [self.one_client(client, predicted, labels) for client in range(self.session.federation.num_clients)]
+
+    def one_client(self, client: int, predicted: Tensor, labels: Tensor) -> dict[str, object]:
+        """The measures of :meth:`per_client` of one client."""
+        split = self.session.trainer.test_indices.get(client)
+        if split is None or not len(split):
+            return {}
+        matrix = metrics.confusion(predicted[split], labels[split], self.session.federation.num_classes).cpu()
+        return {**metrics.measures(matrix), "right": int(matrix.diag().sum()), "samples": int(matrix.sum())}
 
     def of_clients(self, rows: ClientMeasures) -> dict[str, object]:
         """The keys of a line of metrics with each client's measures."""

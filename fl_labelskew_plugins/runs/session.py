@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,15 +28,19 @@ from fl_labelskew_plugins.engine.sums import VECTOR, Sums, travelling
 from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.machine.place import available_cores, mpi_rank, place_on_node
 from fl_labelskew_plugins.machine.text import counted, few
-from fl_labelskew_plugins.partition.clients import Clients, Parts, divide
+from fl_labelskew_plugins.partition.clients import Clients, Parts, digest, divide
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.conflicts import fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
-from fl_labelskew_plugins.tensors import Weights
+from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, group, rest
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.diagnostics.watch import Watch
+
+
+OWN = "own"
+"""Group of a client's state that contains its model, in a reference run with local models."""
 
 
 class Dealt(Mapping[int, Tensor]):
@@ -149,6 +154,12 @@ class Session:
         files = status.names(self.recipe.client_specific.data_silo_config, self.federation.num_clients)
         return [f"silo {rank}, {name}" if name else f"silo {rank}" for rank, name in enumerate(files, 1)]
 
+    def own_model(self, state: State) -> Weights | None:
+        """A client's own model from its state; None if it has none."""
+        if self.recipe.train.reference == "local":
+            return group(state, OWN) or None
+        return self.method.personalised(rest(state, OPTIMIZER))
+
     @property
     def own_models(self) -> str:
         """The kind of models that are tested on clients' own test splits after local training."""
@@ -227,12 +238,36 @@ def build(recipe: Recipe) -> Session:
     """
     refuse_host_switches(recipe)
     data, clients = divided(recipe)
-    session = assemble(recipe, data, clients.train, clients.test, clients.train.sizes.tolist(), names=clients.groups)
+    centralised = recipe.train.reference == "centralised"
+    total = steps(recipe, clients.train.sizes.tolist()) if centralised else None
+    clients = pooled(clients) if centralised else clients
+    sizes = clients.train.sizes.tolist()
+    session = assemble(recipe, data, clients.train, clients.test, sizes, names=clients.groups, steps=total)
     counts = torch.from_numpy(clients.counts).to(session.trainer.device)
     session = replace(session, clients=clients, counts=counts, data=fingerprint(data))
     watch(session, Path())  # raises before anything is written
     _ = session.sums  # likewise, if the vectors are too small for the noise
     return session
+
+
+def pooled(clients: Clients) -> Clients:
+    """One client with the training and test samples of all clients."""
+
+    def together(parts: Parts) -> Parts:
+        owners = np.full(int(parts.indices.max(initial=-1)) + 1, -1)
+        owners[parts.indices] = 0
+        return Parts(owners, 1)
+
+    train, test = together(clients.train), together(clients.test)
+    counts, test_counts = (table.sum(0, keepdims=True) for table in (clients.counts, clients.test_counts))
+    return Clients(train, test, counts, test_counts, digest(train, test), ["0"])
+
+
+def steps(recipe: Recipe, sizes: Sequence[int]) -> int:
+    """Training steps of a round's clients together, on average; ``sizes``: training samples of each client."""
+    train = recipe.train
+    every = sum(train.epochs * math.ceil(size / train.batch_size) for size in sizes)
+    return max(1, round(every * train.clients_per_round / train.client_num_in_total))
 
 
 def watch(session: Session, folder: Path) -> Watch | None:
@@ -263,6 +298,7 @@ def assemble(
     federation: Federation | None = None,
     secret: int | None = None,
     names: Mapping[int, str] | None = None,
+    steps: int | None = None,
 ) -> Session:
     """Build network and trainer for some or all clients of a federation.
 
@@ -275,6 +311,7 @@ def assemble(
         federation: of the whole run, if it does not follow from the data here.
         secret: seed of this silo's privacy noise, known only to the silo.
         names: clients' display names, if any.
+        steps: number of a client's training steps in a round, instead of the recipe's epochs.
     """
     device = devices.device(recipe)
     fixed = recipe.device.threads or threads.chosen_by_user()
@@ -297,8 +334,8 @@ def assemble(
         torch.set_num_threads(threads.suitable(model, shape, recipe.train.batch_size))
     if federation is None:
         federation = Federation(
-            num_clients=recipe.train.client_num_in_total,
-            clients_per_round=recipe.train.clients_per_round,
+            num_clients=len(sizes),
+            clients_per_round=min(recipe.train.clients_per_round, len(sizes)),
             rounds=recipe.train.comm_round,
             epochs=recipe.train.epochs,
             num_classes=num_classes,
@@ -314,7 +351,7 @@ def assemble(
     trainer = LocalTrainer(
         model=with_shared(model, recipe.method, federation, "model").to(device),
         method=recipe.method,
-        settings=local_settings(recipe),
+        settings=replace(local_settings(recipe), steps=steps),
         federation=federation,
         train=train_samples,
         indices=moved(train),

@@ -12,6 +12,7 @@ from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.runs.pace import Pace
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
+from fl_labelskew_plugins.tensors import State
 
 
 class Simulation:
@@ -19,7 +20,7 @@ class Simulation:
 
     Iteration runs the remaining rounds and yields each round's line of metrics. Stopping early leaves a checkpoint;
     iterate again to resume. ``take``: a client's turn, by default :func:`.engine.turn.fit`; ``hooks`` and ``server`` as
-    in :class:`.Rounds`.
+    in :class:`.Rounds`, which ``rounds`` replaces.
     """
 
     def __init__(
@@ -29,10 +30,11 @@ class Simulation:
         take: Callable[..., LocalResult] | None = None,
         hooks: Hooks | None = None,
         server: Callable[..., Server] = Server,
+        rounds: Callable[..., Rounds] = Rounds,
     ) -> None:
         self.record, self.session = record, record.session
         self.take = take or partial(fit, record.session.trainer)
-        self.rounds = Rounds(record, hooks=hooks, server=server)
+        self.rounds = rounds(record, hooks=hooks, server=server)
         self.server = self.rounds.server
 
     def __iter__(self) -> Generator[dict[str, Any], None, None]:
@@ -50,12 +52,11 @@ class Simulation:
         record, server, states = self.record, self.server, self.record.states
         for number, client in enumerate(clients, 1):
             record.progress.client(round, number, len(clients), self.session.trainer.names.get(client, ""))
-            result = self.take(
+            result = self.train_client(
                 client,
                 round,
-                server.weights,
+                states.get(client),
                 shared=server.shared,
-                state=states.get(client),
                 times_selected=states.select(client),
                 personalised=record.personalised and record.tests(round),
                 observer=None if record.watch is None else record.watch.observer(round),
@@ -66,3 +67,7 @@ class Simulation:
             states.put(client, round, result.state)
             yield client, result
             del result  # frees this client's memory before the next one trains
+
+    def train_client(self, client: int, round: int, state: State, **turn: Any) -> LocalResult:
+        """Train a client from the server's model."""
+        return self.take(client, round, self.server.weights, state=state, **turn)

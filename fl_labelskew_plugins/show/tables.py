@@ -32,9 +32,12 @@ def describe(session: Session) -> str:
     numbers = sum(p.numel() for p in session.trainer.model.parameters())
     size = num_bytes(session.start.values()) / 1e6
     optimizer, source = recipe.train.federated_optimizer, compatibility.source(recipe, session.trainer.model)
+    trained = f"{recipe.method_name} with {optimizer}{SOURCE_NOTES[source]}"
+    if recipe.train.reference is not None:
+        trained = f"reference run, {recipe.train.reference}"
     return "\n".join(
         [
-            f"{recipe.name}: {recipe.method_name} with {optimizer}{SOURCE_NOTES[source]}, {recipe.comm.backend}",
+            f"{recipe.name}: {trained}, {recipe.comm.backend}",
             f"data: {recipe.data.dataset}, {of_classes(session.class_names, counts, sum(sizes))}, {held}",
             f"network: {recipe.network_name}, {numbers} parameters, {size:.2f} MB per message, "
             f"{federation.num_features} features",
@@ -84,8 +87,9 @@ def table(record: Record) -> str:
         samples = counted(result["client_test_samples"], "sample")
         text = f"{100 * result['client_accuracy_pooled']:.2f} % of {samples} together"
         rows.append(("global model, all clients' tests", text))
-    for key, label in (("client_accuracy", "global model"), ("client_personalised_accuracy", own_models)):
-        if f"{key}_mean" in result:
+    of_all = own_models if record.session.recipe.train.reference == "local" else "global model"
+    for key, label in (("client_accuracy", of_all), ("client_personalised_accuracy", own_models)):
+        if f"{key}_mean" in result and (f"{label}, over the clients",) not in {row[:1] for row in rows}:
             mean, std, worst = (f"{100 * result[f'{key}_{part}']:.2f}" for part in ("mean", "std", "worst"))
             name = result[f"{key}_worst_client"]
             text = f"all {mean} %" if worst == mean else f"mean {mean} % (std {std}), worst {worst} %: {name}"

@@ -18,6 +18,7 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.machine.files import read_lines, read_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.model import of_sums
+from fl_labelskew_plugins.recipe.sections import Expected
 from fl_labelskew_plugins.runs.measure import Measure, main_measure, main_tests
 from fl_labelskew_plugins.runs.reader import RunReader
 
@@ -54,6 +55,7 @@ class FinishedRun:
         personal: whether its method keeps a model for each client.
         names: ``setting`` and ``label``, if a sweep has named them.
         clients: those on which the global model was tested individually; empty for an unfinished run.
+        expected: numbers of papers to compare it with.
     """
 
     name: str
@@ -65,6 +67,7 @@ class FinishedRun:
     class_names: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     clients: Sequence[Client] = ()
+    expected: Sequence[Expected] = ()
 
     @property
     def seed(self) -> str:
@@ -181,6 +184,7 @@ def read(folder: Path) -> FinishedRun:
             Client(clean(row.get("name"), 60), *(number(row, key) for key in Client._fields[1:]))
             for row in reader.results.get("clients", ())
         ],
+        expected=reader.expected,
     )
     for line in run.tests:
         if number(line, run.measure.key) is None or not isinstance(line.get("round"), int):

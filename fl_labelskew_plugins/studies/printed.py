@@ -16,9 +16,9 @@ WORDS = (*NAMES, "differs in", "label", "setting", "test")
 """Columns of text."""
 FORMS = {
     **dict.fromkeys((*WORDS, "seeds", "unfinished", "rounds"), ""),
-    **{"accuracy": ".2f", "accuracy_std": ".2f"},
+    **{f"{name}{part}": ".2f" for name in ("accuracy", "best") for part in ("", "_std")},
     **dict(zip(DIFFERENCE, ("+.2f", ".2f", ".2f", ".0f"), strict=True)),
-    **{f"{name}{part}": ".2f" for name in ("personalised", "local model", "best") for part in ("", "_std")},
+    **{f"{name}{part}": ".2f" for name in ("personalised", "local model") for part in ("", "_std")},
     **{f"{name}{part}": ".2f" for name in ("own tests", "worst client", "spread") for part in ("", "_std")},
     **{"rank": ".0f", "rounds to baseline": ".0f", "speedup": ".2f", "MB up": ".3f", "MB down": ".3f"},
     **{"s/round": ".2f", "peak MB": ".0f", "peak GPU MB": ".0f"},
@@ -65,6 +65,8 @@ def _all_global(frame: DataFrame) -> bool:
 def texts(frame: DataFrame, columns: Sequence[str] = (), *, split: bool = False) -> DataFrame:
     """The printed table: accuracies in per cent over the last tests, mean and std over seeds.
 
+    ``!`` marks the best round of a row with a run whose last tests are much worse, see :data:`.report.FALL`.
+
     A row is identified by its ``label`` (as method) and ``place`` (as partition), which contain all that differs.
 
     Args:
@@ -84,6 +86,8 @@ def texts(frame: DataFrame, columns: Sequence[str] = (), *, split: bool = False)
     for name in [name for name in text if f"{name}_std" in text]:
         std = text[f"{name}_std"]
         text[name] = text[name].where(std == "", text[name] + " ± " + std)
+    if "best" in text:
+        text["best"] += frame["falls"].map({True: " !", False: ""})
     if "seeds" in text:
         both = (cells["seeds"] + cells["unfinished"]).astype(str)
         text["seeds"] = text["seeds"].where(cells["unfinished"] == 0, text["seeds"] + " of " + both)

@@ -49,6 +49,8 @@ NAMES = {
 """Column to its key in a recipe, and its default."""
 SCENE = ("data_args.", "partition_args.")
 """Prefixes of the keys that define a setting."""
+FALL = 3.0
+"""Per cent points by which a run's best round exceeds its last tests if its accuracy falls or oscillates."""
 DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs"]
 """Columns that compare a row with the baseline."""
 CHOSEN = (("label", "method", "optimizer"), ("setting", "place", "partition"), ("data",))
@@ -67,6 +69,7 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
     - test: the samples for accuracy, best and curve, named as in :data:`.measure.MEASURES`. Only rows of the same
       measure share a setting; the name of any but the first is part of the setting's name.
     - accuracy, best: per cent, over the last tests and the best test; mean over seeds, with ``_std`` sample std.
+    - falls: whether a run's best is more than :data:`FALL` above its accuracy.
     - personalised, local model: likewise, of clients' models on their own test splits: personal models that the method
       keeps, or else models just trained.
     - own tests, worst client, spread: likewise, of the global model on the clients' own test splits, if known: mean
@@ -99,6 +102,9 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
     firsts = [group[0] for group in groups]
     measures = [run.measure for run in firsts]
     recipes = [flat(run.recipe) | place for run, place in zip(firsts, _data(firsts), strict=True)]
+    for recipe in recipes:
+        if reference := recipe.pop("train_args.reference", None):
+            recipe["method_args.method"] = reference
     counted = [[run for run in group if run.whole] or list(group) for group in groups]
     names = {name: [_name(recipe.get(key, default)) for recipe in recipes] for name, (key, default) in NAMES.items()}
     names["partition"] = [_partition(recipe) for recipe in recipes]
@@ -142,6 +148,7 @@ def _measure(frame: DataFrame, last: int) -> None:
     results = [(run.accuracy(last), *(run.last(key, last) for key in keys), run.best) for run in runs]
     columns = ["accuracy", "clients", "own tests", "worst client", "spread", "best"]
     of_seeds = 100 * pd.DataFrame(results, runs.index, columns, dtype=float)
+    frame["falls"] = (of_seeds["best"] - of_seeds["accuracy"] > FALL).groupby(level=0).any()
     for part, values in (("", of_seeds.groupby(level=0).mean()), ("_std", of_seeds.groupby(level=0).std())):
         for name in (name for name in columns if name != "clients"):
             frame[f"{name}{part}"] = values[name]
@@ -380,13 +387,31 @@ def names_in(frame: DataFrame, *columns: str) -> list[str]:
     return [f"'{name}'" if "," in name else name for name in names]
 
 
-def notes(frame: DataFrame, runs: Iterable[FinishedRun]) -> list[str]:
-    """A line per run that is incomplete or not counted in its row, and one if rows have several measures."""
+def notes(frame: DataFrame, runs: Iterable[FinishedRun], last: int = 5) -> list[str]:
+    """Notes below a table of all rows, with ``last`` tests in each mean.
+
+    One for each run that is incomplete, not counted in its row, or much better in its best round; one for each number
+    of a paper; and one if rows have several measures.
+    """
     counted = [run for runs in frame["runs"] for run in runs]
     lines = [note for run in runs if (note := _note(run, counted))]
+    for run in counted:
+        fall = 100 * (run.best - (run.accuracy(last) or 0.0)) if run.tests else 0.0
+        if fall > FALL:
+            lines.append(f"! {run.name}: best is {fall:.1f} points above accuracy, the mean of the last tests")
+    for label, seeds in zip(frame["label"], frame["runs"], strict=True):
+        for expected in seeds[0].expected:
+            column = PRINTED.get(expected.measure)
+            if column is not None:
+                paper = f"{expected.paper}, {expected.table}: {expected.value:g}"
+                lines.append(f"{label}: {clean(paper)}; compare it with the column {column}")
     if frame["test"].nunique() > 1:
         lines.append(f"accuracies are on {tested_on(frame)}: only rows with the same test are compared")
     return lines
+
+
+PRINTED = {"accuracy": "accuracy", "best_accuracy": "best", "personalised_accuracy": "personalised"}
+"""Column of the table by measure of a paper's number."""
 
 
 def _note(run: FinishedRun, counted: Sequence[FinishedRun]) -> str:

@@ -65,9 +65,9 @@ def test_the_final_table_counts_its_tests(tmp_path, tests, says):
     line = {"round": 0, "accuracy": 0.5, "balanced_accuracy": 0.5, "bytes_up": 1, "bytes_down": 1}
     result = summary([line | {"round": r} for r in range(tests)], 5)
     folder.write_json("summary.json", result | {"seconds": 1.0})
-    assert f"\n  {says}" in start.table(
-        SimpleNamespace(folder=folder, session=SimpleNamespace(own_models="local models"))
-    )
+    recipe = SimpleNamespace(train=SimpleNamespace(reference=None))
+    session = SimpleNamespace(own_models="local models", recipe=recipe)
+    assert f"\n  {says}" in start.table(SimpleNamespace(folder=folder, session=session))
 
 
 def test_a_reason_pushes_nothing_into_a_line_of_its_own():

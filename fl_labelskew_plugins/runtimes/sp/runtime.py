@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.reference import LocalTraining
 from fl_labelskew_plugins.runs.session import Session
 from fl_labelskew_plugins.runs.simulation import Simulation
 from fl_labelskew_plugins.runtimes.base import Runtime
@@ -14,7 +15,10 @@ class SP(Runtime):
     def run(self, session: Session, record: Record) -> None:
         """Run the remaining rounds."""
         host = self.host(session.recipe, record.folder.path)
-        if session.recipe.hosted:
+        if session.recipe.train.reference == "local":
+            for _ in LocalTraining(record):
+                pass
+        elif session.recipe.hosted:
             from fl_labelskew_plugins.runtimes.sp.hosted import train
 
             train(host, record)

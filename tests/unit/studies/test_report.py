@@ -11,6 +11,8 @@ from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.studies import printed, report, side_by_side
 from fl_labelskew_plugins.studies.finished import grouped, read
 
+FALLS = "! {}: best is {:.1f} points above accuracy, the mean of the last tests"
+
 
 def rows_of(*runs, last=2, baseline="fedavg"):
     return report.rows(grouped([read(run) for run in runs]), last, baseline)
@@ -88,18 +90,18 @@ def test_seeds_share_a_row_with_mean_and_std(tmp_path):
     texts = printed.texts(found)
     head, rows = texts.columns.tolist(), texts.to_numpy().tolist()
     assert head == [
-        "method", "data", "partition", "seeds", "rounds", "accuracy", "difference", "local model", "best", "rank",
+        "method", "data", "partition", "seeds", "rounds", "accuracy", "best", "difference", "local model", "rank",
         "rounds to baseline", "MB up", "MB down", "s/round", "peak MB",
     ]  # fmt: skip
     # Means of the last two tests: (0.5 + 0.7) / 2 and 0.4; their sample std is 0.1 * sqrt(2).
     # The baseline's mean is 0.5, then 0.45; only rounds that both seeds have tested count. Seconds: (6 + 16) / 7.
     # Seed 0 of the baseline has 0.6: the others are 0.35 and 0.1 below it.
-    first = ["fedavg", "digits", "iid", "2", "3-4", "50.00 ± 14.14", "-", "90.00", "80.00 ± 14.14", "1", "1 (1.00x)"]
+    first = ["fedavg", "digits", "iid", "2", "3-4", "50.00 ± 14.14", "80.00 ± 14.14 !", "-", "90.00", "1", "1 (1.00x)"]
     few = ["digits", "iid", "1", "1"]
     assert rows == [
         [*first, "3.000", "-", "3.14", "503"],
-        ["fedrs, alpha=0.5", *few, "25.00", "-35.00", "-", "25.00", "3", "> 1", "-", "-", "-", "-"],
-        ["fedrs, alpha=1.0", *few, "50.00", "-10.00", "-", "50.00", *first[-2:], "-", "0.500", "-", "-"],
+        ["fedrs, alpha=0.5", *few, "25.00", "25.00", "-35.00", "-", "3", "> 1", "-", "-", "-", "-"],
+        ["fedrs, alpha=1.0", *few, "50.00", "50.00", "-10.00", "-", *first[-2:], "-", "0.500", "-", "-"],
     ]
     # Equal cells are equally good; a single number is nothing to compare.
     marks = printed.marks(found)
@@ -174,10 +176,41 @@ def test_a_run_without_all_its_rounds_is_not_counted(tmp_path):
     assert printed.marks(rows)["accuracy"].tolist() == [1, 0, 2]
     split = printed.texts(rows, split=True)
     assert split[["seeds", "unfinished"]].to_numpy().tolist() == [["1", "1"], ["0", "1"], ["1", "0"]]
-    assert report.notes(rows, found) == [
+    assert report.notes(rows, found, 2) == [
         f"{tmp_path / 'b'}: 2 of 3 rounds: excluded from its row",
         f"{tmp_path / 'c'}: 1 of 3 rounds: shown without a rank",
+        FALLS.format(tmp_path / "a", 10.0),
+        FALLS.format(tmp_path / "d", 5.0),
     ]
+
+
+def test_a_best_round_far_above_the_last_tests_is_marked(tmp_path):
+    falling = folder(tmp_path / "a", resolved(0), [0.9, 0.6, 0.6])
+    steady = folder(tmp_path / "b", resolved(0, "fedlc"), [0.5, 0.61, 0.59])
+    rows = rows_of(falling, steady)
+    assert printed.texts(rows)[["accuracy", "best"]].to_numpy().tolist() == [["60.00", "90.00 !"], ["60.00", "61.00"]]
+    assert printed.texts(rows, split=True)["best"].tolist() == ["90.00", "61.00"]
+    assert report.notes(rows, [], 2) == [FALLS.format(falling, 30.0)]
+
+
+def test_a_papers_number_names_the_column_to_compare(tmp_path):
+    run = folder(tmp_path / "a", resolved(0), [0.5, 0.5])
+    number = "{value: 81, measure: best_accuracy, paper: Someone 2020, table: Table 3}"
+    recipe = run / "recipe.yaml"
+    recipe.write_text(recipe.read_text() + f"\nexpected: [{number}, {{value: much}}]\n")
+    assert report.notes(rows_of(run), []) == ["fedavg: Someone 2020, Table 3: 81; compare it with the column best"]
+
+
+def test_references_are_rows_of_their_own(tmp_path):
+    runs = [folder(tmp_path / "a", resolved(0), [0.5])]
+    for name in ("centralised", "local"):
+        recipe = resolved(0)
+        recipe["train_args"] = recipe["train_args"] | {"reference": name}
+        runs.append(folder(tmp_path / name, recipe, [0.75]))
+    rows = rows_of(*runs)
+    assert rows["label"].tolist() == rows["method"].tolist() == ["fedavg", "centralised", "local"]
+    assert rows["setting"].nunique() == 1
+    assert rows["difference"].tolist()[1:] == [25, 25]
 
 
 def test_a_seed_counts_once(tmp_path):
@@ -190,6 +223,7 @@ def test_a_seed_counts_once(tmp_path):
     assert report.notes(rows, found) == [
         f"{tmp_path / 'half'}: 1 of 2 rounds: excluded from its row",
         f"{tmp_path / 'copy'}: same recipe, data and seed as {tmp_path / 'whole'}: counted once",
+        FALLS.format(tmp_path / "whole", 5.0),
     ]
 
 
