@@ -9,8 +9,10 @@ The pictures of docs/methods are not among them, since their bytes depend on the
 
 from __future__ import annotations
 
+import csv
 import json
 import re
+import statistics
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -21,7 +23,7 @@ from fl_labelskew_registry import LabelSkewError, catalog
 
 from fl_labelskew_plugins.cli import formulas, plugins, table
 from fl_labelskew_plugins.cli.main import main as labelskew
-from fl_labelskew_plugins.recipe import compatibility, parse, shipped, tables
+from fl_labelskew_plugins.recipe import compatibility, parse, shipped, tables, yaml
 from fl_labelskew_plugins.recipe.model import EXPECTED, PLUGGED, POLICY, SECTIONS
 from fl_labelskew_plugins.recipe.schema import json_schema
 from fl_labelskew_plugins.recipe.sections import Expected, Policy
@@ -169,6 +171,34 @@ def theirs(name: str) -> Iterator[str]:
             yield _table(["recipe", *(_called(made[part.columns[i]]) for i in columns)], body)
 
 
+def published(name: str) -> Iterator[str]:
+    """A published table next to our runs, from benchmarks/published: best rounds, differences and verdicts."""
+    folder = ROOT / "benchmarks/published"
+    content, _ = yaml.read((folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    lines = csv.DictReader((folder / f"{name}.csv").read_text(encoding="utf-8").splitlines())
+    runs: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for line in lines:
+        runs.setdefault((line["setting"], line["method"]), []).append(line)
+    rows, hours = [], 0.0
+    for (setting, method), ours in runs.items():
+        best = [float(line["best"]) for line in ours]
+        last = [float(line["last"]) for line in ours if line["last"]]
+        hours += sum(float(line["hours"]) for line in ours)
+        mean, theirs = statistics.fmean(best), content["published"].get(setting, {}).get(method)
+        cells = ["", "", "not in their table"]
+        if theirs is not None:
+            difference, verdict = mean - theirs[0], "reached"
+            if abs(difference) > 2 * theirs[1]:
+                verdict = "beyond" if difference > 0 else "fell short"
+            cells = [f"{theirs[0]:.2f} ± {theirs[1]:.2f}", f"{difference:+.2f}", verdict]
+        spread = f" ± {statistics.stdev(best):.2f}" if len(best) > 1 else ""
+        after = f"{statistics.fmean(last):.2f}" if last else "not recorded"
+        rows.append([setting, method, str(len(best)), f"{mean:.2f}{spread}", after, *cells])
+    head = ["setting", "method", "seeds", "ours, best round", "ours, last 5", "published", "difference", "verdict"]
+    yield _table(head, rows)
+    yield f"These runs took {hours:.1f} hours of one core."
+
+
 def _number(row: tables.Row, i: int, digits: tuple[int, int]) -> str:
     value = row.values[i] if row.values else None
     mean, std = value if isinstance(value, tuple) else (value, None)
@@ -192,7 +222,7 @@ def _called(sections: tables.Sections) -> str:
 
 
 MAKERS: dict[str, Callable[..., Iterator[str]]] = {
-    maker.__name__: maker for maker in (grid, equation, parameters, keys, commands, ours, theirs)
+    maker.__name__: maker for maker in (grid, equation, parameters, keys, commands, ours, theirs, published)
 }
 """The parts that a page may ask for; each yields paragraphs and tables."""
 
