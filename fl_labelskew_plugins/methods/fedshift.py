@@ -197,7 +197,7 @@ class KnownPrior(Method):
         return {"smoothed": smoothed_counts(counts, smoothing=self.smoothing_of(counts))}
 
     def open(self, total: Total) -> dict[str, Tensor]:
-        """The global prior. With a negative sum, which only a cheating client can cause, a class counts as one sample."""
+        """The global prior. A class with a negative sum, from a client that cheats, counts as one sample."""
         smoothed = total.tensors["smoothed"]
         return {"prior": global_prior(smoothed.where(smoothed >= 0, 1.0))}
 
