@@ -32,27 +32,40 @@ def norms(
         result: the upload, of the same form as ``old``.
         old: the model that the silo received.
         parameters: names of the trained tensors.
-        sends: see ``Method.sends``; prototypes are sums over as many samples as ``counts``, if sent.
+        sends: see ``Method.sends``; prototypes are sums over as many samples of each class as ``counts``, if sent.
         sends_change: whether the upload contains changes of the parameters.
 
     Returns:
         ``update``: of the parameters' change; ``buffers``: of the other tensors' change; of all optimiser tensors; of
-            each of the method's tensors by name, per sample if it is a sum. Integer tensors are omitted.
+            each of the method's tensors by name, per sample of its class if it is a sum. Integer counts and buffers are
+            omitted.
     """
     totals: dict[str, float] = {}
     for name, value in result.upload.items():
         trained = name in parameters
-        totals |= _with(totals, UPDATE if trained else BUFFERS, value, None if trained and sends_change else old[name])
+        if value.is_floating_point():
+            before = None if trained and sends_change else old[name]
+            totals |= _with(totals, UPDATE if trained else BUFFERS, value, before)
     for name, value in result.contributions.items():
-        totals |= _with(totals, OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else name, value, None)
-    samples = sum(float(value.sum()) for name, value in result.contributions.items() if sends.get(name) == "counts")
-    summed = {name for name in result.contributions if sends.get(name) == "prototypes"} if samples else ()
-    return {name: norm / samples if name in summed else norm for name, norm in totals.items()}
+        if sends.get(name) != "counts" or value.is_floating_point():
+            group = OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else name
+            totals |= _with(totals, group, _per_sample(name, value, result.contributions, sends), None)
+    return totals
+
+
+def _per_sample(name: str, value: Tensor, tensors: Mapping[str, Tensor], sends: Mapping[str, str]) -> Tensor:
+    """A class's sum divided by its number of samples, if the method also sends that; other tensors unchanged."""
+    value = value if value.is_floating_point() else value.double()
+    if sends.get(name) != "prototypes":
+        return value
+    of_part = name.rpartition("/")[0]
+    for other, counts in tensors.items():
+        if sends.get(other) == "counts" and other.rpartition("/")[0] == of_part and counts.shape == value.shape[:1]:
+            return value / counts.clamp(min=1).to(value).reshape(-1, *[1] * (value.dim() - 1))
+    return value
 
 
 def _with(totals: Mapping[str, float], name: str, value: Tensor, old: Tensor | None) -> dict[str, float]:
-    if not value.is_floating_point():
-        return {}
     parts = matching(value, value if old is None else old)
     distances = (_distance(part, None if old is None else before) for part, before in parts)
     return {name: math.hypot(totals.get(name, 0.0), *distances)}

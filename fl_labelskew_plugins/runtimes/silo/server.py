@@ -349,10 +349,14 @@ class TrainingExchanges(NamedTuple):
 
 
 def check_counts(tensors: Mapping[str, Tensor], session: Session) -> None:
-    """Raise RunError for counts of more samples than a silo may have."""
+    """Raise RunError for counts that are negative, or of more samples than a silo may have."""
     most = session.recipe.comm.max_samples
     for name, value in tensors.items():
-        if session.method.sends.get(name) == "counts" and value.double().sum() > most:
+        if session.method.sends.get(name) != "counts":
+            continue
+        if bool((value < 0).any()):
+            raise RunError(f"{name} has negative counts")
+        if value.double().sum() > most:
             raise RunError(f"{name} are of more than {most} training samples (comm_args.max_samples of the server)")
 
 

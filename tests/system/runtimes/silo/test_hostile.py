@@ -198,6 +198,16 @@ def test_prototypes_and_counts_out_of_all_proportion_are_refused_too(federation)
     assert left_out(federation) == [[2], [2], [2]]
 
 
+def test_an_opening_with_negative_counts_is_refused(federation):
+    """Counts of 1e300 and -1e300 would pass the limit of samples, and leave no other class in the prior."""
+    federation.overrides = ["method_args.method=fedshift", "train_args.comm_round=1", "comm_args.quorum_timeout_s=5"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    smoothed = torch.tensor([1e300, -1e300, *[1.0] * 8], dtype=torch.float64)
+    fake = FakeSilo(federation.address, [], opening={"smoothed": smoothed})
+    finished(server, *silos)
+    assert fake.finish["reason"] == "smoothed has negative counts"
+
+
 def test_a_silo_with_most_of_the_weight_is_told_and_too_many_samples_are_turned_away(federation):
     federation.overrides = ["train_args.comm_round=2", "comm_args.quorum_timeout_s=5", "comm_args.max_samples=100000"]
     server, silos = federation.server(), federation.silos(1, 2)

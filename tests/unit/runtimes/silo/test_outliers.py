@@ -80,12 +80,29 @@ def test_norms_by_hand(sends_change):
     old = {"w": torch.full((2, 2), 5.0), "b": torch.zeros(2), "mean": torch.ones(1), "steps": torch.tensor(0)}
     upload = {"w": torch.full((2, 2), 7.0), "b": torch.tensor([3.0, 0.0]), "mean": torch.full((1,), -2.0)}
     upload["steps"] = torch.tensor(2**62)
-    sent = {"optimizer/a": torch.tensor(3.0), "optimizer/b": torch.full((4,), 2.0), "counts": torch.tensor([9])}
-    sent |= {"sums": torch.full((3, 3), 2.0), "outputs": torch.ones(4)}
-    kinds = {"sums": "prototypes", "counts": "counts"}  # sums over 9 samples
+    sent = {"optimizer/a": torch.tensor(3.0), "optimizer/b": torch.full((4,), 2.0), "counts": torch.tensor([9, 1, 0])}
+    sent |= {"sums": torch.full((3, 3), 2.0), "outputs": torch.ones(4, dtype=torch.int64)}
+    kinds = {"sums": "prototypes", "counts": "counts"}  # sums over 9 samples, over 1, and over none
     values = norms(LocalResult(upload, sent, {}, {}), old, ["w", "b"], kinds, sends_change=sends_change)
     moved = math.sqrt(4 * 49 + 9) if sends_change else 5.0  # the parameters themselves are changes
-    assert values == pytest.approx({"update": moved, "buffers": 3.0, "optimizer": 5.0, "sums": 6 / 9, "outputs": 2.0})
+    assert values == pytest.approx(
+        {"update": moved, "buffers": 3.0, "optimizer": 5.0, "sums": 2 * math.sqrt(3 * (1 / 81 + 1 + 1)), "outputs": 2.0}
+    )
+
+
+def test_many_samples_of_one_class_do_not_hide_a_large_sum_of_another():
+    """Divided by all samples together, the sum of class 1 would look like that of an honest silo."""
+    kinds = {"sums": "prototypes", "counts": "counts"}
+    honest = {"sums": torch.tensor([[40.0], [40.0]]), "counts": torch.tensor([40, 40])}
+    for dtype in (torch.float64, torch.int64):
+        cheat = {"sums": torch.tensor([[0], [10**9]], dtype=dtype), "counts": torch.tensor([10**9, 1])}
+        judge = Judge(1000, {})
+        judge.begin(0)
+        held = []
+        for client, sent in enumerate((honest, honest, cheat)):
+            values = norms(LocalResult({}, sent, {}, {}), {}, [], kinds, sends_change=False)
+            held += [] if judge.add(client, values) else [client]
+        assert [client for client in held if judge.objection(client)] == [2]
 
 
 def test_norms_overflow_nowhere_and_go_through_large_tensors_in_parts():
