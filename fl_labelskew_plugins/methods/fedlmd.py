@@ -113,7 +113,8 @@ class FedLMD(Method):
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         """The distillation."""
-        p, teacher = self.params, client.scratch.get(TEACHER)
+        p = self.params
+        teacher: Any = client.scratch.get(TEACHER)
         if p.beta == 0 or (p.teacher == "global" and teacher is None):
             return {}
         with torch.no_grad():

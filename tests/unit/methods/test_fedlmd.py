@@ -127,7 +127,9 @@ def test_equal_outputs_of_the_teacher_are_a_uniform_target():
 def test_gradcheck_and_precision():
     z, g, y = drawn(4, 5)
     majority = torch.tensor([True, False, False, True, False])
-    assert torch.autograd.gradcheck(lambda z: label_masking_distillation(z, g, y, majority, tau=2.0), z.requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda z: label_masking_distillation(z, g, y, majority, tau=2.0), z.requires_grad_()
+    )
     half = label_masking_distillation(z.bfloat16(), g.bfloat16(), y, majority)
     assert half.dtype == torch.float32
     assert half.item() == pytest.approx(naive(z.bfloat16(), g.bfloat16(), y, majority, 1.0), rel=1e-5)
