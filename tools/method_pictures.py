@@ -21,7 +21,9 @@ from torch.nn.functional import cross_entropy
 from fl_labelskew_plugins.methods.fd import distillation
 from fl_labelskew_plugins.methods.fedaws import spread, spreadout
 from fl_labelskew_plugins.methods.fedlc import calibrated_logits
+from fl_labelskew_plugins.methods.fedlmd import label_masking_distillation, majority_labels
 from fl_labelskew_plugins.methods.fedmr import inter_class_loss, intra_class_loss
+from fl_labelskew_plugins.methods.fedntd import not_true_distillation
 from fl_labelskew_plugins.methods.fedproc import contrast_share, prototype_contrast
 from fl_labelskew_plugins.methods.fedrod import balanced_logits
 from fl_labelskew_plugins.methods.fedshift import global_prior, shifted_logits, smoothed_counts
@@ -243,6 +245,44 @@ def fedmmd(left: Axes, right: Axes) -> None:
     right.set_title("where it moves features")
 
 
+SERVER, LOCAL = torch.tensor([[2.0, 1.0, 0.0, 1.0, 1.5, 0.5]]), torch.tensor([[3.0, 2.0, 0.5, 0.0, -1.0, -1.0]])
+"""Logits of a sample of class 0: the server's model, and the client's after some steps."""
+
+
+def single_push(loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """What a loss of logits and labels does to each of the logits ``LOCAL``."""
+    logits = LOCAL.clone().requires_grad_()
+    loss(logits, torch.tensor([0])).backward()
+    return -logits.grad[0]
+
+
+def fedntd(left: Axes, right: Axes) -> None:
+    """Both models' outputs without the label, and what the distillation does to a sample's logits."""
+    left.set_title("outputs for a sample of class 0, without class 0")
+    models = {"server's model": SERVER, "trained model": LOCAL}
+    outputs = {name: z.index_fill(1, torch.tensor([0]), -torch.inf).softmax(dim=1)[0] for name, z in models.items()}
+    bars(left, outputs)
+    right.set_title("push on each logit of the sample")
+    distil = single_push(lambda z, y: not_true_distillation(z, SERVER, y))
+    bars(right, {"cross-entropy": single_push(cross_entropy), "distillation": distil})
+
+
+def fedlmd(left: Axes, right: Axes) -> None:
+    """Targets of a sample, and what they do to its logits."""
+    minority, label = ~majority_labels(COUNTS), torch.tensor([0])
+    without = SERVER.index_fill(1, label, -torch.inf)
+    masked, uniform = (z.masked_fill(~minority, -torch.inf) for z in (SERVER, torch.zeros_like(SERVER)))
+    left.set_title("targets for a sample of class 0")
+    targets = {"FedNTD": without, "FedLMD": masked, "FedLMD, uniform": uniform}
+    bars(left, {name: z.softmax(dim=1)[0] for name, z in targets.items()})
+    right.set_title("push of the distillation on each logit")
+    teachers = {"FedLMD": SERVER, "FedLMD, uniform": torch.zeros_like(SERVER)}
+    rows = {"FedNTD": single_push(lambda z, y: not_true_distillation(z, SERVER, y))}
+    for name, g in teachers.items():
+        rows[name] = single_push(lambda z, y, g=g: label_masking_distillation(z, g, y, ~minority))
+    bars(right, rows)
+
+
 def fd(left: Axes, right: Axes) -> None:
     """A teacher's output, and what it does to a sample's logits."""
     teacher = torch.diag(torch.full((6,), 3.0))
@@ -294,6 +334,8 @@ PICTURES = {
     "fedproc": fedproc,
     "moon": moon,
     "fedmmd": fedmmd,
+    "fedntd": fedntd,
+    "fedlmd": fedlmd,
     "reweighting": reweighting,
     "fedrod": fedrod,
     "fedaws": fedaws,

@@ -20,6 +20,9 @@ NEUTRAL = [
     ("fedrod", {"gamma": 0.0, "private": 0.0}),
     ("fedaws", {"rate": 0.0}),
     ("fd", {"gamma": 0.0}),
+    ("fedntd", {"beta": 0.0}),
+    ("fedlmd", {"beta": 0.0}),
+    ("fedlmd", {"beta": 0.0, "teacher": "uniform"}),
     ("flda", {"general_share": 1.0}),
 ]
 """FedShift's and reweighting's depend on the clients, see test_fedshift.py."""

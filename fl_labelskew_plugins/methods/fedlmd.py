@@ -1,0 +1,133 @@
+"""FedLMD: Federated Learning with Label-Masking Distillation.
+
+J. Lu, S. Li, K. Bao, P. Wang, Z. Qian, S. Ge. ACM Multimedia 2023. https://arxiv.org/abs/2409.13136
+
+FedNTD's distillation, without the client's majority labels in the teacher's output. ``teacher: uniform`` is the
+paper's FedLMD-Tf, which needs no teacher. Only the paper's abstract was available to us, so no equation numbers are
+given; loss and defaults are those of the authors' public code: a majority label has more samples than the mean of all
+classes.
+
+Two formulas of that code cannot work. FedLMD-Tf's targets are divided by ``C - B - 1`` with the batch size ``B``, which
+is negative for most batches; here they are a uniform distribution. If the label of a sample is the client's only
+minority label, all its targets are masked, and its loss can reach 1000; here such a sample has only cross-entropy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from fl_labelskew_registry.contracts import Batch, ClientView, Method
+from pydantic import Field
+
+from fl_labelskew_plugins import params
+from fl_labelskew_plugins.methods.fedntd import not_true_distillation
+from fl_labelskew_plugins.ops import on_device
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TEACHER = "fedlmd.teacher"
+
+
+def majority_labels(counts: Tensor) -> Tensor:
+    r"""Labels of which a client has more samples than the mean of all classes.
+
+    .. math:: \mathcal{M} = \{c : n_c > N_k / C\}
+
+    Args:
+        counts: ``(C,)`` int64, the client's training samples per class.
+
+    Returns:
+        ``(C,)`` bool. All labels are minority labels if all classes have the same number of samples.
+
+    >>> majority_labels(torch.tensor([6, 3, 0, 3]))
+    tensor([ True, False, False, False])
+    """
+    return counts * len(counts) > counts.sum()
+
+
+def label_masking_distillation(
+    student: Tensor, teacher: Tensor, labels: Tensor, majority: Tensor, *, tau: float = 1.0
+) -> Tensor:
+    r"""Distil a teacher's outputs for the minority labels ``m`` other than each sample's label.
+
+    .. math:: \frac{\tau^2}{B} \sum_n \sum_{c \in m, c \ne y_n} p^g_{nc} \log \frac{p^g_{nc}}{p_{nc}}, \quad
+        p^g_{nc} = \frac{\exp(z^g_{nc} / \tau)}{\sum_{j \in m, j \ne y_n} \exp(z^g_{nj} / \tau)}, \quad
+        p_{nc} = \frac{\exp(z_{nc} / \tau)}{\sum_{j \ne y_n} \exp(z_{nj} / \tau)}
+
+    The gradient with respect to a label's logit is 0. With respect to the logit of any other majority label, it is
+    :math:`\tau p_{nc} / B`, so these logits fall. A sample without a minority label other than its own counts 0.
+
+    Args:
+        student: ``(B, C)`` logits in training, computed in at least float32.
+        teacher: ``(B, C)`` logits without a gradient; equal ones are the uniform target of FedLMD-Tf.
+        labels: ``(B,)`` int64.
+        majority: ``(C,)`` bool.
+        tau: temperature of both.
+
+    >>> z, g = torch.tensor([[5.0, 0.0, 0.0, 0.0]]), torch.tensor([[0.0, 9.0, 1.0, 1.0]])
+    >>> majority = torch.tensor([True, True, False, False])
+    >>> label_masking_distillation(z, g, torch.tensor([0]), majority)  # (0, 1/2, 1/2) against (1/3, 1/3, 1/3)
+    tensor(0.4055)
+    """
+    return not_true_distillation(student, teacher, labels, tau=tau, masked=majority)
+
+
+class FedLMD(Method):
+    r"""Distillation of the client's minority labels in local training.
+
+    A label is a majority label if the client has more samples of it than the mean of all classes. All others, also
+    missing classes, are minority labels (``m``). The teacher (``g``) is the server's frozen model without the majority
+    labels. The trained model's softmax omits only the sample's label ``y``:
+
+    .. math::
+        \mathcal{L} = \mathcal{L}_{ce} + \beta \, \tau^2 \, \frac{1}{B}
+        \sum_n \sum_{c \in m, c \ne y_n} p^g_{nc} \log \frac{p^g_{nc}}{p_{nc}}
+
+    .. math::
+        p^g_{nc} = \frac{\exp(z^g_{nc} / \tau)}{\sum_{j \in m, j \ne y_n} \exp(z^g_{nj} / \tau)}, \quad
+        p_{nc} = \frac{\exp(z_{nc} / \tau)}{\sum_{j \ne y_n} \exp(z_{nj} / \tau)}
+
+    With ``teacher: uniform``, all targets of a sample are equal (FedLMD-Tf). With ``beta: 0``, the loss is
+    bit-identical to plain cross-entropy. If a client has equally many samples of all classes, the loss is FedNTD's.
+    """
+
+    class Params(params.Params):
+        """Options of FedLMD."""
+
+        beta: float = Field(1.0, ge=0, description="weight of the distillation; 0: plain cross-entropy")
+        tau: float = Field(1.0, gt=0, description="temperature of both models' outputs")
+        teacher: Literal["global", "uniform"] = Field(
+            "global", description="global: the server's model; uniform: equal targets without a model (FedLMD-Tf)"
+        )
+
+    paper = "Federated Learning with Label-Masking Distillation, ACM Multimedia 2023, https://arxiv.org/abs/2409.13136"
+
+    def before_round(self, client: ClientView) -> None:
+        """Freeze a copy of the server's model, if it is the teacher."""
+        if self.params.beta == 0 or self.params.teacher == "uniform":
+            return
+        if client.frozen is not None and client.model is not None:
+            client.scratch[TEACHER] = client.frozen(client.model.state_dict())
+
+    def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
+        """The distillation."""
+        p = self.params
+        teacher: Any = client.scratch.get(TEACHER)
+        if p.beta == 0 or (p.teacher == "global" and teacher is None):
+            return {}
+        with torch.no_grad():
+            outputs = torch.zeros_like(batch.logits) if p.teacher == "uniform" else teacher(batch.inputs)
+        majority = majority_labels(on_device(client, "counts", client.counts, batch.logits.device))
+        distillation = label_masking_distillation(batch.logits, outputs, batch.labels, majority, tau=p.tau)
+        return {"distillation": p.beta * distillation}
+
+    def deviations(self) -> list[str]:
+        """The formulas that the authors' code has in another form."""
+        if self.params.beta == 0:
+            return []
+        lines = ["a sample whose label is the only minority label counts 0; in the authors' code, up to 1000"]
+        if self.params.teacher == "uniform":
+            lines.append("teacher: uniform: targets sum to 1; the authors' code divides them by C - B - 1")
+        return lines

@@ -1,0 +1,170 @@
+import math
+
+import pytest
+import torch
+from fl_labelskew_registry import LabelSkewError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loss_checks import assert_finite, softmax
+from torch.nn.functional import cross_entropy
+
+from fl_labelskew_plugins.methods import combined
+from fl_labelskew_plugins.methods.fedlc import FedLC, calibrated_logits
+from fl_labelskew_plugins.methods.fedlmd import FedLMD
+from fl_labelskew_plugins.methods.fedntd import FedNTD, not_true_distillation
+from fl_labelskew_plugins.methods.map import MAP
+
+
+def naive(student, teacher, labels, tau):
+    """Sample by sample and class by class."""
+    total = 0.0
+    for z, g, y in zip(student.tolist(), teacher.tolist(), labels.tolist(), strict=True):
+        others = [c for c in range(len(z)) if c != y]
+        q, p = (softmax([row[c] for c in others], tau) for row in (z, g))
+        total += sum(b * math.log(b / a) for a, b in zip(q, p, strict=True))
+    return tau**2 * total / len(labels)
+
+
+def drawn(rows, classes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    z, g = torch.randn(2, rows, classes, dtype=torch.float64, generator=generator) * 2
+    return z, g, torch.randint(classes, (rows,), generator=generator)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(2, 6), st.floats(0.5, 5), st.integers(0, 10**6))
+def test_distillation_equals_a_loop(rows, classes, tau, seed):
+    z, g, y = drawn(rows, classes, seed)
+    ours = not_true_distillation(z, g, y, tau=tau)
+    assert ours.item() == pytest.approx(naive(z, g, y, tau), rel=1e-9, abs=1e-12)
+
+
+def test_hand_numbers():
+    z = torch.tensor([[9.0, 0.0, 0.0], [0.0, 0.0, 9.0]])
+    g = torch.tensor([[0.0, math.log(3), 0.0], [0.0, 0.0, 0.0]])
+    labels = torch.tensor([0, 2])
+    # the first sample: (3/4, 1/4) against (1/2, 1/2); the second: equal outputs
+    first = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    assert not_true_distillation(z, g, labels).item() == pytest.approx(first / 2, rel=1e-5)
+    # temperature 2 takes the root of the odds: 3 becomes sqrt(3); the factor is 4
+    p = math.sqrt(3) / (1 + math.sqrt(3))
+    first = p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p))
+    assert not_true_distillation(z, g, labels, tau=2.0).item() == pytest.approx(4 * first / 2, rel=1e-5)
+
+
+def test_logits_of_labels_have_neither_effect_nor_gradient():
+    z, g, y = drawn(5, 4)
+    before = not_true_distillation(z, g, y)
+    rows = torch.arange(5)
+    z[rows, y] += 100
+    g[rows, y] -= 100
+    z.requires_grad_()
+    after = not_true_distillation(z, g, y)
+    assert torch.equal(after, before)
+    after.backward()
+    assert not z.grad[rows, y].any()
+    assert z.grad[rows, (y + 1) % 4].all()
+
+
+@pytest.mark.parametrize("tau", [1.0, 3.0])
+def test_gradient_of_another_class_is_the_difference_of_both_models_outputs(tau):
+    z, g, y = drawn(5, 4)
+    not_true_distillation(z.requires_grad_(), g, y, tau=tau).backward()
+    for n in range(5):
+        others = [c for c in range(4) if c != y[n]]
+        q, p = (softmax([row[n, c].item() for c in others], tau) for row in (z, g))
+        expected = [tau * (a - b) / 5 for a, b in zip(q, p, strict=True)]
+        assert z.grad[n, others].tolist() == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+def test_gradcheck_and_precision():
+    z, g, y = drawn(4, 5)
+    assert torch.autograd.gradcheck(lambda z: not_true_distillation(z, g, y, tau=2.0), z.requires_grad_())
+    half = not_true_distillation(z.bfloat16(), g.bfloat16(), y)
+    assert half.dtype == torch.float32
+    assert half.item() == pytest.approx(naive(z.bfloat16(), g.bfloat16(), y, 1.0), rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-6, 1e4, 1e6])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_extreme_logits_have_a_finite_gradient(size, rows):
+    z, g, y = drawn(rows, 5)
+    local = (size * z.float()).requires_grad_()
+    assert_finite(not_true_distillation(local, size * g.float(), y), local)
+
+
+def test_two_classes_leave_nothing_to_distil():
+    z, g, y = drawn(3, 2)
+    value = not_true_distillation(z.requires_grad_(), g, y)
+    value.backward()
+    assert value.item() == 0
+    assert not z.grad.any()
+
+
+def test_beta_zero_keeps_no_teacher(world, assert_plain):
+    method, view = FedNTD(FedNTD.Params(beta=0.0)), world.client()
+    method.before_round(view)
+    assert view.scratch == {}
+    assert_plain(method, scratch=view.scratch)
+
+
+@pytest.mark.parametrize("tau", [0.5, 1.0, 3.0])
+def test_equal_models_have_neither_loss_nor_gradient(tau):
+    """So the first step of a round is that of cross-entropy."""
+    z, _, y = drawn(5, 4)
+    value = not_true_distillation(z.requires_grad_(), z.detach(), y, tau=tau)
+    value.backward()
+    assert value.item() == 0
+    assert z.grad.abs().max() < 1e-15
+
+
+def test_the_teacher_is_the_servers_model(world):
+    method, view = FedNTD(FedNTD.Params(beta=0.3, tau=2.0)), world.client()
+    method.before_round(view)
+    server = view.frozen(world.net.state_dict())
+    with torch.no_grad():
+        world.net.body[0].weight.add_(0.5)  # training has begun
+        world.net.classifier.weight.mul_(2)
+    batch = world.batch()
+    terms = method.loss(batch, view)
+    assert torch.equal(terms["cross_entropy"], cross_entropy(batch.logits, batch.labels))
+    expected = naive(batch.logits, server(batch.inputs), batch.labels, 2.0)
+    assert terms["distillation"].item() == pytest.approx(0.3 * expected, rel=1e-4)
+    assert_finite(sum(terms.values()), *world.net.parameters())
+    assert all(p.grad is None for p in view.scratch["fedntd.teacher"].parameters())
+
+
+def test_two_rounds_on_digits(digits):
+    run = digits("fedntd")
+    for clients in ([0, 1], [1, 2]):
+        for result in run.play(clients).values():
+            assert result.loss_terms["distillation"] > 0  # training has left the server's model
+            assert result.state == {}
+
+
+def test_distillation_keeps_outputs_of_other_classes_near_the_servers(digits):
+    free, held = (digits("fedntd", beta=beta).play([0])[0].loss_terms["distillation"] / beta for beta in (1e-6, 5.0))
+    assert held < 0.5 * free
+
+
+def test_it_is_combined_with_calibrations_and_other_terms(world):
+    """The distillation is of the network's logits, not of calibrated ones."""
+    both = combined.combine({"fedlc": FedLC(), "fedntd": FedNTD(), "fedlmd": FedLMD()})
+    view = world.client()
+    both.before_round(view)
+    server = view.frozen(world.net.state_dict())
+    batch = world.batch()
+    terms = both.loss(batch, view)
+    assert list(terms) == ["cross_entropy", "fedlmd.distillation", "fedntd.distillation"]
+    lowered = calibrated_logits(batch.logits, world.counts, tau=1.0)
+    assert torch.equal(terms["cross_entropy"], cross_entropy(lowered, batch.labels))
+    expected = naive(batch.logits, server(batch.inputs), batch.labels, 1.0)
+    assert terms["fedntd.distillation"].item() == pytest.approx(expected, rel=1e-4)
+    with pytest.raises(LabelSkewError, match="map cannot be combined with fedntd: it does more than change logits"):
+        combined.combine({"fedntd": FedNTD(), "map": MAP()})
+
+
+def test_deviations():
+    assert FedNTD().deviations() == []
+    assert FedNTD(FedNTD.Params(beta=0.0, tau=3.0)).deviations() == []
+    assert "tau^2" in FedNTD(FedNTD.Params(tau=3.0)).deviations()[0]
