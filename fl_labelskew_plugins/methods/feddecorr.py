@@ -76,7 +76,8 @@ class FedDecorr(Method):
 
         beta: float = Field(0.1, ge=0, description="weight of the regulariser (paper and authors' code: 0.1)")
         scale: Scale = Field(
-            "paper", description="paper: as printed; code: the authors', (B - 1)^2 / B times as strong with batch size B"
+            "paper",
+            description="paper: as printed; code: the authors', 62 times as strong in a batch of 64",
         )
 
     paper = (
@@ -95,5 +96,5 @@ class FedDecorr(Method):
             return []
         lines = ["1e-8 is added to the variance of each feature (authors' code), because it may be 0"]
         if self.params.scale == "code":
-            lines.append("scale: code omits the diagonal, and is (B - 1)^2 / B times as strong as the printed regulariser")
+            lines.append("scale: code omits the diagonal, and is (B - 1)^2 / B times as strong as printed")
         return lines

@@ -8,11 +8,12 @@ paper itself was not available to us. Deviations:
 
 - Line 15 is printed without the minus sign of the divergence. Here, as in the authors' code, both softmaxes run over
   the vacant classes only, so a client with one vacant class has no distillation.
-- ``form: paper`` is lines 16 and 17, without a lower bound. A class without samples of another class in the batch has
-  no term: its logarithm is infinite. ``code`` is the authors' code: it divides the exponentials by ``C p_c`` and counts
-  ``exp(0)`` for a sample of the class itself, so that the gradient vanishes for very small logits.
-- Line 18 has no weight for the suppression; the authors' code multiplies it by 0.005. ``lam`` is 0.1 in the command of
-  the authors' README, and 1 by default in their code.
+- ``form: paper`` is lines 16 and 17, without a lower bound: its gradient does not vanish for very small logits. A class
+  without samples of another class in the batch has no term, because its logarithm is infinite. ``code`` is the authors'
+  code: it divides the exponentials by ``C p_c`` and counts ``exp(0)`` for a sample of the class itself, as a bound.
+- Line 18 has no weight for the suppression; the authors' code multiplies it by 0.005. With ``form: paper`` and weight 1
+  our training diverged, so the authors' code is the default. ``lam`` is 0.1 in the command of the authors' README, and
+  1 by default in their code.
 - Line 14 removes vacant classes from the softmax. The authors' code adds 1e-9 to ``p_c``, which lowers their logits by
   20.7.
 """
@@ -23,7 +24,7 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from fl_labelskew_registry.contracts import Batch, ClientView, Method
+from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method
 from pydantic import Field
 from torch.nn.functional import kl_div
 
@@ -34,7 +35,7 @@ from fl_labelskew_plugins.ops import check_choice, check_per_class, full, on_dev
 if TYPE_CHECKING:
     from torch import Tensor
 
-Form = Literal["paper", "code"]
+Form = Literal["code", "paper"]
 TEACHER = "fedvls.teacher"
 VACANT = "fedvls.vacant"
 
@@ -62,7 +63,7 @@ def vacant_class_distillation(logits: Tensor, teacher: Tensor, vacant: Tensor) -
     return kl_div(student, target, reduction="batchmean", log_target=True)
 
 
-def logit_suppression(logits: Tensor, labels: Tensor, counts: Tensor, *, form: Form = "paper") -> Tensor:
+def logit_suppression(logits: Tensor, labels: Tensor, counts: Tensor, *, form: Form = "code") -> Tensor:
     r"""Logarithm of each class's mean exponential in samples of other classes (algorithm 1, lines 16 and 17).
 
     .. math:: \text{paper: } \sum_c p_c \log \frac1B \sum_{n: y_n \ne c} e^{z_{n,c}} \qquad
@@ -75,13 +76,15 @@ def logit_suppression(logits: Tensor, labels: Tensor, counts: Tensor, *, form: F
         logits: ``(B, C)``, computed in at least float32.
         labels: ``(B,)`` int64.
         counts: ``(C,)``, the client's training samples per class; ``p_c`` is the share of class ``c``.
-        form: ``paper`` or ``code``.
+        form: ``code`` or ``paper``.
 
     >>> z, labels, counts = torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([1, 1, 0])
-    >>> logit_suppression(z, labels, counts)  # half of the samples are of another class: log(1 / 2)
+    >>> logit_suppression(z, labels, counts, form="paper")  # half of the samples are of another class: log(1 / 2)
     tensor(-0.6931)
+    >>> logit_suppression(z, labels, counts)  # the other sample counts 2 / 3, the own one 1: log(5 / 6)
+    tensor(-0.1823)
     """
-    check_choice("form", form, ("paper", "code"))
+    check_choice("form", form, ("code", "paper"))
     check_per_class("counts", counts, logits)
     z = full(logits)
     share = counts.to(z.dtype) / counts.sum().clamp(min=1)
@@ -106,8 +109,8 @@ class FedVLS(Method):
 
     .. math:: \mathcal{L}_{dis} = \frac1B \sum_{i=1}^{B} \sum_{o \in O} q^g_{i,o} \log \frac{q^g_{i,o}}{q_{i,o}}
 
-    The suppression lowers the logit of each class in the samples of other classes (lines 16 and 17), and line 18 is the
-    sum, with ``w`` 1:
+    The suppression lowers the logit of each class in the samples of other classes (lines 16 and 17). It is shown with
+    ``form: paper``. Line 18 is the sum, with ``w`` 1:
 
     .. math::
         \mathcal{L}_{logit} = \sum_c p_c \log \frac1B \sum_{i: y_i \ne c} \exp(z_{i,c}), \quad
@@ -120,17 +123,15 @@ class FedVLS(Method):
         """Options of FedVLS."""
 
         lam: float = Field(0.1, ge=0, description="weight of the distillation (authors' README: 0.1)")
-        suppression: float = Field(1.0, ge=0, description="weight w of the suppression (paper: 1; authors' code: 0.005)")
+        suppression: float = Field(0.005, ge=0, description="weight w of the suppression (paper: 1)")
         form: Form = Field(
-            "paper", description="suppression: paper: without lower bound; code: label logits count as exp(0)"
+            "code", description="suppression: code: label logits count as exp(0); paper: they do not, no lower bound"
         )
         calibration: Literal["prior", "none"] = Field(
             "prior", description="cross-entropy: prior: weighted by class shares (line 14); none: plain"
         )
 
-    paper = (
-        "Exploring Vacant Classes in Label-Skewed Federated Learning, AAAI 2025, https://arxiv.org/abs/2401.02329"
-    )
+    paper = "Exploring Vacant Classes in Label-Skewed Federated Learning, AAAI 2025, https://arxiv.org/abs/2401.02329"
 
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
@@ -167,8 +168,14 @@ class FedVLS(Method):
         p, lines = self.params, []
         if p.calibration == "none":
             lines.append("calibration: none is plain cross-entropy; line 14 weights each class by its share")
-        if p.suppression != 1:
-            lines.append(f"suppression: {p.suppression:g}; line 18 has no weight, the authors' code 0.005")
-        if p.form == "code" and p.suppression > 0:
-            lines.append("form: code counts a sample of the class itself as exp(0); line 16 omits it")
+        if p.suppression not in (0, 1):
+            lines.append(f"suppression: {p.suppression:g} is a weight; line 18 has none, the authors' code 0.005")
+        if p.suppression > 0 and p.form == "code":
+            lines.append("form: code counts a sample of the class itself as exp(0), after a shift; line 16 omits it")
         return lines
+
+    def warnings(self, federation: Federation) -> list[str]:
+        """Warn about the printed suppression, which has no lower bound."""
+        if self.params.suppression > 0 and self.params.form == "paper":
+            return ["form: paper has no lower bound, so training may diverge; code is safe"]
+        return []

@@ -19,7 +19,7 @@ from fl_labelskew_plugins.runtimes.options import RunOptions
 ROOT = Path(__file__).parents[2]
 RUN = "fedml" if find_spec("fedml") else "labelskew"
 METHODS = ["fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr"]
-METHODS += ["fedproc", "moon", "fedmmd", "reweighting", "fedrod", "fedaws", "fd", "flda"]
+METHODS += ["fedproc", "moon", "fedmmd", "reweighting", "fedrod", "fedaws", "fd", "flda", "feddecorr", "fedvls"]
 
 
 @pytest.fixture(scope="module")

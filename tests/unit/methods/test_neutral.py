@@ -21,6 +21,8 @@ NEUTRAL = [
     ("fedaws", {"rate": 0.0}),
     ("fd", {"gamma": 0.0}),
     ("flda", {"general_share": 1.0}),
+    ("feddecorr", {"beta": 0.0}),
+    ("fedvls", {"calibration": "none", "lam": 0.0, "suppression": 0.0}),
 ]
 """FedShift's and reweighting's depend on the clients, see test_fedshift.py."""
 
