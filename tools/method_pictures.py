@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.methods.fd import distillation
 from fl_labelskew_plugins.methods.fedaws import spread, spreadout
+from fl_labelskew_plugins.methods.feddecorr import decorrelation
 from fl_labelskew_plugins.methods.fedlc import calibrated_logits
 from fl_labelskew_plugins.methods.fedlmd import label_masking_distillation, majority_labels
 from fl_labelskew_plugins.methods.fedmr import inter_class_loss, intra_class_loss
@@ -27,6 +28,7 @@ from fl_labelskew_plugins.methods.fedntd import not_true_distillation
 from fl_labelskew_plugins.methods.fedproc import contrast_share, prototype_contrast
 from fl_labelskew_plugins.methods.fedrod import balanced_logits
 from fl_labelskew_plugins.methods.fedshift import global_prior, shifted_logits, smoothed_counts
+from fl_labelskew_plugins.methods.fedvls import logit_suppression, vacant_class_distillation
 from fl_labelskew_plugins.methods.flda import mixed
 from fl_labelskew_plugins.methods.map import hpm_momentum
 from fl_labelskew_plugins.methods.moon import model_contrast
@@ -325,6 +327,45 @@ def flda(left: Axes, right: Axes) -> None:
     right.legend(frameon=False)
 
 
+def feddecorr(left: Axes, right: Axes) -> None:
+    """The regulariser by the correlation of two dimensions, and where it moves features."""
+    x, y = torch.randn(2, 4000, generator=torch.Generator().manual_seed(0))
+    correlations = torch.linspace(-1, 1, 41)
+    losses = [decorrelation(torch.stack([x, r * x + (1 - r**2).sqrt() * y], dim=1)).item() for r in correlations]
+    left.plot(correlations, losses, color=COLOURS[0])
+    left.set_title("regulariser of two dimensions, scale: paper")
+    left.set_xlabel("correlation")
+    left.set_ylim(0)
+    some = torch.stack([x, 0.8 * x + 0.6 * y], dim=1)[:60]
+    arrows(right, some, decorrelation, "features of a batch")
+    right.legend(frameon=False, loc="upper left")
+    right.set_title("where it moves features")
+
+
+def fedvls(left: Axes, right: Axes) -> None:
+    """What each term does to the logits of a sample, and the suppression by the size of the logits."""
+    labels, vacant = torch.repeat_interleave(torch.arange(len(COUNTS)), COUNTS), torch.tensor([4, 5])
+    teacher = torch.tensor([0.0, 0.0, 0.0, 0.0, 2.0, 0.0]).expand(len(labels), -1)
+    losses = {
+        "distillation": lambda z: vacant_class_distillation(z, teacher, vacant),
+        "suppression, form: paper": lambda z: logit_suppression(z, labels, COUNTS, form="paper"),
+    }
+    rows = {}
+    for name, loss in losses.items():
+        logits = torch.zeros(len(labels), len(COUNTS), requires_grad=True)
+        loss(logits).backward()
+        rows[name] = -logits.grad.sum(dim=0)
+    bars(left, rows)
+    left.set_title("push on each logit, summed over the client's data")
+    sizes = torch.linspace(-10, 5, 31)
+    for form, colour in zip(("code", "paper"), COLOURS, strict=False):
+        values = [logit_suppression(torch.full((len(labels), 6), z), labels, COUNTS, form=form) for z in sizes]
+        right.plot(sizes, values, color=colour, label=f"form: {form}")
+    right.set_title("suppression, if all logits are equal")
+    right.set_xlabel("logit")
+    right.legend(frameon=False)
+
+
 PICTURES = {
     "fedrs": fedrs,
     "map": hpm,
@@ -341,6 +382,8 @@ PICTURES = {
     "fedaws": fedaws,
     "fd": fd,
     "flda": flda,
+    "feddecorr": feddecorr,
+    "fedvls": fedvls,
 }
 
 

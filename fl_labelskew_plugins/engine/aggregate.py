@@ -26,11 +26,12 @@ def client_weights(samples: Sequence[int], aggregation: Aggregation, population:
         aggregation: ``samples``: ``N_k`` over the round's sum (FedAvg). ``uniform``: ``1/|S|`` (FedRS and MAP,
             algorithm 1). ``population``: ``N_k / N`` with ``N`` over all clients (FedShift, algorithm 1 line 9); the
             old model gets the remaining weight, so a partial round changes the model less.
-        population: ``N``, training samples of all clients.
+        population: ``N``, training samples of all clients; the round's sum if that is larger, because a silo that
+            joins late is not in ``N``.
     """
     if aggregation == "uniform":
         return [1 / len(samples)] * len(samples)
-    total = population if aggregation == "population" else sum(samples)
+    total = max(population, sum(samples)) if aggregation == "population" else sum(samples)
     return [n / total for n in samples]
 
 

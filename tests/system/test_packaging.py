@@ -19,7 +19,20 @@ from fl_labelskew_plugins.runtimes.options import RunOptions
 ROOT = Path(__file__).parents[2]
 RUN = "fedml" if find_spec("fedml") else "labelskew"
 METHODS = ["fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr"]
-METHODS += ["fedproc", "moon", "fedmmd", "reweighting", "fedrod", "fedaws", "fd", "flda", "fedntd", "fedlmd"]
+METHODS += [
+    "fedproc",
+    "moon",
+    "fedmmd",
+    "reweighting",
+    "fedrod",
+    "fedaws",
+    "fd",
+    "flda",
+    "fedntd",
+    "fedlmd",
+    "feddecorr",
+    "fedvls",
+]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,20 @@ ROOT = Path(__file__).parents[2]
 FILES = shipped.files()
 ROWS = [f"{paper}/{row}" for paper in shipped.papers() for row in shipped.table(paper).cells]
 METHODS = ("fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr")
-BASELINES = ("fedproc", "moon", "fedmmd", "reweighting", "fedrod", "fedaws", "fd", "flda", "fedntd", "fedlmd")
+BASELINES = (
+    "fedproc",
+    "moon",
+    "fedmmd",
+    "reweighting",
+    "fedrod",
+    "fedaws",
+    "fd",
+    "flda",
+    "fedntd",
+    "fedlmd",
+    "feddecorr",
+    "fedvls",
+)
 
 SAMPLES = {"cifar10": 1000, "cifar100": 3000, "svhn": 1000, "fashion_mnist": 1000, "cinic10": 900, "tiny_imagenet": 600}
 """Samples of a small copy, where 100 clients or 1,600 shards need more than it has by default."""

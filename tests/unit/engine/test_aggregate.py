@@ -21,6 +21,7 @@ def test_client_weights_by_hand():
     assert client_weights([1, 3], "samples", 8) == [0.25, 0.75]
     assert client_weights([1, 3], "uniform", 8) == [0.5, 0.5]
     assert client_weights([1, 3], "population", 8) == [0.125, 0.375]
+    assert client_weights([1, 9], "population", 8) == [0.1, 0.9]  # a silo that joined late claims more than all others
 
 
 def test_population_moves_a_partial_round_less():

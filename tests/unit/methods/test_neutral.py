@@ -24,6 +24,8 @@ NEUTRAL = [
     ("fedlmd", {"beta": 0.0}),
     ("fedlmd", {"beta": 0.0, "teacher": "uniform"}),
     ("flda", {"general_share": 1.0}),
+    ("feddecorr", {"beta": 0.0}),
+    ("fedvls", {"calibration": "none", "lam": 0.0, "suppression": 0.0}),
 ]
 """FedShift's and reweighting's depend on the clients, see test_fedshift.py."""
 

@@ -89,7 +89,7 @@ def test_fedavg_equals_a_loop_of_its_own(go, overrides, aggregation):
 
 
 METHODS = ["fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr"]
-BASELINES = ["fedproc", "moon", "fedmmd", "reweighting", "fedrod", "fedntd", "fedlmd"]
+BASELINES = ["fedproc", "moon", "fedmmd", "reweighting", "fedrod", "fedntd", "fedlmd", "feddecorr", "fedvls"]
 
 
 @pytest.mark.parametrize("method", METHODS + BASELINES)

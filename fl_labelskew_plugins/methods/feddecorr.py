@@ -1,0 +1,100 @@
+"""FedDecorr: Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning.
+
+Y. Shi, J. Liang, W. Zhang, V. Y. F. Tan, S. Bai. ICLR 2023. https://arxiv.org/abs/2210.00226
+
+The regulariser of section 4.2 and its sum with cross-entropy. The full text of the paper was not available to us, so no
+equation numbers are given. Deviations:
+
+- ``scale: paper`` is the squared norm of the correlation matrix ``K``, divided by ``d^2``. ``code`` is the authors'
+  code: it has no diagonal, does not divide ``Zhat^T Zhat`` by ``B - 1``, and divides the squares by ``B``. Its gradient
+  is ``(B - 1)^2 / B * d / (d - 1)`` times as large: 62 times in a batch of 64. The published ``beta`` was used with it.
+- The variance is unbiased, and 1e-8 is added to it, as in the authors' code. The paper divides a constant dimension by
+  0.
+
+FedMR's intra-class loss is this regulariser within each class. So the formula is FedMR's function with one class.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from fl_labelskew_registry.contracts import Batch, ClientView, Method
+from pydantic import Field
+
+from fl_labelskew_plugins import params
+from fl_labelskew_plugins.methods.fedmr import Scale, intra_class_loss
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def decorrelation(features: Tensor, *, scale: Scale = "paper") -> Tensor:
+    r"""Correlation between the feature dimensions of a batch (section 4.2).
+
+    .. math:: \text{paper: } \frac{1}{d^2} \lVert K \rVert_F^2, \quad K = \frac{\hat Z^\top \hat Z}{B - 1}
+        \qquad \text{code: } \frac{1}{B} \, \frac{1}{d (d - 1)} \sum_{j \ne l} (\hat Z^\top \hat Z)_{jl}^2
+
+    ``Zhat``: features minus their mean, divided by the square root of (unbiased variance + 1e-8). With ``scale:
+    paper``, uncorrelated dimensions give ``1 / d``, and equal ones 1. A batch of one sample gives 0, without gradient.
+
+    Args:
+        features: ``(B, d)``, computed in at least float32.
+        scale: ``paper`` or ``code``.
+
+    Returns:
+        A scalar.
+
+    >>> square = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    >>> decorrelation(square), decorrelation(square[:, :1].expand(4, 2))
+    (tensor(0.5000), tensor(1.0000))
+    """
+    one_class = torch.zeros(len(features), dtype=torch.int64, device=features.device)
+    loss = intra_class_loss(features, one_class, scale=scale, num_classes=1)
+    return loss / features.shape[1] ** 2 if scale == "paper" else loss
+
+
+class FedDecorr(Method):
+    r"""Decorrelation of the features in local training.
+
+    The correlation matrix ``K`` belongs to the features of a batch, standardised per dimension. Its squared norm is
+    added to the cross-entropy (section 4.2):
+
+    .. math::
+        \mathcal{L} = \mathcal{L}_{ce} + \frac{\beta}{d^2} \, \lVert K \rVert_F^2, \quad
+        K = \frac{1}{B - 1} \sum_{i=1}^{B} \hat h_i \hat h_i^\top
+
+    The norm is smallest if all eigenvalues of ``K`` are equal, because their sum is ``d`` (proposition 1):
+
+    .. math:: \lVert K \rVert_F^2 = d + \sum_j (\lambda_j - 1)^2
+
+    With ``beta: 0``, the loss is bit-identical to plain cross-entropy. Batches of one sample have no regulariser.
+    """
+
+    class Params(params.Params):
+        """Options of FedDecorr."""
+
+        beta: float = Field(0.1, ge=0, description="weight of the regulariser (paper and authors' code: 0.1)")
+        scale: Scale = Field(
+            "paper",
+            description="paper: as printed; code: the authors', 62 times as strong in a batch of 64",
+        )
+
+    paper = (
+        "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning, ICLR 2023, "
+        "https://arxiv.org/abs/2210.00226"
+    )
+
+    def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
+        """The regulariser."""
+        p = self.params
+        return {"decorrelation": p.beta * decorrelation(batch.features, scale=p.scale)} if p.beta > 0 else {}
+
+    def deviations(self) -> list[str]:
+        """Differences from the printed regulariser."""
+        if self.params.beta == 0:
+            return []
+        lines = ["1e-8 is added to the variance of each feature (authors' code), because it may be 0"]
+        if self.params.scale == "code":
+            lines.append("scale: code omits the diagonal, and is (B - 1)^2 / B times as strong as printed")
+        return lines

@@ -1,0 +1,281 @@
+import math
+
+import pytest
+import torch
+from fl_labelskew_registry import LabelSkewError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loss_checks import assert_finite, softmax
+from torch.nn.functional import cross_entropy
+
+from fl_labelskew_plugins.methods.combined import combine
+from fl_labelskew_plugins.methods.feddecorr import FedDecorr
+from fl_labelskew_plugins.methods.fedlc import FedLC, calibrated_logits
+from fl_labelskew_plugins.methods.fedvls import FedVLS, logit_suppression, vacant_class_distillation
+
+
+def naive_distillation(logits, teacher, vacant):
+    total = 0.0
+    for z, g in zip(logits.tolist(), teacher.tolist(), strict=True):
+        q, target = softmax([z[c] for c in vacant]), softmax([g[c] for c in vacant])
+        total += sum(t * math.log(t / s) for t, s in zip(target, q, strict=True))
+    return total / len(logits)
+
+
+def naive_suppression(logits, labels, counts, form):
+    total, classes = 0.0, len(counts)
+    for c, n in enumerate(counts):
+        if n == 0:
+            continue
+        share, exponentials = n / sum(counts), []
+        for z, y in zip(logits.tolist(), labels.tolist(), strict=True):
+            if y != c:
+                exponentials.append(math.exp(z[c]) / (classes * share if form == "code" else 1))
+            elif form == "code":
+                exponentials.append(1.0)
+        if exponentials:
+            total += share * math.log(sum(exponentials) / len(labels))
+    return total
+
+
+def test_distillation_by_hand():
+    # vacant classes 1 and 3: the teacher has 3/4 and 1/4, the client 1/2 and 1/2
+    z, teacher = torch.tensor([[7.0, 2.0, -7.0, 2.0]]), torch.tensor([[0.0, math.log(3), 9.0, 0.0]])
+    expected = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    assert vacant_class_distillation(z, teacher, torch.tensor([1, 3])).item() == pytest.approx(expected, rel=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(2, 5), st.integers(0, 10**6))
+def test_distillation_equals_a_loop(rows, vacant, seed):
+    torch.manual_seed(seed)
+    z, teacher = 3 * torch.randn(2, rows, 6, dtype=torch.float64)
+    classes = torch.randperm(6)[:vacant]
+    ours = vacant_class_distillation(z, teacher, classes).item()
+    assert ours == pytest.approx(naive_distillation(z, teacher, classes.tolist()), rel=1e-9, abs=1e-12)
+
+
+def test_distillation_moves_only_vacant_logits_and_only_against_each_other():
+    z, teacher = torch.randn(4, 5, requires_grad=True), torch.randn(4, 5)
+    vacant_class_distillation(z, teacher, torch.tensor([1, 4])).backward()
+    assert not z.grad[:, [0, 2, 3]].any()
+    assert z.grad[:, [1, 4]].all()
+    torch.testing.assert_close(z.grad.sum(dim=1), torch.zeros(4), atol=1e-7, rtol=0)
+
+
+def test_distillation_of_equal_models_and_of_one_class_is_nothing():
+    z = torch.randn(4, 5, requires_grad=True)
+    for teacher, vacant in ((z.detach().clone(), [0, 2, 3]), (torch.randn(4, 5), [2])):
+        loss = vacant_class_distillation(z, teacher, torch.tensor(vacant))
+        (gradient,) = torch.autograd.grad(loss, z)
+        assert loss.item() == pytest.approx(0, abs=1e-7)
+        assert gradient.abs().max() < 1e-7
+
+
+@pytest.mark.parametrize("form", ["paper", "code"])
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 10**6))
+def test_suppression_equals_a_loop(form, rows, seed):
+    torch.manual_seed(seed)
+    counts = torch.tensor([40, 3, 0, 7])
+    z, labels = 3 * torch.randn(rows, 4, dtype=torch.float64), torch.tensor([0, 1, 3])[torch.randint(3, (rows,))]
+    expected = naive_suppression(z, labels, counts.tolist(), form)
+    assert logit_suppression(z, labels, counts, form=form).item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_suppression_by_hand():
+    z, labels, counts = torch.log(torch.tensor([[1.0, 2.0, 9.0], [4.0, 1.0, 9.0]])), torch.tensor([0, 1]), [3, 1, 0]
+    # class 0: 4 in the second sample; class 1: 2 in the first; both are divided by two samples
+    paper = 0.75 * math.log(4 / 2) + 0.25 * math.log(2 / 2)
+    code = 0.75 * math.log((1 + 4 / 2.25) / 2) + 0.25 * math.log((1 + 2 / 0.75) / 2)
+    for form, expected in (("paper", paper), ("code", code)):
+        ours = logit_suppression(z, labels, torch.tensor(counts), form=form)
+        assert ours.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_suppression_pushes_each_class_by_its_share_in_samples_of_other_classes():
+    counts, labels = torch.tensor([30, 10, 0]), torch.tensor([0, 0, 1, 0])
+    z = torch.randn(4, 3, requires_grad=True)
+    logit_suppression(z, labels, counts, form="paper").backward()
+    torch.testing.assert_close(z.grad.sum(dim=0), torch.tensor([0.75, 0.25, 0.0]))
+    assert not z.grad[torch.arange(4), labels].any()  # no label's own logit
+    # among the samples of other classes, in proportion to the exponential of the logit
+    torch.testing.assert_close(z.grad[[0, 1, 3], 1], 0.25 * z.detach()[[0, 1, 3], 1].softmax(dim=0))
+
+
+def test_only_the_codes_suppression_ends_for_very_small_logits():
+    counts, labels = torch.tensor([30, 10]), torch.tensor([0, 0, 1, 0])
+    gradients, values = {}, {}
+    for form in ("paper", "code"):
+        z = torch.full((4, 2), -50.0, requires_grad=True)
+        value = logit_suppression(z, labels, counts, form=form)
+        value.backward()
+        gradients[form], values[form] = z.grad.sum().item(), value.item()
+    assert gradients["paper"] == pytest.approx(1)
+    assert gradients["code"] == pytest.approx(0, abs=1e-12)
+    assert values["paper"] < -50 < -1 < values["code"]
+
+
+@pytest.mark.parametrize("form", ["paper", "code"])
+def test_a_client_with_one_class_has_nothing_to_suppress(form):
+    z, labels, counts = torch.randn(4, 3, requires_grad=True), torch.full((4,), 1), torch.tensor([0, 12, 0])
+    loss = logit_suppression(z, labels, counts, form=form)
+    loss.backward()
+    assert loss.item() == 0
+    assert not z.grad.any()
+
+
+@pytest.mark.parametrize("form", ["paper", "code"])
+@pytest.mark.parametrize("size", [0.0, 1e4, 1e30])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_extreme_logits_have_finite_gradients(form, size, rows):
+    z, teacher = (size * torch.randn(rows, 5)).requires_grad_(), size * torch.randn(rows, 5)
+    labels, counts = torch.zeros(rows, dtype=torch.int64), torch.tensor([5, 1, 0, 0, 0])
+    assert_finite(logit_suppression(z, labels, counts, form=form), z)
+    assert_finite(vacant_class_distillation(z, teacher, torch.tensor([2, 3, 4])), z)
+
+
+def test_gradcheck_and_bf16():
+    z, teacher = torch.randn(2, 4, 5, dtype=torch.float64)
+    labels, counts, vacant = torch.tensor([0, 1, 1, 0]), torch.tensor([5, 1, 0, 0, 0]), torch.tensor([2, 3, 4])
+    z.requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: vacant_class_distillation(z, teacher, vacant), z)
+    for form in ("paper", "code"):
+        assert torch.autograd.gradcheck(lambda z, form=form: logit_suppression(z, labels, counts, form=form), z)
+        half = z.detach().bfloat16()
+        ours = logit_suppression(half, labels, counts, form=form)
+        assert torch.equal(ours, logit_suppression(half.float(), labels, counts, form=form))
+    ours = vacant_class_distillation(half, teacher.bfloat16(), vacant)
+    assert torch.equal(ours, vacant_class_distillation(half.float(), teacher.bfloat16().float(), vacant))
+
+
+def test_wrong_arguments_are_refused():
+    z, labels = torch.zeros(2, 3), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match="`form` to be one of code, paper but got 'printed'"):
+        logit_suppression(z, labels, torch.ones(3), form="printed")
+    with pytest.raises(ValueError, match="`counts` to be of shape"):
+        logit_suppression(z, labels, torch.ones(1))
+
+
+@pytest.mark.parametrize("form", ["paper", "code"])
+def test_the_loss_is_the_sum_of_algorithm_1(world, form):
+    method, view = FedVLS(FedVLS.Params(lam=2.0, suppression=0.5, form=form)), world.client()
+    method.before_round(view)
+    server = view.frozen(world.net.state_dict())
+    with torch.no_grad():
+        world.net.body[0].weight.add_(0.5)  # training has begun
+        world.net.classifier.weight.mul_(2)
+    batch, counts = world.batch(), world.counts.tolist()
+    terms = method.loss(batch, view)
+    calibrated = 0.0
+    for z, y in zip(batch.logits.tolist(), batch.labels.tolist(), strict=True):
+        scores = [n / 40 * math.exp(v) for n, v in zip(counts, z, strict=True)]
+        calibrated -= math.log(scores[y] / sum(scores)) / 16
+    distillation = naive_distillation(batch.logits, server(batch.inputs), [3, 4])
+    suppression = naive_suppression(batch.logits, batch.labels, counts, form)
+    values = {name: term.item() for name, term in terms.items()}
+    expected = {"cross_entropy": calibrated, "distillation": 2 * distillation, "suppression": 0.5 * suppression}
+    assert values == pytest.approx(expected, rel=1e-4)
+    assert_finite(sum(terms.values()), *world.net.parameters())
+    assert not any(p.requires_grad for p in view.scratch["fedvls.teacher"].parameters())
+
+
+def test_vacant_proxies_learn_only_from_the_distillation(world):
+    def gradient(**weights):
+        method, view = FedVLS(FedVLS.Params(suppression=0.5, **weights)), world.client()
+        method.before_round(view)
+        world.net.classifier.weight.grad = None
+        with torch.no_grad():
+            world.net.classifier.weight.add_(torch.randn(5, 3))
+        sum(method.loss(world.batch(), view).values()).backward()
+        return world.net.classifier.weight.grad[3:]
+
+    assert not gradient(lam=0.0).any()
+    assert gradient(lam=0.1).all()
+
+
+@pytest.mark.parametrize(("counts", "vacant"), [([9, 1, 2, 3, 4], 0), ([9, 1, 2, 3, 0], 1), ([19, 0, 0, 0, 0], 4)])
+def test_a_client_without_two_vacant_classes_has_no_teacher(world, counts, vacant):
+    method, view = FedVLS(), world.client(counts=torch.tensor(counts))
+    method.before_round(view)
+    batch = world.batch()
+    batch.labels = torch.zeros_like(batch.labels)
+    terms = method.loss(batch, view)
+    assert ("distillation" in terms) == (vacant > 1)
+    assert all(term.isfinite() for term in terms.values())
+
+
+def test_a_weight_of_zero_removes_its_term(world):
+    for weights, names in (
+        ({"lam": 0.0}, ["cross_entropy", "suppression"]),
+        ({"suppression": 0.0}, ["cross_entropy", "distillation"]),
+    ):
+        method, view = FedVLS(FedVLS.Params(**weights)), world.client()
+        method.before_round(view)
+        assert list(method.loss(world.batch(), view)) == names
+
+
+def test_without_calibration_the_cross_entropy_is_plain(world):
+    batch = world.batch()
+    terms = FedVLS(FedVLS.Params(calibration="none")).loss(batch, world.client())
+    assert torch.equal(terms["cross_entropy"], cross_entropy(batch.logits, batch.labels))
+
+
+def test_two_rounds_on_digits(digits):
+    run = digits("fedvls")
+    for clients in ([0, 1], [1, 2]):
+        for client, result in run.play(clients).items():
+            assert {"cross_entropy", "suppression"} <= result.loss_terms.keys()
+            assert ("distillation" in result.loss_terms) == ((run.trainer.counts(client) == 0).sum() > 1)
+            assert result.state == {}
+
+
+def test_the_distillation_holds_vacant_classes_near_the_server(digits):
+    def divergence(lam):
+        run = digits("fedvls", lam=lam)
+        client = next(k for k in range(3) if (run.trainer.counts(k) == 0).sum() > 1)
+        return run.fit(client).loss_terms["distillation"] / lam
+
+    assert divergence(10.0) < 0.5 * divergence(1e-9)
+
+
+def test_deviations():
+    assert FedVLS(FedVLS.Params(suppression=1.0, form="paper")).deviations() == []
+    assert FedVLS(FedVLS.Params(suppression=0.0)).deviations() == []
+    assert [line.split(":")[0] for line in FedVLS().deviations()] == ["suppression", "form"]
+    assert "plain cross-entropy" in FedVLS(FedVLS.Params(calibration="none")).deviations()[0]
+
+
+def test_warns_of_the_printed_suppression(world):
+    assert FedVLS().warnings(world.federation) == []
+    assert FedVLS(FedVLS.Params(suppression=0.0, form="paper")).warnings(world.federation) == []
+    assert "diverge" in FedVLS(FedVLS.Params(form="paper")).warnings(world.federation)[0]
+
+
+def test_a_combination_may_replace_the_calibration(world):
+    fedlc, batch = FedLC(), world.batch()
+    both = combine({"fedlc": fedlc, "fedvls": FedVLS(FedVLS.Params(calibration="none"))})
+    view = world.client()
+    both.before_round(view)
+    terms = both.loss(batch, view)
+    lowered = calibrated_logits(batch.logits, world.counts, tau=1.0)
+    assert torch.equal(terms["cross_entropy"], cross_entropy(lowered, batch.labels))
+    alone = logit_suppression(batch.logits, batch.labels, world.counts)
+    assert torch.equal(terms["suppression"], 0.005 * alone)
+    with pytest.raises(LabelSkewError, match="both correct logits for class counts"):
+        combine({"fedlc": fedlc, "fedvls": FedVLS()})
+
+
+def test_adds_its_terms_to_those_of_other_methods(world):
+    both = combine({"fedvls": FedVLS(), "feddecorr": FedDecorr()})
+    view, batch = world.client(), world.batch()
+    both.before_round(view)
+    terms = both.loss(batch, view)
+    alone_view = world.client()
+    alone = FedVLS()
+    alone.before_round(alone_view)
+    expected = alone.loss(batch, alone_view)
+    names = ["cross_entropy", "feddecorr.decorrelation", "fedvls.distillation", "fedvls.suppression"]
+    assert list(terms) == names
+    for name in ("cross_entropy", "distillation", "suppression"):
+        assert torch.equal(terms[name if name == "cross_entropy" else f"fedvls.{name}"], expected[name])
