@@ -119,12 +119,15 @@ class Opening(SiloExchange):
         return ""
 
     def _take(self, message: Message) -> None:
-        if not self.wanted:  # there was no request
+        client = message.sender - 1
+        if not self.wanted or client not in self.server.members.present:  # there was no request
             return
-        client, session = message.sender - 1, self.rounds.session
+        session = self.rounds.session
         try:
             shapes = session.method.opening_shapes(session.federation)
             check_extra(message.tensors, shapes, where=f"opening of silo {client + 1}")
+            if missing := sorted(shapes.keys() - message.tensors.keys()):
+                raise RunError(f"its opening lacks {missing[0]}")
             check_counts(message.tensors, session)
         except RunError as error:
             self._poll.settled.add(client)

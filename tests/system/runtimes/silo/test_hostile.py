@@ -198,14 +198,45 @@ def test_prototypes_and_counts_out_of_all_proportion_are_refused_too(federation)
     assert left_out(federation) == [[2], [2], [2]]
 
 
-def test_an_opening_with_negative_counts_is_refused(federation):
-    """Counts of 1e300 and -1e300 would pass the limit of samples, and leave no other class in the prior."""
+@pytest.mark.parametrize(
+    ("opening", "reason"),
+    [
+        # the sum would pass the limit of samples, and leave no other class in the prior
+        ({"smoothed": [1e300, -1e300, *[1.0] * 8]}, "smoothed has negative counts"),
+        ({}, "its opening lacks smoothed"),
+    ],
+)
+def test_an_opening_with_negative_counts_or_without_tensors_is_refused(opening, reason, federation):
     federation.overrides = ["method_args.method=fedshift", "train_args.comm_round=1", "comm_args.quorum_timeout_s=5"]
     server, silos = federation.server(), federation.silos(1, 2)
-    smoothed = torch.tensor([1e300, -1e300, *[1.0] * 8], dtype=torch.float64)
-    fake = FakeSilo(federation.address, [], opening={"smoothed": smoothed})
+    tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in opening.items()}
+    fake = FakeSilo(federation.address, [], opening=tensors)
     finished(server, *silos)
-    assert fake.finish["reason"] == "smoothed has negative counts"
+    assert fake.finish["reason"] == reason
+
+
+class SendsWhenTurnedAway(FakeSilo):
+    """Sends its opening although the server has turned it away."""
+
+    def receive_message(self, kind, arrived):
+        if kind == Kind.FINISH and self.finish is None:
+            self.finish = arrived.meta
+            self.transport.send_message(Message(Kind.OPENING, 3, 0, tensors=self.opening))
+
+
+def test_an_opening_of_a_silo_that_was_turned_away_counts_nothing(federation):
+    federation.overrides = ["method_args.method=fedshift", "train_args.comm_round=8", "comm_args.quorum_timeout_s=5"]
+    federation.overrides += ["train_args.epochs=40"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    silos[0].says("round 1: trained")
+    smoothed = torch.tensor([1e9, *[0.0] * 9], dtype=torch.float64)
+    fake = SendsWhenTurnedAway(
+        federation.address, [], opening={"smoothed": smoothed}, facts=FACTS | {"samples": 10**10}
+    )
+    finished(server, *silos)
+    assert "at most 1000000000 are allowed" in fake.finish["reason"]
+    assert [line["opening_left_out"] for line in federation.lines()] == [[2]] * 8
+    fake.leave()
 
 
 def test_a_silo_with_most_of_the_weight_is_told_and_too_many_samples_are_turned_away(federation):
