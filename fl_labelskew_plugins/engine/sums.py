@@ -85,7 +85,7 @@ class Sums:
         proxy_smoothing: float | None,
         noise: tuple[float, float, int] | None = None,
     ) -> None:
-        self.trainer, self.forms, self.proxy_smoothing = trainer, forms, proxy_smoothing
+        self.trainer, self.forms, self.proxy_smoothing, self.clip = trainer, forms, proxy_smoothing, clip
         self.parameters = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
         federation, clients = trainer.federation, trainer.federation.clients_per_round
         self.clients = federation.num_clients
@@ -283,7 +283,7 @@ class Sums:
             held = sums["counts"]
             for name in (key for key in PROXIES if key in mean):
                 rows = _by_class(held, sums[f"rows/{name}"])
-                change = (sums[f"rows/{name}"] / rows).where(rows > 0, 0.0)
+                change = (sums[f"rows/{name}"] / rows).where(rows > 0, 0.0).clamp(-self.clip, self.clip)
                 whole[name], mean[name] = mean[name], _moved(start[name], change)
         sent = {name: value / share for name, value in group(sums, OPTIMIZER).items()}
         sent = {name: value.to(old.get(name, value)) for name, value in sent.items()}

@@ -18,7 +18,7 @@ from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.runs.checkpoint import Norms
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights
 
-UPDATE, BUFFERS = "update", "buffers"
+UPDATE, BUFFERS, MOVEMENT = "update", "buffers", "update times the optimiser's numbers"
 ROUNDS = 10
 """Past rounds with which a silo's upload is compared."""
 
@@ -36,7 +36,8 @@ def norms(
         sends_change: whether the upload contains changes of the parameters.
 
     Returns:
-        ``update``: of the parameters' change; ``buffers``: of the other tensors' change; of all optimiser tensors; of
+        ``update``: of the parameters' change; ``buffers``: of the other tensors' change; of all optimiser tensors, and
+            of the update times their single numbers, if it is a change; of
             each of the method's tensors by name, per sample of its class if it is a sum. Integer counts and buffers are
             omitted.
     """
@@ -50,6 +51,12 @@ def norms(
         if sends.get(name) != "counts" or value.is_floating_point():
             group = OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else name
             totals |= _with(totals, group, _per_sample(name, value, result.contributions, sends), None)
+    if sends_change:
+        # the server multiplies the mean change by the optimiser's numbers (FedNova's tau)
+        numbers = [
+            abs(float(v)) for n, v in result.contributions.items() if n.startswith(f"{OPTIMIZER}/") and not v.dim()
+        ]
+        totals |= {MOVEMENT: math.prod([totals.get(UPDATE, 0.0), *numbers])} if numbers else {}
     return totals
 
 

@@ -424,6 +424,13 @@ class SiloServer(Manager):
         for exchange in self.exchanges:
             self.handlers |= exchange.handlers()
 
+    def receive_message(self, msg_type: int, msg_params: Message) -> None:
+        """Pass a message to its handler; from a silo that was turned away, only HELLO and the end of its connection."""
+        kind = Kind(msg_type)
+        allowed = kind in (Kind.HELLO, Kind.FINISH, Kind.LEFT, Kind.REFUSED)
+        if allowed or msg_params.sender - 1 not in self.members.turned:
+            super().receive_message(msg_type, msg_params)
+
     def gather(self) -> Session:
         """Wait as :meth:`meet` does; then build the server's session."""
         test = self.meet()

@@ -145,6 +145,25 @@ def test_what_clients_tell_is_told_as_means():
     assert run.made.sums.round.decode(silent)["measured"].tolist() == [0.0] * 4
 
 
+def test_rows_of_the_classifier_change_by_at_most_the_clip():
+    """One client of three claims rows far beyond the range that its own encoder would allow."""
+    made = Federation("train_args.proxy_aggregation=class", SECURE).made
+    sums = made.sums
+    total = sums.round.zeros()
+    vector = sums.added(0, 0, made.start, dict(Federation(SECURE).results(0, [0]))[0])
+    wide = sums.round.decode(vector)
+    rows = wide | {"rows/classifier.bias": torch.full_like(wide["rows/classifier.bias"], 1e9)}
+    narrow = {name: value for name, value in rows.items() if name.startswith("model/")}
+    sums.round.add(
+        total,
+        sums.round.encode(rows | {n: torch.zeros_like(v) for n, v in narrow.items()}, share=0, where="", words={}),
+    )
+    mean = sums.read(total, made.start, 3, 0).mean
+    change = mean["classifier.bias"] - made.start["classifier.bias"]
+    assert change.abs().max() <= sums.clip + 1e-6
+    assert change.abs().max() >= sums.clip - 1e-6
+
+
 def test_measures_that_cannot_be_are_left_out():
     """One client of three reports more right answers than samples, or that 50 clients reported their loss."""
     made = Federation(SECURE).made
