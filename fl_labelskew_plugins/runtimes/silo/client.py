@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from fl_labelskew_registry import Federation, Images, LabelSkewError, RunError, shareable
+from pydantic import TypeAdapter
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -27,7 +28,7 @@ from fl_labelskew_plugins.engine.client_state import Versions
 from fl_labelskew_plugins.engine.local import LocalResult, forms
 from fl_labelskew_plugins.ledgers.privacy import Ledger, SpentError
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.files import read_bytes, read_lines
+from fl_labelskew_plugins.machine.files import read_bytes, read_lines, write_text
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.network_file import portable
@@ -97,13 +98,28 @@ class Answers:
         """
         if not self._noisy_weights:
             return take(client, round, start, **turn)
+        outcomes = Outcomes(self.silo.folder)
+        answer = self.silo.answer(self.silo.request)
+        if outcomes.of(answer) is not False:
+            try:
+                result = take(client, round, start, **turn)
+                check_upload(result.upload, start, where=f"round {round + 1}")
+                outcomes.note(answer, trained=True)
+                return result
+            except Exception as error:
+                if outcomes.of(answer):  # another answer would have the same noise, and their difference none
+                    raise self._private(error, "; the same training succeeded before") from error
+                self.unchanged(error, "uploads the weights of the server with noise in this round")
+        outcomes.note(answer, trained=False)
         try:
-            result = take(client, round, start, **turn)
-            check_upload(result.upload, start, where=f"round {round + 1}")
-        except Exception as error:
-            self.unchanged(error, "uploads the weights of the server with noise in this round")
             return take(client, round, start, **turn, trains=False)
-        return result
+        except Exception as error:
+            raise self._private(error) from error
+
+    def _private(self, error: Exception, more: str = "") -> LabelSkewError:
+        """Return an error without a reason for the server."""
+        text = str(error) if isinstance(error, LabelSkewError) else clean(repr(error))
+        return shareable(LabelSkewError(f"{text}{more}; the reason was not sent to the server"), "it cannot answer")
 
     def unchanged(self, error: Exception, answer: str) -> None:
         """Log a failure that the server must not see; ``answer``: what this silo does instead."""
@@ -137,6 +153,44 @@ class Answers:
     def _survey(self, message: Message) -> None:
         what = "the server takes a survey, and this silo was started for a run; use --survey here, too"
         raise shareable(LabelSkewError(what))
+
+
+class Outcomes:
+    """A file of answers with noise, and whether their training succeeded; the same request gets the same answer again.
+
+    An answer with and one without training have the same noise, so their difference would be the exact update.
+
+    Raises:
+        LabelSkewError: the file cannot be read or written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "outcomes.json"
+
+    def of(self, answer: str) -> bool | None:
+        """Whether the training for this answer succeeded; None if there was none."""
+        return self._read().get(answer)
+
+    def note(self, answer: str, *, trained: bool) -> None:
+        """Record the first outcome of an answer, before it is sent."""
+        outcomes = self._read()
+        if answer in outcomes:
+            return
+        try:
+            write_text(self.file, json.dumps({**outcomes, answer: trained}), durable=True)
+        except OSError as error:
+            raise LabelSkewError(
+                f"{self.file}: cannot be written: {error.strerror}; answers with noise need it"
+            ) from None
+
+    def _read(self) -> dict[str, bool]:
+        try:
+            return TypeAdapter(dict[str, bool]).validate_json(read_bytes(self.file))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError):
+            use = "restore the original file, or remove it together with the folder's secret"
+            raise LabelSkewError(f"{self.file}: is not a valid record of answers; {use}") from None
 
 
 class SiloClient(Manager):
@@ -183,6 +237,8 @@ class SiloClient(Manager):
         self._secret, self._process = secret(folder), secrets.token_hex(8)
         self._normalisation: State = {}
         self._round = -1
+        self.request = ""
+        """Digest of the request in progress."""
         self._postponed: Callable[[], object] | None = None
         """The last round's test, if the server must not learn how long it takes."""
         self.answers = answers(self)
@@ -291,6 +347,7 @@ class SiloClient(Manager):
         weights = {k: v.to(device) for k, v in group(message.tensors, "model").items()}
         shared = {k: v.to(device) for k, v in group(message.tensors, "shared").items()}
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
+        weights = {name: weights[name] for name in session.start}  # an upload's order must not depend on the server's
         request = ""  # computed only if needed: the digest of a large model takes time
         if self.guard is not None or self.ledger is not None or self._draws:
             rests_on = {key: value for key, value in meta.items() if key != "kept_rounds"}
@@ -299,7 +356,7 @@ class SiloClient(Manager):
         if self.guard is not None:
             self.guard.answer(self.run_name, round, request)
         self.answers.charge(request, round)
-        self._round = round
+        self._round, self.request = round, request
         self.states.keep({before, *kept})
         result = self.answers.turn(
             self._take,

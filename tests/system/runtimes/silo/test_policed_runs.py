@@ -63,7 +63,8 @@ class FakeServer:
             return
         round, factor, *kind = self.questions.pop(0)
         meta = ASKED | {"kept_rounds": list(range(len(self.uploads)))}  # which is none of the question
-        self.send(*kind or [Kind.TRAIN], round=round, meta=meta, tensors={k: v * factor for k, v in weights.items()})
+        tensors = {k: v * factor for k, v in reversed(weights.items())}  # in an unusual order
+        self.send(*kind or [Kind.TRAIN], round=round, meta=meta, tensors=tensors)
 
     def send(self, kind, **content):
         self.transport.send_message(Message(kind, 0, 1, **content))
@@ -279,7 +280,7 @@ def test_with_noise_on_uploads_a_failed_training_looks_like_another(scene, feder
     server, process, code = scene({}, [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1e37)])
     assert (code, server.failed) == (0, None), process.text
     for upload in server.uploads:
-        assert upload.keys() == server.uploads[0].keys()
+        assert list(upload) == list(server.uploads[0])  # the server chose another order
         assert all(value.isfinite().all() for value in upload.values())
     start = server.session.start
     moved = torch.cat([(server.uploads[1][f"model/{name}"] - value).flatten() for name, value in start.items()])
@@ -290,6 +291,48 @@ def test_with_noise_on_uploads_a_failed_training_looks_like_another(scene, feder
     assert said[1].strip().startswith("round 3: client 0: loss term more is nan")
     assert said[2].strip().startswith("round 4: ")
     assert [len(line["answered"]) for line in ledger_lines(federation)] == [1] * 4
+
+
+SOMETIMES = """
+import pathlib
+from fl_labelskew_plugins.methods.fedrs import FedRS
+
+class Sometimes(FedRS):
+    def loss(self, batch, client):
+        for name in ("first", "later"):
+            file = pathlib.Path(__file__).with_name(name)
+            if file.exists() and (name == "first" or client.round == 0 and file.read_text() == "now"):
+                file.unlink()
+                raise OSError("a disk is away for a moment")
+        return super().loss(batch, client)
+"""
+
+
+@pytest.mark.parametrize("fails", ["first", "later"])
+def test_a_failure_that_passes_gives_no_second_answer_with_the_same_noise(
+    fails, scene, federation, write_plugin, monkeypatch
+):
+    """The difference of an answer with and one without training would be the exact update."""
+    write_plugin(federation.folder, "fl_labelskew.methods", SOMETIMES, module="sometimes", target="Sometimes")
+    monkeypatch.syspath_prepend(federation.folder)
+    federation.environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    federation.overrides = ["method_args.method=acme", "method_args.upload_clip=1", "method_args.upload_sigma=4"]
+    if fails == "first":
+        (federation.folder / "first").write_text("now")
+    server, process, code = scene({}, [(0, 1.0), (0, 1.0)])
+    assert (code, len(server.uploads)) == (0, 2), process.text
+    first, again = server.uploads
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert ("a disk is away" in process.text) == (fails == "first")
+    if fails == "later":
+        (federation.folder / "later").write_text("now")
+    server, process, code = scene({}, [(0, 1.0)])  # after a restart
+    if fails == "first":
+        assert all(torch.equal(first[name], value) for name, value in server.uploads[0].items())
+    else:
+        assert (code, server.uploads, server.failed) == (2, [], "it cannot answer")
+        assert "a disk is away for a moment" in process.text
+    assert len(ledger_lines(federation)) == 1
 
 
 def ledger_lines(federation):
