@@ -68,9 +68,10 @@ def logit_suppression(logits: Tensor, labels: Tensor, counts: Tensor, *, form: F
 
     .. math:: \text{paper: } \sum_c p_c \log \frac1B \sum_{n: y_n \ne c} e^{z_{n,c}} \qquad
         \text{code: } \sum_c p_c \log \frac1B \Bigl( \sum_{n: y_n \ne c} \frac{e^{z_{n,c}}}{C p_c}
-        + \lvert \{n: y_n = c\} \rvert \Bigr)
+        + B_c \Bigr)
 
-    With ``form: paper``, a class has no term if all samples of the batch are of this class.
+    ``B_c``: samples of class ``c`` in the batch. With ``form: paper``, a class has no term if all samples of the batch
+    are of this class.
 
     Args:
         logits: ``(B, C)``, computed in at least float32.
