@@ -53,6 +53,12 @@ def on_device(client: ClientView, name: str, tensor: Tensor, device: torch.devic
     return cast("Tensor", client.scratch[key])
 
 
+def freeze_model(client: ClientView, key: str) -> None:
+    """Keep a frozen copy of the server's model in the client's scratch, if the round has one; before training."""
+    if client.frozen is not None and client.model is not None:
+        client.scratch[key] = client.frozen(client.model.state_dict())
+
+
 def noise_of(client: ClientView) -> np.random.Generator:
     """The client's generator for privacy noise; other generators' seeds may be known to others."""
     if client.noise is None:

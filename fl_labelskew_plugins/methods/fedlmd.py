@@ -22,7 +22,7 @@ from pydantic import Field
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.methods.fedntd import not_true_distillation
-from fl_labelskew_plugins.ops import on_device
+from fl_labelskew_plugins.ops import freeze_model, on_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,8 +108,7 @@ class FedLMD(Method):
         """Freeze a copy of the server's model, if it is the teacher."""
         if self.params.beta == 0 or self.params.teacher == "uniform":
             return
-        if client.frozen is not None and client.model is not None:
-            client.scratch[TEACHER] = client.frozen(client.model.state_dict())
+        freeze_model(client, TEACHER)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         """The distillation."""
@@ -127,7 +126,7 @@ class FedLMD(Method):
         """The formulas that the authors' code has in another form."""
         if self.params.beta == 0:
             return []
-        lines = ["a sample whose label is the only minority label counts 0; in the authors' code, up to 1000"]
+        lines = ["a sample of the only minority label counts 0; in the authors' code, up to 1000"]
         if self.params.teacher == "uniform":
             lines.append("teacher: uniform: targets sum to 1; the authors' code divides them by C - B - 1")
         return lines

@@ -17,7 +17,7 @@ from fl_labelskew_registry.contracts import Batch, ClientView, Method
 from pydantic import Field
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import full, one_hot
+from fl_labelskew_plugins.ops import freeze_model, full, one_hot
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,8 +85,8 @@ class FedNTD(Method):
 
     def before_round(self, client: ClientView) -> None:
         """Freeze a copy of the server's model."""
-        if self.params.beta > 0 and client.frozen is not None and client.model is not None:
-            client.scratch[TEACHER] = client.frozen(client.model.state_dict())
+        if self.params.beta > 0:
+            freeze_model(client, TEACHER)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         """The distillation."""

@@ -30,7 +30,7 @@ from torch.nn.functional import kl_div
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.methods.fedrod import balanced_logits
-from fl_labelskew_plugins.ops import check_choice, check_per_class, full, on_device, one_hot
+from fl_labelskew_plugins.ops import check_choice, check_per_class, freeze_model, full, on_device, one_hot
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,8 +141,8 @@ class FedVLS(Method):
     def before_round(self, client: ClientView) -> None:
         """Freeze the server's model, if there are classes to distil."""
         vacant = (client.counts == 0).nonzero().flatten()
-        if self.params.lam > 0 and len(vacant) > 1 and client.frozen is not None and client.model is not None:
-            client.scratch[TEACHER] = client.frozen(client.model.state_dict())
+        if self.params.lam > 0 and len(vacant) > 1:
+            freeze_model(client, TEACHER)
             client.scratch[VACANT] = vacant
 
     def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:

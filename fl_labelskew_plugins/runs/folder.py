@@ -125,11 +125,11 @@ class RunFolder(RunReader):
                 return False
         except LabelSkewError:
             return False
-        models = (self.path / name for name in ("model.safetensors", "clients"))  # clients': of a reference run
+        local = self.sections.get("train_args", {}).get("reference") == "local"
+        models = self.path / ("clients" if local else "model.safetensors")
         if not plots.wanted():
-            return any(model.exists() for model in models)
-        results = [next((model for model in models if model.exists()), self.path / "model.safetensors")]
-        results.append(self.path / "curves.png")
+            return models.exists()
+        results = [models, self.path / "curves.png"]
         drawn = [*self.path.glob("partition.json"), *self.path.glob("confusion.csv"), *self.diagnostics.glob("*.jsonl")]
         drawn += self.diagnostics.glob("*.safetensors")
         return all(file.exists() for file in (*results, *(file.with_suffix(".png") for file in drawn)))

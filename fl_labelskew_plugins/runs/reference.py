@@ -45,7 +45,7 @@ class _Keeping(Server):
 
 
 class _OfClients(Rounds):
-    """Rounds whose measures are means over the clients' own models."""
+    """Rounds with measures that are means over the clients' own models."""
 
     def evaluate(self, observed: Tensor | None) -> dict[str, Any]:
         """Test each client's model on the global test set and on the client's own test split."""

@@ -65,7 +65,7 @@ def _all_global(frame: DataFrame) -> bool:
 def texts(frame: DataFrame, columns: Sequence[str] = (), *, split: bool = False) -> DataFrame:
     """The printed table: accuracies in per cent over the last tests, mean and std over seeds.
 
-    ``!`` marks the best round of a row with a run whose last tests are much worse, see :data:`.report.FALL`.
+    ``!`` marks the best round of a row if the last tests of a run are much worse, see :data:`.report.FALL`.
 
     A row is identified by its ``label`` (as method) and ``place`` (as partition), which contain all that differs.
 

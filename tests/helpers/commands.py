@@ -15,7 +15,7 @@ def call(*words, code=0, **environment):
 
 
 def errors(*words, code=2):
-    """The mistakes that it tells; notes of a report begin with ``!``."""
+    """The error messages; notes of a report begin with ``!``."""
     lines = [line for line in call(*words, code=code).stderr.splitlines() if not line.startswith("! ")]
     assert all(line.startswith("error: ") for line in lines)
     return [line.removeprefix("error: ") for line in lines]

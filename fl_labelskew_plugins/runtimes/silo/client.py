@@ -104,12 +104,13 @@ class Answers:
             try:
                 result = take(client, round, start, **turn)
                 check_upload(result.upload, start, where=f"round {round + 1}")
-                outcomes.note(answer, trained=True)
-                return result
             except Exception as error:
                 if outcomes.of(answer):  # another answer would have the same noise, and their difference none
                     raise self._private(error, "; the same training succeeded before") from error
                 self.unchanged(error, "uploads the weights of the server with noise in this round")
+            else:
+                outcomes.note(answer, trained=True)
+                return result
         outcomes.note(answer, trained=False)
         try:
             return take(client, round, start, **turn, trains=False)

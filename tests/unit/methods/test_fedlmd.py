@@ -107,9 +107,9 @@ def test_a_sample_without_another_minority_label_counts_zero():
     assert value.item() == pytest.approx(naive(z[1:], g[1:], y[1:], majority, 1.0) / 2)
     assert not z.grad[0].any()
     assert z.grad[1, 1:].all()
-    alone = label_masking_distillation(z[:1], g[:1], y[:1], majority)
-    assert alone.item() == 0
-    assert not torch.autograd.grad(alone, z)[0].any()
+    single = label_masking_distillation(z[:1], g[:1], y[:1], majority)
+    assert single.item() == 0
+    assert not torch.autograd.grad(single, z)[0].any()
 
 
 def test_equal_outputs_of_the_teacher_are_a_uniform_target():

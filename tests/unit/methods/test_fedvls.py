@@ -260,8 +260,8 @@ def test_a_combination_may_replace_the_calibration(world):
     terms = both.loss(batch, view)
     lowered = calibrated_logits(batch.logits, world.counts, tau=1.0)
     assert torch.equal(terms["cross_entropy"], cross_entropy(lowered, batch.labels))
-    alone = logit_suppression(batch.logits, batch.labels, world.counts)
-    assert torch.equal(terms["suppression"], 0.005 * alone)
+    single = logit_suppression(batch.logits, batch.labels, world.counts)
+    assert torch.equal(terms["suppression"], 0.005 * single)
     with pytest.raises(LabelSkewError, match="both correct logits for class counts"):
         combine({"fedlc": fedlc, "fedvls": FedVLS()})
 
@@ -271,10 +271,10 @@ def test_adds_its_terms_to_those_of_other_methods(world):
     view, batch = world.client(), world.batch()
     both.before_round(view)
     terms = both.loss(batch, view)
-    alone_view = world.client()
-    alone = FedVLS()
-    alone.before_round(alone_view)
-    expected = alone.loss(batch, alone_view)
+    single_view = world.client()
+    single = FedVLS()
+    single.before_round(single_view)
+    expected = single.loss(batch, single_view)
     names = ["cross_entropy", "feddecorr.decorrelation", "fedvls.distillation", "fedvls.suppression"]
     assert list(terms) == names
     for name in ("cross_entropy", "distillation", "suppression"):

@@ -342,8 +342,8 @@ def ledger_lines(federation):
 def test_exact_data_in_hello_and_test_results_are_in_the_ledger(scene, federation):
     """A server that only waits for HELLO, or that only asks for tests, learns something, too."""
     noise = ["method_args.method=fedrs", "method_args.upload_clip=1", "method_args.upload_sigma=4"]
-    told = ["validation_args.per_client=true", "comm_args.send_measures=true", "train_args.proxy_aggregation=class"]
-    federation.overrides = [*noise, *told]
+    measures = ["validation_args.per_client=true", "comm_args.send_measures=true", "train_args.proxy_aggregation=class"]
+    federation.overrides = [*noise, *measures]
     _, process, code = scene({}, [(0, 1.0, Kind.TEST), (0, 1.0, Kind.TEST)])
     assert code == 0, process.text
     hello, test = ledger_lines(federation)
