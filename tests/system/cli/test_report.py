@@ -62,7 +62,7 @@ def test_a_file_s_suffix_says_its_form(runs, tmp_path):
 
 def test_mistakes_are_lines(runs, tmp_path):
     (line,) = errors("report", runs, "--columns", "accuracy,bst")
-    assert line.startswith("--columns: 'bst' is unknown; allowed: seeds, rounds, accuracy, difference,")
+    assert line.startswith("--columns: 'bst' is unknown; allowed: seeds, rounds, accuracy, best, difference,")
     assert line.endswith("; did you mean best?")
     assert errors("report", runs, "--only", "fedrs", "--only", "pcd") == [
         f"--only: '{name}' is unknown; allowed: fedavg, fedlc, map, FedAvg, iid, pcdd, digits; did you mean {near}?"
@@ -87,7 +87,7 @@ def test_a_terminal_gets_what_it_has_room_for(runs):
     assert "\x1b[1m61.00 ± 1.41\x1b[0m" in rows[3]
     assert "\x1b[4m57.00 ± 2.83\x1b[0m" in rows[4]
     shown = head.split()
-    assert shown[:4] == ["method", "data", "partition", "seeds"]
+    assert shown[:5] == ["method", "partition", "seeds", "accuracy", "best"]
     assert max(len(row.replace("\x1b[1m", "").replace("\x1b[4m", "").replace("\x1b[0m", "")) for row in rows) <= 80
     assert max(map(len, left_out.splitlines())) <= 80
     words = " ".join(left_out.split())
