@@ -436,7 +436,7 @@ class PrivacyArgs(Params):
     ``level`` is the unit of privacy. ``silo``: all samples of the silo, replaced by as many others; proven for values
     that are clipped and noised. ``claim``: one sample, replaced by another; proven for class counts. For weights it
     relies on the claim of FedRS's appendix B that a sample moves an update by at most 2L/m (L: its largest norm, m:
-    samples of the smallest silo), or on the author of ``dp_args.sensitivity``.
+    samples of the silo), or on the author of ``dp_args.sensitivity``.
     """
 
     noise_multiplier: float | None = Field(

@@ -440,7 +440,7 @@ class Census:
             what = f"it reports {facts.samples} training samples; at most {most} are allowed"
             raise RunError(f"{what} (comm_args.max_samples of the server)")
         known = self._facts.get(client)
-        if known is not None and None not in (known.counts, facts.counts) and known.counts != facts.counts:
+        if known is not None and known.counts not in (None, facts.counts):
             raise RunError("its class counts have changed; begin a new run")
         if self.samples is None and self.sizes[client] and self.sizes[client] != facts.samples:
             raise RunError(f"it had {self.sizes[client]} training samples when the run began, now {facts.samples}")

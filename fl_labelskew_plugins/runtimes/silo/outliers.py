@@ -19,8 +19,11 @@ from fl_labelskew_plugins.runs.checkpoint import Norms
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights
 
 UPDATE, BUFFERS, MOVEMENT = "update", "buffers", "update times the optimiser's numbers"
+EVERY_SILO = (UPDATE, BUFFERS, MOVEMENT, OPTIMIZER)
 ROUNDS = 10
 """Past rounds with which a silo's upload is compared."""
+ASSUMED = 1000.0
+"""Assumed median of the norms of a method's tensor that no other silo has sent."""
 
 
 def norms(
@@ -92,7 +95,8 @@ class Judge:
     Each norm of an upload may be at most ``ratio`` times the median of its silo's last :data:`ROUNDS` accepted norms,
     or of the other silos' norms in this round. The latter is the upper median, so that a minority of silos with tiny
     updates cannot lower it; without other uploads, it is that of their last accepted norms. Norms of 0 are not
-    compared. Without anything to compare with, an upload is accepted.
+    compared. Without anything to compare with, an upload is accepted; a method's tensor is then compared with
+    :data:`ASSUMED`.
 
     Args:
         ratio: ``comm_args.max_update_ratio``; None accepts all.
@@ -128,6 +132,9 @@ class Judge:
                 medians = [f"{median_high(others):.3g} for the others"] if others else []
                 medians += [f"{median(before):.3g} for its own past"] if before else []
                 return f"the norm of its {name} is {norm:.3g}; the median is {' and '.join(medians)}"
+            if not (before or others) and name not in EVERY_SILO and norm > self._most([ASSUMED], median):
+                assumed = f"the median is assumed as {ASSUMED:g}, because no other silo has sent {name}"
+                return f"the norm of its {name} is {norm:.3g}; {assumed}"
         self._accept(client)
         return ""
 

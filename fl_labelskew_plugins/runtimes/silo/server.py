@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.data.stats import Moments
-from fl_labelskew_plugins.engine.aggregate import check_extra
+from fl_labelskew_plugins.engine.aggregate import check_extra, share_of_old
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.machine import log
@@ -155,7 +155,7 @@ class Uploads(SiloExchange):
         self._news: State
         self.close()
         self._taken: dict[int, int] = {}
-        self._comm, self._heavy = server.recipe.comm, set[tuple[int, int]]()
+        self._comm, self._heavy = server.recipe.comm, set[tuple[int, int, bool]]()
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
         """Return the handler of uploads."""
@@ -272,16 +272,26 @@ class Uploads(SiloExchange):
         return bool(why)
 
     def _warn_of_heavy(self, clients: Sequence[int]) -> None:
-        """Warn if one silo has most of a round's weight, once per silo and number of samples."""
-        sizes = [self.server.sizes[client] for client in clients]
-        shares = self.rounds.server.shares(sizes) if len(clients) > 1 else []
-        for client, size, share in zip(clients, sizes, shares, strict=False):
-            if share > HEAVY * sum(shares) and (client, size) not in self._heavy:
-                self._heavy.add((client, size))
-                log.warn(
-                    f"silo {client + 1} has {100 * share / sum(shares):.4g} % of the weight of "
-                    f"{self.server.members.where}: it reports that it has {size} of {sum(sizes)} training samples"
-                )
+        """Warn if one silo has most of a round's weight, or of the weight of the old model; once per number of samples."""
+        sizes, server, where = self.server.sizes, self.rounds.server, self.server.members.where
+        samples = [sizes[client] for client in clients]
+        shares = server.shares(samples)
+        warnings = [
+            (client, f"silo {client + 1} has {100 * share / sum(shares):.4g} % of the weight of {where}", sum(samples))
+            for client, share in zip(clients, shares, strict=True)
+            if len(clients) > 1 and share > HEAVY * sum(shares)
+        ]
+        total = server.federation.num_samples
+        if rest := share_of_old(shares):
+            warnings += [
+                (client, f"{100 * rest:.4g} % of {where}'s model is the old one without silo {client + 1}", total)
+                for client, size in enumerate(sizes)
+                if client not in clients and HEAVY * total < size <= total
+            ]
+        for client, text, of in warnings:
+            if (key := (client, sizes[client], client in clients)) not in self._heavy:
+                self._heavy.add(key)
+                log.warn(f"{text}: it reports that it has {sizes[client]} of {of} training samples")
 
 
 class ClientTests(SiloExchange):

@@ -198,6 +198,23 @@ def test_prototypes_and_counts_out_of_all_proportion_are_refused_too(federation)
     assert left_out(federation) == [[2], [2], [2]]
 
 
+def test_class_sums_that_only_one_silo_sends_are_bounded(federation):
+    """Such sums of 1e300 made the training of all others fail, also after this silo was excluded."""
+    federation.overrides = ["method_args.method=fedmr", "train_args.comm_round=2"]
+    server = federation.server()
+    federation.overrides += ["comm_args.send_contributions=false"]
+    silos = federation.silos(1, 2)
+
+    def answer(tensors):
+        beside = {"sums": torch.full((10, 16), 1e300, dtype=torch.float64), "counts": torch.ones(10, dtype=torch.int64)}
+        return model(tensors) | {f"contribution/{name}": tensor for name, tensor in beside.items()}, {}
+
+    FakeSilo(federation.address, [answer, answer])
+    finished(server, *silos)
+    assert "the norm of its sums is inf; the median is assumed as 1000, because no other silo has sent sums" in server.text
+    assert left_out(federation) == [[2], [2]]
+
+
 @pytest.mark.parametrize(
     ("opening", "reason"),
     [
@@ -213,6 +230,18 @@ def test_an_opening_with_negative_counts_or_without_tensors_is_refused(opening, 
     fake = FakeSilo(federation.address, [], opening=tensors)
     finished(server, *silos)
     assert fake.finish["reason"] == reason
+
+
+def test_a_silo_with_one_sample_does_not_spend_the_budgets_of_others(federation):
+    """The claim of FedRS depends on the smallest client; the ledger of a silo uses the silo's own number of samples."""
+    noise = ["method_args.method=fedrs", "method_args.upload_clip=5", "method_args.upload_sigma=0.5"]
+    budget = ["privacy_args.level=claim", "privacy_args.budget={epsilon: 8, delta: 0.001}"]
+    federation.overrides = [*noise, *budget, "train_args.comm_round=2"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    FakeSilo(federation.address, [model_alone] * 2, facts=FACTS | {"samples": 1})
+    finished(server, *silos)
+    line = json.loads((federation.folder / "silo-1" / "privacy.jsonl").read_text().splitlines()[-1])
+    assert line["epsilon"]["claim"] < 1
 
 
 class SendsWhenTurnedAway(FakeSilo):
@@ -252,6 +281,29 @@ def test_a_silo_with_most_of_the_weight_is_told_and_too_many_samples_are_turned_
     share, total = "90.82 %", "10000 of 11011 training samples"
     assert f"warning: silo 3 has {share} of the weight of round 1: it reports that it has {total}\n" in server.text
     assert server.text.count("warning: silo 3") == 1
+
+
+class LeavesBeforeTraining(FakeSilo):
+    """Sends its opening and disconnects when it is asked to train."""
+
+    def receive_message(self, kind, arrived):
+        if kind == Kind.TRAIN:
+            self.leave()
+        else:
+            super().receive_message(kind, arrived)
+
+
+def test_a_missing_silo_that_keeps_the_old_model_causes_a_warning(federation):
+    """FedShift weighs uploads by the samples of all silos; the old model gets the weight of missing silos."""
+    federation.overrides = ["method_args.method=fedshift", "train_args.comm_round=2", "comm_args.reconnect_s=1"]
+    server = federation.server()
+    server.says("listening on")
+    opening = {"smoothed": torch.full((10,), 1e4, dtype=torch.float64)}
+    LeavesBeforeTraining(federation.address, [], facts=FACTS | {"samples": 10**5}, opening=opening)
+    server.says("silo 3 has connected")
+    finished(server, *federation.silos(1, 2))
+    warning = "warning: 99 % of round 2's model is the old one without silo 3: it reports that it has 100000 of 101011 "
+    assert warning + "training samples\n" in server.text
 
 
 def model_alone(tensors):

@@ -55,6 +55,15 @@ def test_norms_of_0_are_no_measure_and_who_is_alone_is_compared_with_what_others
     assert judged(Judge(None, {0: {0: {"update": 1.0}}}), 1, {0: math.inf, 1: 1.0}) == [0, 1]
 
 
+def test_a_tensor_that_no_other_silo_sends_is_compared_with_an_assumed_norm():
+    judge = Judge(10, {})
+    for sums, accepted in ((1e4, True), (1.001e4, False)):
+        judge.begin(0)
+        judge.add(0, {"update": 1.0})
+        judge.add(1, {"update": 1.0, "sums": sums})
+        assert (judge.objection(1) == "") is accepted
+
+
 def test_only_the_last_rounds_count_and_a_round_that_is_done_again_begins_anew():
     judge = Judge(10, {})
     for round in range(30):
