@@ -7,12 +7,11 @@ Settings", 2022; images of Tschandl et al. 2018 (HAM10000), Codella et al. 2017 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -26,7 +25,7 @@ from fl_labelskew_plugins.data import fakes, lesions, pictures
 from fl_labelskew_plugins.data.files import readable, sound
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.table import SOUND
-from fl_labelskew_plugins.machine.files import check_regular, read_text, write_text
+from fl_labelskew_plugins.machine.files import check_regular, locked, read_text, write_text
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.partition.stratified import stratified
 
@@ -302,7 +301,7 @@ def prepare_all(raw: Path, folder: Path, images: Sequence[str]) -> list[str]:
         if not target.exists():  # another process may have been faster
             lesions.prepare(raw / f"{image}.jpg", target)
 
-    with _locked(folder):
+    with locked(folder):
         wrong = pictures.faults(one, images, f"preparing {len(images)} pictures of {raw}, once")
     return [image for image, _ in wrong]
 
@@ -318,7 +317,7 @@ def checked(folder: Path, images: Sequence[str]) -> list[str]:
     with suppress(OSError, ValueError, AttributeError, TypeError):
         known = {k: list(map(str, v)) for k, v in json.loads(read_text(file)).items()}
     if key not in known:
-        with _locked(folder):
+        with locked(folder):
             known[key] = [image for image, _ in _broken(folder, images)]
             with suppress(OSError):  # read-only folder: check again next time
                 write_text(file, json.dumps(known))
@@ -328,18 +327,6 @@ def checked(folder: Path, images: Sequence[str]) -> list[str]:
 def _broken(folder: Path, images: Sequence[str]) -> list[tuple[str, str]]:
     what = f"checking {len(images)} pictures of {folder}"
     return pictures.faults(lambda image: pictures.opened(folder / f"{image}.jpg", draft=1), images, what)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder against other processes, if it can be locked."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # without locks, processes repeat work, but do not damage files
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _names(folder: Path) -> set[str]:

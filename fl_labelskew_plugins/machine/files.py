@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -40,6 +41,22 @@ def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
         return handle
     os.close(handle)
     raise OSError(errno.ELOOP, "it is a FIFO or device, not a regular file", str(path))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a folder against other processes that lock it, if its file system has locks.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def check_regular(path: str | Path) -> int:

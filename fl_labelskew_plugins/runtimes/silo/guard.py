@@ -13,7 +13,7 @@ from fl_labelskew_registry import Federation, LabelSkewError, RunError, shareabl
 from pydantic import BaseModel
 from torch import Tensor, uint8
 
-from fl_labelskew_plugins.machine.files import read_bytes, write_text
+from fl_labelskew_plugins.machine.files import locked, read_bytes, write_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import show
 from fl_labelskew_plugins.recipe.model import POLICY, Recipe
@@ -79,6 +79,16 @@ class Guard:
 
     def _write_down(self, run: str, round: str, question: str, what: str, of: str = "") -> None:
         """Count an answer to ``what`` in the account, see :meth:`answer`."""
+        try:
+            with locked(self.account.parent):  # a silo may answer several runs at the same time
+                self._count(run, round, question, what, of)
+        except OSError as error:
+            raise RunError(
+                f"{self.account}: cannot be written: {error.strerror}; without the account of its policy this silo "
+                "answers nothing"
+            ) from None
+
+    def _count(self, run: str, round: str, question: str, what: str, of: str) -> None:
         runs = self._runs()
         answered = runs.setdefault(run, {}).setdefault(f"{round} {of}".strip(), [])
         if question in answered:
@@ -90,13 +100,7 @@ class Guard:
         if answered and often is not None and len(answered) >= often:
             self._refuse("max_answers_per_round", f"another answer to {what}")
         answered.append(question)
-        try:
-            write_text(self.account, json.dumps({"policy": self.file, "runs": runs}, indent=1), durable=True)
-        except OSError as error:
-            raise RunError(
-                f"{self.account}: cannot be written: {error.strerror}; without the account of its policy this silo "
-                "answers nothing"
-            ) from None
+        write_text(self.account, json.dumps({"policy": self.file, "runs": runs}, indent=1), durable=True)
 
     def leaving(self, names: Iterable[str], kinds: Mapping[str, str]) -> None:
         """Raise PolicyError unless the policy allows to send these tensors; ``kinds``: the method's ``sends``."""

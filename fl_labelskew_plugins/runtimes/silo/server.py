@@ -272,7 +272,7 @@ class Uploads(SiloExchange):
         return bool(why)
 
     def _warn_of_heavy(self, clients: Sequence[int]) -> None:
-        """Warn if one silo has most of a round's weight, or of the weight of the old model; once per number of samples."""
+        """Warn if one silo has most of the weight of a round, or of the old model; once per number of samples."""
         sizes, server, where = self.server.sizes, self.rounds.server, self.server.members.where
         samples = [sizes[client] for client in clients]
         shares = server.shares(samples)

@@ -6,7 +6,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 import zipfile
 import zlib
 

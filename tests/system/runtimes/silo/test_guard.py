@@ -1,6 +1,7 @@
 """A silo's policy at work: the account of its answers, and what it refuses of a server; silos: test_policed_runs.py."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -34,6 +35,17 @@ def test_as_many_rounds_as_allowed_over_runs_and_restarts(tmp_path):
         "policy": "north.yaml",
         "runs": {"a": {"0": ["q"], "1": ["q"]}, "b": {"0": ["q"]}, "c": {"0": ["q"]}},
     }
+
+
+def test_answers_of_several_runs_at_the_same_moment_are_all_counted(tmp_path):
+    def answers(run):
+        for round in range(20):
+            guard(tmp_path, max_rounds=1000).answer(run, round, "q")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(answers, "abcd"))
+    account = json.loads((tmp_path / "account.json").read_text())
+    assert {run: len(rounds) for run, rounds in account["runs"].items()} == dict.fromkeys("abcd", 20)
 
 
 def test_as_many_answers_to_a_round_as_allowed(tmp_path):
