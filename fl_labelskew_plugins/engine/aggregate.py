@@ -16,6 +16,8 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, pieces
 
 ALL = "return all tensors that it was given, with their shapes"
 PROXIES = ("classifier.weight", "classifier.bias")
+COUNTER = "num_batches_tracked"
+"""End of the name of batch normalisation's counter, the only integer tensor that is averaged."""
 
 
 def client_weights(samples: Sequence[int], aggregation: Aggregation, population: int) -> list[float]:
@@ -115,10 +117,14 @@ class WeightedMean:
             self.add(self._old, rest, proxy_rest)
         elif proxy_rest is not None and bool(proxy_rest.any()):
             self.add({k: self._old[k] for k in PROXIES if k in self._old}, 0.0, proxy_rest)
-        return {
-            key: value if self._old[key].is_floating_point() else value.round().to(self._old[key].dtype)
-            for key, value in self.sums.items()
-        }
+        return {key: self._in_dtype(key, value) for key, value in self.sums.items()}
+
+    def _in_dtype(self, key: str, mean: Tensor) -> Tensor:
+        old = self._old[key]
+        if old.is_floating_point():
+            return mean
+        # a mean of other integers, such as indices, has no meaning, and one bad upload could make training fail
+        return torch.maximum(mean.round().to(old.dtype), old) if key.endswith(COUNTER) else old
 
 
 class Addition:

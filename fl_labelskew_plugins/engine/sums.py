@@ -103,6 +103,7 @@ class Sums:
             self.noise = SumNoise(multiplier, norm, clip, bits, clients, least, size)
         room = 0.0 if self.noise is None else self.noise.head_room
         self.round = Ring(entries, bits, clients, head_room=room)
+        self._clipped = {n.removeprefix("model/") for n, entry in entries.items() if isinstance(entry, Narrow)}
         opening = self.method.opening_shapes(federation) if self.method.uses("opening") else {}
         tests = {} if self.noise else {"tests": Wide((), SUMMED)}
         self.opening = Ring({"samples": Wide((), SUMMED), **tests, **_sent(opening)}, bits, federation.num_clients)
@@ -276,7 +277,11 @@ class Sums:
         _check_sent(sums, 0, clients, f"round {round + 1}")
         start = origin(old, self.optimizer, self.parameters)
         of_mean = 1.0 if self.aggregation == "population" else share
-        mean = {n: _moved(value, sums[f"model/{n}"] / of_mean) for n, value in _averaged(start).items()}
+        # a partial round divides by less than 1, which also enlarges a vector beyond the clip
+        most = self.clip * (1 + (0.0 if self.noise is None else self.noise.head_room) / of_mean)
+        changes = {n: sums[f"model/{n}"] / of_mean for n in _averaged(start)}
+        changes |= {n: change.clamp(-most, most) for n, change in changes.items() if n in self._clipped}
+        mean = {n: _moved(start[n], change) for n, change in changes.items()}
         mean = {**start, **mean}
         whole = {}
         if self.proxy_smoothing is not None:

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,9 @@ class Answers:
 
     def join(self, run: str) -> None:
         """Raise LabelSkewError if this silo must not answer this run."""
+
+    def described(self, federation: Any) -> None:
+        """Raise LabelSkewError if the server must not ask with this description of the run, before it is compared."""
 
     def open(self, session: Session, federation: Federation) -> None:
         """Take part in the opening exchange."""
@@ -282,6 +285,7 @@ class SiloClient(Manager):
         if not isinstance(meta["run"], str) or not re.fullmatch("[0-9a-f]{16}", meta["run"]):  # becomes a folder's name
             raise shareable(LabelSkewError("the server sent an invalid name of the run"))
         facts.check_agreement(meta["settings"], self.recipe)
+        self.answers.described(meta["federation"])
         federation = facts.federation(meta["federation"], self.recipe, self.data.facts)
         if self.guard is not None:
             self.guard.join(federation, meta.get("quorum"))
@@ -355,7 +359,7 @@ class SiloClient(Manager):
             tensors = {**message.tensors, **self._normalisation}
             request = question(session.federation, round, rests_on, tensors, self.states.get(before))
         if self.guard is not None:
-            self.guard.answer(self.run_name, round, request)
+            self.guard.answer(self.run_name, round, self.answer(request))
         self.answers.charge(request, round)
         self._round, self.request = round, request
         self.states.keep({before, *kept})
@@ -407,6 +411,11 @@ class SiloClient(Manager):
         key = self._secret.to_bytes(16, "big") + self.rank.to_bytes(4, "big")
         return hashlib.blake2b(self.about + request.encode(), digest_size=16, key=key).hexdigest()
 
+    @cached_property
+    def data_digest(self) -> str:
+        """Digest of the training and test samples, computed once: the time would reveal their number."""
+        return fingerprint(self.data.data)
+
     def _state(self, round: int) -> State:
         assert self.session is not None
         keeps = self.session.method.uses("after_round") or self.session.recipe.optimizer.uses("finish")
@@ -457,11 +466,11 @@ class SiloClient(Manager):
             return True
         tensors = {**message.tensors, **self._normalisation}
         request = question(self.session.federation, round, {}, tensors, {})
+        answer = self.answer(f"test {self.data_digest} {request}")
         try:
             if self.guard is not None:
-                self.guard.answer(self.run_name, round, request, of="test")
+                self.guard.answer(self.run_name, round, answer, of="test")
             if self.ledger is not None:
-                answer = self.answer(f"test {request}")
                 self.ledger.spend(self.revealed().test, answer, run=self.run_name, round=round)
         except (PolicyError, SpentError) as error:
             self.show.note(f"round {round + 1}: the test result is not sent: {error}", log.WARNING)
@@ -511,7 +520,7 @@ class SiloClient(Manager):
                 model_file.save(personalised, file, said, private=True)
             method, samples = self.recipe.method_name, self.data.facts.samples
             about = {"run": self.run_name, "silo": self.rank, "method": method, "samples": samples}
-            accuracy = self.run_folder.finish(self.session, **about, data=fingerprint(self.data.data)).get(
+            accuracy = self.run_folder.finish(self.session, **about, data=self.data_digest).get(
                 "final_accuracy"
             )
             if accuracy is not None:
@@ -592,6 +601,8 @@ def about(recipe: Recipe, data: SiloData) -> bytes:
     if recipe.comm.secure_aggregation:
         ring = {key: value for key, value in resolved["comm_args"].items() if key.startswith("secure_")}
         settings += [recipe.privacy.noise_multiplier, recipe.privacy.clip, ring]
+    if isinstance(data.data.train.x, Images):  # settings such as the crop apply when a file is read
+        settings.append({key: value for key, value in resolved["data_args"].items() if key != "data_cache_dir"})
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=32)
     for array in (data.data.train.x, data.data.train.y):
         if isinstance(array, Images):

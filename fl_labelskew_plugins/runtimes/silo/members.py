@@ -200,6 +200,11 @@ class Members:
         self.away.add(client)
         self.turned[client] = why
 
+    @property
+    def uncounted(self) -> set[int]:
+        """Silos whose samples are not part of the federation."""
+        return {*self.excluded, *self.turned}
+
     def give_up(self, client: int, why: str) -> None:
         """Skip a silo until it sends something."""
         self.away.add(client)

@@ -7,7 +7,7 @@ update may be as large as ``ratio`` medians in any direction.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from statistics import median, median_high
 
 import torch
@@ -19,11 +19,10 @@ from fl_labelskew_plugins.runs.checkpoint import Norms
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights
 
 UPDATE, BUFFERS, MOVEMENT = "update", "buffers", "update times the optimiser's numbers"
-EVERY_SILO = (UPDATE, BUFFERS, MOVEMENT, OPTIMIZER)
 ROUNDS = 10
 """Past rounds with which a silo's upload is compared."""
 ASSUMED = 1000.0
-"""Assumed median of the norms of a method's tensor that no other silo has sent."""
+"""Smallest median that is assumed if there are too few norms of other silos and none of the silo's own past."""
 
 
 def norms(
@@ -94,24 +93,26 @@ class Judge:
 
     Each norm of an upload may be at most ``ratio`` times the median of its silo's last :data:`ROUNDS` accepted norms,
     or of the other silos' norms in this round. The latter is the upper median, so that a minority of silos with tiny
-    updates cannot lower it; without other uploads, it is that of their last accepted norms. Norms of 0 are not
-    compared. Without anything to compare with, an upload is accepted; a method's tensor is then compared with
-    :data:`ASSUMED`.
+    updates cannot lower it. If fewer than two others have uploaded, the last accepted norms of the silos that do not
+    take part count, too, if at least half of all other silos have norms. Norms of 0 are not
+    compared, except for buffers. Without enough norms to compare with, :data:`ASSUMED` is the least median.
 
     Args:
         ratio: ``comm_args.max_update_ratio``; None accepts all.
         past: norms of accepted uploads, updated in place; entries of the current and later rounds, from an interrupted
             round, are dropped.
+        silos: number of silos.
     """
 
-    def __init__(self, ratio: float | None, past: Norms) -> None:
-        self.ratio, self.past = ratio, past
+    def __init__(self, ratio: float | None, past: Norms, silos: int) -> None:
+        self.ratio, self.past, self.silos = ratio, past, silos
+        self._excluded: Collection[int] = ()
         self._round = -1
         self._now: dict[int, dict[str, float]] = {}
 
-    def begin(self, round: int) -> None:
-        """Begin a round."""
-        self._round, self._now = round, {}
+    def begin(self, round: int, excluded: Collection[int] = ()) -> None:
+        """Begin a round; the norms of ``excluded`` clients are not compared."""
+        self._round, self._now, self._excluded = round, {}, excluded
         for client, rounds in self.past.items():
             before = sorted(at for at in rounds if at < round)
             self.past[client] = {at: rounds[at] for at in before[-ROUNDS:]}
@@ -128,13 +129,13 @@ class Judge:
         """Reason to refuse an upload, once all uploads have been added; empty if it is accepted."""
         for name, norm in self._now[client].items():
             before, others = self._before(client, name), self._others(client, name)
-            if norm and (before or others) and norm > max(self._most(before, median), self._most(others, median_high)):
-                medians = [f"{median_high(others):.3g} for the others"] if others else []
+            assumed = not before and len(others) < 2
+            limits = [max([ASSUMED, *others])] if assumed else others
+            if norm and norm > max(self._most(before, median), self._most(limits, median_high)):
+                medians = [f"{median_high(others):.3g} for the others"] if others and not assumed else []
                 medians += [f"{median(before):.3g} for its own past"] if before else []
+                medians += [f"assumed as {limits[0]:.3g}, because too few silos have sent {name}"] if assumed else []
                 return f"the norm of its {name} is {norm:.3g}; the median is {' and '.join(medians)}"
-            if not (before or others) and name not in EVERY_SILO and norm > self._most([ASSUMED], median):
-                assumed = f"the median is assumed as {ASSUMED:g}, because no other silo has sent {name}"
-                return f"the norm of its {name} is {norm:.3g}; {assumed}"
         self._accept(client)
         return ""
 
@@ -148,12 +149,19 @@ class Judge:
 
     def _before(self, client: int, name: str) -> list[float]:
         rounds = self.past.get(client, {})
-        return list(_above_0(rounds[at].get(name) for at in rounds if at < self._round))
+        return _comparable((rounds[at] for at in rounds if at < self._round), name)
 
     def _others(self, client: int, name: str) -> list[float]:
-        now = list(_above_0(norms.get(name) for k, norms in self._now.items() if k != client))
-        return now or [before[-1] for k in self.past if k != client and (before := self._before(k, name))]
+        now = _comparable((norms for k, norms in self._now.items() if k != client), name)
+        if len(now) >= 2:
+            return now
+        absent = self.past.keys() - {client, *self._now, *self._excluded}
+        known = now + [before[-1] for k in sorted(absent) if (before := self._before(k, name))]
+        return known if 2 * len(known) >= self.silos - 1 else now
 
 
-def _above_0(norms: Iterator[float | None]) -> Iterator[float]:
-    return (norm for norm in norms if norm)
+def _comparable(uploads: Iterable[Mapping[str, float]], name: str) -> list[float]:
+    """Norms above 0; also those of buffers that training did not change: constants and frozen parameters."""
+    return [
+        norms.get(name, 0.0) for norms in uploads if norms.get(name) or (name == BUFFERS and norms.get(UPDATE))
+    ]

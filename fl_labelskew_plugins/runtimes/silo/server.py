@@ -139,7 +139,7 @@ class Opening(SiloExchange):
     def _share(self) -> None:
         """Compute and share the result of all openings so far."""
         server, excluded = self.rounds.server, self.server.members.excluded
-        server.federation = self.server.census.federation(self.rounds.session.federation, excluded)
+        server.federation = self.server.census.federation(self.rounds.session.federation, self.server.members.uncounted)
         server.open([self._sent[client] for client in sorted(self._sent.keys() - excluded)])
 
 
@@ -195,7 +195,7 @@ class Uploads(SiloExchange):
 
     def begin(self) -> None:
         """Prepare to compare uploads with those of earlier rounds."""
-        self._judge = Judge(self._comm.max_update_ratio, self.rounds.record.norms)
+        self._judge = Judge(self._comm.max_update_ratio, self.rounds.record.norms, self.server.num_silos)
 
     def of(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """Ask these silos to train; yield their uploads, ascending, once there is a quorum.
@@ -207,7 +207,7 @@ class Uploads(SiloExchange):
         members.begin(round)
         poll: Poll[LocalResult] = Poll(members, clients, "uploads", {})
         self._poll = poll
-        self._judge.begin(round)
+        self._judge.begin(round, members.excluded)
         self._warn_of_heavy(clients)
         self._news = plain(joined(model=server.weights, shared=server.shared))
         for client in clients:
@@ -558,6 +558,7 @@ class SiloServer(Manager):
     def turn_away(self, client: int, why: str, **more: Any) -> None:
         """Refuse a silo; ``more``: further content of its FINISH."""
         self.members.turn_away(client, why)
+        self._recount()
         self.tell(client, f"turned away: {why}", self.warn)
         self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": why, **more})
 
@@ -615,10 +616,10 @@ class SiloServer(Manager):
     # -- excluded silos
 
     def _recount(self) -> None:
-        """Update the federation: the samples of excluded silos do not count."""
+        """Update the federation: the samples of silos that were excluded or turned away do not count."""
         if self.rounds is not None:
             whole = self.rounds.session.federation
-            self.rounds.server.federation = self.census.federation(whole, self.members.excluded)
+            self.rounds.server.federation = self.census.federation(whole, self.members.uncounted)
 
 
 def server_session(

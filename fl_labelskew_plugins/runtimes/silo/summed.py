@@ -21,7 +21,6 @@ from fl_labelskew_registry import Federation, LabelSkewError, RunError, shareabl
 from torch import Tensor
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Ring, Vector
@@ -294,9 +293,10 @@ class SummedAnswers(Answers):
         for warning in weaknesses(recipe):
             silo.show.note(warning, log.WARNING)
         self._account, self._question = Account(silo.folder), ""
-        self._data = ""
+        self._total = 0
+        """Training samples of all silos, as the server first reported them to this process; 0: not yet."""
         self._opening: Vector | None = None
-        """With :attr:`_data`, the data's fingerprint, computed once: the time would reveal the number of samples."""
+        """Computed once: the time would reveal the number of samples."""
         self._tested: tuple[int, Vector, str] | None = None
         self._spare_state: State | None = None
         self._sums = SiloSums(
@@ -325,6 +325,14 @@ class SummedAnswers(Answers):
         if not self._several_runs:
             self._account.join(run)
 
+    def described(self, federation: Any) -> None:
+        """Refuse another total than before: a server could lower it until this silo, which has more, refuses it."""
+        total = federation.get("num_samples") if isinstance(federation, dict) else None
+        if total and self._total not in (0, total):
+            what = "the server reports another number of all training samples than before; restart this silo"
+            raise shareable(LabelSkewError(what))
+        self._total = total or self._total
+
     def finished(self) -> None:
         """Allow other runs from now on."""
         if self.silo.session is not None:
@@ -334,8 +342,7 @@ class SummedAnswers(Answers):
         """Check and record the number of all samples; the server asks for the opening sum itself."""
         silo, run = self.silo, self.silo.run_name
         comm, before = silo.recipe.comm, self._account.question_of(run, OPENING)
-        self._data = self._data or fingerprint(silo.data.data)
-        answers = f"{silo.about.hex()} {self._data} {comm.send_contributions} {comm.send_measures}"
+        answers = f"{silo.about.hex()} {silo.data_digest} {comm.send_contributions} {comm.send_measures}"
         tests, digest = session.reported_tests(silo.client), hashlib.blake2b(answers.encode(), digest_size=16)
         opening = f"{tests} {digest.hexdigest()}"
         if before not in ("", opening):  # the difference of two sums would be this silo's

@@ -75,11 +75,22 @@ def test_the_mean_is_the_same_in_pieces(monkeypatch):
 
 
 def test_integers_stay_integers():
-    old = {"steps": torch.tensor(0)}
-    mean = weighted_mean([(0.25, {"steps": torch.tensor(2**53 + 4)}), (0.75, {"steps": torch.tensor(2**53 + 4)})], old)
-    assert mean["steps"].dtype == torch.int64
-    assert mean["steps"].item() == 2**53 + 4
-    assert weighted_mean([(0.5, {"steps": torch.tensor(3)}), (0.5, {"steps": torch.tensor(6)})], old)["steps"] == 4
+    old = {"bn.num_batches_tracked": torch.tensor(2)}
+
+    def mean(*values):
+        uploads = [(1 / len(values), {"bn.num_batches_tracked": torch.tensor(value)}) for value in values]
+        return weighted_mean(uploads, old)["bn.num_batches_tracked"]
+
+    assert mean(2**53 + 4, 2**53 + 4).dtype == torch.int64
+    assert mean(2**53 + 4, 2**53 + 4) == 2**53 + 4
+    assert mean(3, 6) == 4
+    assert mean(3, -(10**6)) == 2  # a counter never decreases
+
+
+def test_integers_other_than_counters_keep_the_servers_value():
+    """The mean of indices is not an index: one upload made the test of the model fail."""
+    old = {"order": torch.tensor([1, 0])}
+    assert weighted_mean([(0.5, {"order": torch.tensor([1, 300])})] * 2, old)["order"].tolist() == [1, 0]
 
 
 def test_class_weights_are_the_papers():

@@ -131,6 +131,19 @@ def test_a_server_gets_no_more_answers_than_the_policy_allows_however_it_asks(sc
     assert "this silo has answered under a policy, but this recipe names no file with a policy" in alone.text
 
 
+@pytest.mark.parametrize("question", [(0, 1.0), (0, 1.0, Kind.TEST)])
+def test_the_same_question_counts_again_after_the_data_have_changed(question, scene, federation):
+    """The difference of two answers to one question would be the effect of the changed samples."""
+    federation.overrides = ["validation_args.per_client=true", "comm_args.send_measures=true"]
+    counts = {"num_samples": 5000, "min_samples": 1}
+    server, process, code = scene({"max_answers_per_round": 1}, [question], **counts)
+    assert (code, len(server.uploads) + len(server.tests)) == (0, 1), process.text
+    federation.overrides.append("data_args.test_fraction=0.3")
+    server, process, code = scene({"max_answers_per_round": 1}, [question], **counts)
+    assert "max_answers_per_round: 1 does not allow another answer to round 1" in process.text
+    assert (server.uploads, server.tests) == ([], [] if len(question) == 2 else [{}])
+
+
 def test_no_more_tests_are_told_than_the_policy_allows_and_the_run_goes_on(scene, federation):
     federation.overrides = ["validation_args.per_client=true", "comm_args.send_measures=true"]
     tests = [(0, 1.0, Kind.TEST), (0, 1.0, Kind.TEST), (0, 0.0, Kind.TEST), (1, 1.0, Kind.TEST), (0, 1.0)]

@@ -10,6 +10,7 @@ import pytest
 from fl_labelskew_registry import LabelSkewError, RunError
 from recipe_texts import cross_silo
 
+from fl_labelskew_plugins.data.isic2019 import ISIC2019
 from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import session
@@ -236,6 +237,19 @@ def test_every_setting_that_an_answer_rests_on_changes_the_noise():
         "partition_args.classes_per_client=5",
     ):
         assert digest(override) != plain, override
+
+
+def test_settings_of_pictures_that_are_read_later_change_the_noise(tmp_path):
+    """Another crop gives another answer, and two answers with the same noise would reveal their difference."""
+    ISIC2019(ISIC2019.Params()).fake(tmp_path, samples=80, seed=0)
+
+    def digest(crop):
+        data = f"data_args={{dataset: isic2019, data_cache_dir: {tmp_path}, crop: {crop}}}"
+        silo_recipe = parsed(data, "partition_args={partition_method: natural}", "model_args={model: fecnn}")
+        return about(silo_recipe, silos.load(silo_recipe, 0))
+
+    assert digest(32) == digest(32)
+    assert digest(32) != digest(33)
 
 
 def test_answers_with_other_noise_count_as_other_answers():

@@ -15,7 +15,7 @@ def judged(judge, round, uploads):
     """The clients whose uploads count, as the server goes about it; in each order of arrival the same."""
     outcomes = []
     for order in itertools.permutations(uploads):
-        copy = Judge(judge.ratio, {k: dict(v) for k, v in judge.past.items()})
+        copy = Judge(judge.ratio, {k: dict(v) for k, v in judge.past.items()}, judge.silos)
         copy.begin(round)
         held = {client for client in order if not copy.add(client, {"update": uploads[client]})}
         outcomes.append(([k for k in sorted(uploads) if k not in held or not copy.objection(k)], copy.past))
@@ -26,7 +26,7 @@ def judged(judge, round, uploads):
 
 
 def test_an_upload_is_compared_with_the_others_and_with_its_own_past():
-    judge = Judge(10, {})
+    judge = Judge(10, {}, 3)
     assert judged(judge, 0, {0: 1.0, 1: 2.0, 2: 3e39}) == [0, 1]
     assert judged(judge, 1, {0: 0.5, 1: 0.4, 2: 4.0}) == [0, 1, 2]  # 10 * 0.4
     assert judged(judge, 2, {0: 0.01, 1: 0.01, 2: 39.0}) == [0, 1, 2]  # 10 * 4.0, its own
@@ -40,23 +40,25 @@ def test_an_upload_is_compared_with_the_others_and_with_its_own_past():
 
 
 def test_tiny_updates_of_a_minority_do_not_exclude_honest_silos():
-    assert judged(Judge(10, {}), 0, {0: 1.0, 1: 1.1, 2: 1e-9}) == [0, 1, 2]
-    assert judged(Judge(10, {}), 0, {0: 1.0, 1: 1.1, 2: 1.2, 3: 1e-9, 4: 1e-9}) == [0, 1, 2, 3, 4]
-    assert judged(Judge(10, {}), 0, {0: 1.0, 1: 1.1, 2: 1.2, 3: 1e30, 4: 3e30}) == [0, 1, 2]
-    assert judged(Judge(10, {}), 0, {0: 1.0, 1: 1e30}) == [0]
+    assert judged(Judge(10, {}, 3), 0, {0: 1.0, 1: 1.1, 2: 1e-9}) == [0, 1, 2]
+    assert judged(Judge(10, {}, 3), 0, {0: 1.0, 1: 1.1, 2: 1.2, 3: 1e-9, 4: 1e-9}) == [0, 1, 2, 3, 4]
+    assert judged(Judge(10, {}, 3), 0, {0: 1.0, 1: 1.1, 2: 1.2, 3: 1e30, 4: 3e30}) == [0, 1, 2]
+    assert judged(Judge(10, {}, 3), 0, {0: 1.0, 1: 1e30}) == [0]
 
 
 def test_norms_of_0_are_no_measure_and_who_is_alone_is_compared_with_what_others_sent_before():
-    judge = Judge(10, {})
+    judge = Judge(10, {}, 3)
     assert judged(judge, 0, {0: 0.0, 1: 0.0, 2: 5.0}) == [0, 1, 2]
-    assert judged(judge, 1, {0: 51.0}) == []  # 10 * 5
-    assert judged(judge, 2, {0: 50.0}) == [0]
-    assert judged(Judge(10, {}), 0, {4: 1e30}) == [4]  # nobody to compare it with
-    assert judged(Judge(None, {0: {0: {"update": 1.0}}}), 1, {0: math.inf, 1: 1.0}) == [0, 1]
+    assert judged(judge, 1, {0: 51.0}) == [0]  # only one other norm: 1000 is assumed
+    assert judged(judge, 2, {1: 511.0}) == []  # 10 * 51, the upper median of 5 and 51
+    assert judged(judge, 3, {1: 510.0}) == [1]
+    assert judged(Judge(10, {}, 3), 0, {2: 1e30}) == []
+    assert judged(Judge(10, {}, 3), 0, {2: 1e4}) == [2]
+    assert judged(Judge(None, {0: {0: {"update": 1.0}}}, 3), 1, {0: math.inf, 1: 1.0}) == [0, 1]
 
 
 def test_a_tensor_that_no_other_silo_sends_is_compared_with_an_assumed_norm():
-    judge = Judge(10, {})
+    judge = Judge(10, {}, 3)
     for sums, accepted in ((1e4, True), (1.001e4, False)):
         judge.begin(0)
         judge.add(0, {"update": 1.0})
@@ -64,8 +66,42 @@ def test_a_tensor_that_no_other_silo_sends_is_compared_with_an_assumed_norm():
         assert (judge.objection(1) == "") is accepted
 
 
+def test_buffers_that_training_does_not_change_must_not_change():
+    """Constants and frozen parameters have norms of 0, so that 3.4e38 was compared with nothing."""
+    judge = Judge(10, {}, 3)
+    for round in (0, 1):
+        judge.begin(round)
+        for client, buffers in enumerate((0.0, 0.0, 3.4e38)):
+            judge.add(client, {"update": 1.0, "buffers": buffers})
+        assert [bool(judge.objection(client)) for client in range(3)] == [False, False, True]
+    judge.begin(2)
+    for client, norms in enumerate(({"update": 1.0, "buffers": 5.0}, {"update": 0.0, "buffers": 0.0})):
+        judge.add(client, norms)
+    assert judge.objection(0) != ""
+    judge = Judge(10, {}, 3)  # a silo that does not train says nothing about the buffers of others
+    judge.begin(0)
+    judge.add(0, {"update": 1.0, "buffers": 5.0})
+    judge.add(1, {"update": 0.0, "buffers": 0.0})
+    assert judge.objection(0) == ""
+
+
+@pytest.mark.parametrize("rounds", [[{2: 1e-9}, {0: 1.0}], [{2: 1e-9, 0: 1.0}], [{3: 1e-9}, {4: 1e-9}, {0: 1.0}]])
+def test_few_tiny_uploads_do_not_exclude_honest_silos_in_small_rounds(rounds):
+    """With one or two silos per round, one tiny upload had each honest silo refused that came next."""
+    judge = Judge(1000, {}, 3 if 2 in rounds[0] else 6)
+    for round, uploads in enumerate(rounds):
+        assert judged(judge, round, uploads) == sorted(uploads)
+
+
+def test_norms_of_excluded_silos_are_not_compared():
+    judge = Judge(10, {1: {0: {"update": 1e-9}}, 2: {0: {"update": 1e-9}}}, 3)
+    judge.begin(1, [2])
+    judge.add(0, {"update": 1.0})
+    assert judge.objection(0) == ""
+
+
 def test_only_the_last_rounds_count_and_a_round_that_is_done_again_begins_anew():
-    judge = Judge(10, {})
+    judge = Judge(10, {}, 3)
     for round in range(30):
         assert judged(judge, round, {0: 1.0 if round < 15 else 8.0, 1: 1.0 if round < 15 else 8.0}) == [0, 1]
     assert sorted(judge.past[0]) == list(range(19, 30))
@@ -76,7 +112,7 @@ def test_only_the_last_rounds_count_and_a_round_that_is_done_again_begins_anew()
 
 
 def test_each_of_the_tensors_beside_the_weights_has_a_norm_of_its_own():
-    judge = Judge(10, {})
+    judge = Judge(10, {}, 3)
     judge.begin(0)
     for client, prototypes in enumerate((1.0, 1.0, 3.4e38)):
         judge.add(client, {"update": 1.0, "prototypes": prototypes})
@@ -107,7 +143,7 @@ def test_many_samples_of_one_class_do_not_hide_a_large_sum_of_another():
     honest = {"sums": torch.tensor([[40.0], [40.0]]), "counts": torch.tensor([40, 40])}
     for dtype in (torch.float64, torch.int64):
         cheat = {"sums": torch.tensor([[0], [10**9]], dtype=dtype), "counts": torch.tensor([10**9, 1])}
-        judge = Judge(1000, {})
+        judge = Judge(1000, {}, 3)
         judge.begin(0)
         held = []
         for client, sent in enumerate((honest, honest, cheat)):

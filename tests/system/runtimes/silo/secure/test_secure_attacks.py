@@ -18,6 +18,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureErr
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.silo.secure.silo import STEPS
+from fl_labelskew_plugins.runtimes.silo.summed import SummedAnswers
 
 ABOUT = attempt()
 RANKS = range(1, 5)
@@ -529,6 +530,16 @@ def test_a_server_that_changes_the_number_of_all_samples(hospitals):
         account.Account(folder).count(RUN, 700)
     assert error.value.exit_code == 2
     account.Account(folder).count("f" * 16, 700)
+
+
+def test_a_server_that_changes_the_total_within_one_process(hospitals):
+    """Also for another run: falling totals until a silo refuses one would show how many samples it has."""
+    silo = SimpleNamespace(_total=0)
+    for total in (0, 1438, 1438, 0):
+        SummedAnswers.described(silo, {"num_samples": total})
+    for total in (1437, 9999):
+        with pytest.raises(LabelSkewError, match="another number of all training samples than before; restart"):
+            SummedAnswers.described(silo, {"num_samples": total})
 
 
 def test_a_silo_adds_one_vector_to_a_round(hospitals):
