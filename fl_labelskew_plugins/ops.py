@@ -5,6 +5,7 @@ Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``n_c`` a cli
 
 from __future__ import annotations
 
+import math
 import operator
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
@@ -64,6 +65,19 @@ def noise_of(client: ClientView) -> np.random.Generator:
     if client.noise is None:
         raise RuntimeError("Expected `client.noise` to be a generator but got None: privacy noise needs one.")
     return client.noise
+
+
+def on_grid(values: Tensor, scale: float) -> Tensor:
+    """Round values with noise of this scale to multiples of a power of two, at most a thousandth of the scale.
+
+    The last bits of floating-point noise show whether anything was added to it, even a tiny update (Mironov, "On
+    Significance of the Least Significant Bits for Differential Privacy", CCS 2012). ``values`` must be float64.
+
+    >>> on_grid(torch.tensor([0.12345], dtype=torch.float64), scale=1.0)
+    tensor([0.1230], dtype=torch.float64)
+    """
+    grid = 2.0 ** (math.floor(math.log2(scale)) - 10)
+    return torch.round(values / grid) * grid
 
 
 def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, uint8
 
 from fl_labelskew_plugins.machine.files import replacing
 
@@ -26,6 +26,12 @@ OPTIMIZER = "optimizer"
 """Group of the optimiser's tensors among shared, kept or sent ones; the rest is the method's."""
 PIECE = 2**22
 """Entries of a large tensor, or bytes of a message on its way to disk, that are in memory at a time."""
+
+
+def content(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, on the CPU and in row-major order."""
+    data: memoryview = tensor.detach().cpu().contiguous().reshape(-1).view(uint8).numpy().data
+    return data
 
 
 def joined(**groups: Mapping[str, T]) -> dict[str, T]:

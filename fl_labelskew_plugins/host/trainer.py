@@ -20,6 +20,7 @@ from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
 from fl_labelskew_plugins.engine.samples import ClientBatches, Samples
 from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.host.start import host_errors
+from fl_labelskew_plugins.ops import on_grid
 from fl_labelskew_plugins.tensors import Weights
 
 
@@ -52,6 +53,8 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         self._params = floating(everything)
         with host_errors():
             super().on_after_local_training(train_data, device, args)
+        if (noise := local_noise()) is not None:
+            self._params = {name: on_grid(value.double(), noise.scale) for name, value in self._params.items()}
         self._params = restore(self._params, everything)
 
     def test(self, test_data: Any, device: Any, args: Any) -> None:
@@ -106,13 +109,22 @@ def tell_attacker(seed: int, round: int, client: int) -> None:
         attack.get_ite_num = lambda: round
 
 
-def draw_noise_from(generator: np.random.Generator) -> None:
-    """Make FedML's local differential privacy draw from a generator instead of numpy's or torch's global one."""
+def local_noise() -> Laplace | Gaussian | None:
+    """The mechanism of FedML's local differential privacy; None if it is off."""
     noise = getattr(getattr(FedMLDifferentialPrivacy.get_instance().dp_solution, "ldp", None), "dp", None)
+    return noise if isinstance(noise, (Laplace, Gaussian)) else None
+
+
+def draw_noise_from(generator: np.random.Generator) -> None:
+    """Make FedML's local differential privacy draw from a generator instead of numpy's or torch's global one.
+
+    The noise is float64: the trainer rounds the result.
+    """
+    noise = local_noise()
     if isinstance(noise, Laplace):
         noise.compute_noise = lambda size: torch.from_numpy(generator.laplace(0.0, noise.scale, size))
     elif isinstance(noise, Gaussian):
-        noise.compute_noise = lambda size: torch.from_numpy(generator.normal(0.0, noise.scale, size)).float()
+        noise.compute_noise = lambda size: torch.from_numpy(generator.normal(0.0, noise.scale, size))
 
 
 def floating(weights: Weights) -> Weights:

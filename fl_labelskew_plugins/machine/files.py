@@ -107,6 +107,11 @@ def write_text(path: Path, text: str, *, durable: bool = False) -> None:
         if durable:
             file.flush()
             os.fsync(file.fileno())
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY)
+        with suppress(OSError):  # a file system that cannot do this
+            os.fsync(folder)
+        os.close(folder)
 
 
 def copied(path: Path, to: Path) -> None:

@@ -19,7 +19,7 @@ from fl_labelskew_registry.contracts import ClientView, Federation, Method
 from pydantic import Field, model_validator
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import Scaling, noise_of, on_device, restricted_logits
+from fl_labelskew_plugins.ops import Scaling, noise_of, on_device, on_grid, restricted_logits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,8 @@ def private_update(
 
     .. math:: \Delta \leftarrow \min(L, \lVert\Delta\rVert) \, \Delta / \lVert\Delta\rVert + \mathcal N(0, \sigma^2 I)
 
-    The norm is over all floating-point tensors; others are unchanged. Batch normalisation's running variance gets noise
+    The norm is over all floating-point tensors; others are unchanged. Values with noise are rounded, see
+    :func:`.ops.on_grid`. Batch normalisation's running variance gets noise
     too; the caller must keep its sum with the start weights non-negative.
 
     Args:
@@ -61,8 +62,8 @@ def private_update(
         if tensor.is_floating_point():
             private[name] = tensor * factor.to(tensor.dtype)
             if sigma:
-                noise = torch.from_numpy(generator.standard_normal(tensor.shape))
-                private[name] = private[name] + sigma * noise.to(tensor)
+                noise = sigma * torch.from_numpy(generator.standard_normal(tensor.shape))
+                private[name] = on_grid(private[name].double() + noise.to(tensor.device), sigma).to(tensor.dtype)
     return private
 
 

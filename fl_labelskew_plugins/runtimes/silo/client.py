@@ -44,7 +44,7 @@ from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.facts import Facts, SiloData
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError, question
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Message, reason, upload_meta, upload_tensors
-from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, group, num_bytes, rest, trim
+from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, content, group, num_bytes, rest, trim
 
 
 class Answers:
@@ -103,22 +103,38 @@ class Answers:
             return take(client, round, start, **turn)
         outcomes = Outcomes(self.silo.folder)
         answer = self.silo.answer(self.silo.request)
-        if outcomes.of(answer) is not False:
+        before = outcomes.of(answer)
+        if before != FAILED:
             try:
                 result = take(client, round, start, **turn)
                 check_upload(result.upload, start, where=f"round {round + 1}")
+                digest = _digest(result.upload)
+                if before not in (None, digest):  # two different answers must not have the same noise
+                    result = take(client, round, start, **turn | {"noise_seed": self._count_again(round)})
             except Exception as error:
-                if outcomes.of(answer):  # another answer would have the same noise, and their difference none
+                if before is not None:  # another answer would have the same noise, and their difference none
                     raise self._private(error, "; the same training succeeded before") from error
                 self.unchanged(error, "uploads the weights of the server with noise in this round")
             else:
-                outcomes.note(answer, trained=True)
+                outcomes.note(answer, digest)
                 return result
-        outcomes.note(answer, trained=False)
+        outcomes.note(answer, FAILED)
         try:
             return take(client, round, start, **turn, trains=False)
         except Exception as error:
             raise self._private(error) from error
+
+    def _count_again(self, round: int) -> int:
+        """Charge a second answer to a request, and return the seed of its noise.
+
+        Training on another device, or with another number of threads, gives other weights.
+        """
+        silo, again = self.silo, secrets.token_hex(16)
+        silo.show.note(f"round {round + 1}: training gave other weights than before; the answer counts again")
+        if silo.guard is not None:
+            silo.guard.answer(silo.run_name, round, silo.answer(again))
+        self.charge(again, round)
+        return silo.seed(again)
 
     def _private(self, error: Exception, more: str = "") -> LabelSkewError:
         """Return an error without a reason for the server."""
@@ -159,8 +175,19 @@ class Answers:
         raise shareable(LabelSkewError(what))
 
 
+FAILED = "failed"
+
+
+def _digest(weights: Weights) -> str:
+    """Digest of an upload's tensors."""
+    digest = hashlib.blake2b(digest_size=16)
+    for value in weights.values():
+        digest.update(content(value))
+    return digest.hexdigest()
+
+
 class Outcomes:
-    """A file of answers with noise, and whether their training succeeded; the same request gets the same answer again.
+    """A file of answers with noise, and the outcomes of their training; the same request gets the same answer again.
 
     An answer with and one without training have the same noise, so their difference would be the exact update.
 
@@ -171,25 +198,25 @@ class Outcomes:
     def __init__(self, folder: Path) -> None:
         self.file = folder / "outcomes.json"
 
-    def of(self, answer: str) -> bool | None:
-        """Whether the training for this answer succeeded; None if there was none."""
+    def of(self, answer: str) -> str | None:
+        """:data:`FAILED`, or the digest of the upload of this answer; None if there was none."""
         return self._read().get(answer)
 
-    def note(self, answer: str, *, trained: bool) -> None:
+    def note(self, answer: str, outcome: str) -> None:
         """Record the first outcome of an answer, before it is sent."""
         outcomes = self._read()
         if answer in outcomes:
             return
         try:
-            write_text(self.file, json.dumps({**outcomes, answer: trained}), durable=True)
+            write_text(self.file, json.dumps({**outcomes, answer: outcome}), durable=True)
         except OSError as error:
             raise LabelSkewError(
                 f"{self.file}: cannot be written: {error.strerror}; answers with noise need it"
             ) from None
 
-    def _read(self) -> dict[str, bool]:
+    def _read(self) -> dict[str, str]:
         try:
-            return TypeAdapter(dict[str, bool]).validate_json(read_bytes(self.file))
+            return TypeAdapter(dict[str, str]).validate_json(read_bytes(self.file))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError):
@@ -520,9 +547,7 @@ class SiloClient(Manager):
                 model_file.save(personalised, file, said, private=True)
             method, samples = self.recipe.method_name, self.data.facts.samples
             about = {"run": self.run_name, "silo": self.rank, "method": method, "samples": samples}
-            accuracy = self.run_folder.finish(self.session, **about, data=self.data_digest).get(
-                "final_accuracy"
-            )
+            accuracy = self.run_folder.finish(self.session, **about, data=self.data_digest).get("final_accuracy")
             if accuracy is not None:
                 tests = counted(len(self.data.test), "test sample")
                 self.show.note(f"accuracy of the last tested model on this silo's own {tests}: {100 * accuracy:.2f} %")

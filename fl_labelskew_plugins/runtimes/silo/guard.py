@@ -11,7 +11,7 @@ from typing import Any
 
 from fl_labelskew_registry import Federation, LabelSkewError, RunError, shareable
 from pydantic import BaseModel
-from torch import Tensor, uint8
+from torch import Tensor
 
 from fl_labelskew_plugins.machine.files import locked, read_bytes, write_text
 from fl_labelskew_plugins.machine.text import clean
@@ -19,7 +19,7 @@ from fl_labelskew_plugins.recipe.mistakes import show
 from fl_labelskew_plugins.recipe.model import POLICY, Recipe
 from fl_labelskew_plugins.recipe.policy import OPTIMIZER, OTHER
 from fl_labelskew_plugins.recipe.sections import ACCOUNT, Policy
-from fl_labelskew_plugins.tensors import State
+from fl_labelskew_plugins.tensors import State, content
 
 
 class PolicyError(RunError):
@@ -69,10 +69,14 @@ class Guard:
         """
         self._write_down(run, str(round), question, f"round {round + 1} of run {run}", of)
 
+    def begin_survey(self) -> None:
+        """Raise PolicyError if the policy allows no survey, before the number of samples is sent."""
+        if self.policy.require_secure_aggregation:
+            demand = "a survey: each silo sends its number of samples and its class counts"
+            self._refuse("require_secure_aggregation", demand, "for which this silo was started")
+
     def survey(self, question: str) -> None:
         """Raise PolicyError unless the policy allows class counts for a survey; it counts as an answer."""
-        if self.policy.require_secure_aggregation:
-            self._refuse("require_secure_aggregation", "a survey: its class counts are sent per silo")
         if self.policy.send is not None and "counts" not in self.policy.send:
             self._refuse("send", "counts: those of its classes, for a survey")
         self._write_down("survey", question, question, "a survey")
@@ -151,5 +155,5 @@ def question(
     digest = hashlib.sha256(json.dumps([asdict(federation), round, meta], sort_keys=True).encode())
     for name, value in (*sorted(tensors.items()), *sorted(state.items())):
         digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(uint8).numpy().data)
+        digest.update(content(value))
     return digest.hexdigest()

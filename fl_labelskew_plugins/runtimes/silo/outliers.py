@@ -134,7 +134,7 @@ class Judge:
             if norm and norm > max(self._most(before, median), self._most(limits, median_high)):
                 medians = [f"{median_high(others):.3g} for the others"] if others and not assumed else []
                 medians += [f"{median(before):.3g} for its own past"] if before else []
-                medians += [f"assumed as {limits[0]:.3g}, because too few silos have sent {name}"] if assumed else []
+                medians += [f"assumed as {limits[0]:.4g}, because too few silos have sent {name}"] if assumed else []
                 return f"the norm of its {name} is {norm:.3g}; the median is {' and '.join(medians)}"
         self._accept(client)
         return ""
@@ -162,6 +162,4 @@ class Judge:
 
 def _comparable(uploads: Iterable[Mapping[str, float]], name: str) -> list[float]:
     """Norms above 0; also those of buffers that training did not change: constants and frozen parameters."""
-    return [
-        norms.get(name, 0.0) for norms in uploads if norms.get(name) or (name == BUFFERS and norms.get(UPDATE))
-    ]
+    return [norms.get(name, 0.0) for norms in uploads if norms.get(name) or (name == BUFFERS and norms.get(UPDATE))]

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine import metrics
+from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Ring, Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, arrived, travelling
@@ -390,7 +391,10 @@ class SummedAnswers(Answers):
             self._keep_spare_state(take, client, round, **turn)
         train = take if self._noise else partial(super().turn, take)
         try:
-            return train(client, round, start, **turn)
+            result = train(client, round, start, **turn)
+            if self._noise:  # a private state that is not finite would make all later rounds fail
+                check_upload(result.upload, start, where=f"round {round + 1}")
+            return result
         except Exception as error:
             if not self._noise:
                 raise self._without_reason(error) from error
@@ -401,7 +405,7 @@ class SummedAnswers(Answers):
         """Keep a private state for a first turn that fails; without one, later rounds would be faster.
 
         It is that of training from a fresh network with constant shared tensors, so that no value that the server sends
-        can make it fail or empty. Shared tensors of a wrong name or shape end the silo, whatever its data are.
+        can make it fail. Shared tensors of a wrong shape can make it fail for some classes: it is then empty.
         """
         assert self.silo.session is not None
         trainer = self.silo.session.trainer
@@ -413,7 +417,7 @@ class SummedAnswers(Answers):
             try:
                 state = take(client, round, trainer.fresh(), **{**turn, "shared": shared}).state
             except Exception as error:
-                raise self._without_reason(error) from error
+                self.unchanged(error, "keeps no private state")
         self._spare_state = state
 
     def leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:

@@ -143,6 +143,8 @@ class SurveyAnswers(Answers):
 
     def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
         """The part of a run's HELLO that a survey needs."""
+        if self.silo.guard is not None:
+            self.silo.guard.begin_survey()
         return replace(self.silo.data.facts, counts=None), {}
 
     def charge_hello(self) -> None:

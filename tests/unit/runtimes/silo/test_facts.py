@@ -244,8 +244,8 @@ def test_settings_of_pictures_that_are_read_later_change_the_noise(tmp_path):
     ISIC2019(ISIC2019.Params()).fake(tmp_path, samples=80, seed=0)
 
     def digest(crop):
-        data = f"data_args={{dataset: isic2019, data_cache_dir: {tmp_path}, crop: {crop}}}"
-        silo_recipe = parsed(data, "partition_args={partition_method: natural}", "model_args={model: fecnn}")
+        data = ["data_args.dataset=isic2019", f"data_args.data_cache_dir={tmp_path}", f"data_args.crop={crop}"]
+        silo_recipe = parsed(*data, "partition_args.partition_method=iid", "model_args.model=fecnn")
         return about(silo_recipe, silos.load(silo_recipe, 0))
 
     assert digest(32) == digest(32)

@@ -75,8 +75,8 @@ def test_buffers_that_training_does_not_change_must_not_change():
             judge.add(client, {"update": 1.0, "buffers": buffers})
         assert [bool(judge.objection(client)) for client in range(3)] == [False, False, True]
     judge.begin(2)
-    for client, norms in enumerate(({"update": 1.0, "buffers": 5.0}, {"update": 0.0, "buffers": 0.0})):
-        judge.add(client, norms)
+    judge.add(0, {"update": 1.0, "buffers": 5.0})
+    judge.add(1, {"update": 0.0, "buffers": 0.0})
     assert judge.objection(0) != ""
     judge = Judge(10, {}, 3)  # a silo that does not train says nothing about the buffers of others
     judge.begin(0)
