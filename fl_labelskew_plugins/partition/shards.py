@@ -22,8 +22,7 @@ def shards(
 ) -> list[Indices]:
     """Give each client ``shards_per_client`` shards; by default a class has ``K * shards_per_client / C``.
 
-    A class's samples are shuffled before they are cut evenly, up to one sample. A client may get two shards of one
-    class, so it holds at most ``shards_per_client`` classes.
+    A class's samples are shuffled and cut evenly, up to one sample. A client may get two shards of one class.
 
     Raises:
         LabelSkewError: the number of shards does not match, or a client is empty.
@@ -44,8 +43,7 @@ def shards(
         )
     pieces = [piece for samples in members for piece in np.array_split(rng.permutation(samples), per_class)]
     dealt = rng.permutation(len(pieces)).reshape(clients, shards_per_client)
-    advice = "its shards are empty; use fewer shards"
-    return gather("shards", [[pieces[i] for i in row] for row in dealt], advice)
+    return gather("shards", [[pieces[i] for i in row] for row in dealt], "its shards are empty; use fewer shards")
 
 
 class Shards(ByLabels):
