@@ -1,8 +1,7 @@
 """Circles: the four classes in the plane of FedMR's simulation.
 
 Fan et al., "Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping", TMLR 2024, appendix B:
-"samples of each category are generated from a circle with a different center and a radius of 0.5", centres (1, 1),
-(1, -1), (-1, 1) and (-1, -1), 5000 samples of each.
+"samples of each category are generated from a circle with a different center and a radius of 0.5", 5000 of each.
 """
 
 from pathlib import Path

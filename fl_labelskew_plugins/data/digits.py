@@ -29,6 +29,5 @@ class Digits(Dataset):
         x = (table[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)
         y = table[:, -1].astype(np.int64)
         train, test = stratified(y, test_fraction=self.params.test_fraction, seed=seed, where="data set digits")
-        names = [str(c) for c in range(10)]
-        parts = [Arrays(x[rows], y[rows]) for rows in (train, test)]
-        return Data(parts[0], parts[1], names, mean=(0.3053,), std=(0.3761,), fingerprint=NO_FILES)
+        parts = (Arrays(x[rows], y[rows]) for rows in (train, test))
+        return Data(*parts, [str(c) for c in range(10)], mean=(0.3053,), std=(0.3761,), fingerprint=NO_FILES)

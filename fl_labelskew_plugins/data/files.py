@@ -12,7 +12,7 @@ from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.text import clean
 
 MAX_SHOWN = 20
-"""Maximum of data errors that are printed; of the others, only the number."""
+"""Maximum of data errors that are printed."""
 
 UNPACKED = 2**29
 """Size in bytes that a packed file may always unpack to."""
@@ -41,7 +41,7 @@ def readable(where: str, verbs: str = "read") -> Iterator[None]:
 
 @contextmanager
 def sound(path: Path, what: str, use: str) -> Iterator[None]:
-    """Turn errors in a file into LabelSkewError: the file is not a valid ``what``; ``use``: advice."""
+    """Turn errors in a file into LabelSkewError: the file is not a valid ``what``."""
     try:
         yield
     except LabelSkewError:
@@ -54,7 +54,7 @@ def sound(path: Path, what: str, use: str) -> Iterator[None]:
 
 @contextmanager
 def gathered(wrong: list[str]) -> Iterator[None]:
-    """Append the mistakes raised inside to ``wrong``, for :func:`refuse`."""
+    """Append mistakes to ``wrong`` instead of raising them."""
     try:
         yield
     except LabelSkewError as error:
@@ -74,16 +74,16 @@ def refuse(wrong: Sequence[str]) -> None:
 
 
 def fits(need: int, where: str, what: str, use: str) -> None:
-    """Raise LabelSkewError if ``what`` needs more bytes than this machine's free memory; ``use``: advice."""
+    """Raise LabelSkewError if ``what`` needs more bytes than this machine's free memory."""
     free = free_memory()
     if need > free:
         raise mistake(where, f"{what} need {need / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free", use)
 
 
 def unpacks(path: Path, need: int, what: str, most: int, use: str) -> None:
-    """Raise LabelSkewError if ``what`` unpacks to too many bytes for its file, or does not fit into memory.
+    """Raise LabelSkewError if ``what`` does not fit into memory, or unpacks to more than ``most`` times the file's size.
 
-    At most ``most`` times the file's size is allowed, but :data:`UNPACKED` bytes always are.
+    :data:`UNPACKED` bytes are always allowed.
     """
     packed = path.stat().st_size
     if need > max(UNPACKED, most * packed):
@@ -93,7 +93,7 @@ def unpacks(path: Path, need: int, what: str, most: int, use: str) -> None:
 
 
 def only_file(data_dir: Path | None, file: str | None, endings: Sequence[str], name: str) -> Path:
-    """The file ``data_dir``, or in this folder the file called ``file`` or the only one with one of ``endings``.
+    """The file ``data_dir``, or in this folder ``file`` or the only file with one of ``endings``.
 
     Raises:
         LabelSkewError: it is missing or ambiguous; ``name`` is the data set's.

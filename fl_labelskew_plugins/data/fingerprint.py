@@ -22,7 +22,7 @@ def fingerprint(data: Data) -> str:
 
 
 def digest(parts: Iterable[Arrays], names: Sequence[str]) -> str:
-    """BLAKE2b of names and of all parts' samples, labels and groups in order, in 32 hexadecimal digits.
+    """BLAKE2b of names and of all parts' samples, labels and groups, in 32 hexadecimal digits.
 
     Images in files count by name, relative to their common folder, and size; they are not read.
     """

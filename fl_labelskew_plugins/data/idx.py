@@ -1,9 +1,8 @@
 """MNIST, Fashion-MNIST and EMNIST: grey images of 28x28 in IDX files.
 
-Two layouts are supported, each with plain or gzip files: the four files in the folder itself, as in Debian's package,
-or in torchvision's ``<folder>/<name>/raw/``. Format: LeCun, Cortes, Burges, "The MNIST database".
-
-torchvision only downloads: it reads neither gzip files nor Debian's folder.
+The files, plain or gzip, are in the folder itself, as in Debian's package, or in torchvision's
+``<folder>/<name>/raw/``. Format: LeCun, Cortes, Burges, "The MNIST database". torchvision only downloads: it reads
+neither gzip files nor Debian's folder.
 """
 
 import gzip
@@ -57,7 +56,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def idx_files(start: dict[str, str], sizes: tuple[int, int]) -> dict[str, dict[str, str]]:
-    """Names and shapes of the image and label files of both parts; ``start``: of the names, by part."""
+    """Names and shapes of the image and label files of both parts; ``start``: prefix of the names, by part."""
     return {
         part: {f"{start[part]}-images-idx3-ubyte": f"{size}x28x28", f"{start[part]}-labels-idx1-ubyte": str(size)}
         for part, size in zip(("train", "test"), sizes, strict=True)
@@ -130,8 +129,7 @@ SPLITS: dict[Split, tuple[str, tuple[int, int]]] = {  # classes, training and te
 class EMNIST(MNIST):
     """EMNIST; samples are ``(1, 28, 28)`` uint8. Cohen et al., "EMNIST: extending MNIST to handwritten letters", 2017.
 
-    Images are transposed, as in the files and in torchvision. The split letters has classes 0 to 25; its files count
-    from 1.
+    Images are transposed, as in the files and in torchvision.
     """
 
     kind = "EMNIST"
@@ -151,6 +149,6 @@ class EMNIST(MNIST):
         super().__init__(params)
         split = self.params.split
         classes, sizes = SPLITS[split]
-        self.class_names, self.first_label = tuple(classes), int(split == "letters")
+        self.class_names, self.first_label = tuple(classes), int(split == "letters")  # its files count from 1
         self.files = idx_files({part: f"emnist-{split}-{part}" for part in ("train", "test")}, sizes)
         self.downloads = ({"train": True, "split": split},)  # downloads all six

@@ -1,11 +1,10 @@
 """Images in class folders: ``train/<class>/*``, and ``test/<class>/*`` or ``val/<class>/*``.
 
-For CINIC-10, ImageNet subsets, HyperKvasir and similar data. Without ``train/``, the folder itself contains the
-classes; without a test part, one is split off. The classes are the training folders, unless ``class_names`` lists them:
-silos often lack some. Trees ``<group>/train/<class>/*``, with an optional ``test/`` or ``val/`` per group, and
-``<group>/<class>/*`` are read as groups, such as hospitals; see :meth:`ImageFolder.groups`. A server that only tests
-needs only ``test/`` or ``val/``, its own or the groups'. Tiny-ImageNet's ``train/<class>/images/*`` and
-``val/val_annotations.txt`` are also supported.
+Without ``train/``, the folder itself contains the classes; without a test part, one is split off. The classes are the
+training folders, unless ``class_names`` lists them. Trees ``<group>/train/<class>/*``, with an optional ``test/`` or
+``val/`` per group, and ``<group>/<class>/*`` are read as groups, such as hospitals; see :meth:`ImageFolder.groups`. A
+server that only tests needs only ``test/`` or ``val/``, its own or the groups'. Tiny-ImageNet's
+``train/<class>/images/*`` and ``val/val_annotations.txt`` are also supported.
 """
 
 import hashlib
@@ -25,7 +24,7 @@ from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.files import MAX_SHOWN, fits, gathered, readable, refuse
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.pictures import OnBadSample, decode, faults, opened, settle
-from fl_labelskew_plugins.data.stats import moments
+from fl_labelskew_plugins.data.stats import Moments, moments
 from fl_labelskew_plugins.machine.files import read_pieces, read_text
 from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.params import Params
@@ -35,7 +34,7 @@ SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".t
 PARTS = ("train", "test", "val")
 TREE = "<group>/train/<class>/<image> or <group>/<class>/<image>"
 LabelledFiles = list[tuple[Path, str]]
-"""Image files, each with its class name."""
+"""Image files with class names."""
 
 
 class ImageParams(Params):
@@ -59,11 +58,11 @@ class ImageFolder(Dataset):
     name: ClassVar[str] = "image_folder"
     picture_keys = ("image_size", "channels")
     # published data sets
-    needed: ClassVar[tuple[str, ...]] = ()  # required folders and files
-    needed_to_test: ClassVar[tuple[str, ...]] = ()  # those of the test part
+    needed: ClassVar[tuple[str, ...]] = ()  # folders and files
+    needed_to_test: ClassVar[tuple[str, ...]] = ()
     inside: ClassVar[tuple[str, ...]] = ()  # folders in data_cache_dir that an archive unpacks to
     known_classes: ClassVar[tuple[str, ...] | None] = None
-    moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]] | None] = None
+    moments: ClassVar[Moments | None] = None
     real: ClassVar[dict[str, str]] = {}  # survey of the real data set
     # fake copies
     fake_classes: ClassVar[tuple[str, ...]] = ("circle", "cross", "square", "star")
@@ -84,11 +83,11 @@ class ImageFolder(Dataset):
 
     @property
     def measured(self) -> bool:
-        """Whether mean and std have to be computed, because the data set has no published ones."""
+        """Whether mean and std are computed."""
         return self.moments is None
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if folders are missing; downloads are not possible."""
+        """Raise LabelSkewError if folders are missing."""
         self._check(data_dir, self.needed)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
@@ -106,7 +105,7 @@ class ImageFolder(Dataset):
             raise LabelSkewError(f"data set {self.name}: no {', '.join(missing)} in {root}{source}")
 
     def root(self, data_dir: Path | None) -> Path:
-        """The folder that contains the parts: ``data_dir``, or the folder in it that an archive unpacks to."""
+        """The folder that contains the parts: ``data_dir``, or one of :attr:`inside`."""
         top = data_dir or Path()
         folders = (top / name for name in ("", *self.inside))
         return next((f for f in folders if any(os.path.exists(f / name) for name in self.needed)), top)
@@ -115,8 +114,7 @@ class ImageFolder(Dataset):
         """Group folders, by name; empty for trees without groups and for published data sets.
 
         A group contains one of ``parts``, or, if no folder does, only class folders. In the second case the upper
-        folders could also be classes: ``groups`` or ``class_names`` decide; without them, they are groups if each
-        shares a class with another one.
+        folders could also be classes: the parameters ``groups`` or ``class_names`` decide, or else :func:`overlap`.
 
         Raises:
             LabelSkewError: only some folders have such a part, or a requested group is missing.
@@ -131,12 +129,8 @@ class ImageFolder(Dataset):
         names = [folder.name for folder in groups or below]
         if chosen is not None:
             if missing := [name for name in chosen if name not in names]:
-                allowed = f"one of {few(names)}" if names else TREE
-                raise mistake(
-                    "data_args.groups",
-                    f"{few(missing)} {'is' if len(missing) == 1 else 'are'} missing in {root}",
-                    allowed,
-                )
+                what = f"{few(missing)} {'is' if len(missing) == 1 else 'are'} missing in {root}"
+                raise mistake("data_args.groups", what, f"one of {few(names)}" if names else TREE)
             return [folder for folder in groups or below if folder.name in chosen]
         classes = set(self.params.class_names or ())
         if {folder.name for folder in folders} <= classes or any((root / part).is_dir() for part in parts):
@@ -148,10 +142,7 @@ class ImageFolder(Dataset):
         return folders if below and len(below) == len(folders) and overlap(below.values(), classes) else groups
 
     def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """Images of the training part and of the test part, over all groups; None if a test part must be split off.
-
-        ``groups``: as returned by :meth:`groups`.
-        """
+        """Images of the training and test part, over all :meth:`groups`; None if a test part must be split off."""
         groups = self.groups(data_dir) if groups is None else groups
         if not groups and not (data_dir / "train").is_dir():
             self._refuse_only_test(data_dir)
@@ -191,7 +182,7 @@ class ImageFolder(Dataset):
         """Images in a folder of classes.
 
         Raises:
-            LabelSkewError: no images; or nested folders, which could be classes, without ``class_names``.
+            LabelSkewError: no images; or, without ``class_names``, nested folders, which could be classes.
         """
         samples = list_images(folder.iterdir(), f"data set {self.name}: {folder}")
         if self._named or (nested := nested_class(folder, samples)) is None:
@@ -205,9 +196,9 @@ class ImageFolder(Dataset):
         )
 
     @property
-    def _named(self) -> bool:
-        """Whether the classes are given or known; otherwise the folders are the classes."""
-        return self.params.class_names is not None or self.known_classes is not None
+    def _named(self) -> Sequence[str] | None:
+        """The classes if they are given or known; otherwise the folders are the classes."""
+        return self.params.class_names or self.known_classes
 
     def _refuse_only_test(self, data_dir: Path) -> None:
         """Raise LabelSkewError for a test part without a training part, which would be read as a class."""
@@ -229,15 +220,12 @@ class ImageFolder(Dataset):
             groups = self.groups(root)
             return root, groups, *self.find(root, groups)
 
-    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Decode all images; groups without a test part are split separately."""
-        return self._read(data_dir, seed)
-
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Decode all images; without a test part, all are in the training part."""
-        return self._read(data_dir, None)
+        return self.load(data_dir, download=download, seed=None)
 
-    def _read(self, data_dir: Path | None, seed: int | None) -> Data:
+    def load(self, data_dir: Path | None, *, download: bool, seed: int | None) -> Data:
+        """Decode all images; groups without a test part are split separately. ``seed``: None to split nothing."""
         root, groups, train_samples, test_samples = self._parts(data_dir)
         train_samples, test_samples = self.used(train_samples), test_samples and self.used(test_samples)
         names = self.names(train_samples, test_samples or [])
@@ -279,14 +267,14 @@ class ImageFolder(Dataset):
         return Data(train, test, names, mean=mean, std=std, fingerprint=fingerprint, group_names=of_groups)
 
     def layout(self, groups: Sequence[Path], classes: Sequence[str], *, tests: bool) -> str:
-        """Description of how the folders were read; ``tests``: whether there is a test part."""
+        """Description of the folders; ``tests``: whether there is a test part."""
         of = f"{counted(len(groups), 'group')} ({few([folder.name for folder in groups])}), " if groups else ""
         split = f"{100 * self.params.test_fraction:g} % of each {'group' if groups else 'class'}'s pictures"
         part = "test/ or val/" + (f", or {split} if it has neither" if groups else "") if tests else split
         return f"{of}{counted(len(classes), 'class', 'classes')} ({few(classes)}); test part: {part}"
 
     def _split_groups(self, groups: Sequence[Path], train: Arrays, test: Arrays, *, seed: int) -> tuple[Arrays, Arrays]:
-        """Split off test samples of groups that have none; return the training and the test part.
+        """Split off test samples of groups that have none.
 
         Raises:
             LabelSkewError: a group has no training sample, or no group has a test sample.
@@ -311,11 +299,7 @@ class ImageFolder(Dataset):
         return stratified(labels, test_fraction=self.params.test_fraction, seed=seed, where=where)
 
     def used(self, samples: LabelledFiles) -> LabelledFiles:
-        """Samples without those of known classes that ``class_names`` omits.
-
-        Raises:
-            LabelSkewError: ``class_names`` contains an unknown class.
-        """
+        """Omit samples of known classes that are not in ``class_names``; LabelSkewError if that has an unknown one."""
         known, chosen = self.known_classes, self.params.class_names
         if known is None or chosen is None:
             return samples
@@ -327,12 +311,8 @@ class ImageFolder(Dataset):
         return [sample for sample in samples if sample[1] in chosen or sample[1] not in known]
 
     def names(self, samples: LabelledFiles, others: LabelledFiles) -> list[str]:
-        """All classes in label order: given, known, or those of ``samples``.
-
-        Raises:
-            LabelSkewError: an image belongs to another class.
-        """
-        given = self.params.class_names or self.known_classes
+        """All classes in label order; LabelSkewError if an image of ``samples`` or ``others`` has another class."""
+        given = self._named
         names = sorted({name for _, name in samples}) if given is None else list(given)
         known = set(names)
         unknown = {name: path for path, name in reversed([*samples, *others]) if name not in known}
@@ -351,8 +331,8 @@ class ImageFolder(Dataset):
         """Per part, the valid samples and their images, labels and groups; and a fingerprint of the files.
 
         Raises:
-            MistakesError: there are broken images, and ``on_bad_sample`` is ``stop``.
-            LabelSkewError: a part has no valid image, or the images do not fit into memory.
+            LabelSkewError: a part has no valid image; ``on_bad_sample`` is ``stop``, and an image is broken; or the
+                images do not fit into memory.
         """
         images, size = sum(map(len, parts)), self.params.image_size
         what = f"{images} images of {size} pixels"
@@ -366,11 +346,11 @@ class ImageFolder(Dataset):
             x, contents, lines = self._decoded(samples, f"reading {len(samples)} pictures of {root}")
             bad += lines.values()
             kept = [i for i in range(len(samples)) if i not in lines]
-            y = np.array([number[samples[i][1]] for i in kept], np.int64)
-            of = [group[samples[i][0].parts[len(root.parts)]] for i in kept] if groups else None
-            numbers = None if of is None else np.array(of, np.int64)
-            decoded.append(([samples[i] for i in kept], Arrays(x[kept] if lines else x, y, numbers)))
-            files.append(Arrays(contents[kept], y, numbers))
+            valid = [samples[i] for i in kept]
+            y = np.array([number[name] for _, name in valid], np.int64)
+            of = np.array([group[path.parts[len(root.parts)]] for path, _ in valid], np.int64) if groups else None
+            decoded.append((valid, Arrays(x[kept] if lines else x, y, of)))
+            files.append(Arrays(contents[kept], y, of))
         settle(bad, self.params.on_bad_sample)
         if any(samples and not kept for samples, (kept, _) in zip(parts, decoded, strict=True)):
             raise LabelSkewError(f"data set {self.name}: {root} has a part without any valid image")
@@ -379,7 +359,7 @@ class ImageFolder(Dataset):
     def _decoded(
         self, samples: LabelledFiles, what: str
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], dict[int, str]]:
-        """Images ``(N, C, S, S)``, a digest per file ``(N, 16)``, and an error message per broken image, by index."""
+        """Images ``(N, C, S, S)``, a digest per file ``(N, 16)``, and error messages by index."""
         size, channels = self.params.image_size, self.params.channels
         x = np.empty((len(samples), channels, size, size), np.uint8)
         contents = np.zeros((len(samples), 16), np.uint8)
@@ -395,7 +375,7 @@ class ImageFolder(Dataset):
         return x, contents, dict(faults(one, range(len(samples)), what))
 
     def picture(self, file: Path) -> NDArray[np.uint8]:
-        """Decode an image, see :func:`.pictures.decode`."""
+        """See :func:`.pictures.decode`."""
         return decode(file, size=self.params.image_size, channels=self.params.channels)
 
     def broken(self, data_dir: Path | None) -> list[str]:
@@ -447,11 +427,9 @@ class ImageFolder(Dataset):
 
 
 def images_in(folder: Path) -> list[Path]:
-    """All images below ``folder``, sorted; other files are ignored."""
-    images: list[Path] = []
-    for root, _, names in os.walk(folder):
-        images += [Path(root, name) for name in names if Path(name).suffix.lower() in SUFFIXES and name[0] != "."]
-    return sorted(images)
+    """All images below ``folder``, sorted."""
+    files = (Path(root, name) for root, _, names in os.walk(folder) for name in names if name[0] != ".")
+    return sorted(file for file in files if file.suffix.lower() in SUFFIXES)
 
 
 def folders_among(paths: Iterable[Path]) -> list[Path]:
@@ -465,7 +443,7 @@ def train_folder(folder: Path) -> Path:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Names of a folder's folders; empty if it contains images or a part such as ``train/``."""
+    """Names of the subfolders; empty if the folder contains images or a part such as ``train/``."""
     paths = [path for path in folder.iterdir() if path.name[0] != "."]
     if any(path.suffix.lower() in SUFFIXES for path in paths):  # first: is_dir() is a system call per image
         return []
@@ -474,9 +452,9 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
-    """Whether folders with the subfolders ``below`` are groups, not classes.
+    """Whether the subfolders ``below`` of several folders are classes, so that the folders are groups.
 
-    The subfolders are classes if one is ``known``, or if there are several and every folder shares one with another.
+    They are if one is ``known``, or if there are several and every folder shares one with another.
 
     >>> overlap([["a", "b"], ["b"]], ()), overlap([["a", "b"], ["c", "d"]], ()), overlap([["a"], ["b"]], ["a"])
     (True, False, True)
@@ -487,34 +465,20 @@ def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
 
 
 def list_images(folders: Iterable[Path], where: str) -> LabelledFiles:
-    """All images in class folders with their class names, sorted by class.
-
-    Raises:
-        LabelSkewError: no class folders, or empty ones; ``where`` is for the message.
-    """
-    samples: LabelledFiles = []
-    empty: list[str] = []
-    for folder in folders_among(folders):
-        images = images_in(folder)
-        samples += [(path, folder.name) for path in images]
-        if not images:
-            empty.append(folder.name)
-    if empty:
+    """All images in class folders, sorted by class; LabelSkewError for no class folders, or empty ones."""
+    by_class = [(folder.name, images_in(folder)) for folder in folders_among(folders)]
+    if empty := [name for name, images in by_class if not images]:
         more = f", and {len(empty) - MAX_SHOWN} more" if len(empty) > MAX_SHOWN else ""
         shown = few(empty[:MAX_SHOWN], MAX_SHOWN)
         endings = ", ".join(sorted(SUFFIXES))
         raise LabelSkewError(f"{where}: no images in {shown}{more}; add some ({endings}), or remove the empty folders")
-    if not samples:
+    if not by_class:
         raise LabelSkewError(f"{where} has no class folders; use <class>/<image>")
-    return samples
+    return [(path, name) for name, images in by_class for path in images]
 
 
 def list_annotated(file: Path) -> LabelledFiles:
-    """Images of Tiny-ImageNet's validation part in ``images/``, from lines ``<name> TAB <class> TAB ...`` of ``file``.
-
-    Raises:
-        LabelSkewError: no lines, or malformed ones.
-    """
+    """Images of Tiny-ImageNet's validation part, from lines ``<name> TAB <class> TAB ...`` of ``file``."""
     rows = [line.split("\t") for line in read_text(file).splitlines() if line.strip()]
     if not rows or any(len(row) < 2 for row in rows):
         raise mistake(file, "is not a list of images and their classes", "lines of image, tab, class")

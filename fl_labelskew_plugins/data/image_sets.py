@@ -1,7 +1,4 @@
-"""Published data sets of image folders: CINIC-10, Tiny-ImageNet, a subset of ImageNet, HyperKvasir and ODIR.
-
-They differ from ``image_folder`` in folders, classes and image size.
-"""
+"""Published data sets of image folders: CINIC-10, Tiny-ImageNet, a subset of ImageNet, HyperKvasir and ODIR."""
 
 import csv
 import re
@@ -35,7 +32,6 @@ class CINIC10(ImageFolder):
     moments = ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835))
     real: ClassVar[dict[str, str]] = {"training images": "90000", "test images": "90000", "classes": "10"}
     fake_size = (32, 32)
-    # file names contain the source of an image
     fake_files: ClassVar = {
         "train": lambda name, i: f"train/{name}/cifar10-train-{i}.png",
         "test": lambda name, i: f"test/{name}/cifar10-test-{i}.png",
@@ -139,9 +135,9 @@ class HyperKvasir(ImageFolder):
         image_size: int = Field(128, ge=1, le=1024, description="Height and width in pixels.")
 
     def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """Images of all class folders, at the third level, or only of ``class_names``."""
-        left_out = set(KVASIR_FOLDERS) - set(self.params.class_names or KVASIR_FOLDERS)
-        folders = (folder for folder in data_dir.glob("*-gi-tract/*/*") if folder.name not in left_out)
+        """Images of the class folders, at the third level."""
+        omitted = set(KVASIR_FOLDERS) - set(self.params.class_names or KVASIR_FOLDERS)
+        folders = (folder for folder in data_dir.glob("*-gi-tract/*/*") if folder.name not in omitted)
         return list_images(folders, f"data set {self.name}: {data_dir}"), None
 
     def find_test(self, data_dir: Path) -> None:
@@ -175,11 +171,7 @@ class ODIR(ImageFolder):
         image_size: int = Field(128, ge=1, le=1024, description="Height and width in pixels.")
 
     def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """Images in the table.
-
-        Raises:
-            LabelSkewError: a row is invalid.
-        """
+        """Images in the table."""
         table = data_dir / "full_df.csv"
         samples: LabelledFiles = []
         with open(table, encoding="utf-8", newline="", opener=open_regular) as file:
@@ -201,7 +193,7 @@ class ODIR(ImageFolder):
     def split(
         self, samples: LabelledFiles, labels: NDArray[np.int64], *, seed: int, where: str
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Split by patient (the number in the file name), stratified by the class of the patient's first image."""
+        """Split by patient (the number in the file name), stratified by the class of the first image."""
         numbers = np.array([int(path.name.partition("_")[0]) for path, _ in samples])
         _, first, patient = np.unique(numbers, return_index=True, return_inverse=True)
         train, test = super().split(samples, labels[first], seed=seed, where=where)

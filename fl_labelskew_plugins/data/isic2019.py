@@ -2,7 +2,7 @@
 
 Ogier du Terrail et al., "FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare
 Settings", 2022; images of Tschandl et al. 2018 (HAM10000), Codella et al. 2017 and Hernández-Pérez et al. 2024
-(BCN20000), CC-BY-NC 4.0. They stay on disk and are decoded during training.
+(BCN20000), CC-BY-NC 4.0. Images are decoded during training.
 """
 
 from __future__ import annotations
@@ -87,14 +87,13 @@ class ISIC2019(Dataset):
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError if the folder of images or the tables are missing."""
-        if download:
-            raise LabelSkewError(f"data set isic2019: download: true is not supported; get it from {self.source}")
-        if data_dir is None:
-            raise LabelSkewError(f"data set isic2019: data_args.data_cache_dir is not set; get it from {self.source}")
-        missing = [] if any((data_dir / name).is_dir() for name in (RAW, PREPARED)) else [f"{PREPARED}/ or {RAW}/"]
-        missing += [name for name in _tables(data_dir) if not os.path.isfile(data_dir / name)]
-        if missing:
-            raise LabelSkewError(f"data set isic2019: no {', '.join(missing)} in {data_dir}; get it from {self.source}")
+        wrong = "download: true is not supported" if download else "data_args.data_cache_dir is not set"
+        if data_dir is not None and not download:
+            missing = [] if any((data_dir / name).is_dir() for name in (RAW, PREPARED)) else [f"{PREPARED}/ or {RAW}/"]
+            missing += [name for name in _tables(data_dir) if not os.path.isfile(data_dir / name)]
+            wrong = f"no {', '.join(missing)} in {data_dir}" if missing else ""
+        if wrong:
+            raise LabelSkewError(f"data set isic2019: {wrong}; get it from {self.source}")
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read the tables, prepare and check the images; ``seed`` draws the split without FLamby's."""
@@ -109,11 +108,11 @@ class ISIC2019(Dataset):
         return _tables(data_dir or Path()) != [SPLIT]
 
     def picture(self, file: Path) -> NDArray[np.uint8]:
-        """The centre of an image, prepared first if its shorter side has another length than prepared ones."""
+        """See :func:`.lesions.sample`."""
         return lesions.sample(file, self.params.crop)
 
     def survey(self, data_dir: Path | None) -> fakes.SurveyRows:
-        """Files, images, and samples per centre, compared with FLamby's table."""
+        """Files, images, and samples per centre."""
         root = data_dir or Path()
         tables = [(name, "found" if os.path.isfile(root / name) else "missing", "found") for name in _tables(root)]
         with _readable(root):
@@ -140,7 +139,7 @@ class ISIC2019(Dataset):
         return rows
 
     def broken(self, data_dir: Path | None) -> list[str]:
-        """An error message for each broken image in the tables, raw and prepared."""
+        """Errors of images in the tables, raw and prepared."""
         self.check(data_dir, download=False)
         root = data_dir or Path()
         with _readable(root):
@@ -149,7 +148,7 @@ class ISIC2019(Dataset):
             return [line for folder in folders for _, line in _broken(folder, sorted(named & _names(folder)))]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write prepared JPEGs and a split with the table's proportions, at least one image per centre and class."""
+        """Write prepared JPEGs and a split, with the proportions of :data:`TABLE` and at least one image per cell."""
         rng, table = seeds.numpy_generator(seed, "fake lesions"), np.array([*TABLE.values()])
         least, number = int((table > 0).sum()), samples or 240
         if number < least:
@@ -207,9 +206,6 @@ def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
     """Usable rows (image, target, centre, fold or "" without a split), and the names of all images.
 
     A message for each kind of unusable rows is appended to ``bad``.
-
-    Raises:
-        LabelSkewError: a table is unreadable or lacks a column.
     """
     import pandas as pd
 
@@ -259,12 +255,13 @@ def _read(file: Path, needed: Sequence[str]) -> pd.DataFrame:
 
 def _centre(dataset: str) -> int:
     """Number of a centre from the metadata's name, such as ``BCN_nan`` or ``MSK4nan``; -1 for unknown ones."""
-    exact = [centre for centre, name in enumerate(CENTRES) if dataset == name]
-    return next(iter(exact or [c for c in (0, 4) if dataset.startswith(CENTRES[c])]), -1)
+    if dataset in CENTRES:
+        return CENTRES.index(dataset)
+    return next((c for c in (0, 4) if dataset.startswith(CENTRES[c])), -1)
 
 
 def split_text(rows: Iterable[tuple[str, int, int, str]]) -> str:
-    """Rows of image, target, centre and fold in the format of FLamby's split."""
+    """Rows of image, target, centre and fold, as in FLamby's split."""
     lines = [",".join(SPLIT_COLUMNS)]
     for image, target, centre, fold in rows:
         truth = ["1.0" if c == target else "0.0" for c in range(len(TRUTH_COLUMNS) - 1)]
@@ -273,7 +270,7 @@ def split_text(rows: Iterable[tuple[str, int, int, str]]) -> str:
 
 
 def _pictures(root: Path, images: Sequence[str], named: set[str], bad: list[str]) -> tuple[Path, set[str]]:
-    """The folder of prepared images, and those of ``images`` that are missing or broken."""
+    """The folder of prepared images, and the missing or broken ones of ``images``."""
     raw, folder = root / RAW, root / PREPARED
     have = _names(folder) if folder.is_dir() else set()
     of_raw = _names(raw) if raw.is_dir() else None
@@ -294,7 +291,7 @@ def _pictures(root: Path, images: Sequence[str], named: set[str], bad: list[str]
 
 
 def prepare_all(raw: Path, folder: Path, images: Sequence[str]) -> list[str]:
-    """Prepare the remaining images in parallel; return the broken ones."""
+    """Prepare images in parallel; return the broken ones."""
     folder.mkdir(exist_ok=True)
 
     def one(image: str) -> None:
@@ -308,7 +305,7 @@ def prepare_all(raw: Path, folder: Path, images: Sequence[str]) -> list[str]:
 
 
 def checked(folder: Path, images: Sequence[str]) -> list[str]:
-    """Images that cannot be decoded completely; results are cached in the folder."""
+    """Broken images; results are cached in the folder."""
     stats = [os.stat(folder / f"{image}.jpg") for image in images]
     key = hashlib.sha256(
         "".join(f"{i} {s.st_size} {s.st_mtime_ns}\n" for i, s in zip(images, stats, strict=True)).encode()
@@ -332,10 +329,10 @@ def _broken(folder: Path, images: Sequence[str]) -> list[tuple[str, str]]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder against other processes, if it can be locked."""
+    """Lock a folder if possible: without locks, processes repeat work, but do not damage files."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # without locks, processes repeat work, but do not damage files
+        with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:

@@ -1,9 +1,8 @@
 """NumPy archives: ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test``, and optionally ``groups``.
 
 ``y`` are integers ``0 .. C-1``, all of which must occur unless ``classes`` is set, or class names (strings).
-``class_names`` (strings) lists all classes in order; silos often lack some. A server that only tests needs only
-``x_test`` and ``y_test``. ``groups`` (``groups_train``, ``groups_test``) are integers or names, one per sample, for the
-partition natural. Pickled objects are never read.
+``class_names`` (strings) lists all classes in order. A server that only tests needs only ``x_test`` and ``y_test``.
+``groups`` (``groups_train``, ``groups_test``) are integers or names, one per sample. Pickled objects are never read.
 """
 
 import math
@@ -36,11 +35,7 @@ KNOWN = ["class_names", *(f"{name}{part}" for name in ("x", "y", "groups") for p
 
 
 def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
-    """Arrays of an ``.npz`` file, by name.
-
-    Args:
-        path: the file.
-        names: arrays to load, if they exist; default: all.
+    """Arrays of an ``.npz`` file, by name; ``names``: those to load, if they exist.
 
     Raises:
         LabelSkewError: the file is unreadable, not an archive, contains pickled objects, or needs too much memory.
@@ -83,9 +78,6 @@ def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str
     """Arrays of an ``.npz`` file, and the cleaned names of its classes and groups, if any.
 
     Labels and groups given as names become numbers, in the order of ``class_names`` or sorted.
-
-    Raises:
-        LabelSkewError: the file is unreadable, or its names are invalid.
     """
     arrays = read_archive(path, KNOWN)
     with sound(path, *SOUND):
@@ -120,10 +112,7 @@ def _to_numbers(arrays: dict[str, NDArray[Any]], start: str, where: str, order: 
 def to_inputs(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
     """Inputs ``(N, channels, H, W)`` or ``(N, features)``; uint8 stays, other types become float32.
 
-    Args:
-        x: ``(N, ...)`` numbers.
-        layout: ``auto``: two dimensions are features, three a grey image, four an image with 1 or 3 channels.
-        where: file and array, for messages.
+    With ``layout`` ``auto``, two dimensions are features, three a grey image, four an image with 1 or 3 channels.
 
     Raises:
         LabelSkewError: the layout does not fit, or a number is not finite.
@@ -145,20 +134,16 @@ def to_inputs(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
     if x.ndim != 4:
         raise mistake(where, f"has shape {x.shape}", f"3 or 4 dimensions with layout={layout}")
     if layout == "auto":
-        fits = [name for name, axis in (("nchw", 1), ("nhwc", 3)) if x.shape[axis] in (1, 3)]
-        if len(fits) != 1:
+        first, last = (x.shape[axis] in (1, 3) for axis in (1, 3))
+        if first == last:
             unclear = f"has shape {x.shape}, which does not show the channel axis"
             raise mistake(where, unclear, "layout=nchw, nhwc or flat")
-        layout = "nchw" if fits[0] == "nchw" else "nhwc"
+        layout = "nchw" if first else "nhwc"
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if layout == "nhwc" else x
 
 
 def to_labels(y: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
-    """Labels ``(N,)`` int64.
-
-    Raises:
-        LabelSkewError: not ``samples`` integers from 0.
-    """
+    """Labels ``(N,)`` int64; raise LabelSkewError unless they are ``samples`` integers from 0."""
     if y.dtype.kind not in "iu" or y.ndim != 1:
         raise mistake(where, f"is {y.dtype} of shape {y.shape}", "integers or names in one dimension")
     if len(y) != samples:
@@ -183,43 +168,31 @@ class Npz(Dataset):
         layout: Layout = Field("auto", description="Axes of x: auto, nchw, nhwc, or flat (one vector per sample).")
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test if there is no x_test.")
 
-    @property
-    def measured(self) -> bool:
-        """Always: the data set has no published statistics."""
-        return True
+    measured = True
 
     def path(self, data_dir: Path | None) -> Path:
-        """Path of the archive.
-
-        Raises:
-            LabelSkewError: it is missing or ambiguous.
-        """
+        """Path of the archive; raise LabelSkewError if it is missing or ambiguous."""
         return only_file(data_dir, self.params.file, [".npz"], "npz")
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if the file is missing; downloads are not possible."""
+        """Raise LabelSkewError if the file is missing."""
         self.path(data_dir)
-
-    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read and check the arrays; ``seed`` draws the test part if there is none."""
-        return self._read(data_dir, seed)
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read and check the arrays; without ``x_test``, all samples are in the training part."""
-        return self._read(data_dir, None)
+        return self.load(data_dir, download=download, seed=None)
 
-    def _read(self, data_dir: Path | None, seed: int | None) -> Data:
+    def load(self, data_dir: Path | None, *, download: bool, seed: int | None) -> Data:
+        """Read and check the arrays; ``seed`` draws the test part if there is none, None: all samples are training."""
         path = self.path(data_dir)
         arrays, classes, groups = read_named(path)
         keys = ("_train", "_test") if "x_train" in arrays else ("",)
         read = parts = self.parts(path, arrays, keys)
-        if len(parts) == 1:
-            whole = parts[0]
-            every = np.arange(len(whole.y))
-            rows = every, every[:0]
-            if seed is not None:
-                rows = stratified(whole.y, test_fraction=self.params.test_fraction, seed=seed, where=str(path))
-            parts = [picked(whole, r) for r in rows]
+        if len(parts) == 1 and seed is None:
+            parts = [*read, picked(read[0], np.zeros(0, np.int64))]
+        elif len(parts) == 1:
+            rows = stratified(read[0].y, test_fraction=self.params.test_fraction, seed=seed, where=str(path))
+            parts = [picked(read[0], r) for r in rows]
         train, test = parts
         if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
             raise LabelSkewError(
@@ -231,7 +204,7 @@ class Npz(Dataset):
         return Data(train, test, names, mean=mean, std=std, fingerprint=digest(read, names), group_names=groups)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read only ``x_test`` and ``y_test``, normalised by their own moments; without them, the split-off part."""
+        """Read only ``x_test`` and ``y_test``, normalised by their own moments."""
         path = self.path(data_dir)
         arrays, classes, groups = read_named(path)
         if "x_test" not in arrays or "x_train" in arrays:
@@ -246,10 +219,10 @@ class Npz(Dataset):
         return "x_test" not in read_archive(self.path(data_dir), ["x_test"])
 
     def class_names(self, path: Path, labels: NDArray[np.int64], named: list[str]) -> list[str]:
-        """Names of all classes: those of the archive, or the numbers of all labels ``(N,)``.
+        """Names of all classes: ``named``, or numbers.
 
         Raises:
-            LabelSkewError: a label is out of range, or a class without a name does not occur.
+            LabelSkewError: one of ``labels`` ``(N,)`` is out of range, or a class without a name does not occur.
         """
         seen, classes = np.unique(labels), self.params.classes
         if named:
@@ -272,11 +245,7 @@ class Npz(Dataset):
         return [str(c) for c in range(len(seen) if classes is None else classes)]
 
     def parts(self, path: Path, arrays: dict[str, NDArray[Any]], keys: Sequence[str]) -> list[Arrays]:
-        """Check and return several parts; ``keys``: suffixes of their arrays' names.
-
-        Raises:
-            LabelSkewError: arrays are missing or invalid.
-        """
+        """Check and return several parts; ``keys``: suffixes of their arrays' names."""
         needed = [f"{name}{key}" for key in keys for name in "xy"]
         if missing := [name for name in needed if name not in arrays]:
             with zipfile.ZipFile(path) as archive:
@@ -286,7 +255,7 @@ class Npz(Dataset):
         return [self.part(path, arrays, key) for key in keys]
 
     def part(self, path: Path, arrays: dict[str, NDArray[Any]], key: str) -> Arrays:
-        """Check and return one part; ``key``: suffix of its arrays' names."""
+        """Check and return one part."""
         x = to_inputs(arrays[f"x{key}"], self.params.layout, f"{path}: x{key}")
         y = to_labels(arrays[f"y{key}"], len(x), f"{path}: y{key}")
         groups = arrays.get(f"groups{key}")

@@ -1,4 +1,4 @@
-"""Opening and decoding of image files, with detection of broken ones."""
+"""Decoding of image files, and detection of broken ones."""
 
 from __future__ import annotations
 
@@ -23,23 +23,20 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 OnBadSample = Literal["stop", "skip"]
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Allowed formats, whatever a file's name; for others, such as EPS, Pillow starts another program."""
+"""Allowed formats; for others, such as EPS, Pillow starts another program."""
 MAX_BYTES = 2**29
 """Maximum size of an image file: :data:`MAX_PIXELS` pixels of four 16-bit channels, uncompressed."""
 MAX_PIXELS = 2**26
-"""Maximum of pixels in an image, in the file and after resizing; such as 8192 x 8192."""
+"""Maximum of pixels in an image, in the file and after resizing."""
 
 
 def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, draft: int | None = None) -> Image:
     """Open and completely decode an image file.
 
-    Args:
-        file: in one of :data:`FORMATS`.
-        mode: grey or colour.
-        draft: decode a JPEG no larger than needed for sides of this many pixels, which is several times faster.
+    ``draft``: decode a JPEG no larger than needed for sides of this many pixels, which is several times faster.
 
     Raises:
-        LabelSkewError: the file is missing, not a valid image, or too large.
+        LabelSkewError: the file is missing, not a valid image of :data:`FORMATS`, or too large.
     """
     from PIL import Image
 
@@ -72,8 +69,7 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
 def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
     """Decode an image as ``(channels, size, size)``: resize the shorter side to ``size``, and crop the centre.
 
-    Raises:
-        LabelSkewError: the file is not a valid image.
+    Raises as :func:`opened`.
     """
     from PIL import Image
 
@@ -92,7 +88,7 @@ def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
 
 
 def faults(work: Callable[[Item], object], items: Sequence[Item], what: str) -> list[tuple[Item, str]]:
-    """Items for which ``work`` raises LabelSkewError, with the message; parallel, with a progress bar on a terminal."""
+    """Items for which ``work`` raises LabelSkewError, with the message; in parallel, with a progress bar."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import track
@@ -115,11 +111,7 @@ def faults(work: Callable[[Item], object], items: Sequence[Item], what: str) -> 
 
 
 def settle(bad: Sequence[str], on_bad_sample: OnBadSample) -> None:
-    """Handle bad samples; ``bad``: a message for each sample, or each kind.
-
-    Raises:
-        MistakesError: ``on_bad_sample`` is ``stop``, and there are bad samples.
-    """
+    """Warn about bad samples, or raise MistakesError; ``bad``: a message for each sample, or each kind."""
     lines = capped(bad)
     if lines and on_bad_sample == "stop":
         raise MistakesError([*lines[:-1], f"{lines[-1]}; to skip them: data_args.on_bad_sample: skip"])

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of training samples, or from a recipe."""
+"""Mean and standard deviation of samples."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Word = Sequence[float] | Literal["imagenet", "data"] | None
 
 @dataclass(frozen=True)
 class MomentSums:
-    """Sums from which mean and standard deviation are computed; sums of several parts can be pooled.
+    """Sums of ``count`` values per entry of a sample's first axis, from which mean and standard deviation follow.
 
     Args:
-        count: values per entry of a sample's first axis.
-        first: ``(A,)`` sums of the values: exact int64 for uint8 samples, else float64.
+        count: see above.
+        first: ``(A,)`` sums: exact int64 for uint8 samples, else float64.
         second: ``(A,)`` for int64, sums of squares; for float64, sums of squared distances from the mean.
     """
 
@@ -42,7 +42,7 @@ class MomentSums:
         return self.first.dtype.kind != "f"
 
     def floats(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Sums of the values (uint8 in units of ``x / 255``) and of their squared distances from the mean."""
+        """Sums of values (uint8 in units of ``x / 255``) and of squared distances from the mean."""
         if not self.exact:
             return self.first, self.second
         first, second = self.first.astype(object), self.second.astype(object)  # Python integers do not overflow
@@ -50,11 +50,7 @@ class MomentSums:
 
 
 def sums(x: NDArray[Any] | Images) -> MomentSums:
-    """Sums over samples ``(N, A, ...)``, uint8 or float.
-
-    Raises:
-        LabelSkewError: the samples are images in files.
-    """
+    """Sums over samples ``(N, A, ...)``, uint8 or float; raise LabelSkewError for images in files."""
     if isinstance(x, Images):
         raise mistake("data_args.mean", "data: not supported for images in files", "numbers, or imagenet")
     count, axes = x[:, :1].size, (0, *range(2, x.ndim))
@@ -77,7 +73,7 @@ def pooled(parts: Sequence[MomentSums]) -> Moments:
     count = sum(part.count for part in parts)
     if all(part.exact for part in parts):
         columns = ((part.first.astype(object), part.second.astype(object)) for part in parts)
-        parts = [MomentSums(count, *(np.sum(column, axis=0) for column in zip(*columns, strict=True)))]
+        parts = [MomentSums(count, *map(sum, zip(*columns, strict=True)))]
     known = [(part.count, *part.floats()) for part in parts]
     mean = np.sum([first for _, first, _ in known], axis=0) / count
     second = np.sum([second + n * np.square(first / n - mean) for n, first, second in known], axis=0)
@@ -91,9 +87,7 @@ def moments(x: NDArray[Any]) -> Moments:
 
 
 def normalised(data: Data, mean: Word, std: Word) -> Data:
-    """Apply a recipe's mean and std: numbers, ``imagenet``, or ``data``, the moments of the training part.
-
-    Without training samples, the test samples are used.
+    """Apply a recipe's mean and std; ``data``: the moments of the training part, if it is empty of the test part.
 
     Raises:
         LabelSkewError: there is not one number per channel, or one for all; or the samples are not measurements.

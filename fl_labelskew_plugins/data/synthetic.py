@@ -11,7 +11,7 @@ classes, and a logistic model whose softmax does not change the argmax:
     N_k = \lfloor \mathrm{LogNormal}(4, 2) \rfloor + 50
 
 As in the authors' code, lambda and mu are standard deviations, and the power law of the sizes is log-normal. LEAF's
-``data/synthetic`` is another generator, with clusters of clients; FedLC cites both and follows FedProx's.
+``data/synthetic`` is another generator.
 """
 
 from pathlib import Path
@@ -61,19 +61,11 @@ class Synthetic(Dataset):
         sizes = np.floor(rng.lognormal(4, 2, options.clients)).astype(np.int64) + MIN_SAMPLES
         # samples are in random order, so the first ones can be the test part
         cuts = np.clip(np.rint(sizes * TEST_FRACTION).astype(np.int64), 1, sizes - 1)
-        train, test = (_room(numbers) for numbers in (sizes - cuts, cuts))
-        at_train = at_test = 0
-        for size, cut in zip(sizes.tolist(), cuts.tolist(), strict=True):
-            x, y = sample_client(size, lam=options.lam, mu=options.mu, rng=rng)
-            to_train, to_test = slice(at_train, at_train + size - cut), slice(at_test, at_test + cut)
-            test.x[to_test], train.x[to_train] = x[:cut], x[cut:]
-            test.y[to_test], train.y[to_train] = y[:cut], y[cut:]
-            at_train, at_test = to_train.stop, to_test.stop
+        x = np.empty((sizes.sum(), FEATURES), np.float32)
+        y, groups = np.empty(len(x), np.int64), np.repeat(np.arange(len(sizes)), sizes)
+        ends = np.cumsum(sizes)
+        for start, end in zip(ends - sizes, ends, strict=True):
+            x[start:end], y[start:end] = sample_client(end - start, lam=options.lam, mu=options.mu, rng=rng)
+        in_test = np.arange(len(x)) - (ends - sizes)[groups] < cuts[groups]
+        train, test = (Arrays(x[rows], y[rows], groups[rows]) for rows in (~in_test, in_test))
         return Data(train, test, [str(c) for c in range(CLASSES)], fingerprint=NO_FILES)
-
-
-def _room(sizes: NDArray[np.int64]) -> Arrays:
-    """An empty part with room for ``sizes`` samples of each client."""
-    total = int(sizes.sum())
-    x, y = np.empty((total, FEATURES), np.float32), np.empty(total, np.int64)
-    return Arrays(x, y, np.repeat(np.arange(len(sizes)), sizes))

@@ -1,8 +1,7 @@
 """Data sets in torchvision's layout: file search and download; CIFAR and SVHN, read by torchvision.
 
-torchvision verifies the published MD5 sums of CIFAR's and SVHN's files before it opens them. This matters for CIFAR's
-pickles, which can run any code. torchvision is imported only to read or download, since the import takes seconds and
-160 MiB.
+torchvision verifies the published MD5 sums of CIFAR's and SVHN's files before it opens them, since CIFAR's pickles can
+run any code. It is imported only to read or download: the import takes seconds and 160 MiB.
 """
 
 import os
@@ -32,10 +31,7 @@ willow_tree wolf woman worm
 
 
 class TorchvisionSet(Dataset):
-    """Find files, download them if allowed, and read one part at a time.
-
-    A fake copy (``labelskew data fake``) is a single ``.npz`` file.
-    """
+    """Find files, download them if allowed, and read one part at a time."""
 
     kind: ClassVar[str]  # torchvision's class
     below: ClassVar[str] = ""  # torchvision's folder inside data_cache_dir
@@ -48,11 +44,7 @@ class TorchvisionSet(Dataset):
     Params = params.Params
 
     def part(self, files: Mapping[str, Path], part: str) -> Arrays:
-        """Read and check one part, ``train`` or ``test``; ``files`` by name.
-
-        Raises:
-            LabelSkewError: a file is broken.
-        """
+        """Read one part, ``train`` or ``test``, from ``files`` by name; raise LabelSkewError for a broken one."""
         raise NotImplementedError
 
     def facts(self, path: Path) -> str:
@@ -64,7 +56,7 @@ class TorchvisionSet(Dataset):
         return {name: fact for key, files in self.files.items() if part in (None, key) for name, fact in files.items()}
 
     def _found(self, data_dir: Path | None, part: str | None = None) -> tuple[dict[str, Path], str]:
-        """Files of one or both parts, from the folder with most of them; and an error message if some are missing."""
+        """Files of one or both parts, from the folder with most of them; and an error if some are missing."""
         root = data_dir or self.default_dir
         if root is None:
             return {}, f"data set {self.kind}: data_args.data_cache_dir is not set; get the files from {self.source}"
@@ -74,7 +66,7 @@ class TorchvisionSet(Dataset):
                 name: path
                 for name in wanted
                 for ending in self.endings
-                if os.path.isfile(path := folder / f"{name}{ending}")  # unlike Path's, False if it may not be entered
+                if os.path.isfile(path := folder / f"{name}{ending}")  # unlike Path's, False without permission
             }
             for folder in folders
         ]
@@ -85,7 +77,7 @@ class TorchvisionSet(Dataset):
         return best, missing and f"data set {self.kind}: no {missing} in {places}; get them from {self.source}"
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if files are missing and may not be downloaded to ``data_dir``."""
+        """Raise LabelSkewError if files are missing and may not be downloaded."""
         self._check(data_dir, download)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
@@ -98,7 +90,7 @@ class TorchvisionSet(Dataset):
             raise LabelSkewError(missing)
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """A row per file; raise LabelSkewError if no folder is set."""
+        """See the contract; raise LabelSkewError if no folder is set."""
         if (copy := fakes.arrays_file(data_dir)) is not None:
             return [(copy.name, size_text(copy.stat().st_size), "any")]
         found, missing = self._found(data_dir)
@@ -141,11 +133,7 @@ class TorchvisionSet(Dataset):
         return Data(train, test, list(self.class_names), mean=mean, std=std)
 
     def _downloaded(self, data_dir: Path | None, download: bool, part: str | None = None) -> dict[str, Path]:
-        """Files of one or both parts; missing ones are downloaded to ``data_dir`` if allowed.
-
-        Raises:
-            LabelSkewError: files are missing, or the download failed.
-        """
+        """Files of one or both parts; missing ones are downloaded to ``data_dir`` if allowed."""
         self._check(data_dir, download, part)
         if self._found(data_dir, part)[1] and data_dir is not None:
             from torchvision import datasets
@@ -153,7 +141,7 @@ class TorchvisionSet(Dataset):
             try:
                 for options in self.downloads:
                     getattr(datasets, self.kind)(str(data_dir), download=True, **options)
-            except Exception as error:  # torchvision passes on errors of the network, the disk and the archive
+            except Exception as error:  # of the network, the disk or the archive
                 raise LabelSkewError(
                     f"data set {self.kind}: the download to {data_dir} failed ({one_line(error)}); "
                     f"get the files from {self.source.removesuffix(', or download: true')}"
@@ -199,7 +187,7 @@ class CIFAR10(TorchvisionSet):
         with readable(str(folder)):
             try:
                 read: Any = kind_here(str(folder), train=part == "train")
-            except RuntimeError as error:  # wrong MD5 sum; the file has not been opened
+            except RuntimeError as error:  # wrong MD5 sum
                 sums = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
                 wrong = [folder / name for name, md5 in sums if not check_integrity(folder / name, md5)]
                 raise self.unpublished(wrong[0] if wrong else folder) from error
@@ -225,8 +213,7 @@ class CIFAR100(CIFAR10):
 class SVHN(TorchvisionSet):
     """SVHN, cropped digits: 73,257 + 26,032 colour images in MATLAB files; samples are ``(3, 32, 32)`` uint8.
 
-    Netzer et al., "Reading digits in natural images with unsupervised feature learning", 2011. Label 10 in the files
-    is digit 0.
+    Netzer et al., "Reading digits in natural images with unsupervised feature learning", 2011.
     """
 
     kind = "SVHN"

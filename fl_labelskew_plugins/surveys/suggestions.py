@@ -16,14 +16,14 @@ from fl_labelskew_plugins.surveys.skew import Skew
 
 Settings = Mapping[str, Mapping[str, Any]]
 ALIKE = 1.5
-"""Up to this ratio of clients' distance from the prior to that by chance, there is hardly any label skew."""
+"""Value of :attr:`.Skew.beyond_chance` up to which there is hardly any label skew."""
 MOMENTUM = {"federated_optimizer": "FedOpt", "server_momentum": 0.5}
 TAU5 = {"method": "fedlc", "tau": 5.0}
 FEDAVG = ("fedavg", "FedAvg")
 
 
 def _settings(method_args: Mapping[str, Any], train_args: Mapping[str, Any] | None = None) -> Settings:
-    """Settings with an explicit optimiser, since the recipe may have another one; default: FedAvg."""
+    """Settings with an explicit optimiser, since the recipe may have another one."""
     return {"method_args": method_args, "train_args": train_args or {"federated_optimizer": "FedAvg"}}
 
 
@@ -34,7 +34,7 @@ METHODS: dict[str, tuple[tuple[str, str], Settings]] = {
     "momentum": (("fedavg", "FedOpt, momentum 0.5"), _settings({"method": "fedavg"}, MOMENTUM)),
     "fedshift": (("fedshift", "FedAvg"), {}),
 }
-"""Rows of the results, and settings, of FedAvg and of methods above it with every seed in both situations.
+"""Rows of docs/results.md, and settings, of FedAvg and of methods above it with every seed in both situations.
 
 Combinations that were not above their parts are omitted. FedShift's settings depend on the situation.
 """
@@ -42,7 +42,7 @@ Combinations that were not above their parts are omitted. FedShift's settings de
 
 @dataclass(frozen=True)
 class Situation:
-    """Data on which methods were measured: a column of the results, and the clients' label distribution."""
+    """Data on which methods were measured: a column of docs/results.md."""
 
     name: str
     about: str
@@ -67,12 +67,8 @@ SITUATIONS = (
 class Suggestion:
     """A method to try.
 
-    Args:
-        name: in a sweep.
-        settings: sections of a recipe, with the keys to set.
-        accuracy: measured, in %; empty without evidence.
-        difference: from FedAvg, in points.
-        reason: for the comparison, if there is no evidence.
+    With evidence, ``accuracy`` is measured, in %, and ``difference`` is from FedAvg, in points; otherwise ``reason`` is
+    set.
     """
 
     name: str
@@ -97,20 +93,18 @@ COMPARED = (
 )
 """Suggestions without evidence: the baseline, and two logit calibrations with their defaults.
 
-They cost no computing time, and neither was below FedAvg in any measured situation (docs/results.md).
+They cost no computing time, and neither was below FedAvg in any measured situation.
 """
 
 
 def evidence(skew: Skew) -> Situation | None:
     """The measured situation that is similar to the data, if any."""
-    clients = int((skew.samples > 0).sum())
-    if skew.beyond_chance <= ALIKE:
-        return None
-    return next((s for s in SITUATIONS if s.covers(clients, skew.missing_pairs, skew.size_ratio)), None)
+    data = int((skew.samples > 0).sum()), skew.missing_pairs, skew.size_ratio
+    return next((s for s in SITUATIONS if skew.beyond_chance > ALIKE and s.covers(*data)), None)
 
 
 def suggestions(situation: Situation | None) -> Sequence[Suggestion]:
-    """Methods measured in a situation, including FedAvg, ranked by accuracy; without one, :data:`COMPARED`.
+    """Methods measured in a situation, ranked by accuracy; without one, :data:`COMPARED`.
 
     >>> [(one.name, one.difference) for one in suggestions(SITUATIONS[1])][:2]
     [('fedlc-tau5+momentum', 3.62), ('momentum', 2.43)]

@@ -31,8 +31,8 @@ class Survey:
 
     Args:
         title: of the data.
-        clients: names of the ``K`` clients.
-        class_names: of the ``C`` classes.
+        clients: their names.
+        class_names: names of the classes.
         counts: ``(K, C)``, not negative.
         noise: strength of the noise on each client's counts, 0 for none; empty: no noise.
         silent: clients without counts, with reasons.
@@ -62,7 +62,7 @@ class Survey:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks about the data and the numbers, one sentence each."""
+        """Remarks, one sentence each."""
         held = (self.counts > 0).sum(0)
         classes = "class", "classes"
         of_none, of_one = ([self.class_names[c] for c in np.flatnonzero(held == number).tolist()] for number in (0, 1))
@@ -140,11 +140,7 @@ class Survey:
 
 
 def of_partition(recipe: Recipe) -> Survey:
-    """Survey of a recipe's partition.
-
-    Raises:
-        LabelSkewError: the recipe has no partition, or the partition fails.
-    """
+    """Survey of a recipe's partition; raise LabelSkewError if the recipe has none, or the partition fails."""
     if recipe.own_data:
         what = "its silos have their own data, which this command cannot read"
         raise mistake(
