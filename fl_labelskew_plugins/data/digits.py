@@ -28,6 +28,7 @@ class Digits(Dataset):
         table = np.loadtxt(Path(spec.submodule_search_locations[0], "datasets/data/digits.csv.gz"), delimiter=",")
         x = (table[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)
         y = table[:, -1].astype(np.int64)
-        train, test = stratified(y, test_fraction=self.params.test_fraction, seed=seed, where="data set digits")
-        parts = (Arrays(x[rows], y[rows]) for rows in (train, test))
-        return Data(*parts, [str(c) for c in range(10)], mean=(0.3053,), std=(0.3761,), fingerprint=NO_FILES)
+        split = stratified(y, test_fraction=self.params.test_fraction, seed=seed, where="data set digits")
+        names = [str(c) for c in range(10)]
+        train, test = (Arrays(x[rows], y[rows]) for rows in split)
+        return Data(train, test, names, mean=(0.3053,), std=(0.3761,), fingerprint=NO_FILES)

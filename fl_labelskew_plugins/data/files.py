@@ -81,7 +81,7 @@ def fits(need: int, where: str, what: str, use: str) -> None:
 
 
 def unpacks(path: Path, need: int, what: str, most: int, use: str) -> None:
-    """Raise LabelSkewError if ``what`` does not fit into memory, or unpacks to more than ``most`` times the file's size.
+    """Raise LabelSkewError if ``what`` does not fit into memory, or unpacks to over ``most`` times the file's size.
 
     :data:`UNPACKED` bytes are always allowed.
     """

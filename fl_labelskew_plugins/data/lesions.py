@@ -71,8 +71,8 @@ def sample(file: Path, crop: int) -> NDArray[np.uint8]:
 class LesionReader:
     """Read a prepared image as ``(3, crop, crop)`` uint8: the centre, or augmented.
 
-    Augmentation is FLamby's, with torchvision's transforms, each with probability 1/2. After rotation, areas outside the
-    image are black; FLamby mirrors the image. Smaller images get a black frame.
+    Augmentation is FLamby's, with torchvision's transforms, each with probability 1/2. Around a rotated image the result
+    is black; FLamby mirrors the image. Smaller images get a black frame.
     """
 
     crop: int = 200

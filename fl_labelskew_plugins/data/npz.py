@@ -188,11 +188,11 @@ class Npz(Dataset):
         arrays, classes, groups = read_named(path)
         keys = ("_train", "_test") if "x_train" in arrays else ("",)
         read = parts = self.parts(path, arrays, keys)
-        if len(parts) == 1 and seed is None:
-            parts = [*read, picked(read[0], np.zeros(0, np.int64))]
-        elif len(parts) == 1:
-            rows = stratified(read[0].y, test_fraction=self.params.test_fraction, seed=seed, where=str(path))
-            parts = [picked(read[0], r) for r in rows]
+        if len(parts) == 1:
+            rows = np.arange(len(parts[0].y)), np.zeros(0, np.int64)
+            if seed is not None:
+                rows = stratified(parts[0].y, test_fraction=self.params.test_fraction, seed=seed, where=str(path))
+            parts = [picked(parts[0], r) for r in rows]
         train, test = parts
         if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
             raise LabelSkewError(

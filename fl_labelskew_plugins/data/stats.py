@@ -73,7 +73,7 @@ def pooled(parts: Sequence[MomentSums]) -> Moments:
     count = sum(part.count for part in parts)
     if all(part.exact for part in parts):
         columns = ((part.first.astype(object), part.second.astype(object)) for part in parts)
-        parts = [MomentSums(count, *map(sum, zip(*columns, strict=True)))]
+        parts = [MomentSums(count, *(np.sum(column, axis=0) for column in zip(*columns, strict=True)))]
     known = [(part.count, *part.floats()) for part in parts]
     mean = np.sum([first for _, first, _ in known], axis=0) / count
     second = np.sum([second + n * np.square(first / n - mean) for n, first, second in known], axis=0)

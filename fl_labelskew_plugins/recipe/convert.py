@@ -1,8 +1,4 @@
-"""Conversion of a FedML configuration to a recipe: common keys are kept, other keys lead to notes.
-
-Keys of recipes are known from their models and the plugins' parameters. This module lists only different names and
-values, and FedML's keys that recipes do not need.
-"""
+"""Conversion of a FedML configuration to a recipe: common keys are kept, other keys lead to notes."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from fl_labelskew_plugins.machine.files import open_regular
 from fl_labelskew_plugins.recipe import addresses, parse, yaml
 from fl_labelskew_plugins.recipe.mistakes import RecipeError, keys_of, nearest, show, shown
 from fl_labelskew_plugins.recipe.model import PLUGGED, SECTIONS
-from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING
+from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING, WANDB
 
 RENAMED = {"partition_alpha": "partition_args.beta", "gpu_id": "device_args.gpu_ids"}
 VALUES = {
@@ -32,13 +28,6 @@ VALUES = {
 """FedML's values, and their names in recipes."""
 DIVIDED = ("femnist", "shakespeare")
 """Data sets that FedML always divides by writer or role, whatever partition is set."""
-WANDB = {
-    "wandb_project": "project",
-    "wandb_entity": "entity",
-    "wandb_name": "name",
-    "run_name": "name",
-    "wandb_group_id": "group",
-}
 _CLOUD = "is a setting of FedML's platform; recipes do not use it"
 _GPUS = "use device_args.gpu_ids and device_args.workers_per_gpu"
 _NOTHING = "is not needed"
@@ -57,12 +46,7 @@ DROPPED = {
 
 @dataclass
 class Converted:
-    """A recipe made from a FedML configuration.
-
-    Args:
-        content: sections.
-        notes: a message for each dropped or changed key.
-    """
+    """A recipe made from a FedML configuration, with a note for each dropped or changed key."""
 
     content: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -81,12 +65,8 @@ class Converted:
 def convert(text: str, source: Path) -> Converted:
     """Convert a FedML configuration to a recipe, which may lack required values.
 
-    Args:
-        text: YAML.
-        source: the file, for messages.
-
     Raises:
-        RecipeError: the text is not a FedML configuration.
+        RecipeError: the text is not a FedML configuration; ``source`` is its file, for messages.
     """
     content = _configuration(text, source)
     conversion = _Conversion({key: value for keys in content.values() for key, value in keys.items()}, source.parent)
@@ -133,10 +113,9 @@ def _configuration(text: str, source: Path) -> dict[str, dict[str, Any]]:
 
 
 class _Conversion:
-    """Conversion of each key.
+    """Conversion of each key of a configuration in ``folder``.
 
     ``flat``: all keys and values; FedML merges all sections into one namespace, in which the last value wins.
-    ``folder``: of the configuration.
     """
 
     def __init__(self, flat: Mapping[str, Any], folder: Path) -> None:
@@ -207,7 +186,7 @@ class _Conversion:
 
 
 def _server_in(file: Path) -> str | None:
-    """The address of rank 0 in FedML's CSV file of ``eid,rank,grpc_server_ip,grpc_server_port``; None without one."""
+    """The address of rank 0 in FedML's CSV file of ``eid,rank,grpc_server_ip,grpc_server_port``, if any."""
     with (
         contextlib.suppress(OSError, ValueError, KeyError, TypeError, csv.Error),
         open(file, encoding="utf-8-sig", opener=open_regular) as lines,

@@ -47,12 +47,8 @@ FORM = "FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
 class Function:
     """A function that builds a network, used like the class of a registered network.
 
-    Args:
-        file: with the definition.
-        module: name of its module; empty for a file given by path.
-        name: of the function.
-        content: of the file.
-        Params: parameters after the sample's shape and the number of classes.
+    ``module`` is empty for a file given by path. ``content`` is that of the file. ``Params`` are the parameters after
+    the sample's shape and the number of classes.
     """
 
     file: Path
@@ -74,7 +70,7 @@ class Function:
         return FunctionNetwork(self, params)
 
     def loaded(self) -> Callable[..., Any]:
-        """Load the function from exactly the content that was checked, even if the module has changed since."""
+        """Load the function from the content that was checked, even if the file has changed since."""
         parent = self.module.rpartition(".")[0]
         digest = hashlib.sha256(bytes(self.file) + self.content).hexdigest()
         name = f"{parent}.labelskew_network_{digest}".lstrip(".")  # relative imports start at the parent
@@ -100,11 +96,7 @@ class FunctionNetwork(Network):
         self.function = function
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """Call the function, and wrap its module with ``features`` and ``classifier``.
-
-        Raises:
-            LabelSkewError: the file or the function raises, or does not return a module for these classes.
-        """
+        """Call the function; raise LabelSkewError if it or its file fails, or for an unsuitable module."""
         schema = self.function.Params.model_json_schema()["properties"]
         values = self.params.model_dump(mode="json", by_alias=True)
         # do not pass defaults: JSON may not represent their type or value
@@ -128,9 +120,6 @@ class FunctionNetwork(Network):
 
 def find(name: str) -> Function:
     """The function that ``model_args.model`` names, without running any code.
-
-    Args:
-        name: ``FILE.py:FUNCTION`` or ``PACKAGE.MODULE:FUNCTION``.
 
     Raises:
         LabelSkewError: there is no such file or function, or it does not take a shape and a number of classes.
@@ -171,7 +160,7 @@ def _file_of(module: str) -> Path:
 
 
 def _params(node: ast.FunctionDef, where: str) -> type[params.Params]:
-    """Parameters of a function that a recipe may set, from its signature."""
+    """Parameters that a recipe may set, from the function's signature."""
     args = node.args
     positional = [*args.posonlyargs, *args.args]
     given = [None] * (len(positional) - len(args.defaults)) + list(args.defaults)
@@ -196,7 +185,7 @@ def _params(node: ast.FunctionDef, where: str) -> type[params.Params]:
 
 
 def files(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Local files that the network is made from: path and SHA-256, by key of ``model_args``."""
+    """Path and SHA-256 of the network's local files, by key of ``model_args``."""
     network, params = recipe.network, recipe.network.params
     if isinstance(network, FunctionNetwork):
         return {"model": {"file": str(network.function.file), "sha256": network.function.sha256}}
@@ -230,7 +219,7 @@ def portable(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first difference between a run's files and the local ones, in a sentence; empty without one."""
+    """Message about the first difference between a run's :func:`files` and the local ones, if any."""
     for key in {**before, **now}:
         then, here = (clean(side.get(key, {}).get("sha256", "no file"))[:16] for side in (before, now))
         if then != here:

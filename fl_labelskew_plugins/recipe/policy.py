@@ -1,7 +1,4 @@
-"""Checks of a recipe against a silo's policy, the section ``policy`` of its own file, before a run.
-
-:mod:`fl_labelskew_plugins.runtimes.silo.guard` checks the server's requests during the run.
-"""
+"""Checks of a recipe against a silo's policy before a run; :mod:`.runtimes.silo.guard` checks during the run."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ IN_HELLO = (
 
 
 def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Violations of a policy by a recipe as this silo would run it: the policy's key, and the error message."""
+    """Violations of a policy by a recipe as this silo would run it: key of the policy, and error message."""
     for name in recipe.method_name.split("+"):
         if policy.methods is not None and name not in policy.methods:
             yield _line(policy, "methods", f"method_args.method {name}")
@@ -60,7 +57,7 @@ def _line(policy: Policy, key: str, demand: str) -> tuple[str, str]:
 
 
 def sent(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Kinds of data that leave a silo, each with the cause in the recipe."""
+    """Kinds of data that leave a silo, and the causes in the recipe."""
     yield "weights", "every upload"
     if recipe.comm.send_measures:
         yield "measures", "comm_args.send_measures true"
@@ -81,7 +78,7 @@ def sent(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _noise(recipe: Recipe, name: str, counts: list[str]) -> float:
-    """Strength of one kind of noise, 0 without; infinite if there is nothing to protect."""
+    """Strength of one kind of noise; infinite if there is nothing to protect."""
     if name in ("dp", "noise_multiplier"):
         return host_noise(recipe) if name == "dp" else recipe.privacy.noise_multiplier or 0.0
     parts = methods(recipe)

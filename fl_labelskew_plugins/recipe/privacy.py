@@ -1,4 +1,4 @@
-"""Differential privacy of a recipe: the noise on data that leaves a client, and the limits of a budget."""
+"""Differential privacy: the noise on data that leave a client, and the limits of a budget."""
 
 from __future__ import annotations
 
@@ -36,11 +36,7 @@ class Noise:
 class Leaving:
     """Data that leave a client, with their noise.
 
-    Args:
-        hello: in the first message of a silo.
-        opening: in the opening exchange.
-        upload: in each upload.
-        test: in the result of each test of the global model.
+    ``hello``: in the first message of a silo; ``test``: in the result of each test of the global model.
     """
 
     hello: list[Noise]
@@ -55,14 +51,12 @@ class Leaving:
 
 
 def leaving(recipe: Recipe, samples: int, least: int) -> Leaving:
-    """The data that leave a client, with their noise.
-
-    Numbers of samples, and values that follow from them, such as numbers of steps, are assumed to be public.
+    """The data that leave a client, with their noise; numbers of samples and of steps are assumed to be public.
 
     Args:
         recipe: as this client runs it.
         samples: training samples of the client.
-        least: training samples of the smallest client, appendix B's ``m``.
+        least: training samples of the smallest client, ``m`` in FedRS's appendix B.
     """
     hello, opening, upload, test = [], [], [], []
     for kind, what in sent(recipe):
@@ -79,7 +73,7 @@ def leaving(recipe: Recipe, samples: int, least: int) -> Leaving:
 
 
 def on_counts(scale: float, kind: NoiseKind, samples: int) -> Noise:
-    """Noise of this scale on each class count of a client with ``samples`` samples.
+    """Noise on each class count of a client with ``samples`` samples ``N``.
 
     Replacing one sample moves two counts by one. Replacing all moves the counts by at most ``2 N`` in L1 and
     ``sqrt(2) N`` in L2 norm, since their sum is fixed.
@@ -91,7 +85,7 @@ def on_counts(scale: float, kind: NoiseKind, samples: int) -> Noise:
 
 
 def _on_weights(recipe: Recipe, least: int) -> Noise:
-    """Noise on an upload: of a sum, of FedRS, of FedML, or of the last two; other methods' protection is unknown."""
+    """Noise on an upload: of a sum, of FedRS, of FedML, or of the last two together."""
     if (multiplier := recipe.privacy.noise_multiplier) is not None:
         return Noise("weights", "discrete", multiplier / 2, multiplier * least / 2)
     params = [method.params for method in methods(recipe)]
@@ -108,7 +102,7 @@ def _on_weights(recipe: Recipe, least: int) -> Noise:
 
 
 def reported_accuracy(recipe: Recipe) -> str:
-    """Log message about the silos' accuracies that a server with only sums gets, and where the others are."""
+    """Log message about the silos' accuracies that a server with only sums gets."""
     if not recipe.validation.per_client:
         return "silos' accuracy: not tested; use validation_args.per_client: true"
     pooled = "the server gets one accuracy, over all silos with send_measures"
@@ -117,7 +111,7 @@ def reported_accuracy(recipe: Recipe) -> str:
 
 
 def count_noise(recipe: Recipe) -> tuple[float, Any]:
-    """Scale, 0 without, and kind of a method's noise on class counts."""
+    """Scale (0: none) and kind of a method's noise on class counts."""
     for method in methods(recipe):
         if scale := float(getattr(method.params, "count_noise", 0.0)):
             return scale, getattr(method.params, "count_noise_type", "laplace")
@@ -125,7 +119,7 @@ def count_noise(recipe: Recipe) -> tuple[float, Any]:
 
 
 def refused(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Data that a budget cannot bound: the recipe's key, and the error message."""
+    """Data that a budget cannot bound: key of the recipe, and error message."""
     budget, level, multiplier = recipe.privacy.budget, recipe.privacy.level, recipe.privacy.noise_multiplier
     parts = leaving(recipe, 1, 1)
     if multiplier is not None:

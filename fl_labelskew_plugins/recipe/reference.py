@@ -1,4 +1,4 @@
-"""The recipe of a reference run (``train_args.reference``): plain training without the federation's methods."""
+"""The recipe of a reference run (``train_args.reference``)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.sections import TrainArgs
 
 KEPT = ("common_args", "data_args", "partition_args", "model_args", "validation_args", "device_args", "tracking_args")
-"""Sections that apply to a reference run, too."""
+"""Sections that apply to a reference run."""
 OF_SERVER = ("federated_optimizer", "optimizer_source", "proxy_aggregation", "proxy_smoothing")
 
 
 def plain(recipe: Recipe) -> str:
-    """The recipe as YAML text, with ``fedavg``, FedAvg and one process, and without noise and diagnostics.
+    """The recipe as YAML text, with FedAvg in one process, and without noise and diagnostics.
 
     Raises:
         LabelSkewError: the data are at the silos.

@@ -1,8 +1,7 @@
 """Sections and keys of recipes and of silos' files: FedML's names, plus our own.
 
-Each section is a frozen pydantic model. Sections that choose a plugin (``data_args``, ``partition_args``,
-``model_args``, ``train_args``, ``method_args``) contain only the keys common to all plugins of that kind; the other
-keys belong to the plugin's ``Params``.
+Sections that choose a plugin (``data_args``, ``partition_args``, ``model_args``, ``train_args``, ``method_args``)
+contain only the keys common to all plugins of that kind; the other keys belong to the plugin's ``Params``.
 """
 
 from __future__ import annotations
@@ -48,17 +47,15 @@ DiagnosticName = Literal[
     "proxy_gradients",
     "tsne",
 ]
-"""Names for ``tracking_args.diagnostics``; :data:`fl_labelskew_plugins.diagnostics.watch.KINDS` has their classes."""
+"""Names for ``tracking_args.diagnostics``; :data:`.diagnostics.watch.KINDS` has their classes."""
 
 IN_TRAINING: tuple[DiagnosticName, ...] = ("deviation_bound", "intra_loss", "observed_probability", "proxy_gradients")
 """Diagnostics of local training; they need training in the run's own process."""
 
-OUTSIDE_TRAINING: tuple[DiagnosticName, ...] = tuple(
-    name for name in get_args(DiagnosticName) if name not in IN_TRAINING
-)
+OUTSIDE_TRAINING: list[DiagnosticName] = [name for name in get_args(DiagnosticName) if name not in IN_TRAINING]
 """Diagnostics of uploads and global models."""
 
-OF_UPLOADS: tuple[DiagnosticName, ...] = (*("class_accuracy", "client_drift", "features_2d", "feature_sphere", "tsne"),)
+OF_UPLOADS = ("class_accuracy", "client_drift", "features_2d", "feature_sphere", "tsne")
 """Diagnostics that treat a client's upload as its trained model."""
 
 
@@ -162,7 +159,7 @@ def is_code(name: object) -> bool:
 
 
 def code_at(name: Any, folder: Path) -> Any:
-    """Resolve the path in ``FILE.py:FUNCTION`` from ``folder``; return any other name unchanged."""
+    """``FILE.py:FUNCTION`` with an absolute path, from ``folder``; any other name unchanged."""
     file, _, function = str(name).rpartition(":")
     return f"{absolute(file, folder)}:{function}" if is_code(name) and file.endswith(".py") else name
 
@@ -287,7 +284,7 @@ class DeviceArgs(Params):
 
 
 LEAST_SUMMED = 3
-"""Minimum of clients in a secure sum; a sum of fewer reveals too much about each."""
+"""Minimum of clients in a secure sum, to protect each of them."""
 
 
 def to_the_end(clients: int) -> int:
@@ -493,20 +490,23 @@ class TrackingArgs(Params):
     @field_validator("trackers", mode="before")
     @classmethod
     def _is_a_list(cls, value: object) -> object:
-        if not isinstance(value, list):  # the value is not shown: a parameter may contain a secret
+        if not isinstance(value, list):  # do not show the value: a parameter may contain a secret
             raise ValueError("must be a list; allowed: a list of names, such as [csv]")
         return value
 
 
-_WANDB = "is a key of FedML; use trackers: [{{wandb: {{{}: ...}}}}]"
+WANDB = {
+    "wandb_project": "project",
+    "wandb_entity": "entity",
+    "wandb_name": "name",
+    "run_name": "name",
+    "wandb_group_id": "group",
+}
+"""FedML's keys, and the parameters of the tracker wandb that replace them."""
 HOSTS_TRACKING = {
     "enable_wandb": "is a key of FedML; use trackers: [wandb], which sends nothing, or [{wandb: {mode: online}}]",
     "wandb_key": "is a key of FedML; use the environment variable WANDB_API_KEY, since recipes must not contain keys",
-    "wandb_project": _WANDB.format("project"),
-    "wandb_entity": _WANDB.format("entity"),
-    "wandb_name": _WANDB.format("name"),
-    "run_name": _WANDB.format("name"),
-    "wandb_group_id": _WANDB.format("group"),
+    **{key: f"is a key of FedML; use trackers: [{{wandb: {{{name}: ...}}}}]" for key, name in WANDB.items()},
     "wandb_only_server": "is a key of FedML; remove this key: only the server's process has trackers",
     "enable_tracking": "is a setting of FedML's platform; remove this key",
     "log_file_dir": "is a setting of FedML's platform; remove this key: results are in run_dir",
@@ -514,7 +514,7 @@ HOSTS_TRACKING = {
 """FedML's keys of ``tracking_args``, and their replacements."""
 
 
-# FedML 0.9.6 accepts these names but ignores them or cannot run them. To accept them silently would mislead users.
+# FedML 0.9.6 accepts these names, but ignores them or cannot run them.
 DEAD: dict[str, str] = {
     "dlg": "FedML 0.9.6 attacks only its own LeNet, resnet20 and resnet56",
     "weak_dp": "FedML 0.9.6 never calls it, so it would not defend anything",
@@ -631,8 +631,6 @@ class Expected(Params):
 
 ACCOUNT = "account.json"
 Sent = Literal["weights", "prototypes", "counts", "moments", "measures", "optimizer", "other"]
-
-
 Scale = Annotated[float, Field(gt=0)]
 
 

@@ -1,7 +1,7 @@
 """Tables of experiments: YAML files in which every row is a complete recipe; docs/recipes.md describes the format.
 
-A recipe is merged from layers, the last one that has a key wins: :data:`COMMON`, the table's ``base``, the row's
-``data`` and ``split``, the column's method, and the row's ``set``, for all columns, and ``each``, for one.
+A recipe is merged from layers, of which the last one wins: :data:`COMMON`, the table's ``base``, the row's ``data`` and
+``split``, the column's method, and the row's ``set``, for all columns, and ``each``, for one.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ COMMON: RawSections = {
 """First layer of every row."""
 
 WITHOUT_STD = 2.0
-"""Tolerance in per cent if a paper prints no std: in these settings, seeds differ by as much."""
+"""Tolerance in per cent if a paper prints no std: seeds differ by as much."""
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
-"""Form of a recipe's name, which is also used for files and folders."""
+"""Form of a recipe's name, which is also the name of files and folders."""
 
 
 class _Strict(BaseModel):
@@ -116,7 +116,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class RecipeTable:
-    """A table read from ``path``; ``cells``: name of a recipe to its position."""
+    """A table read from ``path``; ``cells``: positions by recipe name."""
 
     path: Path
     page: TablePage
@@ -143,12 +143,12 @@ class RecipeTable:
         return content
 
     def text(self, name: str, called: str) -> str:
-        """One recipe as the text of a file; ``called`` is the recipe's path in the command of the first line."""
+        """One recipe as the text of a file; ``called``: its path in the first line's command."""
         cell, page, content = self.cells[name], self.page, self.content(name)
         optimizer = content["train_args"]["federated_optimizer"]
         method = cell.column if optimizer == "FedAvg" else f"{content['method_args'].get('method')} with {optimizer}"
-        scene = ", ".join(filter(None, (cell.row.data, cell.row.split, method)))
-        title = f"{page.paper}, {cell.part.table.replace('Table', 'table')}: {scene}"
+        setting = ", ".join(filter(None, (cell.row.data, cell.row.split, method)))
+        title = f"{page.paper}, {cell.part.table.replace('Table', 'table')}: {setting}"
         comment = [
             f"fedml run {called}",
             f"{title}." if EXPECTED in content else f"{title}; no number is printed.",
@@ -164,11 +164,7 @@ def is_table(text: str) -> bool:
 
 
 def read(path: Path) -> RecipeTable:
-    """Read a table.
-
-    Raises:
-        MistakesError: with all mistakes of the table itself; recipes are checked when they are parsed.
-    """
+    """Read a table; MistakesError with all of its mistakes, except those of its recipes."""
     try:
         content, wrong = yaml.read(yaml.text_of(path))
     except yaml.YamlError as error:
@@ -185,7 +181,7 @@ def read(path: Path) -> RecipeTable:
 
 
 def _cells(page: TablePage, wrong: list[str]) -> dict[str, Cell]:
-    """Name of each recipe to its position; mistakes are appended to ``wrong``."""
+    """Positions by recipe name; mistakes are appended to ``wrong``."""
     cells: dict[str, Cell] = {}
     for i, raw_part in enumerate(page.tables, 1):
         part, lines = mistakes.checked(TablePart, raw_part, f"tables, item {i}: ")
@@ -282,7 +278,7 @@ def _sections(keys: Keys) -> RawSections:
 
 
 def _merged(*layers: RawSections) -> RawSections:
-    """Merge layers in a recipe's order; the last layer that has a key wins."""
+    """Merge layers, in a recipe's order of sections."""
     whole: RawSections = {}
     for layer in layers:
         for section, keys in layer.items():
@@ -304,7 +300,7 @@ def _expected(page: TablePage, cell: Cell) -> Iterator[dict[str, Any]]:
 
 
 def _make_absolute(content: RawSections, folder: Path) -> None:
-    """Make paths absolute, which are relative to the table's file."""
+    """Make paths absolute."""
     for section, model in SECTIONS.items():
         keys = [key for key, field in model.model_fields.items() if IS_PATH in field.metadata]
         for key in set(keys) & content.get(section, {}).keys():

@@ -1,7 +1,7 @@
 """YAML text to plain values and back: only mappings, lists, text, numbers, booleans and null.
 
-Errors cover what PyYAML accepts: repeated keys, unbounded alias expansion, tags that build objects. ``1e-5`` is a
-number, unlike in YAML 1.1.
+Unlike in PyYAML, errors are: repeated keys, unbounded alias expansion, and tags that build objects. ``1e-5`` is a
+number.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-# Dates are text in recipes; only types on which loader and dumper agree survive a round trip.
+# Dates are text in recipes, for loader and dumper.
 for _tool in (_Loader, _Dumper):
     _tool.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in pairs if tag != _TIMESTAMP]
@@ -57,11 +57,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read(text: str) -> tuple[Any, list[str]]:
-    """The value of ``text``, and a message for each repeated key (the last one counts).
-
-    Raises:
-        YamlError: the text is not YAML, or contains other than plain values.
-    """
+    """The value of ``text``, and a message for each repeated key; raise YamlError for other mistakes."""
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
@@ -79,11 +75,7 @@ def read(text: str) -> tuple[Any, list[str]]:
 
 
 def text_of(path: Path) -> str:
-    """Read a small text file.
-
-    Raises:
-        YamlError: the file is unreadable, too large or not UTF-8.
-    """
+    """Read a small text file; raise YamlError if it is unreadable, too large or not UTF-8."""
     try:
         content = read_bytes(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -98,18 +90,15 @@ def text_of(path: Path) -> str:
 
 
 def write(value: Any) -> str:
-    """YAML text of plain values; mappings of scalars on one line if they fit."""
+    """YAML text of plain values."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
 
 
 def put(text: str, section: str, key: str, value: str) -> str:
-    """Set one key in the text; everything else, including comments, stays unchanged.
+    """Set one key in the text; everything else stays unchanged. Raise YamlError if the section is missing.
 
     >>> put("data_args: {dataset: npz}  # mine", "data_args", "file", "a.npz")
     'data_args: {file: "a.npz", dataset: npz}  # mine'
-
-    Raises:
-        YamlError: the text has no such section.
     """
     read(text)
     root = yaml.compose(text, Loader=_Loader)
