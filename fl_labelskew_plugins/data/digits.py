@@ -1,4 +1,4 @@
-"""Digits: 1,797 grey images of 8x8 in 10 classes; part of scikit-learn, no download needed."""
+"""Digits: 1,797 grey images of 8x8 in 10 classes, from scikit-learn."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,8 +21,8 @@ class Digits(Dataset):
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in the test part.")
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Load the images; ``seed`` draws the test part, ``data_dir`` is not used."""
-        spec = find_spec("sklearn")  # to import it would take longer than training on the digits
+        """Load the images; ``seed`` draws the test part."""
+        spec = find_spec("sklearn")  # an import would take seconds
         assert spec is not None
         assert spec.submodule_search_locations
         table = np.loadtxt(Path(spec.submodule_search_locations[0], "datasets/data/digits.csv.gz"), delimiter=",")

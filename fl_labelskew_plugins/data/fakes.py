@@ -13,17 +13,13 @@ from numpy.typing import NDArray
 from fl_labelskew_plugins import seeds
 
 MARK = "labelskew-fake.json"  # in the folder of a fake copy
-ARRAYS = "labelskew-fake.npz"  # samples of a fake copy, if the real files have another format
+ARRAYS = "labelskew-fake.npz"  # samples of a fake copy in our format
 SurveyRows = list[tuple[str, str, str]]
 
 
 @contextmanager
 def whole(out: Path) -> Iterator[Path]:
-    """A temporary folder that replaces ``out`` at the end, completely or not at all.
-
-    Raises:
-        LabelSkewError: ``out`` is not empty or not writable.
-    """
+    """A temporary folder that replaces ``out``; LabelSkewError if ``out`` is not empty or not writable."""
     given, out = out, Path(os.path.abspath(out))
     part = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
@@ -43,7 +39,7 @@ def whole(out: Path) -> Iterator[Path]:
 
 
 def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> SurveyRows:
-    """Write a fake copy with its mark to ``out``; return its survey. Raises as :func:`whole`, and ``Dataset.fake``."""
+    """Write a fake copy to ``out``; return its survey."""
     with whole(out) as part:
         dataset.fake(part, samples=samples, seed=seed)
         (part / MARK).write_text('"made up by labelskew data fake"\n', encoding="utf-8")
@@ -51,7 +47,7 @@ def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> Sur
 
 
 def made_up(data_dir: Path | None) -> bool:
-    """Whether ``data_dir`` contains a fake copy, with or without the mark."""
+    """Whether ``data_dir`` contains a fake copy."""
     return data_dir is not None and any(os.path.isfile(data_dir / name) for name in (MARK, ARRAYS))
 
 
@@ -79,7 +75,7 @@ def write_picture(file: Path, pixels: NDArray[np.uint8]) -> None:
 
 
 def wrong(rows: Sequence[tuple[str, str, str]], *, copy: bool = False) -> SurveyRows:
-    """Rows with unexpected values; for a fake ``copy``, only those with missing files."""
+    """Rows with unexpected values; of a fake ``copy``, only missing files."""
     return [row for row in rows if row[1] == "missing" or (not copy and row[2] not in (row[1], "any"))]
 
 
@@ -93,11 +89,7 @@ def parts(
 ) -> dict[str, Arrays]:
     """Images for each part: a pattern per class, with noise; ``x`` is ``(N, *shape)`` uint8.
 
-    ``samples`` is of all parts, by default 300, or 4 per class; each part but the first gets about a fifth. Classes
-    have equal sizes, up to one sample.
-
-    Raises:
-        LabelSkewError: there are fewer samples than one per class and part.
+    ``samples`` is of all parts, by default 300, or 4 per class; each part but the first gets about a fifth.
     """
     number = max(300, 4 * classes) if samples is None else samples
     if number < classes * len(names):
@@ -123,6 +115,6 @@ def patterns(classes: int, shape: tuple[int, int, int], rng: np.random.Generator
 def noisy(of_classes: NDArray[np.float32], labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Patterns with noise, ``(N, channels, height, width)``, by ``labels`` ``(N,)``."""
     x = np.empty((len(labels), *of_classes.shape[1:]), np.uint8)
-    for image, label in zip(x, labels, strict=True):  # one by one, as noise needs more memory than the images
+    for image, label in zip(x, labels, strict=True):  # one by one, to limit memory
         image[:] = np.clip(of_classes[label] + 24 * rng.standard_normal(image.shape, np.float32), 0, 255)
     return x

@@ -1,4 +1,4 @@
-"""Reading of data files: errors, size limits, and selection of a file in a folder."""
+"""Errors, size limits and selection of data files."""
 
 import csv
 import os
@@ -11,11 +11,9 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.text import clean
 
-MAX_SHOWN = 20
-"""Maximum of data errors that are printed."""
-
+MAX_SHOWN = 20  # data errors
 UNPACKED = 2**29
-"""Size in bytes that a packed file may always unpack to."""
+"""Bytes that a packed file may always unpack to."""
 
 
 def one_line(error: BaseException) -> str:
@@ -48,7 +46,7 @@ def sound(path: Path, what: str, use: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise LabelSkewError(f"{path}: cannot be read ({error.strerror or one_line(error)})") from error
-    except Exception as error:  # zipfile, pandas, pyarrow, NumPy and Python's parser raise dozens of types
+    except Exception as error:  # libraries raise dozens of types
         raise mistake(path, f"is not a valid {what} ({clean(one_line(error))})", use) from error
 
 
@@ -81,10 +79,7 @@ def fits(need: int, where: str, what: str, use: str) -> None:
 
 
 def unpacks(path: Path, need: int, what: str, most: int, use: str) -> None:
-    """Raise LabelSkewError if ``what`` does not fit into memory, or unpacks to over ``most`` times the file's size.
-
-    :data:`UNPACKED` bytes are always allowed.
-    """
+    """Raise LabelSkewError if ``what`` does not fit into memory, or unpacks to over ``most`` times the file's size."""
     packed = path.stat().st_size
     if need > max(UNPACKED, most * packed):
         far = f"{size_text(packed)} become {size_text(need)} of memory, more than {most} times as many"
@@ -93,16 +88,12 @@ def unpacks(path: Path, need: int, what: str, most: int, use: str) -> None:
 
 
 def only_file(data_dir: Path | None, file: str | None, endings: Sequence[str], name: str) -> Path:
-    """The file ``data_dir``, or in this folder ``file`` or the only file with one of ``endings``.
-
-    Raises:
-        LabelSkewError: it is missing or ambiguous; ``name`` is the data set's.
-    """
+    """The file ``data_dir``, or in this folder ``file`` or the only file with one of ``endings``."""
     kinds = " or ".join(endings)
     if data_dir is None:
         raise LabelSkewError(f"data set {name}: data_args.data_cache_dir is not set; set it to a {kinds} file")
     path = data_dir
-    if os.path.isdir(data_dir):  # unlike Path.is_dir, False if a parent folder is not accessible
+    if os.path.isdir(data_dir):  # unlike Path.is_dir, False without permission
         with readable(f"data set {name}"):
             available = [path.name for path in data_dir.iterdir() if path.name[0] != "."]
         names = sorted(name for name in available if name.lower().endswith(tuple(endings)))

@@ -13,7 +13,7 @@ from fl_labelskew_registry import Arrays, Data, Images
 from numpy.typing import NDArray
 
 NO_FILES = "made from the recipe and its seed"
-"""Fingerprint of data sets that read no user's files."""
+"""Fingerprint of data sets without files."""
 
 
 def fingerprint(data: Data) -> str:
@@ -24,7 +24,7 @@ def fingerprint(data: Data) -> str:
 def digest(parts: Iterable[Arrays], names: Sequence[str]) -> str:
     """BLAKE2b of names and of all parts' samples, labels and groups, in 32 hexadecimal digits.
 
-    Images in files count by name, relative to their common folder, and size; they are not read.
+    Images in files count by name and size.
     """
     total = hashlib.blake2b(json.dumps(list(names)).encode(), digest_size=16)
     for part in parts:
@@ -43,7 +43,7 @@ def add_array(total: hashlib.blake2b, array: NDArray[Any]) -> None:
 
 
 def _names_and_sizes(files: Sequence[str]) -> list[tuple[str, int]]:
-    """Names of files relative to their common folder, and sizes; only names if the files do not exist here."""
+    """Names relative to the common folder, and sizes; absolute names if the files do not exist here."""
     try:
         folder = os.path.commonpath([os.path.dirname(file) for file in files]) if files else ""
         return [(os.path.relpath(file, folder), os.stat(file).st_size) for file in files]

@@ -1,4 +1,4 @@
-"""Data sets from Python: arrays or torch data sets."""
+"""Data sets from Python objects."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Images in class folders: ``train/<class>/*``, and ``test/<class>/*`` or ``val/<class>/*``.
 
-Without ``train/``, the folder itself contains the classes; without a test part, one is split off. The classes are the
-training folders, unless ``class_names`` lists them. Trees ``<group>/train/<class>/*``, with an optional ``test/`` or
-``val/`` per group, and ``<group>/<class>/*`` are read as groups, such as hospitals; see :meth:`ImageFolder.groups`. A
-server that only tests needs only ``test/`` or ``val/``, its own or the groups'. Tiny-ImageNet's
+Without ``train/``, the folder itself contains the classes; without a test part, one is split off. Trees
+``<group>/train/<class>/*``, with an optional ``test/`` or ``val/`` per group, and ``<group>/<class>/*`` are read as
+groups; see :meth:`ImageFolder.groups`. A server that only tests needs only test parts. Tiny-ImageNet's
 ``train/<class>/images/*`` and ``val/val_annotations.txt`` are also supported.
 """
 
@@ -111,13 +110,11 @@ class ImageFolder(Dataset):
         return next((f for f in folders if any(os.path.exists(f / name) for name in self.needed)), top)
 
     def groups(self, root: Path, parts: Sequence[str] = ("train",)) -> list[Path]:
-        """Group folders, by name; empty for trees without groups and for published data sets.
+        """Group folders, by name, if any.
 
         A group contains one of ``parts``, or, if no folder does, only class folders. In the second case the upper
         folders could also be classes: the parameters ``groups`` or ``class_names`` decide, or else :func:`overlap`.
-
-        Raises:
-            LabelSkewError: only some folders have such a part, or a requested group is missing.
+        Raise LabelSkewError if only some folders have such a part, or a requested group is missing.
         """
         if self.needed:
             return []
@@ -142,7 +139,7 @@ class ImageFolder(Dataset):
         return folders if below and len(below) == len(folders) and overlap(below.values(), classes) else groups
 
     def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """Images of the training and test part, over all :meth:`groups`; None if a test part must be split off."""
+        """Images of the training part, and of the test part, if any, over all groups."""
         groups = self.groups(data_dir) if groups is None else groups
         if not groups and not (data_dir / "train").is_dir():
             self._refuse_only_test(data_dir)
@@ -159,7 +156,7 @@ class ImageFolder(Dataset):
         return train, test or None
 
     def find_test(self, data_dir: Path) -> LabelledFiles | None:
-        """Images of ``test/`` or ``val/``; None without either."""
+        """Images of ``test/`` or ``val/``, if any."""
         annotations = data_dir / "val" / "val_annotations.txt"
         if annotations.is_file():  # Tiny-ImageNet, whose test/ has no labels
             return list_annotated(annotations)
@@ -169,21 +166,17 @@ class ImageFolder(Dataset):
         return None
 
     def find_tests(self, groups: Sequence[Path]) -> LabelledFiles | None:
-        """Images of all groups' test parts; None without any."""
+        """Images of all groups' test parts, if any."""
         return [sample for group in groups for sample in self.find_test(group) or ()] or None
 
     def splits_off(self, data_dir: Path | None) -> bool:
-        """Whether there is no ``test/`` or ``val/``, in the folder or in a group."""
+        """Whether there is no ``test/`` or ``val/``."""
         root = self.root(data_dir)
         with readable(f"data set {self.name}: {root}"):
             return self.find_test(root) is None and not self.find_tests(self.groups(root, ("train", "test", "val")))
 
     def listed(self, folder: Path) -> LabelledFiles:
-        """Images in a folder of classes.
-
-        Raises:
-            LabelSkewError: no images; or, without ``class_names``, nested folders, which could be classes.
-        """
+        """Images in a folder of classes; LabelSkewError without images, or for nested folders of unknown meaning."""
         samples = list_images(folder.iterdir(), f"data set {self.name}: {folder}")
         if self._named or (nested := nested_class(folder, samples)) is None:
             return samples
@@ -197,11 +190,11 @@ class ImageFolder(Dataset):
 
     @property
     def _named(self) -> Sequence[str] | None:
-        """The classes if they are given or known; otherwise the folders are the classes."""
+        """The classes, if they are given or known; otherwise folders are classes."""
         return self.params.class_names or self.known_classes
 
     def _refuse_only_test(self, data_dir: Path) -> None:
-        """Raise LabelSkewError for a test part without a training part, which would be read as a class."""
+        """Raise LabelSkewError for a test part that would be read as a class."""
         if self._named:
             return
         for part in ("test", "val"):
@@ -213,7 +206,7 @@ class ImageFolder(Dataset):
                 )
 
     def _parts(self, data_dir: Path | None) -> tuple[Path, list[Path], LabelledFiles, LabelledFiles | None]:
-        """The folder of the parts, its groups, and the images from :meth:`find`."""
+        """The :meth:`root`, its :meth:`groups`, and the images from :meth:`find`."""
         self.check(data_dir, download=False)
         root = self.root(data_dir)
         with readable(f"data set {self.name}: {root}"):
@@ -221,11 +214,11 @@ class ImageFolder(Dataset):
             return root, groups, *self.find(root, groups)
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Decode all images; without a test part, all are in the training part."""
+        """Decode all images; without a test part, all are training samples."""
         return self.load(data_dir, download=download, seed=None)
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int | None) -> Data:
-        """Decode all images; groups without a test part are split separately. ``seed``: None to split nothing."""
+        """Decode all images, and split off test parts, unless ``seed`` is None."""
         root, groups, train_samples, test_samples = self._parts(data_dir)
         train_samples, test_samples = self.used(train_samples), test_samples and self.used(test_samples)
         names = self.names(train_samples, test_samples or [])
@@ -241,14 +234,11 @@ class ImageFolder(Dataset):
         return replace(data, notes={"layout.txt": f"{layout}\n"}) if groups else data
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Decode only the test part, or all groups' test parts, else the split-off part.
-
-        Without a training part it is normalised by known moments or its own.
-        """
+        """Decode only the test parts, normalised by known moments or, without a training part, their own."""
         self.check_test(data_dir, download=download)
         root, groups = self.root(data_dir), []
         with readable(f"data set {self.name}: {root}"):
-            known = self.moments is not None and self.known_classes is not None  # nothing else depends on training
+            known = not self.measured and self.known_classes is not None  # nothing else depends on training
             trains = (root / "train").is_dir() or bool(self.groups(root))
             samples = None if trains and not known else self.find_test(root)
             if samples is None and not trains:
@@ -274,11 +264,7 @@ class ImageFolder(Dataset):
         return f"{of}{counted(len(classes), 'class', 'classes')} ({few(classes)}); test part: {part}"
 
     def _split_groups(self, groups: Sequence[Path], train: Arrays, test: Arrays, *, seed: int) -> tuple[Arrays, Arrays]:
-        """Split off test samples of groups that have none.
-
-        Raises:
-            LabelSkewError: a group has no training sample, or no group has a test sample.
-        """
+        """Split off test samples of groups without them."""
         fraction, of_train = self.params.test_fraction, np.asarray(train.groups)
         if empty := [str(train_folder(folder)) for g, folder in enumerate(groups) if g not in np.unique(of_train)]:
             use = "valid images, or list the other folders in data_args.groups"
@@ -295,11 +281,11 @@ class ImageFolder(Dataset):
     def split(
         self, samples: LabelledFiles, labels: NDArray[np.int64], *, seed: int, where: str
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Split labels ``(N,)`` into indices of training and test samples."""
+        """Indices of training and test samples, from ``labels`` ``(N,)``."""
         return stratified(labels, test_fraction=self.params.test_fraction, seed=seed, where=where)
 
     def used(self, samples: LabelledFiles) -> LabelledFiles:
-        """Omit samples of known classes that are not in ``class_names``; LabelSkewError if that has an unknown one."""
+        """Omit samples of known classes that are not in ``class_names``."""
         known, chosen = self.known_classes, self.params.class_names
         if known is None or chosen is None:
             return samples
@@ -328,12 +314,7 @@ class ImageFolder(Dataset):
     def decode_all(
         self, parts: Sequence[LabelledFiles], names: list[str], root: Path, groups: Sequence[Path]
     ) -> tuple[list[tuple[LabelledFiles, Arrays]], str]:
-        """Per part, the valid samples and their images, labels and groups; and a fingerprint of the files.
-
-        Raises:
-            LabelSkewError: a part has no valid image; ``on_bad_sample`` is ``stop``, and an image is broken; or the
-                images do not fit into memory.
-        """
+        """Per part, the valid samples and their images, labels and groups; and a fingerprint of the files."""
         images, size = sum(map(len, parts)), self.params.image_size
         what = f"{images} images of {size} pixels"
         fits(images * self.params.channels * size**2, f"data set {self.name}", what, "a smaller data_args.image_size")
@@ -359,7 +340,7 @@ class ImageFolder(Dataset):
     def _decoded(
         self, samples: LabelledFiles, what: str
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], dict[int, str]]:
-        """Images ``(N, C, S, S)``, a digest per file ``(N, 16)``, and error messages by index."""
+        """Images ``(N, C, S, S)``, digests ``(N, 16)``, and error messages by index."""
         size, channels = self.params.image_size, self.params.channels
         x = np.empty((len(samples), channels, size, size), np.uint8)
         contents = np.zeros((len(samples), 16), np.uint8)
@@ -379,18 +360,17 @@ class ImageFolder(Dataset):
         return decode(file, size=self.params.image_size, channels=self.params.channels)
 
     def broken(self, data_dir: Path | None) -> list[str]:
-        """An error message for each broken image of all parts."""
+        """Errors of broken images."""
         root, _, train, test = self._parts(data_dir)
         files = [path for path, _ in [*self.used(train), *self.used(test or [])]]
         what = f"opening {len(files)} pictures of {root}"
-        return [line for _, line in faults(lambda file: opened(file, draft=1), files, what)]  # draft: fast for JPEGs
+        return [line for _, line in faults(lambda file: opened(file, draft=1), files, what)]
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """Numbers of images and classes; no image is opened."""
+        """Numbers of images and classes."""
         try:
             _, groups, train, test = self._parts(data_dir)
         except LabelSkewError as error:
-            # other rows, with the numbers of a fake copy, would hide the error
             return [("layout", "missing", "; ".join(str(error).splitlines()))]
         parts = {"images": train} if test is None else {"training images": train, "test images": test}
         facts = {what: str(sum(os.path.isfile(path) for path, _ in part)) for what, part in parts.items()}
@@ -402,9 +382,9 @@ class ImageFolder(Dataset):
         return rows + [(f"class {name}", "missing", "images") for name in self.known_classes or () if name not in names]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write images of every class: by default 300, at least 4 per class and 20 per group.
+        """Write images: by default 300, at least 4 per class and 20 per group.
 
-        With groups, three of four images of a class belong to one group.
+        Three of four images of a class belong to one group.
         """
         groups = getattr(self.params, "groups", None) or ("",)
         least = 20 * len(groups) if groups[0] else 0
@@ -423,7 +403,7 @@ class ImageFolder(Dataset):
         self.fake_table(out, written)
 
     def fake_table(self, out: Path, written: LabelledFiles) -> None:
-        """Write the table of classes, if folders do not determine them."""
+        """Write a table of classes, if necessary."""
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -443,7 +423,7 @@ def train_folder(folder: Path) -> Path:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Names of the subfolders; empty if the folder contains images or a part such as ``train/``."""
+    """Names of the subfolders; empty if there are images or a part such as ``train/``."""
     paths = [path for path in folder.iterdir() if path.name[0] != "."]
     if any(path.suffix.lower() in SUFFIXES for path in paths):  # first: is_dir() is a system call per image
         return []
@@ -465,7 +445,7 @@ def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
 
 
 def list_images(folders: Iterable[Path], where: str) -> LabelledFiles:
-    """All images in class folders, sorted by class; LabelSkewError for no class folders, or empty ones."""
+    """All images in class folders, sorted by class; LabelSkewError without class folders, or for empty ones."""
     by_class = [(folder.name, images_in(folder)) for folder in folders_among(folders)]
     if empty := [name for name, images in by_class if not images]:
         more = f", and {len(empty) - MAX_SHOWN} more" if len(empty) > MAX_SHOWN else ""
@@ -486,7 +466,7 @@ def list_annotated(file: Path) -> LabelledFiles:
 
 
 def nested_class(folder: Path, samples: LabelledFiles) -> str | None:
-    """The first class with images only in subfolders other than ``images/``; None without one."""
+    """The first class, if any, with images only in subfolders other than ``images/``."""
     below: dict[str, set[str]] = {}
     for path, name in samples:
         inner = os.path.dirname(path)[len(os.path.join(folder, name)) + 1 :]

@@ -44,7 +44,7 @@ class CINIC10(ImageFolder):
 class TinyImageNet(ImageFolder):
     """Tiny-ImageNet: 100,000 + 10,000 images of 200 classes; samples are ``(3, 64, 64)`` uint8. Le and Yang, 2015.
 
-    The test part is the validation part, as usual: the real test part has no labels.
+    The test part is the validation part: the real test part has no labels.
     """
 
     name = "tiny_imagenet"
@@ -67,7 +67,7 @@ class TinyImageNet(ImageFolder):
         image_size: int = Field(64, ge=1, le=1024, description="Height and width in pixels.")
 
     def fake_table(self, out: Path, written: LabelledFiles) -> None:
-        """Write the classes of the validation images."""
+        """Write the table of validation images."""
         lines = [f"{path.name}\t{name}\t0\t0\t63\t63\n" for path, name in written if path.name.startswith("val_")]
         (out / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text("".join(lines), encoding="utf-8")
 
@@ -114,7 +114,7 @@ class HyperKvasir(ImageFolder):
     """HyperKvasir's 10,662 labelled images of 23 classes; samples are ``(3, 128, 128)`` uint8.
 
     Borgli et al., "HyperKvasir, a comprehensive multi-class image and video dataset for gastrointestinal endoscopy",
-    Scientific Data 7, 2020. The test part is split off. FedMR (table 13) states neither its split nor its image size.
+    Scientific Data 7, 2020. The test part is split off. FedMR (table 13) states neither split nor image size.
     """
 
     name = "hyperkvasir"
@@ -148,9 +148,8 @@ class ODIR(ImageFolder):
     """ODIR-5K: 6,392 fundus images of 8 diagnoses, in Kaggle's version; samples are ``(3, 128, 128)`` uint8.
 
     Peking University's challenge on ocular disease recognition, 2019. ``full_df.csv`` has one diagnosis for each
-    image of ``preprocessed_images/``: normal, diabetes, glaucoma, cataract, age-related macular degeneration,
-    hypertension, myopia, other. The test part is split off by patient. FedMR (table 13) states neither its split nor
-    its image size.
+    image: normal, diabetes, glaucoma, cataract, age-related macular degeneration, hypertension, myopia, other. The test
+    part is split off by patient. FedMR (table 13) states neither split nor image size.
     """
 
     name = "odir"
@@ -200,7 +199,7 @@ class ODIR(ImageFolder):
         return np.flatnonzero(np.isin(patient, train)), np.flatnonzero(np.isin(patient, test))
 
     def fake_table(self, out: Path, written: LabelledFiles) -> None:
-        """Write the table of diagnoses, only with the columns that are read."""
+        """Write the table of diagnoses."""
         with (out / "full_df.csv").open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["ID", "labels", "filename"])

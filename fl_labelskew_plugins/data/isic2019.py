@@ -60,8 +60,7 @@ TRUTH, META = "ISIC_2019_Training_GroundTruth.csv", "ISIC_2019_Training_Metadata
 SPLIT = "train_test_split"
 TRUTH_COLUMNS = ("image", *CLASSES, "UNK")
 SPLIT_COLUMNS = (*TRUTH_COLUMNS, "target", "center", "fold", "fold2")
-TEST_FRACTION = 0.2
-"""Share of each class at each centre in test without FLamby's split."""
+TEST_FRACTION = 0.2  # of each class at each centre, without FLamby's split
 CHECKED = ".labelskew-checked.json"
 
 
@@ -96,11 +95,11 @@ class ISIC2019(Dataset):
             raise LabelSkewError(f"data set isic2019: {wrong}; get it from {self.source}")
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the tables, prepare and check the images; ``seed`` draws the split without FLamby's."""
+        """Read the tables, prepare and check the images; ``seed`` draws a missing split."""
         return self._load(data_dir, seed, download=download, folds=("train", "test"))
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read only the test part; images of the training part may be missing."""
+        """Read only the test part."""
         return self._load(data_dir, seed, download=download, folds=("test",))
 
     def splits_off(self, data_dir: Path | None) -> bool:
@@ -148,7 +147,7 @@ class ISIC2019(Dataset):
             return [line for folder in folders for _, line in _broken(folder, sorted(named & _names(folder)))]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write prepared JPEGs and a split, with the proportions of :data:`TABLE` and at least one image per cell."""
+        """Write prepared JPEGs and a split, with the proportions of :data:`TABLE`."""
         rng, table = seeds.numpy_generator(seed, "fake lesions"), np.array([*TABLE.values()])
         least, number = int((table > 0).sum()), samples or 240
         if number < least:
@@ -198,15 +197,12 @@ class ISIC2019(Dataset):
 
 
 def _tables(root: Path) -> list[str]:
-    """File names of the tables: FLamby's split if it exists, else truth and metadata."""
+    """FLamby's split if it exists, else truth and metadata."""
     return [SPLIT] if os.path.isfile(root / SPLIT) else [TRUTH, META]
 
 
 def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
-    """Usable rows (image, target, centre, fold or "" without a split), and the names of all images.
-
-    A message for each kind of unusable rows is appended to ``bad``.
-    """
+    """Usable rows (image, target, centre, fold or ""), and the names of all images; errors are added to ``bad``."""
     import pandas as pd
 
     where, *meta = (root / name for name in _tables(root))
@@ -254,7 +250,7 @@ def _read(file: Path, needed: Sequence[str]) -> pd.DataFrame:
 
 
 def _centre(dataset: str) -> int:
-    """Number of a centre from the metadata's name, such as ``BCN_nan`` or ``MSK4nan``; -1 for unknown ones."""
+    """Number of a centre from a name such as ``BCN_nan`` or ``MSK4nan``; -1 for unknown ones."""
     if dataset in CENTRES:
         return CENTRES.index(dataset)
     return next((c for c in (0, 4) if dataset.startswith(CENTRES[c])), -1)
@@ -270,7 +266,7 @@ def split_text(rows: Iterable[tuple[str, int, int, str]]) -> str:
 
 
 def _pictures(root: Path, images: Sequence[str], named: set[str], bad: list[str]) -> tuple[Path, set[str]]:
-    """The folder of prepared images, and the missing or broken ones of ``images``."""
+    """The folder of prepared images, and those that are missing or broken."""
     raw, folder = root / RAW, root / PREPARED
     have = _names(folder) if folder.is_dir() else set()
     of_raw = _names(raw) if raw.is_dir() else None
@@ -329,7 +325,7 @@ def _broken(folder: Path, images: Sequence[str]) -> list[tuple[str, str]]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder if possible: without locks, processes repeat work, but do not damage files."""
+    """Lock a folder if possible; without locks, processes only repeat work."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):

@@ -1,10 +1,9 @@
-"""LEAF's FEMNIST and Shakespeare: JSON files by user, in the format of LEAF's ``preprocess.sh``.
+"""LEAF's FEMNIST and Shakespeare: JSON files by user, from LEAF's ``preprocess.sh``.
 
 Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018, https://arxiv.org/abs/1812.01097.
 
 ``train/*.json`` and ``test/*.json`` (also below ``data/``) contain ``users``, ``num_samples`` and ``user_data[user]``
-with ``x`` and ``y``. Each user is a group, numbered by sorted name. A user without training samples is not a client;
-its test samples stay in the global test part.
+with ``x`` and ``y``. Each user is a group. Test samples of users without training samples stay in the test part.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ UserArrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
 PARTS = ("train", "test")
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's vocabulary of 80 characters (its ``models/utils/language_utils.py``)."""
-LENGTH = 80
-"""Characters per sample of Shakespeare."""
+LENGTH = 80  # characters per sample
 SONNET = "Shall I compare thee to a summer's day? Thou art more lovely and more temperate:"
 _TABLE = np.full(128, len(LETTERS), np.uint8)
 _TABLE[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
@@ -52,7 +50,7 @@ class Leaf(Dataset):
         users: int | None = Field(None, ge=1, description="Number of users, drawn with the seed; default: all.")
 
     def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
-        """One user's samples; raise ValueError for invalid ones, with a message that follows the user's name."""
+        """One user's samples; ValueError for invalid ones, with a message that follows the user's name."""
         raise NotImplementedError
 
     def files(self, data_dir: Path | None, part: str) -> list[Path]:
@@ -77,7 +75,7 @@ class Leaf(Dataset):
             self.files(data_dir, part)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        """As :meth:`check`, for the test part; a selection of users needs both."""
+        """As :meth:`check`; a selection of users needs both parts."""
         for part in PARTS if self.params.users else PARTS[1:]:
             self.files(data_dir, part)
 
@@ -91,23 +89,21 @@ class Leaf(Dataset):
         omitted = {user for user, (_, y) in train.items() if len(y)} - kept.keys()
         test = {user: samples for user, samples in test.items() if user not in omitted and len(samples[1])}
         numbers = {user: k for k, user in enumerate(sorted(kept.keys() | test.keys()))}
-        return self.data(self.part(kept, numbers), self.part(test, numbers), fingerprint)
+        parts = self.part(kept, numbers), self.part(test, numbers)
+        return Data(*parts, list(self.class_names), self.mean, self.std, fingerprint=fingerprint)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read only the test files, unless users are drawn, which needs all files."""
+        """Read only the test files, unless users are drawn."""
         if self.params.users:
             return super().load_test(data_dir, download=download, seed=seed)
         users = self.read(self.files(data_dir, "test"))
         test = {user: samples for user, samples in users.items() if len(samples[1])}
         part = self.part(test, {user: k for k, user in enumerate(sorted(test))})
-        return self.data(Arrays(part.x[:0].copy(), part.y[:0].copy()), part)
-
-    def data(self, train: Arrays, test: Arrays, fingerprint: str = "") -> Data:
-        """Combine both parts."""
-        return Data(train, test, list(self.class_names), mean=self.mean, std=self.std, fingerprint=fingerprint)
+        train = Arrays(part.x[:0].copy(), part.y[:0].copy())
+        return Data(train, part, list(self.class_names), self.mean, self.std)
 
     def choose(self, train: dict[str, UserArrays], seed: int, where: str) -> dict[str, UserArrays]:
-        """Training samples of the drawn users; raise LabelSkewError if there are fewer than requested."""
+        """Training samples of the drawn users."""
         names = sorted(user for user, (_, y) in train.items() if len(y))
         wanted = self.params.users or max(len(names), 1)
         if wanted > len(names):
@@ -126,7 +122,7 @@ class Leaf(Dataset):
         return Arrays(x, y, np.repeat(np.array([numbers[name] for name in names], np.int64), sizes))
 
     def read(self, files: Iterable[Path]) -> dict[str, UserArrays]:
-        """Samples of every user; raise LabelSkewError for an invalid file, or a user in two files."""
+        """Samples of every user."""
         users: dict[str, UserArrays] = {}
         origin: dict[str, Path] = {}
         for path in files:
@@ -138,12 +134,12 @@ class Leaf(Dataset):
         return users
 
     def read_file(self, path: Path) -> dict[str, UserArrays]:
-        """Samples of every user in one file, converted user by user to limit memory."""
+        """Samples of every user in one file."""
         with (
             sound(path, "JSON file", "one that LEAF has written"),
             open(path, encoding="utf-8", opener=open_regular) as stream,
         ):
-            # the cache of the 256 pixel values makes this three times as fast
+            # converted user by user, to limit memory; the cache of pixel values makes this three times as fast
             content = json.load(stream, object_hook=self._converted, parse_float=lru_cache(512)(float))
         keys = ("users", "num_samples", "user_data")
         if not isinstance(content, dict) or any(key not in content for key in keys):
@@ -250,7 +246,7 @@ class Shakespeare(Leaf):
         return numbers(x).reshape(-1, LENGTH), numbers(y).astype(np.int64)
 
     def fake_users(self, sizes: list[int], rng: np.random.Generator) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
-        """Texts of random words, from a third of the words of Sonnet 18's first lines for each role."""
+        """Texts of random words, from a third of the words for each role."""
         words = sorted(set(SONNET.split()))
         for size in sizes:
             role = rng.choice(words, len(words) // 3, replace=False)
@@ -259,7 +255,7 @@ class Shakespeare(Leaf):
 
 
 def numbers(texts: Iterable[str]) -> NDArray[np.uint8]:
-    """Character numbers of concatenated texts: indices in LEAF's vocabulary, or 80 for any other character."""
+    """Character numbers of concatenated texts; 80 for characters outside LEAF's vocabulary."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4")
     return np.where(codes < len(_TABLE), _TABLE[np.minimum(codes, len(_TABLE) - 1)], _TABLE.dtype.type(len(LETTERS)))
 

@@ -1,4 +1,4 @@
-"""Images of skin lesions, prepared, augmented and cropped as in FLamby (Ogier du Terrail et al., 2022, appendix)."""
+"""Preparation and augmentation of skin lesion images as in FLamby (Ogier du Terrail et al., 2022, appendix)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHORT_SIDE = 224
-POWER = 6.0
 HOLE, HOLES = 16, 8
-MEAN, STD = IMAGENET  # FLamby's normalisation
+MEAN, STD = IMAGENET
 
 
-def colour_constancy(pixels: NDArray[np.uint8], power: float = POWER) -> NDArray[np.uint8]:
-    """Shades of grey: scale each channel by ``1 / (sqrt(3) e_c)``, ``e`` the unit vector of the channels' power means.
+def colour_constancy(pixels: NDArray[np.uint8], power: float = 6.0) -> NDArray[np.uint8]:
+    """Scale each channel of ``(H, W, 3)`` by ``1 / (sqrt(3) e_c)``, ``e`` the unit vector of the power means.
 
-    Finlayson and Trezzi, "Shades of gray and colour constancy", 2004, eq. 3, with the Minkowski norm ``power``; both
-    images are ``(H, W, 3)``.
+    Finlayson and Trezzi, "Shades of gray and colour constancy", 2004, eq. 3, with the Minkowski norm ``power``.
     """
     values = pixels.astype(np.float32)
     light = np.power(np.power(values, power).mean(axis=(0, 1), dtype=np.float64), 1 / power)
@@ -39,7 +37,7 @@ def colour_constancy(pixels: NDArray[np.uint8], power: float = POWER) -> NDArray
 
 
 def prepare(source: Path, target: Path) -> None:
-    """Write an original image as :func:`prepared`, atomically; LabelSkewError for an invalid source."""
+    """Write an original image as :func:`prepared`, atomically."""
     picture = prepared(opened(source))
     with replacing(target) as part:
         picture.save(part, format="JPEG")
@@ -55,10 +53,7 @@ def prepared(picture: Image) -> Image:
 
 
 def sample(file: Path, crop: int) -> NDArray[np.uint8]:
-    """An image as ``(3, crop, crop)`` uint8, processed like the data set's: prepared, stored as JPEG, and cropped.
-
-    If the shorter side is 224, the image counts as prepared. Raises LabelSkewError for an invalid image.
-    """
+    """An image as ``(3, crop, crop)`` uint8: prepared unless the shorter side is 224, stored as JPEG, and cropped."""
     picture = opened(file)
     if min(picture.size) != SHORT_SIDE:
         kept = io.BytesIO()
@@ -71,7 +66,7 @@ def sample(file: Path, crop: int) -> NDArray[np.uint8]:
 class LesionReader:
     """Read a prepared image as ``(3, crop, crop)`` uint8: the centre, or augmented.
 
-    Augmentation is FLamby's, with torchvision's transforms, each with probability 1/2. Around a rotated image the result
+    Augmentation is FLamby's, with torchvision's transforms, each with probability 1/2. The area around a rotated image
     is black; FLamby mirrors the image. Smaller images get a black frame.
     """
 
@@ -112,7 +107,7 @@ def _augmentation(crop: int) -> Any:
 
 
 def with_holes(pixels: Tensor) -> Tensor:
-    """With probability 1/2, set 1 to 8 squares of 16 by 16 pixels of ``(C, H, W)`` to 0, in place."""
+    """With probability 1/2, set 1 to 8 squares of ``(C, H, W)`` to 0, in place."""
     import torch
 
     if torch.rand(()) < 0.5:

@@ -1,8 +1,8 @@
 """NumPy archives: ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test``, and optionally ``groups``.
 
-``y`` are integers ``0 .. C-1``, all of which must occur unless ``classes`` is set, or class names (strings).
-``class_names`` (strings) lists all classes in order. A server that only tests needs only ``x_test`` and ``y_test``.
-``groups`` (``groups_train``, ``groups_test``) are integers or names, one per sample. Pickled objects are never read.
+``y`` are integers ``0 .. C-1``, all of which must occur unless ``classes`` is set, or names. ``class_names`` lists all
+classes in order. A server that only tests needs only ``x_test`` and ``y_test``. ``groups`` (``groups_train``,
+``groups_test``) are integers or names. Pickled objects are never read.
 """
 
 import math
@@ -26,22 +26,20 @@ from fl_labelskew_plugins.partition.stratified import picked, stratified
 
 Layout = Literal["auto", "nchw", "nhwc", "flat"]
 MAX_PACKED = 100
-"""Maximum ratio of the arrays' size to the file's, see :func:`.files.unpacks`."""
+"""Maximum ratio of the arrays' size to the file's."""
 TEXT = 150
-"""Additional bytes of memory per text label while it is converted to a number."""
+"""Bytes of memory to convert a text label to a number."""
 SOUND = (".npz archive of plain arrays", "one written by numpy.savez, without objects")
 KNOWN = ["class_names", *(f"{name}{part}" for name in ("x", "y", "groups") for part in ("", "_train", "_test"))]
-"""Arrays that the data set reads."""
 
 
 def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
     """Arrays of an ``.npz`` file, by name; ``names``: those to load, if they exist.
 
-    Raises:
-        LabelSkewError: the file is unreadable, not an archive, contains pickled objects, or needs too much memory.
+    Raise LabelSkewError for other files, pickled objects, or too little memory.
     """
     with sound(path, *SOUND), open(path, "rb", opener=open_regular) as stream:
-        if stream.read(6) == np.lib.format.MAGIC_PREFIX:  # np.load would read it at once, whatever its size
+        if stream.read(6) == np.lib.format.MAGIC_PREFIX:  # np.load would ignore its size
             raise mistake(path, "contains a single array", "an .npz archive with x and y")
         stream.seek(0)
         archive = np.load(stream, allow_pickle=False)
@@ -51,7 +49,7 @@ def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, 
 
 
 def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -> None:
-    """Raise LabelSkewError if headers are wrong about sizes, or arrays do not fit into memory."""
+    """Raise LabelSkewError for wrong headers, or too little memory."""
     form: Any = np.lib.format
     read = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
     need = 0
@@ -66,7 +64,7 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -
             count, size = math.prod(shape), math.prod(shape) * dtype.itemsize
             if member.tell() + size != info.file_size:
                 raise ValueError(f"{clean(name, 40)} has {info.file_size} bytes, but its header says {size}")
-        # texts are decoded, sorted and counted; numbers except uint8 become float32, and are split into two parts
+        # texts are decoded, sorted and counted; numbers except uint8 become float32, and are copied
         letters = dtype.itemsize // (4 if dtype.kind == "U" else 1)
         becomes = TEXT + 16 * letters if dtype.kind in "SU" else 1 if dtype == np.uint8 else 8
         need += size + count * becomes
@@ -75,9 +73,9 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -
 
 
 def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str]]:
-    """Arrays of an ``.npz`` file, and the cleaned names of its classes and groups, if any.
+    """Arrays, and the cleaned names of classes and groups, if any.
 
-    Labels and groups given as names become numbers, in the order of ``class_names`` or sorted.
+    Names become numbers, in the order of ``class_names`` or sorted.
     """
     arrays = read_archive(path, KNOWN)
     with sound(path, *SOUND):
@@ -95,7 +93,7 @@ def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str
 
 
 def _to_numbers(arrays: dict[str, NDArray[Any]], start: str, where: str, order: NDArray[np.str_]) -> list[str]:
-    """Replace names by numbers in the arrays of all parts; return the names in ``order``, or sorted."""
+    """Replace names by numbers in all parts; return the names in ``order``, or sorted."""
     keys = [key for key in (start, f"{start}_train", f"{start}_test") if key in arrays]
     texts = {key: arrays[key] for key in keys if arrays[key].dtype.kind == "U"}
     if not order.size:
@@ -113,9 +111,6 @@ def to_inputs(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
     """Inputs ``(N, channels, H, W)`` or ``(N, features)``; uint8 stays, other types become float32.
 
     With ``layout`` ``auto``, two dimensions are features, three a grey image, four an image with 1 or 3 channels.
-
-    Raises:
-        LabelSkewError: the layout does not fit, or a number is not finite.
     """
     if x.dtype.kind not in "biuf":
         raise mistake(where, f"is of type {x.dtype}", "numbers")
@@ -171,7 +166,7 @@ class Npz(Dataset):
     measured = True
 
     def path(self, data_dir: Path | None) -> Path:
-        """Path of the archive; raise LabelSkewError if it is missing or ambiguous."""
+        """Path of the archive; LabelSkewError if it is missing or ambiguous."""
         return only_file(data_dir, self.params.file, [".npz"], "npz")
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
@@ -179,11 +174,11 @@ class Npz(Dataset):
         self.path(data_dir)
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read and check the arrays; without ``x_test``, all samples are in the training part."""
+        """Read the arrays; without ``x_test``, all are training samples."""
         return self.load(data_dir, download=download, seed=None)
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int | None) -> Data:
-        """Read and check the arrays; ``seed`` draws the test part if there is none, None: all samples are training."""
+        """Read the arrays; ``seed`` draws a missing test part, unless it is None."""
         path = self.path(data_dir)
         arrays, classes, groups = read_named(path)
         keys = ("_train", "_test") if "x_train" in arrays else ("",)
@@ -219,11 +214,7 @@ class Npz(Dataset):
         return "x_test" not in read_archive(self.path(data_dir), ["x_test"])
 
     def class_names(self, path: Path, labels: NDArray[np.int64], named: list[str]) -> list[str]:
-        """Names of all classes: ``named``, or numbers.
-
-        Raises:
-            LabelSkewError: one of ``labels`` ``(N,)`` is out of range, or a class without a name does not occur.
-        """
+        """Names of all classes: ``named``, or numbers; LabelSkewError for ``labels`` ``(N,)`` that do not match."""
         seen, classes = np.unique(labels), self.params.classes
         if named:
             if classes not in (None, len(named)):
@@ -245,7 +236,7 @@ class Npz(Dataset):
         return [str(c) for c in range(len(seen) if classes is None else classes)]
 
     def parts(self, path: Path, arrays: dict[str, NDArray[Any]], keys: Sequence[str]) -> list[Arrays]:
-        """Check and return several parts; ``keys``: suffixes of their arrays' names."""
+        """Check and return parts; ``keys``: suffixes of names."""
         needed = [f"{name}{key}" for key in keys for name in "xy"]
         if missing := [name for name in needed if name not in arrays]:
             with zipfile.ZipFile(path) as archive:

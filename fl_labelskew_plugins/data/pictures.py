@@ -25,18 +25,15 @@ OnBadSample = Literal["stop", "skip"]
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Allowed formats; for others, such as EPS, Pillow starts another program."""
 MAX_BYTES = 2**29
-"""Maximum size of an image file: :data:`MAX_PIXELS` pixels of four 16-bit channels, uncompressed."""
+"""Bytes of :data:`MAX_PIXELS` pixels of four 16-bit channels."""
 MAX_PIXELS = 2**26
 """Maximum of pixels in an image, in the file and after resizing."""
 
 
 def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, draft: int | None = None) -> Image:
-    """Open and completely decode an image file.
+    """Open and decode an image file; LabelSkewError if it is missing, invalid or too large.
 
     ``draft``: decode a JPEG no larger than needed for sides of this many pixels, which is several times faster.
-
-    Raises:
-        LabelSkewError: the file is missing, not a valid image of :data:`FORMATS`, or too large.
     """
     from PIL import Image
 
@@ -67,10 +64,7 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
 
 
 def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
-    """Decode an image as ``(channels, size, size)``: resize the shorter side to ``size``, and crop the centre.
-
-    Raises as :func:`opened`.
-    """
+    """Decode an image as ``(channels, size, size)``: resize the shorter side to ``size``, and crop the centre."""
     from PIL import Image
 
     grey_or_colour = opened(path, "L" if channels == 1 else "RGB")
@@ -88,7 +82,7 @@ def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
 
 
 def faults(work: Callable[[Item], object], items: Sequence[Item], what: str) -> list[tuple[Item, str]]:
-    """Items for which ``work`` raises LabelSkewError, with the message; in parallel, with a progress bar."""
+    """Items for which ``work`` raises LabelSkewError, with the message."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import track
@@ -111,7 +105,7 @@ def faults(work: Callable[[Item], object], items: Sequence[Item], what: str) -> 
 
 
 def settle(bad: Sequence[str], on_bad_sample: OnBadSample) -> None:
-    """Warn about bad samples, or raise MistakesError; ``bad``: a message for each sample, or each kind."""
+    """Warn about bad samples, or raise MistakesError."""
     lines = capped(bad)
     if lines and on_bad_sample == "stop":
         raise MistakesError([*lines[:-1], f"{lines[-1]}; to skip them: data_args.on_bad_sample: skip"])

@@ -15,21 +15,19 @@ from fl_labelskew_plugins.machine.text import counted
 CHUNK = 4096  # samples per step, to limit memory
 Numbers = tuple[float, ...]
 Moments = tuple[Numbers, Numbers]
-"""Mean and standard deviation per entry of a sample's first axis, in units of ``x / 255`` for uint8 samples."""
+"""Mean and standard deviation per channel, in units of ``x / 255`` for uint8 samples."""
 IMAGENET: Moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Commonly used moments of ImageNet's training part."""
 Word = Sequence[float] | Literal["imagenet", "data"] | None
-"""A recipe's mean or std; None: not set."""
+"""A recipe's mean or std."""
 
 
 @dataclass(frozen=True)
 class MomentSums:
-    """Sums of ``count`` values per entry of a sample's first axis, from which mean and standard deviation follow.
+    """Sums of ``count`` values per entry of a sample's first axis ``A``.
 
-    Args:
-        count: see above.
-        first: ``(A,)`` sums: exact int64 for uint8 samples, else float64.
-        second: ``(A,)`` for int64, sums of squares; for float64, sums of squared distances from the mean.
+    ``first`` ``(A,)`` are sums: exact int64 for uint8 samples, else float64. ``second`` ``(A,)`` are sums of squares if
+    int64, and of squared distances from the mean if float64.
     """
 
     count: int
@@ -87,30 +85,22 @@ def moments(x: NDArray[Any]) -> Moments:
 
 
 def normalised(data: Data, mean: Word, std: Word) -> Data:
-    """Apply a recipe's mean and std; ``data``: the moments of the training part, if it is empty of the test part.
+    """Apply a recipe's mean and std; ``data``: moments of the training part, or of the test part if that is empty.
 
-    Raises:
-        LabelSkewError: there is not one number per channel, or one for all; or the samples are not measurements.
+    Raise LabelSkewError unless there is one number per channel, or one for all, and the samples are measurements.
     """
     if mean is None and std is None:
         return data
     if not data.mean:
         raise mistake("data_args.mean", "these samples are not measurements and cannot be normalised", "null")
     x = (data.train if len(data.train.y) else data.test).x
-    measured = moments(x) if "data" in (mean, std) else IMAGENET
-    channels = x.shape[1]
-
-    def chosen(key: str, word: Word, known: Numbers, measured: Numbers, imagenet: Numbers) -> Numbers:
-        if word is None:
-            return known
-        numbers = measured if word == "data" else imagenet if word == "imagenet" else tuple(map(float, word))
-        if len(numbers) not in (1, channels):
-            what = f"{word}: {counted(len(numbers), 'number')} for samples of {counted(channels, 'channel')}"
-            raise mistake(f"data_args.{key}", what, "a number for each channel, or one for all")
-        return numbers
-
-    return replace(
-        data,
-        mean=chosen("mean", mean, data.mean, measured[0], IMAGENET[0]),
-        std=chosen("std", std, data.std, measured[1], IMAGENET[1]),
-    )
+    of_data = moments(x) if "data" in (mean, std) else IMAGENET
+    channels, made = x.shape[1], [data.mean, data.std]
+    for i, (key, word) in enumerate((("mean", mean), ("std", std))):
+        if word is not None:
+            known = {"data": of_data[i], "imagenet": IMAGENET[i]}
+            made[i] = known[word] if isinstance(word, str) else tuple(map(float, word))
+            if len(made[i]) not in (1, channels):
+                what = f"{word}: {counted(len(made[i]), 'number')} for samples of {counted(channels, 'channel')}"
+                raise mistake(f"data_args.{key}", what, "a number for each channel, or one for all")
+    return replace(data, mean=made[0], std=made[1])

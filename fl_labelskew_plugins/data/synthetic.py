@@ -2,7 +2,7 @@ r"""Synthetic(lambda, mu): generated clients whose models and inputs differ.
 
 Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx), MLSys 2020, section 5.1, calls it
 Synthetic(alpha, beta); FedLC, sections 5.1 and 5.3, Synthetic(lambda, mu). For client ``k``, with 60 features and 10
-classes, and a logistic model whose softmax does not change the argmax:
+classes:
 
 .. math::
     u_k \sim N(0, \lambda), \quad W_k, b_k \sim N(u_k, 1), \quad B_k \sim N(0, \mu), \quad v_k \sim N(B_k, 1)
@@ -10,8 +10,7 @@ classes, and a logistic model whose softmax does not change the argmax:
     x \sim N(v_k, \mathrm{diag}(j^{-1.2})), \quad y = \arg\max(W_k^T x + b_k), \quad
     N_k = \lfloor \mathrm{LogNormal}(4, 2) \rfloor + 50
 
-As in the authors' code, lambda and mu are standard deviations, and the power law of the sizes is log-normal. LEAF's
-``data/synthetic`` is another generator.
+As in the authors' code, lambda and mu are standard deviations, and the power law of the sizes is log-normal.
 """
 
 from pathlib import Path
@@ -26,10 +25,8 @@ from fl_labelskew_plugins.data.fingerprint import NO_FILES
 from fl_labelskew_plugins.params import Params
 
 FEATURES, CLASSES = 60, 10
-MIN_SAMPLES = 50
-"""Minimum of samples per client, including the test part."""
-TEST_FRACTION = 0.1
-"""Share of each client's samples in the test part."""
+MIN_SAMPLES = 50  # per client, including the test part
+TEST_FRACTION = 0.1  # of each client's samples
 
 
 def sample_client(

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 HEAD = 2**16
-"""Characters of a text file from which the separator and the decimal sign are detected."""
+"""Characters from which separator and decimal sign are detected."""
 MAX_COLUMNS = 50_000
 SOUND = ("table", "a UTF-8 file (spreadsheets: CSV UTF-8) whose rows all have as many columns as its first line")
 ROW, CELL = 100, 40
-"""Peak bytes in memory of a row's label and of each other value."""
+"""Peak bytes of a row's label and of each other value."""
 MAX_PACKED = 1000
-"""Maximum ratio of a Parquet file's unpacked to its packed size, see :func:`.files.unpacks`."""
+"""Maximum ratio of a Parquet file's unpacked to its packed size."""
 MAX_CATEGORIES = 1000
 NOTE = "encoding.json"
 """File name of the note with the :class:`.Encoding`."""
@@ -50,10 +50,9 @@ FAKE_CLASSES, FAKE_GROUPS, FAKE_FEATURES = ("benign", "malign", "unsure"), ("coa
 
 
 def header(path: Path) -> list[str]:
-    """Column names of a file, in order; for Parquet without an index that pandas wrote.
+    """Column names of a file; for Parquet without an index that pandas wrote.
 
-    Raises:
-        LabelSkewError: the file is unreadable, has too many columns, or names are empty or repeated.
+    Raise LabelSkewError for an unreadable file, too many columns, or empty or repeated names.
     """
     with sound(path, *SOUND):
         check_regular(path)
@@ -76,12 +75,12 @@ def header(path: Path) -> list[str]:
 
 
 def repeated(names: Sequence[str]) -> list[str]:
-    """The names that occur more than once."""
+    """Names that occur more than once."""
     return [name for name, times in Counter(names).items() if times > 1]
 
 
 def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Read ``columns`` of a file, in this order; raise LabelSkewError if it is unreadable or too large."""
+    """Read ``columns`` of a file, in this order."""
     with sound(path, *SOUND):
         fits(path.stat().st_size, f"data set table: {path}", "its rows", "a smaller table")
         if path.suffix.lower() in PARQUET:
@@ -92,7 +91,7 @@ def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
             separator, decimal = _signs(path)
             with warnings.catch_warnings():
-                # pandas would truncate rows that are too long; with usecols, silently
+                # or pandas would truncate rows that are too long
                 warnings.simplefilter("error", pd.errors.ParserWarning)
                 frame = pd.read_csv(
                     path,
@@ -109,7 +108,7 @@ def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def _signs(path: Path) -> tuple[str, str]:
-    """Separator and decimal sign of a text file; ``1,5`` is a number only if commas do not separate columns."""
+    """Separator and decimal sign of a text file."""
     with open(path, encoding="utf-8-sig", newline="", opener=open_regular) as stream:
         head = stream.read(HEAD)
     separator = max(",;\t|", key=head.partition("\n")[0].count)
@@ -123,7 +122,7 @@ def _parquet(path: Path, texts: Sequence[str] = ()) -> Any:
 
 
 def _checked(path: Path, columns: Sequence[str]) -> Any:
-    """Open a Parquet file; raise LabelSkewError for nested columns, or rows that do not fit into memory."""
+    """Open a Parquet file; LabelSkewError for nested columns, or too little memory."""
     file = _parquet(path)
     metadata, schema = file.metadata, file.schema_arrow
     for name in columns:
@@ -160,7 +159,7 @@ def ordered(names: NDArray[np.object_]) -> list[str]:
 
 
 def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
-    """Numbers of a column ``(N,)``, NaN for missing ones; None if it contains text; LabelSkewError for other types."""
+    """Numbers of a column ``(N,)``, NaN for missing ones; None for text; LabelSkewError for other types."""
     import pandas as pd
 
     kinds = pd.api.types
@@ -177,12 +176,7 @@ def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
 
 
 class Feature(Params):
-    """A feature column, as encoded in the training file.
-
-    Args:
-        name: column name.
-        categories: of a categorical column; empty for a numeric one.
-    """
+    """A feature column, as encoded in the training file; ``categories`` are empty for numbers."""
 
     name: str
     categories: list[str] = Field([])
@@ -217,12 +211,7 @@ class Feature(Params):
 class Encoding(Params):
     """Encoding of a table's rows as samples, in training and when the model is used on other tables.
 
-    Args:
-        label: column of the classes.
-        group: column of the groups; None: no groups.
-        missing: treatment of missing values.
-        features: in the order of a sample.
-        means: training means ``(F,)`` that replace missing values; empty: unknown.
+    ``label`` and ``group`` are columns; ``means`` ``(F,)`` of the training part replace missing values, empty: unknown.
     """
 
     label: str
@@ -258,7 +247,7 @@ def _numbered(names: NDArray[np.object_], order: Sequence[str]) -> NDArray[np.in
 
 
 def _means(train: NDArray[np.float32], names: Sequence[str], path: Path) -> list[float]:
-    """Means ``(F,)`` of samples ``(N, F)`` without NaN; LabelSkewError for a feature without values."""
+    """Means ``(F,)`` of samples ``(N, F)`` without NaN."""
     known = ~np.isnan(train)
     if len(empty := np.flatnonzero(~known.any(axis=0))):
         use = "data_args.features without it"
@@ -268,7 +257,7 @@ def _means(train: NDArray[np.float32], names: Sequence[str], path: Path) -> list
 
 
 def _fill(x: NDArray[np.float32], encoding: Encoding, path: Path | str) -> None:
-    """Replace NaN in samples ``(N, F)`` by the training means, in place; raise LabelSkewError without means."""
+    """Replace NaN in samples ``(N, F)`` by means, in place."""
     missing = np.isnan(x)
     if missing.any():
         if not encoding.means:
@@ -312,7 +301,7 @@ class Table(Dataset):
         )
 
     def paths(self, data_dir: Path | None) -> list[Path]:
-        """Path of the training file and, if set, of the test file; LabelSkewError for a missing or ambiguous one."""
+        """Path of the training file and, if set, of the test file."""
         options, endings = self.params, [*TEXT, *PARQUET]
         paths = [only_file(data_dir, options.file, endings, "table")]
         if options.test_file is not None:
@@ -347,7 +336,7 @@ class Table(Dataset):
         return None
 
     def columns(self, path: Path) -> list[str]:
-        """Names of the label, group and feature columns; LabelSkewError if one is missing or used twice."""
+        """Names of the label, group and feature columns."""
         options, available = self.params, header(path)
         grouped = options.group is not None and (self.encoding is None or options.group in available)
         special = [options.label, *([options.group] if grouped else [])]
@@ -369,15 +358,15 @@ class Table(Dataset):
         return columns
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read and check the rows; without a test file, ``seed`` draws the test part."""
+        """Read the rows; without a test file, ``seed`` draws the test part."""
         return self._read(self.paths(data_dir), seed)
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read and check the rows; without a test file, all rows are the test part."""
+        """Read the rows; without a test file, all are the test part."""
         return self._read(self.paths(data_dir), None if self.params.test_file is None else seed)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the test part; without a training file it is normalised by its own moments."""
+        """Read the test part, normalised by its own moments if there is no training file."""
         path = self._only_test_file(data_dir)
         if path is None:
             return super().load_test(data_dir, download=download, seed=seed)
@@ -420,7 +409,7 @@ class Table(Dataset):
         return Data(train, test, names, mean, std, notes, fingerprint, groups)
 
     def declared(self) -> Encoding | None:
-        """The encoding without means, if the parameters determine it without a file."""
+        """The encoding without means, if parameters determine it."""
         options = self.params
         if options.features is None or options.categorical == "one_hot":
             return None
@@ -429,11 +418,7 @@ class Table(Dataset):
         return Encoding(label=options.label, group=options.group, missing=options.missing, features=features)
 
     def samples(self, table: Path | pd.DataFrame, where: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Row numbers ``(N,)``, from 0, and samples ``(N, F)`` of a table, for a trained model's ``encoding``.
-
-        Raises:
-            LabelSkewError: the table is unreadable, lacks a column, or has values that were not in training.
-        """
+        """Row numbers ``(N,)``, from 0, and samples ``(N, F)`` of a table, for a trained model's ``encoding``."""
         assert self.encoding is not None
         names = [feature.name for feature in self.encoding.features]
         available = header(table) if isinstance(table, Path) else list(table.columns)
@@ -449,7 +434,7 @@ class Table(Dataset):
         return frame.index.to_numpy(), x
 
     def _complete(self, frame: pd.DataFrame, path: Path | str) -> pd.DataFrame:
-        """Drop rows with missing values that no mean replaces; LabelSkewError if this is refused or no row is left."""
+        """Drop rows with missing values that no mean replaces, or raise LabelSkewError."""
         options = self.params
         needed = [name for name in (options.label, options.group) if name in frame]
         lacking = (frame[needed] if options.missing == "mean" else frame).isna()
@@ -523,7 +508,7 @@ class Table(Dataset):
         return names, labels
 
     def _groups(self, frames: Sequence[pd.DataFrame]) -> tuple[list[str], list[NDArray[np.int64] | None]]:
-        """Names of all groups, and each file's groups ``(N,)``; empty and None without a group column."""
+        """Names of all groups, and each file's groups ``(N,)``, if any."""
         if self.params.group not in frames[0]:
             return [], [None] * len(frames)
         columns = [texts(frame[self.params.group]) for frame in frames]
@@ -531,7 +516,7 @@ class Table(Dataset):
         return names, [_numbered(column, names) for column in columns]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write ``table.csv``: by default 300 rows of three classes, and three groups if ``group`` is set."""
+        """Write ``table.csv``: by default 300 rows."""
         import pandas as pd
 
         options, rng, number = self.params, seeds.numpy_generator(seed, "fake table"), samples or 300

@@ -1,7 +1,7 @@
-"""Data sets in torchvision's layout: file search and download; CIFAR and SVHN, read by torchvision.
+"""Data sets in torchvision's layout, and CIFAR and SVHN.
 
-torchvision verifies the published MD5 sums of CIFAR's and SVHN's files before it opens them, since CIFAR's pickles can
-run any code. It is imported only to read or download: the import takes seconds and 160 MiB.
+torchvision verifies MD5 sums before it opens CIFAR's pickles, which can run any code. It is imported only to read or
+download: the import takes seconds and 160 MiB.
 """
 
 import os
@@ -35,28 +35,28 @@ class TorchvisionSet(Dataset):
 
     kind: ClassVar[str]  # torchvision's class
     below: ClassVar[str] = ""  # torchvision's folder inside data_cache_dir
-    endings: ClassVar[tuple[str, ...]] = ("",)  # allowed suffixes of file names; the last one has precedence
-    files: Mapping[str, Mapping[str, str]]  # per part, train and test: file name to facts() of the published file
-    downloads: tuple[Mapping[str, Any], ...] = ({"train": True},)  # arguments of torchvision's class, for all files
+    endings: ClassVar[tuple[str, ...]] = ("",)  # allowed suffixes; the last one has precedence
+    files: Mapping[str, Mapping[str, str]]  # per part: file name to facts() of the published file
+    downloads: tuple[Mapping[str, Any], ...] = ({"train": True},)  # arguments of torchvision's class
     shape: ClassVar[tuple[int, int, int]]  # (channels, height, width) of a sample
     class_names: tuple[str, ...]
     moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]]
     Params = params.Params
 
     def part(self, files: Mapping[str, Path], part: str) -> Arrays:
-        """Read one part, ``train`` or ``test``, from ``files`` by name; raise LabelSkewError for a broken one."""
+        """Read and check one part, ``train`` or ``test``."""
         raise NotImplementedError
 
     def facts(self, path: Path) -> str:
-        """Description of a file, to compare with the published one."""
+        """Description of a file."""
         return size_text(path.stat().st_size)
 
     def _wanted(self, part: str | None) -> dict[str, str]:
-        """Files of one or both parts, with the facts of the published ones."""
+        """Published files of one or both parts, with facts."""
         return {name: fact for key, files in self.files.items() if part in (None, key) for name, fact in files.items()}
 
     def _found(self, data_dir: Path | None, part: str | None = None) -> tuple[dict[str, Path], str]:
-        """Files of one or both parts, from the folder with most of them; and an error if some are missing."""
+        """Files of one or both parts, and an error if some are missing."""
         root = data_dir or self.default_dir
         if root is None:
             return {}, f"data set {self.kind}: data_args.data_cache_dir is not set; get the files from {self.source}"
@@ -90,7 +90,7 @@ class TorchvisionSet(Dataset):
             raise LabelSkewError(missing)
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """See the contract; raise LabelSkewError if no folder is set."""
+        """Facts of each file; LabelSkewError if no folder is set."""
         if (copy := fakes.arrays_file(data_dir)) is not None:
             return [(copy.name, size_text(copy.stat().st_size), "any")]
         found, missing = self._found(data_dir)
@@ -102,21 +102,21 @@ class TorchvisionSet(Dataset):
         ]
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read all files; ``seed`` is not used."""
+        """Read all files."""
         if (copy := fakes.arrays_file(data_dir)) is not None:
             return self._copy(copy)
         files = self._downloaded(data_dir, download)
-        return self._data(self.part(files, "train"), self.part(files, "test"))
+        return Data(self.part(files, "train"), self.part(files, "test"), list(self.class_names), *self.moments)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the files of the test part; ``seed`` is not used."""
+        """Read the files of the test part."""
         if fakes.arrays_file(data_dir) is not None:
             return super().load_test(data_dir, download=download, seed=seed)
         test = self.part(self._downloaded(data_dir, download, "test"), "test")
-        return self._data(Arrays(test.x[:0], test.y[:0]), test)
+        return Data(Arrays(test.x[:0], test.y[:0]), test, list(self.class_names), *self.moments)
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write one ``.npz`` file; by default 300 samples, or 4 per class."""
+        """Write one ``.npz`` file."""
         fakes.write_arrays(out, self.class_names, shape=self.shape, samples=samples, seed=seed)
 
     def _copy(self, file: Path) -> Data:
@@ -128,12 +128,8 @@ class TorchvisionSet(Dataset):
         mean, std = self.moments
         return replace(data, mean=mean, std=std)
 
-    def _data(self, train: Arrays, test: Arrays) -> Data:
-        mean, std = self.moments
-        return Data(train, test, list(self.class_names), mean=mean, std=std)
-
     def _downloaded(self, data_dir: Path | None, download: bool, part: str | None = None) -> dict[str, Path]:
-        """Files of one or both parts; missing ones are downloaded to ``data_dir`` if allowed."""
+        """Files of one or both parts, downloaded if necessary and allowed."""
         self._check(data_dir, download, part)
         if self._found(data_dir, part)[1] and data_dir is not None:
             from torchvision import datasets
@@ -150,7 +146,7 @@ class TorchvisionSet(Dataset):
         return self._found(data_dir, part)[0]
 
     def unpublished(self, path: Path) -> LabelSkewError:
-        """Error for a file with another MD5 sum than the published one."""
+        """Error for a wrong MD5 sum."""
         what = "is not the published file (its MD5 sum differs), and was not read"
         return LabelSkewError(f"{path}: {what}; delete it, and get it again from {self.source}")
 
@@ -161,13 +157,12 @@ BATCHES = {**dict.fromkeys((*(f"data_batch_{i}" for i in range(1, 6)), "test_bat
 class CIFAR10(TorchvisionSet):
     """CIFAR-10: 50,000 + 10,000 colour images; samples are ``(3, 32, 32)`` uint8.
 
-    torchvision needs all files for either part.
     Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
     """
 
     kind = "CIFAR10"
     below = "cifar-10-batches-py"
-    files: Mapping[str, Mapping[str, str]] = {"train": BATCHES, "test": BATCHES}
+    files: Mapping[str, Mapping[str, str]] = {"train": BATCHES, "test": BATCHES}  # torchvision reads them together
     shape = (3, 32, 32)
     source = (
         "torchvision.datasets.CIFAR10 or https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, 171 MB, "
