@@ -26,10 +26,7 @@ CORRECTABLE = {
     "FedOpt": "fedml.simulation.sp.fedopt.fedopt_api.FedOptAPI",
     "FedNova": "fedml.simulation.sp.fednova.fednova_trainer.FedNovaTrainer",
 }
-"""Classes of FedML 0.9.6, by optimiser, whose bugs can be corrected from outside."""
-
-PLAIN_SGD = ("FedAvg", "FedProx", "FedOpt")
-"""Optimisers whose client SGD gets only a learning rate in FedML."""
+"""Classes of FedML 0.9.6, by optimiser, with bugs that can be corrected from outside."""
 
 
 def check_extras(recipe: Recipe) -> None:
@@ -111,13 +108,10 @@ def uses_rounds(recipe: Recipe) -> str | None:
 
 
 def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recipe:
-    """The recipe, with or without FedML.
+    """The recipe, with or without FedML; LabelSkewError if FedML is missing and needed.
 
     ``host`` is ``fedml`` or ``none``. The default is ``before``, the host of the run that is resumed, else FedML if it
     is installed.
-
-    Raises:
-        LabelSkewError: FedML is missing, and ``host`` or the recipe needs it.
     """
     if host not in (None, "fedml", "none"):
         raise mistake(f"host {clean(host)}", "is unknown", "fedml or none")
@@ -147,7 +141,7 @@ class CodeChoice(NamedTuple):
 
 
 def choice(recipe: Recipe, model: nn.Module) -> CodeChoice:
-    """Choose the code that runs a recipe; LabelSkewError if FedML's was requested, but does not support it."""
+    """Choose the code that runs a recipe; LabelSkewError if FedML's was requested, but cannot."""
     wanted, name = recipe.train.optimizer_source, recipe.train.federated_optimizer
     if wanted == "own":
         return CodeChoice("own", "asked for")
@@ -168,7 +162,7 @@ def choice(recipe: Recipe, model: nn.Module) -> CodeChoice:
 
 
 def overruled(recipe: Recipe) -> list[str]:
-    """A log message if the optimiser's aggregation weights replace the method's, else empty."""
+    """A log message if the optimiser's aggregation weights replace the method's."""
     method, optimizer = recipe.method, recipe.optimizer
     if optimizer.aggregation in (None, method.aggregation):
         return []
@@ -181,7 +175,7 @@ def overruled(recipe: Recipe) -> list[str]:
 def corrections(recipe: Recipe, *, cpu: bool = True) -> Iterator[str]:
     """Corrections of FedML's code that affect a recipe; docs/mixing.md describes the bugs."""
     train, name, options = recipe.train, recipe.train.federated_optimizer, recipe.optimizer.params
-    plain = name in PLAIN_SGD
+    plain = name in ("FedAvg", "FedProx", "FedOpt")  # client SGD gets only a learning rate in FedML
     if cpu and name in ("FedAvg", "FedProx") and train.clients_per_round > 1:
         yield "in the first round, every client starts from the server's weights"
     if cpu and name == "FedOpt":

@@ -228,13 +228,13 @@ def fewest_summed(recipe: Sections) -> int:
 
 
 def fewest_opened(recipe: Sections) -> int:
-    """Minimum number of clients in the opening sum; as many clients may be missing as in a round."""
+    """Minimum number of clients in the opening sum: as many may be missing as in a round."""
     train = recipe.train
     return train.client_num_in_total - train.clients_per_round + fewest_summed(recipe)
 
 
 def quorum(recipe: Sections) -> int:
-    """Minimum number of uploads per round; with secure aggregation across silos, that of a sum."""
+    """Minimum number of uploads per round."""
     if recipe.common.across_silos and recipe.comm.secure_aggregation:
         return fewest_summed(recipe)
     return recipe.comm.quorum(recipe.train.clients_per_round)

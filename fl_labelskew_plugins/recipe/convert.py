@@ -27,7 +27,7 @@ VALUES = {
 }
 """FedML's values, and their names in recipes."""
 DIVIDED = ("femnist", "shakespeare")
-"""Data sets that FedML always divides by writer or role, whatever partition is set."""
+"""Data sets that FedML always divides by writer or role."""
 _CLOUD = "is a setting of FedML's platform; recipes do not use it"
 _GPUS = "use device_args.gpu_ids and device_args.workers_per_gpu"
 _NOTHING = "is not needed"
@@ -63,11 +63,7 @@ class Converted:
 
 
 def convert(text: str, source: Path) -> Converted:
-    """Convert a FedML configuration to a recipe, which may lack required values.
-
-    Raises:
-        RecipeError: the text is not a FedML configuration; ``source`` is its file, for messages.
-    """
+    """Convert a FedML configuration to a recipe, which may lack required values; RecipeError for another text."""
     content = _configuration(text, source)
     conversion = _Conversion({key: value for keys in content.values() for key, value in keys.items()}, source.parent)
     made = Converted()
@@ -79,7 +75,8 @@ def convert(text: str, source: Path) -> Converted:
             if note := conversion.note(section, key, value, target):
                 made.notes.append(f"{shown(section)}.{shown(key)}: {note}")
     if conversion.wandb:
-        made.put("tracking_args.trackers", conversion.trackers())
+        params = {ours: conversion.flat[theirs] for theirs, ours in WANDB.items() if conversion.flat.get(theirs)}
+        made.put("tracking_args.trackers", [{"wandb": params} if params else "wandb"])
     if "method" not in made.content.get("method_args", {}):
         made.put("method_args.method", "fedavg")
         made.notes.append("method_args.method: fedavg, FedML's own training; choose one of labelskew methods")
@@ -99,10 +96,9 @@ def _configuration(text: str, source: Path) -> dict[str, dict[str, Any]]:
     if not {"common_args", "train_args", *PLUGGED} & sections.keys():
         use = "use one with sections such as common_args, data_args and train_args"
         raise RecipeError([f"{shown(source)}: is not a FedML configuration; {use}"])
-    if wrong := [section for section, keys in sections.items() if not isinstance(keys, dict)]:
-        raise RecipeError(
-            [f"{shown(source)}: {shown(section)}: is not a section with keys; remove it" for section in wrong]
-        )
+    wrong = [shown(section) for section, keys in sections.items() if not isinstance(keys, dict)]
+    if wrong:
+        raise RecipeError([f"{shown(source)}: {section}: is not a section with keys; remove it" for section in wrong])
     if "method_args" in sections:
         try:
             parse.parse(text, source=source)
@@ -113,7 +109,7 @@ def _configuration(text: str, source: Path) -> dict[str, dict[str, Any]]:
 
 
 class _Conversion:
-    """Conversion of each key of a configuration in ``folder``.
+    """Conversion of each key.
 
     ``flat``: all keys and values; FedML merges all sections into one namespace, in which the last value wins.
     """
@@ -127,10 +123,11 @@ class _Conversion:
         for section, model in PLUGGED.items():
             name = self.chosen.get(model.key, model.model_fields[model.key].default)
             with contextlib.suppress(PluginError):  # unknown, which the check of the recipe reports
-                self.known[section] |= {*keys_of(catalog.load(model.kind, name).Params)} if _is_name(name) else set()
+                if isinstance(name, str) and name.isidentifier():
+                    self.known[section] |= {*keys_of(catalog.load(model.kind, name).Params)}
 
     def target(self, section: str, key: str, value: Any) -> tuple[str, Any] | None:
-        """``section.key`` and value in the recipe; None if the key is dropped."""
+        """``section.key`` and value in the recipe, if any."""
         renamed = dict(RENAMED)
         if self.chosen.get("backend") == "MPI":
             renamed["worker_num"] = "comm_args.workers"
@@ -147,7 +144,7 @@ class _Conversion:
         return (f"{home}.{key}", self.chosen.get(key, value)) if home else None
 
     def note(self, section: str, key: str, value: Any, target: tuple[str, Any] | None) -> str:
-        """Message about a key; empty if it is kept unchanged."""
+        """Message about a key, unless it is kept unchanged."""
         if key in HOSTS_TRACKING:
             return self._of_tracking(key)
         if key == "scenario" and value not in (None, "horizontal"):
@@ -179,11 +176,6 @@ class _Conversion:
         is_wandb = key in WANDB or "wandb" in key
         return "dropped; enable_wandb is false" if is_wandb and not self.wandb else f"dropped; {HOSTS_TRACKING[key]}"
 
-    def trackers(self) -> list[Any]:
-        """The tracker wandb with parameters from FedML's keys."""
-        names = {ours: self.flat[theirs] for theirs, ours in WANDB.items() if self.flat.get(theirs)}
-        return [{"wandb": names}] if names else ["wandb"]
-
 
 def _server_in(file: Path) -> str | None:
     """The address of rank 0 in FedML's CSV file of ``eid,rank,grpc_server_ip,grpc_server_port``, if any."""
@@ -200,7 +192,7 @@ def _server_in(file: Path) -> str | None:
 
 
 def _owners(key: str) -> str:
-    """Optimisers or partitions with this parameter, such as ``federated_optimizer: FedOpt``."""
+    """Optimisers or partitions with this parameter."""
     for section in ("train_args", "partition_args"):
         chooser, names = PLUGGED[section], []
         for entry in catalog.entries(chooser.kind):
@@ -214,7 +206,3 @@ def _owners(key: str) -> str:
 
 def _value(key: str, value: Any) -> Any:
     return VALUES[key].get(value, value) if key in VALUES and isinstance(value, str) else value
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and value.isidentifier()

@@ -22,8 +22,6 @@ Schema = Mapping[str, Any]
 
 _RANGE = "{value} is out of range"
 _TYPE = "{value} is of the wrong type"
-_SIZE = "{value} has the wrong length"
-_NAME = "{value} is unknown"
 
 PROBLEMS: dict[str, str] = {
     "missing": "missing",
@@ -34,8 +32,8 @@ PROBLEMS: dict[str, str] = {
     **dict.fromkeys(("int_type", "int_from_float", "float_type", "bool_type", "string_type", "list_type"), _TYPE),
     **dict.fromkeys(("tuple_type", "set_type", "dict_type", "model_type", "model_attributes_type"), _TYPE),
     "none_required": _TYPE,
-    **dict.fromkeys(("too_short", "too_long", "string_too_short", "string_too_long"), _SIZE),
-    **dict.fromkeys(("literal_error", "enum"), _NAME),
+    **dict.fromkeys(("too_short", "too_long", "string_too_short", "string_too_long"), "{value} has the wrong length"),
+    **dict.fromkeys(("literal_error", "enum"), "{value} is unknown"),
 }
 """pydantic's type of error to our text; other types keep pydantic's."""
 
@@ -68,7 +66,7 @@ def show(value: object) -> str:
 
 
 def shown(path: object) -> str:
-    """A path of any valid length, or a place in a file, for messages."""
+    """A path of any valid length, for messages."""
     return clean(path, 4096)
 
 

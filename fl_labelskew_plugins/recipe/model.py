@@ -1,4 +1,4 @@
-"""A recipe: its sections, in the order of the file, and the plugins that they choose."""
+"""A recipe: its sections, and the plugins that they choose."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ SILO: dict[str, tuple[str, ...] | None] = {
     "privacy_args": None,
     POLICY: None,
 }
-"""Sections of a silo's own file, with the keys that it may set; None: all keys, or those that the method declares."""
+"""Sections of a silo's own file, with allowed keys; None: all keys, or those that the method declares."""
 
 
 class Recipe(Sections):
@@ -73,12 +73,6 @@ class Recipe(Sections):
 
     Args:
         name: stem of the recipe's file.
-        path: the recipe's file.
-        dataset: the data set.
-        partitioner: the partition.
-        network: the network's builder.
-        optimizer: the federated optimiser.
-        method: the method.
         expected: a paper's numbers, for comparison.
         policy: limits from the silo's own file.
         objects: Python objects that replace plugins, by section.
@@ -141,7 +135,7 @@ class Recipe(Sections):
         return self.common.across_silos and self.comm.secure_aggregation
 
     def tests(self, begin: int, end: int) -> int:
-        """Number of tests of the global model after the rounds ``begin`` to ``end - 1``."""
+        """Number of tests after the rounds ``begin`` to ``end - 1``."""
         every, last = self.validation.frequency_of_the_test, self.train.comm_round - 1
         regular = len(range(-(-begin // every) * every, end, every)) if every else 0
         return regular + (begin <= last < end and (not every or last % every > 0))
@@ -152,12 +146,12 @@ class Recipe(Sections):
         values: dict[str, dict[str, Any]] = {section: content[name] for section, name in ATTRIBUTES.items()}
         for section, model in PLUGGED.items():
             params = getattr(self, model.attribute).params.model_dump(mode="json", by_alias=True)
-            # a recipe's value has precedence over a plugin's of the same key
+            # the section's values have precedence
             values[section] = {**values[section], **params, **values[section]}
         return values
 
     def dump(self) -> str:
-        """The resolved recipe as YAML text; loading it gives the same recipe."""
+        """The resolved recipe as YAML text."""
         content: dict[str, Any] = {**self.resolved()}
         if self.expected:
             content[EXPECTED] = [number.model_dump(mode="json", exclude_none=True) for number in self.expected]
@@ -171,7 +165,7 @@ def of_sums(recipe: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def different(a: Mapping[str, Mapping[str, Any]], b: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """``section.key`` of all differences between two resolved recipes, except places, addresses and timeouts."""
+    """Different ``section.key`` of two resolved recipes, except places, addresses and timeouts."""
     return [
         f"{section}.{key}"
         for section in dict.fromkeys([*a, *b])

@@ -31,7 +31,7 @@ from fl_labelskew_plugins.machine.files import read_bytes, read_pieces
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.models.module import ModuleNetwork
 from fl_labelskew_plugins.params import IS_PATH
-from fl_labelskew_plugins.recipe.mistakes import failure, unknown
+from fl_labelskew_plugins.recipe.mistakes import failure, keys_of, unknown
 from fl_labelskew_plugins.recipe.model import Recipe
 
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "None": type(None)}
@@ -39,7 +39,7 @@ ADDED_DEFAULTS: dict[str, dict[str, Any]] = {
     "train_args": {"augment": []},
     "model_args": {"weights": None, "stem": "small"},
 }
-"""Defaults of keys that version 0.2 did not have; they are omitted, so that digests of its recipes stay the same."""
+"""Defaults that are omitted, so that digests of version 0.2's recipes stay the same."""
 FORM = "FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
 
 
@@ -47,8 +47,7 @@ FORM = "FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
 class Function:
     """A function that builds a network, used like the class of a registered network.
 
-    ``module`` is empty for a file given by path. ``content`` is that of the file. ``Params`` are the parameters after
-    the sample's shape and the number of classes.
+    ``module`` is empty for a file given by path; ``Params`` follow the sample's shape and the number of classes.
     """
 
     file: Path
@@ -70,7 +69,7 @@ class Function:
         return FunctionNetwork(self, params)
 
     def loaded(self) -> Callable[..., Any]:
-        """Load the function from the content that was checked, even if the file has changed since."""
+        """Load the function from the content that was checked."""
         parent = self.module.rpartition(".")[0]
         digest = hashlib.sha256(bytes(self.file) + self.content).hexdigest()
         name = f"{parent}.labelskew_network_{digest}".lstrip(".")  # relative imports start at the parent
@@ -89,15 +88,15 @@ class Function:
 
 
 class FunctionNetwork(Network):
-    """A network built by a user's function; see :class:`.ModuleNetwork` for the returned module."""
+    """A network built by a user's function; see :class:`.ModuleNetwork`."""
 
     def __init__(self, function: Function, params: params.Params) -> None:
         super().__init__(params)
         self.function = function
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """Call the function; raise LabelSkewError if it or its file fails, or for an unsuitable module."""
-        schema = self.function.Params.model_json_schema()["properties"]
+        """Call the function; LabelSkewError if it fails, or for an unsuitable module."""
+        schema = keys_of(self.function.Params)
         values = self.params.model_dump(mode="json", by_alias=True)
         # do not pass defaults: JSON may not represent their type or value
         changed = {k: v for k, v in values.items() if "default" not in schema[k] or v != schema[k]["default"]}
@@ -121,8 +120,7 @@ class FunctionNetwork(Network):
 def find(name: str) -> Function:
     """The function that ``model_args.model`` names, without running any code.
 
-    Raises:
-        LabelSkewError: there is no such file or function, or it does not take a shape and a number of classes.
+    Raise LabelSkewError for a missing file or function, or one that does not take a shape and a number of classes.
     """
     place, _, function = name.rpartition(":")
     if not place or not function.isidentifier():

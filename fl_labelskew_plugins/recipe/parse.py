@@ -40,11 +40,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, objects: Mapping[st
 
 
 def read_text(path: str | Path) -> str:
-    """Read a YAML file, or the shipped recipe of this name, as text.
-
-    Raises:
-        MistakesError: the file is unreadable, or there is no such file and no recipe of this name.
-    """
+    """Read a YAML file, or the shipped recipe of this name, as text; MistakesError for others."""
     if (text := shipped.text(path)) is not None:
         return text
     try:
@@ -83,11 +79,8 @@ def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
     """The recipe for silo ``rank`` (``1 .. K``), changed by the silo's own file of ``data_silo_config``, if any.
 
     The file's ``data_args`` replace the recipe's section. In other sections, single keys of the file replace the
-    recipe's. Other silos' files need not exist here. For a survey, only ``server_fingerprint`` of the policy is
-    checked: nothing is trained, and the silo checks its answer before sending.
-
-    Raises:
-        RecipeError: with every mistake of that file.
+    recipe's. For a survey, only ``server_fingerprint`` of the policy is checked: nothing is trained, and the silo
+    checks its answer before sending. Raise RecipeError with every mistake of the file.
     """
     silos = recipe.train.client_num_in_total
     if not 1 <= rank <= silos:
@@ -99,10 +92,7 @@ def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
 
 
 def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> str:
-    """Check a recipe, or check a silo's own file with each recipe in the same folder that names the file.
-
-    Returns:
-        ``ok``, and remarks.
+    """Check a recipe, or a silo's own file with each of its recipes; return ``ok``, and remarks.
 
     Raises:
         RecipeError: with every mistake of the file, or of the recipe that names it.
@@ -137,7 +127,7 @@ def refuse_launch_job(path: Path, content: object) -> None:
 
 
 def _silos_own(content: object) -> bool:
-    """Whether a content has only sections of :data:`SILO`, and no method."""
+    """Whether a content has only sections of :data:`SILO` without a method."""
     if not isinstance(content, dict) or not content or not content.keys() <= SILO.keys():
         return False
     method = content.get("method_args")
@@ -145,23 +135,20 @@ def _silos_own(content: object) -> bool:
 
 
 def _content(text: str) -> Any:
-    """Content of a YAML text; None for invalid YAML, which is reported elsewhere."""
+    """Content of a YAML text; None for invalid YAML."""
     with contextlib.suppress(yaml.YamlError):
         return yaml.read(text)[0]
     return None
 
 
 def homes(path: Path) -> list[tuple[Path, int]]:
-    """Recipes in the same folder that name a silo's own file, each with the silo's rank."""
-    return [(recipe, rank) for recipe in sorted(path.parent.glob("*.y*ml")) if (rank := _rank(path, recipe))]
-
-
-def _rank(path: Path, recipe: Path) -> int:
-    """The rank, from 1, of the silo with the file ``path`` in ``recipe``; otherwise 0."""
-    with contextlib.suppress(RecipeError, KeyError, TypeError, ValueError):  # not a recipe, or without this file
-        files = _content(read_text(recipe))["client_specific_args"]["data_silo_config"]
-        return int(absolute(files, recipe.parent).index(os.path.abspath(path))) + 1
-    return 0
+    """Recipes in the same folder that name a silo's own file, and the silo's rank, from 1."""
+    found: list[tuple[Path, int]] = []
+    for recipe in sorted(path.parent.glob("*.y*ml")):
+        with contextlib.suppress(RecipeError, KeyError, TypeError, ValueError):  # not a recipe, or without this file
+            files = _content(read_text(recipe))["client_specific_args"]["data_silo_config"]
+            found.append((recipe, absolute(files, recipe.parent).index(os.path.abspath(path)) + 1))
+    return found
 
 
 class _Check(Mistakes):
@@ -333,7 +320,7 @@ class _Check(Mistakes):
         keys: Sequence[str] | None = None,
         base: Mapping[str, Any] | None = None,
     ) -> ModelT | None:
-        """Validate a section's ``keys`` (default: all) on top of ``base``, and make paths absolute."""
+        """Validate a section's ``keys`` on top of ``base``, and make paths absolute."""
         known = keys or [*keys_of(model)]
         if model is TrackingArgs:
             for key in [key for key in raw if key in HOSTS_TRACKING]:

@@ -36,7 +36,7 @@ def names(kind: catalog.Kind) -> list[str]:
 
 
 def known(kind: catalog.Kind, name: str, place: str, mistakes: Mistakes) -> bool:
-    """Whether a plugin has that name; if not, add a mistake."""
+    """Whether a plugin has that name; otherwise add a mistake."""
     if name in names(kind):
         return True
     mistakes.say(place, "; ".join([unknown(name, names(kind)), *catalog.misplaced(kind, name)]))
@@ -46,10 +46,7 @@ def known(kind: catalog.Kind, name: str, place: str, mistakes: Mistakes) -> bool
 def chosen(
     section: str, model: type[PluginArgs], raw: Mapping[str, Any], mistakes: Mistakes, *, instead: Any = None
 ) -> tuple[PluginArgs | None, Any]:
-    """The section's common keys, and the plugin object that it chooses; None for invalid ones.
-
-    ``instead``: an object that replaces the plugin.
-    """
+    """The section's common keys, and its plugin, or ``instead``; None for invalid ones."""
     common, place = keys_of(model), f"{section}.{model.key}"
     if instead is not None:
         known_keys = {key: value for key, value in raw.items() if key in common}
@@ -77,7 +74,7 @@ def chosen(
         keys = keys_of(plugin.Params)  # may repeat common keys
         params = {key: value for key, value in raw.items() if key not in common or key in keys}
         return args, _made(section, plugin, params, [*common, *keys], mistakes)
-    except Exception as error:  # third-party code: report it as one mistake, and check the rest
+    except Exception as error:  # third-party code
         mistakes.say(place, f"'{name}' fails: {failure(error)}")
         return args, None
 
@@ -148,7 +145,7 @@ def trackers(place: str, raw: Sequence[Any], mistakes: Mistakes) -> list[dict[st
 
 
 def of_silo(place: str, method: Method, raw: Any, mistakes: Mistakes) -> Method | None:
-    """``method`` with a silo's own choices; those of a combination are under the parts' names."""
+    """``method`` with a silo's own choices."""
     parts = method.parts if isinstance(method, combined.Combined) else {}
     choices = [name for name, part in parts.items() if part.silo_choices] or method.silo_choices
     if not isinstance(raw, dict):
@@ -196,16 +193,18 @@ def from_objects(
         if not isinstance(partition, Sequence | np.ndarray) or isinstance(partition, str):
             raise LabelSkewError(f"partition: {clean(partition)!r} is not a list; give a list of indices per client")
         partition = GivenPartition(partition)
+    for name, plugin, kind, use in (
+        ("model", model, Network, "an nn.Module, or name a function in model_args.model of the recipe"),
+        ("method", method, Method, "an object of fl_labelskew_registry.Method"),
+    ):
+        if not isinstance(plugin, kind | None):
+            raise LabelSkewError(f"{name}: {clean(plugin)!r} is a {type(plugin).__name__}; give {use}")
     given = {"model": model, "dataset": dataset, "method": method, "partition": partition}
-    kinds = {"model": Network, "dataset": Dataset, "method": Method, "partition": Partitioner}
-    for name, plugin in given.items():
-        if plugin is not None and not isinstance(plugin, kinds[name]):
-            what = "an nn.Module, or name a function in model_args.model of the recipe"
-            what = what if name == "model" else "an object of fl_labelskew_registry.Method"
-            raise LabelSkewError(f"{name}: {clean(plugin)!r} is a {type(plugin).__name__}; give {what}")
-        if plugin is not None and plugin.params is None:  # a class without parameters
-            plugin.params = Params()
-    return {OBJECT_SECTIONS[name]: checked(plugin) for name, plugin in given.items() if plugin is not None}
+    made: dict[str, Any] = {OBJECT_SECTIONS[name]: plugin for name, plugin in given.items() if plugin is not None}
+    for given_plugin in made.values():
+        if given_plugin.params is None:  # a class without parameters
+            given_plugin.params = Params()
+    return {section: checked(given_plugin) for section, given_plugin in made.items()}
 
 
 def object_name(plugin: Any) -> str:
@@ -214,5 +213,5 @@ def object_name(plugin: Any) -> str:
 
 
 def object_description(plugin: Any) -> str:
-    """Description of an object in a run's record; resuming requires the same."""
+    """Description of an object; resuming requires the same."""
     return clean(getattr(plugin, "description", f"{type(plugin).__name__}({plugin.params!s})"), 1000)

@@ -53,10 +53,7 @@ class Leaving:
 def leaving(recipe: Recipe, samples: int, least: int) -> Leaving:
     """The data that leave a client, with their noise; numbers of samples and of steps are assumed to be public.
 
-    Args:
-        recipe: as this client runs it.
-        samples: training samples of the client.
-        least: training samples of the smallest client, ``m`` in FedRS's appendix B.
+    ``samples``: of the client; ``least``: of the smallest client, ``m`` in FedRS's appendix B.
     """
     hello, opening, upload, test = [], [], [], []
     for kind, what in sent(recipe):
@@ -85,7 +82,7 @@ def on_counts(scale: float, kind: NoiseKind, samples: int) -> Noise:
 
 
 def _on_weights(recipe: Recipe, least: int) -> Noise:
-    """Noise on an upload: of a sum, of FedRS, of FedML, or of the last two together."""
+    """Noise on an upload: of a sum, of FedRS, of FedML, or of both."""
     if (multiplier := recipe.privacy.noise_multiplier) is not None:
         return Noise("weights", "discrete", multiplier / 2, multiplier * least / 2)
     params = [method.params for method in methods(recipe)]

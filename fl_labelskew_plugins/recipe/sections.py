@@ -31,7 +31,7 @@ AboveZero = Annotated[float, Field(ge=1 / LARGEST, le=LARGEST)]
 Statistics = Literal["imagenet", "data"]
 Level = Literal["silo", "claim"]
 MOST_NUMBERS = 10**8
-"""Maximum of numbers in one sample."""
+"""Per sample."""
 MOST_CLASSES = 10**6
 
 DiagnosticName = Literal[
@@ -47,14 +47,12 @@ DiagnosticName = Literal[
     "proxy_gradients",
     "tsne",
 ]
-"""Names for ``tracking_args.diagnostics``; :data:`.diagnostics.watch.KINDS` has their classes."""
+"""Names for ``tracking_args.diagnostics``."""
 
 IN_TRAINING: tuple[DiagnosticName, ...] = ("deviation_bound", "intra_loss", "observed_probability", "proxy_gradients")
-"""Diagnostics of local training; they need training in the run's own process."""
-
+"""Diagnostics of local training in the run's own process."""
 OUTSIDE_TRAINING: list[DiagnosticName] = [name for name in get_args(DiagnosticName) if name not in IN_TRAINING]
 """Diagnostics of uploads and global models."""
-
 OF_UPLOADS = ("class_accuracy", "client_drift", "features_2d", "feature_sphere", "tsne")
 """Diagnostics that treat a client's upload as its trained model."""
 
@@ -398,7 +396,7 @@ class CommArgs(Params):
         return self.backend == "MPI"
 
     def quorum(self, clients_per_round: int) -> int:
-        """Minimum of uploads per round; with secure aggregation at least :data:`LEAST_SUMMED`."""
+        """Minimum of uploads per round."""
         least = min(2, clients_per_round) if self.min_clients is None else self.min_clients
         return max(least, LEAST_SUMMED) if self.secure_aggregation else least
 
@@ -605,9 +603,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
 """Keys that FedML reads without a default, by type of attack, defence or differential privacy."""
 
 
-ExpectedMeasure = Literal["accuracy", "best_accuracy", "personalised_accuracy", "balanced_accuracy", "rounds_to"]
-
-
 class Expected(Params):
     """A paper's number to compare a recipe's runs with; it does not affect a run.
 
@@ -616,7 +611,9 @@ class Expected(Params):
     """
 
     value: float = Field(ge=0, description="the paper's number: per cent, or rounds with rounds_to")
-    measure: ExpectedMeasure = Field("accuracy", description="the quantity")
+    measure: Literal["accuracy", "best_accuracy", "personalised_accuracy", "balanced_accuracy", "rounds_to"] = Field(
+        "accuracy", description="the quantity"
+    )
     target: float | None = Field(None, ge=0, le=100, description="rounds_to: the accuracy to reach, in per cent")
     tolerance: float = Field(2.0, ge=0, description="largest difference that counts as reproduced, in the same unit")
     paper: str = Field(description="the paper")

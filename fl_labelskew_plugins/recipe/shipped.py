@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
 COPY = "labelskew recipes cp {}"
 SCHEMA = "recipe.schema.json"
-"""File with the output of ``labelskew schema``, next to the recipes."""
+"""File of the JSON Schema, next to the recipes."""
 MODELINE = "# yaml-language-server: $schema="
 """Start of a recipe's first line, before the path of its schema."""
-PAPERS = "papers"
-"""Folder of the papers' tables."""
+PAPERS = "papers"  # folder
 
 
 @cache
@@ -71,13 +70,10 @@ def contents(paper: str | None = None) -> dict[str, dict[str, Any]]:
 
 
 def named(name: str) -> str | None:
-    """Text of the recipe of this name, if any.
+    """Text of the recipe of this name, if any; MistakesError for an invalid table, or a missing row.
 
     A name is a file (``quickstart``), a row of a paper's table (``fedmr/table1_fmnist_p10c2``), or ``PATH/ROW`` for a
     row of the user's table ``PATH.yaml``.
-
-    Raises:
-        MistakesError: the table is invalid or has no such row.
     """
     place, _, row = name.rpartition("/")
     if (file := files().get(name)) is not None:
@@ -101,12 +97,9 @@ def beside_schema(recipe: str) -> str:
 
 
 def text(path: str | Path) -> str | None:
-    """Text of the recipe that ``path`` names; None for a path of a file.
+    """Text of the recipe that ``path`` names; None for a path of a file; MistakesError for an unknown name.
 
     ``recipes/NAME.yaml`` also works without a checkout, with a warning that the file does not exist.
-
-    Raises:
-        MistakesError: ``path`` can only be a name, but is unknown.
     """
     is_folder = os.path.isdir(path)
     if os.path.exists(path) and not is_folder:

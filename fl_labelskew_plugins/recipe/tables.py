@@ -44,9 +44,8 @@ COMMON: RawSections = {
 
 WITHOUT_STD = 2.0
 """Tolerance in per cent if a paper prints no std: seeds differ by as much."""
-
 NAME = re.compile(r"[A-Za-z0-9_-]+")
-"""Form of a recipe's name, which is also the name of files and folders."""
+"""Form of a recipe's name, also for files and folders."""
 
 
 class _Strict(BaseModel):

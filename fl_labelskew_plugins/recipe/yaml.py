@@ -20,7 +20,6 @@ from fl_labelskew_plugins.machine.text import clean
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
 MAX_DIGITS = 100
-"""Maximum of characters in a number."""
 
 _FLOAT = "tag:yaml.org,2002:float"
 _INT = "tag:yaml.org,2002:int"
@@ -57,7 +56,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read(text: str) -> tuple[Any, list[str]]:
-    """The value of ``text``, and a message for each repeated key; raise YamlError for other mistakes."""
+    """The value of ``text``, and a message for each repeated key; YamlError for other mistakes."""
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
@@ -75,7 +74,7 @@ def read(text: str) -> tuple[Any, list[str]]:
 
 
 def text_of(path: Path) -> str:
-    """Read a small text file; raise YamlError if it is unreadable, too large or not UTF-8."""
+    """Read a small text file; YamlError if it is unreadable, too large or not UTF-8."""
     try:
         content = read_bytes(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -95,7 +94,7 @@ def write(value: Any) -> str:
 
 
 def put(text: str, section: str, key: str, value: str) -> str:
-    """Set one key in the text; everything else stays unchanged. Raise YamlError if the section is missing.
+    """Set one key in the text, without other changes; YamlError if the section is missing.
 
     >>> put("data_args: {dataset: npz}  # mine", "data_args", "file", "a.npz")
     'data_args: {file: "a.npz", dataset: npz}  # mine'
@@ -133,7 +132,7 @@ def _line(node: yaml.Node) -> str:
 
 
 def _unfolded(node: yaml.Node, sizes: dict[int, int], open_nodes: set[int]) -> int:
-    """Number of nodes below ``node`` with all aliases expanded; each node is visited once."""
+    """Number of nodes below ``node`` with all aliases expanded."""
     key = id(node)
     if key in open_nodes:
         raise YamlError(f"{_line(node)}: an alias that contains itself")
@@ -178,7 +177,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, duplicates: list[str]) -> 
     for key_node, value_node in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
             raise YamlError(f"{_line(key_node)}: a key that is not a single value")
-        # Keys keep the author's text: yes stays yes, 1 stays 1.
+        # yes stays yes, 1 stays 1
         key = _value(loader, key_node, duplicates) if key_node.style else key_node.value
         if key in lines:
             duplicates.append(f"{_line(key_node)}: key '{_short(key)}' occurs twice; first on {lines[key]}")
