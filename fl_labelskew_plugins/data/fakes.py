@@ -87,10 +87,7 @@ def parts(
     seed: int,
     names: Sequence[str] = ("train", "test"),
 ) -> dict[str, Arrays]:
-    """Images for each part: a pattern per class, with noise; ``x`` is ``(N, *shape)`` uint8.
-
-    ``samples`` is of all parts, by default 300, or 4 per class; each part but the first gets about a fifth.
-    """
+    """Images for each part, ``x`` ``(N, *shape)`` uint8: patterns with noise, by default 300 or 4 per class in all."""
     number = max(300, 4 * classes) if samples is None else samples
     if number < classes * len(names):
         raise mistake(f"--samples {number}", f"too few for {classes} classes", f"at least {classes * len(names)}")

@@ -22,10 +22,7 @@ def fingerprint(data: Data) -> str:
 
 
 def digest(parts: Iterable[Arrays], names: Sequence[str]) -> str:
-    """BLAKE2b of names and of all parts' samples, labels and groups, in 32 hexadecimal digits.
-
-    Images in files count by name and size.
-    """
+    """BLAKE2b of names, samples (images in files: name and size), labels and groups, in 32 hexadecimal digits."""
     total = hashlib.blake2b(json.dumps(list(names)).encode(), digest_size=16)
     for part in parts:
         for array in (part.x, part.y, part.groups):

@@ -122,7 +122,7 @@ SPLITS: dict[Split, tuple[str, tuple[int, int]]] = {  # classes, training and te
 class EMNIST(MNIST):
     """EMNIST; samples are ``(1, 28, 28)`` uint8. Cohen et al., "EMNIST: extending MNIST to handwritten letters", 2017.
 
-    Images are transposed, as in the files and in torchvision.
+    Images are transposed, as in torchvision.
     """
 
     kind = "EMNIST"

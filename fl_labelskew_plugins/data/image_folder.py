@@ -382,10 +382,7 @@ class ImageFolder(Dataset):
         return rows + [(f"class {name}", "missing", "images") for name in self.known_classes or () if name not in names]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write images: by default 300, at least 4 per class and 20 per group.
-
-        Three of four images of a class belong to one group.
-        """
+        """Write images: by default 300, at least 4 per class and 20 per group."""
         groups = getattr(self.params, "groups", None) or ("",)
         least = 20 * len(groups) if groups[0] else 0
         if samples is not None and samples < least:
@@ -432,9 +429,7 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
-    """Whether the subfolders ``below`` of several folders are classes, so that the folders are groups.
-
-    They are if one is ``known``, or if there are several and every folder shares one with another.
+    """Whether subfolders ``below`` are classes: one is ``known``, or every folder shares one of several with another.
 
     >>> overlap([["a", "b"], ["b"]], ()), overlap([["a", "b"], ["c", "d"]], ()), overlap([["a"], ["b"]], ["a"])
     (True, False, True)

@@ -226,10 +226,7 @@ class FEMNIST(Leaf):
 
 
 class Shakespeare(Leaf):
-    """LEAF's Shakespeare: the next character after 80, a group per role; samples are ``(80,)`` uint8.
-
-    There are 81 classes, see :func:`numbers`.
-    """
+    """LEAF's Shakespeare: the next character after 80, a group per role; samples are ``(80,)`` uint8."""
 
     name = "shakespeare"
     source = "LEAF, https://github.com/TalwalkarLab/leaf, data/shakespeare: preprocess.sh -s niid --sf 1.0 -t sample"

@@ -34,10 +34,7 @@ KNOWN = ["class_names", *(f"{name}{part}" for name in ("x", "y", "groups") for p
 
 
 def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
-    """Arrays of an ``.npz`` file, by name; ``names``: those to load, if they exist.
-
-    Raise LabelSkewError for other files, pickled objects, or too little memory.
-    """
+    """Arrays of an ``.npz`` file, by name; LabelSkewError for other files, pickled objects, or too little memory."""
     with sound(path, *SOUND), open(path, "rb", opener=open_regular) as stream:
         if stream.read(6) == np.lib.format.MAGIC_PREFIX:  # np.load would ignore its size
             raise mistake(path, "contains a single array", "an .npz archive with x and y")
@@ -73,10 +70,7 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -
 
 
 def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str]]:
-    """Arrays, and the cleaned names of classes and groups, if any.
-
-    Names become numbers, in the order of ``class_names`` or sorted.
-    """
+    """Arrays with numbers instead of names, and the cleaned names of classes and groups, if any."""
     arrays = read_archive(path, KNOWN)
     with sound(path, *SOUND):
         arrays = {

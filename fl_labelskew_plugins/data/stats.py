@@ -85,10 +85,7 @@ def moments(x: NDArray[Any]) -> Moments:
 
 
 def normalised(data: Data, mean: Word, std: Word) -> Data:
-    """Apply a recipe's mean and std; ``data``: moments of the training part, or of the test part if that is empty.
-
-    Raise LabelSkewError unless there is one number per channel, or one for all, and the samples are measurements.
-    """
+    """Apply a recipe's mean and std; ``data``: moments of the training part, or of the test part if that is empty."""
     if mean is None and std is None:
         return data
     if not data.mean:

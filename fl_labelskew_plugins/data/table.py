@@ -50,13 +50,11 @@ FAKE_CLASSES, FAKE_GROUPS, FAKE_FEATURES = ("benign", "malign", "unsure"), ("coa
 
 
 def header(path: Path) -> list[str]:
-    """Column names of a file; for Parquet without an index that pandas wrote.
-
-    Raise LabelSkewError for an unreadable file, too many columns, or empty or repeated names.
-    """
+    """Column names of a file; LabelSkewError for too many columns, or empty or repeated names."""
     with sound(path, *SOUND):
         check_regular(path)
         if path.suffix.lower() in PARQUET:
+            # without an index that pandas wrote
             names = [name for name in _parquet(path).schema_arrow.names if not name.startswith("__index_level_")]
         else:
             with open(path, encoding="utf-8-sig", newline="", opener=open_regular) as stream:
@@ -209,10 +207,7 @@ class Feature(Params):
 
 
 class Encoding(Params):
-    """Encoding of a table's rows as samples, in training and when the model is used on other tables.
-
-    ``label`` and ``group`` are columns; ``means`` ``(F,)`` of the training part replace missing values, empty: unknown.
-    """
+    """Encoding of a table's rows as samples; training ``means`` ``(F,)`` replace missing values, empty: unknown."""
 
     label: str
     group: str | None

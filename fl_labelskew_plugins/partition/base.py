@@ -1,7 +1,7 @@
 """Base class and checks of partitions by label.
 
-Such a partition is a pure function ``deal(labels, *, clients, rng, ...)``: ``labels`` is ``(N,)`` int64, ``clients`` is
-``K``. It returns the sorted sample indices of each client, int64, disjoint, and together all samples.
+Such a partition is a pure function ``deal(labels, *, clients, rng, ...)`` of labels ``(N,)`` int64. It returns the
+sorted sample indices of each client, int64, disjoint, and together all samples.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ class ByLabels(Partitioner):
 
 
 def by_class(name: str, labels: Indices, clients: int) -> tuple[Indices, list[Indices]]:
-    """The classes with samples ``(C',)`` and the sorted indices of their samples; raises as :func:`check_size`."""
+    """The classes with samples ``(C',)`` and the sorted indices of their samples."""
     check_size(name, len(labels), clients)
     classes, counts = np.unique(labels, return_counts=True)
     order = np.argsort(labels, kind="stable")
@@ -58,7 +58,7 @@ def check_size(name: str, samples: int, clients: int) -> None:
 
 
 def gather(name: str, pieces: Sequence[Sequence[Indices]], advice: str) -> list[Indices]:
-    """Each client's pieces as one sorted index array; raise LabelSkewError with ``advice`` for an empty client."""
+    """Each client's pieces as one sorted index array; LabelSkewError with ``advice`` for an empty client."""
     nothing = np.empty(0, np.int64)
     parts = [np.sort(np.concatenate([nothing, *client])).astype(np.int64) for client in pieces]
     if empty := [k for k, part in enumerate(parts) if not len(part)]:

@@ -51,8 +51,8 @@ class Parts:
 class Clients:
     """The training and test samples of ``K`` clients.
 
-    ``counts`` and ``test_counts`` are ``(K, C)`` int64 samples by class; ``digest`` is from :func:`digest`; ``names``
-    are those of the clients' groups if every client is one whole group with a unique name, otherwise numbers.
+    ``counts`` and ``test_counts`` are ``(K, C)`` int64 samples by class. ``names`` are those of groups if every client
+    is one whole group with a unique name, otherwise numbers.
     """
 
     train: Parts
@@ -87,11 +87,7 @@ def digest(train: Parts | Sequence[NDArray[np.int64]], test: Parts | Sequence[ND
 
 
 def check_parts(name: str, parts: Any, clients: int, samples: int) -> Parts:
-    """The parts as sorted int64 indices.
-
-    Raises:
-        LabelSkewError: they are not ``clients`` non-empty, disjoint arrays of indices below ``samples``.
-    """
+    """The parts; LabelSkewError unless they are ``clients`` non-empty, disjoint arrays of indices below ``samples``."""
     if not isinstance(parts, list | tuple) or len(parts) != clients:
         got = f"{len(parts)} parts" if isinstance(parts, list | tuple) else type(parts).__name__
         raise mistake(f"partitioner {name}", f"returned {got}", f"a list of {clients} index arrays")
@@ -136,10 +132,7 @@ def largest_remainder(total: int, weights: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def proportional_test(labels: NDArray[np.int64], counts: NDArray[np.int64], rng: np.random.Generator) -> Parts:
-    """Divide test samples, from ``labels`` ``(N_test,)``, in proportion to training ``counts`` ``(K, C)`` per class.
-
-    Classes without training samples are not assigned.
-    """
+    """Divide test samples, from ``labels`` ``(N_test,)``, in proportion to training ``counts`` ``(K, C)`` per class."""
     owners = np.full(len(labels), -1, np.int64)
     for c in range(counts.shape[1]):
         samples = rng.permutation(np.flatnonzero(labels == c))
@@ -149,7 +142,7 @@ def proportional_test(labels: NDArray[np.int64], counts: NDArray[np.int64], rng:
 
 
 def client_groups(groups: NDArray[np.int64], parts: Parts) -> NDArray[np.int64] | None:
-    """The group of each client if every client is one whole group, otherwise None; ``groups`` is ``(N,)``."""
+    """The group of each client, if every client is one whole group of ``groups`` ``(N,)``."""
     unique, sizes = np.unique(groups, return_counts=True)
     first = groups[parts.indices[parts.ends - parts.sizes]]
     equal = groups[parts.indices] == np.repeat(first, parts.sizes)
@@ -157,7 +150,7 @@ def client_groups(groups: NDArray[np.int64], parts: Parts) -> NDArray[np.int64] 
 
 
 def of_groups(groups: NDArray[np.int64], clients: NDArray[np.int64]) -> Parts:
-    """Samples of clients that are whole groups, from ``groups`` ``(N,)`` of samples and ``(K,)`` of clients."""
+    """Samples of clients that are whole groups, from groups ``(N,)`` of samples and ``(K,)`` of clients."""
     order = np.argsort(clients)
     positions = np.searchsorted(clients, groups, sorter=order).clip(max=len(clients) - 1)
     return Parts(np.where(clients[order][positions] == groups, order[positions], -1), len(clients))
@@ -167,10 +160,7 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
     """Divide the training samples with ``partitioner``, and the test samples accordingly.
 
     If every client is one whole group and the test part has groups too, a client's test samples are those of its
-    group. Otherwise they follow its class mix (:func:`proportional_test`).
-
-    Raises:
-        LabelSkewError: the partition is impossible, or the partitioner returned an invalid one.
+    group. Otherwise they follow its class mix. Raise LabelSkewError for an impossible or invalid partition.
     """
     classes = len(data.class_names)
     check_labels("training", data.train.y, classes)

@@ -1,8 +1,8 @@
 """D(beta): each class is divided among the clients in proportions from a Dirichlet distribution.
 
 FedLC, "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022, section 5.1; also FedShift.
-The balanced variant draws each client's class mix instead, as Hsu, Qi and Brown, "Measuring the Effects of
-Non-Identical Data Distribution for Federated Visual Classification", 2019.
+The balanced variant draws each client's class mix, as Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data
+Distribution for Federated Visual Classification", 2019.
 """
 
 import numpy as np
@@ -27,8 +27,8 @@ def balanced_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Ge
     """Samples by class and client ``(C, K)``, with client totals that differ by at most 1.
 
     The target mix of client ``k`` is ``q_k ~ Dir(beta C p)``, with ``p`` the mix of the data. In each pass, clients
-    request the samples that they still need; an overdrawn class is shared in proportion to the requests. Finally,
-    single samples go to clients by their largest mix.
+    request missing samples; an overdrawn class is shared in proportion to the requests. Finally, single samples go to
+    clients by their largest mix.
     """
     available = sizes.copy()
     alpha = beta * len(sizes) * sizes / sizes.sum()
@@ -59,10 +59,7 @@ def balanced_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Ge
 def capped_pieces(
     members: list[Indices], clients: int, beta: float, rng: np.random.Generator
 ) -> tuple[Indices, list[list[Indices]]]:
-    """Samples of each client ``(K,)``, and each class's piece per client.
-
-    A client with ``N / K`` samples gets no further class.
-    """
+    """Samples of each client ``(K,)``, at most ``N / K`` before its last class, and each class's piece per client."""
     cap = sum(len(samples) for samples in members) / clients
     totals = np.zeros(clients, np.int64)
     pieces: list[list[Indices]] = []
@@ -85,12 +82,9 @@ def dirichlet(
     capped: bool = False,
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Divide each class in proportions of concentration ``beta``.
+    """Divide each class in proportions of concentration ``beta``, until each client has ``min_samples``.
 
-    Draw again until each client has ``min_samples``, at most ``MAX_DRAWS`` times.
-
-    Raises:
-        LabelSkewError: ``min_samples`` is not reachable, or both ``balanced`` and ``capped``.
+    Raise LabelSkewError after ``MAX_DRAWS`` attempts, and for both ``balanced`` and ``capped``.
     """
     _, members = by_class("dirichlet", labels, clients)
     sizes = np.array([len(samples) for samples in members], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""P<clients>C<classes>: partially class-disjoint data, every client holds a fixed number of classes.
+"""P<clients>C<classes>: every client holds a fixed number of classes.
 
 FedMR, "Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping", TMLR 2024, section C.1.2.
 The authors' loop runs twice and assigns every sample to two clients; here each sample has one client.
@@ -49,10 +49,8 @@ def pcdd(
 ) -> list[Indices]:
     """Assign ``classes_per_client`` classes to each client, by :func:`deal_classes` or :func:`deal_niid_bench`.
 
-    A class's samples are shuffled and split evenly, up to 1 sample, among its clients.
-
-    Raises:
-        LabelSkewError: too few clients for all classes, too many classes per client, or a client without samples.
+    A class's samples are shuffled and split evenly, up to 1 sample. Raise LabelSkewError for unassigned classes, too
+    many classes per client, or a client without samples.
     """
     classes, members = by_class("pcdd", labels, clients)
     if classes_per_client > len(classes):

@@ -22,10 +22,8 @@ def shards(
 ) -> list[Indices]:
     """Give each client ``shards_per_client`` shards; by default a class has ``K * shards_per_client / C``.
 
-    A class's samples are shuffled and cut evenly, up to one sample. A client may get two shards of one class.
-
-    Raises:
-        LabelSkewError: the number of shards does not match, or a client is empty.
+    A class's samples are shuffled and cut evenly, up to one sample. A client may get two shards of one class. Raise
+    LabelSkewError if the number of shards does not match, or a client is empty.
     """
     classes, members = by_class("shards", labels, clients)
     total = clients * shards_per_client

@@ -21,10 +21,7 @@ def stratified(
     """Sorted indices of the training and of the test samples, from ``labels`` ``(N,)``, ``N > 0``.
 
     ``round(n_c * test_fraction)`` samples of each class go to test, but at least one stays in training. With ``groups``
-    ``(N,)``, each group is split separately.
-
-    Raises:
-        LabelSkewError: the test part would be empty.
+    ``(N,)``, each group is split separately. Raise LabelSkewError for an empty test part.
     """
     chosen = drawn(labels, groups, test_fraction=test_fraction, seed=seed)
     if not len(chosen):
@@ -48,7 +45,7 @@ def drawn(
 
 
 def picked(part: Arrays, rows: NDArray[np.int64]) -> Arrays:
-    """The samples of a part with the given indices."""
+    """Some samples of a part."""
     return Arrays(part.x[rows], part.y[rows], None if part.groups is None else part.groups[rows])
 
 

@@ -117,10 +117,7 @@ def moments_conflicts(recipe: Sections, dataset: Dataset) -> Iterator[Conflict]:
 
 
 def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
-    """Settings of a silo's table that must agree with those of other silos.
-
-    ``params``: of the silo's data set; ``whole``: of the recipe's, if it is of the same kind.
-    """
+    """Settings of a silo's table ``params`` that must agree with other silos and with the recipe's ``whole``."""
     features = getattr(params, "features", ())
     if features is None:
         yield "data_args.features", "missing; other silos may order columns differently: set the same list in all files"

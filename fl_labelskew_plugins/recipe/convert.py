@@ -109,10 +109,7 @@ def _configuration(text: str, source: Path) -> dict[str, dict[str, Any]]:
 
 
 class _Conversion:
-    """Conversion of each key.
-
-    ``flat``: all keys and values; FedML merges all sections into one namespace, in which the last value wins.
-    """
+    """Conversion of each key; ``flat``: all keys, as FedML merges sections into one namespace, the last value wins."""
 
     def __init__(self, flat: Mapping[str, Any], folder: Path) -> None:
         self.folder, self.flat, self.wandb = folder, flat, flat.get("enable_wandb") is True

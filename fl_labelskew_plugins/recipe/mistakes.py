@@ -234,10 +234,7 @@ class Conflict:
 
 @dataclass
 class Mistakes:
-    """Mistakes of one file and its overrides, one line each.
-
-    ``wrong``: ``section`` or ``section.key`` of each mistake, which further checks skip; ``overridden``: of overrides.
-    """
+    """Mistakes of one file and its overrides; ``wrong`` and ``overridden`` contain ``section`` or ``section.key``."""
 
     path: Path
     lines: list[str] = field(default_factory=list)

@@ -45,10 +45,7 @@ FORM = "FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
 
 @dataclass(frozen=True)
 class Function:
-    """A function that builds a network, used like the class of a registered network.
-
-    ``module`` is empty for a file given by path; ``Params`` follow the sample's shape and the number of classes.
-    """
+    """A function that builds a network, used like a network's class; ``module`` is empty for a file given by path."""
 
     file: Path
     module: str
@@ -118,10 +115,7 @@ class FunctionNetwork(Network):
 
 
 def find(name: str) -> Function:
-    """The function that ``model_args.model`` names, without running any code.
-
-    Raise LabelSkewError for a missing file or function, or one that does not take a shape and a number of classes.
-    """
+    """The function that ``model_args.model`` names, without running any code; LabelSkewError for invalid ones."""
     place, _, function = name.rpartition(":")
     if not place or not function.isidentifier():
         raise LabelSkewError(f"{clean(name)}: expected {FORM}")

@@ -34,10 +34,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Leaving:
-    """Data that leave a client, with their noise.
-
-    ``hello``: in the first message of a silo; ``test``: in the result of each test of the global model.
-    """
+    """Data that leave a client, by message (``hello``: a silo's first), with their noise."""
 
     hello: list[Noise]
     opening: list[Noise]
@@ -51,9 +48,9 @@ class Leaving:
 
 
 def leaving(recipe: Recipe, samples: int, least: int) -> Leaving:
-    """The data that leave a client, with their noise; numbers of samples and of steps are assumed to be public.
+    """The data that leave a client with ``samples``; ``least``: of the smallest client, ``m`` in FedRS's appendix B.
 
-    ``samples``: of the client; ``least``: of the smallest client, ``m`` in FedRS's appendix B.
+    Numbers of samples and of steps are assumed to be public.
     """
     hello, opening, upload, test = [], [], [], []
     for kind, what in sent(recipe):

@@ -97,14 +97,12 @@ def beside_schema(recipe: str) -> str:
 
 
 def text(path: str | Path) -> str | None:
-    """Text of the recipe that ``path`` names; None for a path of a file; MistakesError for an unknown name.
-
-    ``recipes/NAME.yaml`` also works without a checkout, with a warning that the file does not exist.
-    """
+    """Text of the recipe that ``path`` names; None for a path of a file; MistakesError for an unknown name."""
     is_folder = os.path.isdir(path)
     if os.path.exists(path) and not is_folder:
         return None
     typed = Path(path).as_posix()
+    # recipes/NAME.yaml also works without a checkout
     name = typed.removeprefix("recipes/").removesuffix(".yaml") if typed.startswith("recipes/") else typed
     recipe = named(name)
     if recipe is not None and name != typed:

@@ -1,8 +1,4 @@
-"""Tables of experiments: YAML files in which every row is a complete recipe; docs/recipes.md describes the format.
-
-A recipe is merged from layers, of which the last one wins: :data:`COMMON`, the table's ``base``, the row's ``data`` and
-``split``, the column's method, and the row's ``set``, for all columns, and ``each``, for one.
-"""
+"""Tables of experiments: YAML files in which every row is a complete recipe; docs/recipes.md describes the format."""
 
 from __future__ import annotations
 
@@ -125,7 +121,7 @@ class RecipeTable:
         """Sections and expected numbers of one recipe."""
         cell, page = self.cells[name], self.page
         row = cell.row
-        content: dict[str, Any] = _merged(
+        content: dict[str, Any] = _merged(  # the last layer wins
             COMMON,
             page.base,
             page.data[row.data] if row.data else {},

@@ -1,7 +1,6 @@
 """YAML text to plain values and back: only mappings, lists, text, numbers, booleans and null.
 
-Unlike in PyYAML, errors are: repeated keys, unbounded alias expansion, and tags that build objects. ``1e-5`` is a
-number.
+Unlike PyYAML, it refuses repeated keys, unbounded alias expansion, and tags that build objects.
 """
 
 from __future__ import annotations

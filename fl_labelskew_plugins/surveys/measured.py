@@ -1,4 +1,4 @@
-"""Measured accuracies of methods from measured.json, which ``make generated`` creates from docs/results.md."""
+"""Measured accuracies, from docs/results.md; ``make generated`` writes them to measured.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILE = Path(__file__).with_name("measured.json")
 
 
 class ResultTable(NamedTuple):
-    """A table of docs/results.md, or the rows of one method in it: cells of Markdown, the method's name first."""
+    """A table of docs/results.md, with rows of Markdown, the method's name first."""
 
     title: str
     setting: str

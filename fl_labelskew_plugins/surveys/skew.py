@@ -1,9 +1,9 @@
 r"""Measures of label skew, from class counts only.
 
 Client ``k`` of ``K`` holds ``n_kc`` training samples of class ``c`` of ``C``, ``N_k`` in total. Its class shares are
-``P_k(c) = n_kc / N_k``; the prior of the federation is ``P(c) = sum_k n_kc / N``. Measures of a client without samples
-are NaN, and excluded from means. Jimenez-Gutierrez et al. ("A Thorough Assessment of the Non-IID Data Impact in
-Federated Learning", 2025, https://arxiv.org/abs/2503.17070) also use Hellinger's distance between clients' labels.
+``P_k(c) = n_kc / N_k``; the prior is ``P(c) = sum_k n_kc / N``. Measures of a client without samples are NaN, and
+excluded from means. Jimenez-Gutierrez et al. ("A Thorough Assessment of the Non-IID Data Impact in Federated Learning",
+2025, https://arxiv.org/abs/2503.17070) also use Hellinger's distance between clients' labels.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ def by_chance(samples: NDArray[np.int64], classes: int) -> Floats:
     .. math:: \sqrt{\frac{C - 1}{8 N_k} \Bigl(1 - \frac{N_k}{N}\Bigr)}
 
     Near its minimum the squared distance is an eighth of the chi-squared statistic divided by ``N_k``. The statistic's
-    mean is ``C - 1``, less the client's share of all samples. With fewer samples than classes the value is too large.
-    ``samples`` are ``N_k``, ``(K,)``; ``classes`` is ``C``, the number of classes with samples.
+    mean is ``C - 1``, less the client's share of all samples. ``samples`` are ``N_k``, ``(K,)``; ``classes`` is ``C``.
 
     >>> by_chance(np.array([450, 450]), 10).round(4)
     array([0.0354, 0.0354])
@@ -98,9 +97,8 @@ def by_chance(samples: NDArray[np.int64], classes: int) -> Floats:
 class Skew:
     """Label skew of a federation, from :func:`skew`.
 
-    ``prior`` is ``(C,)``; ``missing`` ``(K, C)`` marks classes without samples of a client. All others are ``(K,)``:
-    samples ``N_k``, classes held, :func:`effective_classes`, :func:`imbalance`, :func:`hellinger` distance from the
-    prior, and that :func:`by_chance`.
+    ``prior`` is ``(C,)``; ``missing`` ``(K, C)`` marks classes without samples of a client. All others are ``(K,)``;
+    ``hellinger`` and ``chance`` are distances from the prior.
     """
 
     prior: Floats
@@ -119,19 +117,19 @@ class Skew:
 
     @property
     def mean(self) -> dict[str, float]:
-        """Unweighted mean over the clients of each of :data:`MEASURES`."""
+        """Unweighted mean over the clients."""
         return {name: float(values[self.samples > 0].mean()) for name, values in self.measures().items()}
 
     @property
     def weighted_mean(self) -> dict[str, float]:
-        """Mean of each of :data:`MEASURES`, weighted by the clients' samples."""
+        """Mean over the clients, weighted by samples."""
         some = self.samples > 0
         weights = self.samples[some]
         return {name: float(np.average(v[some], weights=weights)) for name, v in self.measures().items()}
 
     @property
     def worst(self) -> int:
-        """Client with the largest Hellinger distance from the prior."""
+        """Client with the largest distance from the prior."""
         return int(np.nanargmax(self.hellinger))
 
     @property
@@ -152,7 +150,7 @@ class Skew:
 
 
 def skew(counts: NDArray[np.int64]) -> Skew:
-    """Label skew of counts ``(K, C)``, at least one of which is above 0.
+    """Label skew of counts ``(K, C)``, which are not all 0.
 
     >>> measured = skew(np.array([[30, 10], [0, 40]]))
     >>> measured.prior, measured.missing_pairs, measured.hellinger.round(4)

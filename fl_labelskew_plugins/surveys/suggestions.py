@@ -1,8 +1,8 @@
 """Methods to try on data of a given skew: those measured on similar data, or three to compare.
 
-The evidence is a table of docs/results.md: Fashion-MNIST, 10 clients, 10 rounds, 3 seeds, in two situations. Data are
-similar to a situation if the number of clients differs by a factor of at most 2, the share of missing (client, class)
-pairs by at most 15 points, and the ratio of the clients' sizes by a factor of at most 3.
+The evidence is a table of docs/results.md: Fashion-MNIST, 10 clients, 10 rounds, 3 seeds. Data are similar if the
+number of clients differs by a factor of at most 2, the share of missing (client, class) pairs by at most 15 points, and
+the ratio of the clients' sizes by a factor of at most 3.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FEDAVG = ("fedavg", "FedAvg")
 
 
 def _settings(method_args: Mapping[str, Any], train_args: Mapping[str, Any] | None = None) -> Settings:
-    """Settings with an explicit optimiser, since the recipe may have another one."""
+    """Settings with an optimiser, since the recipe may have another one."""
     return {"method_args": method_args, "train_args": train_args or {"federated_optimizer": "FedAvg"}}
 
 
@@ -65,11 +65,7 @@ SITUATIONS = (
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A method to try.
-
-    With evidence, ``accuracy`` is measured, in %, and ``difference`` is from FedAvg, in points; otherwise ``reason`` is
-    set.
-    """
+    """A method to try: with ``accuracy``, in %, and ``difference`` from FedAvg, in points; or with a ``reason``."""
 
     name: str
     settings: Settings
@@ -93,7 +89,7 @@ COMPARED = (
 )
 """Suggestions without evidence: the baseline, and two logit calibrations with their defaults.
 
-They cost no computing time, and neither was below FedAvg in any measured situation.
+They take no time, and neither was below FedAvg in any measured situation.
 """
 
 

@@ -27,15 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Survey:
-    """Clients' training samples by class, with derived measures.
+    """Clients' training samples by class, ``counts`` ``(K, C)``, with derived measures.
 
-    Args:
-        title: of the data.
-        clients: their names.
-        class_names: names of the classes.
-        counts: ``(K, C)``, not negative.
-        noise: strength of the noise on each client's counts, 0 for none; empty: no noise.
-        silent: clients without counts, with reasons.
+    ``noise``: strength of the noise on each client's counts, 0 for none; empty: no noise. ``silent``: clients without
+    counts, with reasons.
     """
 
     title: str
@@ -81,7 +76,7 @@ class Survey:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """A row per client: samples per class and in total, then measures; NaN for undefined ones."""
+        """A row per client: samples per class and in total, then measures."""
         import pandas as pd
 
         measures = {"samples": self.skew.samples, **self.skew.measures()}
@@ -140,7 +135,7 @@ class Survey:
 
 
 def of_partition(recipe: Recipe) -> Survey:
-    """Survey of a recipe's partition; raise LabelSkewError if the recipe has none, or the partition fails."""
+    """Survey of a recipe's partition; LabelSkewError without one, or if it fails."""
     if recipe.own_data:
         what = "its silos have their own data, which this command cannot read"
         raise mistake(
