@@ -133,8 +133,10 @@ class ISIC2019(Dataset):
             expected = np.sum([TABLE[part] for part in ([fold] if fold else TABLE)], axis=0)
             for centre, name in enumerate(CENTRES):
                 targets = listed.target[(listed.centre == centre) & (listed.fold == fold)]
-                actual = _by_class(np.bincount(targets, minlength=len(CLASSES))) if len(targets) else "missing"
-                rows.append((f"centre {centre} {name}, {fold or 'both parts'}", actual, _by_class(expected[centre])))
+                of_classes = (np.bincount(targets, minlength=len(CLASSES)), expected[centre])
+                actual, published = (" ".join(map(str, counts)) for counts in of_classes)
+                what = f"centre {centre} {name}, {fold or 'both parts'}"
+                rows.append((what, actual if len(targets) else "missing", published))
         return rows
 
     def broken(self, data_dir: Path | None) -> list[str]:
@@ -220,17 +222,15 @@ def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
     marked = (frame[list(CLASSES)].apply(pd.to_numeric, errors="coerce") == 1).to_numpy()
     of_centre = centres.isin(range(len(CENTRES)))
     clear = (marked.sum(axis=1) == 1) & folds.isin(["", *TABLE])
-    for images, what in (
-        (frame.image[~lacking & ~of_centre], f"{[where, *meta][-1]}: {{}} of a centre that is not one of FLamby's six"),
-        (
-            frame.image[of_centre & ~clear],
-            f"{where}: {{}} without exactly one of the 8 classes, or a fold other than train and test",
-        ),
-        (frame.image[lacking], f"{root / META}: no row for {{}} of {TRUTH}"),
-        (orphans, f"{where}: no row for {{}} of {META}"),
+    unclear = "without exactly one of the 8 classes, or a fold other than train and test"
+    for images, start, end in (
+        (frame.image[~lacking & ~of_centre], f"{[where, *meta][-1]}:", "of a centre that is not one of FLamby's six"),
+        (frame.image[of_centre & ~clear], f"{where}:", unclear),
+        (frame.image[lacking], f"{root / META}: no row for", f"of {TRUTH}"),
+        (orphans, f"{where}: no row for", f"of {META}"),
     ):
         if len(images):
-            bad.append(what.format(_some(list(images))))
+            bad.append(f"{start} {_some(list(images))} {end}")
     columns = {"image": frame.image, "target": marked.argmax(axis=1), "centre": centres, "fold": folds}
     return pd.DataFrame(columns)[of_centre & clear].astype({"centre": int}), {*frame.image}
 
@@ -343,10 +343,6 @@ def _names(folder: Path) -> set[str]:
 
 def _some(images: Sequence[str]) -> str:
     return f"{len(images)} picture{'s' * (len(images) > 1)} (first: {images[0]})"
-
-
-def _by_class(counts: NDArray[np.int64]) -> str:
-    return " ".join(map(str, counts))
 
 
 def _readable(root: Path) -> AbstractContextManager[None]:

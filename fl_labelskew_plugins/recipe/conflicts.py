@@ -231,10 +231,11 @@ def fewest_opened(recipe: Sections) -> int:
 
 
 def quorum(recipe: Sections) -> int:
-    """Minimum number of uploads per round."""
-    if recipe.common.across_silos and recipe.comm.secure_aggregation:
+    """Minimum number of uploads per round across silos."""
+    if recipe.comm.secure_aggregation:
         return fewest_summed(recipe)
-    return recipe.comm.quorum(recipe.train.clients_per_round)
+    least = recipe.comm.min_clients
+    return min(2, recipe.train.clients_per_round) if least is None else least
 
 
 def sum_conflicts(recipe: Sections, method: Method) -> Iterator[Conflict]:

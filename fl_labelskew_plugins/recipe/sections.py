@@ -395,11 +395,6 @@ class CommArgs(Params):
         """Whether a simulation's processes communicate over MPI."""
         return self.backend == "MPI"
 
-    def quorum(self, clients_per_round: int) -> int:
-        """Minimum of uploads per round."""
-        least = min(2, clients_per_round) if self.min_clients is None else self.min_clients
-        return max(least, LEAST_SUMMED) if self.secure_aggregation else least
-
     @field_validator("server_address", "listen_address")
     @classmethod
     def _is_an_address(cls, value: str | None) -> str | None:
