@@ -12,8 +12,7 @@ from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.text import clean
 
 MAX_SHOWN = 20  # data errors
-UNPACKED = 2**29
-"""Bytes that a packed file may always unpack to."""
+UNPACKED = 2**29  # bytes that a packed file may always unpack to
 
 
 def one_line(error: BaseException) -> str:

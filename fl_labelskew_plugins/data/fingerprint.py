@@ -13,7 +13,6 @@ from fl_labelskew_registry import Arrays, Data, Images
 from numpy.typing import NDArray
 
 NO_FILES = "made from the recipe and its seed"
-"""Fingerprint of data sets without files."""
 
 
 def fingerprint(data: Data) -> str:

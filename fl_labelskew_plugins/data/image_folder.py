@@ -32,8 +32,7 @@ from fl_labelskew_plugins.partition.stratified import drawn, joined, picked, str
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 PARTS = ("train", "test", "val")
 TREE = "<group>/train/<class>/<image> or <group>/<class>/<image>"
-LabelledFiles = list[tuple[Path, str]]
-"""Image files with class names."""
+LabelledFiles = list[tuple[Path, str]]  # with class names
 
 
 class ImageParams(Params):

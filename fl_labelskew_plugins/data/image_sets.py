@@ -159,7 +159,6 @@ class ODIR(ImageFolder):
     known_classes = tuple("NDGCAHMO")
     real: ClassVar[dict[str, str]] = {"images": "6392", "classes": "8"}
     fake_size = (128, 128)
-    # consecutive images are a patient's two eyes
     fake_files: ClassVar = {
         "train": lambda name, i: f"preprocessed_images/{i // 2}_{'right' if i % 2 else 'left'}.jpg",
     }

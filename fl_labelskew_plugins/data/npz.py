@@ -25,10 +25,8 @@ from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.partition.stratified import picked, stratified
 
 Layout = Literal["auto", "nchw", "nhwc", "flat"]
-MAX_PACKED = 100
-"""Maximum ratio of the arrays' size to the file's."""
-TEXT = 150
-"""Bytes of memory to convert a text label to a number."""
+MAX_PACKED = 100  # ratio of the arrays' size to the file's
+TEXT = 150  # bytes of memory to convert a text label to a number
 SOUND = (".npz archive of plain arrays", "one written by numpy.savez, without objects")
 KNOWN = ["class_names", *(f"{name}{part}" for name in ("x", "y", "groups") for part in ("", "_train", "_test"))]
 

@@ -24,10 +24,8 @@ Item = TypeVar("Item")
 OnBadSample = Literal["stop", "skip"]
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Allowed formats; for others, such as EPS, Pillow starts another program."""
-MAX_BYTES = 2**29
-"""Bytes of :data:`MAX_PIXELS` pixels of four 16-bit channels."""
-MAX_PIXELS = 2**26
-"""Maximum of pixels in an image, in the file and after resizing."""
+MAX_PIXELS = 2**26  # in the file and after resizing
+MAX_BYTES = 2**29  # pixels of four 16-bit channels
 
 
 def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, draft: int | None = None) -> Image:

@@ -16,10 +16,8 @@ CHUNK = 4096  # samples per step, to limit memory
 Numbers = tuple[float, ...]
 Moments = tuple[Numbers, Numbers]
 """Mean and standard deviation per channel, in units of ``x / 255`` for uint8 samples."""
-IMAGENET: Moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Commonly used moments of ImageNet's training part."""
+IMAGENET: Moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # commonly used
 Word = Sequence[float] | Literal["imagenet", "data"] | None
-"""A recipe's mean or std."""
 
 
 @dataclass(frozen=True)

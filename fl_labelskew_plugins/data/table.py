@@ -35,17 +35,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
-HEAD = 2**16
-"""Characters from which separator and decimal sign are detected."""
+HEAD = 2**16  # characters from which separator and decimal sign are detected
 MAX_COLUMNS = 50_000
 SOUND = ("table", "a UTF-8 file (spreadsheets: CSV UTF-8) whose rows all have as many columns as its first line")
-ROW, CELL = 100, 40
-"""Peak bytes of a row's label and of each other value."""
-MAX_PACKED = 1000
-"""Maximum ratio of a Parquet file's unpacked to its packed size."""
+ROW, CELL = 100, 40  # peak bytes of a row's label and of each other value
+MAX_PACKED = 1000  # ratio of a Parquet file's unpacked to its packed size
 MAX_CATEGORIES = 1000
 NOTE = "encoding.json"
-"""File name of the note with the :class:`.Encoding`."""
 FAKE_CLASSES, FAKE_GROUPS, FAKE_FEATURES = ("benign", "malign", "unsure"), ("coast", "north", "south"), 8
 
 

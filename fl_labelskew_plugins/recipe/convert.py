@@ -26,16 +26,13 @@ VALUES = {
     "backend": {"MQTT_S3": "GRPC", "MQTT": "GRPC", "TRPC": "GRPC", "NCCL": "MPI", "single_process": "sp"},
 }
 """FedML's values, and their names in recipes."""
-DIVIDED = ("femnist", "shakespeare")
-"""Data sets that FedML always divides by writer or role."""
 _CLOUD = "is a setting of FedML's platform; recipes do not use it"
 _GPUS = "use device_args.gpu_ids and device_args.workers_per_gpu"
-_NOTHING = "is not needed"
 DROPPED = {
     **dict.fromkeys(("using_mlops", "config_version", "mlops_api_key", "mlops_project_name", "mlops_run_name"), _CLOUD),
     **dict.fromkeys(("bootstrap", "mqtt_config_path", "s3_config_path", "model_file_cache_folder"), _CLOUD),
     **dict.fromkeys(("global_model_file_path", "log_server_url"), _CLOUD),
-    **dict.fromkeys(("client_id_list", "is_mobile", "run_id", "sys_perf_profiling", "ci"), _NOTHING),
+    **dict.fromkeys(("client_id_list", "is_mobile", "run_id", "sys_perf_profiling", "ci"), "is not needed"),
     **dict.fromkeys(("gpu_mapping_file", "gpu_mapping_key", "gpu_util_parse"), _GPUS),
     "grpc_ipconfig_path": "use comm_args.server_address: host:port of the server, rank 0 in this file",
     "worker_num": "is not needed; with backend: MPI, comm_args.workers is the number of processes that train",
@@ -114,7 +111,7 @@ class _Conversion:
     def __init__(self, flat: Mapping[str, Any], folder: Path) -> None:
         self.folder, self.flat, self.wandb = folder, flat, flat.get("enable_wandb") is True
         self.chosen = {key: _value(key, flat[key]) for key in (*VALUES, "method") if key in flat}
-        if self.chosen.get("dataset") in DIVIDED:
+        if self.chosen.get("dataset") in ("femnist", "shakespeare"):  # FedML always divides them by writer or role
             self.chosen["partition_method"] = "natural"
         self.known = {section: {*keys_of(model)} for section, model in SECTIONS.items()}
         for section, model in PLUGGED.items():

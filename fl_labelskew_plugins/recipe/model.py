@@ -50,7 +50,6 @@ REQUIRED = [section for section, name in ATTRIBUTES.items() if _FIELDS[name].is_
 PLUGGED = {section: model for section, model in SECTIONS.items() if issubclass(model, PluginArgs)}
 """Sections with keys of plugins."""
 EXPECTED = "expected"
-"""Key of :class:`Expected` in a recipe."""
 PARTS = (*SECTIONS, EXPECTED)
 POLICY = "policy"
 OF_SUMS = ("secure_aggregation", "secure_bits", "secure_clip")

@@ -50,7 +50,8 @@ def chosen(
     common, place = keys_of(model), f"{section}.{model.key}"
     if instead is not None:
         known_keys = {key: value for key, value in raw.items() if key in common}
-        return mistakes.validated(section, model, known_keys | {model.key: object_name(instead)}), instead
+        name = clean(getattr(instead, "name", type(instead).__name__), 80)
+        return mistakes.validated(section, model, known_keys | {model.key: name}), instead
     if model.key not in raw and model.model_fields[model.key].is_required():
         near = closest(model.key, [key for key in raw if key not in common])
         found = f"; found instead: {near[0]}" if near else ""
@@ -193,23 +194,18 @@ def from_objects(
         if not isinstance(partition, Sequence | np.ndarray) or isinstance(partition, str):
             raise LabelSkewError(f"partition: {clean(partition)!r} is not a list; give a list of indices per client")
         partition = GivenPartition(partition)
-    for name, plugin, kind, use in (
+    for name, value, kind, use in (
         ("model", model, Network, "an nn.Module, or name a function in model_args.model of the recipe"),
         ("method", method, Method, "an object of fl_labelskew_registry.Method"),
     ):
-        if not isinstance(plugin, kind | None):
-            raise LabelSkewError(f"{name}: {clean(plugin)!r} is a {type(plugin).__name__}; give {use}")
-    given = {"model": model, "dataset": dataset, "method": method, "partition": partition}
-    made: dict[str, Any] = {OBJECT_SECTIONS[name]: plugin for name, plugin in given.items() if plugin is not None}
-    for given_plugin in made.values():
-        if given_plugin.params is None:  # a class without parameters
-            given_plugin.params = Params()
-    return {section: checked(given_plugin) for section, given_plugin in made.items()}
-
-
-def object_name(plugin: Any) -> str:
-    """Name of an object in a recipe."""
-    return clean(getattr(plugin, "name", type(plugin).__name__), 80)
+        if not isinstance(value, kind | None):
+            raise LabelSkewError(f"{name}: {clean(value)!r} is a {type(value).__name__}; give {use}")
+    given: dict[str, Any] = {"model": model, "dataset": dataset, "method": method, "partition": partition}
+    made = {OBJECT_SECTIONS[name]: checked(plugin) for name, plugin in given.items() if plugin is not None}
+    for plugin in made.values():
+        if plugin.params is None:  # a class without parameters
+            plugin.params = Params()
+    return made
 
 
 def object_description(plugin: Any) -> str:

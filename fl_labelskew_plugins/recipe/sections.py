@@ -30,8 +30,7 @@ Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 AboveZero = Annotated[float, Field(ge=1 / LARGEST, le=LARGEST)]
 Statistics = Literal["imagenet", "data"]
 Level = Literal["silo", "claim"]
-MOST_NUMBERS = 10**8
-"""Per sample."""
+MOST_NUMBERS = 10**8  # per sample
 MOST_CLASSES = 10**6
 
 DiagnosticName = Literal[
@@ -60,11 +59,9 @@ OF_UPLOADS = ("class_accuracy", "client_drift", "features_2d", "feature_sphere",
 class PluginArgs(Params):
     """A section that chooses a plugin, with the keys common to all plugins of the kind."""
 
-    key: ClassVar[str]
-    """Key with the plugin's name."""
+    key: ClassVar[str]  # with the plugin's name
     kind: ClassVar[catalog.Kind]
-    attribute: ClassVar[str]
-    """The plugin's attribute in a :class:`~fl_labelskew_plugins.recipe.model.Recipe`."""
+    attribute: ClassVar[str]  # of a Recipe
 
 
 class CommonArgs(Params):

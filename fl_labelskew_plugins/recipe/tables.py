@@ -20,8 +20,7 @@ from fl_labelskew_plugins.recipe.model import EXPECTED, SECTIONS
 from fl_labelskew_plugins.recipe.sections import code_at
 
 RawSections = dict[str, dict[str, Any]]
-Keys = dict[str, Any]
-"""``section.key`` to value, as in ``--set``."""
+Keys = dict[str, Any]  # section.key to value
 
 COMMON: RawSections = {
     "common_args": {"training_type": "simulation", "random_seed": 0},
