@@ -37,8 +37,8 @@ def readable(where: str, verbs: str = "read") -> Iterator[None]:
 
 
 @contextmanager
-def sound(path: Path, what: str, use: str) -> Iterator[None]:
-    """Turn errors in a file into LabelSkewError: the file is not a valid ``what``."""
+def sound(path: Path, kind: str, use: str) -> Iterator[None]:
+    """Turn errors in a file into LabelSkewError: the file is not a valid ``kind``."""
     try:
         yield
     except LabelSkewError:
@@ -46,7 +46,7 @@ def sound(path: Path, what: str, use: str) -> Iterator[None]:
     except OSError as error:
         raise LabelSkewError(f"{path}: cannot be read ({error.strerror or one_line(error)})") from error
     except Exception as error:  # libraries raise dozens of types
-        raise mistake(path, f"is not a valid {what} ({clean(one_line(error))})", use) from error
+        raise mistake(path, f"is not a valid {kind} ({clean(one_line(error))})", use) from error
 
 
 @contextmanager
@@ -70,20 +70,20 @@ def refuse(wrong: Sequence[str]) -> None:
         raise MistakesError(capped(wrong))
 
 
-def fits(need: int, where: str, what: str, use: str) -> None:
-    """Raise LabelSkewError if ``what`` needs more bytes than this machine's free memory."""
+def fits(need: int, where: str, content: str, use: str) -> None:
+    """Raise LabelSkewError if ``content`` needs more bytes than this machine's free memory."""
     free = free_memory()
     if need > free:
-        raise mistake(where, f"{what} need {need / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free", use)
+        raise mistake(where, f"{content} need {need / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free", use)
 
 
-def unpacks(path: Path, need: int, what: str, most: int, use: str) -> None:
-    """Raise LabelSkewError if ``what`` does not fit into memory, or unpacks to over ``most`` times the file's size."""
+def unpacks(path: Path, need: int, content: str, most: int, use: str) -> None:
+    """Raise LabelSkewError for contents that exceed the memory, or ``most`` times the file's size."""
     packed = path.stat().st_size
     if need > max(UNPACKED, most * packed):
         far = f"{size_text(packed)} become {size_text(need)} of memory, more than {most} times as many"
         raise mistake(path, far, use)
-    fits(need, str(path), what, use)
+    fits(need, str(path), content, use)
 
 
 def only_file(data_dir: Path | None, file: str | None, endings: Sequence[str], name: str) -> Path:
@@ -102,6 +102,6 @@ def only_file(data_dir: Path | None, file: str | None, endings: Sequence[str], n
             )
         path = data_dir / (file or names[0])
     if not os.path.isfile(path):
-        what = "is a folder" if os.path.isdir(path) else "does not exist"
-        raise mistake(f"data set {name}", f"{path} {what}", f"a {kinds} file")
+        problem = "is a folder" if os.path.isdir(path) else "does not exist"
+        raise mistake(f"data set {name}", f"{path} {problem}", f"a {kinds} file")
     return path

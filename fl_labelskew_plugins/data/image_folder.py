@@ -95,9 +95,9 @@ class ImageFolder(Dataset):
     def _check(self, data_dir: Path | None, needed: Sequence[str]) -> None:
         source = f"; get it from {self.source}" if self.source else ""
         if data_dir is None or not os.path.isdir(data_dir):
-            what = "data_args.data_cache_dir is not set" if data_dir is None else f"{data_dir} is not a folder"
+            problem = "data_args.data_cache_dir is not set" if data_dir is None else f"{data_dir} is not a folder"
             layout = " and ".join(self.needed) or "train/<class>/* and test/<class>/* (or val/)"
-            raise mistake(f"data set {self.name}", what, f"a folder with {layout}{source}")
+            raise mistake(f"data set {self.name}", problem, f"a folder with {layout}{source}")
         root = self.root(data_dir)
         if missing := [name for name in needed if not os.path.exists(root / name)]:
             raise LabelSkewError(f"data set {self.name}: no {', '.join(missing)} in {root}{source}")
@@ -125,8 +125,8 @@ class ImageFolder(Dataset):
         names = [folder.name for folder in groups or below]
         if chosen is not None:
             if missing := [name for name in chosen if name not in names]:
-                what = f"{few(missing)} {'is' if len(missing) == 1 else 'are'} missing in {root}"
-                raise mistake("data_args.groups", what, f"one of {few(names)}" if names else TREE)
+                problem = f"{few(missing)} {'is' if len(missing) == 1 else 'are'} missing in {root}"
+                raise mistake("data_args.groups", problem, f"one of {few(names)}" if names else TREE)
             return [folder for folder in groups or below if folder.name in chosen]
         classes = set(self.params.class_names or ())
         if {folder.name for folder in folders} <= classes or any((root / part).is_dir() for part in parts):
@@ -301,13 +301,13 @@ class ImageFolder(Dataset):
         names = sorted({name for _, name in samples}) if given is None else list(given)
         known = set(names)
         unknown = {name: path for path, name in reversed([*samples, *others]) if name not in known}
-        what, of = "class", f"classes of data set {self.name}; remove it"
+        kind, of = "class", f"classes of data set {self.name}; remove it"
         if given is None:
-            what, of = "test class", "classes in training; add a folder to training, or remove it from test"
+            kind, of = "test class", "classes in training; add a folder to training, or remove it from test"
         elif self.params.class_names:
             of = "classes in data_args.class_names; add it"
         pairs = sorted(unknown.items())
-        refuse([f"{path}: {what} {name!r} is not one of the {len(names)} {of}" for name, path in pairs])
+        refuse([f"{path}: {kind} {name!r} is not one of the {len(names)} {of}" for name, path in pairs])
         return names
 
     def decode_all(
@@ -315,8 +315,10 @@ class ImageFolder(Dataset):
     ) -> tuple[list[tuple[LabelledFiles, Arrays]], str]:
         """Per part, the valid samples and their images, labels and groups; and a fingerprint of the files."""
         images, size = sum(map(len, parts)), self.params.image_size
-        what = f"{images} images of {size} pixels"
-        fits(images * self.params.channels * size**2, f"data set {self.name}", what, "a smaller data_args.image_size")
+        content = f"{images} images of {size} pixels"
+        fits(
+            images * self.params.channels * size**2, f"data set {self.name}", content, "a smaller data_args.image_size"
+        )
         number = {name: c for c, name in enumerate(names)}
         group = {folder.name: g for g, folder in enumerate(groups)}
         bad: list[str] = []
@@ -337,7 +339,7 @@ class ImageFolder(Dataset):
         return decoded, digest(files, names)
 
     def _decoded(
-        self, samples: LabelledFiles, what: str
+        self, samples: LabelledFiles, task: str
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], dict[int, str]]:
         """Images ``(N, C, S, S)``, digests ``(N, 16)``, and error messages by index."""
         size, channels = self.params.image_size, self.params.channels
@@ -352,7 +354,7 @@ class ImageFolder(Dataset):
                 digest.update(piece)
             contents[i] = np.frombuffer(digest.digest(), np.uint8)
 
-        return x, contents, dict(faults(one, range(len(samples)), what))
+        return x, contents, dict(faults(one, range(len(samples)), task))
 
     def picture(self, file: Path) -> NDArray[np.uint8]:
         """See :func:`.pictures.decode`."""
@@ -362,8 +364,8 @@ class ImageFolder(Dataset):
         """Errors of broken images."""
         root, _, train, test = self._parts(data_dir)
         files = [path for path, _ in [*self.used(train), *self.used(test or [])]]
-        what = f"opening {len(files)} pictures of {root}"
-        return [line for _, line in faults(lambda file: opened(file, draft=1), files, what)]
+        task = f"opening {len(files)} pictures of {root}"
+        return [line for _, line in faults(lambda file: opened(file, draft=1), files, task)]
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
         """Numbers of images and classes."""
@@ -372,12 +374,12 @@ class ImageFolder(Dataset):
         except LabelSkewError as error:
             return [("layout", "missing", "; ".join(str(error).splitlines()))]
         parts = {"images": train} if test is None else {"training images": train, "test images": test}
-        facts = {what: str(sum(os.path.isfile(path) for path, _ in part)) for what, part in parts.items()}
+        facts = {item: str(sum(os.path.isfile(path) for path, _ in part)) for item, part in parts.items()}
         names = sorted({name for _, name in train})
         facts["classes"] = str(len(names))
         if not self.source:
             facts["layout"] = self.layout(groups, names, tests=test is not None)
-        rows = [(what, text, self.real.get(what, "any")) for what, text in facts.items()]
+        rows = [(item, text, self.real.get(item, "any")) for item, text in facts.items()]
         return rows + [(f"class {name}", "missing", "images") for name in self.known_classes or () if name not in names]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:

@@ -135,8 +135,8 @@ class ISIC2019(Dataset):
                 targets = listed.target[(listed.centre == centre) & (listed.fold == fold)]
                 of_classes = (np.bincount(targets, minlength=len(CLASSES)), expected[centre])
                 actual, published = (" ".join(map(str, counts)) for counts in of_classes)
-                what = f"centre {centre} {name}, {fold or 'both parts'}"
-                rows.append((what, actual if len(targets) else "missing", published))
+                item = f"centre {centre} {name}, {fold or 'both parts'}"
+                rows.append((item, actual if len(targets) else "missing", published))
         return rows
 
     def broken(self, data_dir: Path | None) -> list[str]:
@@ -319,8 +319,8 @@ def checked(folder: Path, images: Sequence[str]) -> list[str]:
 
 
 def _broken(folder: Path, images: Sequence[str]) -> list[tuple[str, str]]:
-    what = f"checking {len(images)} pictures of {folder}"
-    return pictures.faults(lambda image: pictures.opened(folder / f"{image}.jpg", draft=1), images, what)
+    task = f"checking {len(images)} pictures of {folder}"
+    return pictures.faults(lambda image: pictures.opened(folder / f"{image}.jpg", draft=1), images, task)
 
 
 @contextmanager

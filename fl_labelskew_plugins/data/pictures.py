@@ -71,15 +71,15 @@ def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
     width, height = max(round(width * scale), size), max(round(height * scale), size)
     if width * height > MAX_PIXELS:
         was = "{} x {}".format(*grey_or_colour.size)
-        what = f"is of {was} pixels, and with a shorter side of {size} it would be of {width} x {height}"
-        raise mistake(clean(path, 4096), what, "an image that is less elongated")
+        problem = f"is of {was} pixels, and with a shorter side of {size} it would be of {width} x {height}"
+        raise mistake(clean(path, 4096), problem, "an image that is less elongated")
     left, top = (width - size) // 2, (height - size) // 2
     resized = grey_or_colour.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(resized.crop((left, top, left + size, top + size)), dtype=np.uint8)
     return pixels.reshape(size, size, channels).transpose(2, 0, 1)
 
 
-def faults(work: Callable[[Item], object], items: Sequence[Item], what: str) -> list[tuple[Item, str]]:
+def faults(work: Callable[[Item], object], items: Sequence[Item], task: str) -> list[tuple[Item, str]]:
     """Items for which ``work`` raises LabelSkewError, with the message."""
     from rich.console import Console
     from rich.markup import escape
@@ -96,7 +96,7 @@ def faults(work: Callable[[Item], object], items: Sequence[Item], what: str) -> 
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
         done = pool.map(fault, items)
-        shown = track(done, escape(clean(what)), total=len(items), console=console, disable=not console.is_terminal)
+        shown = track(done, escape(clean(task)), total=len(items), console=console, disable=not console.is_terminal)
         return [(item, wrong) for item, wrong in zip(items, shown, strict=True) if wrong]
     finally:
         pool.shutdown(cancel_futures=True)  # so that Ctrl-C does not wait

@@ -96,6 +96,6 @@ def normalised(data: Data, mean: Word, std: Word) -> Data:
             known = {"data": of_data[i], "imagenet": IMAGENET[i]}
             made[i] = known[word] if isinstance(word, str) else tuple(map(float, word))
             if len(made[i]) not in (1, channels):
-                what = f"{word}: {counted(len(made[i]), 'number')} for samples of {counted(channels, 'channel')}"
-                raise mistake(f"data_args.{key}", what, "a number for each channel, or one for all")
+                problem = f"{word}: {counted(len(made[i]), 'number')} for samples of {counted(channels, 'channel')}"
+                raise mistake(f"data_args.{key}", problem, "a number for each channel, or one for all")
     return replace(data, mean=made[0], std=made[1])

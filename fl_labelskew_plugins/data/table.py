@@ -63,8 +63,8 @@ def header(path: Path) -> list[str]:
     if "" in names:
         raise mistake(path, f"column {names.index('') + 1} has no name", "a first line with a name for each column")
     if duplicates := repeated(names):
-        what = f"column {clean(duplicates[0], 40)} occurs more than once"
-        raise mistake(path, what, "a different name for each column")
+        problem = f"column {clean(duplicates[0], 40)} occurs more than once"
+        raise mistake(path, problem, "a different name for each column")
     return names
 
 
@@ -435,8 +435,8 @@ class Table(Dataset):
         if without.all():
             if not len(frame):
                 raise mistake(path, "has no rows", "a file with one row per sample")
-            what = f"has no complete row; most values of column {clean(lacking.sum().idxmax(), 40)} are missing"
-            raise mistake(path, what, "data_args.missing: mean, or data_args.features without it")
+            problem = f"has no complete row; most values of column {clean(lacking.sum().idxmax(), 40)} are missing"
+            raise mistake(path, problem, "data_args.missing: mean, or data_args.features without it")
         if options.missing == "drop":
             warn(f"{path}: dropped {counted(int(without.sum()), 'row')} of {len(frame)} with missing values")
             return frame[~without]
@@ -444,8 +444,8 @@ class Table(Dataset):
         count, row = counted(int(lacking[first].sum()), "row"), int(lacking[first].to_numpy().argmax()) + 1
         more = f"; values are also missing in {few(others)}" if others else ""
         use = "data_args.missing: drop" + ("" if first in needed else " or mean")
-        what = f"has no value in {count} of {len(frame)}, first in row {row}{more}"
-        raise mistake(f"{path}: column {clean(first, 40)}", what, use)
+        problem = f"has no value in {count} of {len(frame)}, first in row {row}{more}"
+        raise mistake(f"{path}: column {clean(first, 40)}", problem, use)
 
     def _encoding(self, frame: pd.DataFrame, path: Path) -> Encoding:
         """The encoding of the training file, without means."""

@@ -147,8 +147,8 @@ class TorchvisionSet(Dataset):
 
     def unpublished(self, path: Path) -> LabelSkewError:
         """Error for a wrong MD5 sum."""
-        what = "is not the published file (its MD5 sum differs), and was not read"
-        return LabelSkewError(f"{path}: {what}; delete it, and get it again from {self.source}")
+        problem = "is not the published file (its MD5 sum differs), and was not read"
+        return LabelSkewError(f"{path}: {problem}; delete it, and get it again from {self.source}")
 
 
 BATCHES = {**dict.fromkeys((*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"), "31.0 MB"), "batches.meta": "any"}

@@ -51,9 +51,9 @@ def _comm_conflicts(recipe: Sections) -> Iterator[Conflict]:
         right = "GRPC" if common.across_silos else "another backend, or GRPC with training_type cross_silo"
         message = f"{comm.backend} cannot be used with training_type {common.training_type}; allowed: {right}"
         yield Conflict("comm_args.backend", message, (KIND,))
-    for key, value, what in (("workers", comm.workers, "a number"), ("hostfile", comm.hostfile, "a file")):
+    for key, value, alternative in (("workers", comm.workers, "a number"), ("hostfile", comm.hostfile, "a file")):
         if value is not None and not comm.over_mpi:
-            message = f"{value} cannot be used with backend {comm.backend}; allowed: null, or {what} with MPI"
+            message = f"{value} cannot be used with backend {comm.backend}; allowed: null, or {alternative} with MPI"
             yield Conflict(f"comm_args.{key}", message, ("comm_args.backend",))
     if comm.min_clients is not None and comm.min_clients > train.clients_per_round:
         right = f"an integer from 1 to client_num_per_round, {train.clients_per_round}"
@@ -109,11 +109,11 @@ def moments_conflicts(recipe: Sections, dataset: Dataset) -> Iterator[Conflict]:
     if not (recipe.common.across_silos and recipe.comm.secure_aggregation and own_data):
         return
     if mean == "data" or (mean is None and dataset.measured):
-        what = f"with {SECURE} silos do not send the sums for a common mean and std"
+        problem = f"with {SECURE} silos do not send the sums for a common mean and std"
         numbers = "numbers for each channel or feature, or one for all, such as mean: [0.5] and std: [0.25]"
         use = f"write mean: imagenet (pictures in colour), or {numbers}" if dataset.picture_keys else f"write {numbers}"
         value = "missing" if mean is None else show(mean)
-        yield Conflict("data_args.mean", f"{value}: {what}; {use}", (SECURE, "data_args.dataset"))
+        yield Conflict("data_args.mean", f"{value}: {problem}; {use}", (SECURE, "data_args.dataset"))
 
 
 def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
@@ -124,8 +124,8 @@ def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
     elif features != (getattr(whole, "features", None) or features):
         yield "data_args.features", "differ from the recipe's, or in their order; use the same list everywhere"
     if getattr(params, "categorical", None) == "one_hot":
-        what = "one_hot uses a silo's own categories, which others may lack; use a mapping of columns to lists"
-        yield "data_args.categorical", what
+        problem = "one_hot uses a silo's own categories, which others may lack; use a mapping of columns to lists"
+        yield "data_args.categorical", problem
 
 
 def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
@@ -244,17 +244,17 @@ def sum_conflicts(recipe: Sections, method: Method) -> Iterator[Conflict]:
         return
     for part in getattr(method, "parts", {"": method}).values():
         if (share := getattr(part.params, "share_prototypes", 1)) < 1:
-            what = f"{share:g}: the sum of prototypes would cover few clients; allowed: 1, or no secure aggregation"
-            yield Conflict("method_args.share_prototypes", what, (SECURE,))
+            problem = f"{share:g}: the sum of prototypes would cover few clients; allowed: 1, or no secure aggregation"
+            yield Conflict("method_args.share_prototypes", problem, (SECURE,))
     every = recipe.train.client_num_in_total
     for key, clients in (
         ("train_args.client_num_per_round", recipe.train.clients_per_round),
         ("comm_args.secure_threshold", fewest_summed(recipe)),
     ):
         if clients < every and recipe.privacy.noise_multiplier is None:
-            what = (
+            problem = (
                 f"{clients} of {every} clients: sums over different clients can be compared and reveal single uploads"
             )
             allowed = f"{every}, noise (privacy_args.noise_multiplier), or no secure aggregation"
-            yield Conflict(key, f"{what}; allowed: {allowed}", (SECURE,))
+            yield Conflict(key, f"{problem}; allowed: {allowed}", (SECURE,))
             return

@@ -109,8 +109,8 @@ class FunctionNetwork(Network):
             place = f" (line {lines[-1]})" if lines else ""
             raise LabelSkewError(f"model_args.model: {self.function}: {clean(failure(error), 300)}{place}") from error
         if not isinstance(module, nn.Module):
-            what = f"{self.function} returned {type(module).__name__}"
-            raise mistake("model_args.model", what, "a function that returns a torch.nn.Module")
+            problem = f"{self.function} returned {type(module).__name__}"
+            raise mistake("model_args.model", problem, "a function that returns a torch.nn.Module")
         return ModuleNetwork(module).build(input_shape, num_classes)
 
 

@@ -196,8 +196,8 @@ class _Check(Mistakes):
         for key, value in made.normalisation.items():
             if (of_all := base.normalisation[key]) != value:
                 of_recipe = f"that of {base.data.dataset}" if of_all is None else show(of_all)
-                what = f"{show(value)} here but {of_recipe} in the recipe; all silos share one normalisation"
-                self.say(f"data_args.{key}", f"{what}: set mean and std in the recipe to numbers, imagenet or data")
+                problem = f"{show(value)} here but {of_recipe} in the recipe; all silos share one normalisation"
+                self.say(f"data_args.{key}", f"{problem}: set mean and std in the recipe to numbers, imagenet or data")
                 self.end()
         refused = policy.refused(made.policy, made) if made.policy is not None else ()
         self._refuse((f"{POLICY}.{key}", line) for key, line in refused if not survey or key == "server_fingerprint")
@@ -246,13 +246,13 @@ class _Check(Mistakes):
             plugins.known("methods", name, f"{POLICY}.methods", self)
         return args
 
-    def _sections(self, text: str, allowed: Sequence[str], what: str) -> dict[str, Any]:
+    def _sections(self, text: str, allowed: Sequence[str], kind: str) -> dict[str, Any]:
         try:
             content, duplicates = yaml.read(text)
         except yaml.YamlError as error:
             raise RecipeError([f"{shown(self.path)}: {error}"]) from None
         if content is None:
-            raise RecipeError([f"{shown(self.path)}: empty; {what} has the sections {', '.join(allowed)}"])
+            raise RecipeError([f"{shown(self.path)}: empty; {kind} has the sections {', '.join(allowed)}"])
         if not isinstance(content, dict):
             raise RecipeError([f"{shown(self.path)}: {show(content)} is not a mapping of sections to keys"])
         refuse_launch_job(self.path, content)

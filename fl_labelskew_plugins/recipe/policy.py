@@ -40,12 +40,12 @@ def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
     if policy.require_secure_aggregation and not recipe.comm.secure_aggregation:
         yield _line(policy, "require_secure_aggregation", "comm_args.secure_aggregation false")
     leaving = list(sent(recipe))
-    for kind, what in leaving:
+    for kind, cause in leaving:
         if policy.send is not None and kind not in policy.send:
-            yield _line(policy, "send", f"{kind}: {what}")
+            yield _line(policy, "send", f"{kind}: {cause}")
     for name in [name for name, least in policy.noise_at_least or () if least is not None]:
         (least, wanted), key = policy.least_noise(name), f"noise_at_least.{name}"
-        if (strength := _noise(recipe, name, [what for kind, what in leaving if kind == "counts"])) < least:
+        if (strength := _noise(recipe, name, [cause for kind, cause in leaving if kind == "counts"])) < least:
             yield key, f"{least:g} does not allow noise of {strength:g}; set more noise, or change this policy"
         elif wanted and (others := _kinds(recipe, name) - {wanted}):
             yield key, f"{wanted} does not allow {', '.join(others)} noise; set that kind, or change this policy"
@@ -86,7 +86,7 @@ def _noise(recipe: Recipe, name: str, counts: list[str]) -> float:
     if name == "upload_sigma":
         return max(strengths)
     # only counts of an opening may have noise; counts in uploads or HELLO are exact
-    exact = [what for what in counts if OPENING not in what]
+    exact = [cause for cause in counts if OPENING not in cause]
     opens = [method.uses("opening") and "counts" in method.sends.values() for method in parts]
     return 0.0 if exact else min(itertools.compress(strengths, opens), default=math.inf)
 

@@ -53,16 +53,16 @@ def leaving(recipe: Recipe, samples: int, least: int) -> Leaving:
     Numbers of samples and of steps are assumed to be public.
     """
     hello, opening, upload, test = [], [], [], []
-    for kind, what in sent(recipe):
+    for kind, cause in sent(recipe):
         if kind == "weights":
             upload.append(_on_weights(recipe, least))
-        elif OPENING in what:
-            opening.append(on_counts(*count_noise(recipe), samples) if kind == "counts" else Noise(what))
-        elif what in IN_HELLO and not recipe.comm.secure_aggregation:  # then these are parts of each sum
-            hello.append(Noise(what))
+        elif OPENING in cause:
+            opening.append(on_counts(*count_noise(recipe), samples) if kind == "counts" else Noise(cause))
+        elif cause in IN_HELLO and not recipe.comm.secure_aggregation:  # then these are parts of each sum
+            hello.append(Noise(cause))
         else:
-            upload.append(Noise(what))
-            test += [Noise(what)] * (kind == "measures")
+            upload.append(Noise(cause))
+            test += [Noise(cause)] * (kind == "measures")
     return Leaving(hello, opening, upload, test)
 
 

@@ -24,11 +24,11 @@ PAPERS = "papers"  # folder
 
 
 @cache
-def folder(what: str = "recipes") -> Path:
+def folder(name: str = "recipes") -> Path:
     """Folder of recipes, examples or sweeps, in an installed package or a checkout."""
     package = Path(__file__).parent.parent
-    inside = package / what
-    return inside if inside.is_dir() else package.parent / what
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name
 
 
 def files() -> dict[str, Path]:

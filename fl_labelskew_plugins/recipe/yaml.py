@@ -159,8 +159,8 @@ def _value(loader: _Loader, node: yaml.Node, duplicates: list[str], place: str =
 
 def _scalar(loader: _Loader, node: yaml.ScalarNode, place: str) -> Hashable:
     if node.tag in (_INT, _FLOAT) and len(node.value) > MAX_DIGITS:
-        what = f"a number of {len(node.value)} characters; use at most {MAX_DIGITS}, or quotes for text"
-        raise YamlError(f"{_line(node)}: {place}{what}")
+        problem = f"a number of {len(node.value)} characters; use at most {MAX_DIGITS}, or quotes for text"
+        raise YamlError(f"{_line(node)}: {place}{problem}")
     try:
         value: Hashable = loader.construct_object(node)
     except (ValueError, KeyError, OverflowError, yaml.YAMLError):

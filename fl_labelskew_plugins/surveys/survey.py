@@ -137,9 +137,9 @@ class Survey:
 def of_partition(recipe: Recipe) -> Survey:
     """Survey of a recipe's partition; LabelSkewError without one, or if it fails."""
     if recipe.own_data:
-        what = "its silos have their own data, which this command cannot read"
+        problem = "its silos have their own data, which this command cannot read"
         raise mistake(
-            "client_specific_args.data_silo_config", what, "labelskew run RECIPE --survey at the server and silos"
+            "client_specific_args.data_silo_config", problem, "labelskew run RECIPE --survey at the server and silos"
         )
     data, clients = divided(recipe)
     title = clean(f"{recipe.data.dataset}, {recipe.partition.partition_method}")
