@@ -193,7 +193,6 @@ class ImageFolder(Dataset):
         return self.params.class_names or self.known_classes
 
     def _refuse_only_test(self, data_dir: Path) -> None:
-        """Raise LabelSkewError for a test part that would be read as a class."""
         if self._named:
             return
         for part in ("test", "val"):
@@ -205,7 +204,6 @@ class ImageFolder(Dataset):
                 )
 
     def _parts(self, data_dir: Path | None) -> tuple[Path, list[Path], LabelledFiles, LabelledFiles | None]:
-        """The :meth:`root`, its :meth:`groups`, and the images from :meth:`find`."""
         self.check(data_dir, download=False)
         root = self.root(data_dir)
         with readable(f"data set {self.name}: {root}"):
@@ -263,7 +261,6 @@ class ImageFolder(Dataset):
         return f"{of}{counted(len(classes), 'class', 'classes')} ({few(classes)}); test part: {part}"
 
     def _split_groups(self, groups: Sequence[Path], train: Arrays, test: Arrays, *, seed: int) -> tuple[Arrays, Arrays]:
-        """Split off test samples of groups without them."""
         fraction, of_train = self.params.test_fraction, np.asarray(train.groups)
         if empty := [str(train_folder(folder)) for g, folder in enumerate(groups) if g not in np.unique(of_train)]:
             use = "valid images, or list the other folders in data_args.groups"

@@ -199,7 +199,6 @@ class ISIC2019(Dataset):
 
 
 def _tables(root: Path) -> list[str]:
-    """FLamby's split if it exists, else truth and metadata."""
     return [SPLIT] if os.path.isfile(root / SPLIT) else [TRUTH, META]
 
 
@@ -236,7 +235,6 @@ def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
 
 
 def _read(file: Path, needed: Sequence[str]) -> pd.DataFrame:
-    """Rows of a CSV file, with these columns."""
     import pandas as pd
 
     with sound(file, *SOUND):
@@ -336,7 +334,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _names(folder: Path) -> set[str]:
-    """Names of the JPEGs in a folder, without ``.jpg``."""
     with os.scandir(folder) as entries:
         return {e.name[:-4] for e in entries if e.name.endswith(".jpg") and not e.name.startswith(".")}
 

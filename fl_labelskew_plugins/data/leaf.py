@@ -258,7 +258,6 @@ def numbers(texts: Iterable[str]) -> NDArray[np.uint8]:
 
 
 def _numbers(values: list[Any], name: str) -> NDArray[Any]:
-    """Convert numbers, or rows of numbers of the same length, to an array."""
     try:
         array = np.array(values)
     except ValueError:

@@ -44,7 +44,6 @@ def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, 
 
 
 def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -> None:
-    """Raise LabelSkewError for wrong headers, or too little memory."""
     form: Any = np.lib.format
     read = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
     need = 0
@@ -85,7 +84,6 @@ def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str
 
 
 def _to_numbers(arrays: dict[str, NDArray[Any]], start: str, where: str, order: NDArray[np.str_]) -> list[str]:
-    """Replace names by numbers in all parts; return the names in ``order``, or sorted."""
     keys = [key for key in (start, f"{start}_train", f"{start}_test") if key in arrays]
     texts = {key: arrays[key] for key in keys if arrays[key].dtype.kind == "U"}
     if not order.size:

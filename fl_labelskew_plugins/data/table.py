@@ -448,7 +448,6 @@ class Table(Dataset):
         raise mistake(f"{path}: column {clean(first, 40)}", problem, use)
 
     def _encoding(self, frame: pd.DataFrame, path: Path) -> Encoding:
-        """The encoding of the training file, without means."""
         wrong: list[str] = []
         options, features = self.params, []
         for name in frame.columns[1 if options.group is None else 2 :]:
@@ -499,7 +498,6 @@ class Table(Dataset):
         return names, labels
 
     def _groups(self, frames: Sequence[pd.DataFrame]) -> tuple[list[str], list[NDArray[np.int64] | None]]:
-        """Names of all groups, and each file's groups ``(N,)``, if any."""
         if self.params.group not in frames[0]:
             return [], [None] * len(frames)
         columns = [texts(frame[self.params.group]) for frame in frames]

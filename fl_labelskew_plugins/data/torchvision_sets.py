@@ -52,7 +52,6 @@ class TorchvisionSet(Dataset):
         return size_text(path.stat().st_size)
 
     def _wanted(self, part: str | None) -> dict[str, str]:
-        """Published files of one or both parts, with facts."""
         return {name: fact for key, files in self.files.items() if part in (None, key) for name, fact in files.items()}
 
     def _found(self, data_dir: Path | None, part: str | None = None) -> tuple[dict[str, Path], str]:
@@ -129,7 +128,6 @@ class TorchvisionSet(Dataset):
         return replace(data, mean=mean, std=std)
 
     def _downloaded(self, data_dir: Path | None, download: bool, part: str | None = None) -> dict[str, Path]:
-        """Files of one or both parts, downloaded if necessary and allowed."""
         self._check(data_dir, download, part)
         if self._found(data_dir, part)[1] and data_dir is not None:
             from torchvision import datasets

@@ -204,7 +204,6 @@ def describe(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
 
 
 def _unsupported_network(recipe: Recipe, model: nn.Module) -> str | None:
-    """Reason if FedML's code cannot train a network."""
     if next(model.buffers(), None) is not None:
         return f"FedML cannot train {recipe.network_name}, which has batch normalisation or other buffers"
     if not all(p.requires_grad for p in model.parameters()):

@@ -129,7 +129,6 @@ def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
 
 
 def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
-    """Settings that need single uploads."""
     comm, bits = recipe.comm, recipe.comm.secure_bits
     if not comm.secure_aggregation:
         return
@@ -183,7 +182,6 @@ def _diagnostics_conflicts(recipe: Sections) -> Iterator[Conflict]:
 
 
 def _host_conflicts(security: SecurityArgs, dp: DpArgs) -> Iterator[Conflict]:
-    """Keys that FedML's active switches need, and noise that it cannot compute."""
     yield from _needed("security_args", security, "enable_attack", "attack_type")
     yield from _needed("security_args", security, "enable_defense", "defense_type")
     yield from _needed("dp_args", dp, "enable_dp", "dp_solution_type")

@@ -186,7 +186,6 @@ def _server_in(file: Path) -> str | None:
 
 
 def _owners(key: str) -> str:
-    """Optimisers or partitions with this parameter."""
     for section in ("train_args", "partition_args"):
         chooser, names = PLUGGED[section], []
         for entry in catalog.entries(chooser.kind):

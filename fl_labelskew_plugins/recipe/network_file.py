@@ -152,7 +152,6 @@ def _file_of(module: str) -> Path:
 
 
 def _params(node: ast.FunctionDef, where: str) -> type[params.Params]:
-    """Parameters that a recipe may set, from the function's signature."""
     args = node.args
     positional = [*args.posonlyargs, *args.args]
     given = [None] * (len(positional) - len(args.defaults)) + list(args.defaults)

@@ -135,7 +135,6 @@ def _silos_own(content: object) -> bool:
 
 
 def _content(text: str) -> Any:
-    """Content of a YAML text; None for invalid YAML."""
     with contextlib.suppress(yaml.YamlError):
         return yaml.read(text)[0]
     return None
@@ -152,8 +151,6 @@ def homes(path: Path) -> list[tuple[Path, int]]:
 
 
 class _Check(Mistakes):
-    """Check of one recipe or one silo's own file."""
-
     def recipe(self, text: str, overrides: Sequence[str], objects: Mapping[str, Any]) -> Recipe:
         raw = self._sections(text, PARTS, "a recipe")
         numbers = raw.pop(EXPECTED, ())

@@ -95,7 +95,6 @@ def _made(place: str, plugin: Any, raw: Mapping[str, Any], keys: Sequence[str], 
 
 
 def _combination(section: str, parts: Sequence[str], raw: Mapping[str, Any], mistakes: Mistakes) -> Method | None:
-    """A combination of methods, each with parameters under its own name."""
     place, common = f"{section}.method", keys_of(MethodArgs)
     for name in dict.fromkeys(parts):
         if known("methods", name, place, mistakes) and parts.count(name) > 1:

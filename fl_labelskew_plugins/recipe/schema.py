@@ -36,7 +36,6 @@ def json_schema() -> dict[str, Any]:
 
 
 def _silo_schema(section: str, keys: Sequence[str] | None, defs: dict[str, Any]) -> dict[str, Any]:
-    """Schema of a section in a silo's own file."""
     if section == "method_args":  # depends on the recipe's method
         return {"type": "object"}
     if section == POLICY:
@@ -73,7 +72,6 @@ def _section_schema(section: str, defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trackers_schema(section: str, defs: dict[str, Any]) -> dict[str, Any]:
-    """Schema of a name, or of a name with its parameters."""
     one: dict[str, Any] = {name: {"type": "object"} for name in plugins.names("trackers")}
     for name in one:
         with contextlib.suppress(PluginError):

@@ -114,7 +114,6 @@ def text(path: str | Path) -> str | None:
 
 @cache
 def _warn_missing(path: str, name: str) -> None:
-    """Warn once that a recipe of the package replaces a missing file."""
     log.warn(f"{path} does not exist; using the package's recipe {name} (to copy it: {COPY.format(name)})")
 
 

@@ -203,7 +203,6 @@ def _cells(page: TablePage, wrong: list[str]) -> dict[str, Cell]:
 
 
 def _unknown(page: TablePage) -> Iterator[str]:
-    """Error messages about unknown sections and an unknown default method."""
     layers = {"base": page.base}
     for kind in ("data", "splits", "methods"):
         layers |= {f"{kind}.{name}": sections for name, sections in getattr(page, kind).items()}
@@ -244,7 +243,6 @@ def _names(page: TablePage, part: TablePart, row: TableRow) -> list[str]:
 
 
 def _open(sections: RawSections) -> Iterator[str]:
-    """Names of the placeholders that a row fills in."""
     for keys in sections.values():
         for value in keys.values():
             if isinstance(value, str) and value.startswith("$"):
@@ -263,7 +261,6 @@ def _filled(sections: RawSections, args: Keys) -> RawSections:
 
 
 def _sections(keys: Keys) -> RawSections:
-    """Nest ``section.key`` to value into sections."""
     sections: RawSections = {}
     for key, value in keys.items():
         section, _, inner = key.partition(".")
@@ -272,7 +269,6 @@ def _sections(keys: Keys) -> RawSections:
 
 
 def _merged(*layers: RawSections) -> RawSections:
-    """Merge layers, in a recipe's order of sections."""
     whole: RawSections = {}
     for layer in layers:
         for section, keys in layer.items():
@@ -294,7 +290,6 @@ def _expected(page: TablePage, cell: Cell) -> Iterator[dict[str, Any]]:
 
 
 def _make_absolute(content: RawSections, folder: Path) -> None:
-    """Make paths absolute."""
     for section, model in SECTIONS.items():
         keys = [key for key, field in model.model_fields.items() if IS_PATH in field.metadata]
         for key in set(keys) & content.get(section, {}).keys():
