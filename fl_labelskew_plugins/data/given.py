@@ -36,13 +36,9 @@ class GivenData(Dataset):
 def given_data(given: object) -> Data:
     """Turn training and test parts into one data set.
 
-    Args:
-        given: a :class:`fl_labelskew_registry.Data`; or two parts, as a pair or a mapping with ``train`` and ``test``.
-            Each part is a pair of arrays ``x`` ``(N, ...)`` and ``y`` ``(N,)``, or a torch ``Dataset`` with
-            ``targets`` and, optionally, ``classes``. Its items begin with the sample.
-
-    Raises:
-        LabelSkewError: the type or content is invalid.
+    ``given`` is a :class:`fl_labelskew_registry.Data`; or two parts, as a pair or a mapping of ``train`` and ``test``.
+    Each part is a pair of arrays ``x`` ``(N, ...)`` and ``y`` ``(N,)``, or a torch ``Dataset`` with ``targets`` and,
+    optionally, ``classes``. Its items begin with the sample. Raise LabelSkewError for other objects.
     """
     if isinstance(given, Data):
         return given

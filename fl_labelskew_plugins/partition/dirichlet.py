@@ -59,7 +59,7 @@ def balanced_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Ge
 def capped_pieces(
     members: list[Indices], clients: int, beta: float, rng: np.random.Generator
 ) -> tuple[Indices, list[list[Indices]]]:
-    """Samples of each client ``(K,)``, at most ``N / K`` before its last class, and each class's piece per client."""
+    """Samples of each client ``(K,)``, and each class's piece per client; with ``N / K`` samples a client is full."""
     cap = sum(len(samples) for samples in members) / clients
     totals = np.zeros(clients, np.int64)
     pieces: list[list[Indices]] = []

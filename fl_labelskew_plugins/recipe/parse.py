@@ -57,16 +57,10 @@ def parse(
     overrides: Sequence[str] = (),
     objects: Mapping[str, Any] = NOTHING,
 ) -> Recipe:
-    """Parse and check a recipe.
+    """Parse and check a recipe; RecipeError with every mistake.
 
-    Args:
-        text: YAML.
-        source: path of the recipe, for messages.
-        overrides: ``section.key=value`` each.
-        objects: plugins by section that replace those of the text; see :func:`.plugins.from_objects`.
-
-    Raises:
-        RecipeError: with every mistake of the text and the overrides.
+    ``source`` is the recipe's path, for messages. ``overrides`` are ``section.key=value`` each. ``objects`` are plugins
+    by section that replace those of the text; see :func:`.plugins.from_objects`.
     """
     recipe = _Check(Path(source)).recipe(text, overrides, objects)
     if recipe.train.reference is None:

@@ -20,10 +20,10 @@ class Noise:
 
     Args:
         on: the protected data, such as ``counts``.
-        kind: distribution; ``discrete``: discrete Gaussian, of all clients of a sum together; ``none``: no noise.
+        kind: distribution; ``discrete``: discrete Gaussian, of all clients of a sum together.
         silo: standard deviation, or scale of a Laplace distribution, divided by the largest change of the data if all
             samples of a silo are replaced; 0: no bound.
-        claim: the same if one sample is replaced, see ``PrivacyArgs``.
+        claim: the same if one sample is replaced.
     """
 
     on: str

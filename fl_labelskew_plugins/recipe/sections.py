@@ -1,7 +1,7 @@
 """Sections and keys of recipes and of silos' files: FedML's names, plus our own.
 
-Sections that choose a plugin (``data_args``, ``partition_args``, ``model_args``, ``train_args``, ``method_args``)
-contain only the keys common to all plugins of that kind; the other keys belong to the plugin's ``Params``.
+A section that chooses a plugin contains only the keys common to all plugins of that kind; the other keys belong to the
+plugin's ``Params``.
 """
 
 from __future__ import annotations
