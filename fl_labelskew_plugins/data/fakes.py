@@ -19,7 +19,7 @@ SurveyRows = list[tuple[str, str, str]]
 
 @contextmanager
 def whole(out: Path) -> Iterator[Path]:
-    """A temporary folder that replaces ``out``; LabelSkewError if ``out`` is not empty or not writable."""
+    """A temporary folder that replaces ``out``. Raise LabelSkewError if ``out`` is not empty or not writable."""
     given, out = out, Path(os.path.abspath(out))
     part = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:

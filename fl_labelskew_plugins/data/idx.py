@@ -27,7 +27,7 @@ FASHION = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, 
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Read an IDX file of unsigned bytes, plain or ``.gz``; LabelSkewError for an invalid one."""
+    """Read an IDX file of unsigned bytes, plain or ``.gz``. Raise LabelSkewError for an invalid one."""
     try:
         with (
             open(path, "rb", opener=open_regular) as file,

@@ -175,7 +175,7 @@ class ImageFolder(Dataset):
             return self.find_test(root) is None and not self.find_tests(self.groups(root, ("train", "test", "val")))
 
     def listed(self, folder: Path) -> LabelledFiles:
-        """Images in a folder of classes; LabelSkewError without images, or for nested folders of unknown meaning."""
+        """Images in a folder of classes. Raise LabelSkewError without images, or for unclear nested folders."""
         samples = list_images(folder.iterdir(), f"data set {self.name}: {folder}")
         if self._named or (nested := nested_class(folder, samples)) is None:
             return samples
@@ -293,7 +293,7 @@ class ImageFolder(Dataset):
         return [sample for sample in samples if sample[1] in chosen or sample[1] not in known]
 
     def names(self, samples: LabelledFiles, others: LabelledFiles) -> list[str]:
-        """All classes in label order; LabelSkewError if an image of ``samples`` or ``others`` has another class."""
+        """All classes in label order. Raise LabelSkewError if a sample has another class."""
         given = self._named
         names = sorted({name for _, name in samples}) if given is None else list(given)
         known = set(names)
@@ -438,7 +438,7 @@ def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
 
 
 def list_images(folders: Iterable[Path], where: str) -> LabelledFiles:
-    """All images in class folders, sorted by class; LabelSkewError without class folders, or for empty ones."""
+    """All images in class folders, sorted by class. Raise LabelSkewError without class folders, or for empty ones."""
     by_class = [(folder.name, images_in(folder)) for folder in folders_among(folders)]
     if empty := [name for name, images in by_class if not images]:
         more = f", and {len(empty) - MAX_SHOWN} more" if len(empty) > MAX_SHOWN else ""

@@ -50,11 +50,11 @@ class Leaf(Dataset):
         users: int | None = Field(None, ge=1, description="Number of users, drawn with the seed; default: all.")
 
     def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
-        """One user's samples; ValueError for invalid ones, with a message that follows the user's name."""
+        """One user's samples. Raise ValueError for invalid ones, with a message that follows the user's name."""
         raise NotImplementedError
 
     def files(self, data_dir: Path | None, part: str) -> list[Path]:
-        """Files of one part, sorted; raise LabelSkewError without any."""
+        """Files of one part, sorted. Raise LabelSkewError without any."""
         if data_dir is None:
             raise LabelSkewError(
                 f"data set {self.name}: data_args.data_cache_dir is not set; set it to LEAF's folder with train/*.json "
@@ -113,7 +113,7 @@ class Leaf(Dataset):
         return {names[k]: train[names[k]] for k in rng.permutation(len(names))[:wanted]}
 
     def part(self, users: dict[str, UserArrays], numbers: dict[str, int]) -> Arrays:
-        """Samples of all users; raise LabelSkewError without users."""
+        """Samples of all users. Raise LabelSkewError without users."""
         if not users:
             raise LabelSkewError(f"data set {self.name}: the test part has no samples; add at least one")
         names = sorted(users)

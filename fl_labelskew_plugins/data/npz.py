@@ -32,7 +32,7 @@ KNOWN = ["class_names", *(f"{name}{part}" for name in ("x", "y", "groups") for p
 
 
 def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
-    """Arrays of an ``.npz`` file, by name; LabelSkewError for other files, pickled objects, or too little memory."""
+    """Arrays of an ``.npz`` file, by name. Raise LabelSkewError for other files, pickles, or too little memory."""
     with sound(path, *SOUND), open(path, "rb", opener=open_regular) as stream:
         if stream.read(6) == np.lib.format.MAGIC_PREFIX:  # np.load would ignore its size
             raise mistake(path, "contains a single array", "an .npz archive with x and y")
@@ -128,7 +128,7 @@ def to_inputs(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
 
 
 def to_labels(y: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
-    """Labels ``(N,)`` int64; raise LabelSkewError unless they are ``samples`` integers from 0."""
+    """Labels ``(N,)`` int64. Raise LabelSkewError unless they are ``samples`` integers from 0."""
     if y.dtype.kind not in "iu" or y.ndim != 1:
         raise mistake(where, f"is {y.dtype} of shape {y.shape}", "integers or names in one dimension")
     if len(y) != samples:
@@ -156,7 +156,7 @@ class Npz(Dataset):
     measured = True
 
     def path(self, data_dir: Path | None) -> Path:
-        """Path of the archive; LabelSkewError if it is missing or ambiguous."""
+        """Path of the archive. Raise LabelSkewError if it is missing or ambiguous."""
         return only_file(data_dir, self.params.file, [".npz"], "npz")
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
@@ -204,7 +204,7 @@ class Npz(Dataset):
         return "x_test" not in read_archive(self.path(data_dir), ["x_test"])
 
     def class_names(self, path: Path, labels: NDArray[np.int64], named: list[str]) -> list[str]:
-        """Names of all classes: ``named``, or numbers; LabelSkewError for ``labels`` ``(N,)`` that do not match."""
+        """Names of all classes: ``named``, or numbers. Raise LabelSkewError for other ``labels`` ``(N,)``."""
         seen, classes = np.unique(labels), self.params.classes
         if named:
             if classes not in (None, len(named)):

@@ -29,7 +29,7 @@ MAX_BYTES = 2**29  # pixels of four 16-bit channels
 
 
 def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, draft: int | None = None) -> Image:
-    """Open and decode an image file; LabelSkewError if it is missing, invalid or too large.
+    """Open and decode an image file. Raise LabelSkewError if it is missing, invalid or too large.
 
     ``draft``: decode a JPEG no larger than needed for sides of this many pixels, which is several times faster.
     """

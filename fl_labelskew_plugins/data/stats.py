@@ -46,7 +46,7 @@ class MomentSums:
 
 
 def sums(x: NDArray[Any] | Images) -> MomentSums:
-    """Sums over samples ``(N, A, ...)``, uint8 or float; raise LabelSkewError for images in files."""
+    """Sums over samples ``(N, A, ...)``, uint8 or float. Raise LabelSkewError for images in files."""
     if isinstance(x, Images):
         raise mistake("data_args.mean", "data: not supported for images in files", "numbers, or imagenet")
     count, axes = x[:, :1].size, (0, *range(2, x.ndim))

@@ -46,7 +46,7 @@ FAKE_CLASSES, FAKE_GROUPS, FAKE_FEATURES = ("benign", "malign", "unsure"), ("coa
 
 
 def header(path: Path) -> list[str]:
-    """Column names of a file; LabelSkewError for too many columns, or empty or repeated names."""
+    """Column names of a file. Raise LabelSkewError for too many columns, or empty or repeated names."""
     with sound(path, *SOUND):
         check_regular(path)
         if path.suffix.lower() in PARQUET:
@@ -116,7 +116,7 @@ def _parquet(path: Path, texts: Sequence[str] = ()) -> Any:
 
 
 def _checked(path: Path, columns: Sequence[str]) -> Any:
-    """Open a Parquet file; LabelSkewError for nested columns, or too little memory."""
+    """Open a Parquet file. Raise LabelSkewError for nested columns, or too little memory."""
     file = _parquet(path)
     metadata, schema = file.metadata, file.schema_arrow
     for name in columns:
@@ -153,7 +153,7 @@ def ordered(names: NDArray[np.object_]) -> list[str]:
 
 
 def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
-    """Numbers of a column ``(N,)``, NaN for missing ones; None for text; LabelSkewError for other types."""
+    """Numbers of a column ``(N,)``, NaN for missing ones; None for text. Raise LabelSkewError for other types."""
     import pandas as pd
 
     kinds = pd.api.types
@@ -182,7 +182,7 @@ class Feature(Params):
         return [f"{name}={category}" for category in self.categories] or [name]
 
     def encoded(self, column: pd.Series[Any], where: str) -> NDArray[np.float64]:
-        """Features ``(N, 1)`` or ``(N, categories)``, NaN for missing values; LabelSkewError for invalid numbers."""
+        """Features ``(N, 1)`` or ``(N, categories)``, NaN if missing. Raise LabelSkewError for invalid numbers."""
         where = f"{where}: column {clean(self.name, 40)}"
         if not self.categories:
             values = measured(column, where)
@@ -217,7 +217,7 @@ class Encoding(Params):
         return [name for feature in self.features for name in feature.shown]
 
     def encoded(self, frame: pd.DataFrame, where: str) -> NDArray[np.float32]:
-        """Samples ``(N, F)``, NaN for missing values; LabelSkewError for invalid numbers."""
+        """Samples ``(N, F)``, NaN for missing values. Raise LabelSkewError for invalid numbers."""
         use = "fewer rows, fewer columns, or fewer categories"
         fits(20 * len(frame) * len(self.shown), where, "its features", use)
         return np.hstack([f.encoded(frame[f.name], where) for f in self.features]).astype(np.float32)
@@ -458,7 +458,7 @@ class Table(Dataset):
         return Encoding(label=options.label, group=options.group, missing=options.missing, features=features)
 
     def _categories(self, column: pd.Series[Any], where: str) -> list[str]:
-        """Categories of a feature, empty for numbers; LabelSkewError for text that ``categorical`` forbids."""
+        """Categories of a feature, empty for numbers. Raise LabelSkewError for text that ``categorical`` forbids."""
         categorical = self.params.categorical
         categories: Sequence[str] = ()
         if isinstance(categorical, dict) and column.name in categorical:

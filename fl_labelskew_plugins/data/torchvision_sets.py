@@ -89,7 +89,7 @@ class TorchvisionSet(Dataset):
             raise LabelSkewError(missing)
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """Facts of each file; LabelSkewError if no folder is set."""
+        """Facts of each file. Raise LabelSkewError if no folder is set."""
         if (copy := fakes.arrays_file(data_dir)) is not None:
             return [(copy.name, size_text(copy.stat().st_size), "any")]
         found, missing = self._found(data_dir)

@@ -58,7 +58,7 @@ def check_size(name: str, samples: int, clients: int) -> None:
 
 
 def gather(name: str, pieces: Sequence[Sequence[Indices]], advice: str) -> list[Indices]:
-    """Each client's pieces as one sorted index array; LabelSkewError with ``advice`` for an empty client."""
+    """Each client's pieces as one sorted index array. Raise LabelSkewError with ``advice`` for an empty client."""
     nothing = np.empty(0, np.int64)
     parts = [np.sort(np.concatenate([nothing, *client])).astype(np.int64) for client in pieces]
     if empty := [k for k, part in enumerate(parts) if not len(part)]:

@@ -87,7 +87,7 @@ def digest(train: Parts | Sequence[NDArray[np.int64]], test: Parts | Sequence[ND
 
 
 def check_parts(name: str, parts: Any, clients: int, samples: int) -> Parts:
-    """The parts; LabelSkewError unless they are ``clients`` non-empty, disjoint arrays of indices below ``samples``."""
+    """Raise LabelSkewError unless ``parts`` are ``clients`` non-empty, disjoint arrays of indices below ``samples``."""
     if not isinstance(parts, list | tuple) or len(parts) != clients:
         got = f"{len(parts)} parts" if isinstance(parts, list | tuple) else type(parts).__name__
         raise mistake(f"partitioner {name}", f"returned {got}", f"a list of {clients} index arrays")

@@ -15,7 +15,7 @@ class Natural(Partitioner):
     def split(
         self, labels: Indices, groups: Indices | None, *, clients: int, rng: np.random.Generator
     ) -> list[Indices]:
-        """Client ``k`` is the group with the ``k``-th smallest number; LabelSkewError for other numbers of clients."""
+        """Client ``k`` is the group with the ``k``-th smallest number. Raise LabelSkewError for another ``clients``."""
         if groups is None:
             alternative = "one with groups (such as synthetic), or another partition (such as dirichlet or pcdd)"
             raise mistake("partition natural", "this data set has no groups", alternative)

@@ -13,7 +13,7 @@ from fl_labelskew_plugins.partition.base import ByLabels, Indices, by_class, gat
 
 
 def quantity(labels: Indices, *, clients: int, sets_per_client: int, rng: np.random.Generator) -> list[Indices]:
-    """Give each client ``a = sets_per_client`` sets; LabelSkewError for more sets than samples.
+    """Give each client ``a = sets_per_client`` sets. Raise LabelSkewError for more sets than samples.
 
     Samples of a class are shuffled before the cut. Sets differ by at most one sample; one may span two classes.
     """

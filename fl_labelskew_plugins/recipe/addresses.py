@@ -11,7 +11,7 @@ _NAME = re.compile(r"(?!-)[A-Za-z0-9_.-]{1,253}\Z")
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host and port of an address; IPv6 hosts without brackets; raise ValueError for another form.
+    """Host and port of an address; IPv6 hosts without brackets. Raise ValueError for another form.
 
     >>> split("[::1]:8890")
     ('::1', 8890)

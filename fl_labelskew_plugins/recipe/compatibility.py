@@ -108,7 +108,7 @@ def uses_rounds(recipe: Recipe) -> str | None:
 
 
 def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recipe:
-    """The recipe, with or without FedML; LabelSkewError if FedML is missing and needed.
+    """The recipe, with or without FedML. Raise LabelSkewError if FedML is missing and needed.
 
     ``host`` is ``fedml`` or ``none``. The default is ``before``, the host of the run that is resumed, else FedML if it
     is installed.
@@ -124,7 +124,7 @@ def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recip
 
 
 def without_host(recipe: Recipe, use: str) -> Recipe:
-    """The recipe for our own code only; LabelSkewError if it needs FedML, with the alternative ``use``."""
+    """The recipe for our own code only. Raise LabelSkewError if it needs FedML, with the alternative ``use``."""
     needs = [(key, "true", "false") for key in recipe.host_switches]
     if recipe.train.optimizer_source == "corrected" and recipe.train.federated_optimizer in CORRECTABLE:
         needs.append(("train_args.optimizer_source", "corrected", "own, null"))
@@ -141,7 +141,7 @@ class CodeChoice(NamedTuple):
 
 
 def choice(recipe: Recipe, model: nn.Module) -> CodeChoice:
-    """Choose the code that runs a recipe; LabelSkewError if FedML's was requested, but cannot."""
+    """Choose the code that runs a recipe. Raise LabelSkewError if FedML's was requested, but cannot."""
     wanted, name = recipe.train.optimizer_source, recipe.train.federated_optimizer
     if wanted == "own":
         return CodeChoice("own", "asked for")

@@ -60,7 +60,7 @@ class Converted:
 
 
 def convert(text: str, source: Path) -> Converted:
-    """Convert a FedML configuration to a recipe, which may lack required values; RecipeError for another text."""
+    """Convert a FedML configuration to a recipe, which may lack required values. Raise RecipeError for another text."""
     content = _configuration(text, source)
     conversion = _Conversion({key: value for keys in content.values() for key, value in keys.items()}, source.parent)
     made = Converted()
@@ -106,7 +106,7 @@ def _configuration(text: str, source: Path) -> dict[str, dict[str, Any]]:
 
 
 class _Conversion:
-    """Conversion of each key; ``flat``: all keys, as FedML merges sections into one namespace, the last value wins."""
+    """Conversion of each key. FedML merges all sections into one namespace, ``flat``, in which the last value wins."""
 
     def __init__(self, flat: Mapping[str, Any], folder: Path) -> None:
         self.folder, self.flat, self.wandb = folder, flat, flat.get("enable_wandb") is True

@@ -92,7 +92,7 @@ class FunctionNetwork(Network):
         self.function = function
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """Call the function; LabelSkewError if it fails, or for an unsuitable module."""
+        """Call the function. Raise LabelSkewError if it fails, or for an unsuitable module."""
         schema = keys_of(self.function.Params)
         values = self.params.model_dump(mode="json", by_alias=True)
         # do not pass defaults: JSON may not represent their type or value
@@ -115,7 +115,7 @@ class FunctionNetwork(Network):
 
 
 def find(name: str) -> Function:
-    """The function that ``model_args.model`` names, without running any code; LabelSkewError for invalid ones."""
+    """The function that ``model_args.model`` names, without running any code. Raise LabelSkewError for invalid ones."""
     place, _, function = name.rpartition(":")
     if not place or not function.isidentifier():
         raise LabelSkewError(f"{clean(name)}: expected {FORM}")

@@ -40,7 +40,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, objects: Mapping[st
 
 
 def read_text(path: str | Path) -> str:
-    """Read a YAML file, or the shipped recipe of this name, as text; MistakesError for others."""
+    """Read a YAML file, or the shipped recipe of this name, as text. Raise MistakesError for others."""
     if (text := shipped.text(path)) is not None:
         return text
     try:
@@ -57,7 +57,7 @@ def parse(
     overrides: Sequence[str] = (),
     objects: Mapping[str, Any] = NOTHING,
 ) -> Recipe:
-    """Parse and check a recipe; RecipeError with every mistake.
+    """Parse and check a recipe. Raise RecipeError with every mistake.
 
     ``source`` is the recipe's path, for messages. ``overrides`` are ``section.key=value`` each. ``objects`` are plugins
     by section that replace those of the text; see :func:`.plugins.from_objects`.

@@ -15,7 +15,7 @@ OF_SERVER = ("federated_optimizer", "optimizer_source", "proxy_aggregation", "pr
 
 
 def plain(recipe: Recipe) -> str:
-    """The recipe as YAML text, with FedAvg in one process; LabelSkewError if the data are at the silos."""
+    """The recipe as YAML text, with FedAvg in one process. Raise LabelSkewError if the data are at the silos."""
     if recipe.own_data:
         problem = "needs all data in one place, but client_specific_args.data_silo_config names the silos' own data"
         raise mistake("train_args.reference", f"{recipe.train.reference} {problem}", "a recipe with a partition")

@@ -70,7 +70,7 @@ def contents(paper: str | None = None) -> dict[str, dict[str, Any]]:
 
 
 def named(name: str) -> str | None:
-    """Text of the recipe of this name, if any; MistakesError for an invalid table, or a missing row.
+    """Text of the recipe of this name, if any. Raise MistakesError for an invalid table, or a missing row.
 
     A name is a file (``quickstart``), a row of a paper's table (``fedmr/table1_fmnist_p10c2``), or ``PATH/ROW`` for a
     row of the user's table ``PATH.yaml``.
@@ -97,7 +97,7 @@ def beside_schema(recipe: str) -> str:
 
 
 def text(path: str | Path) -> str | None:
-    """Text of the recipe that ``path`` names; None for a path of a file; MistakesError for an unknown name."""
+    """Text of the recipe that ``path`` names; None for a path of a file. Raise MistakesError for an unknown name."""
     is_folder = os.path.isdir(path)
     if os.path.exists(path) and not is_folder:
         return None

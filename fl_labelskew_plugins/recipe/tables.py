@@ -158,7 +158,7 @@ def is_table(text: str) -> bool:
 
 
 def read(path: Path) -> RecipeTable:
-    """Read a table; MistakesError with all of its mistakes, except those of its recipes."""
+    """Read a table. Raise MistakesError with all of its mistakes, except those of its recipes."""
     try:
         content, wrong = yaml.read(yaml.text_of(path))
     except yaml.YamlError as error:

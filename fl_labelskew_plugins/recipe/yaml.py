@@ -55,7 +55,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read(text: str) -> tuple[Any, list[str]]:
-    """The value of ``text``, and a message for each repeated key; YamlError for other mistakes."""
+    """The value of ``text``, and a message for each repeated key. Raise YamlError for other mistakes."""
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
@@ -73,7 +73,7 @@ def read(text: str) -> tuple[Any, list[str]]:
 
 
 def text_of(path: Path) -> str:
-    """Read a small text file; YamlError if it is unreadable, too large or not UTF-8."""
+    """Read a small text file. Raise YamlError if it is unreadable, too large or not UTF-8."""
     try:
         content = read_bytes(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -93,7 +93,7 @@ def write(value: Any) -> str:
 
 
 def put(text: str, section: str, key: str, value: str) -> str:
-    """Set one key in the text, without other changes; YamlError if the section is missing.
+    """Set one key in the text, without other changes. Raise YamlError if the section is missing.
 
     >>> put("data_args: {dataset: npz}  # mine", "data_args", "file", "a.npz")
     'data_args: {file: "a.npz", dataset: npz}  # mine'

@@ -135,7 +135,7 @@ class Survey:
 
 
 def of_partition(recipe: Recipe) -> Survey:
-    """Survey of a recipe's partition; LabelSkewError without one, or if it fails."""
+    """Survey of a recipe's partition. Raise LabelSkewError without one, or if it fails."""
     if recipe.own_data:
         problem = "its silos have their own data, which this command cannot read"
         raise mistake(
