@@ -1,7 +1,8 @@
 """MNIST, Fashion-MNIST and EMNIST: grey images of 28x28 in IDX files.
 
 The files, plain or gzip, are in the folder itself, as in Debian's package, or in torchvision's
-``<folder>/<name>/raw/``; torchvision cannot read the former. Format: LeCun, Cortes, Burges, "The MNIST database".
+``<folder>/<name>/raw/``. torchvision itself reads neither gzip files nor Debian's folder. Format: LeCun, Cortes,
+Burges, "The MNIST database".
 """
 
 import gzip

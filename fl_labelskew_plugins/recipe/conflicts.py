@@ -24,7 +24,7 @@ from fl_labelskew_plugins.recipe.sections import (
 )
 
 ROUND = ("train_args.client_num_per_round", "train_args.client_num_in_total")
-KIND, DEAL = "common_args.training_type", "train_args.client_num_in_total"
+KIND, SIZE = "common_args.training_type", "train_args.client_num_in_total"
 SECURE = "comm_args.secure_aggregation"
 
 
@@ -34,7 +34,7 @@ def conflicts(recipe: Sections) -> Iterator[Conflict]:
     if train.clients_per_round > train.client_num_in_total:
         right = f"an integer from 1 to client_num_in_total, {train.client_num_in_total}"
         message = f"{train.client_num_per_round} is out of range; allowed: {right}"
-        yield Conflict("train_args.client_num_per_round", message, (DEAL,))
+        yield Conflict("train_args.client_num_per_round", message, (SIZE,))
     yield from _comm_conflicts(recipe)
     yield from _silo_conflicts(recipe)
     yield from _diagnostics_conflicts(recipe)
@@ -80,7 +80,7 @@ def _silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
         message = f"cannot be used with training_type {kind}; allowed: files with cross_silo, or none"
         yield Conflict(key, message, (KIND,))
     elif files and len(files) != clients:
-        yield Conflict(key, f"{len(files)} files for {clients} clients; allowed: one file per client, or none", (DEAL,))
+        yield Conflict(key, f"{len(files)} files for {clients} clients; allowed: one file per client, or none", (SIZE,))
 
 
 def classes_of(data: DataArgs, params: Any) -> int | None:
@@ -147,7 +147,7 @@ def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
     most = 2 ** (bits - 4)
     if recipe.train.client_num_in_total > most:
         message = f"{bits} are too few for the sums of more than {most} clients; allowed: more, up to 32"
-        yield Conflict("comm_args.secure_bits", message, (SECURE, DEAL))
+        yield Conflict("comm_args.secure_bits", message, (SECURE, SIZE))
 
 
 def _secure_silo_conflicts(recipe: Sections) -> Iterator[Conflict]:

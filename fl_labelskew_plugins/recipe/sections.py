@@ -505,7 +505,7 @@ HOSTS_TRACKING = {
 
 
 # FedML 0.9.6 accepts these names, but ignores them or cannot run them.
-DEAD: dict[str, str] = {
+UNSUPPORTED: dict[str, str] = {
     "dlg": "FedML 0.9.6 attacks only its own LeNet, resnet20 and resnet56",
     "weak_dp": "FedML 0.9.6 never calls it, so it would not defend anything",
     "robust_learning_rate": "FedML 0.9.6 never calls it, so it would not defend anything",
@@ -522,8 +522,8 @@ class HostArgs(Params):
     @field_validator("attack_type", "defense_type", "dp_solution_type", mode="before", check_fields=False)
     @classmethod
     def _works_in_the_host(cls, value: object) -> object:
-        if isinstance(value, str) and value in DEAD:
-            raise ValueError(f"'{value}' does not work in FedML: {DEAD[value]}")
+        if isinstance(value, str) and value in UNSUPPORTED:
+            raise ValueError(f"'{value}' does not work in FedML: {UNSUPPORTED[value]}")
         return value
 
     @model_serializer(mode="wrap")
