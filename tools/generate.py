@@ -65,7 +65,9 @@ def cell(method: str, optimizer: str) -> str:
         loaded = parse.parse(GRID.format(method=method, optimizer=optimizer))
     except LabelSkewError as error:
         return "no: " + str(error).partition(": ")[2]
-    return {"own": "ours", "corrected": "host"}[compatibility.source(loaded, loaded.network.build((1, 8, 8), 10))]
+    return {"own": "ours", "corrected": "host"}[
+        compatibility.choice(loaded, loaded.network.build((1, 8, 8), 10)).source
+    ]
 
 
 def grid() -> Iterator[str]:

@@ -1,8 +1,7 @@
 """Circles: the four classes in the plane of FedMR's simulation.
 
 Fan et al., "Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping", TMLR 2024, appendix B:
-"samples of each category are generated from a circle with a different center and a radius of 0.5", centres (1, 1),
-(1, -1), (-1, 1) and (-1, -1), 5000 samples of each.
+"samples of each category are generated from a circle with a different center and a radius of 0.5", 5000 of each.
 """
 
 from pathlib import Path
@@ -16,15 +15,13 @@ from fl_labelskew_plugins.data.fingerprint import NO_FILES
 from fl_labelskew_plugins.params import Params
 
 CENTRES = ((1, 1), (1, -1), (-1, 1), (-1, -1))
-RADIUS = 0.5
-TEST_PER_CLASS = 250
-"""Test samples per class; the paper has none."""
+TEST_PER_CLASS = 250  # the paper has no test samples
 
 
 def circles(per_class: int, rng: np.random.Generator) -> Arrays:
-    """``x`` ``(4 * per_class, 2)`` float32 on the circles at uniform angles, and ``y``."""
+    """``x`` ``(4 * per_class, 2)`` float32, at uniform angles, and ``y``."""
     angle = rng.uniform(0, 2 * np.pi, (4, per_class))
-    x = np.asarray(CENTRES)[:, None] + RADIUS * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+    x = np.asarray(CENTRES)[:, None] + 0.5 * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
     return Arrays(x.reshape(-1, 2).astype(np.float32), np.repeat(np.arange(4), per_class))
 
 

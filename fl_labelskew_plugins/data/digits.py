@@ -1,4 +1,4 @@
-"""Digits: 1,797 grey images of 8x8 in 10 classes; part of scikit-learn, no download needed."""
+"""Digits: 1,797 grey images of 8x8 in 10 classes, from scikit-learn."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,14 +21,14 @@ class Digits(Dataset):
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in the test part.")
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Load the images; ``seed`` draws the test part, ``data_dir`` is not used."""
-        spec = find_spec("sklearn")  # to import it would take longer than training on the digits
+        """Load the images; ``seed`` draws the test part."""
+        spec = find_spec("sklearn")  # an import would take seconds
         assert spec is not None
         assert spec.submodule_search_locations
         table = np.loadtxt(Path(spec.submodule_search_locations[0], "datasets/data/digits.csv.gz"), delimiter=",")
         x = (table[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)
         y = table[:, -1].astype(np.int64)
-        train, test = stratified(y, test_fraction=self.params.test_fraction, seed=seed, where="data set digits")
+        split = stratified(y, test_fraction=self.params.test_fraction, seed=seed, where="data set digits")
         names = [str(c) for c in range(10)]
-        parts = [Arrays(x[rows], y[rows]) for rows in (train, test)]
-        return Data(parts[0], parts[1], names, mean=(0.3053,), std=(0.3761,), fingerprint=NO_FILES)
+        train, test = (Arrays(x[rows], y[rows]) for rows in split)
+        return Data(train, test, names, mean=(0.3053,), std=(0.3761,), fingerprint=NO_FILES)

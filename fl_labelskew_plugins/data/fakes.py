@@ -12,18 +12,14 @@ from numpy.typing import NDArray
 
 from fl_labelskew_plugins import seeds
 
-MARK = "labelskew-fake.json"  # marks the folder of a fake copy
-ARRAYS = "labelskew-fake.npz"  # samples of a fake copy, if the real files have their own format
+MARK = "labelskew-fake.json"  # in the folder of a fake copy
+ARRAYS = "labelskew-fake.npz"  # samples of a fake copy in our format
 SurveyRows = list[tuple[str, str, str]]
 
 
 @contextmanager
 def whole(out: Path) -> Iterator[Path]:
-    """A temporary folder that becomes ``out``, a new or empty folder, at the end: completely or not at all.
-
-    Raises:
-        LabelSkewError: the folder is not empty or not writable.
-    """
+    """A temporary folder that replaces ``out``. Raise LabelSkewError if ``out`` is not empty or not writable."""
     given, out = out, Path(os.path.abspath(out))
     part = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
@@ -43,11 +39,7 @@ def whole(out: Path) -> Iterator[Path]:
 
 
 def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> SurveyRows:
-    """Write a fake copy with its mark to ``out``, completely or not at all; return its survey.
-
-    Raises:
-        LabelSkewError: the data set has no fake copy, or the folder is not empty or not writable.
-    """
+    """Write a fake copy to ``out``; return its survey."""
     with whole(out) as part:
         dataset.fake(part, samples=samples, seed=seed)
         (part / MARK).write_text('"made up by labelskew data fake"\n', encoding="utf-8")
@@ -55,7 +47,7 @@ def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> Sur
 
 
 def made_up(data_dir: Path | None) -> bool:
-    """Whether ``data_dir`` contains a fake copy; its arrays count even without the mark."""
+    """Whether ``data_dir`` contains a fake copy."""
     return data_dir is not None and any(os.path.isfile(data_dir / name) for name in (MARK, ARRAYS))
 
 
@@ -67,7 +59,7 @@ def arrays_file(data_dir: Path | None) -> Path | None:
 def write_arrays(
     out: Path, class_names: Sequence[str], *, shape: tuple[int, int, int], samples: int | None, seed: int
 ) -> None:
-    """Write the samples of :func:`parts` to one ``.npz`` file, which the data set ``npz`` can also read."""
+    """Write the samples of :func:`parts` to one ``.npz`` file."""
     made = parts(samples, classes=len(class_names), shape=shape, seed=seed)
     arrays = {f"{axis}_{part}": getattr(content, axis) for part, content in made.items() for axis in "xy"}
     out.mkdir(parents=True, exist_ok=True)
@@ -83,7 +75,7 @@ def write_picture(file: Path, pixels: NDArray[np.uint8]) -> None:
 
 
 def wrong(rows: Sequence[tuple[str, str, str]], *, copy: bool = False) -> SurveyRows:
-    """Rows with unexpected values; for a fake ``copy``, only those with missing files."""
+    """Rows with unexpected values; of a fake ``copy``, only missing files."""
     return [row for row in rows if row[1] == "missing" or (not copy and row[2] not in (row[1], "any"))]
 
 
@@ -95,18 +87,7 @@ def parts(
     seed: int,
     names: Sequence[str] = ("train", "test"),
 ) -> dict[str, Arrays]:
-    """Images for each part: a pattern per class, with noise; ``x`` is uint8.
-
-    Args:
-        samples: of all parts; default: 300, or 4 per class. Each part but the first gets about a fifth.
-        classes: number of classes, of equal size up to one sample.
-        shape: of an image, ``(channels, height, width)``.
-        seed: of patterns and noise.
-        names: of the parts.
-
-    Raises:
-        LabelSkewError: there are fewer samples than one per class and part.
-    """
+    """Images for each part, ``x`` ``(N, *shape)`` uint8: patterns with noise, by default 300 or 4 per class in all."""
     number = max(300, 4 * classes) if samples is None else samples
     if number < classes * len(names):
         raise mistake(f"--samples {number}", f"too few for {classes} classes", f"at least {classes * len(names)}")
@@ -130,8 +111,7 @@ def patterns(classes: int, shape: tuple[int, int, int], rng: np.random.Generator
 
 def noisy(of_classes: NDArray[np.float32], labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Patterns with noise, ``(N, channels, height, width)``, by ``labels`` ``(N,)``."""
-    shape = of_classes.shape[1:]
-    x = np.empty((len(labels), *shape), np.uint8)
-    for image, label in zip(x, labels, strict=True):  # one by one: noise for all at once would take eight times as much
-        image[:] = np.clip(of_classes[label] + 24 * rng.standard_normal(shape, np.float32), 0, 255)
+    x = np.empty((len(labels), *of_classes.shape[1:]), np.uint8)
+    for image, label in zip(x, labels, strict=True):  # one by one, to limit memory
+        image[:] = np.clip(of_classes[label] + 24 * rng.standard_normal(image.shape, np.float32), 0, 255)
     return x

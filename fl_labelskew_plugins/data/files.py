@@ -1,4 +1,4 @@
-"""Reading of data files: errors, size limits, and selection of a file in a folder."""
+"""Errors, size limits and selection of data files."""
 
 import csv
 import os
@@ -11,11 +11,8 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.text import clean
 
-MAX_SHOWN = 20
-"""Maximum of data errors that are printed; of the others, only the number."""
-
-UNPACKED = 2**29
-"""Size in bytes that a packed file may always unpack to."""
+MAX_SHOWN = 20  # data errors
+UNPACKED = 2**29  # bytes that a packed file may always unpack to
 
 
 def one_line(error: BaseException) -> str:
@@ -40,21 +37,21 @@ def readable(where: str, verbs: str = "read") -> Iterator[None]:
 
 
 @contextmanager
-def sound(path: Path, what: str, use: str) -> Iterator[None]:
-    """Turn errors in a file into LabelSkewError: the file is not a valid ``what``; ``use``: advice."""
+def sound(path: Path, kind: str, use: str) -> Iterator[None]:
+    """Turn errors in a file into LabelSkewError: the file is not a valid ``kind``."""
     try:
         yield
     except LabelSkewError:
         raise
     except OSError as error:
         raise LabelSkewError(f"{path}: cannot be read ({error.strerror or one_line(error)})") from error
-    except Exception as error:  # zipfile, pandas, pyarrow, NumPy and Python's parser raise dozens of types
-        raise mistake(path, f"is not a valid {what} ({clean(one_line(error))})", use) from error
+    except Exception as error:  # libraries raise dozens of types
+        raise mistake(path, f"is not a valid {kind} ({clean(one_line(error))})", use) from error
 
 
 @contextmanager
 def gathered(wrong: list[str]) -> Iterator[None]:
-    """Append the mistakes raised inside to ``wrong``, for :func:`refuse`."""
+    """Append mistakes to ``wrong`` instead of raising them."""
     try:
         yield
     except LabelSkewError as error:
@@ -73,36 +70,29 @@ def refuse(wrong: Sequence[str]) -> None:
         raise MistakesError(capped(wrong))
 
 
-def fits(need: int, where: str, what: str, use: str) -> None:
-    """Raise LabelSkewError if ``what`` needs more bytes than this machine's free memory; ``use``: advice."""
+def fits(need: int, where: str, content: str, use: str) -> None:
+    """Raise LabelSkewError if ``content`` needs more bytes than this machine's free memory."""
     free = free_memory()
     if need > free:
-        raise mistake(where, f"{what} need {need / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free", use)
+        raise mistake(where, f"{content} need {need / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free", use)
 
 
-def unpacks(path: Path, need: int, what: str, most: int, use: str) -> None:
-    """Raise LabelSkewError if ``what`` unpacks to too many bytes for its file, or does not fit into memory.
-
-    At most ``most`` times the file's size is allowed, but :data:`UNPACKED` bytes always are.
-    """
+def unpacks(path: Path, need: int, content: str, most: int, use: str) -> None:
+    """Raise LabelSkewError for contents that exceed the memory, or ``most`` times the file's size."""
     packed = path.stat().st_size
     if need > max(UNPACKED, most * packed):
         far = f"{size_text(packed)} become {size_text(need)} of memory, more than {most} times as many"
         raise mistake(path, far, use)
-    fits(need, str(path), what, use)
+    fits(need, str(path), content, use)
 
 
 def only_file(data_dir: Path | None, file: str | None, endings: Sequence[str], name: str) -> Path:
-    """The file ``data_dir``, or in this folder the file called ``file`` or the only one with one of ``endings``.
-
-    Raises:
-        LabelSkewError: it is missing or ambiguous; ``name`` is the data set's.
-    """
+    """The file ``data_dir``, or in this folder ``file`` or the only file with one of ``endings``."""
     kinds = " or ".join(endings)
     if data_dir is None:
         raise LabelSkewError(f"data set {name}: data_args.data_cache_dir is not set; set it to a {kinds} file")
     path = data_dir
-    if os.path.isdir(data_dir):  # unlike Path.is_dir, False if a parent folder is not accessible
+    if os.path.isdir(data_dir):  # unlike Path.is_dir, False without permission
         with readable(f"data set {name}"):
             available = [path.name for path in data_dir.iterdir() if path.name[0] != "."]
         names = sorted(name for name in available if name.lower().endswith(tuple(endings)))
@@ -112,6 +102,6 @@ def only_file(data_dir: Path | None, file: str | None, endings: Sequence[str], n
             )
         path = data_dir / (file or names[0])
     if not os.path.isfile(path):
-        what = "is a folder" if os.path.isdir(path) else "does not exist"
-        raise mistake(f"data set {name}", f"{path} {what}", f"a {kinds} file")
+        problem = "is a folder" if os.path.isdir(path) else "does not exist"
+        raise mistake(f"data set {name}", f"{path} {problem}", f"a {kinds} file")
     return path

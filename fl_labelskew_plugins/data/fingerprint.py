@@ -13,7 +13,6 @@ from fl_labelskew_registry import Arrays, Data, Images
 from numpy.typing import NDArray
 
 NO_FILES = "made from the recipe and its seed"
-"""Fingerprint of data sets that read no user's files."""
 
 
 def fingerprint(data: Data) -> str:
@@ -22,10 +21,7 @@ def fingerprint(data: Data) -> str:
 
 
 def digest(parts: Iterable[Arrays], names: Sequence[str]) -> str:
-    """BLAKE2b of names and of all parts' samples, labels and groups in order, in 32 hexadecimal digits.
-
-    Images in files count by name, relative to their common folder, and size; they are not read.
-    """
+    """BLAKE2b of names, samples (images in files: name and size), labels and groups, in 32 hexadecimal digits."""
     total = hashlib.blake2b(json.dumps(list(names)).encode(), digest_size=16)
     for part in parts:
         for array in (part.x, part.y, part.groups):
@@ -43,7 +39,7 @@ def add_array(total: hashlib.blake2b, array: NDArray[Any]) -> None:
 
 
 def _names_and_sizes(files: Sequence[str]) -> list[tuple[str, int]]:
-    """Names of files relative to their common folder, and sizes; only names if the files do not exist here."""
+    """Names relative to the common folder, and sizes; absolute names if the files do not exist here."""
     try:
         folder = os.path.commonpath([os.path.dirname(file) for file in files]) if files else ""
         return [(os.path.relpath(file, folder), os.stat(file).st_size) for file in files]

@@ -1,4 +1,4 @@
-"""Data sets from Python: arrays or torch data sets."""
+"""Data sets from Python objects."""
 
 from __future__ import annotations
 
@@ -36,13 +36,9 @@ class GivenData(Dataset):
 def given_data(given: object) -> Data:
     """Turn training and test parts into one data set.
 
-    Args:
-        given: a :class:`fl_labelskew_registry.Data`; or two parts, as a pair or a mapping with ``train`` and ``test``.
-            Each part is a pair of arrays ``x`` ``(N, ...)`` and ``y`` ``(N,)``, or a torch ``Dataset`` with
-            ``targets`` whose items begin with the sample. Class names are the training part's ``classes``, or numbers.
-
-    Raises:
-        LabelSkewError: the type or content is invalid.
+    ``given`` is a :class:`fl_labelskew_registry.Data`; or two parts, as a pair or a mapping of ``train`` and ``test``.
+    Each part is a pair of arrays ``x`` ``(N, ...)`` and ``y`` ``(N,)``, or a torch ``Dataset`` with ``targets`` and,
+    optionally, ``classes``. Its items begin with the sample. Raise LabelSkewError for other objects.
     """
     if isinstance(given, Data):
         return given
@@ -59,7 +55,7 @@ def given_data(given: object) -> Data:
     shapes = [part.x.shape[1:] for part in parts]
     if shapes[0] != shapes[1]:
         raise LabelSkewError(f"dataset: samples are of shape {shapes[0]} in training and {shapes[1]} in test")
-    classes = 1 + max(int(part.y.max()) for part in parts if len(part.y))
+    classes = 1 + max(int(part.y.max()) for part in parts if len(part.y))  # Arrays may be empty
     names = [clean(name, 40) for name in getattr(train, "classes", None) or map(str, range(classes))]
     return Data(parts[0], parts[1], names)
 
@@ -77,7 +73,7 @@ def _part(which: str, part: Any) -> Arrays:
             raise LabelSkewError(f"dataset: the {which} part's rows have different lengths; {form}") from error
     else:
         raise LabelSkewError(f"dataset: the {which} part is a {type(part).__name__}; {form}")
-    if not len(y.reshape(-1)):
+    if not y.size:
         raise LabelSkewError(f"dataset: the {which} part has no samples; {form}")
     if x.dtype.kind not in "buif":
         raise LabelSkewError(f"dataset: the {which} part's samples are {x.dtype}, not numbers; give numeric arrays")
@@ -86,7 +82,7 @@ def _part(which: str, part: Any) -> Arrays:
             f"dataset: the {which} part has samples of shape {x.shape} and labels of shape {y.shape}; give (N, ...) "
             "and (N,)"
         )
-    if not np.issubdtype(y.dtype, np.integer) or (len(y) and y.min() < 0):
+    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
         raise LabelSkewError(f"dataset: the {which} part's labels are not class numbers; use integers from 0")
     if x.dtype != np.uint8:
         x = x.astype(np.float32)

@@ -1,9 +1,8 @@
 """MNIST, Fashion-MNIST and EMNIST: grey images of 28x28 in IDX files.
 
-Two layouts are supported, each with plain or gzip files: the four files in the folder itself, as in Debian's package,
-or in torchvision's ``<folder>/<name>/raw/``. Format: LeCun, Cortes, Burges, "The MNIST database".
-
-torchvision only downloads: it reads neither gzip files nor Debian's folder.
+The files, plain or gzip, are in the folder itself, as in Debian's package, or in torchvision's
+``<folder>/<name>/raw/``. torchvision itself reads neither gzip files nor Debian's folder. Format: LeCun, Cortes,
+Burges, "The MNIST database".
 """
 
 import gzip
@@ -25,17 +24,11 @@ from fl_labelskew_plugins.data.torchvision_sets import TorchvisionSet
 from fl_labelskew_plugins.machine.files import open_regular
 from fl_labelskew_plugins.params import Params
 
-PIECE = 2**20
-"""Bytes per read."""
 FASHION = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Read an IDX file of unsigned bytes, plain or ``.gz``, in the shape of its header.
-
-    Raises:
-        LabelSkewError: the file is unreadable, truncated or not an IDX file.
-    """
+    """Read an IDX file of unsigned bytes, plain or ``.gz``. Raise LabelSkewError for an invalid one."""
     try:
         with (
             open(path, "rb", opener=open_regular) as file,
@@ -48,7 +41,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
             size, content = math.prod(shape), bytearray()
             unpacks(path, size, "its samples", 100, "the published file")
             # grow with the actual content: a header may claim more
-            while len(content) <= size and (piece := stream.read(min(PIECE, size + 1 - len(content)))):
+            while len(content) <= size and (piece := stream.read(min(2**20, size + 1 - len(content)))):
                 content += piece
             return np.frombuffer(content, np.uint8).reshape(shape)
     except (OSError, EOFError, ValueError, zlib.error) as error:
@@ -57,7 +50,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def idx_files(start: dict[str, str], sizes: tuple[int, int]) -> dict[str, dict[str, str]]:
-    """Names and shapes of the image and label files of both parts; ``start``: of the names, by part."""
+    """Names and shapes of the files of both parts; ``start``: prefix of the names, by part."""
     return {
         part: {f"{start[part]}-images-idx3-ubyte": f"{size}x28x28", f"{start[part]}-labels-idx1-ubyte": str(size)}
         for part, size in zip(("train", "test"), sizes, strict=True)
@@ -130,8 +123,7 @@ SPLITS: dict[Split, tuple[str, tuple[int, int]]] = {  # classes, training and te
 class EMNIST(MNIST):
     """EMNIST; samples are ``(1, 28, 28)`` uint8. Cohen et al., "EMNIST: extending MNIST to handwritten letters", 2017.
 
-    Images are transposed, as in the files and in torchvision. The split letters has classes 0 to 25; its files count
-    from 1.
+    Images are transposed, as in torchvision.
     """
 
     kind = "EMNIST"
@@ -151,6 +143,6 @@ class EMNIST(MNIST):
         super().__init__(params)
         split = self.params.split
         classes, sizes = SPLITS[split]
-        self.class_names, self.first_label = tuple(classes), int(split == "letters")
+        self.class_names, self.first_label = tuple(classes), int(split == "letters")  # its files count from 1
         self.files = idx_files({part: f"emnist-{split}-{part}" for part in ("train", "test")}, sizes)
         self.downloads = ({"train": True, "split": split},)  # downloads all six

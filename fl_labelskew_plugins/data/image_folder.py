@@ -1,11 +1,9 @@
 """Images in class folders: ``train/<class>/*``, and ``test/<class>/*`` or ``val/<class>/*``.
 
-For CINIC-10, ImageNet subsets, HyperKvasir and similar data. Without ``train/``, the folder itself contains the
-classes; without a test part, one is split off. The classes are the training folders, unless ``class_names`` lists them:
-silos often lack some. Trees ``<group>/train/<class>/*``, with an optional ``test/`` or ``val/`` per group, and
-``<group>/<class>/*`` are read as groups, such as hospitals; see :meth:`ImageFolder.groups`. A server that only tests
-needs only ``test/`` or ``val/``, its own or the groups'. Tiny-ImageNet's ``train/<class>/images/*`` and
-``val/val_annotations.txt`` are also supported.
+Without ``train/``, the folder itself contains the classes; without a test part, one is split off. Trees
+``<group>/train/<class>/*``, with an optional ``test/`` or ``val/`` per group, and ``<group>/<class>/*`` are read as
+groups; see :meth:`ImageFolder.groups`. A server that only tests needs only test parts. Tiny-ImageNet's
+``train/<class>/images/*`` and ``val/val_annotations.txt`` are also supported.
 """
 
 import hashlib
@@ -25,7 +23,7 @@ from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.files import MAX_SHOWN, fits, gathered, readable, refuse
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.pictures import OnBadSample, decode, faults, opened, settle
-from fl_labelskew_plugins.data.stats import moments
+from fl_labelskew_plugins.data.stats import Moments, moments
 from fl_labelskew_plugins.machine.files import read_pieces, read_text
 from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.params import Params
@@ -34,8 +32,7 @@ from fl_labelskew_plugins.partition.stratified import drawn, joined, picked, str
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 PARTS = ("train", "test", "val")
 TREE = "<group>/train/<class>/<image> or <group>/<class>/<image>"
-LabelledFiles = list[tuple[Path, str]]
-"""Image files, each with its class name."""
+LabelledFiles = list[tuple[Path, str]]  # with class names
 
 
 class ImageParams(Params):
@@ -59,11 +56,11 @@ class ImageFolder(Dataset):
     name: ClassVar[str] = "image_folder"
     picture_keys = ("image_size", "channels")
     # published data sets
-    needed: ClassVar[tuple[str, ...]] = ()  # required folders and files
-    needed_to_test: ClassVar[tuple[str, ...]] = ()  # those of the test part
+    needed: ClassVar[tuple[str, ...]] = ()  # folders and files
+    needed_to_test: ClassVar[tuple[str, ...]] = ()
     inside: ClassVar[tuple[str, ...]] = ()  # folders in data_cache_dir that an archive unpacks to
     known_classes: ClassVar[tuple[str, ...] | None] = None
-    moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]] | None] = None
+    moments: ClassVar[Moments | None] = None
     real: ClassVar[dict[str, str]] = {}  # survey of the real data set
     # fake copies
     fake_classes: ClassVar[tuple[str, ...]] = ("circle", "cross", "square", "star")
@@ -84,11 +81,11 @@ class ImageFolder(Dataset):
 
     @property
     def measured(self) -> bool:
-        """Whether mean and std have to be computed, because the data set has no published ones."""
+        """Whether mean and std are computed."""
         return self.moments is None
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if folders are missing; downloads are not possible."""
+        """Raise LabelSkewError if folders are missing."""
         self._check(data_dir, self.needed)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
@@ -98,28 +95,25 @@ class ImageFolder(Dataset):
     def _check(self, data_dir: Path | None, needed: Sequence[str]) -> None:
         source = f"; get it from {self.source}" if self.source else ""
         if data_dir is None or not os.path.isdir(data_dir):
-            what = "data_args.data_cache_dir is not set" if data_dir is None else f"{data_dir} is not a folder"
+            problem = "data_args.data_cache_dir is not set" if data_dir is None else f"{data_dir} is not a folder"
             layout = " and ".join(self.needed) or "train/<class>/* and test/<class>/* (or val/)"
-            raise mistake(f"data set {self.name}", what, f"a folder with {layout}{source}")
+            raise mistake(f"data set {self.name}", problem, f"a folder with {layout}{source}")
         root = self.root(data_dir)
         if missing := [name for name in needed if not os.path.exists(root / name)]:
             raise LabelSkewError(f"data set {self.name}: no {', '.join(missing)} in {root}{source}")
 
     def root(self, data_dir: Path | None) -> Path:
-        """The folder that contains the parts: ``data_dir``, or the folder in it that an archive unpacks to."""
+        """The folder that contains the parts: ``data_dir``, or one of :attr:`inside`."""
         top = data_dir or Path()
         folders = (top / name for name in ("", *self.inside))
         return next((f for f in folders if any(os.path.exists(f / name) for name in self.needed)), top)
 
     def groups(self, root: Path, parts: Sequence[str] = ("train",)) -> list[Path]:
-        """Group folders, by name; empty for trees without groups and for published data sets.
+        """Group folders, by name, if any.
 
         A group contains one of ``parts``, or, if no folder does, only class folders. In the second case the upper
-        folders could also be classes: ``groups`` or ``class_names`` decide; without them, they are groups if each
-        shares a class with another one.
-
-        Raises:
-            LabelSkewError: only some folders have such a part, or a requested group is missing.
+        folders could also be classes: the parameters ``groups`` or ``class_names`` decide, or else :func:`overlap`.
+        Raise LabelSkewError if only some folders have such a part, or a requested group is missing.
         """
         if self.needed:
             return []
@@ -131,12 +125,8 @@ class ImageFolder(Dataset):
         names = [folder.name for folder in groups or below]
         if chosen is not None:
             if missing := [name for name in chosen if name not in names]:
-                allowed = f"one of {few(names)}" if names else TREE
-                raise mistake(
-                    "data_args.groups",
-                    f"{few(missing)} {'is' if len(missing) == 1 else 'are'} missing in {root}",
-                    allowed,
-                )
+                problem = f"{few(missing)} {'is' if len(missing) == 1 else 'are'} missing in {root}"
+                raise mistake("data_args.groups", problem, f"one of {few(names)}" if names else TREE)
             return [folder for folder in groups or below if folder.name in chosen]
         classes = set(self.params.class_names or ())
         if {folder.name for folder in folders} <= classes or any((root / part).is_dir() for part in parts):
@@ -148,10 +138,7 @@ class ImageFolder(Dataset):
         return folders if below and len(below) == len(folders) and overlap(below.values(), classes) else groups
 
     def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """Images of the training part and of the test part, over all groups; None if a test part must be split off.
-
-        ``groups``: as returned by :meth:`groups`.
-        """
+        """Images of the training part, and of the test part, if any, over all groups."""
         groups = self.groups(data_dir) if groups is None else groups
         if not groups and not (data_dir / "train").is_dir():
             self._refuse_only_test(data_dir)
@@ -168,7 +155,7 @@ class ImageFolder(Dataset):
         return train, test or None
 
     def find_test(self, data_dir: Path) -> LabelledFiles | None:
-        """Images of ``test/`` or ``val/``; None without either."""
+        """Images of ``test/`` or ``val/``, if any."""
         annotations = data_dir / "val" / "val_annotations.txt"
         if annotations.is_file():  # Tiny-ImageNet, whose test/ has no labels
             return list_annotated(annotations)
@@ -178,21 +165,17 @@ class ImageFolder(Dataset):
         return None
 
     def find_tests(self, groups: Sequence[Path]) -> LabelledFiles | None:
-        """Images of all groups' test parts; None without any."""
+        """Images of all groups' test parts, if any."""
         return [sample for group in groups for sample in self.find_test(group) or ()] or None
 
     def splits_off(self, data_dir: Path | None) -> bool:
-        """Whether there is no ``test/`` or ``val/``, in the folder or in a group."""
+        """Whether there is no ``test/`` or ``val/``."""
         root = self.root(data_dir)
         with readable(f"data set {self.name}: {root}"):
             return self.find_test(root) is None and not self.find_tests(self.groups(root, ("train", "test", "val")))
 
     def listed(self, folder: Path) -> LabelledFiles:
-        """Images in a folder of classes.
-
-        Raises:
-            LabelSkewError: no images; or nested folders, which could be classes, without ``class_names``.
-        """
+        """Images in a folder of classes. Raise LabelSkewError without images, or for unclear nested folders."""
         samples = list_images(folder.iterdir(), f"data set {self.name}: {folder}")
         if self._named or (nested := nested_class(folder, samples)) is None:
             return samples
@@ -205,12 +188,11 @@ class ImageFolder(Dataset):
         )
 
     @property
-    def _named(self) -> bool:
-        """Whether the classes are given or known; otherwise the folders are the classes."""
-        return self.params.class_names is not None or self.known_classes is not None
+    def _named(self) -> Sequence[str] | None:
+        """The classes, if they are given or known; otherwise folders are classes."""
+        return self.params.class_names or self.known_classes
 
     def _refuse_only_test(self, data_dir: Path) -> None:
-        """Raise LabelSkewError for a test part without a training part, which would be read as a class."""
         if self._named:
             return
         for part in ("test", "val"):
@@ -222,22 +204,18 @@ class ImageFolder(Dataset):
                 )
 
     def _parts(self, data_dir: Path | None) -> tuple[Path, list[Path], LabelledFiles, LabelledFiles | None]:
-        """The folder of the parts, its groups, and the images from :meth:`find`."""
         self.check(data_dir, download=False)
         root = self.root(data_dir)
         with readable(f"data set {self.name}: {root}"):
             groups = self.groups(root)
             return root, groups, *self.find(root, groups)
 
-    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Decode all images; groups without a test part are split separately."""
-        return self._read(data_dir, seed)
-
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Decode all images; without a test part, all are in the training part."""
-        return self._read(data_dir, None)
+        """Decode all images; without a test part, all are training samples."""
+        return self.load(data_dir, download=download, seed=None)
 
-    def _read(self, data_dir: Path | None, seed: int | None) -> Data:
+    def load(self, data_dir: Path | None, *, download: bool, seed: int | None) -> Data:
+        """Decode all images, and split off test parts, unless ``seed`` is None."""
         root, groups, train_samples, test_samples = self._parts(data_dir)
         train_samples, test_samples = self.used(train_samples), test_samples and self.used(test_samples)
         names = self.names(train_samples, test_samples or [])
@@ -253,14 +231,11 @@ class ImageFolder(Dataset):
         return replace(data, notes={"layout.txt": f"{layout}\n"}) if groups else data
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Decode only the test part, or all groups' test parts, else the split-off part.
-
-        Without a training part it is normalised by known moments or its own.
-        """
+        """Decode only the test parts, normalised by known moments or, without a training part, their own."""
         self.check_test(data_dir, download=download)
         root, groups = self.root(data_dir), []
         with readable(f"data set {self.name}: {root}"):
-            known = self.moments is not None and self.known_classes is not None  # nothing else depends on training
+            known = not self.measured and self.known_classes is not None  # nothing else depends on training
             trains = (root / "train").is_dir() or bool(self.groups(root))
             samples = None if trains and not known else self.find_test(root)
             if samples is None and not trains:
@@ -279,18 +254,13 @@ class ImageFolder(Dataset):
         return Data(train, test, names, mean=mean, std=std, fingerprint=fingerprint, group_names=of_groups)
 
     def layout(self, groups: Sequence[Path], classes: Sequence[str], *, tests: bool) -> str:
-        """Description of how the folders were read; ``tests``: whether there is a test part."""
+        """Description of the folders; ``tests``: whether there is a test part."""
         of = f"{counted(len(groups), 'group')} ({few([folder.name for folder in groups])}), " if groups else ""
         split = f"{100 * self.params.test_fraction:g} % of each {'group' if groups else 'class'}'s pictures"
         part = "test/ or val/" + (f", or {split} if it has neither" if groups else "") if tests else split
         return f"{of}{counted(len(classes), 'class', 'classes')} ({few(classes)}); test part: {part}"
 
     def _split_groups(self, groups: Sequence[Path], train: Arrays, test: Arrays, *, seed: int) -> tuple[Arrays, Arrays]:
-        """Split off test samples of groups that have none; return the training and the test part.
-
-        Raises:
-            LabelSkewError: a group has no training sample, or no group has a test sample.
-        """
         fraction, of_train = self.params.test_fraction, np.asarray(train.groups)
         if empty := [str(train_folder(folder)) for g, folder in enumerate(groups) if g not in np.unique(of_train)]:
             use = "valid images, or list the other folders in data_args.groups"
@@ -307,15 +277,11 @@ class ImageFolder(Dataset):
     def split(
         self, samples: LabelledFiles, labels: NDArray[np.int64], *, seed: int, where: str
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Split labels ``(N,)`` into indices of training and test samples."""
+        """Indices of training and test samples, from ``labels`` ``(N,)``."""
         return stratified(labels, test_fraction=self.params.test_fraction, seed=seed, where=where)
 
     def used(self, samples: LabelledFiles) -> LabelledFiles:
-        """Samples without those of known classes that ``class_names`` omits.
-
-        Raises:
-            LabelSkewError: ``class_names`` contains an unknown class.
-        """
+        """Omit samples of known classes that are not in ``class_names``."""
         known, chosen = self.known_classes, self.params.class_names
         if known is None or chosen is None:
             return samples
@@ -327,36 +293,29 @@ class ImageFolder(Dataset):
         return [sample for sample in samples if sample[1] in chosen or sample[1] not in known]
 
     def names(self, samples: LabelledFiles, others: LabelledFiles) -> list[str]:
-        """All classes in label order: given, known, or those of ``samples``.
-
-        Raises:
-            LabelSkewError: an image belongs to another class.
-        """
-        given = self.params.class_names or self.known_classes
+        """All classes in label order. Raise LabelSkewError if a sample has another class."""
+        given = self._named
         names = sorted({name for _, name in samples}) if given is None else list(given)
         known = set(names)
         unknown = {name: path for path, name in reversed([*samples, *others]) if name not in known}
-        what, of = "class", f"classes of data set {self.name}; remove it"
+        kind, of = "class", f"classes of data set {self.name}; remove it"
         if given is None:
-            what, of = "test class", "classes in training; add a folder to training, or remove it from test"
+            kind, of = "test class", "classes in training; add a folder to training, or remove it from test"
         elif self.params.class_names:
             of = "classes in data_args.class_names; add it"
         pairs = sorted(unknown.items())
-        refuse([f"{path}: {what} {name!r} is not one of the {len(names)} {of}" for name, path in pairs])
+        refuse([f"{path}: {kind} {name!r} is not one of the {len(names)} {of}" for name, path in pairs])
         return names
 
     def decode_all(
         self, parts: Sequence[LabelledFiles], names: list[str], root: Path, groups: Sequence[Path]
     ) -> tuple[list[tuple[LabelledFiles, Arrays]], str]:
-        """Per part, the valid samples and their images, labels and groups; and a fingerprint of the files.
-
-        Raises:
-            MistakesError: there are broken images, and ``on_bad_sample`` is ``stop``.
-            LabelSkewError: a part has no valid image, or the images do not fit into memory.
-        """
+        """Per part, the valid samples and their images, labels and groups; and a fingerprint of the files."""
         images, size = sum(map(len, parts)), self.params.image_size
-        what = f"{images} images of {size} pixels"
-        fits(images * self.params.channels * size**2, f"data set {self.name}", what, "a smaller data_args.image_size")
+        content = f"{images} images of {size} pixels"
+        fits(
+            images * self.params.channels * size**2, f"data set {self.name}", content, "a smaller data_args.image_size"
+        )
         number = {name: c for c, name in enumerate(names)}
         group = {folder.name: g for g, folder in enumerate(groups)}
         bad: list[str] = []
@@ -366,20 +325,20 @@ class ImageFolder(Dataset):
             x, contents, lines = self._decoded(samples, f"reading {len(samples)} pictures of {root}")
             bad += lines.values()
             kept = [i for i in range(len(samples)) if i not in lines]
-            y = np.array([number[samples[i][1]] for i in kept], np.int64)
-            of = [group[samples[i][0].parts[len(root.parts)]] for i in kept] if groups else None
-            numbers = None if of is None else np.array(of, np.int64)
-            decoded.append(([samples[i] for i in kept], Arrays(x[kept] if lines else x, y, numbers)))
-            files.append(Arrays(contents[kept], y, numbers))
+            valid = [samples[i] for i in kept]
+            y = np.array([number[name] for _, name in valid], np.int64)
+            of = np.array([group[path.parts[len(root.parts)]] for path, _ in valid], np.int64) if groups else None
+            decoded.append((valid, Arrays(x[kept] if lines else x, y, of)))
+            files.append(Arrays(contents[kept], y, of))
         settle(bad, self.params.on_bad_sample)
         if any(samples and not kept for samples, (kept, _) in zip(parts, decoded, strict=True)):
             raise LabelSkewError(f"data set {self.name}: {root} has a part without any valid image")
         return decoded, digest(files, names)
 
     def _decoded(
-        self, samples: LabelledFiles, what: str
+        self, samples: LabelledFiles, task: str
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], dict[int, str]]:
-        """Images ``(N, C, S, S)``, a digest per file ``(N, 16)``, and an error message per broken image, by index."""
+        """Images ``(N, C, S, S)``, digests ``(N, 16)``, and error messages by index."""
         size, channels = self.params.image_size, self.params.channels
         x = np.empty((len(samples), channels, size, size), np.uint8)
         contents = np.zeros((len(samples), 16), np.uint8)
@@ -392,40 +351,36 @@ class ImageFolder(Dataset):
                 digest.update(piece)
             contents[i] = np.frombuffer(digest.digest(), np.uint8)
 
-        return x, contents, dict(faults(one, range(len(samples)), what))
+        return x, contents, dict(faults(one, range(len(samples)), task))
 
     def picture(self, file: Path) -> NDArray[np.uint8]:
-        """Decode an image, see :func:`.pictures.decode`."""
+        """See :func:`.pictures.decode`."""
         return decode(file, size=self.params.image_size, channels=self.params.channels)
 
     def broken(self, data_dir: Path | None) -> list[str]:
-        """An error message for each broken image of all parts."""
+        """Errors of broken images."""
         root, _, train, test = self._parts(data_dir)
         files = [path for path, _ in [*self.used(train), *self.used(test or [])]]
-        what = f"opening {len(files)} pictures of {root}"
-        return [line for _, line in faults(lambda file: opened(file, draft=1), files, what)]  # draft: fast for JPEGs
+        task = f"opening {len(files)} pictures of {root}"
+        return [line for _, line in faults(lambda file: opened(file, draft=1), files, task)]
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """Numbers of images and classes; no image is opened."""
+        """Numbers of images and classes."""
         try:
             _, groups, train, test = self._parts(data_dir)
         except LabelSkewError as error:
-            # other rows, with the numbers of a fake copy, would hide the error
             return [("layout", "missing", "; ".join(str(error).splitlines()))]
         parts = {"images": train} if test is None else {"training images": train, "test images": test}
-        facts = {what: str(sum(os.path.isfile(path) for path, _ in part)) for what, part in parts.items()}
+        facts = {item: str(sum(os.path.isfile(path) for path, _ in part)) for item, part in parts.items()}
         names = sorted({name for _, name in train})
         facts["classes"] = str(len(names))
         if not self.source:
             facts["layout"] = self.layout(groups, names, tests=test is not None)
-        rows = [(what, text, self.real.get(what, "any")) for what, text in facts.items()]
+        rows = [(item, text, self.real.get(item, "any")) for item, text in facts.items()]
         return rows + [(f"class {name}", "missing", "images") for name in self.known_classes or () if name not in names]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write images of every class: by default 300, at least 4 per class and 20 per group.
-
-        With groups, three of four images of a class belong to one group.
-        """
+        """Write images: by default 300, at least 4 per class and 20 per group."""
         groups = getattr(self.params, "groups", None) or ("",)
         least = 20 * len(groups) if groups[0] else 0
         if samples is not None and samples < least:
@@ -443,15 +398,13 @@ class ImageFolder(Dataset):
         self.fake_table(out, written)
 
     def fake_table(self, out: Path, written: LabelledFiles) -> None:
-        """Write the table of classes, if folders do not determine them."""
+        """Write a table of classes, if necessary."""
 
 
 def images_in(folder: Path) -> list[Path]:
-    """All images below ``folder``, sorted; other files are ignored."""
-    images: list[Path] = []
-    for root, _, names in os.walk(folder):
-        images += [Path(root, name) for name in names if Path(name).suffix.lower() in SUFFIXES and name[0] != "."]
-    return sorted(images)
+    """All images below ``folder``, sorted."""
+    files = (Path(root, name) for root, _, names in os.walk(folder) for name in names if name[0] != ".")
+    return sorted(file for file in files if file.suffix.lower() in SUFFIXES)
 
 
 def folders_among(paths: Iterable[Path]) -> list[Path]:
@@ -465,7 +418,7 @@ def train_folder(folder: Path) -> Path:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Names of a folder's folders; empty if it contains images or a part such as ``train/``."""
+    """Names of the subfolders; empty if there are images or a part such as ``train/``."""
     paths = [path for path in folder.iterdir() if path.name[0] != "."]
     if any(path.suffix.lower() in SUFFIXES for path in paths):  # first: is_dir() is a system call per image
         return []
@@ -474,9 +427,7 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
-    """Whether folders with the subfolders ``below`` are groups, not classes.
-
-    The subfolders are classes if one is ``known``, or if there are several and every folder shares one with another.
+    """Whether subfolders ``below`` are classes: one is ``known``, or every folder shares one of several with another.
 
     >>> overlap([["a", "b"], ["b"]], ()), overlap([["a", "b"], ["c", "d"]], ()), overlap([["a"], ["b"]], ["a"])
     (True, False, True)
@@ -487,34 +438,20 @@ def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
 
 
 def list_images(folders: Iterable[Path], where: str) -> LabelledFiles:
-    """All images in class folders with their class names, sorted by class.
-
-    Raises:
-        LabelSkewError: no class folders, or empty ones; ``where`` is for the message.
-    """
-    samples: LabelledFiles = []
-    empty: list[str] = []
-    for folder in folders_among(folders):
-        images = images_in(folder)
-        samples += [(path, folder.name) for path in images]
-        if not images:
-            empty.append(folder.name)
-    if empty:
+    """All images in class folders, sorted by class. Raise LabelSkewError without class folders, or for empty ones."""
+    by_class = [(folder.name, images_in(folder)) for folder in folders_among(folders)]
+    if empty := [name for name, images in by_class if not images]:
         more = f", and {len(empty) - MAX_SHOWN} more" if len(empty) > MAX_SHOWN else ""
         shown = few(empty[:MAX_SHOWN], MAX_SHOWN)
         endings = ", ".join(sorted(SUFFIXES))
         raise LabelSkewError(f"{where}: no images in {shown}{more}; add some ({endings}), or remove the empty folders")
-    if not samples:
+    if not by_class:
         raise LabelSkewError(f"{where} has no class folders; use <class>/<image>")
-    return samples
+    return [(path, name) for name, images in by_class for path in images]
 
 
 def list_annotated(file: Path) -> LabelledFiles:
-    """Images of Tiny-ImageNet's validation part in ``images/``, from lines ``<name> TAB <class> TAB ...`` of ``file``.
-
-    Raises:
-        LabelSkewError: no lines, or malformed ones.
-    """
+    """Images of Tiny-ImageNet's validation part, from lines ``<name> TAB <class> TAB ...`` of ``file``."""
     rows = [line.split("\t") for line in read_text(file).splitlines() if line.strip()]
     if not rows or any(len(row) < 2 for row in rows):
         raise mistake(file, "is not a list of images and their classes", "lines of image, tab, class")
@@ -522,7 +459,7 @@ def list_annotated(file: Path) -> LabelledFiles:
 
 
 def nested_class(folder: Path, samples: LabelledFiles) -> str | None:
-    """The first class with images only in subfolders other than ``images/``; None without one."""
+    """The first class, if any, with images only in subfolders other than ``images/``."""
     below: dict[str, set[str]] = {}
     for path, name in samples:
         inner = os.path.dirname(path)[len(os.path.join(folder, name)) + 1 :]

@@ -1,7 +1,4 @@
-"""Published data sets of image folders: CINIC-10, Tiny-ImageNet, a subset of ImageNet, HyperKvasir and ODIR.
-
-They differ from ``image_folder`` in folders, classes and image size.
-"""
+"""Published data sets of image folders: CINIC-10, Tiny-ImageNet, a subset of ImageNet, HyperKvasir and ODIR."""
 
 import csv
 import re
@@ -35,7 +32,6 @@ class CINIC10(ImageFolder):
     moments = ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835))
     real: ClassVar[dict[str, str]] = {"training images": "90000", "test images": "90000", "classes": "10"}
     fake_size = (32, 32)
-    # file names contain the source of an image
     fake_files: ClassVar = {
         "train": lambda name, i: f"train/{name}/cifar10-train-{i}.png",
         "test": lambda name, i: f"test/{name}/cifar10-test-{i}.png",
@@ -48,7 +44,7 @@ class CINIC10(ImageFolder):
 class TinyImageNet(ImageFolder):
     """Tiny-ImageNet: 100,000 + 10,000 images of 200 classes; samples are ``(3, 64, 64)`` uint8. Le and Yang, 2015.
 
-    The test part is the validation part, as usual: the real test part has no labels.
+    The test part is the validation part: the real test part has no labels.
     """
 
     name = "tiny_imagenet"
@@ -71,7 +67,7 @@ class TinyImageNet(ImageFolder):
         image_size: int = Field(64, ge=1, le=1024, description="Height and width in pixels.")
 
     def fake_table(self, out: Path, written: LabelledFiles) -> None:
-        """Write the classes of the validation images."""
+        """Write the table of validation images."""
         lines = [f"{path.name}\t{name}\t0\t0\t63\t63\n" for path, name in written if path.name.startswith("val_")]
         (out / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text("".join(lines), encoding="utf-8")
 
@@ -118,7 +114,7 @@ class HyperKvasir(ImageFolder):
     """HyperKvasir's 10,662 labelled images of 23 classes; samples are ``(3, 128, 128)`` uint8.
 
     Borgli et al., "HyperKvasir, a comprehensive multi-class image and video dataset for gastrointestinal endoscopy",
-    Scientific Data 7, 2020. The test part is split off. FedMR (table 13) states neither its split nor its image size.
+    Scientific Data 7, 2020. The test part is split off. FedMR (table 13) states neither split nor image size.
     """
 
     name = "hyperkvasir"
@@ -139,9 +135,9 @@ class HyperKvasir(ImageFolder):
         image_size: int = Field(128, ge=1, le=1024, description="Height and width in pixels.")
 
     def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """Images of all class folders, at the third level, or only of ``class_names``."""
-        left_out = set(KVASIR_FOLDERS) - set(self.params.class_names or KVASIR_FOLDERS)
-        folders = (folder for folder in data_dir.glob("*-gi-tract/*/*") if folder.name not in left_out)
+        """Images of the class folders, at the third level."""
+        omitted = set(KVASIR_FOLDERS) - set(self.params.class_names or KVASIR_FOLDERS)
+        folders = (folder for folder in data_dir.glob("*-gi-tract/*/*") if folder.name not in omitted)
         return list_images(folders, f"data set {self.name}: {data_dir}"), None
 
     def find_test(self, data_dir: Path) -> None:
@@ -152,9 +148,8 @@ class ODIR(ImageFolder):
     """ODIR-5K: 6,392 fundus images of 8 diagnoses, in Kaggle's version; samples are ``(3, 128, 128)`` uint8.
 
     Peking University's challenge on ocular disease recognition, 2019. ``full_df.csv`` has one diagnosis for each
-    image of ``preprocessed_images/``: normal, diabetes, glaucoma, cataract, age-related macular degeneration,
-    hypertension, myopia, other. The test part is split off by patient. FedMR (table 13) states neither its split nor
-    its image size.
+    image: normal, diabetes, glaucoma, cataract, age-related macular degeneration, hypertension, myopia, other. The test
+    part is split off by patient. FedMR (table 13) states neither split nor image size.
     """
 
     name = "odir"
@@ -164,7 +159,6 @@ class ODIR(ImageFolder):
     known_classes = tuple("NDGCAHMO")
     real: ClassVar[dict[str, str]] = {"images": "6392", "classes": "8"}
     fake_size = (128, 128)
-    # consecutive images are a patient's two eyes
     fake_files: ClassVar = {
         "train": lambda name, i: f"preprocessed_images/{i // 2}_{'right' if i % 2 else 'left'}.jpg",
     }
@@ -175,11 +169,7 @@ class ODIR(ImageFolder):
         image_size: int = Field(128, ge=1, le=1024, description="Height and width in pixels.")
 
     def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """Images in the table.
-
-        Raises:
-            LabelSkewError: a row is invalid.
-        """
+        """Images in the table."""
         table = data_dir / "full_df.csv"
         samples: LabelledFiles = []
         with open(table, encoding="utf-8", newline="", opener=open_regular) as file:
@@ -201,14 +191,14 @@ class ODIR(ImageFolder):
     def split(
         self, samples: LabelledFiles, labels: NDArray[np.int64], *, seed: int, where: str
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Split by patient (the number in the file name), stratified by the class of the patient's first image."""
+        """Split by patient (the number in the file name), stratified by the class of the first image."""
         numbers = np.array([int(path.name.partition("_")[0]) for path, _ in samples])
         _, first, patient = np.unique(numbers, return_index=True, return_inverse=True)
         train, test = super().split(samples, labels[first], seed=seed, where=where)
         return np.flatnonzero(np.isin(patient, train)), np.flatnonzero(np.isin(patient, test))
 
     def fake_table(self, out: Path, written: LabelledFiles) -> None:
-        """Write the table of diagnoses, only with the columns that are read."""
+        """Write the table of diagnoses."""
         with (out / "full_df.csv").open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["ID", "labels", "filename"])

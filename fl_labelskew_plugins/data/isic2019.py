@@ -2,7 +2,7 @@
 
 Ogier du Terrail et al., "FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare
 Settings", 2022; images of Tschandl et al. 2018 (HAM10000), Codella et al. 2017 and Hernández-Pérez et al. 2024
-(BCN20000), CC-BY-NC 4.0. They stay on disk and are decoded during training.
+(BCN20000), CC-BY-NC 4.0. Images are decoded during training.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ TRUTH, META = "ISIC_2019_Training_GroundTruth.csv", "ISIC_2019_Training_Metadata
 SPLIT = "train_test_split"
 TRUTH_COLUMNS = ("image", *CLASSES, "UNK")
 SPLIT_COLUMNS = (*TRUTH_COLUMNS, "target", "center", "fold", "fold2")
-TEST_FRACTION = 0.2
-"""Share of each class at each centre in test without FLamby's split."""
+TEST_FRACTION = 0.2  # of each class at each centre, without FLamby's split
 CHECKED = ".labelskew-checked.json"
 
 
@@ -86,21 +85,20 @@ class ISIC2019(Dataset):
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError if the folder of images or the tables are missing."""
-        if download:
-            raise LabelSkewError(f"data set isic2019: download: true is not supported; get it from {self.source}")
-        if data_dir is None:
-            raise LabelSkewError(f"data set isic2019: data_args.data_cache_dir is not set; get it from {self.source}")
-        missing = [] if any((data_dir / name).is_dir() for name in (RAW, PREPARED)) else [f"{PREPARED}/ or {RAW}/"]
-        missing += [name for name in _tables(data_dir) if not os.path.isfile(data_dir / name)]
-        if missing:
-            raise LabelSkewError(f"data set isic2019: no {', '.join(missing)} in {data_dir}; get it from {self.source}")
+        wrong = "download: true is not supported" if download else "data_args.data_cache_dir is not set"
+        if data_dir is not None and not download:
+            missing = [] if any((data_dir / name).is_dir() for name in (RAW, PREPARED)) else [f"{PREPARED}/ or {RAW}/"]
+            missing += [name for name in _tables(data_dir) if not os.path.isfile(data_dir / name)]
+            wrong = f"no {', '.join(missing)} in {data_dir}" if missing else ""
+        if wrong:
+            raise LabelSkewError(f"data set isic2019: {wrong}; get it from {self.source}")
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the tables, prepare and check the images; ``seed`` draws the split without FLamby's."""
+        """Read the tables, prepare and check the images; ``seed`` draws a missing split."""
         return self._load(data_dir, seed, download=download, folds=("train", "test"))
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read only the test part; images of the training part may be missing."""
+        """Read only the test part."""
         return self._load(data_dir, seed, download=download, folds=("test",))
 
     def splits_off(self, data_dir: Path | None) -> bool:
@@ -108,11 +106,11 @@ class ISIC2019(Dataset):
         return _tables(data_dir or Path()) != [SPLIT]
 
     def picture(self, file: Path) -> NDArray[np.uint8]:
-        """The centre of an image, prepared first if its shorter side has another length than prepared ones."""
+        """See :func:`.lesions.sample`."""
         return lesions.sample(file, self.params.crop)
 
     def survey(self, data_dir: Path | None) -> fakes.SurveyRows:
-        """Files, images, and samples per centre, compared with FLamby's table."""
+        """Files, images, and samples per centre."""
         root = data_dir or Path()
         tables = [(name, "found" if os.path.isfile(root / name) else "missing", "found") for name in _tables(root)]
         with _readable(root):
@@ -134,12 +132,14 @@ class ISIC2019(Dataset):
             expected = np.sum([TABLE[part] for part in ([fold] if fold else TABLE)], axis=0)
             for centre, name in enumerate(CENTRES):
                 targets = listed.target[(listed.centre == centre) & (listed.fold == fold)]
-                actual = _by_class(np.bincount(targets, minlength=len(CLASSES))) if len(targets) else "missing"
-                rows.append((f"centre {centre} {name}, {fold or 'both parts'}", actual, _by_class(expected[centre])))
+                of_classes = (np.bincount(targets, minlength=len(CLASSES)), expected[centre])
+                actual, published = (" ".join(map(str, counts)) for counts in of_classes)
+                item = f"centre {centre} {name}, {fold or 'both parts'}"
+                rows.append((item, actual if len(targets) else "missing", published))
         return rows
 
     def broken(self, data_dir: Path | None) -> list[str]:
-        """An error message for each broken image in the tables, raw and prepared."""
+        """Errors of images in the tables, raw and prepared."""
         self.check(data_dir, download=False)
         root = data_dir or Path()
         with _readable(root):
@@ -148,7 +148,7 @@ class ISIC2019(Dataset):
             return [line for folder in folders for _, line in _broken(folder, sorted(named & _names(folder)))]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write prepared JPEGs and a split with the table's proportions, at least one image per centre and class."""
+        """Write prepared JPEGs and a split, with the proportions of :data:`TABLE`."""
         rng, table = seeds.numpy_generator(seed, "fake lesions"), np.array([*TABLE.values()])
         least, number = int((table > 0).sum()), samples or 240
         if number < least:
@@ -198,18 +198,11 @@ class ISIC2019(Dataset):
 
 
 def _tables(root: Path) -> list[str]:
-    """File names of the tables: FLamby's split if it exists, else truth and metadata."""
     return [SPLIT] if os.path.isfile(root / SPLIT) else [TRUTH, META]
 
 
 def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
-    """Usable rows (image, target, centre, fold or "" without a split), and the names of all images.
-
-    A message for each kind of unusable rows is appended to ``bad``.
-
-    Raises:
-        LabelSkewError: a table is unreadable or lacks a column.
-    """
+    """Usable rows (image, target, centre, fold or ""), and the names of all images; errors are added to ``bad``."""
     import pandas as pd
 
     where, *meta = (root / name for name in _tables(root))
@@ -227,23 +220,20 @@ def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
     marked = (frame[list(CLASSES)].apply(pd.to_numeric, errors="coerce") == 1).to_numpy()
     of_centre = centres.isin(range(len(CENTRES)))
     clear = (marked.sum(axis=1) == 1) & folds.isin(["", *TABLE])
-    for images, what in (
-        (frame.image[~lacking & ~of_centre], f"{[where, *meta][-1]}: {{}} of a centre that is not one of FLamby's six"),
-        (
-            frame.image[of_centre & ~clear],
-            f"{where}: {{}} without exactly one of the 8 classes, or a fold other than train and test",
-        ),
-        (frame.image[lacking], f"{root / META}: no row for {{}} of {TRUTH}"),
-        (orphans, f"{where}: no row for {{}} of {META}"),
+    unclear = "without exactly one of the 8 classes, or a fold other than train and test"
+    for images, start, end in (
+        (frame.image[~lacking & ~of_centre], f"{[where, *meta][-1]}:", "of a centre that is not one of FLamby's six"),
+        (frame.image[of_centre & ~clear], f"{where}:", unclear),
+        (frame.image[lacking], f"{root / META}: no row for", f"of {TRUTH}"),
+        (orphans, f"{where}: no row for", f"of {META}"),
     ):
         if len(images):
-            bad.append(what.format(_some(list(images))))
+            bad.append(f"{start} {_some(list(images))} {end}")
     columns = {"image": frame.image, "target": marked.argmax(axis=1), "centre": centres, "fold": folds}
     return pd.DataFrame(columns)[of_centre & clear].astype({"centre": int}), {*frame.image}
 
 
 def _read(file: Path, needed: Sequence[str]) -> pd.DataFrame:
-    """Rows of a CSV file, with these columns."""
     import pandas as pd
 
     with sound(file, *SOUND):
@@ -257,13 +247,14 @@ def _read(file: Path, needed: Sequence[str]) -> pd.DataFrame:
 
 
 def _centre(dataset: str) -> int:
-    """Number of a centre from the metadata's name, such as ``BCN_nan`` or ``MSK4nan``; -1 for unknown ones."""
-    exact = [centre for centre, name in enumerate(CENTRES) if dataset == name]
-    return next(iter(exact or [c for c in (0, 4) if dataset.startswith(CENTRES[c])]), -1)
+    """Number of a centre from a name such as ``BCN_nan`` or ``MSK4nan``; -1 for unknown ones."""
+    if dataset in CENTRES:
+        return CENTRES.index(dataset)
+    return next((c for c in (0, 4) if dataset.startswith(CENTRES[c])), -1)
 
 
 def split_text(rows: Iterable[tuple[str, int, int, str]]) -> str:
-    """Rows of image, target, centre and fold in the format of FLamby's split."""
+    """Rows of image, target, centre and fold, as in FLamby's split."""
     lines = [",".join(SPLIT_COLUMNS)]
     for image, target, centre, fold in rows:
         truth = ["1.0" if c == target else "0.0" for c in range(len(TRUTH_COLUMNS) - 1)]
@@ -272,7 +263,7 @@ def split_text(rows: Iterable[tuple[str, int, int, str]]) -> str:
 
 
 def _pictures(root: Path, images: Sequence[str], named: set[str], bad: list[str]) -> tuple[Path, set[str]]:
-    """The folder of prepared images, and those of ``images`` that are missing or broken."""
+    """The folder of prepared images, and those that are missing or broken."""
     raw, folder = root / RAW, root / PREPARED
     have = _names(folder) if folder.is_dir() else set()
     of_raw = _names(raw) if raw.is_dir() else None
@@ -293,7 +284,7 @@ def _pictures(root: Path, images: Sequence[str], named: set[str], bad: list[str]
 
 
 def prepare_all(raw: Path, folder: Path, images: Sequence[str]) -> list[str]:
-    """Prepare the remaining images in parallel; return the broken ones."""
+    """Prepare images in parallel; return the broken ones."""
     folder.mkdir(exist_ok=True)
 
     def one(image: str) -> None:
@@ -307,7 +298,7 @@ def prepare_all(raw: Path, folder: Path, images: Sequence[str]) -> list[str]:
 
 
 def checked(folder: Path, images: Sequence[str]) -> list[str]:
-    """Images that cannot be decoded completely; results are cached in the folder."""
+    """Broken images; results are cached in the folder."""
     stats = [os.stat(folder / f"{image}.jpg") for image in images]
     key = hashlib.sha256(
         "".join(f"{i} {s.st_size} {s.st_mtime_ns}\n" for i, s in zip(images, stats, strict=True)).encode()
@@ -325,22 +316,17 @@ def checked(folder: Path, images: Sequence[str]) -> list[str]:
 
 
 def _broken(folder: Path, images: Sequence[str]) -> list[tuple[str, str]]:
-    what = f"checking {len(images)} pictures of {folder}"
-    return pictures.faults(lambda image: pictures.opened(folder / f"{image}.jpg", draft=1), images, what)
+    task = f"checking {len(images)} pictures of {folder}"
+    return pictures.faults(lambda image: pictures.opened(folder / f"{image}.jpg", draft=1), images, task)
 
 
 def _names(folder: Path) -> set[str]:
-    """Names of the JPEGs in a folder, without ``.jpg``."""
     with os.scandir(folder) as entries:
         return {e.name[:-4] for e in entries if e.name.endswith(".jpg") and not e.name.startswith(".")}
 
 
 def _some(images: Sequence[str]) -> str:
     return f"{len(images)} picture{'s' * (len(images) > 1)} (first: {images[0]})"
-
-
-def _by_class(counts: NDArray[np.int64]) -> str:
-    return " ".join(map(str, counts))
 
 
 def _readable(root: Path) -> AbstractContextManager[None]:

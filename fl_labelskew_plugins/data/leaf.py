@@ -1,10 +1,9 @@
-"""LEAF's FEMNIST and Shakespeare: JSON files by user, in the format of LEAF's ``preprocess.sh``.
+"""LEAF's FEMNIST and Shakespeare: JSON files by user, from LEAF's ``preprocess.sh``.
 
 Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018, https://arxiv.org/abs/1812.01097.
 
 ``train/*.json`` and ``test/*.json`` (also below ``data/``) contain ``users``, ``num_samples`` and ``user_data[user]``
-with ``x`` and ``y``. Each user is a group, and with the partition natural a client; users are numbered by sorted name.
-A user without training samples is not a client; its test samples stay in the global test part.
+with ``x`` and ``y``. Each user is a group. Test samples of users without training samples stay in the test part.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,16 +29,15 @@ from fl_labelskew_plugins.machine.files import open_regular
 UserArrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
 PARTS = ("train", "test")
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's vocabulary of Shakespeare, 80 characters (its ``models/utils/language_utils.py``)."""
-LENGTH = 80
-"""Characters per sample of Shakespeare."""
+"""LEAF's vocabulary of 80 characters (its ``models/utils/language_utils.py``)."""
+LENGTH = 80  # characters per sample
 SONNET = "Shall I compare thee to a summer's day? Thou art more lovely and more temperate:"
 _TABLE = np.full(128, len(LETTERS), np.uint8)
 _TABLE[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
 
 
 class Leaf(Dataset):
-    """Base of both data sets: files, and selection of users."""
+    """Base of both data sets."""
 
     name: ClassVar[str]
     class_names: ClassVar[list[str]]
@@ -53,19 +50,11 @@ class Leaf(Dataset):
         users: int | None = Field(None, ge=1, description="Number of users, drawn with the seed; default: all.")
 
     def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
-        """One user's samples.
-
-        Raises:
-            ValueError: a value is invalid; the message follows the user's name.
-        """
+        """One user's samples. Raise ValueError for invalid ones, with a message that follows the user's name."""
         raise NotImplementedError
 
     def files(self, data_dir: Path | None, part: str) -> list[Path]:
-        """Files of one part, sorted.
-
-        Raises:
-            LabelSkewError: there are none.
-        """
+        """Files of one part, sorted. Raise LabelSkewError without any."""
         if data_dir is None:
             raise LabelSkewError(
                 f"data set {self.name}: data_args.data_cache_dir is not set; set it to LEAF's folder with train/*.json "
@@ -81,12 +70,12 @@ class Leaf(Dataset):
         )
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if a part has no files; downloads are not possible."""
+        """Raise LabelSkewError if a part has no files."""
         for part in PARTS:
             self.files(data_dir, part)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        """As :meth:`check`, for the test part; a selection of users needs both."""
+        """As :meth:`check`; a selection of users needs both parts."""
         for part in PARTS if self.params.users else PARTS[1:]:
             self.files(data_dir, part)
 
@@ -97,30 +86,24 @@ class Leaf(Dataset):
         users = [sorted(part.items()) for part in (train, test)]
         arrays = [Arrays(*samples) for part in users for _, samples in part]
         fingerprint = digest(arrays, [name for part in users for name, _ in part])
-        left_out = {user for user, (_, y) in train.items() if len(y)} - kept.keys()
-        test = {user: samples for user, samples in test.items() if user not in left_out and len(samples[1])}
+        omitted = {user for user, (_, y) in train.items() if len(y)} - kept.keys()
+        test = {user: samples for user, samples in test.items() if user not in omitted and len(samples[1])}
         numbers = {user: k for k, user in enumerate(sorted(kept.keys() | test.keys()))}
-        return replace(self.data(self.part(kept, numbers), self.part(test, numbers)), fingerprint=fingerprint)
+        parts = self.part(kept, numbers), self.part(test, numbers)
+        return Data(*parts, list(self.class_names), self.mean, self.std, fingerprint=fingerprint)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read only the test files, unless users are drawn, which needs all files."""
+        """Read only the test files, unless users are drawn."""
         if self.params.users:
             return super().load_test(data_dir, download=download, seed=seed)
         users = self.read(self.files(data_dir, "test"))
         test = {user: samples for user, samples in users.items() if len(samples[1])}
         part = self.part(test, {user: k for k, user in enumerate(sorted(test))})
-        return self.data(Arrays(part.x[:0].copy(), part.y[:0].copy()), part)
-
-    def data(self, train: Arrays, test: Arrays) -> Data:
-        """Combine both parts."""
-        return Data(train, test, list(self.class_names), mean=self.mean, std=self.std)
+        train = Arrays(part.x[:0].copy(), part.y[:0].copy())
+        return Data(train, part, list(self.class_names), self.mean, self.std)
 
     def choose(self, train: dict[str, UserArrays], seed: int, where: str) -> dict[str, UserArrays]:
-        """Training samples of the drawn users.
-
-        Raises:
-            LabelSkewError: there are fewer users than requested.
-        """
+        """Training samples of the drawn users."""
         names = sorted(user for user, (_, y) in train.items() if len(y))
         wanted = self.params.users or max(len(names), 1)
         if wanted > len(names):
@@ -130,7 +113,7 @@ class Leaf(Dataset):
         return {names[k]: train[names[k]] for k in rng.permutation(len(names))[:wanted]}
 
     def part(self, users: dict[str, UserArrays], numbers: dict[str, int]) -> Arrays:
-        """Samples of all users in the order of their numbers; raise LabelSkewError without users."""
+        """Samples of all users. Raise LabelSkewError without users."""
         if not users:
             raise LabelSkewError(f"data set {self.name}: the test part has no samples; add at least one")
         names = sorted(users)
@@ -139,11 +122,7 @@ class Leaf(Dataset):
         return Arrays(x, y, np.repeat(np.array([numbers[name] for name in names], np.int64), sizes))
 
     def read(self, files: Iterable[Path]) -> dict[str, UserArrays]:
-        """Samples of every user in several files.
-
-        Raises:
-            LabelSkewError: a file is invalid, or a user is in two files.
-        """
+        """Samples of every user."""
         users: dict[str, UserArrays] = {}
         origin: dict[str, Path] = {}
         for path in files:
@@ -155,16 +134,12 @@ class Leaf(Dataset):
         return users
 
     def read_file(self, path: Path) -> dict[str, UserArrays]:
-        """Samples of every user in one file, converted user by user to limit memory.
-
-        Raises:
-            LabelSkewError: the file is unreadable or does not have LEAF's format.
-        """
+        """Samples of every user in one file."""
         with (
             sound(path, "JSON file", "one that LEAF has written"),
             open(path, encoding="utf-8", opener=open_regular) as stream,
         ):
-            # caching the 256 values of pixels takes a third of the time
+            # converted user by user, to limit memory; the cache of pixel values makes this three times as fast
             content = json.load(stream, object_hook=self._converted, parse_float=lru_cache(512)(float))
         keys = ("users", "num_samples", "user_data")
         if not isinstance(content, dict) or any(key not in content for key in keys):
@@ -177,17 +152,16 @@ class Leaf(Dataset):
         kept: dict[str, UserArrays] = {}
         for user, size in zip(users, sizes, strict=True):
             samples = data[str(user)]  # or an error message
-            if not isinstance(samples, str | tuple):
-                samples = "has no lists x and y"
-            elif not isinstance(samples, str) and len(samples[1]) != size:
+            if isinstance(samples, tuple) and len(samples[1]) != size:
                 samples = f"has {len(samples[1])} samples, but num_samples is {size}"
-            if isinstance(samples, str):
-                raise LabelSkewError(f"{path}: user {user!r} {samples}; write the file again with LEAF")
+            if not isinstance(samples, tuple):
+                wrong = samples if isinstance(samples, str) else "has no lists x and y"
+                raise LabelSkewError(f"{path}: user {user!r} {wrong}; write the file again with LEAF")
             kept[str(user)] = samples
         return kept
 
     def _converted(self, value: dict[str, Any]) -> Any:
-        """A user's samples, converted while parsing, or an error message; other mappings unchanged."""
+        """A user's samples, or an error message; other mappings unchanged."""
         x, y = value.get("x"), value.get("y")
         if not isinstance(x, list) or not isinstance(y, list):
             return value
@@ -252,10 +226,7 @@ class FEMNIST(Leaf):
 
 
 class Shakespeare(Leaf):
-    """LEAF's Shakespeare: the next character after 80, a group per role; samples are ``(80,)`` uint8.
-
-    Characters are indices in LEAF's vocabulary of 80, or 80 for any other: 81 classes.
-    """
+    """LEAF's Shakespeare: the next character after 80, a group per role; samples are ``(80,)`` uint8."""
 
     name = "shakespeare"
     source = "LEAF, https://github.com/TalwalkarLab/leaf, data/shakespeare: preprocess.sh -s niid --sf 1.0 -t sample"
@@ -272,7 +243,7 @@ class Shakespeare(Leaf):
         return numbers(x).reshape(-1, LENGTH), numbers(y).astype(np.int64)
 
     def fake_users(self, sizes: list[int], rng: np.random.Generator) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
-        """Roles that repeat words of Sonnet 18's first lines in random order, each from its own third of the words."""
+        """Texts of random words, from a third of the words for each role."""
         words = sorted(set(SONNET.split()))
         for size in sizes:
             role = rng.choice(words, len(words) // 3, replace=False)
@@ -281,13 +252,12 @@ class Shakespeare(Leaf):
 
 
 def numbers(texts: Iterable[str]) -> NDArray[np.uint8]:
-    """Character numbers of concatenated texts: indices in LEAF's vocabulary, or 80."""
+    """Character numbers of concatenated texts; 80 for characters outside LEAF's vocabulary."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4")
     return np.where(codes < len(_TABLE), _TABLE[np.minimum(codes, len(_TABLE) - 1)], _TABLE.dtype.type(len(LETTERS)))
 
 
 def _numbers(values: list[Any], name: str) -> NDArray[Any]:
-    """Convert numbers, or rows of numbers of the same length, to an array; raise ValueError for other values."""
     try:
         array = np.array(values)
     except ValueError:

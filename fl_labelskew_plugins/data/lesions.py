@@ -1,4 +1,4 @@
-"""Images of skin lesions, prepared, augmented and cropped as in FLamby (Ogier du Terrail et al., 2022, appendix)."""
+"""Preparation and augmentation of skin lesion images as in FLamby (Ogier du Terrail et al., 2022, appendix)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHORT_SIDE = 224
-POWER = 6.0
 HOLE, HOLES = 16, 8
-MEAN, STD = IMAGENET  # FLamby's normalisation
+MEAN, STD = IMAGENET
 
 
-def colour_constancy(pixels: NDArray[np.uint8], power: float = POWER) -> NDArray[np.uint8]:
-    """Shades of grey: scale each channel by ``1 / (sqrt(3) e_c)``, ``e`` the unit vector of the channels' power means.
+def colour_constancy(pixels: NDArray[np.uint8], power: float = 6.0) -> NDArray[np.uint8]:
+    """Scale each channel of ``(H, W, 3)`` by ``1 / (sqrt(3) e_c)``, ``e`` the unit vector of the power means.
 
-    Finlayson and Trezzi, "Shades of gray and colour constancy", 2004, eq. 3, with the Minkowski norm ``power``; both
-    images are ``(H, W, 3)``. An image of zeros is not changed.
+    Finlayson and Trezzi, "Shades of gray and colour constancy", 2004, eq. 3, with the Minkowski norm ``power``.
     """
     values = pixels.astype(np.float32)
     light = np.power(np.power(values, power).mean(axis=(0, 1), dtype=np.float64), 1 / power)
@@ -39,21 +37,14 @@ def colour_constancy(pixels: NDArray[np.uint8], power: float = POWER) -> NDArray
 
 
 def prepare(source: Path, target: Path) -> None:
-    """Prepare an original image for training: resize the shorter side to 224, then apply colour constancy.
-
-    The target is written atomically.
-
-    Raises:
-        LabelSkewError: the source is not a valid image.
-        OSError: the target is not writable.
-    """
+    """Write an original image as :func:`prepared`, atomically."""
     picture = prepared(opened(source))
     with replacing(target) as part:
         picture.save(part, format="JPEG")
 
 
 def prepared(picture: Image) -> Image:
-    """Resize an original image, and apply colour constancy."""
+    """Resize the shorter side of an original image to 224, and apply colour constancy."""
     from PIL import Image
 
     ratio = SHORT_SIDE / min(picture.size)
@@ -62,13 +53,7 @@ def prepared(picture: Image) -> Image:
 
 
 def sample(file: Path, crop: int) -> NDArray[np.uint8]:
-    """An image as ``(3, crop, crop)`` uint8, processed like the data set's: prepared, stored as JPEG, and cropped.
-
-    An image whose shorter side has the prepared length counts as prepared.
-
-    Raises:
-        LabelSkewError: the file is not a valid image.
-    """
+    """An image as ``(3, crop, crop)`` uint8: prepared unless the shorter side is 224, stored as JPEG, and cropped."""
     picture = opened(file)
     if min(picture.size) != SHORT_SIDE:
         kept = io.BytesIO()
@@ -81,12 +66,8 @@ def sample(file: Path, crop: int) -> NDArray[np.uint8]:
 class LesionReader:
     """Read a prepared image as ``(3, crop, crop)`` uint8: the centre, or augmented.
 
-    Augmentation is FLamby's, with torchvision's transforms, each with probability 1/2: scale by 0.93 to 1.07, rotation
-    by up to 50 degrees, shear by up to 0.1 degrees, brightness by 0.15 and contrast by 0.1, both flips, a random crop,
-    and 1 to 8 black holes of 16 by 16. Areas outside the image are black after rotation; FLamby mirrors the image.
-
-    Args:
-        crop: side of the result in pixels; smaller images get a black frame.
+    Augmentation is FLamby's, with torchvision's transforms, each with probability 1/2. The area around a rotated image
+    is black; FLamby mirrors the image. Smaller images get a black frame.
     """
 
     crop: int = 200
@@ -126,7 +107,7 @@ def _augmentation(crop: int) -> Any:
 
 
 def with_holes(pixels: Tensor) -> Tensor:
-    """With probability 1/2, set 1 to 8 squares of 16 by 16 pixels of ``(C, H, W)`` to 0, in place."""
+    """With probability 1/2, set 1 to 8 squares of ``(C, H, W)`` to 0, in place."""
     import torch
 
     if torch.rand(()) < 0.5:

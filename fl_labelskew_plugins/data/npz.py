@@ -1,9 +1,8 @@
 """NumPy archives: ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test``, and optionally ``groups``.
 
-``y`` are integers ``0 .. C-1``, all of which must occur unless ``classes`` is set, or class names (strings).
-``class_names`` (strings) lists all classes in order; silos often lack some. A server that only tests needs only
-``x_test`` and ``y_test``. ``groups`` (``groups_train``, ``groups_test``) are integers or names, one per sample, for the
-partition natural. Pickled objects are never read.
+``y`` are integers ``0 .. C-1``, all of which must occur unless ``classes`` is set, or names. ``class_names`` lists all
+classes in order. A server that only tests needs only ``x_test`` and ``y_test``. ``groups`` (``groups_train``,
+``groups_test``) are integers or names. Pickled objects are never read.
 """
 
 import math
@@ -26,27 +25,16 @@ from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.partition.stratified import picked, stratified
 
 Layout = Literal["auto", "nchw", "nhwc", "flat"]
-MAX_PACKED = 100
-"""Maximum ratio of the arrays' size to the file's, see :func:`.files.unpacks`."""
-TEXT = 150
-"""Additional bytes of memory per text label while it is converted to a number."""
+MAX_PACKED = 100  # ratio of the arrays' size to the file's
+TEXT = 150  # bytes of memory to convert a text label to a number
 SOUND = (".npz archive of plain arrays", "one written by numpy.savez, without objects")
 KNOWN = ["class_names", *(f"{name}{part}" for name in ("x", "y", "groups") for part in ("", "_train", "_test"))]
-"""Arrays that the data set reads."""
 
 
 def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
-    """Arrays of an ``.npz`` file, by name.
-
-    Args:
-        path: the file.
-        names: arrays to load, if they exist; default: all.
-
-    Raises:
-        LabelSkewError: the file is unreadable, not an archive, contains pickled objects, or needs too much memory.
-    """
+    """Arrays of an ``.npz`` file, by name. Raise LabelSkewError for other files, pickles, or too little memory."""
     with sound(path, *SOUND), open(path, "rb", opener=open_regular) as stream:
-        if stream.read(6) == np.lib.format.MAGIC_PREFIX:  # np.load would read it at once, whatever its size
+        if stream.read(6) == np.lib.format.MAGIC_PREFIX:  # np.load would ignore its size
             raise mistake(path, "contains a single array", "an .npz archive with x and y")
         stream.seek(0)
         archive = np.load(stream, allow_pickle=False)
@@ -56,7 +44,6 @@ def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, 
 
 
 def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -> None:
-    """Raise LabelSkewError if headers are wrong about sizes, or arrays do not fit into memory."""
     form: Any = np.lib.format
     read = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
     need = 0
@@ -71,7 +58,7 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -
             count, size = math.prod(shape), math.prod(shape) * dtype.itemsize
             if member.tell() + size != info.file_size:
                 raise ValueError(f"{clean(name, 40)} has {info.file_size} bytes, but its header says {size}")
-        # texts are decoded, sorted and counted; numbers except uint8 become float32, and are split into two parts
+        # texts are decoded, sorted and counted; numbers except uint8 become float32, and are copied
         letters = dtype.itemsize // (4 if dtype.kind == "U" else 1)
         becomes = TEXT + 16 * letters if dtype.kind in "SU" else 1 if dtype == np.uint8 else 8
         need += size + count * becomes
@@ -80,13 +67,7 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -
 
 
 def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str]]:
-    """Arrays of an ``.npz`` file, and the cleaned names of its classes and groups, if any.
-
-    Labels and groups given as names become numbers, in the order of ``class_names`` or sorted.
-
-    Raises:
-        LabelSkewError: the file is unreadable, or its names are invalid.
-    """
+    """Arrays with numbers instead of names, and the cleaned names of classes and groups, if any."""
     arrays = read_archive(path, KNOWN)
     with sound(path, *SOUND):
         arrays = {
@@ -103,7 +84,6 @@ def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str
 
 
 def _to_numbers(arrays: dict[str, NDArray[Any]], start: str, where: str, order: NDArray[np.str_]) -> list[str]:
-    """Replace names by numbers in the arrays of all parts; return the names in ``order``, or sorted."""
     keys = [key for key in (start, f"{start}_train", f"{start}_test") if key in arrays]
     texts = {key: arrays[key] for key in keys if arrays[key].dtype.kind == "U"}
     if not order.size:
@@ -120,13 +100,7 @@ def _to_numbers(arrays: dict[str, NDArray[Any]], start: str, where: str, order: 
 def to_inputs(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
     """Inputs ``(N, channels, H, W)`` or ``(N, features)``; uint8 stays, other types become float32.
 
-    Args:
-        x: ``(N, ...)`` numbers.
-        layout: ``auto``: two dimensions are features, three a grey image, four an image with 1 or 3 channels.
-        where: file and array, for messages.
-
-    Raises:
-        LabelSkewError: the layout does not fit, or a number is not finite.
+    With ``layout`` ``auto``, two dimensions are features, three a grey image, four an image with 1 or 3 channels.
     """
     if x.dtype.kind not in "biuf":
         raise mistake(where, f"is of type {x.dtype}", "numbers")
@@ -145,20 +119,16 @@ def to_inputs(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
     if x.ndim != 4:
         raise mistake(where, f"has shape {x.shape}", f"3 or 4 dimensions with layout={layout}")
     if layout == "auto":
-        fits = [name for name, axis in (("nchw", 1), ("nhwc", 3)) if x.shape[axis] in (1, 3)]
-        if len(fits) != 1:
+        first, last = (x.shape[axis] in (1, 3) for axis in (1, 3))
+        if first == last:
             unclear = f"has shape {x.shape}, which does not show the channel axis"
             raise mistake(where, unclear, "layout=nchw, nhwc or flat")
-        layout = "nchw" if fits[0] == "nchw" else "nhwc"
+        layout = "nchw" if first else "nhwc"
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if layout == "nhwc" else x
 
 
 def to_labels(y: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
-    """Labels ``(N,)`` int64.
-
-    Raises:
-        LabelSkewError: not ``samples`` integers from 0.
-    """
+    """Labels ``(N,)`` int64. Raise LabelSkewError unless they are ``samples`` integers from 0."""
     if y.dtype.kind not in "iu" or y.ndim != 1:
         raise mistake(where, f"is {y.dtype} of shape {y.shape}", "integers or names in one dimension")
     if len(y) != samples:
@@ -183,43 +153,31 @@ class Npz(Dataset):
         layout: Layout = Field("auto", description="Axes of x: auto, nchw, nhwc, or flat (one vector per sample).")
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test if there is no x_test.")
 
-    @property
-    def measured(self) -> bool:
-        """Always: the data set has no published statistics."""
-        return True
+    measured = True
 
     def path(self, data_dir: Path | None) -> Path:
-        """Path of the archive.
-
-        Raises:
-            LabelSkewError: it is missing or ambiguous.
-        """
+        """Path of the archive. Raise LabelSkewError if it is missing or ambiguous."""
         return only_file(data_dir, self.params.file, [".npz"], "npz")
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if the file is missing; downloads are not possible."""
+        """Raise LabelSkewError if the file is missing."""
         self.path(data_dir)
 
-    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read and check the arrays; ``seed`` draws the test part if there is none."""
-        return self._read(data_dir, seed)
-
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read and check the arrays; without ``x_test``, all samples are in the training part."""
-        return self._read(data_dir, None)
+        """Read the arrays; without ``x_test``, all are training samples."""
+        return self.load(data_dir, download=download, seed=None)
 
-    def _read(self, data_dir: Path | None, seed: int | None) -> Data:
+    def load(self, data_dir: Path | None, *, download: bool, seed: int | None) -> Data:
+        """Read the arrays; ``seed`` draws a missing test part, unless it is None."""
         path = self.path(data_dir)
         arrays, classes, groups = read_named(path)
         keys = ("_train", "_test") if "x_train" in arrays else ("",)
         read = parts = self.parts(path, arrays, keys)
         if len(parts) == 1:
-            whole = parts[0]
-            every = np.arange(len(whole.y))
-            rows = every, every[:0]
+            rows = np.arange(len(parts[0].y)), np.zeros(0, np.int64)
             if seed is not None:
-                rows = stratified(whole.y, test_fraction=self.params.test_fraction, seed=seed, where=str(path))
-            parts = [picked(whole, r) for r in rows]
+                rows = stratified(parts[0].y, test_fraction=self.params.test_fraction, seed=seed, where=str(path))
+            parts = [picked(parts[0], r) for r in rows]
         train, test = parts
         if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
             raise LabelSkewError(
@@ -231,7 +189,7 @@ class Npz(Dataset):
         return Data(train, test, names, mean=mean, std=std, fingerprint=digest(read, names), group_names=groups)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read only ``x_test`` and ``y_test``, normalised by their own moments; without them, the split-off part."""
+        """Read only ``x_test`` and ``y_test``, normalised by their own moments."""
         path = self.path(data_dir)
         arrays, classes, groups = read_named(path)
         if "x_test" not in arrays or "x_train" in arrays:
@@ -246,11 +204,7 @@ class Npz(Dataset):
         return "x_test" not in read_archive(self.path(data_dir), ["x_test"])
 
     def class_names(self, path: Path, labels: NDArray[np.int64], named: list[str]) -> list[str]:
-        """Names of all classes: those of the archive, or the numbers of all labels ``(N,)``.
-
-        Raises:
-            LabelSkewError: a label is out of range, or a class without a name does not occur.
-        """
+        """Names of all classes: ``named``, or numbers. Raise LabelSkewError for other ``labels`` ``(N,)``."""
         seen, classes = np.unique(labels), self.params.classes
         if named:
             if classes not in (None, len(named)):
@@ -272,11 +226,7 @@ class Npz(Dataset):
         return [str(c) for c in range(len(seen) if classes is None else classes)]
 
     def parts(self, path: Path, arrays: dict[str, NDArray[Any]], keys: Sequence[str]) -> list[Arrays]:
-        """Check and return several parts; ``keys``: suffixes of their arrays' names.
-
-        Raises:
-            LabelSkewError: arrays are missing or invalid.
-        """
+        """Check and return parts; ``keys``: suffixes of names."""
         needed = [f"{name}{key}" for key in keys for name in "xy"]
         if missing := [name for name in needed if name not in arrays]:
             with zipfile.ZipFile(path) as archive:
@@ -286,7 +236,7 @@ class Npz(Dataset):
         return [self.part(path, arrays, key) for key in keys]
 
     def part(self, path: Path, arrays: dict[str, NDArray[Any]], key: str) -> Arrays:
-        """Check and return one part; ``key``: suffix of its arrays' names."""
+        """Check and return one part."""
         x = to_inputs(arrays[f"x{key}"], self.params.layout, f"{path}: x{key}")
         y = to_labels(arrays[f"y{key}"], len(x), f"{path}: y{key}")
         groups = arrays.get(f"groups{key}")

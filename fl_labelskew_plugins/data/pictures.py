@@ -1,4 +1,4 @@
-"""Opening and decoding of image files, with detection of broken ones."""
+"""Decoding of image files, and detection of broken ones."""
 
 from __future__ import annotations
 
@@ -23,23 +23,15 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 OnBadSample = Literal["stop", "skip"]
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Allowed formats, whatever a file's name; for others, such as EPS, Pillow starts another program."""
-MAX_BYTES = 2**29
-"""Maximum size of an image file: :data:`MAX_PIXELS` pixels of four 16-bit channels, uncompressed."""
-MAX_PIXELS = 2**26
-"""Maximum of pixels in an image, in the file and after resizing; such as 8192 x 8192."""
+"""Allowed formats; for others, such as EPS, Pillow starts another program."""
+MAX_PIXELS = 2**26  # in the file and after resizing
+MAX_BYTES = 2**29  # pixels of four 16-bit channels
 
 
 def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, draft: int | None = None) -> Image:
-    """Open and completely decode an image file.
+    """Open and decode an image file. Raise LabelSkewError if it is missing, invalid or too large.
 
-    Args:
-        file: in one of :data:`FORMATS`.
-        mode: grey or colour.
-        draft: decode a JPEG no larger than needed for sides of this many pixels, which is several times faster.
-
-    Raises:
-        LabelSkewError: the file is missing, not a valid image, or too large.
+    ``draft``: decode a JPEG no larger than needed for sides of this many pixels, which is several times faster.
     """
     from PIL import Image
 
@@ -70,11 +62,7 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
 
 
 def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
-    """Decode an image as ``(channels, size, size)``: resize the shorter side to ``size``, and crop the centre.
-
-    Raises:
-        LabelSkewError: the file is not a valid image.
-    """
+    """Decode an image as ``(channels, size, size)``: resize the shorter side to ``size``, and crop the centre."""
     from PIL import Image
 
     grey_or_colour = opened(path, "L" if channels == 1 else "RGB")
@@ -83,16 +71,16 @@ def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
     width, height = max(round(width * scale), size), max(round(height * scale), size)
     if width * height > MAX_PIXELS:
         was = "{} x {}".format(*grey_or_colour.size)
-        what = f"is of {was} pixels, and with a shorter side of {size} it would be of {width} x {height}"
-        raise mistake(clean(path, 4096), what, "an image that is less elongated")
+        problem = f"is of {was} pixels, and with a shorter side of {size} it would be of {width} x {height}"
+        raise mistake(clean(path, 4096), problem, "an image that is less elongated")
     left, top = (width - size) // 2, (height - size) // 2
     resized = grey_or_colour.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(resized.crop((left, top, left + size, top + size)), dtype=np.uint8)
     return pixels.reshape(size, size, channels).transpose(2, 0, 1)
 
 
-def faults(work: Callable[[Item], object], items: Sequence[Item], what: str) -> list[tuple[Item, str]]:
-    """Items for which ``work`` raises LabelSkewError, with the message; parallel, with a progress bar on a terminal."""
+def faults(work: Callable[[Item], object], items: Sequence[Item], task: str) -> list[tuple[Item, str]]:
+    """Items for which ``work`` raises LabelSkewError, with the message."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import track
@@ -108,18 +96,14 @@ def faults(work: Callable[[Item], object], items: Sequence[Item], what: str) -> 
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
         done = pool.map(fault, items)
-        shown = track(done, escape(clean(what)), total=len(items), console=console, disable=not console.is_terminal)
+        shown = track(done, escape(clean(task)), total=len(items), console=console, disable=not console.is_terminal)
         return [(item, wrong) for item, wrong in zip(items, shown, strict=True) if wrong]
     finally:
         pool.shutdown(cancel_futures=True)  # so that Ctrl-C does not wait
 
 
 def settle(bad: Sequence[str], on_bad_sample: OnBadSample) -> None:
-    """Handle bad samples; ``bad``: a message for each sample, or each kind.
-
-    Raises:
-        MistakesError: ``on_bad_sample`` is ``stop``, and there are bad samples.
-    """
+    """Warn about bad samples, or raise MistakesError."""
     lines = capped(bad)
     if lines and on_bad_sample == "stop":
         raise MistakesError([*lines[:-1], f"{lines[-1]}; to skip them: data_args.on_bad_sample: skip"])

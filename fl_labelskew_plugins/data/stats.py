@@ -1,4 +1,4 @@
-"""Mean and standard deviation of training samples, or from a recipe."""
+"""Mean and standard deviation of samples."""
 
 from __future__ import annotations
 
@@ -15,21 +15,17 @@ from fl_labelskew_plugins.machine.text import counted
 CHUNK = 4096  # samples per step, to limit memory
 Numbers = tuple[float, ...]
 Moments = tuple[Numbers, Numbers]
-"""Mean and standard deviation per entry of a sample's first axis, in units of ``x / 255`` for uint8 samples."""
-IMAGENET: Moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Commonly used moments of ImageNet's training part."""
+"""Mean and standard deviation per channel, in units of ``x / 255`` for uint8 samples."""
+IMAGENET: Moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # commonly used
 Word = Sequence[float] | Literal["imagenet", "data"] | None
-"""A recipe's mean or std; None: not set."""
 
 
 @dataclass(frozen=True)
 class MomentSums:
-    """Sums from which mean and standard deviation are computed; sums of several parts can be pooled.
+    """Sums of ``count`` values per entry of a sample's first axis ``A``.
 
-    Args:
-        count: values per entry of a sample's first axis.
-        first: ``(A,)`` sums of the values: exact int64 for uint8 samples, else float64.
-        second: ``(A,)`` for int64, sums of squares; for float64, sums of squared distances from the mean.
+    ``first`` ``(A,)`` are sums: exact int64 for uint8 samples, else float64. ``second`` ``(A,)`` are sums of squares if
+    int64, and of squared distances from the mean if float64.
     """
 
     count: int
@@ -42,7 +38,7 @@ class MomentSums:
         return self.first.dtype.kind != "f"
 
     def floats(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Sums of the values (uint8 in units of ``x / 255``) and of their squared distances from the mean."""
+        """Sums of values (uint8 in units of ``x / 255``) and of squared distances from the mean."""
         if not self.exact:
             return self.first, self.second
         first, second = self.first.astype(object), self.second.astype(object)  # Python integers do not overflow
@@ -50,11 +46,7 @@ class MomentSums:
 
 
 def sums(x: NDArray[Any] | Images) -> MomentSums:
-    """Sums over samples ``(N, A, ...)``, uint8 or float.
-
-    Raises:
-        LabelSkewError: the samples are images in files.
-    """
+    """Sums over samples ``(N, A, ...)``, uint8 or float. Raise LabelSkewError for images in files."""
     if isinstance(x, Images):
         raise mistake("data_args.mean", "data: not supported for images in files", "numbers, or imagenet")
     count, axes = x[:, :1].size, (0, *range(2, x.ndim))
@@ -91,32 +83,19 @@ def moments(x: NDArray[Any]) -> Moments:
 
 
 def normalised(data: Data, mean: Word, std: Word) -> Data:
-    """Apply a recipe's mean and std: numbers, ``imagenet``, or ``data``, the moments of the training part.
-
-    Without training samples, the test samples are used.
-
-    Raises:
-        LabelSkewError: there is not one number per channel, or one for all; or the samples are not measurements.
-    """
+    """Apply a recipe's mean and std; ``data``: moments of the training part, or of the test part if that is empty."""
     if mean is None and std is None:
         return data
     if not data.mean:
         raise mistake("data_args.mean", "these samples are not measurements and cannot be normalised", "null")
     x = (data.train if len(data.train.y) else data.test).x
-    measured = moments(x) if "data" in (mean, std) else IMAGENET
-    channels = x.shape[1]
-
-    def chosen(key: str, word: Word, known: Numbers, measured: Numbers, imagenet: Numbers) -> Numbers:
-        if word is None:
-            return known
-        numbers = measured if word == "data" else imagenet if word == "imagenet" else tuple(map(float, word))
-        if len(numbers) not in (1, channels):
-            what = f"{word}: {counted(len(numbers), 'number')} for samples of {counted(channels, 'channel')}"
-            raise mistake(f"data_args.{key}", what, "a number for each channel, or one for all")
-        return numbers
-
-    return replace(
-        data,
-        mean=chosen("mean", mean, data.mean, measured[0], IMAGENET[0]),
-        std=chosen("std", std, data.std, measured[1], IMAGENET[1]),
-    )
+    of_data = moments(x) if "data" in (mean, std) else IMAGENET
+    channels, made = x.shape[1], [data.mean, data.std]
+    for i, (key, word) in enumerate((("mean", mean), ("std", std))):
+        if word is not None:
+            known = {"data": of_data[i], "imagenet": IMAGENET[i]}
+            made[i] = known[word] if isinstance(word, str) else tuple(map(float, word))
+            if len(made[i]) not in (1, channels):
+                problem = f"{word}: {counted(len(made[i]), 'number')} for samples of {counted(channels, 'channel')}"
+                raise mistake(f"data_args.{key}", problem, "a number for each channel, or one for all")
+    return replace(data, mean=made[0], std=made[1])

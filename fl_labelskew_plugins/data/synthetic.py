@@ -2,7 +2,7 @@ r"""Synthetic(lambda, mu): generated clients whose models and inputs differ.
 
 Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx), MLSys 2020, section 5.1, calls it
 Synthetic(alpha, beta); FedLC, sections 5.1 and 5.3, Synthetic(lambda, mu). For client ``k``, with 60 features and 10
-classes, and a logistic model whose softmax does not change the argmax:
+classes:
 
 .. math::
     u_k \sim N(0, \lambda), \quad W_k, b_k \sim N(u_k, 1), \quad B_k \sim N(0, \mu), \quad v_k \sim N(B_k, 1)
@@ -10,8 +10,7 @@ classes, and a logistic model whose softmax does not change the argmax:
     x \sim N(v_k, \mathrm{diag}(j^{-1.2})), \quad y = \arg\max(W_k^T x + b_k), \quad
     N_k = \lfloor \mathrm{LogNormal}(4, 2) \rfloor + 50
 
-As in the authors' code, lambda and mu are standard deviations, and the power law of the sizes is log-normal. LEAF's
-``data/synthetic`` is another generator, with clusters of clients; FedLC cites both and follows FedProx's.
+As in the authors' code, lambda and mu are standard deviations, and the power law of the sizes is log-normal.
 """
 
 from pathlib import Path
@@ -26,10 +25,8 @@ from fl_labelskew_plugins.data.fingerprint import NO_FILES
 from fl_labelskew_plugins.params import Params
 
 FEATURES, CLASSES = 60, 10
-MIN_SAMPLES = 50
-"""Minimum of samples per client, including the test part."""
-TEST_FRACTION = 0.1
-"""Share of each client's samples in the test part."""
+MIN_SAMPLES = 50  # per client, including the test part
+TEST_FRACTION = 0.1  # of each client's samples
 
 
 def sample_client(
@@ -61,19 +58,11 @@ class Synthetic(Dataset):
         sizes = np.floor(rng.lognormal(4, 2, options.clients)).astype(np.int64) + MIN_SAMPLES
         # samples are in random order, so the first ones can be the test part
         cuts = np.clip(np.rint(sizes * TEST_FRACTION).astype(np.int64), 1, sizes - 1)
-        train, test = (_room(numbers) for numbers in (sizes - cuts, cuts))
-        at_train = at_test = 0
-        for size, cut in zip(sizes.tolist(), cuts.tolist(), strict=True):
-            x, y = sample_client(size, lam=options.lam, mu=options.mu, rng=rng)
-            to_train, to_test = slice(at_train, at_train + size - cut), slice(at_test, at_test + cut)
-            test.x[to_test], train.x[to_train] = x[:cut], x[cut:]
-            test.y[to_test], train.y[to_train] = y[:cut], y[cut:]
-            at_train, at_test = to_train.stop, to_test.stop
+        x = np.empty((sizes.sum(), FEATURES), np.float32)
+        y, groups = np.empty(len(x), np.int64), np.repeat(np.arange(len(sizes)), sizes)
+        ends = np.cumsum(sizes)
+        for start, end in zip(ends - sizes, ends, strict=True):
+            x[start:end], y[start:end] = sample_client(end - start, lam=options.lam, mu=options.mu, rng=rng)
+        in_test = np.arange(len(x)) - (ends - sizes)[groups] < cuts[groups]
+        train, test = (Arrays(x[rows], y[rows], groups[rows]) for rows in (~in_test, in_test))
         return Data(train, test, [str(c) for c in range(CLASSES)], fingerprint=NO_FILES)
-
-
-def _room(sizes: NDArray[np.int64]) -> Arrays:
-    """An empty part with room for ``sizes`` samples of each client."""
-    total = int(sizes.sum())
-    x, y = np.empty((total, FEATURES), np.float32), np.empty(total, np.int64)
-    return Arrays(x, y, np.repeat(np.arange(len(sizes)), sizes))

@@ -1,8 +1,6 @@
 """Tables: CSV or Parquet files with one row per sample, a column of classes, and features in the other columns.
 
-A column of groups, such as hospitals, is for the partition natural. ``data_args`` decide whether text and missing
-values are encoded or refused. A CSV file is UTF-8 and starts with the column names; its separator and decimal sign are
-detected. Parquet needs pyarrow.
+A CSV file is UTF-8 and starts with the column names; its separator and decimal sign are detected.
 """
 
 from __future__ import annotations
@@ -37,29 +35,22 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
-HEAD = 2**16
-"""Characters of a text file from which the separator and the decimal sign are detected."""
+HEAD = 2**16  # characters from which separator and decimal sign are detected
 MAX_COLUMNS = 50_000
 SOUND = ("table", "a UTF-8 file (spreadsheets: CSV UTF-8) whose rows all have as many columns as its first line")
-ROW, CELL = 100, 40
-"""Peak bytes in memory of a row's label and of each other value, while a file is read and encoded."""
-MAX_PACKED = 1000
-"""Maximum ratio of a Parquet file's unpacked to its packed size, see :func:`.files.unpacks`."""
+ROW, CELL = 100, 40  # peak bytes of a row's label and of each other value
+MAX_PACKED = 1000  # ratio of a Parquet file's unpacked to its packed size
 MAX_CATEGORIES = 1000
 NOTE = "encoding.json"
-"""File name of the note with the :class:`.Encoding`."""
 FAKE_CLASSES, FAKE_GROUPS, FAKE_FEATURES = ("benign", "malign", "unsure"), ("coast", "north", "south"), 8
 
 
 def header(path: Path) -> list[str]:
-    """Column names of a file, in order; for Parquet without an index that pandas wrote.
-
-    Raises:
-        LabelSkewError: the file is unreadable, has too many columns, or names are empty or repeated.
-    """
+    """Column names of a file. Raise LabelSkewError for too many columns, or empty or repeated names."""
     with sound(path, *SOUND):
         check_regular(path)
         if path.suffix.lower() in PARQUET:
+            # without an index that pandas wrote
             names = [name for name in _parquet(path).schema_arrow.names if not name.startswith("__index_level_")]
         else:
             with open(path, encoding="utf-8-sig", newline="", opener=open_regular) as stream:
@@ -72,23 +63,18 @@ def header(path: Path) -> list[str]:
     if "" in names:
         raise mistake(path, f"column {names.index('') + 1} has no name", "a first line with a name for each column")
     if duplicates := repeated(names):
-        raise mistake(
-            path, f"column {clean(duplicates[0], 40)} occurs more than once", "a different name for each column"
-        )
+        problem = f"column {clean(duplicates[0], 40)} occurs more than once"
+        raise mistake(path, problem, "a different name for each column")
     return names
 
 
 def repeated(names: Sequence[str]) -> list[str]:
-    """The names that occur more than once."""
+    """Names that occur more than once."""
     return [name for name, times in Counter(names).items() if times > 1]
 
 
 def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Read ``columns`` of a file, in this order.
-
-    Raises:
-        LabelSkewError: the file is unreadable or too large.
-    """
+    """Read ``columns`` of a file, in this order."""
     with sound(path, *SOUND):
         fits(path.stat().st_size, f"data set table: {path}", "its rows", "a smaller table")
         if path.suffix.lower() in PARQUET:
@@ -99,7 +85,7 @@ def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
             separator, decimal = _signs(path)
             with warnings.catch_warnings():
-                # pandas would truncate rows that are too long; with usecols, silently
+                # or pandas would truncate rows that are too long
                 warnings.simplefilter("error", pd.errors.ParserWarning)
                 frame = pd.read_csv(
                     path,
@@ -116,7 +102,7 @@ def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def _signs(path: Path) -> tuple[str, str]:
-    """Separator and decimal sign of a text file; ``1,5`` is a number only if commas do not separate columns."""
+    """Separator and decimal sign of a text file."""
     with open(path, encoding="utf-8-sig", newline="", opener=open_regular) as stream:
         head = stream.read(HEAD)
     separator = max(",;\t|", key=head.partition("\n")[0].count)
@@ -124,13 +110,13 @@ def _signs(path: Path) -> tuple[str, str]:
 
 
 def _parquet(path: Path, texts: Sequence[str] = ()) -> Any:
-    """Open a Parquet file; the columns ``texts`` are dictionary-encoded, so each text is in memory once."""
+    """Open a Parquet file; each text of the columns ``texts`` is in memory once."""
     parquet = extras.load("parquet", "pyarrow.parquet", what=f"{path}: Parquet", otherwise=", or use a CSV file")
     return parquet.ParquetFile(path, read_dictionary=list(texts))
 
 
 def _checked(path: Path, columns: Sequence[str]) -> Any:
-    """Open a Parquet file; raise LabelSkewError for nested columns, or rows that do not fit into memory."""
+    """Open a Parquet file. Raise LabelSkewError for nested columns, or too little memory."""
     file = _parquet(path)
     metadata, schema = file.metadata, file.schema_arrow
     for name in columns:
@@ -140,12 +126,10 @@ def _checked(path: Path, columns: Sequence[str]) -> Any:
     stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
     # a value of fixed length may be stored once for many rows
     of_row = ROW + CELL * len(columns) + sum(max(column.length, 0) for column in stored)
-    need = metadata.num_rows * of_row + sum(
-        metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)
-    )
-    unpacks(path, need, "its rows", MAX_PACKED, "fewer rows, or a CSV file")
-    wanted = set(columns)
-    return _parquet(path, [c.path for c in stored if c.path in wanted and c.physical_type == "BYTE_ARRAY"])
+    of_groups = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    unpacks(path, metadata.num_rows * of_row + of_groups, "its rows", MAX_PACKED, "fewer rows, or a CSV file")
+    texts = {column.path for column in stored if column.physical_type == "BYTE_ARRAY"}
+    return _parquet(path, [name for name in columns if name in texts])
 
 
 def texts(column: pd.Series[Any]) -> NDArray[np.object_]:
@@ -155,24 +139,21 @@ def texts(column: pd.Series[Any]) -> NDArray[np.object_]:
         whole = isinstance(value, float) and value.is_integer()
         return clean(int(value) if whole else value).strip()
 
-    known = column.notna().to_numpy()
-    values = [text(value) if there else None for value, there in zip(column.tolist(), known, strict=True)]
-    return np.array(values, object)
+    known = column.notna()
+    return np.array(
+        [text(value) if there else None for value, there in zip(column.tolist(), known, strict=True)], object
+    )
 
 
 def ordered(names: NDArray[np.object_]) -> list[str]:
     """Distinct texts, sorted by value if all are integers, else alphabetically."""
-    different = {name for name in names if name is not None}
+    different = {*names} - {None}
     whole = all(re.fullmatch(r"-?\d{1,18}", name) for name in different)
     return sorted(different, key=int) if whole else sorted(different)
 
 
 def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
-    """Numbers of a column ``(N,)`` with NaN for missing values; None if it contains text.
-
-    Raises:
-        LabelSkewError: it contains dates, lists or other types.
-    """
+    """Numbers of a column ``(N,)``, NaN for missing ones; None for text. Raise LabelSkewError for other types."""
     import pandas as pd
 
     kinds = pd.api.types
@@ -189,28 +170,19 @@ def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
 
 
 class Feature(Params):
-    """A feature column, as encoded in the training file.
-
-    Args:
-        name: column name.
-        categories: of a categorical column; empty for a numeric one.
-    """
+    """A feature column, as encoded in the training file; ``categories`` are empty for numbers."""
 
     name: str
     categories: list[str] = Field([])
 
     @property
     def shown(self) -> list[str]:
-        """Names of its numbers in a sample."""
+        """Names in a sample."""
         name = clean(self.name, 40)
         return [f"{name}={category}" for category in self.categories] or [name]
 
     def encoded(self, column: pd.Series[Any], where: str) -> NDArray[np.float64]:
-        """Encoded features ``(N, 1)`` or ``(N, categories)``, NaN for missing values.
-
-        Raises:
-            LabelSkewError: a value of a numeric column is not a finite number.
-        """
+        """Features ``(N, 1)`` or ``(N, categories)``, NaN if missing. Raise LabelSkewError for invalid numbers."""
         where = f"{where}: column {clean(self.name, 40)}"
         if not self.categories:
             values = measured(column, where)
@@ -231,15 +203,7 @@ class Feature(Params):
 
 
 class Encoding(Params):
-    """Encoding of a table's rows as samples, in training and when the model is used on other tables.
-
-    Args:
-        label: column of the classes.
-        group: column of the groups; None: no groups.
-        missing: treatment of missing values.
-        features: in the order of a sample.
-        means: training means ``(F,)`` that replace missing values; empty: unknown.
-    """
+    """Encoding of a table's rows as samples; training ``means`` ``(F,)`` replace missing values, empty: unknown."""
 
     label: str
     group: str | None
@@ -253,18 +217,14 @@ class Encoding(Params):
         return [name for feature in self.features for name in feature.shown]
 
     def encoded(self, frame: pd.DataFrame, where: str) -> NDArray[np.float32]:
-        """Encode rows as samples ``(N, F)``, with NaN for missing values.
-
-        Raises:
-            LabelSkewError: a value of a numeric column is not a finite number.
-        """
+        """Samples ``(N, F)``, NaN for missing values. Raise LabelSkewError for invalid numbers."""
         use = "fewer rows, fewer columns, or fewer categories"
         fits(20 * len(frame) * len(self.shown), where, "its features", use)
         return np.hstack([f.encoded(frame[f.name], where) for f in self.features]).astype(np.float32)
 
 
 def no_numbers(column: pd.Series[Any]) -> str:
-    """Message text with the values of a column that are not numbers."""
+    """Some values of a column that are not numbers."""
     import pandas as pd
 
     values = column[column.notna() & pd.to_numeric(column.astype(object), errors="coerce").isna()]
@@ -278,31 +238,29 @@ def _numbered(names: NDArray[np.object_], order: Sequence[str]) -> NDArray[np.in
 
 
 def _means(train: NDArray[np.float32], names: Sequence[str], path: Path) -> list[float]:
-    """Means ``(F,)`` of training samples ``(N, F)`` without NaN; raise LabelSkewError for a feature without values."""
+    """Means ``(F,)`` of samples ``(N, F)`` without NaN."""
     known = ~np.isnan(train)
     if len(empty := np.flatnonzero(~known.any(axis=0))):
         use = "data_args.features without it"
         raise mistake(f"{path}: column {names[empty[0]]}", "has no value in the training part", use)
-    means = np.where(known, train, 0).sum(axis=0, dtype=np.float64) / known.sum(axis=0)
-    return list(map(float, means))
+    means: list[float] = (np.where(known, train, 0).sum(axis=0, dtype=np.float64) / known.sum(axis=0)).tolist()
+    return means
 
 
 def _fill(x: NDArray[np.float32], encoding: Encoding, path: Path | str) -> None:
-    """Replace NaN in samples ``(N, F)`` by the training means, in place; raise LabelSkewError without means."""
+    """Replace NaN in samples ``(N, F)`` by means, in place."""
     missing = np.isnan(x)
-    if missing.any() and not encoding.means:
-        raise mistake(path, "has missing values, and the model's file has no training means", "complete rows")
     if missing.any():
+        if not encoding.means:
+            raise mistake(path, "has missing values, and the model's file has no training means", "complete rows")
         x[missing] = np.broadcast_to(encoding.means, x.shape)[missing]
 
 
 class Table(Dataset):
-    """A user's own table; samples are ``(F,)`` float32, each feature normalised separately.
+    """A user's own table; samples are ``(F,)`` float32, each feature normalised separately."""
 
-    ``encoding``: of a trained model, to read further tables; default: determined by the training file.
-    """
-
-    encoding: Encoding | None = None
+    encoding: Encoding | None = None  # of a trained model; default: determined by the training file
+    measured = True
 
     class Params(Params):
         """Parameters of table."""
@@ -333,17 +291,8 @@ class Table(Dataset):
             0.2, gt=0, lt=1, description="Share of each class, of each group, in test if test_file is not set."
         )
 
-    @property
-    def measured(self) -> bool:
-        """Always: the data set has no published statistics."""
-        return True
-
     def paths(self, data_dir: Path | None) -> list[Path]:
-        """Path of the training file and, if set, of the test file.
-
-        Raises:
-            LabelSkewError: a file is missing or ambiguous.
-        """
+        """Path of the training file and, if set, of the test file."""
         options, endings = self.params, [*TEXT, *PARQUET]
         paths = [only_file(data_dir, options.file, endings, "table")]
         if options.test_file is not None:
@@ -356,7 +305,7 @@ class Table(Dataset):
         return paths
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if a file is missing; downloads are not possible."""
+        """Raise LabelSkewError if a file is missing."""
         self.paths(data_dir)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
@@ -378,11 +327,7 @@ class Table(Dataset):
         return None
 
     def columns(self, path: Path) -> list[str]:
-        """Names of the label, group and feature columns, in this order.
-
-        Raises:
-            LabelSkewError: the file lacks a column, or a column is used twice.
-        """
+        """Names of the label, group and feature columns."""
         options, available = self.params, header(path)
         grouped = options.group is not None and (self.encoding is None or options.group in available)
         special = [options.label, *([options.group] if grouped else [])]
@@ -404,23 +349,22 @@ class Table(Dataset):
         return columns
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read and check the rows; ``seed`` draws the test part if there is no test file."""
+        """Read the rows; without a test file, ``seed`` draws the test part."""
         return self._read(self.paths(data_dir), seed)
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read and check the rows; without a test file, all rows are the test part."""
-        paths = self.paths(data_dir)
-        return self._read(paths, None if len(paths) == 1 else seed)
+        """Read the rows; without a test file, all are the test part."""
+        return self._read(self.paths(data_dir), None if self.params.test_file is None else seed)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the test part; a test file without a training file is normalised by its own moments."""
+        """Read the test part, normalised by its own moments if there is no training file."""
         path = self._only_test_file(data_dir)
         if path is None:
             return super().load_test(data_dir, download=download, seed=seed)
         return self._read([path], None)
 
     def _read(self, paths: Sequence[Path], seed: int | None) -> Data:
-        """Read the files; ``seed`` draws the test part of a single file, None makes all of it the test part."""
+        """Read the files; a single file is the test part if ``seed`` is None."""
         columns = self.columns(paths[0])
         for path in paths[1:]:
             available = set(header(path))
@@ -456,7 +400,7 @@ class Table(Dataset):
         return Data(train, test, names, mean, std, notes, fingerprint, groups)
 
     def declared(self) -> Encoding | None:
-        """The encoding without means, if the parameters determine it without a file."""
+        """The encoding without means, if parameters determine it."""
         options = self.params
         if options.features is None or options.categorical == "one_hot":
             return None
@@ -465,33 +409,23 @@ class Table(Dataset):
         return Encoding(label=options.label, group=options.group, missing=options.missing, features=features)
 
     def samples(self, table: Path | pd.DataFrame, where: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Row numbers ``(N,)``, from 0, and samples ``(N, F)`` of a table, for a trained model's ``encoding``.
-
-        Raises:
-            LabelSkewError: the table is unreadable, lacks a column, or has values that were not in training.
-        """
+        """Row numbers ``(N,)``, from 0, and samples ``(N, F)`` of a table, for a trained model's ``encoding``."""
         assert self.encoding is not None
         names = [feature.name for feature in self.encoding.features]
         available = header(table) if isinstance(table, Path) else list(table.columns)
-        known = set(available)
+        known, used = set(available), {self.params.label, self.params.group, *names}
         if missing := [name for name in names if name not in known]:
             raise mistake(where, f"has no column {few(missing)}", f"a table with the columns {few(names, 40)}")
-        self._note_unused(available, where)
+        if unused := [name for name in available if name not in used]:
+            warn(f"{where}: the model does not use {'column' if len(unused) == 1 else 'columns'} {few(unused)}")
         frame = (rows(table, names) if isinstance(table, Path) else table[names]).reset_index(drop=True)
         frame = self._complete(frame, where)
         x = self.encoding.encoded(frame, where)
         _fill(x, self.encoding, where)
         return frame.index.to_numpy(), x
 
-    def _note_unused(self, available: Sequence[str], where: object) -> None:
-        """Warn about columns that neither the model nor its measures use."""
-        assert self.encoding is not None
-        used = {self.params.label, self.params.group, *(feature.name for feature in self.encoding.features)}
-        if unused := [name for name in available if name not in used]:
-            warn(f"{where}: the model does not use {'column' if len(unused) == 1 else 'columns'} {few(unused)}")
-
     def _complete(self, frame: pd.DataFrame, path: Path | str) -> pd.DataFrame:
-        """Drop rows whose missing values no mean replaces; LabelSkewError if that is refused or no row is left."""
+        """Drop rows with missing values that no mean replaces, or raise LabelSkewError."""
         options = self.params
         needed = [name for name in (options.label, options.group) if name in frame]
         lacking = (frame[needed] if options.missing == "mean" else frame).isna()
@@ -501,8 +435,8 @@ class Table(Dataset):
         if without.all():
             if not len(frame):
                 raise mistake(path, "has no rows", "a file with one row per sample")
-            what = f"has no complete row; most values of column {clean(lacking.sum().idxmax(), 40)} are missing"
-            raise mistake(path, what, "data_args.missing: mean, or data_args.features without it")
+            problem = f"has no complete row; most values of column {clean(lacking.sum().idxmax(), 40)} are missing"
+            raise mistake(path, problem, "data_args.missing: mean, or data_args.features without it")
         if options.missing == "drop":
             warn(f"{path}: dropped {counted(int(without.sum()), 'row')} of {len(frame)} with missing values")
             return frame[~without]
@@ -510,11 +444,10 @@ class Table(Dataset):
         count, row = counted(int(lacking[first].sum()), "row"), int(lacking[first].to_numpy().argmax()) + 1
         more = f"; values are also missing in {few(others)}" if others else ""
         use = "data_args.missing: drop" + ("" if first in needed else " or mean")
-        what = f"has no value in {count} of {len(frame)}, first in row {row}{more}"
-        raise mistake(f"{path}: column {clean(first, 40)}", what, use)
+        problem = f"has no value in {count} of {len(frame)}, first in row {row}{more}"
+        raise mistake(f"{path}: column {clean(first, 40)}", problem, use)
 
     def _encoding(self, frame: pd.DataFrame, path: Path) -> Encoding:
-        """The encoding of the training file, without means; raise LabelSkewError as :meth:`_categories`."""
         wrong: list[str] = []
         options, features = self.params, []
         for name in frame.columns[1 if options.group is None else 2 :]:
@@ -525,7 +458,7 @@ class Table(Dataset):
         return Encoding(label=options.label, group=options.group, missing=options.missing, features=features)
 
     def _categories(self, column: pd.Series[Any], where: str) -> list[str]:
-        """Categories of a feature, empty for numbers; raise LabelSkewError for text that ``categorical`` forbids."""
+        """Categories of a feature, empty for numbers. Raise LabelSkewError for text that ``categorical`` forbids."""
         categorical = self.params.categorical
         categories: Sequence[str] = ()
         if isinstance(categorical, dict) and column.name in categorical:
@@ -544,7 +477,7 @@ class Table(Dataset):
     def _classes(
         self, frames: Sequence[pd.DataFrame], paths: Sequence[Path]
     ) -> tuple[list[str], list[NDArray[np.int64]]]:
-        """Names of all classes, and each file's labels ``(N,)``; raise LabelSkewError for other values."""
+        """Names of all classes, and each file's labels ``(N,)``."""
         label, given, labels = self.params.label, self.params.class_names, []
         names = list(given or ordered(texts(frames[0][label])))
         if given is None and not 1 < len(names) <= MAX_CATEGORIES:
@@ -565,7 +498,6 @@ class Table(Dataset):
         return names, labels
 
     def _groups(self, frames: Sequence[pd.DataFrame]) -> tuple[list[str], list[NDArray[np.int64] | None]]:
-        """Names of all groups, and each file's groups ``(N,)``; empty and None without a group column."""
         if self.params.group not in frames[0]:
             return [], [None] * len(frames)
         columns = [texts(frame[self.params.group]) for frame in frames]
@@ -573,7 +505,7 @@ class Table(Dataset):
         return names, [_numbered(column, names) for column in columns]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write ``table.csv``: by default 300 rows of three classes, with three groups if ``group`` is set."""
+        """Write ``table.csv``: by default 300 rows."""
         import pandas as pd
 
         options, rng, number = self.params, seeds.numpy_generator(seed, "fake table"), samples or 300

@@ -1,8 +1,7 @@
-"""Data sets in torchvision's layout: file search and download; CIFAR and SVHN, read by torchvision.
+"""Data sets in torchvision's layout, and CIFAR and SVHN.
 
-torchvision verifies the published MD5 sums of CIFAR's and SVHN's files before it opens them. This matters for CIFAR's
-pickles, which can run any code. torchvision is imported only to read or download, since the import takes seconds and
-160 MiB.
+torchvision verifies MD5 sums before it opens CIFAR's pickles, which can run any code. It is imported only to read or
+download: the import takes seconds and 160 MiB.
 """
 
 import os
@@ -32,39 +31,31 @@ willow_tree wolf woman worm
 
 
 class TorchvisionSet(Dataset):
-    """Find files, download them if allowed, and read one part at a time.
-
-    A fake copy (``labelskew data fake``) is a single ``.npz`` file.
-    """
+    """Find files, download them if allowed, and read one part at a time."""
 
     kind: ClassVar[str]  # torchvision's class
     below: ClassVar[str] = ""  # torchvision's folder inside data_cache_dir
-    endings: ClassVar[tuple[str, ...]] = ("",)  # allowed suffixes of file names; the last one has precedence
-    files: Mapping[str, Mapping[str, str]]  # per part, train and test: file name to facts() of the published file
-    downloads: tuple[Mapping[str, Any], ...] = ({"train": True},)  # arguments of torchvision's class, for all files
+    endings: ClassVar[tuple[str, ...]] = ("",)  # allowed suffixes; the last one has precedence
+    files: Mapping[str, Mapping[str, str]]  # per part: file name to facts() of the published file
+    downloads: tuple[Mapping[str, Any], ...] = ({"train": True},)  # arguments of torchvision's class
     shape: ClassVar[tuple[int, int, int]]  # (channels, height, width) of a sample
     class_names: tuple[str, ...]
     moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]]
     Params = params.Params
 
     def part(self, files: Mapping[str, Path], part: str) -> Arrays:
-        """Read and check one part, ``train`` or ``test``; ``files`` by name.
-
-        Raises:
-            LabelSkewError: a file is broken.
-        """
+        """Read and check one part, ``train`` or ``test``."""
         raise NotImplementedError
 
     def facts(self, path: Path) -> str:
-        """Description of a file, to compare with the published one."""
+        """Description of a file."""
         return size_text(path.stat().st_size)
 
     def _wanted(self, part: str | None) -> dict[str, str]:
-        """Files of one or both parts, with the facts of the published ones."""
         return {name: fact for key, files in self.files.items() if part in (None, key) for name, fact in files.items()}
 
     def _found(self, data_dir: Path | None, part: str | None = None) -> tuple[dict[str, Path], str]:
-        """Files of one or both parts, from the folder with most of them; and an error message if some are missing."""
+        """Files of one or both parts, and an error if some are missing."""
         root = data_dir or self.default_dir
         if root is None:
             return {}, f"data set {self.kind}: data_args.data_cache_dir is not set; get the files from {self.source}"
@@ -74,7 +65,7 @@ class TorchvisionSet(Dataset):
                 name: path
                 for name in wanted
                 for ending in self.endings
-                if os.path.isfile(path := folder / f"{name}{ending}")  # unlike Path's, False if it may not be entered
+                if os.path.isfile(path := folder / f"{name}{ending}")  # unlike Path's, False without permission
             }
             for folder in folders
         ]
@@ -85,7 +76,7 @@ class TorchvisionSet(Dataset):
         return best, missing and f"data set {self.kind}: no {missing} in {places}; get them from {self.source}"
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if files are missing and may not be downloaded to ``data_dir``."""
+        """Raise LabelSkewError if files are missing and may not be downloaded."""
         self._check(data_dir, download)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
@@ -98,7 +89,7 @@ class TorchvisionSet(Dataset):
             raise LabelSkewError(missing)
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """A row per file; raise LabelSkewError if no folder is set."""
+        """Facts of each file. Raise LabelSkewError if no folder is set."""
         if (copy := fakes.arrays_file(data_dir)) is not None:
             return [(copy.name, size_text(copy.stat().st_size), "any")]
         found, missing = self._found(data_dir)
@@ -110,21 +101,21 @@ class TorchvisionSet(Dataset):
         ]
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read all files; ``seed`` is not used."""
+        """Read all files."""
         if (copy := fakes.arrays_file(data_dir)) is not None:
             return self._copy(copy)
         files = self._downloaded(data_dir, download)
-        return self._data(self.part(files, "train"), self.part(files, "test"))
+        return Data(self.part(files, "train"), self.part(files, "test"), list(self.class_names), *self.moments)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the files of the test part; ``seed`` is not used."""
+        """Read the files of the test part."""
         if fakes.arrays_file(data_dir) is not None:
             return super().load_test(data_dir, download=download, seed=seed)
         test = self.part(self._downloaded(data_dir, download, "test"), "test")
-        return self._data(Arrays(test.x[:0], test.y[:0]), test)
+        return Data(Arrays(test.x[:0], test.y[:0]), test, list(self.class_names), *self.moments)
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write one ``.npz`` file; by default 300 samples, or 4 per class."""
+        """Write one ``.npz`` file."""
         fakes.write_arrays(out, self.class_names, shape=self.shape, samples=samples, seed=seed)
 
     def _copy(self, file: Path) -> Data:
@@ -136,16 +127,7 @@ class TorchvisionSet(Dataset):
         mean, std = self.moments
         return replace(data, mean=mean, std=std)
 
-    def _data(self, train: Arrays, test: Arrays) -> Data:
-        mean, std = self.moments
-        return Data(train, test, list(self.class_names), mean=mean, std=std)
-
     def _downloaded(self, data_dir: Path | None, download: bool, part: str | None = None) -> dict[str, Path]:
-        """Files of one or both parts; missing ones are downloaded to ``data_dir`` if allowed.
-
-        Raises:
-            LabelSkewError: files are missing, or the download failed.
-        """
         self._check(data_dir, download, part)
         if self._found(data_dir, part)[1] and data_dir is not None:
             from torchvision import datasets
@@ -153,7 +135,7 @@ class TorchvisionSet(Dataset):
             try:
                 for options in self.downloads:
                     getattr(datasets, self.kind)(str(data_dir), download=True, **options)
-            except Exception as error:  # torchvision passes on errors of the network, the disk and the archive
+            except Exception as error:  # of the network, the disk or the archive
                 raise LabelSkewError(
                     f"data set {self.kind}: the download to {data_dir} failed ({one_line(error)}); "
                     f"get the files from {self.source.removesuffix(', or download: true')}"
@@ -162,9 +144,9 @@ class TorchvisionSet(Dataset):
         return self._found(data_dir, part)[0]
 
     def unpublished(self, path: Path) -> LabelSkewError:
-        """Error for a file with another MD5 sum than the published one."""
-        what = "is not the published file (its MD5 sum differs), and was not read"
-        return LabelSkewError(f"{path}: {what}; delete it, and get it again from {self.source}")
+        """Error for a wrong MD5 sum."""
+        problem = "is not the published file (its MD5 sum differs), and was not read"
+        return LabelSkewError(f"{path}: {problem}; delete it, and get it again from {self.source}")
 
 
 BATCHES = {**dict.fromkeys((*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"), "31.0 MB"), "batches.meta": "any"}
@@ -173,13 +155,12 @@ BATCHES = {**dict.fromkeys((*(f"data_batch_{i}" for i in range(1, 6)), "test_bat
 class CIFAR10(TorchvisionSet):
     """CIFAR-10: 50,000 + 10,000 colour images; samples are ``(3, 32, 32)`` uint8.
 
-    torchvision needs all files for either part.
     Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
     """
 
     kind = "CIFAR10"
     below = "cifar-10-batches-py"
-    files: Mapping[str, Mapping[str, str]] = {"train": BATCHES, "test": BATCHES}
+    files: Mapping[str, Mapping[str, str]] = {"train": BATCHES, "test": BATCHES}  # torchvision reads them together
     shape = (3, 32, 32)
     source = (
         "torchvision.datasets.CIFAR10 or https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, 171 MB, "
@@ -199,7 +180,7 @@ class CIFAR10(TorchvisionSet):
         with readable(str(folder)):
             try:
                 read: Any = kind_here(str(folder), train=part == "train")
-            except RuntimeError as error:  # wrong MD5 sum; the file has not been opened
+            except RuntimeError as error:  # wrong MD5 sum
                 sums = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
                 wrong = [folder / name for name, md5 in sums if not check_integrity(folder / name, md5)]
                 raise self.unpublished(wrong[0] if wrong else folder) from error
@@ -225,8 +206,7 @@ class CIFAR100(CIFAR10):
 class SVHN(TorchvisionSet):
     """SVHN, cropped digits: 73,257 + 26,032 colour images in MATLAB files; samples are ``(3, 32, 32)`` uint8.
 
-    Netzer et al., "Reading digits in natural images with unsupervised feature learning", 2011. Label 10 in the files
-    is digit 0.
+    Netzer et al., "Reading digits in natural images with unsupervised feature learning", 2011.
     """
 
     kind = "SVHN"

@@ -188,7 +188,7 @@ def _run(runtime: Runtime) -> None:
 
 def _train(runtime: Runtime, record: Record) -> None:
     folder, show, session = runtime.folder, runtime.show, record.session
-    if record.next_round and (switches := compatibility.host_switches(session.recipe)):
+    if record.next_round and (switches := session.recipe.host_switches):
         log.warn(
             f"{switches[0]}: FedML's state of earlier rounds is not in the checkpoint, so a resumed run may give other "
             "numbers"

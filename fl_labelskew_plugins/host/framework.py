@@ -14,7 +14,6 @@ from fl_labelskew_plugins.engine.server import Hooks
 from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
 from fl_labelskew_plugins.host.start import start
 from fl_labelskew_plugins.host.trainer import LabelSkewTrainer
-from fl_labelskew_plugins.recipe.compatibility import host_switches
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.host import Host
 
@@ -23,7 +22,7 @@ class FedML(Host):
     """FedML, started for one process of a run; ``args`` are its arguments."""
 
     def __init__(self, recipe: Recipe, config_file: Path, *, rank: int = 0) -> None:
-        self.args, self._on = start(recipe, config_file, rank=rank), bool(host_switches(recipe))
+        self.args, self._on = start(recipe, config_file, rank=rank), bool(recipe.host_switches)
 
     def turns(self, local: LocalTrainer) -> Callable[..., LocalResult]:
         """Training inside FedML's hooks."""

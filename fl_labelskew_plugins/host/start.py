@@ -21,7 +21,6 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.place import mpi_rank
-from fl_labelskew_plugins.recipe.compatibility import host_switches
 from fl_labelskew_plugins.recipe.mistakes import failure
 from fl_labelskew_plugins.recipe.model import Recipe
 
@@ -78,7 +77,7 @@ def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
     FedMLAttacker._attacker_instance = None
     FedMLDefender._defender_instance = None
     level = logging.getLogger().level
-    switched = host_errors() if host_switches(recipe) else contextlib.nullcontext()
+    switched = host_errors() if recipe.host_switches else contextlib.nullcontext()
     with switched, contextlib.redirect_stdout(io.StringIO()):  # FedML prints its list of silos
         args = fedml.init(args, check_env=False, should_init_logs=False)
     logging.getLogger().setLevel(max(level, logging.WARNING))

@@ -1,4 +1,4 @@
-"""Partitions: the training and test samples of each client.
+"""Partitions: the training and test samples of each client, in pure numpy.
 
-Pure numpy; partitions may import params, seeds, the machine and the registry, and are found by their entry points.
+May import params, seeds and the machine. Data sets and recipes use them.
 """

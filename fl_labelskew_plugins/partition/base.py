@@ -1,8 +1,7 @@
-"""Base class of partitions by label, and checks with messages for users.
+"""Base class and checks of partitions by label.
 
-Such a partition is a pure function ``deal(labels, *, clients, rng, ...)``: ``labels`` ``(N,)`` int64 are the classes of
-the samples, ``clients`` is ``K``, ``rng`` the only source of randomness, the rest its parameters. It returns the sorted
-sample indices of each client, int64; disjoint, and together all samples.
+Such a partition is a pure function ``deal(labels, *, clients, rng, ...)`` of labels ``(N,)`` int64. It returns the
+sorted sample indices of each client, int64, disjoint, and together all samples.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +33,7 @@ class ByLabels(Partitioner):
     def split(
         self, labels: Indices, groups: Indices | None, *, clients: int, rng: np.random.Generator
     ) -> list[Indices]:
-        """The result of ``deal``; with the parameter ``partition_seed``, from a generator with that seed."""
+        """Call ``deal``; the parameter ``partition_seed`` replaces the generator."""
         options = self.params.model_dump()
         if (seed := options.pop("partition_seed", None)) is not None:
             rng = seeds.published_generator(seed)
@@ -42,11 +41,7 @@ class ByLabels(Partitioner):
 
 
 def by_class(name: str, labels: Indices, clients: int) -> tuple[Indices, list[Indices]]:
-    """The classes with samples ``(C',)`` and the sorted indices of their samples; ``name`` is the partition's.
-
-    Raises:
-        LabelSkewError: ``K < 1``, or fewer samples than clients.
-    """
+    """The classes with samples ``(C',)`` and the sorted indices of their samples."""
     check_size(name, len(labels), clients)
     classes, counts = np.unique(labels, return_counts=True)
     order = np.argsort(labels, kind="stable")
@@ -63,14 +58,9 @@ def check_size(name: str, samples: int, clients: int) -> None:
 
 
 def gather(name: str, pieces: Sequence[Sequence[Indices]], advice: str) -> list[Indices]:
-    """Each client's pieces as one sorted index array.
-
-    Raises:
-        LabelSkewError: a client is empty; the message ends with ``advice``.
-    """
+    """Each client's pieces as one sorted index array. Raise LabelSkewError with ``advice`` for an empty client."""
     nothing = np.empty(0, np.int64)
     parts = [np.sort(np.concatenate([nothing, *client])).astype(np.int64) for client in pieces]
-    empty = [k for k, part in enumerate(parts) if not len(part)]
-    if empty:
+    if empty := [k for k, part in enumerate(parts) if not len(part)]:
         raise LabelSkewError(f"partition {name}: client {empty[0]} gets no sample ({len(empty)} in all); {advice}")
     return parts

@@ -1,4 +1,4 @@
-"""Clients' samples: run and check a partition, and divide the test samples accordingly."""
+"""Run and check a partition, and divide the test samples accordingly."""
 
 import hashlib
 import json
@@ -15,12 +15,7 @@ from fl_labelskew_plugins.machine.text import clean
 
 
 class Parts:
-    """Sorted int64 sample indices of each client, in one array.
-
-    Args:
-        owners: ``(N,)`` client of each sample; -1: no client.
-        clients: ``K``.
-    """
+    """Sorted int64 sample indices of each of ``K`` clients, from ``owners`` ``(N,)``; -1: a sample of no client."""
 
     def __init__(self, owners: NDArray[np.int64], clients: int) -> None:
         sizes = np.bincount(owners + 1, minlength=clients + 1)
@@ -54,15 +49,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class Clients:
-    """The samples of ``K`` clients.
+    """The training and test samples of ``K`` clients.
 
-    Args:
-        train: each client's training samples.
-        test: each client's own test samples; may be empty.
-        counts: ``(K, C)`` int64 training samples by class.
-        test_counts: ``(K, C)`` int64 test samples by class.
-        digest: SHA-256 of the index arrays, see :func:`digest`.
-        names: name of each client's group, if every client is one whole group with a unique name; otherwise its number.
+    ``counts`` and ``test_counts`` are ``(K, C)`` int64 samples by class. ``names`` are those of groups if every client
+    is one whole group with a unique name, otherwise numbers.
     """
 
     train: Parts
@@ -87,25 +77,17 @@ class Clients:
 
 
 def digest(train: Parts | Sequence[NDArray[np.int64]], test: Parts | Sequence[NDArray[np.int64]]) -> str:
-    """SHA-256 in hex, equal on every platform.
-
-    Input, as little-endian int64: ``K``, then the length and indices of each training array; then the same for test.
-    """
+    """SHA-256, in hex, of little-endian int64: ``K``, the length and indices of each array; for training, then test."""
     total = hashlib.sha256()
     for parts in (train, test):
         total.update(np.array(len(parts), dtype="<i8").tobytes())
         for part in parts:
-            total.update(np.array(len(part), dtype="<i8").tobytes())
-            total.update(np.ascontiguousarray(part, dtype="<i8").tobytes())
+            total.update(np.append(len(part), part).astype("<i8").tobytes())
     return total.hexdigest()
 
 
 def check_parts(name: str, parts: Any, clients: int, samples: int) -> Parts:
-    """The parts as sorted int64 indices.
-
-    Raises:
-        LabelSkewError: the parts are not ``clients`` non-empty, disjoint arrays of indices below ``samples``.
-    """
+    """Raise LabelSkewError unless ``parts`` are ``clients`` non-empty, disjoint arrays of indices below ``samples``."""
     if not isinstance(parts, list | tuple) or len(parts) != clients:
         got = f"{len(parts)} parts" if isinstance(parts, list | tuple) else type(parts).__name__
         raise mistake(f"partitioner {name}", f"returned {got}", f"a list of {clients} index arrays")
@@ -150,10 +132,7 @@ def largest_remainder(total: int, weights: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def proportional_test(labels: NDArray[np.int64], counts: NDArray[np.int64], rng: np.random.Generator) -> Parts:
-    """Divide the test samples of each class ``c`` among clients in proportion to their training counts ``n_kc``.
-
-    ``labels`` is ``(N_test,)``, ``counts`` ``(K, C)``. Classes without training samples are not assigned.
-    """
+    """Divide test samples, from ``labels`` ``(N_test,)``, in proportion to training ``counts`` ``(K, C)`` per class."""
     owners = np.full(len(labels), -1, np.int64)
     for c in range(counts.shape[1]):
         samples = rng.permutation(np.flatnonzero(labels == c))
@@ -163,7 +142,7 @@ def proportional_test(labels: NDArray[np.int64], counts: NDArray[np.int64], rng:
 
 
 def client_groups(groups: NDArray[np.int64], parts: Parts) -> NDArray[np.int64] | None:
-    """The group of each client if every client is one whole group, otherwise None; ``groups`` is ``(N,)``."""
+    """The group of each client, if every client is one whole group of ``groups`` ``(N,)``."""
     unique, sizes = np.unique(groups, return_counts=True)
     first = groups[parts.indices[parts.ends - parts.sizes]]
     equal = groups[parts.indices] == np.repeat(first, parts.sizes)
@@ -171,7 +150,7 @@ def client_groups(groups: NDArray[np.int64], parts: Parts) -> NDArray[np.int64] 
 
 
 def of_groups(groups: NDArray[np.int64], clients: NDArray[np.int64]) -> Parts:
-    """Samples of clients that are whole groups, from ``groups`` ``(N,)`` of samples and ``(K,)`` of clients."""
+    """Samples of clients that are whole groups, from groups ``(N,)`` of samples and ``(K,)`` of clients."""
     order = np.argsort(clients)
     positions = np.searchsorted(clients, groups, sorter=order).clip(max=len(clients) - 1)
     return Parts(np.where(clients[order][positions] == groups, order[positions], -1), len(clients))
@@ -180,11 +159,8 @@ def of_groups(groups: NDArray[np.int64], clients: NDArray[np.int64]) -> Parts:
 def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> Clients:
     """Divide the training samples with ``partitioner``, and the test samples accordingly.
 
-    If every client is one whole group of the data set and the test part has groups too, a client's test samples are
-    those of its group. Otherwise they follow its class mix (:func:`proportional_test`). ``seed`` is the recipe's.
-
-    Raises:
-        LabelSkewError: the partition is impossible, or the partitioner returned an invalid one.
+    If every client is one whole group and the test part has groups too, a client's test samples are those of its
+    group. Otherwise they follow its class mix. Raise LabelSkewError for an impossible or invalid partition.
     """
     classes = len(data.class_names)
     check_labels("training", data.train.y, classes)

@@ -1,8 +1,8 @@
 """D(beta): each class is divided among the clients in proportions from a Dirichlet distribution.
 
 FedLC, "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022, section 5.1; also FedShift.
-The balanced variant draws each client's class mix instead, as Hsu, Qi and Brown, "Measuring the Effects of
-Non-Identical Data Distribution for Federated Visual Classification", 2019.
+The balanced variant draws each client's class mix, as Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data
+Distribution for Federated Visual Classification", 2019.
 """
 
 import numpy as np
@@ -27,8 +27,8 @@ def balanced_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Ge
     """Samples by class and client ``(C, K)``, with client totals that differ by at most 1.
 
     The target mix of client ``k`` is ``q_k ~ Dir(beta C p)``, with ``p`` the mix of the data. In each pass, clients
-    request the samples that they still need from the remaining classes; an overdrawn class is shared in proportion to
-    the requests. Finally, single samples go to clients by their largest mix.
+    request missing samples; an overdrawn class is shared in proportion to the requests. Finally, single samples go to
+    clients by their largest mix.
     """
     available = sizes.copy()
     alpha = beta * len(sizes) * sizes / sizes.sum()
@@ -59,16 +59,15 @@ def balanced_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Ge
 def capped_pieces(
     members: list[Indices], clients: int, beta: float, rng: np.random.Generator
 ) -> tuple[Indices, list[list[Indices]]]:
-    """Samples of each client ``(K,)`` and its pieces; a client with ``N / K`` samples gets no further class."""
+    """Samples of each client ``(K,)``, and each class's piece per client; with ``N / K`` samples a client is full."""
     cap = sum(len(samples) for samples in members) / clients
     totals = np.zeros(clients, np.int64)
-    pieces: list[list[Indices]] = [[] for _ in range(clients)]
+    pieces: list[list[Indices]] = []
     for samples in members:
         order = rng.permutation(samples)
         shares = (rng.dirichlet(np.full(clients, beta)) + 1e-300) * (totals < cap)  # never all 0
         cuts = (np.cumsum(shares / shares.sum()) * len(samples)).astype(np.int64)[:-1]
-        for client, piece in zip(pieces, np.split(order, cuts), strict=True):
-            client.append(piece)
+        pieces.append(np.split(order, cuts))
         totals += np.diff(cuts, prepend=0, append=len(samples))
     return totals, pieces
 
@@ -83,13 +82,9 @@ def dirichlet(
     capped: bool = False,
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Divide each class in proportions of concentration ``beta``.
+    """Divide each class in proportions of concentration ``beta``, until each client has ``min_samples``.
 
-    The counts come from :func:`plain_counts`, :func:`balanced_counts` or :func:`capped_pieces`. They are drawn again
-    until each client has ``min_samples``, at most ``MAX_DRAWS`` times.
-
-    Raises:
-        LabelSkewError: ``min_samples`` is not reachable, or both ``balanced`` and ``capped``.
+    Raise LabelSkewError after ``MAX_DRAWS`` attempts, and for both ``balanced`` and ``capped``.
     """
     _, members = by_class("dirichlet", labels, clients)
     sizes = np.array([len(samples) for samples in members], dtype=np.int64)
@@ -102,22 +97,20 @@ def dirichlet(
     for _ in range(MAX_DRAWS):
         if capped:
             totals, pieces = capped_pieces(members, clients, beta, rng)
-            if totals.min() >= min_samples:
-                return gather("dirichlet", pieces, "use min_samples=1 or more")
-            continue
-        counts = draw(sizes, clients, beta, rng)
-        if counts.sum(axis=0).min() >= min_samples:
+        else:
+            counts = draw(sizes, clients, beta, rng)
+            totals = counts.sum(axis=0)
+        if totals.min() >= min_samples:
             break
     else:
         raise LabelSkewError(
             f"partition dirichlet: no draw of {MAX_DRAWS} gave each of {clients} clients {min_samples} samples at "
             f"beta={beta:g}; use a larger beta, a smaller min_samples, fewer clients or balanced=true"
         )
-    pieces = [[] for _ in range(clients)]
-    for samples, share in zip(members, counts, strict=True):
-        for client, piece in zip(pieces, np.split(rng.permutation(samples), np.cumsum(share)[:-1]), strict=True):
-            client.append(piece)
-    return gather("dirichlet", pieces, "use min_samples=1 or more")
+    if not capped:
+        cuts = np.cumsum(counts, axis=1)[:, :-1]
+        pieces = [np.split(rng.permutation(samples), cut) for samples, cut in zip(members, cuts, strict=True)]
+    return gather("dirichlet", [*zip(*pieces, strict=True)], "use min_samples=1 or more")
 
 
 class Dirichlet(ByLabels):

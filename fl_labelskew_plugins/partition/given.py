@@ -26,11 +26,7 @@ class GivenPartition(Partitioner):
     def split(
         self, labels: NDArray[Any], groups: NDArray[Any] | None, *, clients: int, rng: np.random.Generator
     ) -> list[NDArray[Any]]:
-        """The given lists.
-
-        Raises:
-            LabelSkewError: the number of lists is not ``clients``.
-        """
+        """The given lists. Raise LabelSkewError if their number is not ``clients``."""
         if len(self.indices) != clients:
             raise LabelSkewError(
                 f"partition: got {self.description} for {clients} clients; load the recipe with "

@@ -7,11 +7,7 @@ from fl_labelskew_plugins.partition.base import ByLabels, Indices, check_size
 
 
 def iid(labels: Indices, *, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Divide shuffled samples; sizes differ by at most 1.
-
-    Raises:
-        LabelSkewError: fewer samples than clients.
-    """
+    """Divide shuffled samples; sizes differ by at most 1. Raises as :func:`.check_size`."""
     check_size("iid", len(labels), clients)
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)).astype(np.int64), clients)]
 

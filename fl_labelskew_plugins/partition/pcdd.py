@@ -1,11 +1,11 @@
-"""P<clients>C<classes>: partially class-disjoint data, every client holds a fixed number of classes.
+"""P<clients>C<classes>: every client holds a fixed number of classes.
 
 FedMR, "Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping", TMLR 2024, section C.1.2.
 The authors' loop runs twice and assigns every sample to two clients; here each sample has one client.
 
 ``assignment: niid_bench`` is the partition "#C = k" of Li, Diao, Chen and He, "Federated Learning on Non-IID Data
-Silos: An Experimental Study", ICDE 2022, as in the function ``partition_data_label_quantity`` of Flower's baseline
-``niid_bench``. With the same generator both draw the same clients.
+Silos: An Experimental Study", ICDE 2022. With the same generator it draws the same clients as the function
+``partition_data_label_quantity`` of Flower's baseline ``niid_bench``.
 """
 
 from typing import Literal
@@ -29,7 +29,7 @@ def deal_classes(classes: int, clients: int, per_client: int, rng: np.random.Gen
 
 
 def deal_niid_bench(classes: int, clients: int, per_client: int, rng: np.random.Generator) -> list[list[int]]:
-    """Classes of each client: ``i mod classes`` for client ``i``, then random, without repetition."""
+    """Classes of each client: ``i mod classes`` for client ``i``, then random, without repetition in a client."""
     held = [[i % classes] for i in range(clients)]
     for client in held:
         while len(client) < per_client:
@@ -49,11 +49,8 @@ def pcdd(
 ) -> list[Indices]:
     """Assign ``classes_per_client`` classes to each client, by :func:`deal_classes` or :func:`deal_niid_bench`.
 
-    A class's samples are shuffled and split evenly, up to 1 sample, among its clients, of which some may get none.
-    Classes without samples are not assigned.
-
-    Raises:
-        LabelSkewError: too few clients for all classes, too many classes per client, or a client without samples.
+    A class's samples are shuffled and split evenly, up to 1 sample. Raise LabelSkewError for unassigned classes, too
+    many classes per client, or a client without samples.
     """
     classes, members = by_class("pcdd", labels, clients)
     if classes_per_client > len(classes):

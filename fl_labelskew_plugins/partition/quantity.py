@@ -13,12 +13,9 @@ from fl_labelskew_plugins.partition.base import ByLabels, Indices, by_class, gat
 
 
 def quantity(labels: Indices, *, clients: int, sets_per_client: int, rng: np.random.Generator) -> list[Indices]:
-    """Give each client ``a = sets_per_client`` sets.
+    """Give each client ``a = sets_per_client`` sets. Raise LabelSkewError for more sets than samples.
 
-    Samples of one class are shuffled before the cut. Sets differ by at most one sample; one may span two classes.
-
-    Raises:
-        LabelSkewError: more sets than samples.
+    Samples of a class are shuffled before the cut. Sets differ by at most one sample; one may span two classes.
     """
     _, members = by_class("quantity", labels, clients)
     sets = clients * sets_per_client

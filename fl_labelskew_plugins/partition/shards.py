@@ -22,11 +22,8 @@ def shards(
 ) -> list[Indices]:
     """Give each client ``shards_per_client`` shards; by default a class has ``K * shards_per_client / C``.
 
-    A class's samples are shuffled before they are cut evenly, up to one sample. A client may get two shards of one
-    class, so it holds at most ``shards_per_client`` classes.
-
-    Raises:
-        LabelSkewError: the number of shards does not match, or a client is empty.
+    A class's samples are shuffled and cut evenly, up to one sample. A client may get two shards of one class. Raise
+    LabelSkewError if the number of shards does not match, or a client is empty.
     """
     classes, members = by_class("shards", labels, clients)
     total = clients * shards_per_client
@@ -44,8 +41,7 @@ def shards(
         )
     pieces = [piece for samples in members for piece in np.array_split(rng.permutation(samples), per_class)]
     dealt = rng.permutation(len(pieces)).reshape(clients, shards_per_client)
-    advice = "its shards are empty; use fewer shards"
-    return gather("shards", [[pieces[i] for i in row] for row in dealt], advice)
+    return gather("shards", [[pieces[i] for i in row] for row in dealt], "its shards are empty; use fewer shards")
 
 
 class Shards(ByLabels):

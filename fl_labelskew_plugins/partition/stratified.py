@@ -18,13 +18,10 @@ def stratified(
     seed: int,
     where: str,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sorted indices of the training and of the test samples, from their ``labels`` ``(N,)``, ``N > 0``.
+    """Sorted indices of the training and of the test samples, from ``labels`` ``(N,)``, ``N > 0``.
 
     ``round(n_c * test_fraction)`` samples of each class go to test, but at least one stays in training. With ``groups``
-    ``(N,)``, each group is split separately.
-
-    Raises:
-        LabelSkewError: the test part would be empty.
+    ``(N,)``, each group is split separately. Raise LabelSkewError for an empty test part.
     """
     chosen = drawn(labels, groups, test_fraction=test_fraction, seed=seed)
     if not len(chosen):
@@ -36,7 +33,7 @@ def stratified(
 def drawn(
     labels: NDArray[np.int64], groups: NDArray[np.int64] | None = None, *, test_fraction: float, seed: int
 ) -> NDArray[np.int64]:
-    """The test samples of :func:`stratified`; possibly empty."""
+    """The test samples of :func:`stratified`; may be empty."""
     chosen = [np.zeros(0, np.int64)]
     for group in (None,) if groups is None else np.unique(groups):
         members = np.arange(len(labels)) if groups is None else np.flatnonzero(groups == group)
@@ -48,7 +45,7 @@ def drawn(
 
 
 def picked(part: Arrays, rows: NDArray[np.int64]) -> Arrays:
-    """The samples of a part with the given indices."""
+    """Some samples of a part."""
     return Arrays(part.x[rows], part.y[rows], None if part.groups is None else part.groups[rows])
 
 

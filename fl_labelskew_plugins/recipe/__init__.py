@@ -1,4 +1,4 @@
 """Recipes: keys, values, compatibility and error messages.
 
-May import the plugins (methods, optimizers, partition, models, data) and what is below them. Everything above uses it.
+May import the plugins (methods, optimizers, models, data) and packages below them. All packages above use it.
 """

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from contextlib import suppress
 from urllib.parse import unquote
 
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_.-]{1,253}\Z")
-_FORM = "use host:port with a port from 0 to 65535, such as 127.0.0.1:8890 or [::1]:8890"
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host and port of an address; IPv6 hosts without brackets.
-
-    Raises:
-        ValueError: the address has another form.
+    """Host and port of an address; IPv6 hosts without brackets. Raise ValueError for another form.
 
     >>> split("[::1]:8890")
     ('::1', 8890)
     """
-    host, colon, port = address.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    known = _ipv6(host[1:-1]) if bracketed else _NAME.match(host)
-    # \d would also match digits of other scripts
-    if not (colon and known and re.fullmatch("[0-9]{1,5}", port)) or int(port) > 65535:
-        raise ValueError(f"'{' '.join(address.split())}' is not an address; {_FORM}")
-    return host.strip("[]"), int(port)
+    host, _, port = address.rpartition(":")
+    with suppress(ValueError):
+        bracketed = host.startswith("[") and host.endswith("]")
+        known = ipaddress.IPv6Address(host[1:-1]) if bracketed else _NAME.match(host)
+        # \d would also match digits of other scripts
+        if known and re.fullmatch("[0-9]{1,5}", port) and int(port) <= 65535:
+            return host.strip("[]"), int(port)
+    use = "use host:port with a port from 0 to 65535, such as 127.0.0.1:8890 or [::1]:8890"
+    raise ValueError(f"'{' '.join(address.split())}' is not an address; {use}")
 
 
 def join(host: str, port: int) -> str:
-    """The address of a host and a port.
+    """``host:port``; IPv6 hosts in brackets.
 
     >>> join("::1", 8890)
     '[::1]:8890'
@@ -64,11 +63,3 @@ def loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name
         return host.lower() == "localhost"
-
-
-def _ipv6(host: str) -> bool:
-    try:
-        ipaddress.IPv6Address(host)
-    except ValueError:
-        return False
-    return True

@@ -26,14 +26,11 @@ CORRECTABLE = {
     "FedOpt": "fedml.simulation.sp.fedopt.fedopt_api.FedOptAPI",
     "FedNova": "fedml.simulation.sp.fednova.fednova_trainer.FedNovaTrainer",
 }
-"""Classes of FedML 0.9.6, by optimiser, whose bugs can be corrected from outside."""
-
-PLAIN_SGD = ("FedAvg", "FedProx", "FedOpt")
-"""Optimisers whose client SGD gets only a learning rate in FedML."""
+"""Classes of FedML 0.9.6, by optimiser, with bugs that can be corrected from outside."""
 
 
 def check_extras(recipe: Recipe) -> None:
-    """Raise LabelSkewError if packages are missing without which a recipe cannot start."""
+    """Raise LabelSkewError if packages that a recipe needs are missing."""
     comm = recipe.comm
     if comm.over_mpi:
         extras.load(
@@ -56,21 +53,18 @@ def grpc() -> Any:
 
 
 def missing_trackers(recipe: Recipe) -> list[str]:
-    """Trackers of a recipe whose packages are not installed."""
+    """Trackers of a recipe without installed packages."""
     named = {name for item in recipe.tracking.trackers for name in item}
     return [name for name in ("mlflow", "tensorboard", "wandb") if name in named and find_spec(name) is None]
 
 
 def sends_more(optimizer: Optimizer) -> bool:
-    """Whether an optimiser, with its options, makes clients send changes, or tensors in addition to their weights."""
+    """Whether clients send changes, or tensors in addition to their weights."""
     return optimizer.sends_change or bool(optimizer.contribution_shapes({"classifier.weight": (1, 1)}))
 
 
 def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterator[Conflict]:
-    """Conflicts of a method and an optimiser with each other and with the recipe's settings.
-
-    The sections ``data``, ``model`` and ``method_args`` of ``recipe`` may be missing.
-    """
+    """Conflicts of a method and an optimiser with each other and the recipe, as in :func:`.conflicts.conflicts`."""
     train, comm, wanted = recipe.train, recipe.comm, recipe.train.optimizer_source
     name, key = train.federated_optimizer, ("train_args.federated_optimizer",)
     if train.client_optimizer not in optimizer.client_optimizers:
@@ -103,19 +97,9 @@ def host_installed() -> bool:
     return find_spec("fedml") is not None
 
 
-def host_switches(recipe: Recipe) -> list[str]:
-    """Keys of FedML's switches that are on."""
-    switches = {
-        "security_args.enable_attack": recipe.security.enable_attack,
-        "security_args.enable_defense": recipe.security.enable_defense,
-        "dp_args.enable_dp": recipe.dp.enable_dp,
-    }
-    return [name for name, value in switches.items() if value]
-
-
 def uses_rounds(recipe: Recipe) -> str | None:
-    """The setting that makes a round depend on the total number of rounds ``comm_round``; None without one."""
-    if switches := host_switches(recipe):
+    """The setting that makes a round depend on ``comm_round``; None without one."""
+    if switches := recipe.host_switches:
         return f"{switches[0]}: FedML's code may use it"
     parts = {recipe.method_name: recipe.method, **getattr(recipe.method, "parts", {})}
     plugins = {f"method_args.method: {name}": part for name, part in parts.items()}
@@ -124,15 +108,10 @@ def uses_rounds(recipe: Recipe) -> str | None:
 
 
 def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recipe:
-    """The recipe, with or without FedML.
+    """The recipe, with or without FedML. Raise LabelSkewError if FedML is missing and needed.
 
-    Args:
-        recipe: to run.
-        host: ``fedml`` or ``none``, as requested; default: ``before``, else FedML if it is installed.
-        before: host of the run that is resumed.
-
-    Raises:
-        LabelSkewError: FedML is missing, and ``host`` or the recipe needs it.
+    ``host`` is ``fedml`` or ``none``. The default is ``before``, the host of the run that is resumed, else FedML if it
+    is installed.
     """
     if host not in (None, "fedml", "none"):
         raise mistake(f"host {clean(host)}", "is unknown", "fedml or none")
@@ -145,12 +124,8 @@ def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recip
 
 
 def without_host(recipe: Recipe, use: str) -> Recipe:
-    """The recipe for our own code only; ``use``: alternative for recipes that need FedML, for the message.
-
-    Raises:
-        LabelSkewError: the recipe needs FedML.
-    """
-    needs = [(key, "true", "false") for key in host_switches(recipe)]
+    """The recipe for our own code only. Raise LabelSkewError if it needs FedML, with the alternative ``use``."""
+    needs = [(key, "true", "false") for key in recipe.host_switches]
     if recipe.train.optimizer_source == "corrected" and recipe.train.federated_optimizer in CORRECTABLE:
         needs.append(("train_args.optimizer_source", "corrected", "own, null"))
     for key, value, right in needs:
@@ -162,15 +137,11 @@ class CodeChoice(NamedTuple):
     """The code that runs a recipe, and the reason."""
 
     source: Source
-    why: str
+    reason: str
 
 
 def choice(recipe: Recipe, model: nn.Module) -> CodeChoice:
-    """Choose the code that runs a recipe.
-
-    Raises:
-        LabelSkewError: FedML's code was requested, but does not support the recipe.
-    """
+    """Choose the code that runs a recipe. Raise LabelSkewError if FedML's was requested, but cannot."""
     wanted, name = recipe.train.optimizer_source, recipe.train.federated_optimizer
     if wanted == "own":
         return CodeChoice("own", "asked for")
@@ -190,13 +161,8 @@ def choice(recipe: Recipe, model: nn.Module) -> CodeChoice:
     raise mistake("train_args.optimizer_source", f"{wanted}: {reason}", "own, or null")
 
 
-def source(recipe: Recipe, model: nn.Module) -> Source:
-    """Code that runs a recipe; see :func:`choice`."""
-    return choice(recipe, model).source
-
-
 def overruled(recipe: Recipe) -> list[str]:
-    """A log message if the optimiser's aggregation weights replace the method's, else empty."""
+    """A log message if the optimiser's aggregation weights replace the method's."""
     method, optimizer = recipe.method, recipe.optimizer
     if optimizer.aggregation in (None, method.aggregation):
         return []
@@ -207,12 +173,9 @@ def overruled(recipe: Recipe) -> list[str]:
 
 
 def corrections(recipe: Recipe, *, cpu: bool = True) -> Iterator[str]:
-    """Corrections of FedML's code that affect a recipe, on the CPU or on a GPU.
-
-    Tests show each bug and its correction; docs/mixing.md describes the bugs.
-    """
+    """Corrections of FedML's code that affect a recipe; docs/mixing.md describes the bugs."""
     train, name, options = recipe.train, recipe.train.federated_optimizer, recipe.optimizer.params
-    plain = name in PLAIN_SGD
+    plain = name in ("FedAvg", "FedProx", "FedOpt")  # client SGD gets only a learning rate in FedML
     if cpu and name in ("FedAvg", "FedProx") and train.clients_per_round > 1:
         yield "in the first round, every client starts from the server's weights"
     if cpu and name == "FedOpt":
@@ -230,9 +193,9 @@ def corrections(recipe: Recipe, *, cpu: bool = True) -> Iterator[str]:
 
 
 def describe(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
-    """A run's record of the code and the reason for it, and of FedML's class and its corrections."""
+    """A run's record of the chosen code."""
     chosen, name = choice(recipe, model), recipe.train.federated_optimizer
-    record: dict[str, Any] = {"name": name, "source": chosen.source, "why": chosen.why}
+    record: dict[str, Any] = {"name": name, "source": chosen.source, "why": chosen.reason}
     if chosen.source == "own":
         return record
     cpu = next(model.parameters()).device.type == "cpu"
@@ -241,7 +204,6 @@ def describe(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
 
 
 def _unsupported_network(recipe: Recipe, model: nn.Module) -> str | None:
-    """Reason why FedML's code cannot train a network; None if it can."""
     if next(model.buffers(), None) is not None:
         return f"FedML cannot train {recipe.network_name}, which has batch normalisation or other buffers"
     if not all(p.requires_grad for p in model.parameters()):
@@ -250,7 +212,7 @@ def _unsupported_network(recipe: Recipe, model: nn.Module) -> str | None:
 
 
 def _unsupported(recipe: Sections, method: Method, optimizer: Optimizer) -> str | None:
-    """Reason why FedML's code cannot run a recipe; None if it can."""
+    """Reason if FedML's code cannot run a recipe."""
     train, comm, security = recipe.train, recipe.comm, recipe.security
     reasons = {
         f"FedML's code needs backend sp, not {comm.backend}": not comm.in_process,

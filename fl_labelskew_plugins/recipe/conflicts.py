@@ -1,4 +1,4 @@
-"""Values of a recipe that are valid separately but not together; a single section's model cannot check them."""
+"""Values of a recipe that are valid separately but not together."""
 
 from __future__ import annotations
 
@@ -16,38 +16,33 @@ from fl_labelskew_plugins.recipe.sections import (
     NEEDS,
     OF_UPLOADS,
     OUTSIDE_TRAINING,
-    CommArgs,
     DataArgs,
     DpArgs,
     HostArgs,
     SecurityArgs,
-    TrainArgs,
     to_the_end,
 )
 
 ROUND = ("train_args.client_num_per_round", "train_args.client_num_in_total")
-KIND, DEAL = "common_args.training_type", "train_args.client_num_in_total"
+KIND, SIZE = "common_args.training_type", "train_args.client_num_in_total"
 SECURE = "comm_args.secure_aggregation"
 
 
 def conflicts(recipe: Sections) -> Iterator[Conflict]:
     """All conflicts except plugins'; ``recipe`` may lack ``data``, ``model`` and ``method_args``."""
-    yield from _train_conflicts(recipe.train)
+    train = recipe.train
+    if train.clients_per_round > train.client_num_in_total:
+        right = f"an integer from 1 to client_num_in_total, {train.client_num_in_total}"
+        message = f"{train.client_num_per_round} is out of range; allowed: {right}"
+        yield Conflict("train_args.client_num_per_round", message, (SIZE,))
     yield from _comm_conflicts(recipe)
     yield from _silo_conflicts(recipe)
     yield from _diagnostics_conflicts(recipe)
     yield from _secure_conflicts(recipe)
-    if recipe.train.augment and recipe.security.attack_type == "label_flipping":
+    if train.augment and recipe.security.attack_type == "label_flipping":
         message = "cannot be used with attack_type label_flipping, which does not augment samples; allowed: []"
         yield Conflict("train_args.augment", message, ("security_args.attack_type",))
     yield from _host_conflicts(recipe.security, recipe.dp)
-
-
-def _train_conflicts(train: TrainArgs) -> Iterator[Conflict]:
-    if train.clients_per_round > train.client_num_in_total:
-        right = f"an integer from 1 to client_num_in_total, {train.client_num_in_total}"
-        message = f"{train.client_num_per_round} is out of range; allowed: {right}"
-        yield Conflict("train_args.client_num_per_round", message, (DEAL,))
 
 
 def _comm_conflicts(recipe: Sections) -> Iterator[Conflict]:
@@ -56,9 +51,9 @@ def _comm_conflicts(recipe: Sections) -> Iterator[Conflict]:
         right = "GRPC" if common.across_silos else "another backend, or GRPC with training_type cross_silo"
         message = f"{comm.backend} cannot be used with training_type {common.training_type}; allowed: {right}"
         yield Conflict("comm_args.backend", message, (KIND,))
-    for key, value, what in (("workers", comm.workers, "a number"), ("hostfile", comm.hostfile, "a file")):
+    for key, value, alternative in (("workers", comm.workers, "a number"), ("hostfile", comm.hostfile, "a file")):
         if value is not None and not comm.over_mpi:
-            message = f"{value} cannot be used with backend {comm.backend}; allowed: null, or {what} with MPI"
+            message = f"{value} cannot be used with backend {comm.backend}; allowed: null, or {alternative} with MPI"
             yield Conflict(f"comm_args.{key}", message, ("comm_args.backend",))
     if comm.min_clients is not None and comm.min_clients > train.clients_per_round:
         right = f"an integer from 1 to client_num_per_round, {train.clients_per_round}"
@@ -67,19 +62,15 @@ def _comm_conflicts(recipe: Sections) -> Iterator[Conflict]:
     if not comm.send_contributions and not common.across_silos:
         message = "false cannot be used with training_type simulation; allowed: true, or false with cross_silo"
         yield Conflict("comm_args.send_contributions", message, (KIND,))
-    if common.across_silos and comm.certs is None and (reached := _reached_by_others(comm)):
-        key, address = reached
+    given = {"server_address": comm.server_address, "listen_address": comm.listen_address}
+    reachable = [key for key, address in given.items() if address and not addresses.loopback(address)]
+    if common.across_silos and comm.certs is None and reachable:
+        key = reachable[0]
         message = (
-            f"missing; {key} {address} can be reached from other machines; use a folder of `labelskew certs new`, "
+            f"missing; {key} {given[key]} can be reached from other machines; use a folder of `labelskew certs new`, "
             "or an address such as 127.0.0.1:8890"
         )
         yield Conflict("comm_args.certs", message, (f"comm_args.{key}", KIND))
-
-
-def _reached_by_others(comm: CommArgs) -> tuple[str, str] | None:
-    """The first key with an address beyond loopback, and the address."""
-    given = {"server_address": comm.server_address, "listen_address": comm.listen_address}
-    return next(((k, address) for k, address in given.items() if address and not addresses.loopback(address)), None)
 
 
 def _silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
@@ -89,17 +80,17 @@ def _silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
         message = f"cannot be used with training_type {kind}; allowed: files with cross_silo, or none"
         yield Conflict(key, message, (KIND,))
     elif files and len(files) != clients:
-        yield Conflict(key, f"{len(files)} files for {clients} clients; allowed: one file per client, or none", (DEAL,))
+        yield Conflict(key, f"{len(files)} files for {clients} clients; allowed: one file per client, or none", (SIZE,))
 
 
 def classes_of(data: DataArgs, params: Any) -> int | None:
-    """Number of classes according to ``data_args`` or the data set's parameters; None if they do not determine it."""
+    """Number of classes from ``data_args`` or the data set's parameters, if known."""
     names = getattr(params, "class_names", None)
     return data.classes or getattr(params, "classes", None) or (None if names is None else len(names))
 
 
 def form_conflicts(recipe: Sections, params: Any) -> Iterator[Conflict]:
-    """Settings that a server without test data needs, as it does not trust silos; ``params``: of the data set."""
+    """Settings that a server without test data needs; ``params``: of the data set."""
     if not recipe.common.across_silos or recipe.validation.server_test_data:
         return
     reason = "missing; with validation_args.server_test_data: false the server has no sample to read it from; set"
@@ -118,40 +109,34 @@ def moments_conflicts(recipe: Sections, dataset: Dataset) -> Iterator[Conflict]:
     if not (recipe.common.across_silos and recipe.comm.secure_aggregation and own_data):
         return
     if mean == "data" or (mean is None and dataset.measured):
-        what = f"with {SECURE} silos do not send the sums for a common mean and std"
+        problem = f"with {SECURE} silos do not send the sums for a common mean and std"
         numbers = "numbers for each channel or feature, or one for all, such as mean: [0.5] and std: [0.25]"
         use = f"write mean: imagenet (pictures in colour), or {numbers}" if dataset.picture_keys else f"write {numbers}"
         value = "missing" if mean is None else show(mean)
-        yield Conflict("data_args.mean", f"{value}: {what}; {use}", (SECURE, "data_args.dataset"))
+        yield Conflict("data_args.mean", f"{value}: {problem}; {use}", (SECURE, "data_args.dataset"))
 
 
 def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
-    """Settings of a silo's table that must agree with those of other silos.
-
-    ``params``: of the silo's data set; ``whole``: of the recipe's data set, None if the silo uses another one.
-    """
+    """Settings of a silo's table ``params`` that must agree with other silos and with the recipe's ``whole``."""
     features = getattr(params, "features", ())
     if features is None:
         yield "data_args.features", "missing; other silos may order columns differently: set the same list in all files"
     elif features != (getattr(whole, "features", None) or features):
         yield "data_args.features", "differ from the recipe's, or in their order; use the same list everywhere"
     if getattr(params, "categorical", None) == "one_hot":
-        what = "one_hot uses a silo's own categories, which others may lack; use a mapping of columns to lists"
-        yield "data_args.categorical", what
+        problem = "one_hot uses a silo's own categories, which others may lack; use a mapping of columns to lists"
+        yield "data_args.categorical", problem
 
 
 def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
-    """Settings that need single uploads, although the server gets only sums."""
     comm, bits = recipe.comm, recipe.comm.secure_bits
     if not comm.secure_aggregation:
         return
     if recipe.common.across_silos:
         yield from _secure_silo_conflicts(recipe)
-    host = (("security_args", "enable_attack"), ("security_args", "enable_defense"), ("dp_args", "enable_dp"))
-    for section, switch in host:
-        if getattr(recipe.dp if section == "dp_args" else recipe.security, switch):
-            message = f"true cannot be used with {SECURE}: FedML's code needs single uploads, which are hidden then"
-            yield Conflict(f"{section}.{switch}", f"{message}; allowed: false", (SECURE,))
+    for switch in recipe.host_switches:
+        message = f"true cannot be used with {SECURE}: FedML's code needs single uploads, which are hidden then"
+        yield Conflict(switch, f"{message}; allowed: false", (SECURE,))
     ratio, usual = comm.max_update_ratio, type(comm).model_fields["max_update_ratio"].default
     if ratio not in (None, usual):
         message = f"{ratio:g} needs single uploads, which are hidden with {SECURE}; allowed: null, or omit it"
@@ -162,7 +147,7 @@ def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
     most = 2 ** (bits - 4)
     if recipe.train.client_num_in_total > most:
         message = f"{bits} are too few for the sums of more than {most} clients; allowed: more, up to 32"
-        yield Conflict("comm_args.secure_bits", message, (SECURE, DEAL))
+        yield Conflict("comm_args.secure_bits", message, (SECURE, SIZE))
 
 
 def _secure_silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
@@ -197,7 +182,6 @@ def _diagnostics_conflicts(recipe: Sections) -> Iterator[Conflict]:
 
 
 def _host_conflicts(security: SecurityArgs, dp: DpArgs) -> Iterator[Conflict]:
-    """Keys that FedML's active switches need, and noise that FedML cannot compute."""
     yield from _needed("security_args", security, "enable_attack", "attack_type")
     yield from _needed("security_args", security, "enable_defense", "defense_type")
     yield from _needed("dp_args", dp, "enable_dp", "dp_solution_type")
@@ -223,13 +207,13 @@ def _needed(section: str, args: HostArgs, switch: str, chooser: str) -> Iterator
             yield Conflict(f"{section}.{key}", message, (f"{section}.{chooser}", f"{section}.{switch}"))
 
 
-# Secure aggregation: minimum number of silos in a sum. If two sets of clients differ by one client, the difference of
-# their sums is that client's part. Sums of several rounds over different sets also reveal values that a client repeats
-# in each round, such as class counts. Therefore, without noise, each sum is over all clients.
+# If two sets of clients differ by one client, the difference of their sums is that client's part. Sums of several
+# rounds over different sets also reveal values that a client repeats, such as class counts. Therefore, without noise,
+# each sum is over all clients.
 
 
 def fewest_summed(recipe: Sections) -> int:
-    """Minimum number of clients in a round's sum: all; with noise, ``secure_threshold`` (default: over two thirds).
+    """Minimum number of clients in a round's sum: ``secure_threshold``, default: all, or over two thirds with noise.
 
     It is at least ``min_clients``: once silos have sent masked vectors, only this number limits the sum.
     """
@@ -239,16 +223,17 @@ def fewest_summed(recipe: Sections) -> int:
 
 
 def fewest_opened(recipe: Sections) -> int:
-    """Minimum number of clients in the opening sum; as many clients may be missing as in a round."""
+    """Minimum number of clients in the opening sum: as many may be missing as in a round."""
     train = recipe.train
     return train.client_num_in_total - train.clients_per_round + fewest_summed(recipe)
 
 
 def quorum(recipe: Sections) -> int:
-    """Minimum number of uploads per round; with secure aggregation across silos, that of a sum."""
-    if recipe.common.across_silos and recipe.comm.secure_aggregation:
+    """Minimum number of uploads per round across silos."""
+    if recipe.comm.secure_aggregation:
         return fewest_summed(recipe)
-    return recipe.comm.quorum(recipe.train.clients_per_round)
+    least = recipe.comm.min_clients
+    return min(2, recipe.train.clients_per_round) if least is None else least
 
 
 def sum_conflicts(recipe: Sections, method: Method) -> Iterator[Conflict]:
@@ -257,16 +242,17 @@ def sum_conflicts(recipe: Sections, method: Method) -> Iterator[Conflict]:
         return
     for part in getattr(method, "parts", {"": method}).values():
         if (share := getattr(part.params, "share_prototypes", 1)) < 1:
-            what = f"{share:g}: the sum of prototypes would cover few clients; allowed: 1, or no secure aggregation"
-            yield Conflict("method_args.share_prototypes", what, ("comm_args.secure_aggregation",))
+            problem = f"{share:g}: the sum of prototypes would cover few clients; allowed: 1, or no secure aggregation"
+            yield Conflict("method_args.share_prototypes", problem, (SECURE,))
     every = recipe.train.client_num_in_total
     for key, clients in (
         ("train_args.client_num_per_round", recipe.train.clients_per_round),
         ("comm_args.secure_threshold", fewest_summed(recipe)),
     ):
         if clients < every and recipe.privacy.noise_multiplier is None:
-            risk = "sums over different clients can be compared and reveal single uploads"
-            what = f"{clients} of {every} clients: {risk}"
+            problem = (
+                f"{clients} of {every} clients: sums over different clients can be compared and reveal single uploads"
+            )
             allowed = f"{every}, noise (privacy_args.noise_multiplier), or no secure aggregation"
-            yield Conflict(key, f"{what}; allowed: {allowed}", ("comm_args.secure_aggregation",))
+            yield Conflict(key, f"{problem}; allowed: {allowed}", (SECURE,))
             return

@@ -1,8 +1,4 @@
-"""Conversion of a FedML configuration to a recipe: common keys are kept, other keys lead to notes.
-
-Keys of recipes are known from their models and the plugins' parameters. This module lists only different names and
-values, and FedML's keys that recipes do not need.
-"""
+"""Conversion of a FedML configuration to a recipe: common keys are kept, other keys lead to notes."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from fl_labelskew_plugins.machine.files import open_regular
 from fl_labelskew_plugins.recipe import addresses, parse, yaml
 from fl_labelskew_plugins.recipe.mistakes import RecipeError, keys_of, nearest, show, shown
 from fl_labelskew_plugins.recipe.model import PLUGGED, SECTIONS
-from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING
+from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING, WANDB
 
 RENAMED = {"partition_alpha": "partition_args.beta", "gpu_id": "device_args.gpu_ids"}
 VALUES = {
@@ -30,23 +26,13 @@ VALUES = {
     "backend": {"MQTT_S3": "GRPC", "MQTT": "GRPC", "TRPC": "GRPC", "NCCL": "MPI", "single_process": "sp"},
 }
 """FedML's values, and their names in recipes."""
-DIVIDED = ("femnist", "shakespeare")
-"""Data sets that FedML always divides by writer or role, whatever partition is set."""
-WANDB = {
-    "wandb_project": "project",
-    "wandb_entity": "entity",
-    "wandb_name": "name",
-    "run_name": "name",
-    "wandb_group_id": "group",
-}
 _CLOUD = "is a setting of FedML's platform; recipes do not use it"
 _GPUS = "use device_args.gpu_ids and device_args.workers_per_gpu"
-_NOTHING = "is not needed"
 DROPPED = {
     **dict.fromkeys(("using_mlops", "config_version", "mlops_api_key", "mlops_project_name", "mlops_run_name"), _CLOUD),
     **dict.fromkeys(("bootstrap", "mqtt_config_path", "s3_config_path", "model_file_cache_folder"), _CLOUD),
     **dict.fromkeys(("global_model_file_path", "log_server_url"), _CLOUD),
-    **dict.fromkeys(("client_id_list", "is_mobile", "run_id", "sys_perf_profiling", "ci"), _NOTHING),
+    **dict.fromkeys(("client_id_list", "is_mobile", "run_id", "sys_perf_profiling", "ci"), "is not needed"),
     **dict.fromkeys(("gpu_mapping_file", "gpu_mapping_key", "gpu_util_parse"), _GPUS),
     "grpc_ipconfig_path": "use comm_args.server_address: host:port of the server, rank 0 in this file",
     "worker_num": "is not needed; with backend: MPI, comm_args.workers is the number of processes that train",
@@ -57,12 +43,7 @@ DROPPED = {
 
 @dataclass
 class Converted:
-    """A recipe made from a FedML configuration.
-
-    Args:
-        content: sections.
-        notes: a message for each dropped or changed key.
-    """
+    """A recipe made from a FedML configuration, with a note for each dropped or changed key."""
 
     content: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -79,15 +60,7 @@ class Converted:
 
 
 def convert(text: str, source: Path) -> Converted:
-    """Convert a FedML configuration to a recipe, which may lack required values.
-
-    Args:
-        text: YAML.
-        source: the file, for messages.
-
-    Raises:
-        RecipeError: the text is not a FedML configuration.
-    """
+    """Convert a FedML configuration to a recipe, which may lack required values. Raise RecipeError for another text."""
     content = _configuration(text, source)
     conversion = _Conversion({key: value for keys in content.values() for key, value in keys.items()}, source.parent)
     made = Converted()
@@ -99,7 +72,8 @@ def convert(text: str, source: Path) -> Converted:
             if note := conversion.note(section, key, value, target):
                 made.notes.append(f"{shown(section)}.{shown(key)}: {note}")
     if conversion.wandb:
-        made.put("tracking_args.trackers", conversion.trackers())
+        params = {ours: conversion.flat[theirs] for theirs, ours in WANDB.items() if conversion.flat.get(theirs)}
+        made.put("tracking_args.trackers", [{"wandb": params} if params else "wandb"])
     if "method" not in made.content.get("method_args", {}):
         made.put("method_args.method", "fedavg")
         made.notes.append("method_args.method: fedavg, FedML's own training; choose one of labelskew methods")
@@ -119,10 +93,9 @@ def _configuration(text: str, source: Path) -> dict[str, dict[str, Any]]:
     if not {"common_args", "train_args", *PLUGGED} & sections.keys():
         use = "use one with sections such as common_args, data_args and train_args"
         raise RecipeError([f"{shown(source)}: is not a FedML configuration; {use}"])
-    if wrong := [section for section, keys in sections.items() if not isinstance(keys, dict)]:
-        raise RecipeError(
-            [f"{shown(source)}: {shown(section)}: is not a section with keys; remove it" for section in wrong]
-        )
+    wrong = [shown(section) for section, keys in sections.items() if not isinstance(keys, dict)]
+    if wrong:
+        raise RecipeError([f"{shown(source)}: {section}: is not a section with keys; remove it" for section in wrong])
     if "method_args" in sections:
         try:
             parse.parse(text, source=source)
@@ -133,25 +106,22 @@ def _configuration(text: str, source: Path) -> dict[str, dict[str, Any]]:
 
 
 class _Conversion:
-    """Conversion of each key.
-
-    ``flat``: all keys and values; FedML merges all sections into one namespace, in which the last value wins.
-    ``folder``: of the configuration.
-    """
+    """Conversion of each key. FedML merges all sections into one namespace, ``flat``, in which the last value wins."""
 
     def __init__(self, flat: Mapping[str, Any], folder: Path) -> None:
         self.folder, self.flat, self.wandb = folder, flat, flat.get("enable_wandb") is True
         self.chosen = {key: _value(key, flat[key]) for key in (*VALUES, "method") if key in flat}
-        if self.chosen.get("dataset") in DIVIDED:
+        if self.chosen.get("dataset") in ("femnist", "shakespeare"):  # FedML always divides them by writer or role
             self.chosen["partition_method"] = "natural"
         self.known = {section: {*keys_of(model)} for section, model in SECTIONS.items()}
         for section, model in PLUGGED.items():
             name = self.chosen.get(model.key, model.model_fields[model.key].default)
             with contextlib.suppress(PluginError):  # unknown, which the check of the recipe reports
-                self.known[section] |= {*keys_of(catalog.load(model.kind, name).Params)} if _is_name(name) else set()
+                if isinstance(name, str) and name.isidentifier():
+                    self.known[section] |= {*keys_of(catalog.load(model.kind, name).Params)}
 
     def target(self, section: str, key: str, value: Any) -> tuple[str, Any] | None:
-        """``section.key`` and value in the recipe; None if the key is dropped."""
+        """``section.key`` and value in the recipe, if any."""
         renamed = dict(RENAMED)
         if self.chosen.get("backend") == "MPI":
             renamed["worker_num"] = "comm_args.workers"
@@ -168,7 +138,7 @@ class _Conversion:
         return (f"{home}.{key}", self.chosen.get(key, value)) if home else None
 
     def note(self, section: str, key: str, value: Any, target: tuple[str, Any] | None) -> str:
-        """Message about a key; empty if it is kept unchanged."""
+        """Message about a key, unless it is kept unchanged."""
         if key in HOSTS_TRACKING:
             return self._of_tracking(key)
         if key == "scenario" and value not in (None, "horizontal"):
@@ -200,14 +170,9 @@ class _Conversion:
         is_wandb = key in WANDB or "wandb" in key
         return "dropped; enable_wandb is false" if is_wandb and not self.wandb else f"dropped; {HOSTS_TRACKING[key]}"
 
-    def trackers(self) -> list[Any]:
-        """The tracker wandb with parameters from FedML's keys."""
-        names = {ours: self.flat[theirs] for theirs, ours in WANDB.items() if self.flat.get(theirs)}
-        return [{"wandb": names}] if names else ["wandb"]
-
 
 def _server_in(file: Path) -> str | None:
-    """The address of rank 0 in FedML's CSV file of ``eid,rank,grpc_server_ip,grpc_server_port``; None without one."""
+    """The address of rank 0 in FedML's CSV file of ``eid,rank,grpc_server_ip,grpc_server_port``, if any."""
     with (
         contextlib.suppress(OSError, ValueError, KeyError, TypeError, csv.Error),
         open(file, encoding="utf-8-sig", opener=open_regular) as lines,
@@ -221,7 +186,6 @@ def _server_in(file: Path) -> str | None:
 
 
 def _owners(key: str) -> str:
-    """Optimisers or partitions with this parameter, such as ``federated_optimizer: FedOpt``."""
     for section in ("train_args", "partition_args"):
         chooser, names = PLUGGED[section], []
         for entry in catalog.entries(chooser.kind):
@@ -235,7 +199,3 @@ def _owners(key: str) -> str:
 
 def _value(key: str, value: Any) -> Any:
     return VALUES[key].get(value, value) if key in VALUES and isinstance(value, str) else value
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and value.isidentifier()

@@ -22,8 +22,6 @@ Schema = Mapping[str, Any]
 
 _RANGE = "{value} is out of range"
 _TYPE = "{value} is of the wrong type"
-_SIZE = "{value} has the wrong length"
-_NAME = "{value} is unknown"
 
 PROBLEMS: dict[str, str] = {
     "missing": "missing",
@@ -34,8 +32,8 @@ PROBLEMS: dict[str, str] = {
     **dict.fromkeys(("int_type", "int_from_float", "float_type", "bool_type", "string_type", "list_type"), _TYPE),
     **dict.fromkeys(("tuple_type", "set_type", "dict_type", "model_type", "model_attributes_type"), _TYPE),
     "none_required": _TYPE,
-    **dict.fromkeys(("too_short", "too_long", "string_too_short", "string_too_long"), _SIZE),
-    **dict.fromkeys(("literal_error", "enum"), _NAME),
+    **dict.fromkeys(("too_short", "too_long", "string_too_short", "string_too_long"), "{value} has the wrong length"),
+    **dict.fromkeys(("literal_error", "enum"), "{value} is unknown"),
 }
 """pydantic's type of error to our text; other types keep pydantic's."""
 
@@ -68,7 +66,7 @@ def show(value: object) -> str:
 
 
 def shown(path: object) -> str:
-    """A path of any valid length, or a place in a file."""
+    """A path of any valid length, for messages."""
     return clean(path, 4096)
 
 
@@ -81,7 +79,7 @@ def closest(name: object, known: Iterable[str], most: int = 1) -> list[str]:
 
 
 def nearest(name: object, known: Iterable[str], most: int = 1) -> str:
-    """``; did you mean x?``, or an empty text if no known name is similar."""
+    """``; did you mean x?``, if a known name is similar."""
     close = closest(name, known, most)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
@@ -99,7 +97,7 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
 
 
 def names_in(schema: Schema) -> list[str]:
-    """Names that a schema allows, if it is a choice of names."""
+    """Names that a schema allows, if any."""
     if "const" in schema:
         return [str(schema["const"])]
     if "enum" in schema:
@@ -162,10 +160,7 @@ def failure(error: BaseException) -> str:
 
 
 def validate(model: type[ModelT], raw: Mapping[str, Any]) -> tuple[ModelT | None, dict[str, str]]:
-    """The model of ``raw``, and an error message for each wrong key.
-
-    The model is built from the valid keys, so that further checks can continue; it is None if this is impossible.
-    """
+    """The model of the valid keys of ``raw``, None if this is impossible; and an error message for each wrong key."""
     wrong: dict[str, str] = {}
     schema = schema_of(model)
     good = {key: value for key, value in raw.items() if takes_any(model) or key in schema.get("properties", {})}
@@ -185,7 +180,7 @@ def validate(model: type[ModelT], raw: Mapping[str, Any]) -> tuple[ModelT | None
 
 
 def checked(model: type[ModelT], raw: Any, place: str = "") -> tuple[ModelT | None, list[str]]:
-    """The model of a mapping, or None, and an error message for each wrong key; messages start with ``place``."""
+    """The model of a mapping, or None; and an error message for each wrong key, starting with ``place``."""
     known = keys_of(model)
     if not isinstance(raw, dict):
         return None, [f"{place}{show(raw)} is not a mapping; allowed: {', '.join(known)}"]
@@ -230,10 +225,7 @@ class RecipeError(MistakesError):
 
 @dataclass(frozen=True)
 class Conflict:
-    """Values that are valid separately but not together.
-
-    ``key``: the ``section.key`` to correct; ``others``: further keys involved.
-    """
+    """Values that conflict: of the ``section.key`` to correct, and of ``others``."""
 
     key: str
     message: str
@@ -242,11 +234,7 @@ class Conflict:
 
 @dataclass
 class Mistakes:
-    """Mistakes of one file and its overrides, one line each.
-
-    ``wrong``: ``section`` or ``section.key`` of each mistake, which further checks skip; ``overridden``: places that
-    overrides set.
-    """
+    """Mistakes of one file and its overrides; ``wrong`` and ``overridden`` contain ``section`` or ``section.key``."""
 
     path: Path
     lines: list[str] = field(default_factory=list)
@@ -261,11 +249,11 @@ class Mistakes:
         self.wrong.add(key)
 
     def folder(self, place: str) -> Path:
-        """Base folder of a path at ``section.key``: the file's folder, or for overrides the current one."""
+        """Base folder of a path at ``section.key``: the file's, or for overrides the current folder."""
         return Path() if place in self.overridden else self.path.parent
 
     def meant(self, prefix: str, name: str, absent: Iterable[str]) -> None:
-        """Do not report a key as missing if the unknown ``name`` is probably a misspelling of it."""
+        """Do not report keys as missing that the unknown ``name`` probably misspells."""
         self.wrong |= {prefix + close for close in closest(name, absent)}
 
     def unknown_keys(self, place: str, raw: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -276,7 +264,7 @@ class Mistakes:
                 self.meant(f"{place}.", key, [name for name in known if name not in raw])
 
     def validated(self, place: str, model: type[ModelT], raw: Mapping[str, Any]) -> ModelT | None:
-        """The model of ``raw`` as from :func:`validate`; its mistakes are added."""
+        """See :func:`validate`; mistakes are added."""
         args, wrong = validate(model, raw)
         for key, message in wrong.items():
             if (where := f"{place}.{key}" if key else place) not in self.wrong:

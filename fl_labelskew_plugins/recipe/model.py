@@ -1,4 +1,4 @@
-"""A recipe: its sections, in the order of the file, and the plugins that they choose."""
+"""A recipe: its sections, and the plugins that they choose."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ class Sections(Params):
     dp: DpArgs = DpArgs()
     privacy: sections.PrivacyArgs = sections.PrivacyArgs()
 
+    @property
+    def host_switches(self) -> list[str]:
+        """Keys of FedML's switches that are on."""
+        switches = (("security", "enable_attack"), ("security", "enable_defense"), ("dp", "enable_dp"))
+        return [f"{section}_args.{key}" for section, key in switches if getattr(getattr(self, section), key)]
+
 
 ATTRIBUTES = {f"{name.removesuffix('_args')}_args": name for name in Sections.model_fields}
 """Section of a file to its attribute of :class:`Sections`."""
@@ -44,7 +50,6 @@ REQUIRED = [section for section, name in ATTRIBUTES.items() if _FIELDS[name].is_
 PLUGGED = {section: model for section, model in SECTIONS.items() if issubclass(model, PluginArgs)}
 """Sections with keys of plugins."""
 EXPECTED = "expected"
-"""Key of :class:`Expected` in a recipe: one mapping, or a list of them."""
 PARTS = (*SECTIONS, EXPECTED)
 POLICY = "policy"
 OF_SUMS = ("secure_aggregation", "secure_bits", "secure_clip")
@@ -59,7 +64,7 @@ SILO: dict[str, tuple[str, ...] | None] = {
     "privacy_args": None,
     POLICY: None,
 }
-"""Sections of a silo's own file, with the keys that it may set; None: all keys, or those that the method declares."""
+"""Sections of a silo's own file, with allowed keys; None: all keys, or those that the method declares."""
 
 
 class Recipe(Sections):
@@ -67,16 +72,10 @@ class Recipe(Sections):
 
     Args:
         name: stem of the recipe's file.
-        path: the recipe's file.
-        dataset: the data set, with its parameters.
-        partitioner: the partition, with its parameters.
-        network: the network's builder, with its parameters.
-        optimizer: the federated optimiser, with its parameters.
-        method: the method, with its parameters.
-        expected: a paper's numbers, for comparison; they do not affect the run.
-        policy: limits from the silo's own file; they do not affect the run.
-        objects: objects that replace plugins, by section; never from a file.
-        hosted: whether FedML runs it; never from a file.
+        expected: a paper's numbers, for comparison.
+        policy: limits from the silo's own file.
+        objects: Python objects that replace plugins, by section.
+        hosted: whether FedML runs it.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -105,7 +104,7 @@ class Recipe(Sections):
 
     @property
     def code(self) -> str | None:
-        """The function that builds the network, ``FILE.py:FUNCTION``; None for a registered network or an object."""
+        """``FILE.py:FUNCTION`` that builds the network; None for a registered network or an object."""
         return self.model.model if sections.is_code(self.model.model) and "model_args" not in self.objects else None
 
     @property
@@ -120,38 +119,38 @@ class Recipe(Sections):
 
     @property
     def normalisation(self) -> dict[str, Any]:
-        """``mean`` and ``std`` of ``data_args``; ``data`` as default if the data set has no known ones."""
+        """``mean`` and ``std`` of ``data_args``; default: ``data`` if the data set has no known ones."""
         known = {"mean": self.data.mean, "std": self.data.std}
         return {key: "data" if value is None and self.dataset.measured else value for key, value in known.items()}
 
     @property
     def pools_moments(self) -> bool:
-        """Whether samples are normalised by mean and std over all silos' training data, from sums that silos send."""
+        """Whether silos send sums for a common mean and std."""
         return self.common.across_silos and self.own_data and "data" in self.normalisation.values()
 
     @property
     def sums_alone(self) -> bool:
-        """Whether a server across silos sees only sums of uploads."""
+        """Whether the server of a run across silos sees only sums of uploads."""
         return self.common.across_silos and self.comm.secure_aggregation
 
     def tests(self, begin: int, end: int) -> int:
-        """Number of tests of the global model after the rounds ``begin`` to ``end - 1``."""
+        """Number of tests after the rounds ``begin`` to ``end - 1``."""
         every, last = self.validation.frequency_of_the_test, self.train.comm_round - 1
         regular = len(range(-(-begin // every) * every, end, every)) if every else 0
         return regular + (begin <= last < end and (not every or last % every > 0))
 
     def resolved(self) -> dict[str, dict[str, Any]]:
-        """All sections and keys with their values, as plain YAML values; in FedML's two sections, the keys in use."""
+        """All sections and keys, as plain YAML values; in FedML's two sections, only the keys in use."""
         content = self.model_dump(mode="json", include={*_FIELDS})
         values: dict[str, dict[str, Any]] = {section: content[name] for section, name in ATTRIBUTES.items()}
         for section, model in PLUGGED.items():
             params = getattr(self, model.attribute).params.model_dump(mode="json", by_alias=True)
-            # a recipe's value has precedence over a plugin's of the same key
+            # the section's values have precedence
             values[section] = {**values[section], **params, **values[section]}
         return values
 
     def dump(self) -> str:
-        """The resolved recipe as YAML text; loading it gives the same recipe."""
+        """The resolved recipe as YAML text."""
         content: dict[str, Any] = {**self.resolved()}
         if self.expected:
             content[EXPECTED] = [number.model_dump(mode="json", exclude_none=True) for number in self.expected]
@@ -159,16 +158,13 @@ class Recipe(Sections):
 
 
 def of_sums(recipe: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """``comm_args`` of a resolved recipe that affect a secure sum's numbers; empty without secure aggregation."""
+    """``comm_args`` of a resolved recipe that affect a secure sum's numbers."""
     comm = recipe.get("comm_args", {})
     return {key: comm[key] for key in OF_SUMS if key in comm} if comm.get(OF_SUMS[0]) else {}
 
 
 def different(a: Mapping[str, Mapping[str, Any]], b: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """``section.key`` of all differences between two resolved recipes.
-
-    Places of results, addresses and timeouts do not count.
-    """
+    """Different ``section.key`` of two resolved recipes, except places, addresses and timeouts."""
     return [
         f"{section}.{key}"
         for section in dict.fromkeys([*a, *b])

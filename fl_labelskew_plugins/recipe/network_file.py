@@ -31,7 +31,7 @@ from fl_labelskew_plugins.machine.files import read_bytes, read_pieces
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.models.module import ModuleNetwork
 from fl_labelskew_plugins.params import IS_PATH
-from fl_labelskew_plugins.recipe.mistakes import failure, unknown
+from fl_labelskew_plugins.recipe.mistakes import failure, keys_of, unknown
 from fl_labelskew_plugins.recipe.model import Recipe
 
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "None": type(None)}
@@ -39,21 +39,13 @@ ADDED_DEFAULTS: dict[str, dict[str, Any]] = {
     "train_args": {"augment": []},
     "model_args": {"weights": None, "stem": "small"},
 }
-"""Defaults of keys that version 0.2 did not have; they are omitted, so that digests of its recipes stay the same."""
+"""Defaults that are omitted, so that digests of version 0.2's recipes stay the same."""
 FORM = "FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function that builds a network, used like the class of a registered network.
-
-    Args:
-        file: with the definition.
-        module: name of its module; empty for a file given by path.
-        name: of the function.
-        content: of the file.
-        Params: parameters after the sample's shape and the number of classes.
-    """
+    """A function that builds a network, used like a network's class; ``module`` is empty for a file given by path."""
 
     file: Path
     module: str
@@ -74,7 +66,7 @@ class Function:
         return FunctionNetwork(self, params)
 
     def loaded(self) -> Callable[..., Any]:
-        """Load the function from exactly the content that was checked, even if the module has changed since."""
+        """Load the function from the content that was checked."""
         parent = self.module.rpartition(".")[0]
         digest = hashlib.sha256(bytes(self.file) + self.content).hexdigest()
         name = f"{parent}.labelskew_network_{digest}".lstrip(".")  # relative imports start at the parent
@@ -93,19 +85,15 @@ class Function:
 
 
 class FunctionNetwork(Network):
-    """A network built by a user's function; see :class:`.ModuleNetwork` for the returned module."""
+    """A network built by a user's function; see :class:`.ModuleNetwork`."""
 
     def __init__(self, function: Function, params: params.Params) -> None:
         super().__init__(params)
         self.function = function
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """Call the function, and wrap its module with ``features`` and ``classifier``.
-
-        Raises:
-            LabelSkewError: the file or the function raises, or does not return a module for these classes.
-        """
-        schema = self.function.Params.model_json_schema()["properties"]
+        """Call the function. Raise LabelSkewError if it fails, or for an unsuitable module."""
+        schema = keys_of(self.function.Params)
         values = self.params.model_dump(mode="json", by_alias=True)
         # do not pass defaults: JSON may not represent their type or value
         changed = {k: v for k, v in values.items() if "default" not in schema[k] or v != schema[k]["default"]}
@@ -121,20 +109,13 @@ class FunctionNetwork(Network):
             place = f" (line {lines[-1]})" if lines else ""
             raise LabelSkewError(f"model_args.model: {self.function}: {clean(failure(error), 300)}{place}") from error
         if not isinstance(module, nn.Module):
-            what = f"{self.function} returned {type(module).__name__}"
-            raise mistake("model_args.model", what, "a function that returns a torch.nn.Module")
+            problem = f"{self.function} returned {type(module).__name__}"
+            raise mistake("model_args.model", problem, "a function that returns a torch.nn.Module")
         return ModuleNetwork(module).build(input_shape, num_classes)
 
 
 def find(name: str) -> Function:
-    """The function that ``model_args.model`` names, without running any code.
-
-    Args:
-        name: ``FILE.py:FUNCTION`` or ``PACKAGE.MODULE:FUNCTION``.
-
-    Raises:
-        LabelSkewError: there is no such file or function, or it does not take a shape and a number of classes.
-    """
+    """The function that ``model_args.model`` names, without running any code. Raise LabelSkewError for invalid ones."""
     place, _, function = name.rpartition(":")
     if not place or not function.isidentifier():
         raise LabelSkewError(f"{clean(name)}: expected {FORM}")
@@ -171,7 +152,6 @@ def _file_of(module: str) -> Path:
 
 
 def _params(node: ast.FunctionDef, where: str) -> type[params.Params]:
-    """Parameters of a function that a recipe may set, from its signature."""
     args = node.args
     positional = [*args.posonlyargs, *args.args]
     given = [None] * (len(positional) - len(args.defaults)) + list(args.defaults)
@@ -196,7 +176,7 @@ def _params(node: ast.FunctionDef, where: str) -> type[params.Params]:
 
 
 def files(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Local files that the network is made from: path and SHA-256, by key of ``model_args``."""
+    """Path and SHA-256 of the network's local files, by key of ``model_args``."""
     network, params = recipe.network, recipe.network.params
     if isinstance(network, FunctionNetwork):
         return {"model": {"file": str(network.function.file), "sha256": network.function.sha256}}
@@ -230,7 +210,7 @@ def portable(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first difference between a run's files and the local ones, in a sentence; empty without one."""
+    """Message about the first difference between a run's :func:`files` and the local ones, if any."""
     for key in {**before, **now}:
         then, here = (clean(side.get(key, {}).get("sha256", "no file"))[:16] for side in (before, now))
         if then != here:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -31,25 +31,16 @@ from fl_labelskew_plugins.recipe.sections import names as split
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 LAUNCH_JOB = {"workspace", "job", "bootstrap", "computing"}
-"""Top-level keys of a YAML file for ``fedml launch``; recipes do not have them."""
+"""Top-level keys of a YAML file for ``fedml launch``."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), *, objects: Mapping[str, Any] = NOTHING) -> Recipe:
-    """Read a recipe by path or name, with ``section.key=value`` overrides and ``objects`` as in :func:`parse`.
-
-    Raises:
-        MistakesError: with every mistake of the file and the overrides.
-    """
+    """Read a recipe by path or name; ``overrides``, ``objects`` and errors as in :func:`parse`."""
     return parse(read_text(path), source=path, overrides=overrides, objects=objects)
 
 
 def read_text(path: str | Path) -> str:
-    """Read a recipe or another YAML file as text; ``path`` may be the name of a shipped recipe.
-
-    Raises:
-        RecipeError: the file is unreadable or not text.
-        MistakesError: there is no such file and no recipe of this name.
-    """
+    """Read a YAML file, or the shipped recipe of this name, as text. Raise MistakesError for others."""
     if (text := shipped.text(path)) is not None:
         return text
     try:
@@ -66,16 +57,10 @@ def parse(
     overrides: Sequence[str] = (),
     objects: Mapping[str, Any] = NOTHING,
 ) -> Recipe:
-    """Parse and check a recipe.
+    """Parse and check a recipe. Raise RecipeError with every mistake.
 
-    Args:
-        text: YAML.
-        source: path of the recipe, for messages.
-        overrides: ``section.key=value`` each.
-        objects: plugins by section, instead of those that the sections name; see :func:`.plugins.from_objects`.
-
-    Raises:
-        RecipeError: with every mistake of the text and the overrides.
+    ``source`` is the recipe's path, for messages. ``overrides`` are ``section.key=value`` each. ``objects`` are plugins
+    by section that replace those of the text; see :func:`.plugins.from_objects`.
     """
     recipe = _Check(Path(source)).recipe(text, overrides, objects)
     if recipe.train.reference is None:
@@ -88,16 +73,12 @@ def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
     """The recipe for silo ``rank`` (``1 .. K``), changed by the silo's own file of ``data_silo_config``, if any.
 
     The file's ``data_args`` replace the recipe's section. In other sections, single keys of the file replace the
-    recipe's. Other silos' files need not exist here. For a survey, only ``server_fingerprint`` of the policy is
-    checked: nothing is trained, and the silo checks its answer before sending.
-
-    Raises:
-        RecipeError: with every mistake of that file.
+    recipe's. For a survey, only ``server_fingerprint`` of the policy is checked: nothing is trained, and the silo
+    checks its answer before sending. Raise RecipeError with every mistake of the file.
     """
-    if not 1 <= rank <= recipe.train.client_num_in_total:
-        raise RecipeError(
-            [f"--rank {rank}: out of range; allowed: 1 to {recipe.train.client_num_in_total}, one per silo"]
-        )
+    silos = recipe.train.client_num_in_total
+    if not 1 <= rank <= silos:
+        raise RecipeError([f"--rank {rank}: out of range; allowed: 1 to {silos}, one per silo"])
     if not recipe.own_data:
         return recipe
     path = Path(recipe.client_specific.data_silo_config[rank - 1])
@@ -105,17 +86,11 @@ def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
 
 
 def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> str:
-    """Check a recipe, or check a silo's own file with each recipe in the same folder that names the file.
-
-    ``host``: as in :func:`.compatibility.hosted`.
-
-    Returns:
-        ``ok``. If the file is not a recipe, its kind follows. With summed silos, the accuracy that the server sees
-        follows.
+    """Check a recipe, or a silo's own file with each of its recipes; return ``ok``, and remarks.
 
     Raises:
         RecipeError: with every mistake of the file, or of the recipe that names it.
-        LabelSkewError: the recipe cannot run with this host.
+        LabelSkewError: the recipe cannot run with ``host``, see :func:`.compatibility.hosted`.
     """
     text = read_text(path)
     if not _silos_own(_content(text)):
@@ -139,14 +114,14 @@ def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) ->
 
 
 def refuse_launch_job(path: Path, content: object) -> None:
-    """Raise RecipeError if a file's content is a job for ``fedml launch``."""
+    """Raise RecipeError for a job of ``fedml launch``."""
     if isinstance(content, dict) and LAUNCH_JOB & content.keys() and "method_args" not in content:
         job = shown(path)
         raise RecipeError([f"{job}: a job of FedML's launcher, not a recipe; to start it: fedml launch {job}"])
 
 
 def _silos_own(content: object) -> bool:
-    """Whether a file's content looks like a silo's own file: only sections of :data:`SILO`, and no method."""
+    """Whether a content has only sections of :data:`SILO` without a method."""
     if not isinstance(content, dict) or not content or not content.keys() <= SILO.keys():
         return False
     method = content.get("method_args")
@@ -154,29 +129,22 @@ def _silos_own(content: object) -> bool:
 
 
 def _content(text: str) -> Any:
-    """Content of a YAML text; None for invalid YAML, which is reported elsewhere."""
-    try:
+    with contextlib.suppress(yaml.YamlError):
         return yaml.read(text)[0]
-    except yaml.YamlError:
-        return None
+    return None
 
 
 def homes(path: Path) -> list[tuple[Path, int]]:
-    """Recipes that name a silo's own file, in the folder of the file, each with the silo's rank, from 1."""
-    return [(recipe, rank) for recipe in sorted(path.parent.glob("*.y*ml")) if (rank := _rank(path, recipe))]
-
-
-def _rank(path: Path, recipe: Path) -> int:
-    """The rank, from 1, of the silo with the file ``path`` in ``recipe``; 0 if there is no such silo."""
-    with contextlib.suppress(RecipeError, KeyError, TypeError, ValueError):  # not a recipe, or without this file
-        files = _content(read_text(recipe))["client_specific_args"]["data_silo_config"]
-        return int(absolute(files, recipe.parent).index(os.path.abspath(path))) + 1
-    return 0
+    """Recipes in the same folder that name a silo's own file, and the silo's rank, from 1."""
+    found: list[tuple[Path, int]] = []
+    for recipe in sorted(path.parent.glob("*.y*ml")):
+        with contextlib.suppress(RecipeError, KeyError, TypeError, ValueError):  # not a recipe, or without this file
+            files = _content(read_text(recipe))["client_specific_args"]["data_silo_config"]
+            found.append((recipe, absolute(files, recipe.parent).index(os.path.abspath(path)) + 1))
+    return found
 
 
 class _Check(Mistakes):
-    """Check of one recipe or one silo's own file, from text to plugins."""
-
     def recipe(self, text: str, overrides: Sequence[str], objects: Mapping[str, Any]) -> Recipe:
         raw = self._sections(text, PARTS, "a recipe")
         numbers = raw.pop(EXPECTED, ())
@@ -205,7 +173,7 @@ class _Check(Mistakes):
         self.end()
         args["train"] = train.model_copy(update={"client_num_per_round": train.clients_per_round})
         whole = Recipe(name=self.path.stem, path=self.path, expected=numbers, objects=objects, **args, **made)
-        self._privacy(whole)
+        self._refuse(privacy.refused(whole))
         return whole
 
     def silo(self, text: str, base: Recipe, *, survey: bool = False) -> Recipe:
@@ -215,31 +183,26 @@ class _Check(Mistakes):
         self._conflicts(made, changes.get("method", base.method), base.optimizer)
         self.end()
         whole = base.dataset.params if type(base.dataset) is type(made.dataset) else None
-        for place, line in column_conflicts(made.dataset.params, whole):
-            self.say(place, line)
-        self.end()
+        self._refuse(column_conflicts(made.dataset.params, whole))
         for key, value in made.normalisation.items():
-            if not self.lines and base.normalisation[key] != value:
-                of_all = base.normalisation[key]
+            if (of_all := base.normalisation[key]) != value:
                 of_recipe = f"that of {base.data.dataset}" if of_all is None else show(of_all)
-                what = f"{show(value)} here but {of_recipe} in the recipe; all silos share one normalisation"
-                self.say(f"data_args.{key}", f"{what}: set mean and std in the recipe to numbers, imagenet or data")
-        self.end()
-        for key, line in policy.refused(made.policy, made) if made.policy is not None else ():
-            if not survey or key == "server_fingerprint":
-                self.say(f"{POLICY}.{key}", line)
-        self.end()
+                problem = f"{show(value)} here but {of_recipe} in the recipe; all silos share one normalisation"
+                self.say(f"data_args.{key}", f"{problem}: set mean and std in the recipe to numbers, imagenet or data")
+                self.end()
+        refused = policy.refused(made.policy, made) if made.policy is not None else ()
+        self._refuse((f"{POLICY}.{key}", line) for key, line in refused if not survey or key == "server_fingerprint")
         if not survey:
-            self._privacy(made)
+            self._refuse(privacy.refused(made))
         return made
 
-    def _privacy(self, recipe: Recipe) -> None:
-        for key, line in privacy.refused(recipe):
-            self.say(key, line)
+    def _refuse(self, lines: Iterable[tuple[str, str]]) -> None:
+        for place, line in lines:
+            self.say(place, line)
         self.end()
 
     def changes(self, text: str, base: Recipe | None = None) -> dict[str, Any]:
-        """Changes of a silo's own file, by the recipe's attributes; None for invalid ones."""
+        """Changes of a silo's own file, by attributes of :class:`.Recipe`; None for invalid ones."""
         resolved = {} if base is None else base.resolved()
         changes: dict[str, Any] = {}
         for section, keys in self._sections(text, tuple(SILO), "a silo's file").items():
@@ -257,15 +220,16 @@ class _Check(Mistakes):
 
     def _expected(self, raw: object) -> tuple[Expected, ...]:
         form = f"a mapping with {', '.join(keys_of(Expected))}, or a list of them"
-        numbers: list[Expected | None] = []
-        for number, item in enumerate(raw if isinstance(raw, list) else [raw], 1):
-            place = f"{EXPECTED}[{number}]" if isinstance(raw, list) else EXPECTED
+        numbers: list[Expected] = []
+        for i, item in enumerate(raw if isinstance(raw, list) else [raw], 1):
+            place = f"{EXPECTED}[{i}]" if isinstance(raw, list) else EXPECTED
             if not isinstance(item, dict):
                 self.say(place, f"{show(item)} is not a mapping of keys to values; allowed: {form}")
                 continue
             self.unknown_keys(place, item, [*keys_of(Expected)])
-            numbers.append(self.validated(place, Expected, item))
-        return tuple(number for number in numbers if number is not None)
+            if (number := self.validated(place, Expected, item)) is not None:
+                numbers.append(number)
+        return tuple(numbers)
 
     def _policy(self, raw: dict[str, Any]) -> Policy | None:
         args = self._plain(POLICY, Policy, raw)
@@ -273,13 +237,13 @@ class _Check(Mistakes):
             plugins.known("methods", name, f"{POLICY}.methods", self)
         return args
 
-    def _sections(self, text: str, allowed: Sequence[str], what: str) -> dict[str, Any]:
+    def _sections(self, text: str, allowed: Sequence[str], kind: str) -> dict[str, Any]:
         try:
             content, duplicates = yaml.read(text)
         except yaml.YamlError as error:
             raise RecipeError([f"{shown(self.path)}: {error}"]) from None
         if content is None:
-            raise RecipeError([f"{shown(self.path)}: empty; {what} has the sections {', '.join(allowed)}"])
+            raise RecipeError([f"{shown(self.path)}: empty; {kind} has the sections {', '.join(allowed)}"])
         if not isinstance(content, dict):
             raise RecipeError([f"{shown(self.path)}: {show(content)} is not a mapping of sections to keys"])
         refuse_launch_job(self.path, content)
@@ -301,7 +265,7 @@ class _Check(Mistakes):
         return raw
 
     def _override(self, raw: dict[str, dict[str, Any]], overrides: Sequence[str]) -> None:
-        # plugin choices first: they drop parameters of the file's plugin, but not those of other overrides
+        # plugin choices first: they drop parameters of the file, but not those of other overrides
         choosers = {f"{section}.{model.key}" for section, model in PLUGGED.items()}
         for override in sorted(overrides, key=lambda text: text.partition("=")[0].strip() not in choosers):
             place, equals, text = override.partition("=")
@@ -347,7 +311,7 @@ class _Check(Mistakes):
         keys: Sequence[str] | None = None,
         base: Mapping[str, Any] | None = None,
     ) -> ModelT | None:
-        """Validate a section's ``keys`` (default: all) on top of ``base``, and make the section's paths absolute."""
+        """Validate a section's ``keys`` on top of ``base``, and make paths absolute."""
         known = keys or [*keys_of(model)]
         if model is TrackingArgs:
             for key in [key for key in raw if key in HOSTS_TRACKING]:

@@ -1,4 +1,4 @@
-"""A recipe's plugins: looked up by a section's name and parameters, or given as Python objects."""
+"""A recipe's plugins, by name and parameters, or given as Python objects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OBJECT_SECTIONS = {
     "method": "method_args",
     "partition": "partition_args",
 }
-"""For each argument of :func:`from_objects`, the section whose plugin it replaces."""
+"""Arguments of :func:`from_objects`, and the sections of the plugins that they replace."""
 
 
 def names(kind: catalog.Kind) -> list[str]:
@@ -36,7 +36,7 @@ def names(kind: catalog.Kind) -> list[str]:
 
 
 def known(kind: catalog.Kind, name: str, place: str, mistakes: Mistakes) -> bool:
-    """Whether a plugin has that name; if not, add a mistake."""
+    """Whether a plugin has that name; otherwise add a mistake."""
     if name in names(kind):
         return True
     mistakes.say(place, "; ".join([unknown(name, names(kind)), *catalog.misplaced(kind, name)]))
@@ -46,18 +46,16 @@ def known(kind: catalog.Kind, name: str, place: str, mistakes: Mistakes) -> bool
 def chosen(
     section: str, model: type[PluginArgs], raw: Mapping[str, Any], mistakes: Mistakes, *, instead: Any = None
 ) -> tuple[PluginArgs | None, Any]:
-    """The section's common keys, and the plugin object that it chooses; None for invalid ones.
-
-    ``instead``: an object that replaces the plugin that the section names.
-    """
+    """The section's common keys, and its plugin, or ``instead``; None for invalid ones."""
     common, place = keys_of(model), f"{section}.{model.key}"
     if instead is not None:
         known_keys = {key: value for key, value in raw.items() if key in common}
-        return mistakes.validated(section, model, known_keys | {model.key: object_name(instead)}), instead
+        name = clean(getattr(instead, "name", type(instead).__name__), 80)
+        return mistakes.validated(section, model, known_keys | {model.key: name}), instead
     if model.key not in raw and model.model_fields[model.key].is_required():
         near = closest(model.key, [key for key in raw if key not in common])
-        instead = f"; found instead: {near[0]}" if near else ""
-        mistakes.say(place, f"missing; allowed: {', '.join(names(model.kind))}{instead}")
+        found = f"; found instead: {near[0]}" if near else ""
+        mistakes.say(place, f"missing; allowed: {', '.join(names(model.kind))}{found}")
     args = mistakes.validated(section, model, raw)
     if isinstance(args, MethodArgs) and combined.SIGN in args.method:
         return args, _combination(section, args.method.split(combined.SIGN), raw, mistakes)
@@ -77,7 +75,7 @@ def chosen(
         keys = keys_of(plugin.Params)  # may repeat common keys
         params = {key: value for key, value in raw.items() if key not in common or key in keys}
         return args, _made(section, plugin, params, [*common, *keys], mistakes)
-    except Exception as error:  # third-party code: report it as one mistake, and check the rest
+    except Exception as error:  # third-party code
         mistakes.say(place, f"'{name}' fails: {failure(error)}")
         return args, None
 
@@ -88,19 +86,15 @@ def _made(place: str, plugin: Any, raw: Mapping[str, Any], keys: Sequence[str], 
     params = mistakes.validated(place, plugin.Params, raw)
     if params is None or any(key == place or key.startswith(f"{place}.") for key in mistakes.wrong):
         return None
-    paths = {
-        key: getattr(params, key) for key, field in plugin.Params.model_fields.items() if IS_PATH in field.metadata
-    }
     update = {
         key: absolute(path, mistakes.folder(f"{place}.{key}"))
-        for key, path in paths.items()
-        if path not in (AUTO, NONE)
+        for key, field in plugin.Params.model_fields.items()
+        if IS_PATH in field.metadata and (path := getattr(params, key)) not in (AUTO, NONE)
     }
     return checked(plugin(params.model_copy(update=update) if update else params))
 
 
 def _combination(section: str, parts: Sequence[str], raw: Mapping[str, Any], mistakes: Mistakes) -> Method | None:
-    """A combination of methods, each with the parameters under its own name."""
     place, common = f"{section}.method", keys_of(MethodArgs)
     for name in dict.fromkeys(parts):
         if known("methods", name, place, mistakes) and parts.count(name) > 1:
@@ -151,7 +145,7 @@ def trackers(place: str, raw: Sequence[Any], mistakes: Mistakes) -> list[dict[st
 
 
 def of_silo(place: str, method: Method, raw: Any, mistakes: Mistakes) -> Method | None:
-    """``method`` with a silo's own choices; in a combination, each part's choices are under its name."""
+    """``method`` with a silo's own choices."""
     parts = method.parts if isinstance(method, combined.Combined) else {}
     choices = [name for name, part in parts.items() if part.silo_choices] or method.silo_choices
     if not isinstance(raw, dict):
@@ -180,12 +174,12 @@ def from_objects(
     method: Method | None = None,
     partition: Sequence[Sequence[int]] | Partitioner | None = None,
 ) -> dict[str, Any]:
-    """Turn objects into plugins; return each under the recipe's section whose plugin it replaces.
+    """Turn objects into plugins, by section.
 
     Args:
         model: a module that returns logits from a Linear layer, see :class:`.ModuleNetwork`; it is copied, not changed.
         dataset: see :func:`.data.given.given_data`.
-        method: an object of :class:`fl_labelskew_registry.Method`.
+        method: the method.
         partition: indices of each client's training samples.
 
     Raises:
@@ -199,23 +193,20 @@ def from_objects(
         if not isinstance(partition, Sequence | np.ndarray) or isinstance(partition, str):
             raise LabelSkewError(f"partition: {clean(partition)!r} is not a list; give a list of indices per client")
         partition = GivenPartition(partition)
-    given = {"model": model, "dataset": dataset, "method": method, "partition": partition}
-    kinds = {"model": Network, "dataset": Dataset, "method": Method, "partition": Partitioner}
-    for name, plugin in given.items():
-        if plugin is not None and not isinstance(plugin, kinds[name]):
-            what = "an nn.Module, or name a function in model_args.model of the recipe"
-            what = what if name == "model" else "an object of fl_labelskew_registry.Method"
-            raise LabelSkewError(f"{name}: {clean(plugin)!r} is a {type(plugin).__name__}; give {what}")
-        if plugin is not None and plugin.params is None:  # a class without parameters
+    for name, value, kind, use in (
+        ("model", model, Network, "an nn.Module, or name a function in model_args.model of the recipe"),
+        ("method", method, Method, "an object of fl_labelskew_registry.Method"),
+    ):
+        if not isinstance(value, kind | None):
+            raise LabelSkewError(f"{name}: {clean(value)!r} is a {type(value).__name__}; give {use}")
+    given: dict[str, Any] = {"model": model, "dataset": dataset, "method": method, "partition": partition}
+    made = {OBJECT_SECTIONS[name]: checked(plugin) for name, plugin in given.items() if plugin is not None}
+    for plugin in made.values():
+        if plugin.params is None:  # a class without parameters
             plugin.params = Params()
-    return {OBJECT_SECTIONS[name]: checked(plugin) for name, plugin in given.items() if plugin is not None}
-
-
-def object_name(plugin: Any) -> str:
-    """Name of an object in a recipe: its own, or that of its class."""
-    return clean(getattr(plugin, "name", type(plugin).__name__), 80)
+    return made
 
 
 def object_description(plugin: Any) -> str:
-    """Description that identifies an object in a run's record; resuming requires the same."""
+    """Description of an object; resuming requires the same."""
     return clean(getattr(plugin, "description", f"{type(plugin).__name__}({plugin.params!s})"), 1000)

@@ -1,7 +1,4 @@
-"""Checks of a recipe against a silo's policy, the section ``policy`` of its own file, before a run.
-
-:mod:`fl_labelskew_plugins.runtimes.silo.guard` checks the server's requests during the run.
-"""
+"""Checks of a recipe against a silo's policy before a run; :mod:`.runtimes.silo.guard` checks during the run."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ IN_HELLO = (
 
 
 def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Violations of a policy by a recipe as this silo would run it: the policy's key, and the error message."""
+    """Violations of a policy by a recipe as this silo would run it: key of the policy, and error message."""
     for name in recipe.method_name.split("+"):
         if policy.methods is not None and name not in policy.methods:
             yield _line(policy, "methods", f"method_args.method {name}")
@@ -43,12 +40,12 @@ def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
     if policy.require_secure_aggregation and not recipe.comm.secure_aggregation:
         yield _line(policy, "require_secure_aggregation", "comm_args.secure_aggregation false")
     leaving = list(sent(recipe))
-    for kind, what in leaving:
+    for kind, cause in leaving:
         if policy.send is not None and kind not in policy.send:
-            yield _line(policy, "send", f"{kind}: {what}")
+            yield _line(policy, "send", f"{kind}: {cause}")
     for name in [name for name, least in policy.noise_at_least or () if least is not None]:
         (least, wanted), key = policy.least_noise(name), f"noise_at_least.{name}"
-        if (strength := _noise(recipe, name, [what for kind, what in leaving if kind == "counts"])) < least:
+        if (strength := _noise(recipe, name, [cause for kind, cause in leaving if kind == "counts"])) < least:
             yield key, f"{least:g} does not allow noise of {strength:g}; set more noise, or change this policy"
         elif wanted and (others := _kinds(recipe, name) - {wanted}):
             yield key, f"{wanted} does not allow {', '.join(others)} noise; set that kind, or change this policy"
@@ -60,7 +57,7 @@ def _line(policy: Policy, key: str, demand: str) -> tuple[str, str]:
 
 
 def sent(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Kinds of data that leave a silo, each with the cause in the recipe."""
+    """Kinds of data that leave a silo, and the causes in the recipe."""
     yield "weights", "every upload"
     if recipe.comm.send_measures:
         yield "measures", "comm_args.send_measures true"
@@ -81,7 +78,7 @@ def sent(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _noise(recipe: Recipe, name: str, counts: list[str]) -> float:
-    """Strength of one kind of noise, 0 without; infinite if there is nothing to protect."""
+    """Strength of one kind of noise; infinite if there is nothing to protect."""
     if name in ("dp", "noise_multiplier"):
         return host_noise(recipe) if name == "dp" else recipe.privacy.noise_multiplier or 0.0
     parts = methods(recipe)
@@ -89,7 +86,7 @@ def _noise(recipe: Recipe, name: str, counts: list[str]) -> float:
     if name == "upload_sigma":
         return max(strengths)
     # only counts of an opening may have noise; counts in uploads or HELLO are exact
-    exact = [what for what in counts if OPENING not in what]
+    exact = [cause for cause in counts if OPENING not in cause]
     opens = [method.uses("opening") and "counts" in method.sends.values() for method in parts]
     return 0.0 if exact else min(itertools.compress(strengths, opens), default=math.inf)
 

@@ -1,4 +1,4 @@
-"""Differential privacy of a recipe: the noise on data that leaves a client, and the limits of a budget."""
+"""Differential privacy: the noise on data that leave a client, and the limits of a budget."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Noise:
 
     Args:
         on: the protected data, such as ``counts``.
-        kind: distribution; ``discrete``: discrete Gaussian, of all clients of a sum together; ``none``: no noise.
+        kind: distribution; ``discrete``: discrete Gaussian, of all clients of a sum together.
         silo: standard deviation, or scale of a Laplace distribution, divided by the largest change of the data if all
             samples of a silo are replaced; 0: no bound.
-        claim: the same if one sample is replaced, see ``PrivacyArgs``.
+        claim: the same if one sample is replaced.
     """
 
     on: str
@@ -34,14 +34,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Leaving:
-    """Data that leave a client, with their noise.
-
-    Args:
-        hello: in the first message of a silo.
-        opening: in the opening exchange.
-        upload: in each upload.
-        test: in the result of each test of the global model.
-    """
+    """Data that leave a client, by message (``hello``: a silo's first), with their noise."""
 
     hello: list[Noise]
     opening: list[Noise]
@@ -55,31 +48,26 @@ class Leaving:
 
 
 def leaving(recipe: Recipe, samples: int, least: int) -> Leaving:
-    """The data that leave a client, with their noise.
+    """The data that leave a client with ``samples``; ``least``: of the smallest client, ``m`` in FedRS's appendix B.
 
-    Numbers of samples, and values that follow from them, such as numbers of steps, are assumed to be public.
-
-    Args:
-        recipe: as this client runs it.
-        samples: training samples of the client.
-        least: training samples of the smallest client, appendix B's ``m``.
+    Numbers of samples and of steps are assumed to be public.
     """
     hello, opening, upload, test = [], [], [], []
-    for kind, what in sent(recipe):
+    for kind, cause in sent(recipe):
         if kind == "weights":
             upload.append(_on_weights(recipe, least))
-        elif OPENING in what:
-            opening.append(on_counts(*count_noise(recipe), samples) if kind == "counts" else Noise(what))
-        elif what in IN_HELLO and not recipe.comm.secure_aggregation:  # then these are parts of each sum
-            hello.append(Noise(what))
+        elif OPENING in cause:
+            opening.append(on_counts(*count_noise(recipe), samples) if kind == "counts" else Noise(cause))
+        elif cause in IN_HELLO and not recipe.comm.secure_aggregation:  # then these are parts of each sum
+            hello.append(Noise(cause))
         else:
-            upload.append(Noise(what))
-            test += [Noise(what)] * (kind == "measures")
+            upload.append(Noise(cause))
+            test += [Noise(cause)] * (kind == "measures")
     return Leaving(hello, opening, upload, test)
 
 
 def on_counts(scale: float, kind: NoiseKind, samples: int) -> Noise:
-    """Noise of this scale on each class count of a client with ``samples`` samples.
+    """Noise on each class count of a client with ``samples`` samples ``N``.
 
     Replacing one sample moves two counts by one. Replacing all moves the counts by at most ``2 N`` in L1 and
     ``sqrt(2) N`` in L2 norm, since their sum is fixed.
@@ -91,7 +79,7 @@ def on_counts(scale: float, kind: NoiseKind, samples: int) -> Noise:
 
 
 def _on_weights(recipe: Recipe, least: int) -> Noise:
-    """Noise on an upload: of a sum, of FedRS, of FedML, or of the last two; other methods' protection is unknown."""
+    """Noise on an upload: of a sum, of FedRS, of FedML, or of both."""
     if (multiplier := recipe.privacy.noise_multiplier) is not None:
         return Noise("weights", "discrete", multiplier / 2, multiplier * least / 2)
     params = [method.params for method in methods(recipe)]
@@ -108,7 +96,7 @@ def _on_weights(recipe: Recipe, least: int) -> Noise:
 
 
 def reported_accuracy(recipe: Recipe) -> str:
-    """Log message about the silos' accuracies that a server with only sums gets, and where the others are."""
+    """Log message about the silos' accuracies that a server with only sums gets."""
     if not recipe.validation.per_client:
         return "silos' accuracy: not tested; use validation_args.per_client: true"
     pooled = "the server gets one accuracy, over all silos with send_measures"
@@ -117,7 +105,7 @@ def reported_accuracy(recipe: Recipe) -> str:
 
 
 def count_noise(recipe: Recipe) -> tuple[float, Any]:
-    """Scale, 0 without, and kind of a method's noise on class counts."""
+    """Scale (0: none) and kind of a method's noise on class counts."""
     for method in methods(recipe):
         if scale := float(getattr(method.params, "count_noise", 0.0)):
             return scale, getattr(method.params, "count_noise_type", "laplace")
@@ -125,7 +113,7 @@ def count_noise(recipe: Recipe) -> tuple[float, Any]:
 
 
 def refused(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Data that a budget cannot bound: the recipe's key, and the error message."""
+    """Data that a budget cannot bound: key of the recipe, and error message."""
     budget, level, multiplier = recipe.privacy.budget, recipe.privacy.level, recipe.privacy.noise_multiplier
     parts = leaving(recipe, 1, 1)
     if multiplier is not None:

@@ -1,4 +1,4 @@
-"""The recipe of a reference run (``train_args.reference``): plain training without the federation's methods."""
+"""The recipe of a reference run (``train_args.reference``)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.sections import TrainArgs
 
 KEPT = ("common_args", "data_args", "partition_args", "model_args", "validation_args", "device_args", "tracking_args")
-"""Sections that apply to a reference run, too."""
+"""Sections that apply to a reference run."""
 OF_SERVER = ("federated_optimizer", "optimizer_source", "proxy_aggregation", "proxy_smoothing")
 
 
 def plain(recipe: Recipe) -> str:
-    """The recipe as YAML text, with ``fedavg``, FedAvg and one process, and without noise and diagnostics.
-
-    Raises:
-        LabelSkewError: the data are at the silos.
-    """
+    """The recipe as YAML text, with FedAvg in one process. Raise LabelSkewError if the data are at the silos."""
     if recipe.own_data:
-        what = "needs all data in one place, but client_specific_args.data_silo_config names the silos' own data"
-        raise mistake("train_args.reference", f"{recipe.train.reference} {what}", "a recipe with a partition")
+        problem = "needs all data in one place, but client_specific_args.data_silo_config names the silos' own data"
+        raise mistake("train_args.reference", f"{recipe.train.reference} {problem}", "a recipe with a partition")
     everything = recipe.resolved()
     content = {section: dict(everything[section]) for section in KEPT}
     known = keys_of(TrainArgs).keys() - {*OF_SERVER}

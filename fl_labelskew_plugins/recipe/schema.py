@@ -15,7 +15,7 @@ from fl_labelskew_plugins.recipe.sections import Expected, MethodArgs, ModelArgs
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of a recipe and of a silo's own file; of a plugin that cannot be imported, only the name."""
+    """JSON Schema of a recipe and of a silo's own file; without parameters of plugins that cannot be imported."""
     defs: dict[str, Any] = {}
     sections = {section: _section_schema(section, defs) for section in SECTIONS}
     one = _model_schema(Expected, EXPECTED, defs)
@@ -36,8 +36,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _silo_schema(section: str, keys: Sequence[str] | None, defs: dict[str, Any]) -> dict[str, Any]:
-    """Schema of a section in a silo's own file; a method's parameters for silos depend on the recipe's method."""
-    if section == "method_args":
+    if section == "method_args":  # depends on the recipe's method
         return {"type": "object"}
     if section == POLICY:
         return _model_schema(Policy, POLICY, defs)
@@ -73,7 +72,6 @@ def _section_schema(section: str, defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trackers_schema(section: str, defs: dict[str, Any]) -> dict[str, Any]:
-    """Schema of a name, or of a name with its parameters; of a tracker that cannot be imported, only the name."""
     one: dict[str, Any] = {name: {"type": "object"} for name in plugins.names("trackers")}
     for name in one:
         with contextlib.suppress(PluginError):
@@ -83,7 +81,7 @@ def _trackers_schema(section: str, defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _combination_schema(key: dict[str, Any], section: str) -> dict[str, Any]:
-    """Let the key be one name or several; return the schema of the parameters of each of several methods."""
+    """Let the key be one name or several; return the schema of several methods' parameters."""
     names = plugins.names("methods")
     several = {"anyOf": [{"type": "array"}, {"type": "string", "pattern": r"\+"}]}
     a_list = {"type": "array", "items": {"enum": names}, "minItems": 2}

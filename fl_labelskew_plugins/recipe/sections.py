@@ -1,8 +1,7 @@
 """Sections and keys of recipes and of silos' files: FedML's names, plus our own.
 
-Each section is a frozen pydantic model. Sections that choose a plugin (``data_args``, ``partition_args``,
-``model_args``, ``train_args``, ``method_args``) contain only the keys common to all plugins of that kind; the other
-keys belong to the plugin's ``Params``.
+A section that chooses a plugin contains only the keys common to all plugins of that kind; the other keys belong to the
+plugin's ``Params``.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 AboveZero = Annotated[float, Field(ge=1 / LARGEST, le=LARGEST)]
 Statistics = Literal["imagenet", "data"]
 Level = Literal["silo", "claim"]
-MOST_NUMBERS = 10**8
-"""Maximum of numbers in one sample."""
+MOST_NUMBERS = 10**8  # per sample
 MOST_CLASSES = 10**6
 
 DiagnosticName = Literal[
@@ -48,28 +46,22 @@ DiagnosticName = Literal[
     "proxy_gradients",
     "tsne",
 ]
-"""Names for ``tracking_args.diagnostics``; :data:`fl_labelskew_plugins.diagnostics.watch.KINDS` has their classes."""
+"""Names for ``tracking_args.diagnostics``."""
 
 IN_TRAINING: tuple[DiagnosticName, ...] = ("deviation_bound", "intra_loss", "observed_probability", "proxy_gradients")
-"""Diagnostics of local training; they need training in the run's own process."""
-
-OUTSIDE_TRAINING: tuple[DiagnosticName, ...] = tuple(
-    name for name in get_args(DiagnosticName) if name not in IN_TRAINING
-)
+"""Diagnostics of local training in the run's own process."""
+OUTSIDE_TRAINING: list[DiagnosticName] = [name for name in get_args(DiagnosticName) if name not in IN_TRAINING]
 """Diagnostics of uploads and global models."""
-
-OF_UPLOADS: tuple[DiagnosticName, ...] = (*("class_accuracy", "client_drift", "features_2d", "feature_sphere", "tsne"),)
+OF_UPLOADS = ("class_accuracy", "client_drift", "features_2d", "feature_sphere", "tsne")
 """Diagnostics that treat a client's upload as its trained model."""
 
 
 class PluginArgs(Params):
     """A section that chooses a plugin, with the keys common to all plugins of the kind."""
 
-    key: ClassVar[str]
-    """Key with the plugin's name."""
+    key: ClassVar[str]  # with the plugin's name
     kind: ClassVar[catalog.Kind]
-    attribute: ClassVar[str]
-    """The plugin's attribute in a :class:`~fl_labelskew_plugins.recipe.model.Recipe`."""
+    attribute: ClassVar[str]  # of a Recipe
 
 
 class CommonArgs(Params):
@@ -162,7 +154,7 @@ def is_code(name: object) -> bool:
 
 
 def code_at(name: Any, folder: Path) -> Any:
-    """Resolve the path in ``FILE.py:FUNCTION`` from ``folder``; return any other name unchanged."""
+    """``FILE.py:FUNCTION`` with an absolute path, from ``folder``; any other name unchanged."""
     file, _, function = str(name).rpartition(":")
     return f"{absolute(file, folder)}:{function}" if is_code(name) and file.endswith(".py") else name
 
@@ -287,7 +279,7 @@ class DeviceArgs(Params):
 
 
 LEAST_SUMMED = 3
-"""Minimum of clients in a secure sum; a sum of fewer reveals too much about each."""
+"""Minimum of clients in a secure sum, to protect each of them."""
 
 
 def to_the_end(clients: int) -> int:
@@ -400,11 +392,6 @@ class CommArgs(Params):
         """Whether a simulation's processes communicate over MPI."""
         return self.backend == "MPI"
 
-    def quorum(self, clients_per_round: int) -> int:
-        """Minimum of uploads per round; with secure aggregation at least :data:`LEAST_SUMMED`."""
-        least = min(2, clients_per_round) if self.min_clients is None else self.min_clients
-        return max(least, LEAST_SUMMED) if self.secure_aggregation else least
-
     @field_validator("server_address", "listen_address")
     @classmethod
     def _is_an_address(cls, value: str | None) -> str | None:
@@ -493,20 +480,23 @@ class TrackingArgs(Params):
     @field_validator("trackers", mode="before")
     @classmethod
     def _is_a_list(cls, value: object) -> object:
-        if not isinstance(value, list):  # the value is not shown: a parameter may contain a secret
+        if not isinstance(value, list):  # do not show the value: a parameter may contain a secret
             raise ValueError("must be a list; allowed: a list of names, such as [csv]")
         return value
 
 
-_WANDB = "is a key of FedML; use trackers: [{{wandb: {{{}: ...}}}}]"
+WANDB = {
+    "wandb_project": "project",
+    "wandb_entity": "entity",
+    "wandb_name": "name",
+    "run_name": "name",
+    "wandb_group_id": "group",
+}
+"""FedML's keys, and the parameters of the tracker wandb that replace them."""
 HOSTS_TRACKING = {
     "enable_wandb": "is a key of FedML; use trackers: [wandb], which sends nothing, or [{wandb: {mode: online}}]",
     "wandb_key": "is a key of FedML; use the environment variable WANDB_API_KEY, since recipes must not contain keys",
-    "wandb_project": _WANDB.format("project"),
-    "wandb_entity": _WANDB.format("entity"),
-    "wandb_name": _WANDB.format("name"),
-    "run_name": _WANDB.format("name"),
-    "wandb_group_id": _WANDB.format("group"),
+    **{key: f"is a key of FedML; use trackers: [{{wandb: {{{name}: ...}}}}]" for key, name in WANDB.items()},
     "wandb_only_server": "is a key of FedML; remove this key: only the server's process has trackers",
     "enable_tracking": "is a setting of FedML's platform; remove this key",
     "log_file_dir": "is a setting of FedML's platform; remove this key: results are in run_dir",
@@ -514,8 +504,8 @@ HOSTS_TRACKING = {
 """FedML's keys of ``tracking_args``, and their replacements."""
 
 
-# FedML 0.9.6 accepts these names but ignores them or cannot run them. To accept them silently would mislead users.
-DEAD: dict[str, str] = {
+# FedML 0.9.6 accepts these names, but ignores them or cannot run them.
+UNSUPPORTED: dict[str, str] = {
     "dlg": "FedML 0.9.6 attacks only its own LeNet, resnet20 and resnet56",
     "weak_dp": "FedML 0.9.6 never calls it, so it would not defend anything",
     "robust_learning_rate": "FedML 0.9.6 never calls it, so it would not defend anything",
@@ -532,8 +522,8 @@ class HostArgs(Params):
     @field_validator("attack_type", "defense_type", "dp_solution_type", mode="before", check_fields=False)
     @classmethod
     def _works_in_the_host(cls, value: object) -> object:
-        if isinstance(value, str) and value in DEAD:
-            raise ValueError(f"'{value}' does not work in FedML: {DEAD[value]}")
+        if isinstance(value, str) and value in UNSUPPORTED:
+            raise ValueError(f"'{value}' does not work in FedML: {UNSUPPORTED[value]}")
         return value
 
     @model_serializer(mode="wrap")
@@ -605,9 +595,6 @@ NEEDS: dict[str, tuple[str, ...]] = {
 """Keys that FedML reads without a default, by type of attack, defence or differential privacy."""
 
 
-ExpectedMeasure = Literal["accuracy", "best_accuracy", "personalised_accuracy", "balanced_accuracy", "rounds_to"]
-
-
 class Expected(Params):
     """A paper's number to compare a recipe's runs with; it does not affect a run.
 
@@ -616,7 +603,9 @@ class Expected(Params):
     """
 
     value: float = Field(ge=0, description="the paper's number: per cent, or rounds with rounds_to")
-    measure: ExpectedMeasure = Field("accuracy", description="the quantity")
+    measure: Literal["accuracy", "best_accuracy", "personalised_accuracy", "balanced_accuracy", "rounds_to"] = Field(
+        "accuracy", description="the quantity"
+    )
     target: float | None = Field(None, ge=0, le=100, description="rounds_to: the accuracy to reach, in per cent")
     tolerance: float = Field(2.0, ge=0, description="largest difference that counts as reproduced, in the same unit")
     paper: str = Field(description="the paper")
@@ -631,8 +620,6 @@ class Expected(Params):
 
 ACCOUNT = "account.json"
 Sent = Literal["weights", "prototypes", "counts", "moments", "measures", "optimizer", "other"]
-
-
 Scale = Annotated[float, Field(gt=0)]
 
 

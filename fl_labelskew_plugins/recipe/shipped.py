@@ -17,19 +17,18 @@ if TYPE_CHECKING:
 
 COPY = "labelskew recipes cp {}"
 SCHEMA = "recipe.schema.json"
-"""File next to the recipes with the output of ``labelskew schema``, for editors."""
+"""File of the JSON Schema, next to the recipes."""
 MODELINE = "# yaml-language-server: $schema="
-"""Start of a recipe's first line, which gives editors the schema's path relative to the recipe's folder."""
-PAPERS = "papers"
-"""Folder of the papers' tables, next to the recipes' files."""
+"""Start of a recipe's first line, before the path of its schema."""
+PAPERS = "papers"  # folder
 
 
 @cache
-def folder(what: str = "recipes") -> Path:
-    """Folder of recipes, examples or sweeps: inside an installed package, or next to it in a checkout."""
+def folder(name: str = "recipes") -> Path:
+    """Folder of recipes, examples or sweeps, in an installed package or a checkout."""
     package = Path(__file__).parent.parent
-    inside = package / what
-    return inside if inside.is_dir() else package.parent / what
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name
 
 
 def files() -> dict[str, Path]:
@@ -45,11 +44,10 @@ def papers() -> dict[str, Path]:
 
 @cache
 def table(paper: str) -> RecipeTable:
-    """A paper's table, cached."""
+    """A paper's table."""
     from fl_labelskew_plugins.recipe import tables
 
-    path = papers()[paper]
-    return tables.read(path)
+    return tables.read(papers()[paper])
 
 
 def names() -> list[str]:
@@ -72,13 +70,10 @@ def contents(paper: str | None = None) -> dict[str, dict[str, Any]]:
 
 
 def named(name: str) -> str | None:
-    """Text of the recipe of this name; None without one.
+    """Text of the recipe of this name, if any. Raise MistakesError for an invalid table, or a missing row.
 
     A name is a file (``quickstart``), a row of a paper's table (``fedmr/table1_fmnist_p10c2``), or ``PATH/ROW`` for a
     row of the user's table ``PATH.yaml``.
-
-    Raises:
-        MistakesError: the table is invalid or has no such row.
     """
     place, _, row = name.rpartition("/")
     if (file := files().get(name)) is not None:
@@ -97,23 +92,17 @@ def named(name: str) -> str | None:
 
 
 def beside_schema(recipe: str) -> str:
-    """The text of a recipe, with a first line that refers to the schema in the same folder."""
+    """The text of a recipe that refers to the schema in the same folder."""
     return f"{MODELINE}{SCHEMA}\n{recipe.partition(chr(10))[2] if recipe.startswith(MODELINE) else recipe}"
 
 
 def text(path: str | Path) -> str | None:
-    """Text of the recipe that ``path`` names; None for the path of a file, or a path that can only be one.
-
-    A path in a checkout's ``recipes/``, present or past, also works as ``recipes/NAME.yaml``, with a warning that the
-    file does not exist.
-
-    Raises:
-        MistakesError: ``path`` can only be a name, but is unknown.
-    """
+    """Text of the recipe that ``path`` names; None for a path of a file. Raise MistakesError for an unknown name."""
     is_folder = os.path.isdir(path)
     if os.path.exists(path) and not is_folder:
         return None
     typed = Path(path).as_posix()
+    # recipes/NAME.yaml also works without a checkout
     name = typed.removeprefix("recipes/").removesuffix(".yaml") if typed.startswith("recipes/") else typed
     recipe = named(name)
     if recipe is not None and name != typed:
@@ -125,12 +114,11 @@ def text(path: str | Path) -> str | None:
 
 @cache
 def _warn_missing(path: str, name: str) -> None:
-    """Warn, once, that a recipe of the package replaces a missing file."""
     log.warn(f"{path} does not exist; using the package's recipe {name} (to copy it: {COPY.format(name)})")
 
 
 def hint(path: str | Path) -> str:
-    """Advice for the path of a missing file if the package has a recipe of that name; else empty."""
+    """Advice for the path of a missing file, if the package has a recipe of that name."""
     for name in (Path(path).as_posix().removesuffix(".yaml"), Path(path).stem):
         if name in files():
             return f"; the package has a recipe {name}: use only its name, or copy it: {COPY.format(name)}"

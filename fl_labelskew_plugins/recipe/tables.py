@@ -1,8 +1,4 @@
-"""Tables of experiments: YAML files in which every row is a complete recipe; docs/recipes.md describes the format.
-
-A recipe is merged from layers, the last one that has a key wins: :data:`COMMON`, the table's ``base``, the row's
-``data`` and ``split``, the column's method, and the row's ``set``, for all columns, and ``each``, for one.
-"""
+"""Tables of experiments: YAML files in which every row is a complete recipe; docs/recipes.md describes the format."""
 
 from __future__ import annotations
 
@@ -24,8 +20,7 @@ from fl_labelskew_plugins.recipe.model import EXPECTED, SECTIONS
 from fl_labelskew_plugins.recipe.sections import code_at
 
 RawSections = dict[str, dict[str, Any]]
-Keys = dict[str, Any]
-"""``section.key`` to value, as in ``--set``."""
+Keys = dict[str, Any]  # section.key to value
 
 COMMON: RawSections = {
     "common_args": {"training_type": "simulation", "random_seed": 0},
@@ -43,10 +38,9 @@ COMMON: RawSections = {
 """First layer of every row."""
 
 WITHOUT_STD = 2.0
-"""Tolerance in per cent if a paper prints no std: in these settings, seeds differ by as much."""
-
+"""Tolerance in per cent if a paper prints no std: seeds differ by as much."""
 NAME = re.compile(r"[A-Za-z0-9_-]+")
-"""Form of a recipe's name, which is also used for files and folders."""
+"""Form of a recipe's name, also for files and folders."""
 
 
 class _Strict(BaseModel):
@@ -116,7 +110,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class RecipeTable:
-    """A table read from ``path``; ``cells``: name of a recipe to its position."""
+    """A table read from ``path``; ``cells``: positions by recipe name."""
 
     path: Path
     page: TablePage
@@ -126,7 +120,7 @@ class RecipeTable:
         """Sections and expected numbers of one recipe."""
         cell, page = self.cells[name], self.page
         row = cell.row
-        content: dict[str, Any] = _merged(
+        content: dict[str, Any] = _merged(  # the last layer wins
             COMMON,
             page.base,
             page.data[row.data] if row.data else {},
@@ -143,12 +137,12 @@ class RecipeTable:
         return content
 
     def text(self, name: str, called: str) -> str:
-        """One recipe as the text of a file; ``called`` is the recipe's path in the command of the first line."""
+        """One recipe as the text of a file; ``called``: its path in the first line's command."""
         cell, page, content = self.cells[name], self.page, self.content(name)
         optimizer = content["train_args"]["federated_optimizer"]
         method = cell.column if optimizer == "FedAvg" else f"{content['method_args'].get('method')} with {optimizer}"
-        scene = ", ".join(filter(None, (cell.row.data, cell.row.split, method)))
-        title = f"{page.paper}, {cell.part.table.replace('Table', 'table')}: {scene}"
+        setting = ", ".join(filter(None, (cell.row.data, cell.row.split, method)))
+        title = f"{page.paper}, {cell.part.table.replace('Table', 'table')}: {setting}"
         comment = [
             f"fedml run {called}",
             f"{title}." if EXPECTED in content else f"{title}; no number is printed.",
@@ -164,11 +158,7 @@ def is_table(text: str) -> bool:
 
 
 def read(path: Path) -> RecipeTable:
-    """Read a table.
-
-    Raises:
-        MistakesError: with all mistakes of the table itself; recipes are checked when they are parsed.
-    """
+    """Read a table. Raise MistakesError with all of its mistakes, except those of its recipes."""
     try:
         content, wrong = yaml.read(yaml.text_of(path))
     except yaml.YamlError as error:
@@ -185,7 +175,7 @@ def read(path: Path) -> RecipeTable:
 
 
 def _cells(page: TablePage, wrong: list[str]) -> dict[str, Cell]:
-    """Name of each recipe to its position; mistakes are appended to ``wrong``."""
+    """Positions by recipe name; mistakes are appended to ``wrong``."""
     cells: dict[str, Cell] = {}
     for i, raw_part in enumerate(page.tables, 1):
         part, lines = mistakes.checked(TablePart, raw_part, f"tables, item {i}: ")
@@ -213,7 +203,6 @@ def _cells(page: TablePage, wrong: list[str]) -> dict[str, Cell]:
 
 
 def _unknown(page: TablePage) -> Iterator[str]:
-    """Error messages about unknown sections and an unknown default method."""
     layers = {"base": page.base}
     for kind in ("data", "splits", "methods"):
         layers |= {f"{kind}.{name}": sections for name, sections in getattr(page, kind).items()}
@@ -254,7 +243,6 @@ def _names(page: TablePage, part: TablePart, row: TableRow) -> list[str]:
 
 
 def _open(sections: RawSections) -> Iterator[str]:
-    """Names of the placeholders that a row fills in."""
     for keys in sections.values():
         for value in keys.values():
             if isinstance(value, str) and value.startswith("$"):
@@ -273,7 +261,6 @@ def _filled(sections: RawSections, args: Keys) -> RawSections:
 
 
 def _sections(keys: Keys) -> RawSections:
-    """Nest ``section.key`` to value into sections."""
     sections: RawSections = {}
     for key, value in keys.items():
         section, _, inner = key.partition(".")
@@ -282,7 +269,6 @@ def _sections(keys: Keys) -> RawSections:
 
 
 def _merged(*layers: RawSections) -> RawSections:
-    """Merge layers in a recipe's order; the last layer that has a key wins."""
     whole: RawSections = {}
     for layer in layers:
         for section, keys in layer.items():
@@ -304,7 +290,6 @@ def _expected(page: TablePage, cell: Cell) -> Iterator[dict[str, Any]]:
 
 
 def _make_absolute(content: RawSections, folder: Path) -> None:
-    """Make paths absolute, which are relative to the table's file."""
     for section, model in SECTIONS.items():
         keys = [key for key, field in model.model_fields.items() if IS_PATH in field.metadata]
         for key in set(keys) & content.get(section, {}).keys():

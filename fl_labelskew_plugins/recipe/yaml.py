@@ -1,7 +1,6 @@
 """YAML text to plain values and back: only mappings, lists, text, numbers, booleans and null.
 
-Errors cover what PyYAML accepts: repeated keys, unbounded alias expansion, tags that build objects. ``1e-5`` is a
-number, unlike in YAML 1.1.
+Unlike PyYAML, it refuses repeated keys, unbounded alias expansion, and tags that build objects.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from fl_labelskew_plugins.machine.text import clean
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
 MAX_DIGITS = 100
-"""Maximum of characters in a number."""
 
 _FLOAT = "tag:yaml.org,2002:float"
 _INT = "tag:yaml.org,2002:int"
@@ -42,7 +40,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-# Dates are text in recipes; only types on which loader and dumper agree survive a round trip.
+# Dates are text in recipes, for loader and dumper.
 for _tool in (_Loader, _Dumper):
     _tool.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in pairs if tag != _TIMESTAMP]
@@ -57,11 +55,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read(text: str) -> tuple[Any, list[str]]:
-    """The value of ``text``, and a message for each repeated key (the last one counts).
-
-    Raises:
-        YamlError: the text is not YAML, or contains other than plain values.
-    """
+    """The value of ``text``, and a message for each repeated key. Raise YamlError for other mistakes."""
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
@@ -79,11 +73,7 @@ def read(text: str) -> tuple[Any, list[str]]:
 
 
 def text_of(path: Path) -> str:
-    """Read a small text file.
-
-    Raises:
-        YamlError: the file is unreadable, too large or not UTF-8.
-    """
+    """Read a small text file. Raise YamlError if it is unreadable, too large or not UTF-8."""
     try:
         content = read_bytes(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -98,18 +88,15 @@ def text_of(path: Path) -> str:
 
 
 def write(value: Any) -> str:
-    """YAML text of plain values; mappings of scalars on one line if they fit."""
+    """YAML text of plain values."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
 
 
 def put(text: str, section: str, key: str, value: str) -> str:
-    """Set one key in the text; everything else, including comments, stays unchanged.
+    """Set one key in the text, without other changes. Raise YamlError if the section is missing.
 
     >>> put("data_args: {dataset: npz}  # mine", "data_args", "file", "a.npz")
     'data_args: {file: "a.npz", dataset: npz}  # mine'
-
-    Raises:
-        YamlError: the text has no such section.
     """
     read(text)
     root = yaml.compose(text, Loader=_Loader)
@@ -144,7 +131,7 @@ def _line(node: yaml.Node) -> str:
 
 
 def _unfolded(node: yaml.Node, sizes: dict[int, int], open_nodes: set[int]) -> int:
-    """Number of nodes below ``node`` with all aliases expanded; each node is visited once."""
+    """Number of nodes below ``node`` with all aliases expanded."""
     key = id(node)
     if key in open_nodes:
         raise YamlError(f"{_line(node)}: an alias that contains itself")
@@ -172,8 +159,8 @@ def _value(loader: _Loader, node: yaml.Node, duplicates: list[str], place: str =
 
 def _scalar(loader: _Loader, node: yaml.ScalarNode, place: str) -> Hashable:
     if node.tag in (_INT, _FLOAT) and len(node.value) > MAX_DIGITS:
-        what = f"a number of {len(node.value)} characters; use at most {MAX_DIGITS}, or quotes for text"
-        raise YamlError(f"{_line(node)}: {place}{what}")
+        problem = f"a number of {len(node.value)} characters; use at most {MAX_DIGITS}, or quotes for text"
+        raise YamlError(f"{_line(node)}: {place}{problem}")
     try:
         value: Hashable = loader.construct_object(node)
     except (ValueError, KeyError, OverflowError, yaml.YAMLError):
@@ -189,7 +176,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, duplicates: list[str]) -> 
     for key_node, value_node in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
             raise YamlError(f"{_line(key_node)}: a key that is not a single value")
-        # Keys keep the author's text: yes stays yes, 1 stays 1.
+        # yes stays yes, 1 stays 1
         key = _value(loader, key_node, duplicates) if key_node.style else key_node.value
         if key in lines:
             duplicates.append(f"{_line(key_node)}: key '{_short(key)}' occurs twice; first on {lines[key]}")

@@ -405,7 +405,7 @@ def refuse_host_switches(recipe: Recipe) -> None:
     Raises:
         LabelSkewError: they are on and the method sends other tensors, or rows are weighted per class.
     """
-    on = compatibility.host_switches(recipe)
+    on = recipe.host_switches
     if not on:
         return
     optimizer, more = recipe.train.federated_optimizer, compatibility.sends_more(recipe.optimizer)

@@ -1,4 +1,4 @@
-"""Label distributions of clients, distances between them, and suggested methods.
+"""Label distributions of clients, and suggested methods.
 
 May import runs and below. runtimes, front and the command line use it.
 """

@@ -1,4 +1,4 @@
-"""Measured accuracies of methods from measured.json, which ``make generated`` creates from docs/results.md."""
+"""Measured accuracies, from docs/results.md; ``make generated`` writes them to measured.json."""
 
 from __future__ import annotations
 
@@ -12,14 +12,7 @@ FILE = Path(__file__).with_name("measured.json")
 
 
 class ResultTable(NamedTuple):
-    """A table of docs/results.md, or the rows of one method in it.
-
-    Args:
-        title: of its section.
-        setting: data, clients, rounds and seeds.
-        head: names of the columns.
-        rows: cells of Markdown, the method's name first.
-    """
+    """A table of docs/results.md, with rows of Markdown, the method's name first."""
 
     title: str
     setting: str
@@ -35,16 +28,17 @@ def everything() -> list[ResultTable]:
 
 def of_method(name: str) -> Iterator[ResultTable]:
     """Tables that contain a method, with the rows of it, its combinations and FedAvg."""
-    for title, setting, head, rows in everything():
-        methods = [row[0].replace("`", "").lower().partition(",")[0] for row in rows]
-        plain = head[1] != "optimiser"
-        kept = [
-            row
-            for row, method in zip(rows, methods, strict=True)
-            if name in method.split("+") or (method == "fedavg" and (plain or row[1] == "FedAvg"))
-        ]
-        if any(name in method.split("+") for method in methods):
-            yield ResultTable(title, setting, head, kept)
+    for table in everything():
+        parts = [row[0].replace("`", "").lower().partition(",")[0].split("+") for row in table.rows]
+        plain = table.head[1] != "optimiser"
+        if any(name in methods for methods in parts):
+            yield table._replace(
+                rows=[
+                    row
+                    for row, methods in zip(table.rows, parts, strict=True)
+                    if name in methods or (methods == ["fedavg"] and (plain or row[1] == "FedAvg"))
+                ]
+            )
 
 
 def by_optimizer(column: str) -> dict[tuple[str, str], str]:

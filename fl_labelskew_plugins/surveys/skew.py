@@ -1,15 +1,14 @@
 r"""Measures of label skew, from class counts only.
 
 Client ``k`` of ``K`` holds ``n_kc`` training samples of class ``c`` of ``C``, ``N_k`` in total. Its class shares are
-``P_k(c) = n_kc / N_k``; the prior is that of the whole federation, ``P(c) = sum_k n_kc / N``. Jimenez-Gutierrez et al.
-("A Thorough Assessment of the Non-IID Data Impact in Federated Learning", 2025, https://arxiv.org/abs/2503.17070)
-also use Hellinger's distance between clients' labels. Measures of a client without samples are NaN, and excluded from
-means.
+``P_k(c) = n_kc / N_k``; the prior is ``P(c) = sum_k n_kc / N``. Measures of a client without samples are NaN, and
+excluded from means. Jimenez-Gutierrez et al. ("A Thorough Assessment of the Non-IID Data Impact in Federated Learning",
+2025, https://arxiv.org/abs/2503.17070) also use Hellinger's distance between clients' labels.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,12 +37,7 @@ def hellinger(p: Floats, q: Floats) -> Floats:
 
     .. math:: H(p, q) = \frac{1}{\sqrt 2} \sqrt{\sum_c \bigl(\sqrt{p_c} - \sqrt{q_c}\bigr)^2}
 
-    Args:
-        p: ``(..., C)``.
-        q: of a shape that broadcasts with ``p``.
-
-    Returns:
-        ``(...)``.
+    ``p`` and ``q`` are ``(..., C)`` and broadcast; the result is ``(...)``.
 
     >>> round(float(hellinger(np.array([1.0, 0.0]), np.array([0.5, 0.5]))), 4)
     0.5412
@@ -53,11 +47,11 @@ def hellinger(p: Floats, q: Floats) -> Floats:
 
 
 def effective_classes(p: Floats) -> Floats:
-    r"""Effective number of classes: the number of equal shares with the same entropy as ``p`` ``(..., C)``.
+    r"""Number of equal shares with the same entropy as ``p`` ``(..., C)``: Hill's number of order 1.
 
     .. math:: \exp\Bigl(-\sum_c p_c \ln p_c\Bigr)
 
-    Hill's number of order 1 ("Diversity and evenness", Ecology 54, 1973).
+    Hill, "Diversity and evenness", Ecology 54, 1973.
 
     >>> effective_classes(np.array([[0.5, 0.5, 0.0], [0.9, 0.1, 0.0]])).round(4)
     array([2.    , 1.3841])
@@ -72,8 +66,7 @@ def imbalance(counts: NDArray[Any]) -> Floats:
 
     .. math:: \max_c n_c \, / \min_{c: n_c > 0} n_c
 
-    The imbalance factor of Cui et al. (CVPR 2019, https://arxiv.org/abs/1901.05555), only over held classes, since
-    missing classes have their own measure.
+    The imbalance factor of Cui et al. (CVPR 2019, https://arxiv.org/abs/1901.05555), only over held classes.
 
     >>> imbalance(np.array([[30, 10, 0], [5, 5, 5]]))
     array([3., 1.])
@@ -90,12 +83,7 @@ def by_chance(samples: NDArray[np.int64], classes: int) -> Floats:
     .. math:: \sqrt{\frac{C - 1}{8 N_k} \Bigl(1 - \frac{N_k}{N}\Bigr)}
 
     Near its minimum the squared distance is an eighth of the chi-squared statistic divided by ``N_k``. The statistic's
-    mean is ``C - 1``, less the client's share of all samples. With fewer samples than classes the value is too large;
-    it never exceeds 1.
-
-    Args:
-        samples: ``N_k``, ``(K,)``.
-        classes: ``C``, the number of classes with samples.
+    mean is ``C - 1``, less the client's share of all samples. ``samples`` are ``N_k``, ``(K,)``; ``classes`` is ``C``.
 
     >>> by_chance(np.array([450, 450]), 10).round(4)
     array([0.0354, 0.0354])
@@ -107,17 +95,10 @@ def by_chance(samples: NDArray[np.int64], classes: int) -> Floats:
 
 @dataclass(frozen=True)
 class Skew:
-    """Label skew of a federation, from :func:`skew`. Fields are float64 ``(K,)`` unless stated otherwise.
+    """Label skew of a federation, from :func:`skew`.
 
-    Args:
-        prior: ``P``, ``(C,)``.
-        missing: classes without samples of a client, bool ``(K, C)``.
-        samples: ``N_k``, int64.
-        held: number of classes with samples, int64.
-        effective: see :func:`effective_classes`.
-        imbalance: see :func:`imbalance`.
-        hellinger: distance of ``P_k`` from the prior.
-        chance: expected distance by chance, see :func:`by_chance`.
+    ``prior`` is ``(C,)``; ``missing`` ``(K, C)`` marks classes without samples of a client. All others are ``(K,)``;
+    ``hellinger`` and ``chance`` are distances from the prior.
     """
 
     prior: Floats
@@ -136,24 +117,24 @@ class Skew:
 
     @property
     def mean(self) -> dict[str, float]:
-        """Unweighted mean over the clients of each of :data:`MEASURES`."""
+        """Unweighted mean over the clients."""
         return {name: float(values[self.samples > 0].mean()) for name, values in self.measures().items()}
 
     @property
     def weighted_mean(self) -> dict[str, float]:
-        """Mean of each of :data:`MEASURES`, weighted by the clients' samples."""
+        """Mean over the clients, weighted by samples."""
         some = self.samples > 0
         weights = self.samples[some]
         return {name: float(np.average(v[some], weights=weights)) for name, v in self.measures().items()}
 
     @property
     def worst(self) -> int:
-        """Client with the largest Hellinger distance from the prior."""
+        """Client with the largest distance from the prior."""
         return int(np.nanargmax(self.hellinger))
 
     @property
     def beyond_chance(self) -> float:
-        """Clients' mean distance from the prior divided by the distance expected by chance; 1 for equal draws."""
+        """Clients' mean distance from the prior, divided by that by chance; 1 for equal draws."""
         chance = self.weighted_mean["chance"]
         return self.weighted_mean["hellinger"] / chance if chance else 1.0
 
@@ -165,11 +146,11 @@ class Skew:
 
     def measures(self) -> dict[str, NDArray[Any]]:
         """Each of :data:`MEASURES`, ``(K,)``."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name in MEASURES}
+        return {name: getattr(self, name) for name in MEASURES}
 
 
 def skew(counts: NDArray[np.int64]) -> Skew:
-    """Label skew of counts ``(K, C)``, at least one of which is above 0.
+    """Label skew of counts ``(K, C)``, which are not all 0.
 
     >>> measured = skew(np.array([[30, 10], [0, 40]]))
     >>> measured.prior, measured.missing_pairs, measured.hellinger.round(4)

@@ -1,8 +1,8 @@
 """Methods to try on data of a given skew: those measured on similar data, or three to compare.
 
-The evidence is a table of docs/results.md: Fashion-MNIST, 10 clients, 10 rounds, 3 seeds, in two situations. Data are
-similar to a situation if the number of clients differs by a factor of at most 2, the share of missing (client, class)
-pairs by at most 15 points, and the ratio of the clients' sizes by a factor of at most 3.
+The evidence is a table of docs/results.md: Fashion-MNIST, 10 clients, 10 rounds, 3 seeds. Data are similar if the
+number of clients differs by a factor of at most 2, the share of missing (client, class) pairs by at most 15 points, and
+the ratio of the clients' sizes by a factor of at most 3.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from fl_labelskew_plugins.surveys.skew import Skew
 
 Settings = Mapping[str, Mapping[str, Any]]
 ALIKE = 1.5
-"""Up to this ratio of clients' distance from the prior to that by chance, there is hardly any label skew."""
+"""Value of :attr:`.Skew.beyond_chance` up to which there is hardly any label skew."""
 MOMENTUM = {"federated_optimizer": "FedOpt", "server_momentum": 0.5}
 TAU5 = {"method": "fedlc", "tau": 5.0}
 FEDAVG = ("fedavg", "FedAvg")
 
 
 def _settings(method_args: Mapping[str, Any], train_args: Mapping[str, Any] | None = None) -> Settings:
-    """Settings with an explicit optimiser, since the recipe may have another one; default: FedAvg."""
+    """Settings with an optimiser, since the recipe may have another one."""
     return {"method_args": method_args, "train_args": train_args or {"federated_optimizer": "FedAvg"}}
 
 
@@ -34,7 +34,7 @@ METHODS: dict[str, tuple[tuple[str, str], Settings]] = {
     "momentum": (("fedavg", "FedOpt, momentum 0.5"), _settings({"method": "fedavg"}, MOMENTUM)),
     "fedshift": (("fedshift", "FedAvg"), {}),
 }
-"""Rows of the results, and settings, of FedAvg and of methods above it with every seed in both situations.
+"""Rows of docs/results.md, and settings, of FedAvg and of methods above it with every seed in both situations.
 
 Combinations that were not above their parts are omitted. FedShift's settings depend on the situation.
 """
@@ -42,7 +42,7 @@ Combinations that were not above their parts are omitted. FedShift's settings de
 
 @dataclass(frozen=True)
 class Situation:
-    """Data on which methods were measured: a column of the results, and the clients' label distribution."""
+    """Data on which methods were measured: a column of docs/results.md."""
 
     name: str
     about: str
@@ -65,15 +65,7 @@ SITUATIONS = (
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A method to try.
-
-    Args:
-        name: in a sweep.
-        settings: sections of a recipe, with the keys to set.
-        accuracy: measured, in %; empty without evidence.
-        difference: from FedAvg, in points.
-        reason: for the comparison, if there is no evidence.
-    """
+    """A method to try: with ``accuracy``, in %, and ``difference`` from FedAvg, in points; or with a ``reason``."""
 
     name: str
     settings: Settings
@@ -97,20 +89,18 @@ COMPARED = (
 )
 """Suggestions without evidence: the baseline, and two logit calibrations with their defaults.
 
-They cost no computing time, and neither was below FedAvg in any measured situation (docs/results.md).
+They take no time, and neither was below FedAvg in any measured situation.
 """
 
 
 def evidence(skew: Skew) -> Situation | None:
     """The measured situation that is similar to the data, if any."""
-    clients = int((skew.samples > 0).sum())
-    if skew.beyond_chance <= ALIKE:
-        return None
-    return next((s for s in SITUATIONS if s.covers(clients, skew.missing_pairs, skew.size_ratio)), None)
+    data = int((skew.samples > 0).sum()), skew.missing_pairs, skew.size_ratio
+    return next((s for s in SITUATIONS if skew.beyond_chance > ALIKE and s.covers(*data)), None)
 
 
 def suggestions(situation: Situation | None) -> Sequence[Suggestion]:
-    """Methods measured in a situation, including FedAvg, ranked by accuracy; without one, :data:`COMPARED`.
+    """Methods measured in a situation, ranked by accuracy; without one, :data:`COMPARED`.
 
     >>> [(one.name, one.difference) for one in suggestions(SITUATIONS[1])][:2]
     [('fedlc-tau5+momentum', 3.62), ('momentum', 2.43)]

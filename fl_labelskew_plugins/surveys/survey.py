@@ -27,15 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Survey:
-    """Clients' training samples by class, with derived measures.
+    """Clients' training samples by class, ``counts`` ``(K, C)``, with derived measures.
 
-    Args:
-        title: of the data.
-        clients: names of the ``K`` clients.
-        class_names: of the ``C`` classes.
-        counts: ``(K, C)``, not negative.
-        noise: strength of the noise on each client's counts, 0 for none; empty: no noise.
-        silent: clients without counts, with reasons.
+    ``noise``: strength of the noise on each client's counts, 0 for none; empty: no noise. ``silent``: clients without
+    counts, with reasons.
     """
 
     title: str
@@ -62,7 +57,7 @@ class Survey:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks about the data and the numbers, one sentence each."""
+        """Remarks, one sentence each."""
         held = (self.counts > 0).sum(0)
         classes = "class", "classes"
         of_none, of_one = ([self.class_names[c] for c in np.flatnonzero(held == number).tolist()] for number in (0, 1))
@@ -81,7 +76,7 @@ class Survey:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """A row per client: samples per class and in total, then measures; NaN for undefined ones."""
+        """A row per client: samples per class and in total, then measures."""
         import pandas as pd
 
         measures = {"samples": self.skew.samples, **self.skew.measures()}
@@ -140,15 +135,11 @@ class Survey:
 
 
 def of_partition(recipe: Recipe) -> Survey:
-    """Survey of a recipe's partition.
-
-    Raises:
-        LabelSkewError: the recipe has no partition, or the partition fails.
-    """
+    """Survey of a recipe's partition. Raise LabelSkewError without one, or if it fails."""
     if recipe.own_data:
-        what = "its silos have their own data, which this command cannot read"
+        problem = "its silos have their own data, which this command cannot read"
         raise mistake(
-            "client_specific_args.data_silo_config", what, "labelskew run RECIPE --survey at the server and silos"
+            "client_specific_args.data_silo_config", problem, "labelskew run RECIPE --survey at the server and silos"
         )
     data, clients = divided(recipe)
     title = clean(f"{recipe.data.dataset}, {recipe.partition.partition_method}")

@@ -36,7 +36,7 @@ from fl_labelskew_plugins.tensors import State, Weights, joined
 def train(host: Any, record: Record) -> None:
     """Run the remaining rounds inside the host, a :class:`.host.framework.FedML`."""
     session = record.session
-    if compatibility.source(session.recipe, session.trainer.model) == "corrected":
+    if compatibility.choice(session.recipe, session.trainer.model).source == "corrected":
         HostedFederation(host.args, record).train()
     else:
         SingleProcess(host, record).train()

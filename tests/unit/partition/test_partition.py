@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fl_labelskew_plugins.partition.dirichlet import Dirichlet, balanced_counts, dirichlet
 from fl_labelskew_plugins.partition.iid import IID, iid
-from fl_labelskew_plugins.partition.natural import Natural, natural
+from fl_labelskew_plugins.partition.natural import Natural
 from fl_labelskew_plugins.partition.pcdd import PCDD, deal_classes, deal_niid_bench, pcdd
 from fl_labelskew_plugins.partition.quantity import Quantity, quantity
 from fl_labelskew_plugins.partition.shards import Shards, shards
@@ -324,6 +324,9 @@ def test_iid_is_a_partition_into_equal_parts(samples, clients, seed):
 
 
 def test_natural():
+    def natural(groups, clients):
+        return Natural().split(None, groups, clients=clients, rng=None)
+
     parts = natural(np.array([7, 3, 7, 3, 40]), clients=3)
     assert [part.tolist() for part in parts] == [[1, 3], [0, 2], [4]]
     assert "has no groups" in message(lambda: natural(None, clients=2))

@@ -82,7 +82,7 @@ BASE = TEXT.format(method="fedlc", optimizer="FedProx")
 )
 def test_whose_code_runs(overrides, source):
     loaded = parse.parse(BASE, overrides=overrides)
-    assert compatibility.source(loaded, loaded.network.build((1, 8, 8), 10)) == source
+    assert compatibility.choice(loaded, loaded.network.build((1, 8, 8), 10)).source == source
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_the_hosts_code_is_refused_with_the_reason(overrides, line):
 def test_a_network_with_buffers_is_refused_where_the_host_is_asked_for():
     loaded = parse.parse(BASE, overrides=["train_args.optimizer_source=corrected", "model_args.model=resnet18"])
     with pytest.raises(LabelSkewError, match="FedML cannot train resnet18, which has batch normalisation"):
-        compatibility.source(loaded, loaded.network.build((1, 8, 8), 10))
+        compatibility.choice(loaded, loaded.network.build((1, 8, 8), 10))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_the_hosts_code_sees_single_uploads(wanted):
     overrides += ["comm_args.secure_aggregation=true", "train_args.client_num_per_round=3"]
     if wanted == "null":
         loaded = parse.parse(BASE, overrides=overrides)
-        assert compatibility.source(loaded, loaded.network.build((1, 8, 8), 10)) == "own"
+        assert compatibility.choice(loaded, loaded.network.build((1, 8, 8), 10)).source == "own"
     else:
         with pytest.raises(LabelSkewError, match=f"optimizer_source: {wanted}: FedML's server sees single uploads"):
             parse.parse(BASE, overrides=overrides)

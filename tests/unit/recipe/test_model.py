@@ -7,6 +7,7 @@ import yaml
 from recipe_texts import lines_of, only_line, text_with
 
 from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe.conflicts import quorum
 from fl_labelskew_plugins.recipe.model import SECTIONS, different
 
 
@@ -67,11 +68,9 @@ def test_differences_leave_out_where_processes_find_each_other():
 
 
 def test_a_round_needs_two_uploads_where_two_join_it():
-    assert parse.parse(text_with()).comm.quorum(10) == 2
-    assert parse.parse(text_with()).comm.quorum(1) == 1
-    assert parse.parse(text_with(comm_args={"min_clients": 7})).comm.quorum(10) == 7
-    sums = text_with(comm_args={"secure_aggregation": True})
-    assert parse.parse(sums).comm.quorum(10) == 3
+    assert quorum(parse.parse(text_with())) == 2
+    assert quorum(parse.parse(text_with(), overrides=["train_args.client_num_per_round=1"])) == 1
+    assert quorum(parse.parse(text_with(comm_args={"min_clients": 7}))) == 7
 
 
 NUMBER = {"value": 74.97, "paper": "FedMR", "table": "Table 1"}

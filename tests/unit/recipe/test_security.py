@@ -6,7 +6,7 @@ from recipe_texts import DIGITS, lines_of, only_line, text_with
 
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.recipe import mistakes, parse
-from fl_labelskew_plugins.recipe.sections import DEAD, NEEDS, DpArgs, SecurityArgs
+from fl_labelskew_plugins.recipe.sections import NEEDS, UNSUPPORTED, DpArgs, SecurityArgs
 
 DP = {"mechanism_type": "gaussian", "epsilon": 0.5, "delta": 1e-5, "sensitivity": 1}
 
@@ -40,7 +40,7 @@ def test_a_switch_without_a_type(switch):
     assert f"missing; {switch}: true needs it; allowed: " in only_line(text_with(security_args={switch: True}))
 
 
-@pytest.mark.parametrize("name", DEAD)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_what_the_host_only_pretends_to_do_is_refused(name):
     section, chooser = (
         ("dp_args", "dp_solution_type") if name in ("nbafl", "dp_clip") else ("security_args", "defense_type")
