@@ -1,6 +1,6 @@
 """The commands of ``labelskew``.
 
-May import everything below. The hook uses it. From this import on, Ctrl-C ends the command with one line, even if the
+May import everything below. The hook uses it. After this import, Ctrl-C ends the command with one line, even if the
 hook is off.
 """
 

@@ -13,7 +13,7 @@ from fl_labelskew_plugins.cli.options import RUN
 from fl_labelskew_plugins.machine.text import clean
 
 DROPPED_FIRST = ("sha256", "times", "bytes", "peer")
-"""Columns that a narrow terminal omits, the least important one first."""
+"""Columns that a narrow terminal omits, in this order."""
 
 
 @click.group("audit")
@@ -38,15 +38,14 @@ def show(folder: Path, event: str | None) -> None:
     shown = [content for _, _, content in audit.read(folder) if event in (None, content.get("event"))]
     keys = ("time", "event", "rank", "kind", "round", "bytes", "times", "peer", "sha256")
     used = [key for key in keys if any(key in content for content in shown)]
-    cells = {"sha256": 12}
-    rows = [[*(clean(content.get(key, ""))[: cells.get(key)] for key in used), _more(content)] for content in shown]
+    further = ("why", "who", "run", "of", "attempt", "silos", "lost", "log", "since")
+    forms = {"why": "{}", "log": "log {:.12}"}
+    rows = []
+    for content in shown:
+        cells = [clean(content.get(key, ""))[: 12 if key == "sha256" else None] for key in used]
+        more = [forms.get(key, key + " {}").format(clean(content[key])) for key in further if key in content]
+        rows.append([*cells, "; ".join(more)])
     click.echo(table.plain([*used, "more"], rows, least=DROPPED_FIRST) if rows else "no matching lines")
-
-
-def _more(content: dict[str, object]) -> str:
-    names = ("why", "who", "run", "of", "attempt", "silos", "lost", "log", "since")
-    words = {"why": "{}", "log": "log {:.12}"}
-    return "; ".join(words.get(key, key + " {}").format(clean(content[key])) for key in names if key in content)
 
 
 @audit_group.command("verify")

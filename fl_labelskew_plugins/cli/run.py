@@ -1,4 +1,4 @@
-"""``labelskew run``, also called by ``fedml run RECIPE.yaml``."""
+"""``labelskew run``, also used by ``fedml run RECIPE.yaml``."""
 
 from __future__ import annotations
 

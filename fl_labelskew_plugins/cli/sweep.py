@@ -1,4 +1,4 @@
-"""``labelskew sweep``: run every combination of a grid, several at a time."""
+"""``labelskew sweep``."""
 
 from __future__ import annotations
 
@@ -127,24 +127,23 @@ def _submit(
     *,
     dry_run: bool,
 ) -> None:
-    """Submit the runs that are neither finished nor running to Slurm; ``words``: further arguments of their command."""
+    """Submit the runs that are neither finished nor running; ``arguments``: of the command of each task."""
     from fl_labelskew_plugins.studies.sweep import plan, slurm
 
     out, states = planned[0].folder.path.parent.absolute(), plan.states_of(planned)
     open_ = [run for run in planned if states[run.name] != "done"]
     unfinished = [run for run in open_ if not locks.held_by(run.folder.path)]
-    so_far = (
-        f"{counted(len(planned), 'run')}: {len(planned) - len(open_)} finished, {len(open_) - len(unfinished)} running"
-    )
+    done, running = len(planned) - len(open_), len(open_) - len(unfinished)
+    state = f"{counted(len(planned), 'run')}: {done} finished, {running} running"
     if not unfinished:
-        click.echo(f"{so_far}; nothing to submit", err=dry_run)
+        click.echo(f"{state}; nothing to submit", err=dry_run)
         return
     text = slurm.script(unfinished, ["sweep", str(file.absolute()), "--out", str(out), *arguments, "--task"], sbatch)
     if dry_run:
         click.echo(text, nl=False)
         return
     job = slurm.submit(text, out)
-    click.echo(f"{so_far}; job {job} has {counted(len(unfinished), 'task')}")
+    click.echo(f"{state}; job {job} has {counted(len(unfinished), 'task')}")
     say(f"watch: squeue --job {job}; {shlex.join(['labelskew', 'report', str(out)])}")
     if not any(setting.startswith("output=") for setting in sbatch):
         say(f"logs: {out / plan.LOGS}/slurm-{job}_*.txt")

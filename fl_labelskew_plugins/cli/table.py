@@ -13,8 +13,6 @@ Rows = Sequence[Sequence[str]]
 Marks = Sequence[Sequence[int]]
 """For each cell: 1 for the best of its kind, 2 for the second best, 0 for others."""
 STYLES = ("", "bold", "underline")
-MAX_CELL = 4096
-"""Maximum length of a cell."""
 
 
 def plain(
@@ -26,17 +24,17 @@ def plain(
     least: Sequence[str] = (),
     limit: int = 0,
 ) -> str:
-    """A table with aligned columns that fits the terminal; in a pipe or a file, one line per row.
+    """Format a table with aligned columns that fits the terminal; in a pipe or a file, one line per row.
 
-    Cells wrap at spaces. If that is not enough, columns are dropped and named below the table. If that is not enough
-    either, the columns continue in further tables below, each with the first column.
+    Cells wrap at spaces. If necessary, columns are dropped and named below the table. If necessary, the other columns
+    continue in further tables below, each with the first column.
 
     Args:
         head: names of the columns.
         rows: the cells; control characters are replaced.
-        marks: for each cell; 1 is bold, 2 is underlined.
+        marks: 1 is bold, 2 is underlined.
         words: number of text columns; the others are right-aligned and do not wrap. Default: all.
-        least: columns that may be dropped, the least important one first.
+        least: columns that may be dropped, in this order.
         limit: letters per line; default: :func:`.machine.text.room`.
     """
     from rich.cells import cell_len
@@ -46,7 +44,7 @@ def plain(
 
     limit = limit or room()
     styles = [[0] * len(head), *(marks or [[0] * len(head)] * len(rows))]
-    whole = [[clean(cell, MAX_CELL) for cell in row] for row in (head, *rows)]
+    whole = [[clean(cell, 4096) for cell in row] for row in (head, *rows)]
     count = len(head) if words is None else words
     # use the first combination that fits: whole words, without wrapping if there are numbers; then shortened words
     for wrap, longest in ((words is None, limit), (True, limit), (True, limit // 2), (True, 24), (True, 20)):
@@ -65,7 +63,7 @@ def plain(
             break
 
     def widths(columns: Sequence[int]) -> list[int]:
-        """Widths of columns side by side: the most flexible ones shrink until all fit or none can."""
+        """Shrink the most flexible columns until all fit or none can shrink."""
         chosen = {i: full[i] for i in columns}
         while sum(chosen.values()) + 2 * len(columns) - 2 > limit:
             widest = max(columns, key=lambda i: chosen[i] - narrow[i])
@@ -103,13 +101,10 @@ MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\|*_<`["})
 
 
 def markdown(head: Sequence[str], rows: Rows, marks: Marks = (), words: int | None = None) -> str:
-    """A Markdown table.
+    """Format a Markdown table.
 
-    Args:
-        head: names of the columns.
-        rows: the cells.
-        marks: for each cell; 1 is bold, 2 is italic.
-        words: number of text columns, whose Markdown characters are escaped; the others are right-aligned.
+    In the first ``words`` columns Markdown characters are escaped; the others are right-aligned. Default: all columns
+    are left-aligned. Cells with the mark 1 are bold, with 2 italic.
     """
     count = len(head) if words is None else words
     signs = ("", "**", "*")
@@ -124,7 +119,7 @@ def markdown(head: Sequence[str], rows: Rows, marks: Marks = (), words: int | No
 
 
 def comma_separated(head: Sequence[str], rows: Rows) -> str:
-    """CSV with a header."""
+    """Format CSV with a header."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([*map(csv_cell, row)] for row in (head, *rows))
     return text.getvalue().rstrip("\n")
@@ -141,7 +136,7 @@ LATEX = str.maketrans(
 
 
 def latex(head: Sequence[str], rows: Rows, marks: Marks, words: int) -> str:
-    """A tabular for booktabs, right-aligned from column ``words`` on; of ``marks`` 1 is bold, 2 italic."""
+    """Format a tabular for booktabs, right-aligned from column ``words`` on; mark 1 is bold, 2 is italic."""
     fonts = ("", "\\bfseries ", "\\itshape ")
     lines = [[cell.translate(LATEX) for cell in row] for row in (head, *rows)]
     for row, styles in zip(lines[1:], marks, strict=True):

@@ -32,9 +32,9 @@ LABELLED = 20
 """Classes up to which a heat map shows their names."""
 
 
-def check(name: str) -> None:
-    """Raise LabelSkewError unless ``name`` is a diagnostic."""
-    if name not in get_args(DiagnosticName):
+def check(name: str | None) -> None:
+    """Raise LabelSkewError if ``name`` is not a diagnostic."""
+    if name not in (None, *get_args(DiagnosticName)):
         raise LabelSkewError(f"--diagnostic: {unknown(name, get_args(DiagnosticName))}")
 
 
