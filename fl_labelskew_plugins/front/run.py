@@ -1,4 +1,4 @@
-"""Runs from Python: start and resume them, and read their numbers, models and partition."""
+"""Start, resume and read runs from Python."""
 
 from __future__ import annotations
 
@@ -41,12 +41,7 @@ class Callback(Protocol):
     """A per-round callback; an exception in it ends the run, which can be resumed."""
 
     def on_round(self, run: Run, line: dict[str, Any]) -> None:
-        """Called when a round is complete and written.
-
-        Args:
-            run: the run so far.
-            line: the round's line of ``metrics.jsonl``; its ``round`` counts from 0.
-        """
+        """Called after each round with its line of ``metrics.jsonl``, in which ``round`` counts from 0."""
 
 
 def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Recipe:
@@ -60,7 +55,7 @@ def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | No
         changes: values by ``section.key``, which override the recipe's.
 
     Raises:
-        LabelSkewError: with all mistakes, a line each.
+        LabelSkewError: all mistakes, a line each.
     """
     overrides = overrides_of(changes)
     if isinstance(recipe, Mapping):
@@ -69,12 +64,12 @@ def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | No
 
 
 def overrides_of(changes: Mapping[str, Any] | None) -> list[str]:
-    """Changes as overrides, ``section.key=value`` each."""
+    """Convert changes to overrides ``section.key=value``."""
     return [f"{place}={as_json(value)}" for place, value in (changes or {}).items()]
 
 
 def as_json(value: Any) -> str:
-    """JSON of Python values; numpy's numbers and arrays become numbers and lists, all other types text.
+    """Convert a value to JSON; numpy's arrays become lists, other types text.
 
     >>> import numpy as np
     >>> as_json({"seeds": np.arange(2), "out": Path("runs")})
@@ -95,19 +90,19 @@ def run(
     quiet: bool = False,
     host: Literal["fedml", "none"] | None = None,
 ) -> Run:
-    """Run a recipe to its end, and return the finished run.
+    """Run a recipe to its end.
 
     Args:
         recipe: from :func:`load`, or an argument of it.
-        folder: the run's folder, new or empty; default: a new one in the recipe's ``tracking_args.run_dir``.
+        folder: a new or empty folder; default: a new one in the recipe's ``tracking_args.run_dir``.
         model: replaces the recipe's network: any module that ends with a Linear layer of the classes.
         dataset: replaces the recipe's: ``(train, test)``, each ``(x, y)`` or a torch ``Dataset`` with ``targets``.
         method: replaces the recipe's.
         partition: replaces the recipe's: indices of each client's training samples.
         callbacks: called after every round; an exception in one ends the run with a checkpoint, and is raised here.
         quiet: print only warnings.
-        host: ``none``: without FedML, with the same numbers (docs/runtimes.md lists rounding differences); default:
-            with FedML if it is installed.
+        host: ``none``: without FedML; default: with FedML if it is installed. docs/runtimes.md lists rounding
+            differences.
 
     Raises:
         LabelSkewError: invalid recipe or arguments.
@@ -123,7 +118,7 @@ def run(
 
 
 def prepared(recipe: Recipe | str | Path | Mapping[str, Any], objects: Mapping[str, Any]) -> Recipe:
-    """Load a recipe if needed, and replace its plugins by the given objects."""
+    """Load a recipe if necessary, and replace its plugins by the given objects."""
     if not isinstance(recipe, Recipe):
         recipe = load(recipe)
     if given := from_objects(**objects):
@@ -132,16 +127,16 @@ def prepared(recipe: Recipe | str | Path | Mapping[str, Any], objects: Mapping[s
 
 
 def load_run(folder: str | Path, **objects: Any) -> Run:
-    """Open the folder of a run; reading its results needs no objects.
+    """Open the folder of a run.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         objects: ``model``, ``dataset``, ``method`` and ``partition`` as given to :func:`run`, if any: ``resume`` and
-            ``recipe`` need all of them, networks only the ``model``. If the recipe's network is a function, ``model``
-            is ``"FILE.py:FUNCTION"``.
+            ``recipe`` need all of them, networks only the ``model``, results none. If the recipe's network is a
+            function, ``model`` is ``"FILE.py:FUNCTION"``.
 
     Raises:
-        LabelSkewError: it is not the folder of a run, or the objects differ from the run's.
+        LabelSkewError: not the folder of a run, or the objects differ from the run's.
     """
     code = objects.pop("model") if isinstance(objects.get("model"), str) else None
     return Run(folder, from_objects(**objects), code)
@@ -157,15 +152,15 @@ def _hear(callbacks: Sequence[Callback], folder: Path, objects: Mapping[str, Any
 
 
 class Run:
-    """A run's folder, finished or not.
+    """A finished or unfinished run.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         objects: objects that replaced the recipe's plugins, by section; see :func:`.recipe.plugins.from_objects`.
-        code: the function that makes its network, if any.
+        code: ``FILE.py:FUNCTION`` that builds the network, if any.
 
     Raises:
-        LabelSkewError: it is not the folder of a run, or the objects differ from the run's.
+        LabelSkewError: not the folder of a run, or the objects differ from the run's.
     """
 
     def __init__(self, folder: str | Path, objects: Mapping[str, Any] | None = None, code: str | None = None) -> None:
@@ -178,17 +173,13 @@ class Run:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe of the run, with all defaults filled in.
-
-        Raises:
-            LabelSkewError: objects of the run are missing.
-        """
+        """The recipe with all defaults; raises LabelSkewError if objects of the run are missing."""
         start.check_objects(self._folder, self._objects, then=".recipe")
         return parse.load(self._folder.recipe, objects=self._objects)
 
     @property
     def finished(self) -> bool:
-        """Whether all of its rounds are done."""
+        """Whether all rounds are complete."""
         return self._folder.summary.exists()
 
     @property
@@ -198,9 +189,9 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """Main accuracy of the global model in the last test, between 0 and 1; None before the first one.
+        """Accuracy of the global model in the last test, between 0 and 1; None before the first one.
 
-        On the global test set or, if there is none, on the clients' test splits (``summary["measure"]``).
+        Without a global test set, it is measured on the clients' test splits (``summary["measure"]``).
         """
         lines = self._folder.lines
         tests = main_tests(lines)
@@ -208,7 +199,7 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row per round, indexed from 0; terms of the loss have columns of their own, lists stay lists."""
+        """A row per round, indexed from 0; each term of the loss has a column."""
         import pandas as pd
 
         lines = pd.json_normalize(self._folder.lines)
@@ -216,10 +207,7 @@ class Run:
 
     @property
     def partition(self) -> pd.DataFrame | None:
-        """Training samples per client (rows) and class (columns); None if no single process knows them.
-
-        Rows are indexed by numbers from 0, or by the names of groups.
-        """
+        """Training samples ``(K, C)``, indexed by client number or group name; None if no single process knows them."""
         import pandas as pd
 
         if (counts := self._folder.partition.get("counts")) is None:
@@ -232,19 +220,19 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The network with the weights of the last round, in eval mode.
+        """The network of the last round, in eval mode.
 
         Raises:
-            LabelSkewError: the run has none yet, or its network was an object that was not given.
+            LabelSkewError: not written yet, or the network was an object that was not given.
         """
         return self._network(self.folder / "model.safetensors", "it is written after the last round", ".model")
 
     @property
     def best(self) -> nn.Module:
-        """The network with the weights of the round with the best main accuracy so far, in eval mode.
+        """The network of the round with the best accuracy so far, in eval mode.
 
         Raises:
-            LabelSkewError: there is none, or its network was an object that was not given.
+            LabelSkewError: not saved, or the network was an object that was not given.
         """
         otherwise = "it needs tracking_args.keep_best: true, and test samples of the server or clients"
         return self._network(self._folder.best, otherwise, ".best")
@@ -255,9 +243,9 @@ class Run:
         """Predict the classes of samples.
 
         Args:
-            x: one sample or ``(N, ...)`` as an array or tensor, as the data set gives them (not normalised); or the
-                path of a picture, a folder of pictures, a CSV or Parquet table or an ``.npz`` file with ``x``; or a
-                list of paths. For a model of a table also a DataFrame with the columns of training.
+            x: one sample or ``(N, ...)`` as an array or tensor, not normalised; or the path of a picture, a folder of
+                pictures, a CSV or Parquet table or an ``.npz`` file with ``x``; or a list of paths. For a model of a
+                table also a DataFrame with the columns of training.
             top: number of classes per row.
             best: use the best round's model instead of the last one's.
             client: use a client's own model, by the client's name or its number from 0.
@@ -268,8 +256,7 @@ class Run:
             ``probability_2`` and so on. The index is the sample's number, the table's own, or for paths ``file``.
 
         Raises:
-            LabelSkewError: there is no such model, or the samples do not fit it; with a line per file that cannot be
-                read.
+            LabelSkewError: the model does not exist, the samples do not fit it, or files cannot be read.
         """
         from fl_labelskew_plugins.trained import network
         from fl_labelskew_plugins.trained.predict import frame
@@ -280,13 +267,10 @@ class Run:
         return frame(trained, x, top=top, batch_size=batch_size)
 
     def personalised(self, client: int | str) -> nn.Module:
-        """A client's own model, in eval mode.
-
-        Args:
-            client: its number, from 0, or the name of its group, as in :attr:`partition`.
+        """A client's own model, in eval mode; ``client``: its number, from 0, or the name of its group.
 
         Raises:
-            LabelSkewError: there is none.
+            LabelSkewError: the client has no own model.
         """
         if isinstance(client, str):
             names = self._folder.partition.get("clients", [])
@@ -304,7 +288,7 @@ class Run:
         Args:
             comm_round: the new total number of rounds, also for a finished run; default: unchanged.
             quiet: print only warnings.
-            callbacks: called after every further round.
+            callbacks: as for :func:`run`.
 
         Raises:
             LabelSkewError: the folder was changed.
@@ -318,7 +302,6 @@ class Run:
         return Run(self.folder, self._objects, self._code)
 
     def _network(self, file: Path, otherwise: str, attribute: str) -> nn.Module:
-        """The network with the weights in a file; ``attribute``: the attribute of this object that was read."""
         from fl_labelskew_plugins.trained import network
 
         if not file.exists():
@@ -327,7 +310,7 @@ class Run:
         return network.load(file, self._objects.get("model_args"), code=self._code).network
 
     def _check_network(self, file: Path, attribute: str) -> None:
-        """Raise LabelSkewError if the network was an object that was not given."""
+        """Raise LabelSkewError if the network was an object that was not given; ``attribute``: the one in use."""
         weights = f"; to load only its weights: safetensors.torch.load_file({str(file)!r})"
         start.check_objects(self._folder, self._objects, ["model_args"], attribute + weights)
 
@@ -336,32 +319,24 @@ class Run:
 
     def _title(self) -> str:
         try:
-            return self._progress()
+            recipe, done = self._folder.sections, len(self._folder.lines)
+            planned = recipe["train_args"]["comm_round"]
+            accuracy = "" if self.accuracy is None else f", accuracy {100 * self.accuracy:.2f} %"
+            rounds = counted(planned, "round") if done == planned else f"{done} of {counted(planned, 'round')}"
+            method, dataset = recipe["method_args"]["method"], recipe["data_args"]["dataset"]
+            return f"{clean(method)} on {clean(dataset)}, {rounds}{accuracy}"
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
             problem = "damaged: recipe.yaml or metrics.jsonl has unexpected content"
             raise LabelSkewError(f"{clean(self.folder, 4096)}: {problem}") from None
 
-    def _progress(self) -> str:
-        recipe, done = self._folder.sections, len(self._folder.lines)
-        planned = recipe["train_args"]["comm_round"]
-        accuracy = "" if self.accuracy is None else f", accuracy {100 * self.accuracy:.2f} %"
-        rounds = counted(planned, "round") if done == planned else f"{done} of {counted(planned, 'round')}"
-        method, dataset = recipe["method_args"]["method"], recipe["data_args"]["dataset"]
-        return f"{clean(method)} on {clean(dataset)}, {rounds}{accuracy}"
-
     def _repr_html_(self) -> str:
         """For notebooks: the state of the run and its pictures."""
-        images = [
-            f'<img alt="{name}" style="max-height:18em;max-width:100%" src="data:image/png;base64,{_base64(file)}">'
-            for name in ("curves", "partition")
-            if (file := self.folder / f"{name}.png").exists()
-        ]
-        title = f"<b>{html.escape(self._title())}</b><br><code>{html.escape(clean(self.folder, 4096))}</code>"
-        return f"<div>{title}<br>{''.join(images)}</div>"
-
-
-def _base64(file: Path) -> str:
-    return base64.b64encode(read_bytes(file)).decode()
+        parts = [f"<b>{html.escape(self._title())}</b><br><code>{html.escape(clean(self.folder, 4096))}</code><br>"]
+        for name in ("curves", "partition"):
+            if (file := self.folder / f"{name}.png").exists():
+                image = f"data:image/png;base64,{base64.b64encode(read_bytes(file)).decode()}"
+                parts.append(f'<img alt="{name}" style="max-height:18em;max-width:100%" src="{image}">')
+        return f"<div>{''.join(parts)}</div>"
 
 
 def simulate(recipe: Recipe | str | Path | Mapping[str, Any], folder: str | Path | None = None, **objects: Any) -> Loop:
@@ -369,7 +344,7 @@ def simulate(recipe: Recipe | str | Path | Mapping[str, Any], folder: str | Path
 
     Args:
         recipe: as in :func:`run`; with ``backend: sp``, and without FedML's attacks, defences and noise.
-        folder: the run's folder, new or empty; default: a new one in the recipe's ``tracking_args.run_dir``.
+        folder: as in :func:`run`.
         objects: ``model``, ``dataset``, ``method`` and ``partition`` as in :func:`run`.
 
     Raises:
@@ -385,8 +360,7 @@ def simulate(recipe: Recipe | str | Path | Mapping[str, Any], folder: str | Path
 class Loop:
     """An iterable over a federation's rounds; each item is a line of metrics, whose ``round`` counts from 0.
 
-    Stopping early leaves a checkpoint; iterate again, or call ``run.resume()``, to resume. The run's folder is complete
-    after the last round.
+    After an early stop, iterate again or call ``run.resume()``. The run's folder is complete after the last round.
     """
 
     def __init__(self, recipe: Recipe, folder: Path | None) -> None:
@@ -407,7 +381,7 @@ class Loop:
         self._folder.hold()
         try:
             with record.tracked(), contextlib.closing(iter(self._rounds)) as rounds:
-                while True:  # the caller's loop body runs between rounds, with its own threads and generators
+                while True:  # between rounds, the caller's loop body has its own threads and generators
                     with restored(self._threads):
                         if (line := next(rounds, None)) is None:
                             break

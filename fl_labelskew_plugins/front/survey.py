@@ -1,4 +1,4 @@
-"""Surveys from Python: the clients' samples per class, and how far clients are from each other."""
+"""``fl.survey``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,10 @@ def survey(
     dataset: object = None,
     partition: Sequence[Sequence[int]] | Partitioner | None = None,
 ) -> pd.DataFrame:
-    """Samples per client and class under a recipe's partition, and the measures of ``labelskew survey``; no training.
-
-    Args:
-        recipe: from :func:`.run.load`, or an argument of it.
-        dataset: replaces the recipe's, as for :func:`.run.run`.
-        partition: likewise.
+    """Measure a recipe's label skew without training; the arguments are as for :func:`.run.run`.
 
     Returns:
-        A row per client: training samples of each class and in all, then the measures.
+        A row per client: training samples of each class and in all, then the measures of ``labelskew survey``.
 
     Raises:
         LabelSkewError: invalid recipe or objects.

@@ -1,4 +1,4 @@
-"""Generate the folders of ``labelskew new`` for the user's own data: complete recipes, and the commands to run."""
+"""Generate the folders of ``labelskew new`` for the user's own data."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from typing import Any
 
 import numpy as np
 from fl_labelskew_registry import mistake
+from jinja2 import Environment, StrictUndefined
 
+from fl_labelskew_plugins.data import table
 from fl_labelskew_plugins.data.fakes import whole
+from fl_labelskew_plugins.data.npz import KNOWN, read_archive
 from fl_labelskew_plugins.front.new.look import OwnData
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import shipped, yaml
+from fl_labelskew_plugins.recipe.schema import json_schema
 from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 
 Section = tuple[str, str, dict[str, Any]]
 """A comment, a section's name and its keys."""
 MAX_SILOS = 100
 GREY = ([0.449], [0.226])
-"""Mean and standard deviation of grey pictures: ImageNet's, averaged over the channels."""
+"""Mean and standard deviation of ImageNet, averaged over the channels."""
 ALL_JOIN = 20
-"""Number of clients up to which all of them join every round."""
+"""Most clients that all join every round."""
 LARGE = 5000
-"""Number of training samples from which batches are larger and one local epoch is enough."""
+"""Training samples from which batches are larger and one local epoch is enough."""
 
 
 def simulation(seen: OwnData, out: Path) -> list[str]:
-    """Write a recipe for all of the data on one machine; return the first commands to run in ``out``.
-
-    Raises:
-        LabelSkewError: ``out`` is not new or empty, or cannot be written.
-    """
+    """Write a recipe for all of the data on one machine to ``out``, new or empty; return the next commands."""
     many = len(seen.groups) > 1
     clients = len(seen.groups) if many else 10 if seen.samples >= 1000 else 5
     partition: dict[str, Any] = {"partition_method": "natural"}
@@ -62,13 +62,13 @@ def simulation(seen: OwnData, out: Path) -> list[str]:
 
 
 def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = False) -> list[str]:
-    """Write a federation's recipe, and a file for each silo; return the first commands to run in ``out``.
+    """Write a federation's recipe, and a file for each silo; return the next commands.
 
     Args:
         seen: the data; each group is a silo. Silos of an archive or a table get their rows as files.
         out: a new or empty folder.
         silos: number of silos if the data have no groups; initially each has all of the data.
-        secure: whether the server sees only sums of the silos' updates.
+        secure: whether to use secure aggregation.
 
     Raises:
         LabelSkewError: ``out`` is not new or empty, cannot be written, or the data do not fit ``silos`` or ``secure``.
@@ -86,14 +86,12 @@ def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
     if secure and len(stems) < LEAST_SUMMED:
         problem = f"{counted(len(stems), 'silo')}, but a sum over fewer than {LEAST_SUMMED} does not hide a silo"
         raise mistake("--secure", problem, f"at least {LEAST_SUMMED} silos, or no --secure")
-    of_all = {key: value for key, value in seen.args.items() if key not in ("data_cache_dir", "group")}
-    of_all |= {"class_names": seen.classes} if seen.dataset != "npz" else {"classes": len(seen.classes)}
-    of_all = {"dataset": seen.dataset, **of_all}
-    form = {
-        **of_all,
-        "input_shape": [*seen.shape],
-        **(_normalisation(seen) if secure or (seen.moments and not seen.path) else {}),
-    }
+    args = {key: value for key, value in seen.args.items() if key not in ("data_cache_dir", "group")}
+    classes = {"class_names": seen.classes} if seen.dataset != "npz" else {"classes": len(seen.classes)}
+    common = {"dataset": seen.dataset, **args, **classes}
+    form = {**common, "input_shape": [*seen.shape]}
+    if secure or (seen.moments and not seen.path):
+        form |= _normalisation(seen)
     if secure and "mean" not in form:
         raise mistake("--secure", "numeric columns need a range for their normalisation", "--columns age=0..100")
     comm = {"backend": "GRPC", "server_address": "localhost:8890", "certs": "certs", "min_clients": 2}
@@ -141,7 +139,7 @@ def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
                     "data_cache_dir: the path of this silo's data on its own machine. To check and write it: "
                     f"labelskew silo data {stem}.yaml PATH",
                     "data_args",
-                    of_all | ({"data_cache_dir": place} if place else {}),
+                    common | ({"data_cache_dir": place} if place else {}),
                 ),
                 ("send_measures: send losses and accuracy to the server.", "comm_args", {"send_measures": True}),
             ]
@@ -153,7 +151,7 @@ def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
 
 
 def _normalisation(seen: OwnData) -> dict[str, Any]:
-    """Mean and standard deviation that need no sums from silos; empty if unknown."""
+    """Choose mean and standard deviation without sums from silos; empty if unknown."""
     if seen.dataset == "image_folder":
         return {"mean": "imagenet"} if seen.shape[0] == 3 else dict(zip(("mean", "std"), GREY, strict=True))
     if seen.moments is None:
@@ -163,7 +161,7 @@ def _normalisation(seen: OwnData) -> dict[str, Any]:
 
 
 def file_names(names: Sequence[str]) -> list[str]:
-    """Valid file names (without ending) for arbitrary names; all different, also if case is ignored.
+    """Make valid file names without ending from arbitrary names; all different, also if case is ignored.
 
     >>> file_names(["St. Mary's", "north", "../North", "federation", "*", "x-8", "x", "x?"])
     ['St.-Mary-s', 'north', 'North-3', 'federation-4', 'silo-5', 'x-8', 'x', 'x-8-8']
@@ -179,7 +177,7 @@ def file_names(names: Sequence[str]) -> list[str]:
 
 
 def _begun(seen: OwnData, out: Path) -> AbstractContextManager[Path]:
-    """A context for the folder, written completely or not at all; inside the pictures it would look like a class."""
+    """A context for the new folder, which must not be inside the pictures: it would be read as a class."""
     if seen.dataset == "image_folder" and seen.path is not None and out.resolve().is_relative_to(seen.path.resolve()):
         raise mistake(clean(out), "is inside the data", "a folder outside of them")
     return whole(out)
@@ -222,7 +220,7 @@ def _training(seen: OwnData, clients: int, recipe: str) -> Iterator[Section]:
 
 
 def _places(seen: OwnData, stems: Sequence[str], part: Path, out: Path) -> Iterator[str]:
-    """The path of each silo's data; rows of an archive or table are written to ``part``, which becomes ``out``."""
+    """Yield the path of each silo's data; write its rows to ``part``, which becomes ``out``."""
     if seen.path is None or len(seen.groups) < 2:
         yield from [seen.args.get("data_cache_dir", "")] * len(stems)
     elif seen.dataset == "image_folder":
@@ -235,9 +233,7 @@ def _places(seen: OwnData, stems: Sequence[str], part: Path, out: Path) -> Itera
 
 
 def _deal_archive(seen: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
-    """Write each group's samples as an archive; one without its own test part has only ``x`` and ``y``."""
-    from fl_labelskew_plugins.data.npz import KNOWN, read_archive
-
+    """Write each group's samples as an archive; a group without a test part has only ``x`` and ``y``."""
     arrays = read_archive(Path(seen.args["data_cache_dir"]), KNOWN)
     train = "_train" if "x_train" in arrays else ""
     labels = arrays[f"y{train}"]  # if they are names, a silo may lack some, so its archive lists all names
@@ -254,14 +250,13 @@ def _deal_archive(seen: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
             for key, chosen in rows.items()
             for array in "xy"
         }
-        np.savez(path.with_name(f"{path.name}.npz"), class_names=names, **subset)
-        yield path.with_name(f"{path.name}.npz")
+        file = path.with_name(f"{path.name}.npz")
+        np.savez(file, class_names=names, **subset)
+        yield file
 
 
 def _deal_table(seen: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
-    """Write each group's rows as a table with only the columns that are used."""
-    from fl_labelskew_plugins.data import table
-
+    """Write each group's rows as a table with only the necessary columns."""
     args, source = seen.args, Path(seen.args["data_cache_dir"])
     frame = table.rows(source, [args["group"], *args["features"], args["label"]])
     groups = table.texts(frame.pop(args["group"]))
@@ -287,15 +282,9 @@ def _comment(text: str) -> str:
 
 
 def _finish(part: Path, seen: OwnData, kind: str, ignored: Sequence[str], **facts: Any) -> None:
-    """Write the files next to the recipes: README, .gitignore, and the schema by which editors check recipes."""
-    from jinja2 import StrictUndefined, Template
-
-    from fl_labelskew_plugins.recipe.schema import json_schema
-
-    markup = Path(__file__).with_name(f"{kind}.md.j2").read_text("utf-8")
-    readme = Template(
-        markup, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
-    )
+    """Write README, .gitignore, and the schema for editors."""
+    page = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    readme = page.from_string(Path(__file__).with_name(f"{kind}.md.j2").read_text("utf-8"))
     example = "/data/table.csv" if seen.dataset == "table" else "/data/pictures"
     place = clean(seen.args.get("data_cache_dir", example), 4096)
     facts |= {"data": shlex.quote(place), "example": example}
