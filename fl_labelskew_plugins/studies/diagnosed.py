@@ -1,4 +1,4 @@
-"""Draw the recorded diagnostics of several runs in one picture."""
+"""Draw recorded diagnostics of several runs in one picture."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.studies.finished import FinishedRun
 
 HEATMAP = "label_heatmap"
-"""The diagnostic that needs no recording: every run saves its partition."""
-LABELLED = 20
-"""Classes up to which a heat map shows their names."""
+"""The diagnostic from the partition, which every run saves."""
+MAX_NAMES = 20
+"""Most class names in a heat map."""
 
 
 def check(name: str | None) -> None:
@@ -39,16 +39,11 @@ def check(name: str | None) -> None:
 
 
 def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None) -> None:
-    """Draw a diagnostic of a report's rows.
+    """Draw a diagnostic of the rows from :func:`.report.rows`.
 
     Numbers over the rounds are drawn as a curve per row: the mean over clients, then mean and standard deviation over
-    seeds. Points of features are panels of the first run of each row, and partitions of the first run of each setting.
-
-    Args:
-        frame: from :func:`.report.rows`.
-        name: of the diagnostic.
-        path: a .png, .pdf or .svg file.
-        width: of a paper's column, in inches.
+    seeds. Points of features are from the first run of each row, and partitions from the first run of each setting.
+    ``width``: of a paper's column, in inches.
 
     Raises:
         LabelSkewError: a run has not recorded it.
@@ -77,18 +72,18 @@ def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None)
                         curve = measures.setdefault(title, {}).setdefault(setting, {}).setdefault(label, {})
                         for at, values in rounds.items():
                             curve.setdefault(int(at), []).append(statistics.fmean(map(float, values)))
-        measures = {title: settings for title, settings in measures.items() if any(_labels(settings))}
+        measures = {
+            title: settings
+            for title, settings in measures.items()
+            if any(curve for curves in settings.values() for curve in curves.values())
+        }
         if not measures:
             raise mistake(f"--diagnostic {name}", "its files contain no numbers", "other runs")
         plots.charts(measures, path, methods=report.methods(frame), width=width, log=kind.log)
 
 
-def _labels(settings: dict[str, dict[str, report.Curve]]) -> list[report.Curve]:
-    return [curve for labels in settings.values() for curve in labels.values()]
-
-
 def _check_recorded(frame: DataFrame, name: str, suffix: str) -> None:
-    """Raise LabelSkewError if a run lacks the diagnostic's file; name the runs that have it, and how to record it."""
+    """Raise LabelSkewError if a run lacks the diagnostic's file."""
     runs = [run.name for runs in frame["runs"] for run in runs]
     having = [run for run in runs if (Path(run) / f"diagnostics/{name}{suffix}").is_file()]
     if lacking := [clean(run) for run in runs if run not in having]:
@@ -107,7 +102,7 @@ def _reading(file: Path) -> Iterator[None]:
 
 
 def _partition(run: FinishedRun) -> NDArray[np.int64]:
-    """Training samples ``(K, C)`` of a run's clients."""
+    """Read the training samples ``(K, C)`` of a run's clients."""
     with _reading(file := Path(run.name) / "partition.json"):
         counts = np.array(json.loads(read_text(file))["counts"], np.int64)
         if counts.ndim != 2 or not counts.size or (counts < 0).any():
@@ -126,8 +121,7 @@ def _points(frame: DataFrame, name: str, kind: type[Points], path: Path, width: 
     from fl_labelskew_plugins.diagnostics.points import ClientPoints, draw_points
 
     frame = frame.drop_duplicates(["label", "setting"])
-    several = frame["setting"].nunique() > 1
-    titles = frame["label"] + (", " + frame["setting"] if several else "")
+    titles = frame["label"] + (", " + frame["setting"] if frame["setting"].nunique() > 1 else "")
     columns = {}
     for title, runs in zip(titles, frame["runs"], strict=True):
         counts = _partition(runs[0])
@@ -148,7 +142,7 @@ def _partitions(frame: DataFrame, path: Path, width: float | None) -> None:
         for (_, setting), axes in made.axes.items():
             image = plots.heat(axes, tables[setting], most)
             classes = tables[setting].shape[1]
-            if classes <= LABELLED:
+            if classes <= MAX_NAMES:
                 axes.set_yticks(range(classes), _class_names(runs[setting], classes))
         made.picture.colorbar(image, ax=list(made.axes.values()), label="training samples")
         plots.save(made.picture, path, made.dpi)

@@ -1,13 +1,12 @@
 """Tables over run folders: runs on the same data that differ only in their seed share a row.
 
-Runs with fewer rounds than their recipe (diverged, stopped or in progress) are excluded from rows with complete runs. A
-row without complete runs shows its results, but is not compared.
+Incomplete runs (diverged, stopped or in progress) are excluded from rows with complete runs. A row without complete
+runs shows its results, but is not compared.
 
 Rows on the same data and partition are compared: by mean accuracy, rounds until the baseline's best accuracy (FedMR's
 table 4, FedShift's table 2), and difference from the baseline's accuracy, seed by seed.
 
-Rows and settings have their names from sweeps; otherwise they are named by the keys in which they differ. pandas is
-imported only if there are rows.
+Rows and settings are named by sweeps, or by the keys in which they differ.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["FinishedRun", "curves", "flat", "grouped", "notes", "number", "read_all", "rows", "same"]
 
 Curve = dict[int, list[float]]
-"""Round, counted from 1, to the accuracy of each seed."""
-
+"""Round, from 1, to the accuracy of each seed."""
 PLAIN_OPTIMIZER = "FedAvg"
 FEDAVG = "fedavg"
 NAMES = {
@@ -54,7 +52,9 @@ FALL = 3.0
 DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs"]
 """Columns that compare a row with the baseline."""
 CHOSEN = (("label", "method", "optimizer"), ("setting", "place", "partition"), ("data",))
-"""Columns in which :func:`only` looks for a name, one tuple per kind; the first column with that name is used."""
+"""Columns in which :func:`only` searches a name, one tuple per kind."""
+PRINTED = {"accuracy": "accuracy", "best_accuracy": "best", "personalised_accuracy": "personalised"}
+"""Column of the table by measure of a paper's number."""
 
 
 def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fedavg") -> DataFrame:
@@ -62,18 +62,18 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
 
     - method, optimizer, data, partition: names; combined methods are joined by ``+``; a partition's name includes its
       required parameters, such as ``dirichlet 0.1``.
-    - differs in: the other keys in which rows of the same four names differ; a method's own key in all rows of that
-      method and optimiser if in any, so that a name means the same everywhere.
+    - differs in: other keys in which rows of the same four names differ. If a method's own key differs in one setting,
+      all rows of that method and optimiser have it.
     - seeds, unfinished: numbers of complete and of incomplete runs.
     - rounds: such as ``20``, or ``3-20`` if runs differ.
-    - test: the samples for accuracy, best and curve, named as in :data:`.measure.MEASURES`. Only rows of the same
-      measure share a setting; the name of any but the first is part of the setting's name.
+    - test: samples for accuracy, best and curve, named as in :data:`.measure.MEASURES`. Rows of different measures do
+      not share a setting.
     - accuracy, best: per cent, over the last tests and the best test; mean over seeds, with ``_std`` sample std.
     - falls: whether a run's best is more than :data:`FALL` above its accuracy.
     - personalised, local model: likewise, of clients' models on their own test splits: personal models that the method
       keeps, or else models just trained.
-    - own tests, worst client, spread: likewise, of the global model on the clients' own test splits, if known: mean
-      over clients, worst client of a round, and std over clients.
+    - own tests, worst client, spread: likewise, of the global model on the clients' own test splits: mean over clients,
+      worst client of a round, and std over clients.
     - difference, difference_low, difference_high, pairs: accuracy minus the baseline's in this setting, mean over
       common seeds, with its 95 % interval (:func:`interval`), and the number of these seeds.
     - rank: by mean accuracy among the complete rows of this setting, from 1.
@@ -81,18 +81,17 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
       baseline's best, and the baseline's round divided by it; or the last round, if it is never reached.
     - MB up, MB down: MB (10^6 bytes) that all clients of a round send and receive; means over rounds.
     - s/round, peak MB, peak GPU MB: mean over rounds and seeds; maximum of the server's process over all runs.
-    - setting, place: what compared rows share: data and partition with their parameters, or the sweep's name for it;
-      ``place`` omits the data's name.
-    - label: what distinguishes a row in its setting: method, optimiser if not FedAvg, other keys; or the sweep's name.
-    - runs, whole, personal: one run per seed, only complete ones if there are any; whether they are complete; whether
+    - setting, place: data and partition of compared rows, or the sweep's name; ``place`` omits the data's name.
+    - label: method, optimiser if not FedAvg, and differing keys of a row in its setting; or the sweep's name.
+    - runs, whole, personal: one run per seed, only complete ones if any is complete; whether they are complete; whether
       the method keeps clients' models.
     - keys, curve, recall: ``section.key`` to value as JSON; accuracies, 0 to 1; of each class, in per cent.
 
     Args:
         groups: from :func:`grouped`; at least one.
         last: number of last tests to average.
-        baseline: a method under federated_optimizer FedAvg, or a label. If several rows match, each row is compared
-            with the one whose other settings are nearest.
+        baseline: a method under federated_optimizer FedAvg, or a label. Of several matching rows, each row is compared
+            with the most similar one.
 
     Raises:
         LabelSkewError: no row matches ``baseline``; only FedAvg may be missing.
@@ -165,24 +164,24 @@ def _measure(frame: DataFrame, last: int) -> None:
 def _data(runs: Sequence[FinishedRun]) -> list[dict[str, str]]:
     """For each run a key that identifies its data, if runs with equal data and partition settings used different data.
 
-    The key is the data's folder, or if a folder had different data at different times, the start of the fingerprint.
+    The key is the data's folder. If a folder had different data, it is the start of the fingerprint.
     """
-    settings = []
-    places: dict[str, dict[str | None, str]] = {}  # by setting and fingerprint of the data: their first folder
+    folders_of_run = []
+    by_setting: dict[str, dict[str | None, str]] = {}  # for each setting and fingerprint, the first folder
     for run in runs:
         values = {key: value for key, value in flat(run.recipe).items() if key.startswith(SCENE)}
-        settings.append(json.dumps(values, sort_keys=True))
-        places.setdefault(settings[-1], {}).setdefault(run.data, run.place)
-    known = []
-    for run, setting_places in zip(runs, map(places.__getitem__, settings), strict=True):
-        by_place = len(set(setting_places.values())) == len(setting_places)
-        name = (
-            {PLACES[0]: setting_places[run.data] or "default"}
-            if by_place
-            else {"data_args.fingerprint": (run.data or "unknown")[:8]}
-        )
-        known.append(name if len(setting_places) > 1 else {})
-    return known
+        folders = by_setting.setdefault(json.dumps(values, sort_keys=True), {})
+        folders.setdefault(run.data, run.place)
+        folders_of_run.append(folders)
+    keys: list[dict[str, str]] = []
+    for run, folders in zip(runs, folders_of_run, strict=True):
+        if len(folders) < 2:
+            keys.append({})
+        elif len(set(folders.values())) == len(folders):
+            keys.append({PLACES[0]: folders[run.data] or "default"})
+        else:
+            keys.append({"data_args.fingerprint": (run.data or "unknown")[:8]})
+    return keys
 
 
 def _name(value: Any) -> str:
@@ -190,7 +189,6 @@ def _name(value: Any) -> str:
 
 
 def _partition(recipe: Mapping[str, Any]) -> str:
-    """A partition's name with its required parameters, such as ``dirichlet 0.1``."""
     if recipe.get("client_specific_args.data_silo_config"):
         return "silos' data"
     name = str(recipe.get(*NAMES["partition"]))
@@ -200,7 +198,7 @@ def _partition(recipe: Mapping[str, Any]) -> str:
 
 @functools.cache
 def _required(partition: str) -> tuple[str, ...]:
-    """The parameters of a partition without a default; none if it is not installed."""
+    """Parameters of a partition without a default; empty if it is not installed."""
     try:
         fields = catalog.load("partitioners", partition).Params.model_fields
     except LabelSkewError:
@@ -209,7 +207,7 @@ def _required(partition: str) -> tuple[str, ...]:
 
 
 def ends(counts: Sequence[int]) -> str:
-    """The lowest and the highest number, such as ``3-20``; one number if they are equal."""
+    """Format the lowest and the highest number, such as ``3-20``; one number if they are equal."""
     return "-".join(map(str, dict.fromkeys((min(counts), max(counts)))))
 
 
@@ -222,12 +220,7 @@ def _curve(runs: Iterable[FinishedRun]) -> Curve:
 
 
 def _name_what_differs(frame: DataFrame) -> None:
-    """Add ``differs in``, ``setting``, ``place`` and ``label``.
-
-    A key that differs under one data set and partition is named under all, so that a name means the same in all charts.
-    A setting is named by its data (if there are several), its partition, and the keys that differ between settings of
-    the same name.
-    """
+    """Add ``differs in``, ``setting``, ``place`` and ``label``; see :func:`rows`."""
     import pandas as pd
 
     keys = pd.DataFrame(list(frame["keys"]), columns=all_keys(frame)).fillna("null")
@@ -255,7 +248,7 @@ def _name_what_differs(frame: DataFrame) -> None:
 
 
 def _name_as_swept(frame: DataFrame) -> None:
-    """Use sweeps' names for settings and rows, if all rows have one and they distinguish the same rows."""
+    """Use sweeps' names for settings and rows, if all rows have names that distinguish the same rows."""
     import pandas as pd
 
     def names_of(kind: str) -> Any:
@@ -273,7 +266,7 @@ def _name_as_swept(frame: DataFrame) -> None:
 
 
 def all_keys(frame: DataFrame) -> list[str]:
-    """All ``section.key`` that any row sets."""
+    """Each ``section.key`` that any row sets."""
     return list(dict.fromkeys(key for keys in frame["keys"] for key in keys))
 
 
@@ -290,8 +283,8 @@ def _rank(frame: DataFrame) -> None:
 def _compare(frame: DataFrame, baseline: str, last: int) -> None:
     """Add the rounds to the baseline's best, and the difference from its accuracy.
 
-    FedMR's table 4 and FedShift's table 2 print one integer per method, and do not say how seeds enter. Here, the
-    accuracy averaged over seeds has to reach the baseline's highest average.
+    FedMR's table 4 and FedShift's table 2 print one integer per method, without a rule for seeds. Here, the mean
+    accuracy over seeds must reach the baseline's highest mean.
     """
     frame[["rounds to baseline", "speedup", "not within", *DIFFERENCE]] = math.nan
     means = [
@@ -330,7 +323,7 @@ def _difference(runs: Sequence[FinishedRun], others: Sequence[FinishedRun], last
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
-    r"""The 95 % interval around their mean, :math:`\bar d \pm t_{0.975, n-1} s / \sqrt n`; NaN if all are equal.
+    r"""The 95 % interval of the mean, :math:`\bar d \pm t_{0.975, n-1} s / \sqrt n`; NaN if all are equal.
 
     Student, "The probable error of a mean", Biometrika 6, 1908.
 
@@ -348,15 +341,15 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def _apart(a: Mapping[str, str], b: Mapping[str, str]) -> int:
-    """The number of keys, without the method's, in which two rows differ."""
+    """Count the keys, without the method's, in which two rows differ."""
     keys = {key for key in (*a, *b) if not key.startswith("method_args.")}
     return sum(a.get(key) != b.get(key) for key in keys)
 
 
 def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:
-    """The rows with these names, ranked among themselves; all rows if no name is given.
+    """Select rows by names, and rank them again.
 
-    Names select within their kind: methods, settings or data. A kind without a name is not restricted, as in a sweep.
+    Names select within their kind: methods, settings or data. A kind without a name is not restricted.
 
     Raises:
         LabelSkewError: no row has one of the names, or no row matches all kinds.
@@ -382,17 +375,13 @@ def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:
 
 
 def names_in(frame: DataFrame, *columns: str) -> list[str]:
-    """The distinct names in some columns, quoted if they contain a comma."""
+    """List the distinct names in some columns, quoted if they contain a comma."""
     names = dict.fromkeys(name for column in columns for name in frame[column])
     return [f"'{name}'" if "," in name else name for name in names]
 
 
 def notes(frame: DataFrame, runs: Iterable[FinishedRun], last: int = 5) -> list[str]:
-    """Notes below a table of all rows, with ``last`` tests in each mean.
-
-    One for each run that is incomplete, not counted in its row, or much better in its best round; one for each number
-    of a paper; and one if rows have several measures.
-    """
+    """List notes on incomplete, uncounted and falling runs, numbers of papers, and different measures."""
     counted = [run for runs in frame["runs"] for run in runs]
     lines = [note for run in runs if (note := _note(run, counted))]
     for run in counted:
@@ -401,17 +390,12 @@ def notes(frame: DataFrame, runs: Iterable[FinishedRun], last: int = 5) -> list[
             lines.append(f"! {run.name}: best is {fall:.1f} points above accuracy, the mean of the last tests")
     for label, seeds in zip(frame["label"], frame["runs"], strict=True):
         for expected in seeds[0].expected:
-            column = PRINTED.get(expected.measure)
-            if column is not None:
+            if column := PRINTED.get(expected.measure):
                 paper = f"{expected.paper}, {expected.table}: {expected.value:g}"
                 lines.append(f"{label}: {clean(paper)}; compare it with the column {column}")
     if frame["test"].nunique() > 1:
         lines.append(f"accuracies are on {tested_on(frame)}: only rows with the same test are compared")
     return lines
-
-
-PRINTED = {"accuracy": "accuracy", "best_accuracy": "best", "personalised_accuracy": "personalised"}
-"""Column of the table by measure of a paper's number."""
 
 
 def _note(run: FinishedRun, counted: Sequence[FinishedRun]) -> str:
@@ -426,7 +410,7 @@ def _note(run: FinishedRun, counted: Sequence[FinishedRun]) -> str:
 
 
 def curves(frame: DataFrame) -> dict[str, dict[str, Curve]]:
-    """Setting to row label to accuracies."""
+    """Map setting and row label to accuracies."""
     settings: dict[str, dict[str, Curve]] = {}
     for row in frame.to_dict("records"):
         names = settings.setdefault(row["setting"], {})
@@ -443,11 +427,11 @@ def plot(frame: DataFrame, path: Path, width: float | None = None) -> None:
 
 
 def tested_on(frame: DataFrame) -> str:
-    """The samples on which the rows' accuracy is measured, in words."""
+    """Describe the samples of the rows' accuracies."""
     return " or on ".join(one.samples for one in MEASURES if (frame["test"] == one.name).any())
 
 
 def methods(frame: DataFrame) -> dict[str, str]:
-    """Row label to the name that selects its colour: its method, or the optimiser of FedAvg if not the default."""
+    """Map row label to the name that selects its colour: the method, or FedAvg's optimiser if not the default."""
     of_optimizer = (frame["method"] == "fedavg") & (frame["optimizer"] != PLAIN_OPTIMIZER)
     return dict(zip(frame["label"], frame["method"].mask(of_optimizer, frame["optimizer"]), strict=True))

@@ -1,7 +1,6 @@
-"""First import of the process that forks a sweep's runs: Ctrl-C then ends this process silently during imports.
+"""First import of the process that forks a sweep's runs: Ctrl-C ends it without a traceback during further imports.
 
-The sweep starts the process with Ctrl-C blocked, because Python would print a traceback. In other processes, this
-module changes nothing.
+The sweep starts it with Ctrl-C blocked. In other processes, this module changes nothing.
 """
 
 import signal
