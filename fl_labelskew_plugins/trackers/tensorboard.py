@@ -18,10 +18,7 @@ class TensorBoard(Tracker):
         """None."""
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin an event file, and hide rounds of earlier event files that are repeated.
-
-        If there are no earlier files, the complete rounds are written first.
-        """
+        """Begin an event file, and hide repeated rounds of earlier ones; without earlier ones, add complete rounds."""
         extras.load("tensorboard", "tensorboard", what="it")
         from torch.utils.tensorboard import SummaryWriter
 

@@ -1,4 +1,4 @@
-"""Sweeps from Python: run ``labelskew sweep`` in its own process, then return its runs and a table.
+"""``fl.sweep``: run ``labelskew sweep`` in its own process.
 
 In the caller's process, each run would import the caller's script again, and the sweep would need the process's
 signal handlers.
@@ -30,19 +30,18 @@ from fl_labelskew_plugins.studies.sweep import crew, plan
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-
 MARK = "# written by fl.sweep, which overwrites it"
-"""First line of the files that ``fl.sweep`` writes; files without this line belong to the user."""
+"""First line of the files that ``fl.sweep`` may overwrite."""
 
 
 class Sweep(NamedTuple):
     """The runs of a sweep.
 
     Args:
-        runs: those that have begun, in the sweep's order.
-        table: a row per run, indexed by the run's name. Columns: ``state`` as in ``labelskew status``; ``rounds``;
-            ``accuracy`` of the last test and ``best``, both between 0 and 1; ``why`` (the reason, if the run failed);
-            and each ``section.key`` in which the runs differ.
+        runs: the runs that have begun, in the sweep's order.
+        table: a row per run, indexed by its name. Columns: ``state`` as in ``labelskew status``; ``rounds``;
+            ``accuracy`` of the last test and ``best``, both between 0 and 1; ``why`` (the reason of a failure); and
+            each ``section.key`` in which the runs differ.
     """
 
     runs: list[Run]
@@ -64,6 +63,8 @@ def sweep(
 ) -> Sweep:
     """Run every combination of a grid, several at a time; repeat the call to resume unfinished runs.
 
+    A failed run does not stop the others; its row in the table has ``state`` and ``why``.
+
     Args:
         sweep: path of a sweep's file, or its content as a mapping (docs/sweeps.md).
         changes: values for all runs by ``section.key``.
@@ -75,9 +76,6 @@ def sweep(
         memory: GB (10^9 bytes) for all runs together; default: 80 % of the free memory.
         host: ``none``: without FedML.
         quiet: print only warnings and errors.
-
-    Returns:
-        The runs and their table. A failed run does not stop the others; its row has ``state`` and ``why``.
 
     Raises:
         LabelSkewError: invalid arguments or settings.
@@ -114,15 +112,15 @@ def _listed(key: str, values: Any) -> list[Any]:
 
 
 def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path | None) -> Path:
-    """Write the sweep with the changes as ``sweep.yaml`` in the folder of all runs; return its path."""
+    """Write the sweep with the changes to the folder of all runs; return the file."""
     if out is None and not isinstance(content.get("out"), str | Path):
         raise mistake("out", "missing", "the folder of all runs, as fl.sweep(..., out='runs/mine')")
     folder = Path(out or content["out"]).expanduser()
     if RunFolder(folder).recipe.exists():
         raise mistake(folder, "is the folder of a run", "another folder")
     texts = {}
-    given = content.get("set") or {}  # plan.plan reports a wrong type
-    settings = {"set": {**given, **changes}} if changes and isinstance(given, Mapping) else {}
+    common = content.get("set") or {}  # plan.plan reports a wrong type
+    settings = {"set": {**common, **changes}} if changes and isinstance(common, Mapping) else {}
     plain = json.loads(as_json({**content, **settings, "out": str(folder)}))
     base = plain.get("base")
     if isinstance(base, dict):
@@ -155,12 +153,12 @@ def _run(words: Sequence[str], planned: Sequence[plan.Planned], *, quiet: bool) 
     )
     last = ""
     try:
-        lines = process.stderr if quiet else process.stdout
-        assert lines is not None
-        with lines:
-            for line in lines:
+        source, target = (process.stderr, sys.stderr) if quiet else (process.stdout, sys.stdout)
+        assert source is not None
+        with source:
+            for line in source:
                 last = line.strip() or last
-                print(line, end="", file=sys.stderr if quiet else sys.stdout, flush=True)
+                print(line, end="", file=target, flush=True)
         code = process.wait()
     except KeyboardInterrupt:
         done = sum(run.folder.summary.exists() for run in planned)
@@ -192,7 +190,6 @@ def _table(planned: Sequence[plan.Planned]) -> DataFrame:
 
 
 def _value(recipe: Any, place: str) -> Any:
-    """A setting by its ``section.key``; None if the recipe has no such key."""
     for key in place.split("."):
         recipe = recipe.get(key) if isinstance(recipe, dict) else None
     return recipe
