@@ -62,10 +62,9 @@ def needs(data_args: dict[str, Any]) -> tuple[str, str]:
 
 @contextmanager
 def fresh(dest: Path, name: str) -> Iterator[Path]:
-    """A context for copying to ``dest``, or to ``name`` in it if it is a folder; yields and prints the path.
+    """Yield the path for a copy: ``dest``, or ``name`` in it if it is a folder; print it at the end.
 
-    Raises:
-        LabelSkewError: the path exists already, or cannot be written.
+    Raise LabelSkewError if the path exists already, or cannot be written.
     """
     target = dest / name if dest.is_dir() else dest
     if os.path.lexists(target):

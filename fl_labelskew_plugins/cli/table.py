@@ -101,10 +101,9 @@ MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\|*_<`["})
 
 
 def markdown(head: Sequence[str], rows: Rows, marks: Marks = (), words: int | None = None) -> str:
-    """Format a Markdown table.
+    """Format a Markdown table; mark 1 is bold, 2 is italic.
 
-    In the first ``words`` columns Markdown characters are escaped; the others are right-aligned. Default: all columns
-    are left-aligned. Cells with the mark 1 are bold, with 2 italic.
+    The first ``words`` columns (default: all) are left-aligned. If ``words`` is given, Markdown is escaped in them.
     """
     count = len(head) if words is None else words
     signs = ("", "**", "*")

@@ -42,9 +42,9 @@ ROUNDS = "train_args.comm_round"
 
 
 def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | None:
-    """Run a recipe, or ask its silos for their class counts; only the server of a survey returns a result.
+    """Run a recipe; or ask its silos for their class counts, and return them at the server.
 
-    ``held``: ``run_dir`` or ``resume``, if this process has already locked it.
+    ``held``: the folder ``run_dir`` or ``resume``, if this process has already locked it.
 
     Raises:
         LabelSkewError: invalid recipe or options.

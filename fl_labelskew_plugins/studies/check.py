@@ -111,17 +111,10 @@ def outcomes_of(
     runtimes: Sequence[str] = tuple(RUNTIMES),
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Outcome]:
-    """Run a method in every way, and yield each outcome.
+    """Run a method in every way, and yield each outcome; raise LabelSkewError for an invalid recipe.
 
-    Args:
-        method: a registered method.
-        recipe: a file or name; ``method_args`` of another method are replaced, and ``comm_args`` ignored.
-        overrides: ``section.key=value``.
-        runtimes: some of :data:`RUNTIMES`.
-        say: called with a line before each run.
-
-    Raises:
-        LabelSkewError: invalid recipe.
+    ``recipe``: a file or name; ``method_args`` of another method are replaced, and ``comm_args`` ignored. ``say``:
+    called with a line before each run.
     """
     base = parse.load(recipe)  # first, so that errors name the user's file
     content, _ = yaml.read(parse.read_text(recipe))

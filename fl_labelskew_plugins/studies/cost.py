@@ -1,7 +1,6 @@
 """Estimate time, memory and disk of runs, from the rounds or batches of one run of each kind.
 
-Runs are of one kind if they differ only in their seed and in the sizes of non-zero decimals, such as a learning rate or
-Dirichlet's beta, which do not change the amount of computation.
+Runs of one kind differ only in their seed and in the sizes of non-zero decimals, such as a learning rate.
 """
 
 from __future__ import annotations
@@ -57,13 +56,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class RunKind:
-    """Runs of one kind.
-
-    Args:
-        runs: all of them.
-        left: missing rounds of each unfinished run; 0 if it only lacks the summary.
-        estimate: None if no run has recorded a round or batches.
-    """
+    """Runs of one kind; ``left``: missing rounds of each unfinished run."""
 
     runs: tuple[Planned, ...]
     left: tuple[int, ...]

@@ -62,11 +62,9 @@ def _all_global(frame: DataFrame) -> bool:
 def texts(frame: DataFrame, columns: Sequence[str] = (), *, split: bool = False) -> DataFrame:
     """Format a table from :func:`.report.rows`, with accuracies in per cent, mean and std over seeds.
 
-    ``!`` marks the best round if the last tests of a run are much worse, see :data:`.report.FALL`. The label is in the
-    column method, and the place in the column partition.
-
-    ``columns``: some of :data:`MEASURES`; default: all informative ones. ``split``: for machines, with separate columns
-    for mean and std, and for each part of a name.
+    ``!`` marks the best round if the last tests of a run are much worse, see :data:`.report.FALL`. ``columns``: some of
+    :data:`MEASURES`; default: all informative ones. ``split``: separate columns for mean and std, and for each part of
+    a name.
     """
     import pandas as pd
 

@@ -1,12 +1,8 @@
 """Tables over run folders: runs on the same data that differ only in their seed share a row.
 
-Incomplete runs (diverged, stopped or in progress) are excluded from rows with complete runs. A row without complete
-runs shows its results, but is not compared.
-
-Rows on the same data and partition are compared: by mean accuracy, rounds until the baseline's best accuracy (FedMR's
-table 4, FedShift's table 2), and difference from the baseline's accuracy, seed by seed.
-
-Rows and settings are named by sweeps, or by the keys in which they differ.
+Incomplete runs (diverged, stopped or in progress) are excluded from rows with complete runs. Other rows show them, but
+are not compared. Rows on the same data and partition are compared by mean accuracy, rounds until the baseline's best
+accuracy (FedMR's table 4, FedShift's table 2), and difference from the baseline's accuracy, seed by seed.
 """
 
 from __future__ import annotations
@@ -58,40 +54,21 @@ PRINTED = {"accuracy": "accuracy", "best_accuracy": "best", "personalised_accura
 
 
 def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fedavg") -> DataFrame:
-    """A row per group: the columns of :data:`.printed.FORMS`, NaN for missing values, and their sources.
+    """Make a row per group: the columns of :data:`.printed.FORMS`, described in docs/sweeps.md, NaN for missing values.
 
-    - method, optimizer, data, partition: names; combined methods are joined by ``+``; a partition's name includes its
-      required parameters, such as ``dirichlet 0.1``.
-    - differs in: other keys in which rows of the same four names differ. If a method's own key differs in one setting,
-      all rows of that method and optimiser have it.
-    - seeds, unfinished: numbers of complete and of incomplete runs.
-    - rounds: such as ``20``, or ``3-20`` if runs differ.
-    - test: samples for accuracy, best and curve, named as in :data:`.measure.MEASURES`. Rows of different measures do
-      not share a setting.
-    - accuracy, best: per cent, over the last tests and the best test; mean over seeds, with ``_std`` sample std.
+    Further columns:
+
     - falls: whether a run's best is more than :data:`FALL` above its accuracy.
-    - personalised, local model: likewise, of clients' models on their own test splits: personal models that the method
-      keeps, or else models just trained.
-    - own tests, worst client, spread: likewise, of the global model on the clients' own test splits: mean over clients,
-      worst client of a round, and std over clients.
-    - difference, difference_low, difference_high, pairs: accuracy minus the baseline's in this setting, mean over
-      common seeds, with its 95 % interval (:func:`interval`), and the number of these seeds.
-    - rank: by mean accuracy among the complete rows of this setting, from 1.
-    - rounds to baseline, speedup, not within: the first round, from 1, in which the mean over seeds reaches the
-      baseline's best, and the baseline's round divided by it; or the last round, if it is never reached.
-    - MB up, MB down: MB (10^6 bytes) that all clients of a round send and receive; means over rounds.
-    - s/round, peak MB, peak GPU MB: mean over rounds and seeds; maximum of the server's process over all runs.
-    - setting, place: data and partition of compared rows, or the sweep's name; ``place`` omits the data's name.
-    - label: method, optimiser if not FedAvg, and differing keys of a row in its setting; or the sweep's name.
-    - runs, whole, personal: one run per seed, only complete ones if any is complete; whether they are complete; whether
-      the method keeps clients' models.
+    - not within: the last round, if the mean over seeds never reaches the baseline's best.
+    - setting, place: data and partition of compared rows, or the sweep's name; ``place`` omits the data's name. Rows of
+      different measures do not share a setting.
+    - label: method, optimiser if not FedAvg, and differing keys; or the sweep's name.
+    - runs, whole: one run per seed, only complete ones if any is complete; whether they are complete.
+    - personal: whether the method keeps clients' models.
     - keys, curve, recall: ``section.key`` to value as JSON; accuracies, 0 to 1; of each class, in per cent.
 
-    Args:
-        groups: from :func:`grouped`; at least one.
-        last: number of last tests to average.
-        baseline: a method under federated_optimizer FedAvg, or a label. Of several matching rows, each row is compared
-            with the most similar one.
+    ``last``: number of last tests to average. ``baseline``: a method under federated_optimizer FedAvg, or a label; each
+    row is compared with the most similar matching one.
 
     Raises:
         LabelSkewError: no row matches ``baseline``; only FedAvg may be missing.
@@ -162,7 +139,7 @@ def _measure(frame: DataFrame, last: int) -> None:
 
 
 def _data(runs: Sequence[FinishedRun]) -> list[dict[str, str]]:
-    """For each run a key that identifies its data, if runs with equal data and partition settings used different data.
+    """For each run, identify its data if runs with equal settings used different data.
 
     The key is the data's folder. If a folder had different data, it is the start of the fingerprint.
     """
@@ -283,8 +260,8 @@ def _rank(frame: DataFrame) -> None:
 def _compare(frame: DataFrame, baseline: str, last: int) -> None:
     """Add the rounds to the baseline's best, and the difference from its accuracy.
 
-    FedMR's table 4 and FedShift's table 2 print one integer per method, without a rule for seeds. Here, the mean
-    accuracy over seeds must reach the baseline's highest mean.
+    FedMR's table 4 and FedShift's table 2 have no rule for seeds. Here, the mean accuracy over seeds must reach the
+    baseline's highest mean.
     """
     frame[["rounds to baseline", "speedup", "not within", *DIFFERENCE]] = math.nan
     means = [
@@ -347,12 +324,9 @@ def _apart(a: Mapping[str, str], b: Mapping[str, str]) -> int:
 
 
 def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Select rows by names, and rank them again.
+    """Select rows by names of methods, settings and data, and rank them again.
 
-    Names select within their kind: methods, settings or data. A kind without a name is not restricted.
-
-    Raises:
-        LabelSkewError: no row has one of the names, or no row matches all kinds.
+    A kind without a name is not restricted. Raise LabelSkewError if no row has one of the names, or all kinds.
     """
     selected = frame["whole"] | True
     unmatched = set(names)

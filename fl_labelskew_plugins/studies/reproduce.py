@@ -1,7 +1,7 @@
 """Run recipes over several seeds and compare the results with the papers' numbers in the recipes.
 
-Each run has its own folder, ``<out>/<recipe>/seed<k>``. A budget stops runs early without changing them: the first N of
-T rounds are computed with the schedule over T rounds.
+Each run has its own folder, ``<out>/<recipe>/seed<k>``. With a budget, the first N of T rounds are computed with the
+schedule over T rounds.
 """
 
 from __future__ import annotations
@@ -36,11 +36,7 @@ Say = Callable[[str], None]
 
 
 def seconds_of(budget: str) -> float:
-    """Convert a budget such as ``2h``, ``30m`` or ``1h30m`` to seconds.
-
-    Raises:
-        LabelSkewError: invalid or zero duration.
-    """
+    """Convert a budget such as ``2h`` or ``1h30m`` to seconds; raise LabelSkewError if it is invalid or zero."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", budget)
     if not parts or "".join(number + unit for number, unit in parts) != budget:
         raise mistake(f"--budget {budget}", "invalid duration", "a number with its unit, such as 90s, 30m, 2h or 1h30m")
@@ -55,9 +51,6 @@ class Experiment:
     """One recipe, to be run with several seeds.
 
     Args:
-        path: the recipe's file or name.
-        recipe: with the overrides.
-        overrides: ``section.key=value``.
         whole: rounds of the original recipe.
         deviations: ``key: original value -> new value``, for settings that affect results.
         out: the folder of its runs.
@@ -90,12 +83,7 @@ class Experiment:
 
 
 def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) -> list[Experiment]:
-    """Load and check recipes and their data.
-
-    Args:
-        named: name, which is also the experiment's folder in ``out``, to path.
-        overrides: ``section.key=value``.
-        out: folder of all experiments.
+    """Load and check recipes and their data; ``named``: name, also of the folder in ``out``, to path.
 
     Raises:
         MistakesError: all mistakes, a line each.
@@ -139,8 +127,7 @@ def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) 
 def run_within(chosen: Sequence[Experiment], seeds: int, until: float, say: Say, *, quiet: bool) -> None:
     """Run every experiment with the seeds ``0 .. seeds - 1`` until a time, in seconds of :func:`time.monotonic`.
 
-    Each run gets an equal share of the remaining time. It may stop within a round, and repeats that round when it
-    resumes; see :func:`complete`.
+    Each run gets an equal share of the remaining time; see :func:`complete`.
     """
     runs = [(experiment, seed) for seed in range(seeds) for experiment in chosen]
     unfinished = [(one, seed) for one, seed in runs if held(one.path, one.settings(seed), one.folder(seed)) != "done"]
@@ -155,10 +142,9 @@ def run_within(chosen: Sequence[Experiment], seeds: int, until: float, say: Say,
 
 
 def held(path: Path, settings: Sequence[str], folder: RunFolder) -> str | None:
-    """Return the state of a recipe's run in a folder: ``done``, ``begun``, or None if the folder contains no run.
+    """Return the state of a recipe's run in a folder: ``done``, ``begun``, or None for an empty folder.
 
-    Raises:
-        LabelSkewError: the folder contains another run.
+    Raise LabelSkewError if the folder contains another run.
     """
     if not folder.recipe.exists():
         return None
@@ -227,10 +213,10 @@ HEAD = (
 
 
 def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
-    """Return a row under :data:`HEAD` per expected number; without such numbers one row without a verdict.
+    """Return a row under :data:`HEAD` per expected number, or one row without a verdict.
 
-    All runs are compared after the number of rounds of the shortest one; runs without a round are skipped. Runs on
-    small copies of the data (``labelskew data fake``) or with missing rounds get no verdict.
+    All runs are compared after the number of rounds of the shortest one. Runs on small copies of the data (``labelskew
+    data fake``) or with missing rounds get no verdict.
     """
     begun = [seed for seed in range(seeds) if experiment.done(seed)]
     rounds = min(map(experiment.done, begun), default=0)

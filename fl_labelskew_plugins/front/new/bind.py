@@ -20,8 +20,7 @@ def bind(file: Path, place: Path) -> facts.SiloData:
     """Write the absolute path of a silo's data into its own file, if they fit all recipes that list the file.
 
     Raises:
-        LabelSkewError: no recipe in its folder lists the file, the data cannot be read, or they do not fit; the file
-            is unchanged.
+        LabelSkewError: no recipe lists the file, or the data cannot be read or do not fit; the file is unchanged.
     """
     where, text = clean(file, 4096), parse.read_text(file)
     listing = parse.homes(file)

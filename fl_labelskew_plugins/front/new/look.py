@@ -47,11 +47,9 @@ class OwnData:
     """The user's own data, or the form of data that are elsewhere.
 
     Args:
-        dataset: name of the data set that reads them.
         path: the given file or folder, absolute; None: the data are elsewhere.
-        args: the data set's own ``data_args``, with ``data_cache_dir`` unless the data are elsewhere.
+        args: the data set's ``data_args``, with ``data_cache_dir`` unless the data are elsewhere.
         shape: of a sample at the network's input.
-        classes: names of all ``C`` classes.
         groups: names in the order of the groups' numbers; of pictures, also the folders in ``path``.
         samples: number of training samples; 0 if unknown.
         notes: sentences that describe how the data were read.
@@ -73,9 +71,7 @@ def described(classes: Sequence[str], size: int, columns: str | None, label: str
     """Describe data that are elsewhere: pictures of ``size`` pixels, or a table.
 
     ``columns``: a table's features, such as ``age,bmi=10..60,sex=f/m``: a number, a number with its range, categories.
-
-    Raises:
-        MistakesError: all mistakes in ``columns``.
+    Raise MistakesError with all mistakes in them.
     """
     if columns is None:
         if label is not None:
@@ -127,11 +123,8 @@ def _range_moments(low: float, high: float) -> tuple[float, float]:
 def look(path: Path, label: str | None = None, group: str | None = None, classes: Sequence[str] = ()) -> OwnData:
     """Inspect a folder of pictures, an ``.npz`` file, a table, or a folder with one such file.
 
-    Args:
-        path: of the data.
-        label: a table's column of classes; default: the only one with a usual name.
-        group: a table's column of groups; default: the only one with a usual name, or none.
-        classes: names of all classes of pictures or of a table; default: those in the data.
+    ``label``, ``group``: a table's columns; default: the only one with a usual name. ``classes``: names of all classes
+    of pictures or of a table; default: those in the data.
 
     Raises:
         LabelSkewError: the data have another form, cannot be read, or an option is missing.
@@ -267,11 +260,7 @@ def _table(path: Path, label: str | None, group: str | None, classes: Sequence[s
 
 
 def _column(path: Path, columns: Sequence[str], wanted: str | None, names: Sequence[str], option: str) -> str | None:
-    """Choose the wanted column, or the only one with one of ``names``, if any.
-
-    Raises:
-        LabelSkewError: the wanted column does not exist, or several columns have such names.
-    """
+    """Choose the wanted column, or the only one with one of ``names``, if any."""
     if wanted is not None and wanted not in columns:
         raise LabelSkewError(f"{option} {mistakes.unknown(wanted, [clean(column, 40) for column in columns])}")
     fits = [wanted] if wanted is not None else [column for column in columns if column.lower() in names]

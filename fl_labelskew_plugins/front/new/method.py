@@ -19,8 +19,7 @@ LINK = re.compile(r"\[([^]]*)\]\(\.\./\.\./([^)]*)\)")
 def package(name: str, out: Path) -> list[str]:
     """Write a package to ``out``, new or empty; return the next commands.
 
-    Raises:
-        LabelSkewError: the name is invalid or in use, or the folder is not new or empty.
+    Raise LabelSkewError if the name is invalid or in use, or the folder is not new or empty.
     """
     where = f"method {clean(name, 40)}"
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):

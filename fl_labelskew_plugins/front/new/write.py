@@ -64,11 +64,8 @@ def simulation(seen: OwnData, out: Path) -> list[str]:
 def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = False) -> list[str]:
     """Write a federation's recipe, and a file for each silo; return the next commands.
 
-    Args:
-        seen: the data; each group is a silo. Silos of an archive or a table get their rows as files.
-        out: a new or empty folder.
-        silos: number of silos if the data have no groups; initially each has all of the data.
-        secure: whether to use secure aggregation.
+    Each group of the data is a silo; silos of an archive or a table get their rows as files. ``silos``: number of silos
+    if the data have no groups; each then has all of the data.
 
     Raises:
         LabelSkewError: ``out`` is not new or empty, cannot be written, or the data do not fit ``silos`` or ``secure``.

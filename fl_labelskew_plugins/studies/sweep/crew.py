@@ -1,10 +1,8 @@
 """Run a sweep's processes: several at a time, as GPUs, cores and memory allow.
 
-Each run is a process, with results identical to ``labelskew run``. It is forked from a process that has imported the
-host, because this import takes seconds.
-
-``ProcessPoolExecutor`` needs Python 3.11, and one killed run aborts all others. With joblib's loky, memory grows with
-the number of runs in a process. One ``sweep --task`` per run takes three times the processor time for tiny runs.
+Each run is forked from a process that has imported the host, because this import takes seconds. Alternatives:
+``ProcessPoolExecutor`` needs Python 3.11, and one killed run aborts all others; with joblib's loky, memory grows with
+the number of runs in a process.
 """
 
 from __future__ import annotations
@@ -62,8 +60,6 @@ def run_all(
 ) -> list[str]:
     """Finish all runs; return a line per failed run.
 
-    Other processes and machines may work in the same folder.
-
     Args:
         planned: from :func:`.plan.plan`.
         jobs: runs at a time; default: :func:`default_jobs`.
@@ -73,8 +69,7 @@ def run_all(
         pause: when each run stops early.
 
     Raises:
-        MistakesError: see :func:`.plan.states_of`.
-        LabelSkewError: the folder cannot be written.
+        LabelSkewError: folders contain other runs, or cannot be written.
         KeyboardInterrupt: interrupted; all runs have saved a checkpoint.
     """
     states = states_of(planned)
@@ -91,13 +86,10 @@ def run_all(
 
 
 def run_here(run: Planned, say: Say, host: str | None = None) -> None:
-    """Finish one run in this process, on the first visible GPU; print its result, or which process already runs it.
+    """Finish one run in this process, on the first visible GPU, and print its result.
 
-    Raises:
-        MistakesError: this machine lacks the data or the GPU.
-        LabelSkewError: the folder contains another run.
-        RunError: the run failed.
-        KeyboardInterrupt: interrupted; a checkpoint is saved.
+    If another process runs it, print that instead. Raise MistakesError if this machine lacks the data or the GPU; see
+    also :func:`.reproduce.complete`.
     """
     begun, title = time.monotonic(), f"task {run.number}  {run.name}"
     if states_of([run])[run.name] != "done" and (wrong := missing([run])):
@@ -137,7 +129,7 @@ class RunProcess:
 class Crew:
     """Run processes, ``slots`` at a time within ``bound`` bytes.
 
-    A run's memory is estimated by the highest ``peak_mb`` of runs on the same data and network. Until the first such
+    The estimated memory of a run is the highest ``peak_mb`` of runs on the same data and network. Until the first such
     run has finished a round, no other run is started.
     """
 

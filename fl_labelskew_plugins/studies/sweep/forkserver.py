@@ -1,4 +1,4 @@
-"""First import of the process that forks a sweep's runs: Ctrl-C ends it without a traceback during further imports.
+"""First import of the process that forks a sweep's runs: Ctrl-C then ends it without a traceback.
 
 The sweep starts it with Ctrl-C blocked. In other processes, this module changes nothing.
 """

@@ -1,8 +1,4 @@
-"""The grid of a sweep: its runs, their names, folders and states.
-
-A sweep's YAML file has a base recipe, settings for all runs, and axes. The folder of a run is named after its
-combination.
-"""
+"""The grid of a sweep: its runs, their names, folders and states."""
 
 from __future__ import annotations
 
@@ -66,8 +62,6 @@ class Planned:
     """A run of one combination.
 
     Args:
-        name: of its folder.
-        base: the recipe's file.
         settings: overrides of the base, ``section.key=value``.
         gpus: GPU numbers, of which the run gets one; empty on the CPU.
         log: the file of the run's output.

@@ -1,9 +1,7 @@
 """Run a sweep as an array job of Slurm: a task for each unfinished run.
 
 A task that reaches its time limit saves a checkpoint, is requeued, and resumes. Slurm itself requeues tasks after
-preemption or a node failure.
-
-``submitit`` would not be shorter: it submits pickled functions, not a command, and cannot show the script beforehand.
+preemption or a node failure. ``submitit`` submits pickled functions, not a command, and cannot show the script before.
 """
 
 from __future__ import annotations
@@ -51,12 +49,10 @@ exit "$code"
 
 
 def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] = ()) -> str:
-    """Write the script of an array job.
+    """Write the script of an array job with a task for each run.
 
-    Args:
-        runs: one task each.
-        words: arguments of ``labelskew`` before the task's number.
-        extra: options of sbatch, ``KEY=VALUE`` or ``KEY``, which override or extend ours.
+    ``words``: arguments of ``labelskew`` before the task's number. ``extra``: options of sbatch, ``KEY=VALUE`` or
+    ``KEY``.
 
     Raises:
         LabelSkewError: an option is malformed, or a run cannot be a task.
@@ -96,10 +92,9 @@ def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] =
 
 
 def submit(text: str, folder: Path) -> str:
-    """Submit a script to Slurm, and create the folder of logs in ``folder``; return the job's number.
+    """Submit a script to Slurm and create the folder of logs; return the job's number.
 
-    Raises:
-        LabelSkewError: Slurm is not installed, or it rejects the job.
+    Raise LabelSkewError if Slurm is not installed, or if it rejects the job.
     """
     if shutil.which("sbatch") is None:
         use = "the cluster's login node, or --dry-run to see the script"
