@@ -10,10 +10,10 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import RUN
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.ledgers import audit
+from fl_labelskew_plugins.machine.text import clean, counted
 
 DROPPED_FIRST = ("sha256", "times", "bytes", "peer")
-"""Columns that a narrow terminal omits, in this order."""
 
 
 @click.group("audit")
@@ -30,7 +30,6 @@ def audit_group() -> None:
 @guarded
 def show(folder: Path, event: str | None) -> None:
     """Show the log in RUN, the folder of a server or a silo."""
-    from fl_labelskew_plugins.ledgers import audit
     from fl_labelskew_plugins.recipe import mistakes
 
     if event not in (None, *audit.EVENTS):
@@ -60,9 +59,6 @@ def verify(folder: Path, last: str) -> None:
     The exit code is 1 if a line was; the message names the first one. Lines removed from the end are detected only
     with --last.
     """
-    from fl_labelskew_plugins.ledgers import audit
-    from fl_labelskew_plugins.machine.text import counted
-
     log = audit.verify(folder, last.strip().lower())
     click.echo(f"ok: {counted(log.lines, 'line')} in {counted(log.files, 'file')}, last line's SHA-256 {log.last}")
     if log.missing or log.repaired:

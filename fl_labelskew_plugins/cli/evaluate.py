@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.trained.evaluate import TestedPart
 
 MAX_CLASSES = 20
-"""Most classes of a printed confusion matrix."""
 
 
 @click.command("evaluate")

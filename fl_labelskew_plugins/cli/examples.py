@@ -28,7 +28,6 @@ ABOUT = {
     "sweeps/niid_bench": "Fashion-MNIST: the settings of NIID-Bench in Flower's baseline; 40 minutes per run",
 }
 GENERATED = ("__pycache__", "certs", "data", "runs")
-"""Files of earlier runs in an example's folder."""
 
 
 def source(name: str) -> Path:

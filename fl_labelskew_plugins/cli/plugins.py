@@ -90,7 +90,6 @@ def _deviations(plugin: Any) -> list[str]:
 
 
 def _accuracies(name: str) -> list[str]:
-    """Format the measured accuracies of a method; a narrow terminal omits those on own splits."""
     lines = []
     for result in measured.of_method(name):
         head, *rows = [[cell.replace("`", "") for cell in row] for row in (result.head, *result.rows)]
@@ -131,7 +130,6 @@ def _command(verb: str, kind: Kind, plural: str) -> click.Command:
 
 
 VERBS = {"partitioners": "partitions"}
-"""Commands whose name differs from their kind of plugin."""
 WORDS = {
     "methods": "label-skew methods",
     "optimizers": "optimisers",

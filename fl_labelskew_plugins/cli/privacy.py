@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.recipe.sections import PrivacyBudget
 
 MAX_CLIENTS = 20
-"""Most listed clients of a simulation."""
 LEVELS = (
     "silo: all samples of the silo are replaced by as many others; proven for values that are clipped and have noise",
     "claim: one sample of the silo is replaced by another; proven for class counts; for weights it relies on the claim "
@@ -90,7 +89,6 @@ def _clients(ledger: Ledger) -> Iterator[str]:
 
 
 def _cells(entry: LedgerEntry) -> list[str]:
-    """Format round, epsilon of both levels, delta, and the revealed data."""
     round_ = "before" if entry.round < 0 else str(entry.round + 1)
     epsilons = (_epsilon(entry.epsilon[level]) if entry.epsilon else "?" for level in ("silo", "claim"))
     return [round_, *epsilons, f"{entry.delta:g}", _revealed(entry.answered)]

@@ -20,7 +20,6 @@ from fl_labelskew_plugins.machine.text import wrapped
 from fl_labelskew_plugins.recipe import shipped
 
 DROPPED_FIRST = ("rounds", "clients", "network", "needs", "method", "data")
-"""Columns that a narrow terminal omits, in this order."""
 DEST = click.argument("dest", required=False, default=".", type=PATH)
 
 

@@ -25,7 +25,6 @@ DROPPED_FIRST = (
     *("peak GPU MB", "peak MB", "s/round", "MB down", "MB up", "spread", "own tests", "local model", "rounds", "pairs"),
     *("worst client", "rounds to baseline", "rank", "data", "difference", "personalised", "best"),
 )
-"""Columns that a narrow terminal omits, in this order."""
 
 
 def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: bool = False) -> str:

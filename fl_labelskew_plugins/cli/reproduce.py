@@ -22,7 +22,6 @@ DROPPED_FIRST = (
     *("measure", "seconds", "std", "paper", "tolerance"),
     *("seeds", "difference", "changed", "rounds", "expected"),
 )
-"""Columns that a narrow terminal omits, in this order."""
 
 
 def _named(recipes: tuple[str, ...]) -> dict[str, Path]:

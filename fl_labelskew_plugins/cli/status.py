@@ -15,11 +15,11 @@ from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import PATH
 from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 
 HEAD = ("silo", "name", "state", "since", "last upload", "bytes in", "bytes out", "address")
 DROPPED_FIRST = ("bytes out", "bytes in", "address", "since", "last upload")
-"""Columns that a narrow terminal omits, in this order."""
 
 
 @click.command("status")
@@ -32,8 +32,6 @@ def status_command(folder: Path, *, as_json: bool) -> None:
     If FOLDER belongs to a sweep or contains several runs, each run has a row. Only files in FOLDER are read, so this
     works on any machine that can read them.
     """
-    from fl_labelskew_plugins.runs import status
-
     try:
         facts = status.read(folder)
     except LabelSkewError:
@@ -64,8 +62,6 @@ def _runs(folder: Path) -> list[str]:
 
 
 def _show_several(folder: Path, names: list[str], *, as_json: bool) -> None:
-    from fl_labelskew_plugins.runs import status
-
     runs = [status.read_planned(folder / name) for name in names]
     if as_json:
         click.echo(json.dumps({"folder": str(folder), "runs": runs}, indent=2))
@@ -78,8 +74,6 @@ def _show_several(folder: Path, names: list[str], *, as_json: bool) -> None:
 
 
 def _run_row(name: str, facts: dict[str, Any]) -> list[str]:
-    from fl_labelskew_plugins.runs import status
-
     name, state = clean(name, 300), facts["state"]
     try:
         rounds = f"{facts['rounds_done']}/{facts.get('rounds') or '?'}" if "rounds_done" in facts else ""

@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 MAX_CLIENTS, FURTHEST = 20, 15
 """Most clients in a table: the ones furthest from the federation's class shares, and then the nearest ones."""
 MAX_CLASSES = 20
-"""Most classes in a table."""
 HEADS = {
     **{"held": "classes held", "effective": "effective", "imbalance": "imbalance"},
     **{"hellinger": "Hellinger", "chance": "by chance"},
 }
 DROPPED_FIRST = ("imbalance", "effective")
-"""Measures that a narrow terminal omits, in this order."""
 
 
 @click.command("survey")

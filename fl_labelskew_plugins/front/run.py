@@ -31,6 +31,7 @@ from fl_labelskew_plugins.runs.session import build
 from fl_labelskew_plugins.runs.simulation import Simulation
 from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.show import card
+from fl_labelskew_plugins.surveys.survey import of_partition
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -355,6 +356,23 @@ def simulate(recipe: Recipe | str | Path | Mapping[str, Any], folder: str | Path
         raise LabelSkewError(f"comm_args.backend: {recipe.comm.backend}: fl.simulate runs in one process; use sp")
     recipe = compatibility.without_host(recipe, "fl.run, which uses FedML if it is installed")
     return Loop(recipe, None if folder is None else Path(folder))
+
+
+def survey(
+    recipe: Recipe | str | Path | Mapping[str, Any],
+    *,
+    dataset: object = None,
+    partition: Sequence[Sequence[int]] | Partitioner | None = None,
+) -> pd.DataFrame:
+    """Measure a recipe's label skew without training; the arguments are as for :func:`run`.
+
+    Returns:
+        A row per client: training samples of each class and in all, then the measures of ``labelskew survey``.
+
+    Raises:
+        LabelSkewError: invalid recipe or objects.
+    """
+    return of_partition(prepared(recipe, {"dataset": dataset, "partition": partition})).frame
 
 
 class Loop:

@@ -247,7 +247,6 @@ def resumed(
 
 
 def _check_rounds(recipe: Recipe, folder: RunFolder, planned: int) -> None:
-    """Raise LabelSkewError if a run of ``planned`` rounds cannot have the recipe's number of rounds."""
     rounds, done = recipe.train.comm_round, checkpoint.round_of(folder.checkpoint) or 0
     where = f"--set {ROUNDS}={rounds}"
     if folder.is_whole(planned) and done < planned:

@@ -15,7 +15,6 @@ from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 from fl_labelskew_plugins.runs.session import Session, made_up
 
 MAX_CLIENTS = 50
-"""Most clients in a card."""
 
 
 def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[str, Any], *, best: bool) -> str:
@@ -69,7 +68,6 @@ def _params(params: Mapping[str, Any], *excluded: str) -> str:
 
 
 def _samples(session: Session, result: Mapping[str, Any]) -> str:
-    """Secure aggregation hides the number of training samples."""
     sizes, tested = [n for n in session.sizes if n], len(session.trainer.test.y)
     number = "Training samples" if session.recipe.sums_alone else counted(sum(sizes), "training sample")
     tests = counted(tested, "test sample")

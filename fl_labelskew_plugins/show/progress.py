@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 DUMB = ("dumb", "unknown")
-"""Values of TERM for terminals without cursor control."""
 
 
 def progress(quiet: bool, *, plain: bool = False) -> Progress:

@@ -36,7 +36,6 @@ DEFAULT_OVERRIDES = (
     "train_args.epochs=1",
     "partition_args.classes_per_client=4",
 )
-"""Overrides of the default recipe."""
 COMMON_OVERRIDES = (
     "train_args.comm_round=2",
     "validation_args.frequency_of_the_test=1",
@@ -51,7 +50,6 @@ RUNTIMES = {
 }
 """Overrides of an ``sp`` run for each compared way of running."""
 MAX_SILOS = 16
-"""Most silos, each a process of this machine."""
 REASONS = {
     "resumed": "a hook keeps numbers outside client.state and the tensors of combine",
     "MPI": "clients share an object that processes do not share, such as a global variable or a separate generator",

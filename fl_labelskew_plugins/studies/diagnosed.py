@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 HEATMAP = "label_heatmap"
 """The diagnostic from the partition, which every run saves."""
 MAX_NAMES = 20
-"""Most class names in a heat map."""
 
 
 def check(name: str | None) -> None:
@@ -80,7 +79,6 @@ def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None)
 
 
 def _check_recorded(frame: DataFrame, name: str, suffix: str) -> None:
-    """Raise LabelSkewError if a run lacks the diagnostic's file."""
     runs = [run.name for runs in frame["runs"] for run in runs]
     having = [run for run in runs if (Path(run) / f"diagnostics/{name}{suffix}").is_file()]
     if lacking := [clean(run) for run in runs if run not in having]:

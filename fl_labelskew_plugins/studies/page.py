@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MAX_CLIENTS = 50
-"""Most clients in a table."""
 PageTable = dict[str, Any]
 """``head``; ``rows`` of cells, each a text and its mark (:func:`.printed.marks`); ``words``: number of text columns."""
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 WORDS = (*NAMES, "differs in", "label", "setting", "test")
-"""Columns of text."""
 FORMS = {
     **dict.fromkeys((*WORDS, "seeds", "unfinished", "rounds"), ""),
     **{f"{name}{part}": ".2f" for name in ("accuracy", "best") for part in ("", "_std")},
@@ -30,7 +29,6 @@ PARTS = {
 }
 """Columns only for machines, and the column that contains them for readers."""
 MEASURES = [name for name in FORMS if name not in WORDS and name not in PARTS]
-"""Columns that a reader may select."""
 BETTER = {"accuracy": 1, "personalised": 1, "best": 1, "worst client": 1, "rounds to baseline": -1}
 """Columns with marks: 1 if higher is better, -1 if lower is better."""
 
@@ -55,7 +53,6 @@ def numbers(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
 
 
 def _all_global(frame: DataFrame) -> bool:
-    """Whether all rows are measured on a global test set."""
     return bool((frame["test"] == NAMED[GLOBAL].name).all())
 
 

@@ -46,11 +46,9 @@ SCENE = ("data_args.", "partition_args.")
 FALL = 3.0
 """Per cent points by which a run's best round exceeds its last tests if its accuracy falls or oscillates."""
 DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs"]
-"""Columns that compare a row with the baseline."""
 CHOSEN = (("label", "method", "optimizer"), ("setting", "place", "partition"), ("data",))
 """Columns in which :func:`only` searches a name, one tuple per kind."""
 PRINTED = {"accuracy": "accuracy", "best_accuracy": "best", "personalised_accuracy": "personalised"}
-"""Column of the table by measure of a paper's number."""
 
 
 def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fedavg") -> DataFrame:
@@ -175,7 +173,6 @@ def _partition(recipe: Mapping[str, Any]) -> str:
 
 @functools.cache
 def _required(partition: str) -> tuple[str, ...]:
-    """Parameters of a partition without a default; empty if it is not installed."""
     try:
         fields = catalog.load("partitioners", partition).Params.model_fields
     except LabelSkewError:
@@ -268,12 +265,13 @@ def _compare(frame: DataFrame, baseline: str, last: int) -> None:
         {r: statistics.fmean(values) for r, values in sorted(curve.items()) if len(values) == len(runs)}
         for curve, runs in zip(frame["curve"], frame["runs"], strict=True)
     ]  # only rounds that all seeds have tested
+    keys = [{k: v for k, v in keys.items() if not k.startswith("method_args.")} for keys in frame["keys"]]
     by_label = frame["label"] == baseline
     by_method = (frame["method"] == baseline) & (frame["optimizer"] == PLAIN_OPTIMIZER)
     for row, setting in frame["setting"].items():
         here = frame["whole"] & (frame["setting"] == setting)
         bases = frame.index[here & (by_label if (here & by_label).any() else by_method)]
-        base = min(bases, key=lambda other: _apart(frame["keys"][row], frame["keys"][other]), default=None)
+        base = min(bases, key=lambda n: len({key for key, _ in keys[n].items() ^ keys[row].items()}), default=None)
         if base is None:
             continue
         if row != base and frame["whole"][row]:
@@ -315,12 +313,6 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 
     middle, half = statistics.fmean(differences), float(t.ppf(0.975, n - 1)) * statistics.stdev(differences) / n**0.5
     return middle - half, middle + half
-
-
-def _apart(a: Mapping[str, str], b: Mapping[str, str]) -> int:
-    """Count the keys, without the method's, in which two rows differ."""
-    keys = {key for key in (*a, *b) if not key.startswith("method_args.")}
-    return sum(a.get(key) != b.get(key) for key in keys)
 
 
 def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:

@@ -23,9 +23,7 @@ INSTALL = "pip install mlflow-skinny"
 BESIDE_FEDML = "pip install --no-deps mlflow-skinny==2.12.2 entrypoints pytz sqlparse"
 """FedML's pins are incompatible with MLflow's, but this version works."""
 RUN_FILE = "mlflow.json"
-"""File with the id of the run in MLflow."""
 MAX_PARAMETERS = 100
-"""Parameters that MLflow accepts at once."""
 QUIET = {
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -25,7 +25,6 @@ from fl_labelskew_plugins.recipe import mistakes
 
 KINDS = "a folder of pictures, an .npz file, or a CSV or Parquet table"
 SAMPLED = 60
-"""Number of pictures to inspect."""
 SIDES = (8, 16, 28, 32, 64)
 """Sides in pixels for training; larger ones are slow without a GPU."""
 GREY = {"1", "L", "LA", "I", "I;16", "I;16B", "F"}
@@ -35,11 +34,9 @@ LABELS = ("label", "labels", "class", "target", "diagnosis", "y")
 GROUPS = ("group", "hospital", "site", "centre", "center", "client", "silo")
 MAX_CLASSES = 10_000
 ROW_NUMBERS = r"(.*[_ ])?id|index|unnamed: 0"
-"""Pattern for names of columns that number the rows."""
 CATEGORY = (0.5, 0.5)
 """Mean and standard deviation for a category, 0 or 1, of data that are elsewhere."""
 MAX_VALUES = 20
-"""Most distinct texts in a column of categories."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +207,6 @@ def _archive(path: Path) -> OwnData:
 
 
 def _loaded(name: str, path: Path, args: dict[str, Any], notes: Sequence[str]) -> OwnData:
-    """Read the data as in a run."""
     plugin = catalog.load("datasets", name)
     params, lines = mistakes.checked(plugin.Params, {key: args[key] for key in args if key != "data_cache_dir"})
     if lines:

@@ -31,7 +31,6 @@ MAX_SILOS = 100
 GREY = ([0.449], [0.226])
 """Mean and standard deviation of ImageNet, averaged over the channels."""
 ALL_JOIN = 20
-"""Most clients that all join every round."""
 LARGE = 5000
 """Training samples from which batches are larger and one local epoch is enough."""
 
@@ -253,7 +252,6 @@ def _deal_archive(seen: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _deal_table(seen: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
-    """Write each group's rows as a table with only the necessary columns."""
     args, source = seen.args, Path(seen.args["data_cache_dir"])
     frame = table.rows(source, [args["group"], *args["features"], args["label"]])
     groups = table.texts(frame.pop(args["group"]))
@@ -279,7 +277,6 @@ def _comment(text: str) -> str:
 
 
 def _finish(part: Path, seen: OwnData, kind: str, ignored: Sequence[str], **facts: Any) -> None:
-    """Write README, .gitignore, and the schema for editors."""
     page = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     readme = page.from_string(Path(__file__).with_name(f"{kind}.md.j2").read_text("utf-8"))
     example = "/data/table.csv" if seen.dataset == "table" else "/data/pictures"

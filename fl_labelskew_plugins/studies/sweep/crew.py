@@ -37,7 +37,6 @@ from fl_labelskew_plugins.studies.reproduce import Say, complete
 from fl_labelskew_plugins.studies.sweep.plan import Planned, missing, states_of
 
 MEMORY_SHARE = 0.8
-"""Share of the free memory for all runs together."""
 GRACE = 30.0
 """Seconds in which a terminated run may save its checkpoint."""
 MAX_DELAY = 5.0
@@ -211,7 +210,6 @@ class Crew:
         return len(self.running) < self.slots and None not in peaks and sum(filter(None, peaks)) <= self.bound
 
     def _remember(self, run: Planned) -> None:
-        """Update the peak memory of the run's kind."""
         for line in read_lines(run.folder.timings)[-1:]:
             if peak := report.number(line, "peak_mb"):
                 self._peaks[_kind(run)] = max(1e6 * peak, self._peaks.get(_kind(run), 0.0))
@@ -263,12 +261,10 @@ def _gpus(planned: Sequence[Planned]) -> list[int]:
 
 
 def _kind(run: Planned) -> tuple[str, str]:
-    """Data set and network."""
     return run.recipe.data.dataset, run.recipe.network_name
 
 
 def _visible(gpu: int) -> str:
-    """CUDA's name of a visible GPU."""
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return names[gpu] if gpu < len(names) else str(gpu)
 

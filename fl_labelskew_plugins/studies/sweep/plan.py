@@ -31,7 +31,6 @@ from fl_labelskew_plugins.studies.reproduce import Experiment, held
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 MAX_NAME = 150
-"""Maximum length of a run's name."""
 LOGS = "_logs"
 """Folder of the runs' logs; no run's name starts with ``_``."""
 MAX_COMBINATIONS = 10_000
@@ -198,7 +197,6 @@ def _twins(path: Path, planned: Sequence[Planned]) -> list[str]:
 
 
 def _place(recipe: Recipe) -> str:
-    """The data's folder, as an identifier of the data."""
     folder = data_folder(recipe) or recipe.dataset.default_dir
     return "" if folder is None else str(Path(folder).resolve())
 

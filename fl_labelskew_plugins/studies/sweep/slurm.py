@@ -23,7 +23,6 @@ from fl_labelskew_plugins.studies.sweep.plan import LOGS, Planned
 NOTICE = 60
 """Seconds between the signal and the time limit; Slurm may be a minute early."""
 RESTARTS = 30
-"""Maximum number of times a task is requeued."""
 OPTION = re.compile(r"[a-z][a-z0-9-]*")
 FORMS = {"array": (r"%\d+", "%N, the maximum of tasks at a time"), "signal": (r"B:USR1@\d+", "B:USR1@SECONDS")}
 """Pattern and description of option values on which the script relies."""
