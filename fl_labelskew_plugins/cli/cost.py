@@ -41,7 +41,7 @@ def forecast(
         out: the folder of all runs.
         jobs: runs at a time.
         free: bytes of memory available to all runs together.
-        host: as for :func:`.crew.run_all`.
+        host: as for :func:`.pool.run_all`.
         until: deadline for starting runs, in seconds of :func:`time.monotonic`.
         tasks: whether to print the runs' numbers.
 
@@ -54,7 +54,7 @@ def forecast(
     from fl_labelskew_plugins.runs import status
     from fl_labelskew_plugins.runs.progress import Pause
     from fl_labelskew_plugins.studies import cost
-    from fl_labelskew_plugins.studies.sweep import crew, plan
+    from fl_labelskew_plugins.studies.sweep import plan, pool
 
     plan.states_of(planned)  # raises if a folder holds another run
     states = [status.read_planned(run.folder.path)["state"] for run in planned]
@@ -67,7 +67,7 @@ def forecast(
         if time.monotonic() < until:
             click.echo(f"measuring [{number}/{len(unknown)}]: {run.name}", err=True)
             pause = Pause(cost.PROBE_ROUNDS, until, cost.PROBE_S)
-            failed += crew.run_all([run], jobs=1, memory=None, say=lambda line: None, host=host, pause=pause)
+            failed += pool.run_all([run], jobs=1, memory=None, say=lambda line: None, host=host, pause=pause)
     kinds = cost.kinds(planned)
     click.echo(table.plain(cost.HEAD, [kind.row() for kind in kinds]))
     for line in cost.totals(kinds, out=out, jobs=jobs, free=free):

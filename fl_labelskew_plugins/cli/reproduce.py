@@ -75,7 +75,7 @@ def reproduce_command(
     """  # noqa: D301  # click keeps the lines after a backspace as they are
     begun = time.monotonic()  # before the imports, which count towards the budget
     from fl_labelskew_plugins.studies import reproduce
-    from fl_labelskew_plugins.studies.sweep import crew, plan
+    from fl_labelskew_plugins.studies.sweep import plan, pool
 
     say = (lambda line: None) if quiet else click.echo
     refuse_mpirun("reproduce")
@@ -96,7 +96,7 @@ def reproduce_command(
             out.mkdir(parents=True, exist_ok=True)
         done: Iterable[reproduce.Experiment] = chosen
         if jobs:
-            failed = crew.run_all(plan.of_experiments(chosen, seeds), jobs=jobs, memory=None, say=say)
+            failed = pool.run_all(plan.of_experiments(chosen, seeds), jobs=jobs, memory=None, say=say)
         elif allowed is None:
             done = reproduce.run_all(chosen, seeds, say, quiet=quiet)
         else:

@@ -81,7 +81,7 @@ def sweep_command(
     labelskew sweep sweeps/fmnist.yaml --task 17
     labelskew sweep sweeps/fmnist.yaml --slurm --set-sbatch time=4:00:00
     """  # noqa: D301  # click keeps the lines after a backspace as they are
-    from fl_labelskew_plugins.studies.sweep import crew, plan
+    from fl_labelskew_plugins.studies.sweep import plan, pool
 
     say = (lambda line: None) if quiet else click.echo
     refuse_mpirun("sweep")
@@ -104,13 +104,13 @@ def sweep_command(
     try:
         plan.write_names(all_planned)
         if dry_run:
-            jobs, free = jobs or crew.default_jobs(planned), crew.memory_bound(memory)
+            jobs, free = jobs or pool.default_jobs(planned), pool.memory_bound(memory)
             cost.forecast(planned, out=planned[0].folder.path.parent, jobs=jobs, free=free, host=host, tasks=True)
             return
         if single:
-            crew.run_here(planned[0], say, host)
+            pool.run_here(planned[0], say, host)
             return
-        failed = crew.run_all(planned, jobs=jobs, memory=memory, say=say, host=host)
+        failed = pool.run_all(planned, jobs=jobs, memory=memory, say=say, host=host)
     except KeyboardInterrupt:
         done = sum(run.folder.summary.exists() for run in planned)
         command = to_go_on(sys.argv[1:])

@@ -41,7 +41,7 @@ NAMES = {
     "partition": ("partition_args.partition_method", "?"),
 }
 """Column to its key in a recipe, and its default."""
-SCENE = ("data_args.", "partition_args.")
+SETTING_KEYS = ("data_args.", "partition_args.")
 """Prefixes of the keys that define a setting."""
 FALL = 3.0
 """Per cent points by which a run's best round exceeds its last tests if its accuracy falls or oscillates."""
@@ -144,7 +144,7 @@ def _data(runs: Sequence[FinishedRun]) -> list[dict[str, str]]:
     folders_of_run = []
     by_setting: dict[str, dict[str | None, str]] = {}  # for each setting and fingerprint, the first folder
     for run in runs:
-        values = {key: value for key, value in flat(run.recipe).items() if key.startswith(SCENE)}
+        values = {key: value for key, value in flat(run.recipe).items() if key.startswith(SETTING_KEYS)}
         folders = by_setting.setdefault(json.dumps(values, sort_keys=True), {})
         folders.setdefault(run.data, run.place)
         folders_of_run.append(folders)
@@ -203,16 +203,16 @@ def _name_what_differs(frame: DataFrame) -> None:
         """For each row and key, whether rows of the same ``names`` have several values."""
         return keys.groupby(frame.groupby(list(names)).ngroup()).transform("nunique") > 1
 
-    here, in_scene = apart(*NAMES), apart("data", "partition")
+    here, in_setting = apart(*NAMES), apart("data", "partition")
     anywhere = here.groupby(frame.groupby(["method", "optimizer"]).ngroup()).transform("any")
     several = frame["data"].nunique() > 1
     names: dict[str, list[str]] = {"differs in": [], "setting": [], "place": [], "label": []}
     for n, row in enumerate(frame.to_dict("records")):
-        scene = [key for key in row["keys"] if key.startswith(SCENE)]
-        differs = [key for key in row["keys"] if (here if key in scene else anywhere).at[n, key]]
-        place = ", ".join([row["partition"], *(_setting(row, key) for key in scene if in_scene.at[n, key])])
+        setting_keys = [key for key in row["keys"] if key.startswith(SETTING_KEYS)]
+        differs = [key for key in row["keys"] if (here if key in setting_keys else anywhere).at[n, key]]
+        place = ", ".join([row["partition"], *(_setting(row, key) for key in setting_keys if in_setting.at[n, key])])
         optimizer = [row["optimizer"]] if row["optimizer"] != PLAIN_OPTIMIZER else []
-        label = [row["method"], *optimizer, *(_setting(row, key) for key in differs if key not in scene)]
+        label = [row["method"], *optimizer, *(_setting(row, key) for key in differs if key not in setting_keys)]
         names["differs in"].append(", ".join(_setting(row, key) for key in differs))
         names["setting"].append(f"{row['data']}, {place}" if several else place)
         names["place"].append(place)

@@ -25,7 +25,7 @@ from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.measure import best_test, main_measure
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
-from fl_labelskew_plugins.studies.sweep import crew, plan
+from fl_labelskew_plugins.studies.sweep import plan, pool
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -164,10 +164,10 @@ def _run(words: Sequence[str], planned: Sequence[plan.Planned], *, quiet: bool) 
         done = sum(run.folder.summary.exists() for run in planned)
         raise KeyboardInterrupt(f"interrupted: {done} of {counted(len(planned), 'run')} finished") from None
     finally:
-        end([process], crew.GRACE + 10)
+        end([process], pool.GRACE + 10)
     if code == LabelSkewError.exit_code:
         raise LabelSkewError(clean(last, 1000))
-    if code and (code != RunError.exit_code or not any(crew.last_words(run.log) for run in planned)):
+    if code and (code != RunError.exit_code or not any(pool.error_in_log(run.log) for run in planned)):
         raise RunError(f"{how_it_ended('labelskew sweep', code)}: {clean(last, 1000)}")
 
 
@@ -182,7 +182,7 @@ def _table(planned: Sequence[plan.Planned]) -> DataFrame:
     for number, run in enumerate(planned):
         facts, lines = status.read_planned(run.folder.path), read_lines(run.folder.metrics)
         best = (best_test(lines) or {}).get(main_measure(lines).key)
-        reason = facts.get("why") or crew.last_words(run.log)
+        reason = facts.get("why") or pool.error_in_log(run.log)
         state = status.FAILED if reason and facts["state"] == status.NOT_BEGUN else facts["state"]
         row = {"state": state, "rounds": len(lines), "accuracy": facts.get("accuracy"), "best": best, "why": reason}
         rows.append(row | {place: values[number] for place, values in differing.items()})

@@ -263,7 +263,7 @@ def _label(key: str, value: Any) -> str:
 def _kind(axis: Sequence[AxisValue]) -> str | None:
     """The name in a report to which an axis belongs: ``setting`` if it changes data or partition, or ``label``."""
     keys = {_key(setting) for choice in axis for setting in choice.settings}
-    if any(key.startswith(report.SCENE) for key in keys):
+    if any(key.startswith(report.SETTING_KEYS) for key in keys):
         return "setting"
     return "label" if keys - {finished.SEED} else None
 

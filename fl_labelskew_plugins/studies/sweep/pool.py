@@ -81,7 +81,7 @@ def run_all(
         f"{counted(len(planned), 'run')}: {len(planned) - len(unfinished)} finished, {begun} to resume; "
         f"at most {slots} at a time, in {bound / 1e9:.1f} GB"
     )
-    return Crew(planned, unfinished, slots, bound, say, host, pause).work() if unfinished else []
+    return Pool(planned, unfinished, slots, bound, say, host, pause).work() if unfinished else []
 
 
 def run_here(run: Planned, say: Say, host: str | None = None) -> None:
@@ -125,7 +125,7 @@ class RunProcess:
     begun: float = field(default_factory=time.monotonic)
 
 
-class Crew:
+class Pool:
     """Run processes, ``slots`` at a time within ``bound`` bytes.
 
     The estimated memory of a run is the highest ``peak_mb`` of runs on the same data and network. Until the first such
@@ -161,7 +161,7 @@ class Crew:
         """Run until all runs have ended, or until their time to pause has passed."""
         try:
             with interrupting():
-                _serve()
+                _start_server()
                 while self.waiting or self.running:
                     while self._available() and self._fits():
                         self._start(self.waiting.pop(0))
@@ -174,7 +174,7 @@ class Crew:
         finally:
             end([job.process for job in self.running], GRACE)
             for job in self.running:
-                _tidy(job.run.log)
+                _remove_if_empty(job.run.log)
             with contextlib.suppress(OSError):
                 self.all[0].log.parent.rmdir()  # only if it is empty
         return self.failed
@@ -229,14 +229,14 @@ class Crew:
 
     def _ended(self, job: RunProcess) -> None:
         run, code, seconds = job.run, job.process.exitcode, time.monotonic() - job.begun
-        _tidy(run.log)
+        _remove_if_empty(run.log)
         if code == HELD_ELSEWHERE:
             self.waiting.append(run)
             return
         self.left -= 1
         self.took.append(seconds)
         if code:
-            reason = last_words(run.log) or how_it_ended("the run", code)
+            reason = error_in_log(run.log) or how_it_ended("the run", code)
             self.failed.append(f"{run.name}: {reason}")
         result = f"failed: {reason}" if code else _result(run)
         remaining = fmean(self.took) * self.left / max(1, min(self.slots, self.left, len(self.running) + 1))
@@ -246,7 +246,7 @@ class Crew:
         return f"{len(self.all) - self.left:>{len(str(len(self.all)))}}/{len(self.all)}"
 
 
-def _serve() -> None:
+def _start_server() -> None:
     """Start the process that forks the runs; :mod:`.forkserver` unblocks Ctrl-C in it."""
     resource_tracker.ensure_running()  # its start unblocks signals, so it comes first
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -274,14 +274,14 @@ def _result(run: Planned) -> str:
     return in_words(lines[-1] | {"loss_terms": {}}) if lines else "finished"
 
 
-def _tidy(file: Path) -> None:
+def _remove_if_empty(file: Path) -> None:
     """Delete the log of a run that printed nothing."""
     with contextlib.suppress(OSError):
         if not file.stat().st_size:
             file.unlink()
 
 
-def last_words(file: Path) -> str:
+def error_in_log(file: Path) -> str:
     """Read a failed run's error message, or a traceback's last line, from its log; empty if it has neither."""
     with contextlib.suppress(OSError):
         lines = [line for line in read_text(file, "replace").splitlines() if line.strip()]
