@@ -131,7 +131,7 @@ def report_command(
     """  # noqa: D301  # click keeps the lines after a backspace as they are
     from fl_labelskew_plugins import plots
     from fl_labelskew_plugins.recipe.mistakes import unknown
-    from fl_labelskew_plugins.studies import diagnosed, printed, report
+    from fl_labelskew_plugins.studies import diagnosed, finished, printed, report
 
     for option, value in (("--width", width), ("--diagnostic", diagnostic)):
         if plot is None and value:
@@ -142,9 +142,9 @@ def report_command(
     if wrong := [f"--columns: {unknown(name, printed.MEASURES)}" for name in columns if name not in printed.MEASURES]:
         raise MistakesError(wrong)
     columns = columns or ["accuracy"] * pivot
-    read, missing = report.read_all(runs)
+    read, missing = finished.read_all(runs)
     if read:
-        all_rows = report.rows(report.grouped(read), last, baseline)
+        all_rows = report.rows(finished.grouped(read), last, baseline)
         rows = report.only(all_rows, only)
         if pivot and not rows["whole"].any():
             raise mistake("--pivot", "needs at least one completed run", "the table without it")

@@ -150,12 +150,14 @@ def _submit(
 
 
 def _report(planned: Sequence[Planned], failed: Sequence[str], say: Callable[[str], None]) -> None:
-    from fl_labelskew_plugins.studies import report
+    from fl_labelskew_plugins.studies import finished
 
-    runs, missing = report.read_all([run.folder.path for run in planned if run.folder.summary.exists()])
+    runs, missing = finished.read_all([run.folder.path for run in planned if run.folder.summary.exists()])
     if runs:  # runs without a test are in no table
+        from fl_labelskew_plugins.studies import report
+
         last = planned[0].recipe.validation.last_rounds
-        click.echo(shown(report.rows(report.grouped(runs), last), "table"))
+        click.echo(shown(report.rows(finished.grouped(runs), last), "table"))
         folder = planned[0].folder.path.parent
         say(f"more: {shlex.join(['labelskew', 'report', str(folder), '--html', str(folder / 'report.html')])}")
     for line in missing:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 from fl_labelskew_registry import LabelSkewError, mistake
 from numpy.typing import NDArray
+from pandas import DataFrame
 
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.machine.files import read_lines, read_text
@@ -19,12 +20,10 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import unknown
 from fl_labelskew_plugins.recipe.sections import DiagnosticName
 from fl_labelskew_plugins.studies import report
+from fl_labelskew_plugins.studies.finished import FinishedRun
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from fl_labelskew_plugins.diagnostics.points import Points
-    from fl_labelskew_plugins.studies.finished import FinishedRun
 
 HEATMAP = "label_heatmap"
 """The diagnostic from the partition, which every run saves."""

@@ -29,6 +29,8 @@ MACHINE_SECTIONS = ("tracking_args", "device_args", "comm_args")
 """Sections that do not distinguish experiments, except for :data:`PRECISION`."""
 PRECISION = "device_args.precision"
 PLACES = ("data_args.data_cache_dir", "data_args.download")
+SETTING_KEYS = ("data_args.", "partition_args.")
+"""Prefixes of the keys that define a setting."""
 SWEEP = "sweep.json"
 """File next to a sweep's runs with the names of each run's setting and label."""
 

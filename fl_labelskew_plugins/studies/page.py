@@ -10,17 +10,15 @@ import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import StrictUndefined, Template
+from pandas import DataFrame
 
 from fl_labelskew_plugins import __version__
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.studies import printed, report
 from fl_labelskew_plugins.studies.finished import mean
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 MAX_CLIENTS = 50
 PageTable = dict[str, Any]

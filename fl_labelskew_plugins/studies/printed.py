@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
+from pandas import DataFrame
 
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 from fl_labelskew_plugins.studies.report import DIFFERENCE, NAMES, PLAIN_OPTIMIZER
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 WORDS = (*NAMES, "differs in", "label", "setting", "test")
 FORMS = {
@@ -63,8 +63,6 @@ def texts(frame: DataFrame, columns: Sequence[str] = (), *, split: bool = False)
     :data:`MEASURES`; default: all informative ones. ``split``: separate columns for mean and std, and for each part of
     a name.
     """
-    import pandas as pd
-
     cells = numbers(frame, columns)
     text = pd.DataFrame({name: _formatted(column, FORMS[name]) for name, column in cells.items()}, dtype=object)
     if split:
@@ -102,8 +100,6 @@ def marks(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
 
     Values are compared as printed. A setting with a single value has no mark.
     """
-    import pandas as pd
-
     printed, split = texts(frame, columns), texts(frame, columns, split=True)
     marked = pd.DataFrame(0, printed.index, printed.columns)
     for name in printed.columns.intersection(list(BETTER)):

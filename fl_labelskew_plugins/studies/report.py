@@ -15,20 +15,17 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, mistake
+from pandas import DataFrame
 
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import unknown
 from fl_labelskew_plugins.runs.measure import GLOBAL, MEASURES, NAMED
-from fl_labelskew_plugins.studies.finished import PLACES, FinishedRun, flat, grouped, number, read_all, same
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-__all__ = ["FinishedRun", "curves", "flat", "grouped", "notes", "number", "read_all", "rows", "same"]
+from fl_labelskew_plugins.studies.finished import PLACES, SETTING_KEYS, FinishedRun, flat, number, same
 
 Curve = dict[int, list[float]]
 """Round, from 1, to the accuracy of each seed."""
@@ -41,8 +38,6 @@ NAMES = {
     "partition": ("partition_args.partition_method", "?"),
 }
 """Column to its key in a recipe, and its default."""
-SETTING_KEYS = ("data_args.", "partition_args.")
-"""Prefixes of the keys that define a setting."""
 FALL = 3.0
 """Per cent points by which a run's best round exceeds its last tests if its accuracy falls or oscillates."""
 DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs"]
@@ -71,8 +66,6 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
     Raises:
         LabelSkewError: no row matches ``baseline``; only FedAvg may be missing.
     """
-    import pandas as pd
-
     firsts = [group[0] for group in groups]
     measures = [run.measure for run in firsts]
     recipes = [flat(run.recipe) | place for run, place in zip(firsts, _data(firsts), strict=True)]
@@ -109,8 +102,6 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
 
 
 def _measure(frame: DataFrame, last: int) -> None:
-    import pandas as pd
-
     runs = frame["runs"].explode()  # indexed by row, like everything derived from it
 
     def of_lines(name: str, **columns: str) -> Any:
@@ -195,8 +186,6 @@ def _curve(runs: Iterable[FinishedRun]) -> Curve:
 
 def _name_what_differs(frame: DataFrame) -> None:
     """Add ``differs in``, ``setting``, ``place`` and ``label``; see :func:`rows`."""
-    import pandas as pd
-
     keys = pd.DataFrame(list(frame["keys"]), columns=all_keys(frame)).fillna("null")
 
     def apart(*names: str) -> DataFrame:
@@ -223,7 +212,6 @@ def _name_what_differs(frame: DataFrame) -> None:
 
 def _name_as_swept(frame: DataFrame) -> None:
     """Use sweeps' names for settings and rows, if all rows have names that distinguish the same rows."""
-    import pandas as pd
 
     def names_of(kind: str) -> Any:
         names = [{run.names.get(kind) for run in runs} for runs in frame["runs"]]

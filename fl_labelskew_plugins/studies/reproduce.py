@@ -29,7 +29,7 @@ from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runs.session import data_folder, made_up
 from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.show.progress import clock
-from fl_labelskew_plugins.studies import report
+from fl_labelskew_plugins.studies.finished import FinishedRun, flat
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 Say = Callable[[str], None]
@@ -107,7 +107,7 @@ def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) 
 
 def differences(before: Recipe, after: Recipe) -> tuple[str, ...]:
     """List the changed settings that affect results."""
-    a, b = (report.flat(recipe.resolved()) for recipe in (before, after))
+    a, b = (flat(recipe.resolved()) for recipe in (before, after))
     changed = {key: (json.dumps(a.get(key)), json.dumps(b.get(key))) for key in dict.fromkeys([*a, *b])}
     lines = [f"{key.partition('.')[2]}: {old} -> {new}" for key, (old, new) in changed.items() if old != new]
     return tuple(line.replace('"', "") for line in lines)
@@ -221,7 +221,7 @@ def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
     begun = [seed for seed in range(seeds) if experiment.done(seed)]
     rounds = min(map(experiment.done, begun), default=0)
     folders = [experiment.folder(seed) for seed in begun]
-    runs = [report.FinishedRun(str(folder.path), {}, read_lines(folder.metrics)[:rounds]) for folder in folders]
+    runs = [FinishedRun(str(folder.path), {}, read_lines(folder.metrics)[:rounds]) for folder in folders]
     cut, real = rounds < experiment.whole, not made_up(experiment.recipe)
     seconds = sum(map(_seconds, folders))
     last = [f"{rounds} of {experiment.whole}", str(len(runs)), "; ".join(experiment.deviations), f"{seconds:.0f}"]
@@ -254,7 +254,7 @@ def _last_tests(experiment: Experiment, rounds: int) -> int:
     return max(1, round(experiment.recipe.validation.last_rounds * min(1.0, rounds / experiment.whole)))
 
 
-def measured(run: report.FinishedRun, number: Expected, experiment: Experiment, rounds: int) -> float | None:
+def measured(run: FinishedRun, number: Expected, experiment: Experiment, rounds: int) -> float | None:
     """Return a run's value of an expected number, in its unit, if known."""
     if number.measure == "rounds_to":
         assert number.target is not None  # Expected has checked it

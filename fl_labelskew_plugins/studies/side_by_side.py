@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, MistakesError
+from pandas import DataFrame
 
 from fl_labelskew_plugins.front.run import Run
 from fl_labelskew_plugins.machine.files import write_text
-from fl_labelskew_plugins.studies import printed
+from fl_labelskew_plugins.studies import finished, printed
 from fl_labelskew_plugins.studies import report as reports
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 def report(runs: Sequence[Run | str | Path], *, last: int = 5, baseline: str = "fedavg") -> Report:
@@ -29,12 +27,12 @@ def report(runs: Sequence[Run | str | Path], *, last: int = 5, baseline: str = "
         LabelSkewError: no runs, or some have no results.
     """
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
-    finished, mistakes = reports.read_all(folders)
+    read, mistakes = finished.read_all(folders)
     if mistakes:
         raise MistakesError(mistakes)
-    if not finished:
+    if not read:
         raise LabelSkewError("no runs to report; give at least one run or folder of runs")
-    return Report(reports.rows(reports.grouped(finished), last, baseline), last, baseline)
+    return Report(reports.rows(finished.grouped(read), last, baseline), last, baseline)
 
 
 class Report:

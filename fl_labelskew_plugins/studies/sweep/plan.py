@@ -26,7 +26,7 @@ from fl_labelskew_plugins.recipe.mistakes import RecipeError
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.session import data_folder
-from fl_labelskew_plugins.studies import finished, report
+from fl_labelskew_plugins.studies import finished
 from fl_labelskew_plugins.studies.reproduce import Experiment, held
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -186,12 +186,12 @@ def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
 
 def _twins(path: Path, planned: Sequence[Planned]) -> list[str]:
     """Report combinations with the same settings, data and seed."""
-    runs = [report.FinishedRun(run.name, run.recipe.resolved(), (), data=_place(run.recipe)) for run in planned]
-    counted = [run for group in report.grouped(runs) for run in group]
+    runs = [finished.FinishedRun(run.name, run.recipe.resolved(), (), data=_place(run.recipe)) for run in planned]
+    counted = [run for group in finished.grouped(runs) for run in group]
     known = {run.name for run in counted}
     wrong = []
     for run in (run for run in runs if run.name not in known):
-        twin = next(other for other in counted if other.seed == run.seed and report.same(other, run))
+        twin = next(other for other in counted if other.seed == run.seed and finished.same(other, run))
         wrong.append(f"{path}: grid: {twin.name} and {run.name} have the same settings, data and seed; use one of them")
     return wrong[:1] if len(wrong) < 2 else [f"{wrong[0]} (and {len(wrong) - 1} more such)"]
 
@@ -263,7 +263,7 @@ def _label(key: str, value: Any) -> str:
 def _kind(axis: Sequence[AxisValue]) -> str | None:
     """The name in a report to which an axis belongs: ``setting`` if it changes data or partition, or ``label``."""
     keys = {_key(setting) for choice in axis for setting in choice.settings}
-    if any(key.startswith(report.SETTING_KEYS) for key in keys):
+    if any(key.startswith(finished.SETTING_KEYS) for key in keys):
         return "setting"
     return "label" if keys - {finished.SEED} else None
 

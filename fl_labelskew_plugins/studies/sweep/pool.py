@@ -32,7 +32,7 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
 from fl_labelskew_plugins.show.progress import clock, in_words
-from fl_labelskew_plugins.studies import report
+from fl_labelskew_plugins.studies.finished import number
 from fl_labelskew_plugins.studies.reproduce import Say, complete
 from fl_labelskew_plugins.studies.sweep.plan import Planned, missing, states_of
 
@@ -211,7 +211,7 @@ class Pool:
 
     def _remember(self, run: Planned) -> None:
         for line in read_lines(run.folder.timings)[-1:]:
-            if peak := report.number(line, "peak_mb"):
+            if peak := number(line, "peak_mb"):
                 self._peaks[_kind(run)] = max(1e6 * peak, self._peaks.get(_kind(run), 0.0))
 
     def _start(self, run: Planned) -> None:

@@ -62,7 +62,7 @@ def test_a_file_s_suffix_says_its_form(runs, tmp_path):
 
 def test_mistakes_are_lines(runs, tmp_path):
     (line,) = errors("report", runs, "--columns", "accuracy,bst")
-    assert line.startswith("--columns: 'bst' is unknown; allowed: seeds, rounds, accuracy, difference,")
+    assert line.startswith("--columns: 'bst' is unknown; allowed: seeds, rounds, accuracy, best, difference,")
     assert line.endswith("; did you mean best?")
     assert errors("report", runs, "--only", "fedrs", "--only", "pcd") == [
         f"--only: '{name}' is unknown; allowed: fedavg, fedlc, map, FedAvg, iid, pcdd, digits; did you mean {near}?"
