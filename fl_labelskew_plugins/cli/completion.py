@@ -1,7 +1,4 @@
-"""``labelskew completion``: click's shell script, and completions for recipes, plugins, runs and keys.
-
-To be fast, completions do not import plugins.
-"""
+"""``labelskew completion``, and fast completions for recipes, plugins, runs and keys, without importing plugins."""
 
 from __future__ import annotations
 

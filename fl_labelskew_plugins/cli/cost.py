@@ -36,14 +36,8 @@ def forecast(
 ) -> float:
     """List runs, start one of each unknown kind for a few batches or rounds, and estimate the remaining costs.
 
-    Args:
-        planned: all runs.
-        out: the folder of all runs.
-        jobs: runs at a time.
-        free: bytes of memory available to all runs together.
-        host: as for :func:`.pool.run_all`.
-        until: deadline for starting runs, in seconds of :func:`time.monotonic`.
-        tasks: whether to print the runs' numbers.
+    ``free``: bytes of memory for all runs together. ``until``: deadline for starting runs, in seconds of
+    :func:`time.monotonic`. ``tasks``: whether to print the runs' numbers.
 
     Returns:
         Seconds of all runs, one after the other.

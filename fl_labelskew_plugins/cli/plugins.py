@@ -129,7 +129,6 @@ def _command(verb: str, kind: Kind, plural: str) -> click.Command:
     return show
 
 
-VERBS = {"partitioners": "partitions"}
 WORDS = {
     "methods": "label-skew methods",
     "optimizers": "optimisers",
@@ -138,6 +137,5 @@ WORDS = {
     "trackers": "trackers of a run's rounds",
 }
 """Kinds of plugins in words, if their command's name is not enough."""
-PLUGIN_COMMANDS = [
-    _command(verb := VERBS.get(kind, kind), kind, WORDS.get(kind, verb)) for kind in get_args(Kind) if kind in CONTRACTS
-]
+VERBS = {kind: "partitions" if kind == "partitioners" else kind for kind in get_args(Kind) if kind in CONTRACTS}
+PLUGIN_COMMANDS = [_command(verb, kind, WORDS.get(kind, verb)) for kind, verb in VERBS.items()]

@@ -155,10 +155,8 @@ def _allowed(recipe: Recipe, sizes: list[int], budget: PrivacyBudget) -> str:
 
 def _sizes(recipe: Recipe) -> list[int]:
     if recipe.own_data:
-        raise LabelSkewError(
-            "client_specific_args.data_silo_config: the silos' own data are not available to this command; "
-            "use --samples N"
-        )
+        problem = "the silos' own data are not available to this command; use --samples N"
+        raise LabelSkewError(f"client_specific_args.data_silo_config: {problem}")
     from fl_labelskew_plugins.runs.session import divided
 
     return [int(n) for n in divided(recipe)[1].counts.sum(1) if n]

@@ -106,17 +106,21 @@ def _row(silo: dict[str, Any], held_by: str | None) -> list[str]:
     sizes = [f"{silo[way] / 1e6:.2f} MB" for way in ("bytes_in", "bytes_out")]
     upload = silo["upload"]
     last = f"{_local(upload['time'])}, round {upload['round']}, {upload['bytes'] / 1e6:.2f} MB" if upload else ""
-    state, since = _state(silo) if held_by else "", _local(silo["since"])
-    return list(map(clean, (silo["rank"], silo["name"], state, since, last, *sizes, silo["peer"] or "")))
-
-
-def _state(silo: dict[str, Any]) -> str:
+    state = "connected" if silo["connected"] else "away" if silo["since"] else "not seen yet"
+    if silo["excluded"] or silo["left_out"]:
+        state += ", excluded" if silo["excluded"] else ", skipped"
     if silo["turned_away"] is not None:
-        return "turned away"
-    connection = "connected" if silo["connected"] else "away" if silo["since"] else "not seen yet"
-    if silo["excluded"]:
-        return f"{connection}, excluded"
-    return f"{connection}, skipped" if silo["left_out"] else connection
+        state = "turned away"
+    cells = (
+        silo["rank"],
+        silo["name"],
+        state if held_by else "",
+        _local(silo["since"]),
+        last,
+        *sizes,
+        silo["peer"] or "",
+    )
+    return list(map(clean, cells))
 
 
 def _local(time: str | None) -> str:

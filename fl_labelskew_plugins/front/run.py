@@ -32,6 +32,8 @@ from fl_labelskew_plugins.runs.simulation import Simulation
 from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.show import card
 from fl_labelskew_plugins.surveys.survey import of_partition
+from fl_labelskew_plugins.trained import network
+from fl_labelskew_plugins.trained.predict import frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -153,12 +155,7 @@ def _hear(callbacks: Sequence[Callback], folder: Path, objects: Mapping[str, Any
 
 
 class Run:
-    """A finished or unfinished run.
-
-    Args:
-        folder: the run's folder.
-        objects: objects that replaced the recipe's plugins, by section; see :func:`.recipe.plugins.from_objects`.
-        code: ``FILE.py:FUNCTION`` that builds the network, if any.
+    """A finished or unfinished run; see :func:`load_run`.
 
     Raises:
         LabelSkewError: not the folder of a run, or the objects differ from the run's.
@@ -190,7 +187,7 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy of the global model in the last test, between 0 and 1; None before the first one.
+        """Accuracy of the global model in the last test, between 0 and 1, or None.
 
         Without a global test set, it is measured on the clients' test splits (``summary["measure"]``).
         """
@@ -223,18 +220,13 @@ class Run:
     def model(self) -> nn.Module:
         """The network of the last round, in eval mode.
 
-        Raises:
-            LabelSkewError: not written yet, or the network was an object that was not given.
+        Raise LabelSkewError if it is not written yet, or if the network was an object that was not given.
         """
         return self._network(self.folder / "model.safetensors", "it is written after the last round", ".model")
 
     @property
     def best(self) -> nn.Module:
-        """The network of the round with the best accuracy so far, in eval mode.
-
-        Raises:
-            LabelSkewError: not saved, or the network was an object that was not given.
-        """
+        """The network of the round with the best accuracy so far, in eval mode; may raise as :attr:`model`."""
         otherwise = "it needs tracking_args.keep_best: true, and test samples of the server or clients"
         return self._network(self._folder.best, otherwise, ".best")
 
@@ -259,19 +251,15 @@ class Run:
         Raises:
             LabelSkewError: the model does not exist, the samples do not fit it, or files cannot be read.
         """
-        from fl_labelskew_plugins.trained import network
-        from fl_labelskew_plugins.trained.predict import frame
-
         file = network.file_of(self.folder, best=best, client=None if client is None else str(client))
         self._check_network(file, ".predict(...)")
         trained = network.load(file, self._objects.get("model_args"), code=self._code)
         return frame(trained, x, top=top, batch_size=batch_size)
 
     def personalised(self, client: int | str) -> nn.Module:
-        """A client's own model, in eval mode; ``client``: its number, from 0, or the name of its group.
+        """A client's own model, in eval mode; raise LabelSkewError if the client has none.
 
-        Raises:
-            LabelSkewError: the client has no own model.
+        ``client``: its number, from 0, or the name of its group.
         """
         if isinstance(client, str):
             names = self._folder.partition.get("clients", [])
@@ -286,10 +274,7 @@ class Run:
     def resume(self, *, comm_round: int | None = None, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
         """Resume the run until its last round, with results identical to those of an uninterrupted run.
 
-        Args:
-            comm_round: the new total number of rounds, also for a finished run; default: unchanged.
-            quiet: print only warnings.
-            callbacks: as for :func:`run`.
+        ``comm_round``: the new total number of rounds, also for a finished run. ``callbacks``: as for :func:`run`.
 
         Raises:
             LabelSkewError: the folder was changed.
@@ -303,8 +288,6 @@ class Run:
         return Run(self.folder, self._objects, self._code)
 
     def _network(self, file: Path, otherwise: str, attribute: str) -> nn.Module:
-        from fl_labelskew_plugins.trained import network
-
         if not file.exists():
             raise LabelSkewError(f"{file}: no such file; {otherwise}")
         self._check_network(file, attribute)
@@ -368,9 +351,6 @@ def survey(
 
     Returns:
         A row per client: training samples of each class and in all, then the measures of ``labelskew survey``.
-
-    Raises:
-        LabelSkewError: invalid recipe or objects.
     """
     return of_partition(prepared(recipe, {"dataset": dataset, "partition": partition})).frame
 
@@ -419,6 +399,6 @@ class Loop:
     @property
     def model(self) -> nn.Module:
         """A copy of the current global model, in eval mode."""
-        network = copy.deepcopy(self._record.session.trainer.model)
-        network.load_state_dict(self._record.weights)
-        return (network.whole() if isinstance(network, Headed) else network).eval()
+        model = copy.deepcopy(self._record.session.trainer.model)
+        model.load_state_dict(self._record.weights)
+        return (model.whole() if isinstance(model, Headed) else model).eval()

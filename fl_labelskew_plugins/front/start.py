@@ -102,9 +102,8 @@ def train(recipe: Recipe, folder: RunFolder, options: RunOptions, hear: Hear | N
         try:
             _execute(recipe.model_copy(update={"path": path}), options, folder, show)
         except SystemExit as end:
-            raise RunError(
-                f"{folder.path}: the run ended with exit code {end.code}; see its processes' messages above"
-            ) from None
+            problem = f"the run ended with exit code {end.code}; see its processes' messages above"
+            raise RunError(f"{folder.path}: {problem}") from None
 
 
 @restored()
@@ -136,10 +135,8 @@ def _execute(recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progr
             raise RunError(f"{problem}; {options.resume_command(folder.path)}") from error
         if error.errno not in FULL:
             raise
-        raise RunError(
-            f"run directory {folder.path} can no longer be written: {error.strerror}; free some space; "
-            f"{options.resume_command(folder.path)}"
-        ) from error
+        problem = f"run directory {folder.path} can no longer be written: {error.strerror}; free some space"
+        raise RunError(f"{problem}; {options.resume_command(folder.path)}") from error
     finally:
         runtime.close()
         folder.release()

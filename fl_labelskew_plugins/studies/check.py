@@ -1,7 +1,6 @@
 """Check that a method gives the same numbers in every runtime, and in a run that was stopped and resumed.
 
-The reference is a short run in one process. Others differ if a hook keeps values that runtimes do not share, such as in
-a global variable.
+They differ if a hook keeps values that runtimes do not share, such as in a global variable.
 """
 
 from __future__ import annotations

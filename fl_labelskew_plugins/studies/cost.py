@@ -43,7 +43,6 @@ class Estimate:
         memory: peak bytes of its process; over MPI and across silos, of the server's process.
         gpu: peak bytes of tensors on a GPU.
         disk: bytes of its folder at the end, without pictures.
-        source: number of measured rounds or batches, in words.
     """
 
     start: float

@@ -72,11 +72,6 @@ class FinishedRun:
         return str(self.recipe.get("common_args", {}).get("random_seed"))
 
     @property
-    def place(self) -> str:
-        """The data folder in the recipe, if any."""
-        return str(self.recipe.get("data_args", {}).get("data_cache_dir") or "")
-
-    @property
     def planned(self) -> int:
         """The number of rounds in the recipe."""
         return int(number(self.recipe.get("train_args", {}), "comm_round") or 0)
@@ -180,10 +175,10 @@ def read(folder: Path) -> FinishedRun:
         if number(line, run.measure.key) is None or not isinstance(line.get("round"), int):
             raise LabelSkewError(f"{folder}: damaged: metrics.jsonl has a test without round and accuracy")
     if not run.tests:
-        raise LabelSkewError(
-            f"{folder}: no results yet: metrics.jsonl has no test; without a global test set a run needs "
-            "validation_args.per_client: true, and silos comm_args.send_measures: true"
+        use = (
+            "without a global test set a run needs validation_args.per_client: true, and silos comm_args.send_measures"
         )
+        raise LabelSkewError(f"{folder}: no results yet: metrics.jsonl has no test; {use}: true")
     return run
 
 

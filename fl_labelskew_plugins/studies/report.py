@@ -137,7 +137,7 @@ def _data(runs: Sequence[FinishedRun]) -> list[dict[str, str]]:
     for run in runs:
         values = {key: value for key, value in flat(run.recipe).items() if key.startswith(SETTING_KEYS)}
         folders = by_setting.setdefault(json.dumps(values, sort_keys=True), {})
-        folders.setdefault(run.data, run.place)
+        folders.setdefault(run.data, str(run.recipe.get("data_args", {}).get("data_cache_dir") or ""))
         folders_of_run.append(folders)
     keys: list[dict[str, str]] = []
     for run, folders in zip(runs, folders_of_run, strict=True):

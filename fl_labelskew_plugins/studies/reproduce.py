@@ -64,11 +64,6 @@ class Experiment:
     deviations: tuple[str, ...]
     out: Path
 
-    @property
-    def rounds(self) -> int:
-        """Rounds of the recipe with the overrides."""
-        return self.recipe.train.comm_round
-
     def folder(self, seed: int) -> RunFolder:
         """The folder of a seed's run."""
         return RunFolder(self.out / f"seed{seed}")
@@ -118,7 +113,7 @@ def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) 
     for number, experiment in enumerate(chosen):
         for seed in range(seeds):
             folder = experiment.folder(seed)
-            state = "done already" if folder.summary.exists() else f"{experiment.rounds} rounds"
+            state = "done already" if folder.summary.exists() else f"{experiment.recipe.train.comm_round} rounds"
             say(f"[{number * seeds + seed + 1}/{len(chosen) * seeds}] {experiment.name}, seed {seed}: {state}")
             complete(experiment.path, experiment.settings(seed), folder, quiet=quiet)
         yield experiment
@@ -137,7 +132,7 @@ def run_within(chosen: Sequence[Experiment], seeds: int, until: float, say: Say,
             break
         seconds = (until - now) / (len(unfinished) - number)
         say(f"{experiment.name}, seed {seed}: from round {experiment.done(seed) + 1}, for {clock(seconds)}")
-        pause = Pause(experiment.rounds, now + seconds)
+        pause = Pause(experiment.recipe.train.comm_round, now + seconds)
         complete(experiment.path, experiment.settings(seed), experiment.folder(seed), quiet=quiet, pause=pause)
 
 

@@ -224,7 +224,9 @@ def _table(path: Path, label: str | None, group: str | None, classes: Sequence[s
     columns = header(path)
     label = _column(path, columns, label, LABELS, "--label")
     if label is None:
-        raise mistake(clean(path), "has no column called label, class, target or the like", f"--label {_or(columns)}")
+        raise mistake(
+            clean(path), "has no column called label, class, target or the like", f"--label with one of {few(columns)}"
+        )
     group = _column(path, columns, group, GROUPS, "--group")
     frame = rows(path, columns)
     args: dict[str, Any] = {"data_cache_dir": str(path), "label": label}
@@ -261,9 +263,5 @@ def _column(path: Path, columns: Sequence[str], wanted: str | None, names: Seque
         raise LabelSkewError(f"{option} {mistakes.unknown(wanted, [clean(column, 40) for column in columns])}")
     fits = [wanted] if wanted is not None else [column for column in columns if column.lower() in names]
     if len(fits) > 1:
-        raise mistake(clean(path), f"has columns {few(fits)}", f"{option} {_or(fits)}")
+        raise mistake(clean(path), f"has columns {few(fits)}", f"{option} with one of {few(fits)}")
     return fits[0] if fits else None
-
-
-def _or(columns: Sequence[str]) -> str:
-    return f"with one of {few(columns)}"

@@ -63,8 +63,8 @@ def simulation(data: OwnData, out: Path) -> list[str]:
 def federation(data: OwnData, out: Path, silos: int | None, *, secure: bool = False) -> list[str]:
     """Write a federation's recipe, and a file for each silo; return the next commands.
 
-    Each group of the data is a silo; silos of an archive or a table get their rows as files. ``silos``: number of silos
-    if the data have no groups; each then has all of the data.
+    Each group is a silo; silos of an archive or a table get their rows as files. Without groups, each of ``silos`` has
+    all of the data.
 
     Raises:
         LabelSkewError: ``out`` is not new or empty, cannot be written, or the data do not fit ``silos`` or ``secure``.

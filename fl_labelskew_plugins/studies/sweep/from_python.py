@@ -1,7 +1,6 @@
 """``fl.sweep``: run ``labelskew sweep`` in its own process.
 
-In the caller's process, each run would import the caller's script again, and the sweep would need the process's
-signal handlers.
+In the caller's process, each run would import the caller's script, and the sweep would need its signal handlers.
 """
 
 from __future__ import annotations
@@ -35,13 +34,10 @@ MARK = "# written by fl.sweep, which overwrites it"
 
 
 class Sweep(NamedTuple):
-    """The runs of a sweep.
+    """The runs that have begun, in the sweep's order, and a table with a row per run, indexed by its name.
 
-    Args:
-        runs: the runs that have begun, in the sweep's order.
-        table: a row per run, indexed by its name. Columns: ``state`` as in ``labelskew status``; ``rounds``;
-            ``accuracy`` of the last test and ``best``, both between 0 and 1; ``why`` (the reason of a failure); and
-            each ``section.key`` in which the runs differ.
+    Columns: ``state`` as in ``labelskew status``; ``rounds``; ``accuracy`` of the last test and ``best``, both between
+    0 and 1; ``why`` (the reason of a failure); and each ``section.key`` in which the runs differ.
     """
 
     runs: list[Run]

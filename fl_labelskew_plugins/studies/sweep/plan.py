@@ -89,12 +89,9 @@ def plan(
 ) -> list[Planned]:
     """List and check all combinations of a sweep's file, including their data.
 
-    Args:
-        path: the file.
-        overrides: ``section.key=value``, for all runs.
-        out: folder of all runs, instead of the file's.
-        only: names of values; an axis that contains any of these names runs only these values.
-        elsewhere: whether the runs are for other machines; data and GPUs are then not checked.
+    ``out``: folder of all runs, instead of the file's. ``only``: names of values; an axis that contains any of these
+    names runs only these values. ``elsewhere``: whether the runs are for other machines; data and GPUs are then not
+    checked.
 
     Raises:
         MistakesError: all mistakes, a line each.

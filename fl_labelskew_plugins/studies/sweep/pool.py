@@ -57,15 +57,10 @@ def run_all(
     host: str | None = None,
     pause: Pause | None = None,
 ) -> list[str]:
-    """Finish all runs; return a line per failed run.
+    """Finish all runs, ``jobs`` at a time (default: :func:`default_jobs`); return a line per failed run.
 
-    Args:
-        planned: from :func:`.plan.plan`.
-        jobs: runs at a time; default: :func:`default_jobs`.
-        memory: GB (10^9 bytes) for all runs together; default: :data:`MEMORY_SHARE` of the free memory.
-        say: prints a line.
-        host: as in :class:`.runtimes.options.RunOptions`.
-        pause: when each run stops early.
+    ``memory``: GB (10^9 bytes) for all runs together; default: :data:`MEMORY_SHARE` of the free memory. ``pause``: when
+    each run stops early.
 
     Raises:
         LabelSkewError: folders contain other runs, or cannot be written.
@@ -85,10 +80,9 @@ def run_all(
 
 
 def run_here(run: Planned, say: Say, host: str | None = None) -> None:
-    """Finish one run in this process, on the first visible GPU, and print its result.
+    """Finish one run in this process, on the first visible GPU, and print its result or the process that runs it.
 
-    If another process runs it, print that instead. Raise MistakesError if this machine lacks the data or the GPU; see
-    also :func:`.reproduce.complete`.
+    Raise MistakesError if this machine lacks the data or the GPU; see also :func:`.reproduce.complete`.
     """
     begun, title = time.monotonic(), f"task {run.number}  {run.name}"
     if states_of([run])[run.name] != "done" and (wrong := missing([run])):
@@ -299,8 +293,8 @@ def _work(
     folder: Path,
     file: Path,
     gpu: str | None,
-    host: str | None = None,
-    pause: Pause | None = None,
+    host: str | None,
+    pause: Pause | None,
 ) -> None:
     """Complete one run in its own process; output goes to ``file``, unless the disk is full."""
     os.setsid()  # Ctrl-C reaches only the sweep, which terminates this process

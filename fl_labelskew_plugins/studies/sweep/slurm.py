@@ -82,7 +82,11 @@ def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] =
         if form and not re.fullmatch(form, value):
             raise mistake(f"--set-sbatch {setting}", "conflicts with the script", meaning)
         options[key] = (options[key] or "") + value if key == "array" else value if equals else None
-    lines = [f"#SBATCH --{key}" + ("" if value is None else f"={_quoted(value)}") for key, value in options.items()]
+    lines = []
+    for key, text in options.items():
+        # unlike in a shell, a backslash also escapes in single quotes
+        quoted = "" if text is None else "=" + shlex.quote(text.replace("\\", "\\\\"))
+        lines.append(f"#SBATCH --{key}{quoted}")
     return SCRIPT.format(
         options="\n".join(lines),
         command=shlex.join([sys.executable, "-m", "fl_labelskew_plugins.cli.main", *words]),
@@ -142,8 +146,3 @@ def _ranges(numbers: Sequence[int]) -> list[str]:
     groups = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     runs = [[number for _, number in group] for _, group in groups]
     return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-
-
-def _quoted(value: str) -> str:
-    r"""Quote a value for sbatch; unlike in a shell, a backslash also escapes in single quotes."""
-    return shlex.quote(value.replace("\\", "\\\\"))
