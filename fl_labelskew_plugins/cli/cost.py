@@ -37,13 +37,8 @@ def forecast(
     """List runs, start one of each unknown kind for a few batches or rounds, and estimate the remaining costs.
 
     ``free``: bytes of memory for all runs together. ``until``: deadline for starting runs, in seconds of
-    :func:`time.monotonic`. ``tasks``: whether to print the runs' numbers.
-
-    Returns:
-        Seconds of all runs, one after the other.
-
-    Raises:
-        RunError: some runs could not be started; the others are estimated.
+    :func:`time.monotonic`. Return the seconds of all runs, one after the other. Raise RunError if some runs could not
+    be started; the others are estimated.
     """
     from fl_labelskew_plugins.runs import status
     from fl_labelskew_plugins.runs.progress import Pause

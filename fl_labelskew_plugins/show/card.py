@@ -28,10 +28,7 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
         "samples": _samples(session, result),
         "classes": _classes(session, names),
         "training": _training(session, result),
-        "deviations": [
-            *(*session.method.deviations(), *recipe.optimizer.deviations()),
-            *compatibility.overruled(recipe),
-        ],
+        "deviations": [*session.method.deviations(), *recipe.optimizer.deviations(), *compatibility.overruled(recipe)],
         "measured_on": NAMED[result.get("measure", GLOBAL)].samples,
         "numbers": _numbers(session, result),
         "clients": [

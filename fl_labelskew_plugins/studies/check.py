@@ -94,8 +94,7 @@ def methods(name: str) -> list[str]:
 def check(name: str) -> list[str]:
     """Run a method, or all of a package, in every way; return a line for each one that fails or differs.
 
-    Raises:
-        LabelSkewError: ``name`` is neither a registered method nor a distribution with methods.
+    Raise LabelSkewError if ``name`` is neither a registered method nor a distribution with methods.
     """
     return [str(outcome) for method in methods(name) for outcome in outcomes_of(method) if outcome.bad]
 
@@ -110,8 +109,7 @@ def outcomes_of(
 ) -> Iterator[Outcome]:
     """Run a method in every way, and yield each outcome; raise LabelSkewError for an invalid recipe.
 
-    ``recipe``: a file or name; ``method_args`` of another method are replaced, and ``comm_args`` ignored. ``say``:
-    called with a line before each run.
+    ``method_args`` of another method in the recipe are replaced, and ``comm_args`` ignored.
     """
     base = parse.load(recipe)  # first, so that errors name the user's file
     content, _ = yaml.read(parse.read_text(recipe))

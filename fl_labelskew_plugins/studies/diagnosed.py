@@ -39,9 +39,9 @@ def check(name: str | None) -> None:
 def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None) -> None:
     """Draw a diagnostic of the rows from :func:`.report.rows`; ``width``: of a paper's column, in inches.
 
-    Curves show the mean over clients, then mean and standard deviation over seeds. Points of features are from the
-    first run of each row, and partitions from the first run of each setting. Raise LabelSkewError if a run has not
-    recorded it.
+    Curves show the mean over clients, then mean and standard deviation over seeds. Points are from the first run of
+    each row, and partitions from the first run of each setting. Raise LabelSkewError if a run has not recorded the
+    diagnostic.
     """
     from fl_labelskew_plugins.diagnostics.points import Points
     from fl_labelskew_plugins.diagnostics.watch import KINDS

@@ -71,10 +71,7 @@ def _classes(frame: DataFrame) -> dict[str, PageTable]:
 
 
 def _clients(frame: DataFrame) -> dict[str, PageTable]:
-    """For each row of the report, its individually tested clients, the worst ones first.
-
-    Samples are ranges over the runs, such as ``40-52``; accuracies have a column per run.
-    """
+    """Individually tested clients per row, the worst ones first; samples are ranges over runs, such as ``40-52``."""
     tables = {}
     for setting, label, runs in zip(frame["setting"], frame["label"], frame["runs"], strict=True):
         tested = [run for run in runs if run.clients]

@@ -1,8 +1,6 @@
 """Tables over run folders: runs on the same data that differ only in their seed share a row.
 
-Incomplete runs (diverged, stopped or in progress) are excluded from rows with complete runs. Other rows show them, but
-are not compared. Rows on the same data and partition are compared by mean accuracy, rounds until the baseline's best
-accuracy (FedMR's table 4, FedShift's table 2), and difference from the baseline's accuracy, seed by seed.
+Incomplete runs are excluded from rows with complete runs. Other rows show them, but are not compared.
 """
 
 from __future__ import annotations
@@ -57,14 +55,10 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
       different measures do not share a setting.
     - label: method, optimiser if not FedAvg, and differing keys; or the sweep's name.
     - runs, whole: one run per seed, only complete ones if any is complete; whether they are complete.
-    - personal: whether the method keeps clients' models.
     - keys, curve, recall: ``section.key`` to value as JSON; accuracies, 0 to 1; of each class, in per cent.
 
-    ``last``: number of last tests to average. ``baseline``: a method under federated_optimizer FedAvg, or a label; each
-    row is compared with the most similar matching one.
-
-    Raises:
-        LabelSkewError: no row matches ``baseline``; only FedAvg may be missing.
+    ``baseline``: a method under federated_optimizer FedAvg, or a label; each row is compared with the most similar
+    matching one. Raise LabelSkewError if no row matches; only FedAvg may be missing.
     """
     firsts = [group[0] for group in groups]
     measures = [run.measure for run in firsts]
@@ -243,10 +237,9 @@ def _rank(frame: DataFrame) -> None:
 
 
 def _compare(frame: DataFrame, baseline: str, last: int) -> None:
-    """Add the rounds to the baseline's best, and the difference from its accuracy.
+    """Add rounds to the baseline's best (FedMR's table 4, FedShift's table 2), and the difference from its accuracy.
 
-    FedMR's table 4 and FedShift's table 2 have no rule for seeds. Here, the mean accuracy over seeds must reach the
-    baseline's highest mean.
+    The papers have no rule for seeds. Here, the mean accuracy over seeds must reach the baseline's highest mean.
     """
     frame[["rounds to baseline", "speedup", "not within", *DIFFERENCE]] = math.nan
     means = [

@@ -48,12 +48,11 @@ def seconds_of(budget: str) -> float:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One recipe, to be run with several seeds.
+    """One recipe, to be run with several seeds in the folder ``out``.
 
     Args:
         whole: rounds of the original recipe.
         deviations: ``key: original value -> new value``, for settings that affect results.
-        out: the folder of its runs.
     """
 
     name: str
@@ -78,10 +77,9 @@ class Experiment:
 
 
 def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) -> list[Experiment]:
-    """Load and check recipes and their data; ``named``: name, also of the folder in ``out``, to path.
+    """Load and check recipes and their data; raise MistakesError with all mistakes, a line each.
 
-    Raises:
-        MistakesError: all mistakes, a line each.
+    ``named``: name, also of the experiment's folder in ``out``, to path.
     """
     checked, wrong = [], []
     for name, path in named.items():

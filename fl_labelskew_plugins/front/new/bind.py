@@ -19,8 +19,7 @@ from fl_labelskew_plugins.runtimes.silo import facts
 def bind(file: Path, place: Path) -> facts.SiloData:
     """Write the absolute path of a silo's data into its own file, if they fit all recipes that list the file.
 
-    Raises:
-        LabelSkewError: no recipe lists the file, or the data cannot be read or do not fit; the file is unchanged.
+    Otherwise raise LabelSkewError; the file is then unchanged.
     """
     where, text = clean(file, 4096), parse.read_text(file)
     listing = parse.homes(file)

@@ -49,7 +49,6 @@ class OwnData:
         shape: of a sample at the network's input.
         groups: names in the order of the groups' numbers; of pictures, also the folders in ``path``.
         samples: number of training samples; 0 if unknown.
-        notes: sentences that describe how the data were read.
         moments: mean and standard deviation of each channel or feature, if known.
     """
 
@@ -120,11 +119,8 @@ def _range_moments(low: float, high: float) -> tuple[float, float]:
 def look(path: Path, label: str | None = None, group: str | None = None, classes: Sequence[str] = ()) -> OwnData:
     """Inspect a folder of pictures, an ``.npz`` file, a table, or a folder with one such file.
 
-    ``label``, ``group``: a table's columns; default: the only one with a usual name. ``classes``: names of all classes
-    of pictures or of a table; default: those in the data.
-
-    Raises:
-        LabelSkewError: the data have another form, cannot be read, or an option is missing.
+    ``label``, ``group``: a table's columns; default: the only one with a usual name. ``classes``: default: those in the
+    data. Raise LabelSkewError if the data have another form, cannot be read, or an option is missing.
     """
     path = Path(os.path.abspath(path.expanduser()))
     if not os.path.exists(path):

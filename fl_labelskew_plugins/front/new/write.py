@@ -64,10 +64,8 @@ def federation(data: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
     """Write a federation's recipe, and a file for each silo; return the next commands.
 
     Each group is a silo; silos of an archive or a table get their rows as files. Without groups, each of ``silos`` has
-    all of the data.
-
-    Raises:
-        LabelSkewError: ``out`` is not new or empty, cannot be written, or the data do not fit ``silos`` or ``secure``.
+    all of the data. Raise LabelSkewError if ``out`` is not new or empty, or the data do not fit ``silos`` or
+    ``secure``.
     """
     names, where = data.groups if len(data.groups) > 1 else [], clean(data.path)
     if names and silos not in (None, len(names)):

@@ -63,7 +63,6 @@ class Planned:
     Args:
         settings: overrides of the base, ``section.key=value``.
         gpus: GPU numbers, of which the run gets one; empty on the CPU.
-        log: the file of the run's output.
         number: from 0, in the file's order.
         names: names of setting and label in a report, if the user named them.
     """
@@ -87,14 +86,10 @@ def plan(
     *,
     elsewhere: bool = False,
 ) -> list[Planned]:
-    """List and check all combinations of a sweep's file, including their data.
+    """List and check all combinations of a sweep's file; raise MistakesError with all mistakes, a line each.
 
-    ``out``: folder of all runs, instead of the file's. ``only``: names of values; an axis that contains any of these
-    names runs only these values. ``elsewhere``: whether the runs are for other machines; data and GPUs are then not
-    checked.
-
-    Raises:
-        MistakesError: all mistakes, a line each.
+    ``only``: names of values; an axis that contains any of these names runs only these values. ``elsewhere``: whether
+    the runs are for other machines; data and GPUs are then not checked.
     """
     file = _read(path)
     out = out or Path(file.out or f"runs/{path.stem}").expanduser()

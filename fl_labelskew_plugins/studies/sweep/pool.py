@@ -1,8 +1,8 @@
 """Run a sweep's processes: several at a time, as GPUs, cores and memory allow.
 
-Each run is forked from a process that has imported the host, because this import takes seconds. Alternatives:
-``ProcessPoolExecutor`` needs Python 3.11, and one killed run aborts all others; with joblib's loky, memory grows with
-the number of runs in a process.
+Each run is forked from a process that has imported the host, because this import takes seconds. In a
+``ProcessPoolExecutor`` one killed run aborts all others, and with joblib's loky the memory grows with the number of
+runs.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ def run_all(
 ) -> list[str]:
     """Finish all runs, ``jobs`` at a time (default: :func:`default_jobs`); return a line per failed run.
 
-    ``memory``: GB (10^9 bytes) for all runs together; default: :data:`MEMORY_SHARE` of the free memory. ``pause``: when
-    each run stops early.
+    ``memory``: GB (10^9 bytes) for all runs together; default: :data:`MEMORY_SHARE` of the free memory.
 
     Raises:
         LabelSkewError: folders contain other runs, or cannot be written.
@@ -122,8 +121,8 @@ class RunProcess:
 class Pool:
     """Run processes, ``slots`` at a time within ``bound`` bytes.
 
-    The estimated memory of a run is the highest ``peak_mb`` of runs on the same data and network. Until the first such
-    run has finished a round, no other run is started.
+    A run's estimated memory is the highest ``peak_mb`` of runs on the same data and network. Until the first such run
+    has finished a round, no other run is started.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Run a sweep as an array job of Slurm: a task for each unfinished run.
 
 A task that reaches its time limit saves a checkpoint, is requeued, and resumes. Slurm itself requeues tasks after
-preemption or a node failure. ``submitit`` submits pickled functions, not a command, and cannot show the script before.
+preemption or a node failure. ``submitit`` cannot show the script beforehand.
 """
 
 from __future__ import annotations
@@ -48,13 +48,10 @@ exit "$code"
 
 
 def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] = ()) -> str:
-    """Write the script of an array job with a task for each run.
+    """Write the script of an array job with a task for each run; raise LabelSkewError for an invalid option or run.
 
     ``words``: arguments of ``labelskew`` before the task's number. ``extra``: options of sbatch, ``KEY=VALUE`` or
     ``KEY``.
-
-    Raises:
-        LabelSkewError: an option is malformed, or a run cannot be a task.
     """
     here, out = Path.cwd(), runs[0].folder.path.parent.absolute()
     for folder in (here, out):
