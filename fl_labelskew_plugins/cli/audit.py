@@ -34,13 +34,13 @@ def show(folder: Path, event: str | None) -> None:
 
     if event not in (None, *audit.EVENTS):
         raise LabelSkewError(f"--event: {mistakes.unknown(event, audit.EVENTS)}")
-    shown = [content for _, _, content in audit.read(folder) if event in (None, content.get("event"))]
+    entries = [content for _, _, content in audit.read(folder) if event in (None, content.get("event"))]
     keys = ("time", "event", "rank", "kind", "round", "bytes", "times", "peer", "sha256")
-    used = [key for key in keys if any(key in content for content in shown)]
+    used = [key for key in keys if any(key in content for content in entries)]
     further = ("why", "who", "run", "of", "attempt", "silos", "lost", "log", "since")
     forms = {"why": "{}", "log": "log {:.12}"}
     rows = []
-    for content in shown:
+    for content in entries:
         cells = [clean(content.get(key, ""))[: 12 if key == "sha256" else None] for key in used]
         more = [forms.get(key, key + " {}").format(clean(content[key])) for key in further if key in content]
         rows.append([*cells, "; ".join(more)])

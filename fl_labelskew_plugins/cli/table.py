@@ -44,38 +44,38 @@ def plain(
 
     limit = limit or room()
     styles = [[0] * len(head), *(marks or [[0] * len(head)] * len(rows))]
-    whole = [[clean(cell, 4096) for cell in row] for row in (head, *rows)]
+    cleaned = [[clean(cell, 4096) for cell in row] for row in (head, *rows)]
     count = len(head) if words is None else words
     # use the first combination that fits: whole words, without wrapping if there are numbers; then shortened words
     for wrap, longest in ((words is None, limit), (True, limit), (True, limit // 2), (True, 24), (True, 20)):
-        texts = [["".join(shortened(word, longest) for word in re.split(r"(\s+)", c)) for c in row] for row in whole]
+        texts = [["".join(shortened(word, longest) for word in re.split(r"(\s+)", c)) for c in row] for row in cleaned]
         full = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
         narrow = [
             max(cell_len(word) for row in texts for word in [*row[i].split(), ""]) if wrap and i < count else full[i]
             for i in range(len(head))
         ]
-        shown = list(range(len(head)))
+        visible = list(range(len(head)))
         for name in [*least, ""]:
-            if _width(narrow, shown) <= limit:
+            if _width(narrow, visible) <= limit:
                 break
-            shown = [i for i in shown if head[i] != name]
-        if _width(narrow, shown) <= limit:
+            visible = [i for i in visible if head[i] != name]
+        if _width(narrow, visible) <= limit:
             break
 
     def widths(columns: Sequence[int]) -> list[int]:
         """Shrink the most flexible columns until all fit or none can shrink."""
-        chosen = {i: full[i] for i in columns}
-        while sum(chosen.values()) + 2 * len(columns) - 2 > limit:
-            widest = max(columns, key=lambda i: chosen[i] - narrow[i])
-            if chosen[widest] == narrow[widest]:
+        sizes = {i: full[i] for i in columns}
+        while sum(sizes.values()) + 2 * len(columns) - 2 > limit:
+            widest = max(columns, key=lambda i: sizes[i] - narrow[i])
+            if sizes[widest] == narrow[widest]:
                 break
-            chosen[widest] -= 1
-        return list(chosen.values())
+            sizes[widest] -= 1
+        return list(sizes.values())
 
-    blocks = [shown[:1]]
-    for i in shown[1:]:
+    blocks = [visible[:1]]
+    for i in visible[1:]:
         if len(blocks[-1]) > 1 and _width(narrow, [*blocks[-1], i]) > limit:
-            blocks.append(shown[:1])
+            blocks.append(visible[:1])
         blocks[-1].append(i)
     console = Console(file=io.StringIO(), width=10**6, force_terminal=True, color_system="standard")
     texts_of_blocks = []
@@ -88,7 +88,7 @@ def plain(
         with console.capture() as captured:
             console.print(table)
         texts_of_blocks.append("\n".join(line.rstrip() for line in captured.get().splitlines()))
-    dropped = ", ".join(name.strip() for i, name in enumerate(head) if i not in shown)
+    dropped = ", ".join(name.strip() for i, name in enumerate(head) if i not in visible)
     note = f"\n{wrapped(f'columns not shown: {dropped} (use a wider terminal or a pipe)')}" if dropped else ""
     return "\n\n".join(texts_of_blocks) + note
 

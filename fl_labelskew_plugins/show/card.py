@@ -58,9 +58,9 @@ def code(words: object) -> str:
 
 
 def _params(params: Mapping[str, Any], *excluded: str) -> str:
-    shown = {key: value for key, value in params.items() if key not in excluded}
+    values = {key: value for key, value in params.items() if key not in excluded}
     return (
-        ", ".join(code(f"{key}: {json.dumps(value, default=str)}") for key, value in shown.items()) or "no parameters"
+        ", ".join(code(f"{key}: {json.dumps(value, default=str)}") for key, value in values.items()) or "no parameters"
     )
 
 
@@ -69,9 +69,9 @@ def _samples(session: Session, result: Mapping[str, Any]) -> str:
     number = "Training samples" if session.recipe.sums_alone else counted(sum(sizes), "training sample")
     tests = counted(tested, "test sample")
     if not tested:
-        known = sum(row["test_samples"] or 0 for row in result.get("clients", ()))
-        known = result.get("client_test_samples", known)
-        tests = f"{counted(known, 'test sample')} at the clients" if known else "no known test samples"
+        of_clients = sum(row["test_samples"] or 0 for row in result.get("clients", ()))
+        of_clients = result.get("client_test_samples", of_clients)
+        tests = f"{counted(of_clients, 'test sample')} at the clients" if of_clients else "no known test samples"
     classes = counted(len(session.class_names), "class", "classes")
     return f"{number} of {counted(len(sizes), 'client')}, {tests}, {classes}"
 

@@ -186,11 +186,11 @@ def difference(one: Path, other: Path, *, partial: bool = False) -> str:
     ``partial``: whether ``other`` may lack numbers and clients' models, since silos do not send all of them.
     """
     lines, others = (read_lines(folder / "metrics.jsonl") for folder in (one, other))
-    for number, (here, there) in enumerate(itertools.zip_longest(lines, others, fillvalue=dict[str, Any]()), 1):
-        for key in here | there:  # in the file's order
-            kept = not (partial and here and there) or (key in here and key in there)
-            if kept and here.get(key) != there.get(key):
-                values = (clean(json.dumps(line.get(key)), 60) for line in (here, there))
+    for number, (line, other_line) in enumerate(itertools.zip_longest(lines, others, fillvalue=dict[str, Any]()), 1):
+        for key in line | other_line:  # in the file's order
+            compared = not (partial and line and other_line) or (key in line and key in other_line)
+            if compared and line.get(key) != other_line.get(key):
+                values = (clean(json.dumps(numbers.get(key)), 60) for numbers in (line, other_line))
                 return f"metrics.jsonl, round {number}: {clean(key, 60)} is {' in one process and '.join(values)} here"
     for file in [Path("model.safetensors"), *sorted(path.relative_to(one) for path in one.glob("clients/*"))]:
         if (other / file).exists():

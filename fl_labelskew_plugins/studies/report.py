@@ -186,13 +186,13 @@ def _name_what_differs(frame: DataFrame) -> None:
         """For each row and key, whether rows of the same ``names`` have several values."""
         return keys.groupby(frame.groupby(list(names)).ngroup()).transform("nunique") > 1
 
-    here, in_setting = apart(*NAMES), apart("data", "partition")
-    anywhere = here.groupby(frame.groupby(["method", "optimizer"]).ngroup()).transform("any")
+    in_row, in_setting = apart(*NAMES), apart("data", "partition")
+    in_method = in_row.groupby(frame.groupby(["method", "optimizer"]).ngroup()).transform("any")
     several = frame["data"].nunique() > 1
     names: dict[str, list[str]] = {"differs in": [], "setting": [], "place": [], "label": []}
     for n, row in enumerate(frame.to_dict("records")):
         setting_keys = [key for key in row["keys"] if key.startswith(SETTING_KEYS)]
-        differs = [key for key in row["keys"] if (here if key in setting_keys else anywhere).at[n, key]]
+        differs = [key for key in row["keys"] if (in_row if key in setting_keys else in_method).at[n, key]]
         place = ", ".join([row["partition"], *(_setting(row, key) for key in setting_keys if in_setting.at[n, key])])
         optimizer = [row["optimizer"]] if row["optimizer"] != PLAIN_OPTIMIZER else []
         label = [row["method"], *optimizer, *(_setting(row, key) for key in differs if key not in setting_keys)]
@@ -250,8 +250,8 @@ def _compare(frame: DataFrame, baseline: str, last: int) -> None:
     by_label = frame["label"] == baseline
     by_method = (frame["method"] == baseline) & (frame["optimizer"] == PLAIN_OPTIMIZER)
     for row, setting in frame["setting"].items():
-        here = frame["whole"] & (frame["setting"] == setting)
-        bases = frame.index[here & (by_label if (here & by_label).any() else by_method)]
+        comparable = frame["whole"] & (frame["setting"] == setting)
+        bases = frame.index[comparable & (by_label if (comparable & by_label).any() else by_method)]
         base = min(bases, key=lambda n: len({key for key, _ in keys[n].items() ^ keys[row].items()}), default=None)
         if base is None:
             continue
@@ -346,11 +346,11 @@ def notes(frame: DataFrame, runs: Iterable[FinishedRun], last: int = 5) -> list[
 
 
 def _note(run: FinishedRun, counted: Sequence[FinishedRun]) -> str:
-    shown = any(run is other for other in counted)
+    in_table = any(run is other for other in counted)
     if not run.whole:
-        effect = "shown without a rank" if shown else "excluded from its row"
+        effect = "shown without a rank" if in_table else "excluded from its row"
         return f"{run.name}: {len(run.metrics)} of {run.planned} rounds: {effect}"
-    if shown:
+    if in_table:
         return ""
     twin = next(other for other in counted if other.seed == run.seed and same(other, run))
     return f"{run.name}: same recipe, data and seed as {twin.name}: counted once"

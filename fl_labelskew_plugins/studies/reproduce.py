@@ -51,7 +51,7 @@ class Experiment:
     """One recipe, to be run with several seeds in the folder ``out``.
 
     Args:
-        whole: rounds of the original recipe.
+        original_rounds: before the overrides.
         deviations: ``key: original value -> new value``, for settings that affect results.
     """
 
@@ -59,7 +59,7 @@ class Experiment:
     path: Path
     recipe: Recipe
     overrides: tuple[str, ...]
-    whole: int
+    original_rounds: int
     deviations: tuple[str, ...]
     out: Path
 
@@ -91,8 +91,8 @@ def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) 
         except LabelSkewError as error:
             wrong.append(f"{path}: {error}")
         else:
-            whole, deviations = plain.train.comm_round, differences(plain, recipe)
-            checked.append(Experiment(name, path, recipe, tuple(overrides), whole, deviations, out / name))
+            rounds, deviations = plain.train.comm_round, differences(plain, recipe)
+            checked.append(Experiment(name, path, recipe, tuple(overrides), rounds, deviations, out / name))
     if wrong:
         raise MistakesError(list(dict.fromkeys(wrong)))
     return checked
@@ -215,9 +215,14 @@ def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
     rounds = min(map(experiment.done, begun), default=0)
     folders = [experiment.folder(seed) for seed in begun]
     runs = [FinishedRun(str(folder.path), {}, read_lines(folder.metrics)[:rounds]) for folder in folders]
-    cut, real = rounds < experiment.whole, not made_up(experiment.recipe)
+    cut, real = rounds < experiment.original_rounds, not made_up(experiment.recipe)
     seconds = sum(map(_seconds, folders))
-    last = [f"{rounds} of {experiment.whole}", str(len(runs)), "; ".join(experiment.deviations), f"{seconds:.0f}"]
+    last = [
+        f"{rounds} of {experiment.original_rounds}",
+        str(len(runs)),
+        "; ".join(experiment.deviations),
+        f"{seconds:.0f}",
+    ]
     table = []
     for number in experiment.recipe.expected:
         values = [measured(run, number, experiment, rounds) for run in runs]
@@ -228,7 +233,7 @@ def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
             mean, std, difference = f"{len(known)} of {len(values)} reached it", "", ""
         name = number.measure if number.target is None else f"{number.measure} {number.target:g}"
         head = [experiment.name, f"{number.paper}, {number.table}", name, f"{number.value:g}", mean, std, difference]
-        word = f"not comparable ({rounds} of {experiment.whole} rounds)" if cut else verdict(number, values)
+        word = f"not comparable ({rounds} of {experiment.original_rounds} rounds)" if cut else verdict(number, values)
         table.append([*head, f"{number.tolerance:g}", word if real else "none: the data are made up", *last])
     if not table:
         means = [run.last("accuracy", _last_tests(experiment, rounds)) for run in runs]
@@ -244,7 +249,7 @@ def _mean_and_std(values: Sequence[float]) -> tuple[str, str]:
 
 def _last_tests(experiment: Experiment, rounds: int) -> int:
     """Number of last tests to average: the recipe's ``last_rounds``, shortened in proportion to the rounds."""
-    return max(1, round(experiment.recipe.validation.last_rounds * min(1.0, rounds / experiment.whole)))
+    return max(1, round(experiment.recipe.validation.last_rounds * min(1.0, rounds / experiment.original_rounds)))
 
 
 def measured(run: FinishedRun, number: Expected, experiment: Experiment, rounds: int) -> float | None:

@@ -23,10 +23,10 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.folder / "tensorboard"
-        known = folder.exists()
-        self._writer = SummaryWriter(str(folder), purge_step=len(run.earlier) + 1 if known else None)
+        exists = folder.exists()
+        self._writer = SummaryWriter(str(folder), purge_step=len(run.earlier) + 1 if exists else None)
         self._writer.add_text("parameters", table(run.parameters), 0)
-        for line in () if known else run.earlier:
+        for line in () if exists else run.earlier:
             self.on_round(run, line)
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:

@@ -53,13 +53,13 @@ def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] =
     ``words``: arguments of ``labelskew`` before the task's number. ``extra``: options of sbatch, ``KEY=VALUE`` or
     ``KEY``.
     """
-    here, out = Path.cwd(), runs[0].folder.path.parent.absolute()
-    for folder in (here, out):
+    cwd, out = Path.cwd(), runs[0].folder.path.parent.absolute()
+    for folder in (cwd, out):
         if not str(folder).isprintable():
             raise mistake(clean(folder), "contains characters that a script cannot contain", "another folder")
     options: dict[str, str | None] = {
         "job-name": out.name,
-        "chdir": str(here),
+        "chdir": str(cwd),
         "output": f"{out / LOGS}/slurm-".replace("%", "%%") + "%A_%a.txt",
         "open-mode": "append",
         "requeue": None,
