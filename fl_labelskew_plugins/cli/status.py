@@ -106,21 +106,17 @@ def _row(silo: dict[str, Any], held_by: str | None) -> list[str]:
     sizes = [f"{silo[way] / 1e6:.2f} MB" for way in ("bytes_in", "bytes_out")]
     upload = silo["upload"]
     last = f"{_local(upload['time'])}, round {upload['round']}, {upload['bytes'] / 1e6:.2f} MB" if upload else ""
-    state = "connected" if silo["connected"] else "away" if silo["since"] else "not seen yet"
-    if silo["excluded"] or silo["left_out"]:
-        state += ", excluded" if silo["excluded"] else ", skipped"
+    state, since = _state(silo) if held_by else "", _local(silo["since"])
+    return list(map(clean, (silo["rank"], silo["name"], state, since, last, *sizes, silo["peer"] or "")))
+
+
+def _state(silo: dict[str, Any]) -> str:
     if silo["turned_away"] is not None:
-        state = "turned away"
-    cells = (
-        silo["rank"],
-        silo["name"],
-        state if held_by else "",
-        _local(silo["since"]),
-        last,
-        *sizes,
-        silo["peer"] or "",
-    )
-    return list(map(clean, cells))
+        return "turned away"
+    connection = "connected" if silo["connected"] else "away" if silo["since"] else "not seen yet"
+    if silo["excluded"]:
+        return f"{connection}, excluded"
+    return f"{connection}, skipped" if silo["left_out"] else connection
 
 
 def _local(time: str | None) -> str:
