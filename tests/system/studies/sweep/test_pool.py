@@ -28,19 +28,19 @@ def at_work(planned, slots, bound):
 
 def test_as_many_runs_as_fit_in_memory_once_it_is_known_what_one_takes(write, tmp_path):
     planned = plan.plan(write(), out=tmp_path / "out")
-    assert not at_work(planned, 3, 10e9)._room()  # nobody knows yet
+    assert not at_work(planned, 3, 10e9)._fits()  # nobody knows yet
     planned[0].folder.create()
     planned[0].folder.append(planned[0].folder.timings, {"round": 0, "seconds": 1.0, "peak_mb": 600.0})
     planned[0].folder.append(planned[0].folder.timings, {"round": 1, "seconds": 1.0, "peak_mb": 700.0})
-    assert at_work(planned, 3, 1.4e9)._room()
-    assert not at_work(planned, 3, 1.39e9)._room()
-    assert not at_work(planned, 1, 1.4e9)._room()
+    assert at_work(planned, 3, 1.4e9)._fits()
+    assert not at_work(planned, 3, 1.39e9)._fits()
+    assert not at_work(planned, 1, 1.4e9)._fits()
     other = plan.plan(write(), ["model_args.model=mlp"], tmp_path / "other")
     made = at_work(planned, 3, 10e9)
     made.waiting = other
-    assert not made._room()  # of another network nobody knows
+    assert not made._fits()  # of another network nobody knows
     made.running.clear()
-    assert made._room()
+    assert made._fits()
     assert 0 < pool.free_memory() < 1e15
 
 
