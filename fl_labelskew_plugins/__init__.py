@@ -9,8 +9,7 @@ below, and no other is public.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.front.run import Callback, Loop, Run, load, load_run, run, simulate
-    from fl_labelskew_plugins.front.survey import survey
+    from fl_labelskew_plugins.front.run import Callback, Loop, Run, load, load_run, run, simulate, survey
     from fl_labelskew_plugins.host import runner
     from fl_labelskew_plugins.recipe.model import Recipe
     from fl_labelskew_plugins.studies.side_by_side import Report, report
@@ -28,7 +27,7 @@ _HOMES = {
     "Callback": "front.run",
     "simulate": "front.run",
     "Loop": "front.run",
-    "survey": "front.survey",
+    "survey": "front.run",
     "report": "studies.side_by_side",
     "Report": "studies.side_by_side",
     "sweep": "studies.sweep.from_python",

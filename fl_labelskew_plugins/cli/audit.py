@@ -10,10 +10,10 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import RUN
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.ledgers import audit
+from fl_labelskew_plugins.machine.text import clean, counted
 
 DROPPED_FIRST = ("sha256", "times", "bytes", "peer")
-"""Columns that a narrow terminal omits, the least important one first."""
 
 
 @click.group("audit")
@@ -30,23 +30,21 @@ def audit_group() -> None:
 @guarded
 def show(folder: Path, event: str | None) -> None:
     """Show the log in RUN, the folder of a server or a silo."""
-    from fl_labelskew_plugins.ledgers import audit
     from fl_labelskew_plugins.recipe import mistakes
 
     if event not in (None, *audit.EVENTS):
         raise LabelSkewError(f"--event: {mistakes.unknown(event, audit.EVENTS)}")
-    shown = [content for _, _, content in audit.read(folder) if event in (None, content.get("event"))]
+    entries = [content for _, _, content in audit.read(folder) if event in (None, content.get("event"))]
     keys = ("time", "event", "rank", "kind", "round", "bytes", "times", "peer", "sha256")
-    used = [key for key in keys if any(key in content for content in shown)]
-    cells = {"sha256": 12}
-    rows = [[*(clean(content.get(key, ""))[: cells.get(key)] for key in used), _more(content)] for content in shown]
+    used = [key for key in keys if any(key in content for content in entries)]
+    further = ("why", "who", "run", "of", "attempt", "silos", "lost", "log", "since")
+    forms = {"why": "{}", "log": "log {:.12}"}
+    rows = []
+    for content in entries:
+        cells = [clean(content.get(key, ""))[: 12 if key == "sha256" else None] for key in used]
+        more = [forms.get(key, key + " {}").format(clean(content[key])) for key in further if key in content]
+        rows.append([*cells, "; ".join(more)])
     click.echo(table.plain([*used, "more"], rows, least=DROPPED_FIRST) if rows else "no matching lines")
-
-
-def _more(content: dict[str, object]) -> str:
-    names = ("why", "who", "run", "of", "attempt", "silos", "lost", "log", "since")
-    words = {"why": "{}", "log": "log {:.12}"}
-    return "; ".join(words.get(key, key + " {}").format(clean(content[key])) for key in names if key in content)
 
 
 @audit_group.command("verify")
@@ -61,9 +59,6 @@ def verify(folder: Path, last: str) -> None:
     The exit code is 1 if a line was; the message names the first one. Lines removed from the end are detected only
     with --last.
     """
-    from fl_labelskew_plugins.ledgers import audit
-    from fl_labelskew_plugins.machine.text import counted
-
     log = audit.verify(folder, last.strip().lower())
     click.echo(f"ok: {counted(log.lines, 'line')} in {counted(log.files, 'file')}, last line's SHA-256 {log.last}")
     if log.missing or log.repaired:

@@ -1,4 +1,4 @@
-"""``labelskew certs``: certificates of the participants of a federation across machines."""
+"""``labelskew certs``: certificates of the server and the silos."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ ENCRYPT = click.option("--encrypt", is_flag=True, help="Encrypt the keys with a 
 
 
 def _server(default: str) -> Callable[..., Any]:
-    help = f"Name or IP address at which silos reach the server; repeatable.  [default: {default}]"
-    return click.option("--server", "hosts", multiple=True, metavar="HOST", help=help)
+    text = f"Name or IP address at which silos reach the server; repeatable.  [default: {default}]"
+    return click.option("--server", "hosts", multiple=True, metavar="HOST", help=text)
 
 
 @click.group("certs")

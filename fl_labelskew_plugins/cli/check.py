@@ -1,4 +1,4 @@
-"""``labelskew check``: whether a method gives the same numbers in every runtime."""
+"""``labelskew check``: compare a method's numbers between the runtimes."""
 
 from __future__ import annotations
 
@@ -32,17 +32,15 @@ def check_command(name: str, recipe: Path | None, overrides: tuple[str, ...]) ->
 
     refuse_mpirun("check")
     columns = ["sp", *check.RUNTIMES]
-    rows, lines, bad = [], [], False
+    rows, outcomes = [], []
     for method in check.methods(name):
         cells = dict.fromkeys(columns, "-")
         for outcome in check.outcomes_of(method, recipe or check.QUICK, overrides, say=log.word):
             cells[outcome.runtime] = outcome.verdict
-            bad |= outcome.bad
-            if outcome.detail and (line := clean(outcome, 1000)) not in lines:
-                lines.append(line)
+            outcomes.append(outcome)
         rows.append([method, *cells.values()])
     click.echo(table.plain(["method", *columns], rows))
-    for line in lines:
+    for line in dict.fromkeys(clean(outcome, 1000) for outcome in outcomes if outcome.detail):
         click.echo(line)
-    if bad:
+    if any(outcome.bad for outcome in outcomes):
         sys.exit(1)

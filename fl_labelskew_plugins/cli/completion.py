@@ -1,7 +1,4 @@
-"""``labelskew completion``: click's shell script, and completions for recipes, plugins, runs and keys.
-
-They come from names, files and the schema next to the recipes, without importing plugins, to be fast at every Tab.
-"""
+"""``labelskew completion``, and fast completions for recipes, plugins, runs and keys, without importing plugins."""
 
 from __future__ import annotations
 
@@ -22,25 +19,23 @@ Items = list[CompletionItem]
 Complete = Callable[[click.Context, click.Parameter, str], Items]
 
 NAME = "labelskew"
-PLACES = {
+COMMANDS = {
     "bash": f"""echo 'eval "$({NAME} completion bash)"' >> ~/.bashrc""",
     "zsh": f"""echo 'eval "$({NAME} completion zsh)"' >> ~/.zshrc   # below compinit""",
     "fish": f"{NAME} completion fish > ~/.config/fish/completions/{NAME}.fish",
 }
 """Commands that install the script permanently, by shell."""
-
-
 HELP = """Print the shell script that completes labelskew commands.
 
 It completes commands, options, recipes, plugins, run folders, and the keys of --set. To enable it in every new
 shell:
 
 \b
-""" + "\n".join(PLACES.values())
+""" + "\n".join(COMMANDS.values())
 
 
 @click.command("completion", help=HELP)
-@click.argument("shell", type=click.Choice([*PLACES]))
+@click.argument("shell", type=click.Choice([*COMMANDS]))
 @click.pass_context
 @guarded
 def completion_command(context: click.Context, shell: str) -> None:
@@ -50,35 +45,36 @@ def completion_command(context: click.Context, shell: str) -> None:
 
 
 def plugins(kind: Kind) -> Complete:
-    """Complete the name of a plugin."""
+    """Return a function that completes the name of a plugin."""
     return lambda context, parameter, word: _matching(sorted({one.name for one in catalog.entries(kind)}), word)
 
 
 def recipes(context: click.Context, parameter: click.Parameter, word: str) -> Items:
-    """Complete a recipe's name, or a recipe file."""
-    files = [file for deep in ("*", "*/*") for file in sorted(glob.glob(f"{glob.escape(word)}{deep}.y*ml"))]
-    return _matching([*shipped_recipes(word), *files], word) or [CompletionItem(word, type="file")]
+    """Complete a recipe's name, or the path of its file."""
+    return _matching([*_shipped(word), *_paths(word, ".y*ml")], word) or [CompletionItem(word, type="file")]
 
 
 def shipped_names(context: click.Context, parameter: click.Parameter, word: str) -> Items:
     """Complete the name of a recipe of the package."""
-    return _matching(shipped_recipes(word), word)
+    return _matching(_shipped(word), word)
 
 
-def shipped_recipes(word: str) -> list[str]:
+def _shipped(word: str) -> list[str]:
     """Names of recipes; papers' recipes as ``PAPER/`` until only one paper matches."""
     papers = [paper for paper in shipped.papers() if f"{paper}/".startswith(word) or word.startswith(f"{paper}/")]
-    rows = [f"{paper}/" for paper in papers]
-    if len(papers) == 1:
-        rows = [f"{papers[0]}/{row}" for row in shipped.table(papers[0]).cells]
-    return [*shipped.files(), *rows]
+    rows = shipped.table(papers[0]).cells if len(papers) == 1 else [""]
+    return [*shipped.files(), *(f"{paper}/{row}" for paper in papers for row in rows)]
 
 
 def runs(context: click.Context, parameter: click.Parameter, word: str) -> Items:
     """Complete the folder of a run."""
-    places = (f"{glob.escape(word)}{deep}/recipe.yaml" for deep in ("*", "*/*"))
-    folders = [os.path.dirname(file) for place in places for file in sorted(glob.glob(place))]
+    folders = map(os.path.dirname, _paths(word, "/recipe.yaml"))
     return _matching(folders, word) or [CompletionItem(word, type="dir")]
+
+
+def _paths(word: str, end: str) -> list[str]:
+    """Paths of up to two levels that start with ``word``, and end as the pattern ``end``."""
+    return [path for deep in ("*", "*/*") for path in sorted(glob.glob(f"{glob.escape(word)}{deep}{end}"))]
 
 
 def settings(context: click.Context, parameter: click.Parameter, word: str) -> Items:
@@ -96,12 +92,12 @@ def settings(context: click.Context, parameter: click.Parameter, word: str) -> I
         if "title" in value and value.get("type") != "object" and f"{near[0]}.{key}".startswith(word)
     }
     items = [CompletionItem(key, help=value.get("description", "").partition("\n")[0]) for key, value in keys.items()]
-    return items + _matching([f"{key}{_default(value)}" for key, value in keys.items()] if len(keys) == 1 else [], word)
-
-
-def _default(key: dict[str, Any]) -> str:
-    value = key.get("default")
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    if len(keys) != 1:
+        return items
+    ((key, value),) = keys.items()
+    default = value.get("default")
+    text = default if isinstance(default, str) else json.dumps(default, separators=(",", ":"))
+    return items + _matching([f"{key}{text}"], word)
 
 
 def _matching(words: Iterable[str], word: str) -> Items:

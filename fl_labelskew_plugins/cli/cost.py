@@ -1,4 +1,4 @@
-"""``--dry-run`` of sweep and reproduce: list the runs and estimate their costs."""
+"""``--dry-run`` of sweep and reproduce."""
 
 from __future__ import annotations
 
@@ -36,38 +36,27 @@ def forecast(
 ) -> float:
     """List runs, start one of each unknown kind for a few batches or rounds, and estimate the remaining costs.
 
-    Args:
-        planned: all runs.
-        out: the folder of all runs.
-        jobs: runs at a time.
-        free: bytes of memory available to all runs together.
-        host: as for :func:`.crew.run_all`.
-        until: no further run is started after this, in seconds of :func:`time.monotonic`.
-        tasks: whether to print the runs' numbers.
-
-    Returns:
-        Seconds that all runs take one after the other.
-
-    Raises:
-        RunError: some runs could not be started; the others are estimated.
+    ``free``: bytes of memory for all runs together. ``until``: deadline for starting runs, in seconds of
+    :func:`time.monotonic`. Return the seconds of all runs, one after the other. Raise RunError if some runs could not
+    be started; the others are estimated.
     """
     from fl_labelskew_plugins.runs import status
+    from fl_labelskew_plugins.runs.progress import Pause
     from fl_labelskew_plugins.studies import cost
-    from fl_labelskew_plugins.studies.sweep import crew, plan
+    from fl_labelskew_plugins.studies.sweep import plan, pool
 
     plan.states_of(planned)  # raises if a folder holds another run
     states = [status.read_planned(run.folder.path)["state"] for run in planned]
     rows = [[str(run.number), run.name, state] for run, state in zip(planned, states, strict=True)]
-    head = ["task", "run", "state"]
-    click.echo(table.plain(head, rows) if tasks else table.plain(head[1:], [row[1:] for row in rows]))
+    head, *rows = [row if tasks else row[1:] for row in (["task", "run", "state"], *rows)]
+    click.echo(table.plain(head, rows))
     click.echo(status.totals(states))
     unknown, failed = cost.unknown(planned), list[str]()
     for number, run in enumerate(unknown, 1):
         if time.monotonic() < until:
             click.echo(f"measuring [{number}/{len(unknown)}]: {run.name}", err=True)
-            failed += crew.run_all(
-                [run], jobs=1, memory=None, say=lambda line: None, host=host, pause=cost.probe(until)
-            )
+            pause = Pause(cost.PROBE_ROUNDS, until, cost.PROBE_S)
+            failed += pool.run_all([run], jobs=1, memory=None, say=lambda line: None, host=host, pause=pause)
     kinds = cost.kinds(planned)
     click.echo(table.plain(cost.HEAD, [kind.row() for kind in kinds]))
     for line in cost.totals(kinds, out=out, jobs=jobs, free=free):

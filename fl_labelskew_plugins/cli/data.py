@@ -1,4 +1,4 @@
-"""``labelskew data``: check a data set's files, and write small copies for trying recipes."""
+"""``labelskew data``: check a data set's files, and write small copies."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ from fl_labelskew_plugins.machine.text import counted
 SET = overrides("NAME's own data_args", "KEY=VALUE")
 
 
-def chosen(name: str, overrides: tuple[str, ...]) -> Dataset:
-    """The data set ``name`` with parameters from ``key=value`` texts.
-
-    Raises:
-        LabelSkewError: an unknown name, key or value.
-    """
+def _dataset(name: str, overrides: tuple[str, ...]) -> Dataset:
     from fl_labelskew_plugins.recipe import mistakes
 
     plugin = catalog.load("datasets", name)
@@ -53,7 +48,7 @@ def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, .
     """
     from fl_labelskew_plugins.data import fakes
 
-    dataset = chosen(name, overrides)
+    dataset = _dataset(name, overrides)
     place = folder or (Path(dataset.default_dir) if dataset.default_dir else None)
     if folder is not None and not os.path.exists(folder):
         raise mistake(folder, "does not exist", f"the folder of data set {name}")
@@ -62,17 +57,16 @@ def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, .
     columns = 3 if any(row[2] for row in cells) else 2
     click.echo(table.plain(["what", "found", "expected"][:columns], [row[:columns] for row in cells]))
     where = f"data set {name}" + (f" in {place}" if place else "")
-    if bad := fakes.wrong(rows, copy=copy):
+    if incomplete := fakes.wrong(rows, copy=copy):
         source = f"; get it from {dataset.source}" if dataset.source else ""
-        lacks = ", ".join(f"{what} ({state})" for what, state, _ in bad)
-        raise RunError(f"{where}: not complete: {lacks}{source}")
+        listed = ", ".join(f"{part} ({state})" for part, state, _ in incomplete)
+        raise RunError(f"{where}: not complete: {listed}{source}")
     broken = dataset.broken(folder) if deep else []
     for line in broken:
         click.echo(line)
     if broken:
         raise RunError(f"{where}: {counted(len(broken), 'broken file')}")
-    sound = ", every file opened" if deep else ""
-    click.echo(f"{where}: {'a small copy, ' if copy else ''}complete{sound}")
+    click.echo(f"{where}: {'a small copy, ' if copy else ''}complete{', every file opened' if deep else ''}")
 
 
 @data_group.command("fake")
@@ -89,9 +83,8 @@ def fake(name: str, out: Path, *, samples: int | None, overrides: tuple[str, ...
     """
     from fl_labelskew_plugins.data import fakes
 
-    rows = fakes.write(chosen(name, overrides), out, samples=samples, seed=0)
+    rows = fakes.write(_dataset(name, overrides), out, samples=samples, seed=0)
     click.echo(table.plain(["what", "written"], [row[:2] for row in rows]))
-    values = {"dataset": name, "data_cache_dir": str(out)}
-    sets = [f"--set {shlex.quote(f'data_args.{key}={value}')}" for key, value in values.items()]
-    sets += [f"--set {shlex.quote('data_args.' + text.strip().removeprefix('data_args.'))}" for text in overrides]
+    settings = [f"dataset={name}", f"data_cache_dir={out}", *(text.strip() for text in overrides)]
+    sets = [f"--set {shlex.quote('data_args.' + text.removeprefix('data_args.'))}" for text in settings]
     click.echo(f"made-up data, not the real ones; to use them: labelskew run RECIPE.yaml {' '.join(sets)}")

@@ -17,8 +17,7 @@ from fl_labelskew_plugins.machine.text import counted
 if TYPE_CHECKING:
     from fl_labelskew_plugins.trained.evaluate import TestedPart
 
-SHOWN = 20
-"""Classes up to which a confusion matrix is printed."""
+MAX_CLASSES = 20
 
 
 @click.command("evaluate")
@@ -96,7 +95,7 @@ def _parts(result: dict[str, Any]) -> list[str]:
             [row["group"], str(row["samples"]), *(_percent(row[key]) for key in measures)] for row in result["groups"]
         ]
         parts.append(table.plain(["group", "samples", *heads], rows))
-    if len(result["classes"]) <= SHOWN:
+    if len(result["classes"]) <= MAX_CLASSES:
         names = [row["class"] for row in result["classes"]]
         cells = [[name, *map(str, counts)] for name, counts in zip(names, result["confusion"], strict=True)]
         parts.append("rows: true classes; columns: predicted classes\n" + table.plain(["", *names], cells))

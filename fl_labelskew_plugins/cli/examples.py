@@ -1,4 +1,4 @@
-"""``labelskew examples``: complete examples and sweeps of the package."""
+"""``labelskew examples``: the examples and sweeps of the package."""
 
 from __future__ import annotations
 
@@ -28,15 +28,10 @@ ABOUT = {
     "sweeps/niid_bench": "Fashion-MNIST: the settings of NIID-Bench in Flower's baseline; 40 minutes per run",
 }
 GENERATED = ("__pycache__", "certs", "data", "runs")
-"""Files that running an example leaves in its folder; a checkout may contain them."""
 
 
 def source(name: str) -> Path:
-    """The folder or file of an example.
-
-    Raises:
-        LabelSkewError: there is no such example.
-    """
+    """Return the folder or file of an example; raise LabelSkewError for an unknown name."""
     if name not in ABOUT:
         from fl_labelskew_plugins.recipe import mistakes
 

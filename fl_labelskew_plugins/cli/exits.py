@@ -22,12 +22,11 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 def guarded(verb: Callable[P, None]) -> Callable[P, None]:
-    """A decorator that prints a command's errors as lines without traceback; bugs keep their traceback."""
+    """Decorate a command, so that its errors are printed without a traceback; bugs keep theirs."""
 
     @functools.wraps(verb)
     def ends(*args: P.args, **kwargs: P.kwargs) -> None:
-        # torch and the processes of a run read this: waiting threads then free their core, which halves the CPU time
-        # of two threads on busy cores (see engine/threads.py) without changing results
+        # for torch and child processes: waiting threads free their core (see engine/threads.py)
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         try:
             with ending():
@@ -40,7 +39,7 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
             log.error(str(interruption) or "interrupted", log.WARNING)
             sys.exit(130)
         except BrokenPipeError:
-            # The reader has closed the pipe, as in `| head`. Python flushes again at exit: discard that.
+            # The reader has closed the pipe, as in `| head`. Discard what Python flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         finally:
             log.end()
@@ -56,7 +55,7 @@ def refuse_mpirun(verb: str) -> None:
 
 @contextmanager
 def writing(place: Path | str) -> Iterator[None]:
-    """Report an OSError of writing ``place`` as a user's mistake, such as a full disk or a missing folder."""
+    """Report an OSError of writing ``place``, such as a full disk, as a user's mistake."""
     try:
         yield
     except OSError as error:

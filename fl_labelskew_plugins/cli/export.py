@@ -1,4 +1,4 @@
-"""``labelskew export``: export a trained model for other programs."""
+"""``labelskew export``."""
 
 from __future__ import annotations
 

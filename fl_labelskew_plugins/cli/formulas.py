@@ -1,4 +1,4 @@
-"""Equations of docstrings: separate them from the prose, and convert them to plain text for a terminal."""
+"""Convert the equations of docstrings to plain text for a terminal."""
 
 from __future__ import annotations
 
@@ -10,18 +10,8 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 SYMBOLS = {
-    **{
-        "lambda": "λ",
-        "ell": "ℓ",
-        "sum": "Σ",
-        "prod": "Π",
-        "top": "ᵀ",
-        "leftarrow": "←",
-        "ne": "≠",
-        "ge": "≥",
-        "le": "≤",
-    },
-    **{"in": "∈", "times": "×", "cdot": "·", "infty": "∞", "Vert": "‖", "lVert": "‖", "rVert": "‖"},
+    **{"lambda": "λ", "ell": "ℓ", "sum": "Σ", "prod": "Π", "top": "ᵀ", "leftarrow": "←", "ne": "≠", "ge": "≥"},
+    **{"le": "≤", "in": "∈", "times": "×", "cdot": "·", "infty": "∞", "Vert": "‖", "lVert": "‖", "rVert": "‖"},
     **{"quad": "\n", "qquad": "\n", ",": " ", ";": " "},
 }
 """LaTeX commands as text, in addition to Greek letters; others become their own name, such as ``log``."""
@@ -73,9 +63,9 @@ def _sequence(tokens: list[str]) -> str:
         elif token == r"\frac":
             over, under = _argument(tokens), _argument(tokens)
             whole = f"{_factor(over, ' [-+] ')} / {_factor(under, '^[^Σ].* | [-+] ')}"
-            # at the end of an equation, no parentheses are needed
-            alone = re.search(r"= $", text) and (not tokens or tokens[-1] in ",}")
-            text += whole if alone else f"{over}/{under}" if _simple(over) and _simple(under) else f"({whole})"
+            simple = all(re.fullmatch(r"[\w\u0300-\u036f]+", part) for part in (over, under))
+            right_side = re.search(r"= $", text) and (not tokens or tokens[-1] in ",}")  # needs no parentheses
+            text += whole if right_side else f"{over}/{under}" if simple else f"({whole})"
         elif token == r"\rVert":
             text = text.rstrip() + SYMBOLS["rVert"]
         elif token.startswith("\\"):
@@ -88,8 +78,8 @@ def _sequence(tokens: list[str]) -> str:
 def _command(name: str, tokens: list[str]) -> str:
     if name in SIZES:
         return ""
-    while name == "lVert" and tokens and tokens[-1].isspace():
-        tokens.pop()
+    if name == "lVert":
+        _skip_spaces(tokens)
     if name in ("text", "mathcal", "mathrm", "mathbf"):
         return _argument(tokens)
     if name in ACCENTS:
@@ -103,9 +93,13 @@ def _command(name: str, tokens: list[str]) -> str:
         return name
 
 
-def _argument(tokens: list[str]) -> str:
+def _skip_spaces(tokens: list[str]) -> None:
     while tokens and tokens[-1].isspace():
         tokens.pop()
+
+
+def _argument(tokens: list[str]) -> str:
+    _skip_spaces(tokens)
     if not tokens:
         return ""
     token = tokens.pop()
@@ -122,12 +116,8 @@ def _script(sign: str, text: str) -> str:
     return f"{sign}({text})" if sign == "^" else f"{sign}{{{text}}}"
 
 
-def _simple(text: str) -> bool:
-    return re.fullmatch(r"[\w\u0300-\u036f]+", text) is not None
-
-
 def _factor(text: str, compound: str) -> str:
-    """A text, in parentheses if the part outside its own parentheses matches ``compound``."""
+    """Add parentheses if the part outside existing parentheses matches ``compound``."""
     outside, inside = text, ""
     while outside != inside:
         outside, inside = re.sub(r"\([^()]*\)|\{[^{}]*\}", "", outside), outside
@@ -135,7 +125,7 @@ def _factor(text: str, compound: str) -> str:
 
 
 def shown(docstring: str | None, width: int) -> list[str]:
-    """The parts of a docstring as lines for a terminal."""
+    """Format the parts of a docstring as lines for a terminal."""
     lines: list[str] = []
     for part in parts(docstring):
         lines.append("")

@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
+from importlib import import_module
 
 import click
 
-from fl_labelskew_plugins import __version__
-from fl_labelskew_plugins.cli.audit import audit_group
-from fl_labelskew_plugins.cli.certs import certs_group
-from fl_labelskew_plugins.cli.check import check_command
-from fl_labelskew_plugins.cli.completion import completion_command
-from fl_labelskew_plugins.cli.convert import convert_command
-from fl_labelskew_plugins.cli.data import data_group
-from fl_labelskew_plugins.cli.evaluate import evaluate_command
-from fl_labelskew_plugins.cli.examples import examples_group
+from fl_labelskew_plugins import __version__, cli
 from fl_labelskew_plugins.cli.exits import CONTEXT
-from fl_labelskew_plugins.cli.export import export_command
-from fl_labelskew_plugins.cli.new import new_group
-from fl_labelskew_plugins.cli.partition import partition_command
 from fl_labelskew_plugins.cli.plugins import PLUGIN_COMMANDS
-from fl_labelskew_plugins.cli.predict import predict_command
-from fl_labelskew_plugins.cli.privacy import privacy_command
-from fl_labelskew_plugins.cli.recipes import recipes_group
-from fl_labelskew_plugins.cli.report import report_command
-from fl_labelskew_plugins.cli.reproduce import reproduce_command
-from fl_labelskew_plugins.cli.run import run_command
-from fl_labelskew_plugins.cli.schema import schema_command
-from fl_labelskew_plugins.cli.silo import silo_group
-from fl_labelskew_plugins.cli.status import status_command
-from fl_labelskew_plugins.cli.survey import survey_command
-from fl_labelskew_plugins.cli.sweep import sweep_command
-from fl_labelskew_plugins.cli.validate import validate_command
 
 
 @click.group(context_settings=CONTEXT)
@@ -40,33 +19,13 @@ def main() -> None:
     """Federated learning for clients with different classes: FedRS, MAP, FedLC, FedShift, FedMR and more, in FedML."""
 
 
-for _command in (
-    run_command,
-    *PLUGIN_COMMANDS,
-    recipes_group,
-    examples_group,
-    new_group,
-    convert_command,
-    validate_command,
-    check_command,
-    partition_command,
-    survey_command,
-    report_command,
-    reproduce_command,
-    sweep_command,
-    predict_command,
-    evaluate_command,
-    export_command,
-    data_group,
-    certs_group,
-    audit_group,
-    privacy_command,
-    silo_group,
-    status_command,
-    schema_command,
-    completion_command,
-):
+for _command in PLUGIN_COMMANDS:
     main.add_command(_command)
+for _module in pkgutil.iter_modules(cli.__path__):
+    if _module.name != "main":  # a module VERB defines the command VERB_command or the group VERB_group
+        _names = vars(import_module(f"{cli.__name__}.{_module.name}"))
+        for _name in {f"{_module.name}_command", f"{_module.name}_group"} & _names.keys():
+            main.add_command(_names[_name])
 
 
 def _show_first_sentence(command: click.Command) -> None:

@@ -1,4 +1,4 @@
-"""``labelskew new``: write a starting folder for the user's own data, or for a method."""
+"""``labelskew new``."""
 
 from __future__ import annotations
 
@@ -31,20 +31,16 @@ GROUP = click.option(
 )
 
 
-def names(classes: str | None) -> list[str]:
-    """The classes of ``--classes``; empty without it.
-
-    Raises:
-        LabelSkewError: they are not at least two different names.
-    """
-    listed = [] if classes is None else [name.strip() for name in classes.split(",")]
-    if classes is not None and not 2 <= len({*listed} - {""}) == len(listed):
+def _names(classes: str | None) -> list[str]:
+    if classes is None:
+        return []
+    names = [name.strip() for name in classes.split(",")]
+    if not 2 <= len({*names} - {""}) == len(names):
         raise mistake(f"--classes {clean(classes)}", "expected at least two different names", "--classes benign,malign")
-    return listed
+    return names
 
 
-def say(out: Path, commands: Sequence[str], notes: Sequence[str] = ()) -> None:
-    """Print how the data were read, the written files, and the next commands."""
+def _report(out: Path, commands: Sequence[str], notes: Sequence[str] = ()) -> None:
     for note in notes:
         click.echo(note)
     click.echo(f"written to {clean(out, 4096)}: {', '.join(sorted(clean(path.name) for path in out.iterdir()))}")
@@ -72,8 +68,8 @@ def simulation(out: Path, data: Path, *, classes: str | None, label: str | None,
     """
     from fl_labelskew_plugins.front.new import look, write
 
-    own_data = look.look(data, label, group, names(classes))
-    say(out, write.simulation(own_data, out), own_data.notes)
+    own_data = look.look(data, label, group, _names(classes))
+    _report(out, write.simulation(own_data, out), own_data.notes)
 
 
 @new_group.command("federation")
@@ -116,22 +112,22 @@ def federation(
     """
     from fl_labelskew_plugins.front.new import look, write
 
-    listed = names(classes)
+    names = _names(classes)
     if data is None:
-        if silos is None or not listed or group is not None:
+        if silos is None or not names or group is not None:
             use = "--silos 3 --classes a,b with --image-size or --columns, or --data"
             raise mistake("labelskew new federation", "without --data, number of silos and classes are missing", use)
-        own_data = look.described(listed, image_size or 64, columns, label)
+        own_data = look.described(names, image_size or 64, columns, label)
     elif image_size is not None or columns is not None:
         option = "--columns" if image_size is None else "--image-size"
         raise mistake(option, "describes data on other machines, but --data is given", "only one of the two")
     else:
-        own_data = look.look(data, label, group, listed)
+        own_data = look.look(data, label, group, names)
     commands = write.federation(own_data, out, silos, secure=secure)
-    if data is not None and len(own_data.groups) < 2 and not listed and own_data.dataset != "npz":
+    if data is not None and len(own_data.groups) < 2 and not names and own_data.dataset != "npz":
         problem = "has no groups; if these are the data of only one silo, other silos may have more classes"
         warn(f"{clean(data, 4096)}: {problem}; list all classes with --classes")
-    say(out, commands, own_data.notes)
+    _report(out, commands, own_data.notes)
 
 
 @new_group.command("method")
@@ -143,4 +139,4 @@ def method(name: str, out: Path | None) -> None:
     from fl_labelskew_plugins.front.new.method import package
 
     out = out or Path(f"labelskew-{name}")
-    say(out, package(name, out))
+    _report(out, package(name, out))

@@ -16,13 +16,9 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 RECIPE_KEY = "SECTION.KEY=VALUE"
 RECIPE = click.argument("recipe", type=PATH, shell_complete=completion.recipes)
-"""A recipe's file, or its name."""
 RUN = click.argument("folder", metavar="RUN", type=FOLDER, shell_complete=completion.runs)
-"""The folder of a run."""
-
-
 MODEL = click.argument("place", metavar="RUN", type=PATH)
-"""A trained model: the folder of a run, or a file."""
+"""The folder of a run, or the file of a model."""
 BEST = click.option("--best", is_flag=True, help="Use the model of the best round, not of the last one.")
 NETWORK = click.option(
     "--network", metavar="FILE.py:FUNCTION", help="The function that builds the network, if the recipe uses one."
@@ -30,15 +26,15 @@ NETWORK = click.option(
 CLIENT = click.option("--client", metavar="NAME", help="Use a client's own model, by its name or number from 0.")
 
 
-def overrides(what: str = "Change a value", metavar: str = RECIPE_KEY) -> Callable[..., Any]:
-    """The option ``--set`` of a command, as argument ``overrides``; ``what``: the first words of its help."""
+def overrides(meaning: str = "Change a value", metavar: str = RECIPE_KEY) -> Callable[..., Any]:
+    """Create the option ``--set`` of a command, with the argument ``overrides``."""
     complete = completion.settings if metavar == RECIPE_KEY else None
-    help = f"{what}; repeatable."
-    return click.option("--set", "overrides", multiple=True, metavar=metavar, shell_complete=complete, help=help)
+    text = f"{meaning}; repeatable."
+    return click.option("--set", "overrides", multiple=True, metavar=metavar, shell_complete=complete, help=text)
 
 
 def data_args(overrides: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
-    """A data set's parameters from ``KEY=VALUE`` or ``data_args.KEY=VALUE``, and a line per mistake."""
+    """Read ``KEY=VALUE`` or ``data_args.KEY=VALUE``; return the parameters, and a line per mistake."""
     from fl_labelskew_plugins.recipe import mistakes, yaml
 
     raw: dict[str, Any] = {}
@@ -57,11 +53,7 @@ def data_args(overrides: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
 
 
 def data_settings(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """The values of :data:`DATA_SET`.
-
-    Raises:
-        MistakesError: some texts are not of the form ``KEY=VALUE``.
-    """
+    """Return the values of :data:`DATA_SET`; raise MistakesError for malformed ones."""
     settings, wrong = data_args(overrides)
     if wrong:
         raise MistakesError([f"--set data_args.{line}" for line in wrong])

@@ -1,4 +1,4 @@
-"""``labelskew methods``, ``optimizers``, ``partitions``, ``datasets``, ``models``, ``trackers``: describe plugins."""
+"""``labelskew methods``, ``optimizers``, ``partitions``, ``datasets``, ``models``, ``trackers``."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ OURS = "fl-labelskew-plugins"
 
 
 def names(kind: Kind) -> str:
-    """Registered names with descriptions and packages; imports no plugin, so a broken one hides no other."""
-    return table.plain(["name", "description"], [[entry.name, _about(entry)] for entry in catalog.entries(kind)])
+    """Format the registered names, without importing plugins: a broken one hides no other."""
+    rows = []
+    for entry in catalog.entries(kind):
+        line = clean(_first_line(entry.target))
+        if entry.distribution != OURS:
+            line = f"{line} ({clean(entry.distribution)})".strip()
+        rows.append([entry.name, line])
+    return table.plain(["name", "description"], rows)
 
 
-def _about(entry: catalog.Entry) -> str:
-    line = clean(first_line(entry.target))
-    return line if entry.distribution == OURS else f"{line} ({clean(entry.distribution)})".strip()
-
-
-def first_line(target: str) -> str:
-    """The first line of a class's docstring, read from its source; empty if it is not available."""
+def _first_line(target: str) -> str:
+    """Read the first line of a class's docstring from its source; empty if it is not available."""
     module, _, name = target.partition(":")
     try:
         tree = ast.parse(_source(module))
@@ -44,7 +45,7 @@ def first_line(target: str) -> str:
 
 
 def _source(module: str) -> str:
-    """The source of a module, without importing it or its packages."""
+    """Read the source of a module, without importing it or its packages."""
     path: Any = None
     for end in [*(match.start() for match in re.finditer(r"\.", module)), len(module)]:
         spec: Any = None
@@ -57,7 +58,7 @@ def _source(module: str) -> str:
 
 
 def details(kind: Kind, name: str) -> str:
-    """One plugin: its docstring, parameters, deviations from its paper and, for a method, measured accuracies."""
+    """Format a plugin's docstring, parameters, deviations from its paper and, for a method, accuracies."""
     plugin = catalog.load(kind, name)
     first, *_ = (plugin.__doc__ or "").strip().split("\n")
     heads = [f"{name}: {first}".replace("``", "")]
@@ -76,7 +77,7 @@ def details(kind: Kind, name: str) -> str:
 
 
 def _deviations(plugin: Any) -> list[str]:
-    """Deviations of a method or optimiser with its defaults; empty if a parameter has no default."""
+    """List the deviations of a plugin with its defaults; empty if a parameter has no default."""
     from fl_labelskew_plugins.checked import checked
     from fl_labelskew_plugins.recipe import mistakes
 
@@ -89,22 +90,19 @@ def _deviations(plugin: Any) -> list[str]:
 
 
 def _accuracies(name: str) -> list[str]:
-    """The measured accuracies of a method over several seeds; those on own splits if the terminal is wide enough."""
     lines = []
-    for _, setting, head, rows in measured.of_method(name):
-        if head[0] != "method":
-            continue
-        table_ = [[cell.replace("`", "") for cell in row] for row in (head, *rows)]
-        lines += ["", f"Our accuracy in %: {setting}"]
-        least = [name for name in table_[0] if "own splits" in name]
-        lines.append(table.plain(table_[0], table_[1:], words=2, least=least))
+    for result in measured.of_method(name):
+        head, *rows = [[cell.replace("`", "") for cell in row] for row in (result.head, *result.rows)]
+        if head[0] == "method":
+            least = [column for column in head if "own splits" in column]
+            lines += ["", f"Our accuracy in %: {result.setting}", table.plain(head, rows, words=2, least=least)]
     legend = "P10C2: 10 clients with 2 classes each; own splits: each client's model on its own test split. "
     legend += "Commands and more results: docs/results.md"
     return [*lines, "", wrapped(legend)] if lines else []
 
 
 def parameters(model: Any) -> list[list[str]]:
-    """A row per key: name, default, allowed values, description."""
+    """Return a row per key: name, default, allowed values, description."""
     from fl_labelskew_plugins.recipe import mistakes
 
     schema = mistakes.schema_of(model)
@@ -119,8 +117,8 @@ def parameters(model: Any) -> list[list[str]]:
     ]
 
 
-def _command(verb: str, kind: Kind, what: str) -> click.Command:
-    @click.command(verb, help=f"List the {what}, or describe one.")
+def _command(verb: str, kind: Kind, plural: str) -> click.Command:
+    @click.command(verb, help=f"List the {plural}, or describe one.")
     @click.argument("name", required=False, shell_complete=completion.plugins(kind))
     @guarded
     def show(name: str | None) -> None:
@@ -131,8 +129,6 @@ def _command(verb: str, kind: Kind, what: str) -> click.Command:
     return show
 
 
-VERBS = {"partitioners": "partitions"}
-"""Commands whose name differs from their kind of plugin."""
 WORDS = {
     "methods": "label-skew methods",
     "optimizers": "optimisers",
@@ -141,6 +137,5 @@ WORDS = {
     "trackers": "trackers of a run's rounds",
 }
 """Kinds of plugins in words, if their command's name is not enough."""
-PLUGIN_COMMANDS = [
-    _command(verb := VERBS.get(kind, kind), kind, WORDS.get(kind, verb)) for kind in get_args(Kind) if kind in CONTRACTS
-]
+VERBS = {kind: "partitions" if kind == "partitioners" else kind for kind in get_args(Kind) if kind in CONTRACTS}
+PLUGIN_COMMANDS = [_command(verb, kind, WORDS.get(kind, verb)) for kind, verb in VERBS.items()]

@@ -1,4 +1,4 @@
-"""``labelskew predict``: predict the classes of pictures, tables and arrays with a trained model."""
+"""``labelskew predict``."""
 
 from __future__ import annotations
 
@@ -59,23 +59,23 @@ def predict_command(
     trained = load(file_of(place, best=best, client=client), code=network)
     listed = files.listed(inputs)
     head, done = predict.columns(top), 0
-    shown: list[predict.PredictionRow] = []
+    printed: list[predict.PredictionRow] = []
     unreadable: list[str] = []
     console = Console(stderr=True)
     with (
         nullcontext() if out is None else writing(out),
-        nullcontext(shown.extend) if out is None else predict.writer(out, head) as write,
+        nullcontext(printed.extend) if out is None else predict.writer(out, head) as write,
         Progress(console=console, disable=not console.is_terminal, transient=True) as progress,
     ):
         task = progress.add_task("predicting", total=None if any(map(files.holds_many, listed)) else len(listed))
         batches = files.batches(trained, listed, batch_size, unreadable, data_settings(overrides))
-        for some in predict.rows(trained, batches, top):
-            write(some)
-            done += len(some)
+        for batch in predict.rows(trained, batches, top):
+            write(batch)
+            done += len(batch)
             progress.update(task, completed=done + len(unreadable))
     if out is None:
-        cells = [[cell if isinstance(cell, str) else f"{cell:.4f}" for cell in row] for row in shown]
-        click.echo(_shown(head, cells) if sys.stdout.isatty() else table.comma_separated(head, cells))
+        cells = [[cell if isinstance(cell, str) else f"{cell:.4f}" for cell in row] for row in printed]
+        click.echo(_table(head, cells) if sys.stdout.isatty() else table.comma_separated(head, cells))
     else:
         click.echo(f"written: {out}, {counted(done, 'row')}")
     for line in unreadable:
@@ -84,9 +84,8 @@ def predict_command(
         raise RunError(f"{counted(len(unreadable), 'file')} of {len(listed)} could not be read")
 
 
-def _shown(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     folder = os.path.dirname(os.path.commonprefix([row[0] for row in cells]))  # noqa: RUF071  # dirname cuts the rest
-    names = [os.path.relpath(row[0], folder) if folder else row[0] for row in cells]
-    rows = [[name, *row[1:]] for name, row in zip(names, cells, strict=True)]
-    printed = table.plain([name.replace("probability", "prob") for name in head], rows)
-    return f"files in {folder}\n\n{printed}" if folder else printed
+    rows = [[os.path.relpath(file, folder) if folder else file, *row] for file, *row in cells]
+    text = table.plain([name.replace("probability", "prob") for name in head], rows)
+    return f"files in {folder}\n\n{text}" if folder else text

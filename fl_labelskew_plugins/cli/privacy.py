@@ -1,4 +1,4 @@
-"""``labelskew privacy``: epsilon so far by the ledger of a silo or a simulation, or the rounds that a budget allows."""
+"""``labelskew privacy``: epsilon from a ledger, or the number of rounds within a budget."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.ledgers.privacy import Ledger, LedgerEntry
     from fl_labelskew_plugins.recipe.model import Recipe
     from fl_labelskew_plugins.recipe.privacy import Noise
+    from fl_labelskew_plugins.recipe.sections import PrivacyBudget
 
 MAX_CLIENTS = 20
-"""Clients of a simulation that are listed: those that have revealed the most."""
 LEVELS = (
     "silo: all samples of the silo are replaced by as many others; proven for values that are clipped and have noise",
     "claim: one sample of the silo is replaced by another; proven for class counts; for weights it relies on the claim "
@@ -47,7 +47,7 @@ def privacy_command(place: Path, overrides: tuple[str, ...], samples: int | None
     --samples need a RECIPE. docs/privacy.md explains epsilon and its two levels.
     """
     if not (place.is_dir() or place.suffix == ".jsonl"):
-        _show(_beforehand(place, overrides, samples))
+        _show(_forecast(place, overrides, samples))
         return
     if given := [option for option, value in (("--set", overrides), ("--samples", samples)) if value]:
         raise mistake(" and ".join(given), "needs a recipe, but this is a ledger", "a recipe, or only the ledger")
@@ -55,9 +55,9 @@ def privacy_command(place: Path, overrides: tuple[str, ...], samples: int | None
 
     file = place / NAME if place.is_dir() else place
     if not file.is_file():
-        others = sorted(other.parent for other in place.glob(f"silos/*/{NAME}"))
         use = "the folder of a run with noise or a budget, or the file of its privacy_args.ledger"
-        use = f"a silo's own folder, such as {others[0]}" if others else use
+        if others := sorted(other.parent for other in place.glob(f"silos/*/{NAME}")):
+            use = f"a silo's own folder, such as {others[0]}"
         problem = f"contains no ledger ({NAME})" if place.is_dir() else "no such file"
         raise mistake(str(place), problem, use)
     ledger = Ledger(file)
@@ -70,10 +70,7 @@ def _show(parts: Iterable[str]) -> None:
 
 
 def _answers(ledger: Ledger) -> Iterator[str]:
-    rows = [
-        [entry.time, clean(entry.run, 16), _round(entry), *_epsilons(entry), _left(entry.answered)]
-        for entry in ledger.entries
-    ]
+    rows = [[entry.time, clean(entry.run, 16), *_cells(entry)] for entry in ledger.entries]
     yield f"{ledger.file}: {counted(len(rows), 'answer')}"
     yield table.plain(["time", "run", "round", "epsilon, silo", "claim", "at delta", "answered"], rows)
 
@@ -85,35 +82,29 @@ def _clients(ledger: Ledger) -> Iterator[str]:
         client = entry.client or 0
         last[client], times[client] = entry, times.get(client, 0) + (entry.round >= 0)
     order = sorted(last, key=lambda client: (-times[client], client))
-    rows = [
-        [str(client), str(times[client]), _round(last[client]), *_epsilons(last[client]), _left(last[client].answered)]
-        for client in order[:MAX_CLIENTS]
-    ]
+    rows = [[str(client), str(times[client]), *_cells(last[client])] for client in order[:MAX_CLIENTS]]
     more = f"; the {MAX_CLIENTS} with the most answers are listed" if len(order) > MAX_CLIENTS else ""
     yield f"{ledger.file}: {counted(len(order), 'client')}{more}"
     yield table.plain(["client", "rounds", "last", "epsilon, silo", "claim", "at delta", "answered last"], rows)
 
 
-def _round(entry: LedgerEntry) -> str:
-    return "before" if entry.round < 0 else str(entry.round + 1)
-
-
-def _epsilons(entry: LedgerEntry) -> list[str]:
-    silo, claim = (_epsilon(entry.epsilon[level]) if entry.epsilon else "?" for level in ("silo", "claim"))
-    return [silo, claim, f"{entry.delta:g}"]
+def _cells(entry: LedgerEntry) -> list[str]:
+    round_ = "before" if entry.round < 0 else str(entry.round + 1)
+    epsilons = (_epsilon(entry.epsilon[level]) if entry.epsilon else "?" for level in ("silo", "claim"))
+    return [round_, *epsilons, f"{entry.delta:g}", _revealed(entry.answered)]
 
 
 def _epsilon(value: float | None) -> str:
     return "no bound" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
-def _left(noises: list[Noise]) -> str:
-    exact = [clean(noise.on, 80) for noise in noises if noise.kind == "none"]
+def _revealed(noises: list[Noise]) -> str:
+    exact = [f"{clean(noise.on, 80)} (exact)" for noise in noises if noise.kind == "none"]
     noisy = [f"{clean(noise.on, 80)} ({noise.kind} noise)" for noise in noises if noise.kind != "none"]
-    return "; ".join([*noisy, *(f"{what} (exact)" for what in exact)])
+    return "; ".join([*noisy, *exact])
 
 
-def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> Iterator[str]:
+def _forecast(path: Path, overrides: tuple[str, ...], samples: int | None) -> Iterator[str]:
     from fl_labelskew_plugins.ledgers import privacy
     from fl_labelskew_plugins.recipe.parse import load
     from fl_labelskew_plugins.recipe.privacy import leaving
@@ -125,10 +116,9 @@ def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> 
     joining = f"{train.clients_per_round} of {counted(train.client_num_in_total, 'client')}"
     head = f"{clean(recipe.name)}: {recipe.method_name}, {counted(train.comm_round, 'round')} of {joining}"
     yield wrapped(f"{head}, of {ranged(sizes, 'training sample')}")
-    most, least = max(sizes), min(sizes)
-    parts = leaving(recipe, most, least)
+    parts = leaving(recipe, max(sizes), min(sizes))
     rows = [
-        [when, *(f"{value:.3g}" if value else "-" for value in (noise.silo, noise.claim)), _left([noise])]
+        [when, *(f"{value:.3g}" if value else "-" for value in (noise.silo, noise.claim)), _revealed([noise])]
         for when, noises in (("once", parts.once), ("each round", parts.upload))
         for noise in noises
     ]
@@ -139,23 +129,18 @@ def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> 
     answers = dict.fromkeys((1, privacy.expected(recipe), train.comm_round))
     rows = []
     for level in privacy.LEVELS:
-        cells = []
-        for number in answers:
-            value = privacy.after(parts.once, parts.upload, number, level, delta)
-            cells.append(_epsilon(value if math.isfinite(value) else None))
-        rows.append([level, *cells])
+        values = (privacy.after(parts.once, parts.upload, number, level, delta) for number in answers)
+        rows.append([level, *(_epsilon(value if math.isfinite(value) else None) for value in values)])
     columns = ["epsilon", *(f"after {counted(number, 'answer')}" for number in answers)]
     yield f"For one client, at delta {delta:g}:\n" + table.plain(columns, rows)
     unlimited = "privacy_args.budget: not set, so the number of answers is not limited"
-    yield unlimited if budget is None else wrapped(_carries(recipe, sizes))
+    yield unlimited if budget is None else wrapped(_allowed(recipe, sizes, budget))
 
 
-def _carries(recipe: Recipe, sizes: list[int]) -> str:
+def _allowed(recipe: Recipe, sizes: list[int], budget: PrivacyBudget) -> str:
     from fl_labelskew_plugins.ledgers import privacy
 
-    train, budget = recipe.train, recipe.privacy.budget
-    assert budget is not None
-    most = privacy.carried(recipe, sizes, budget)
+    train, most = recipe.train, privacy.carried(recipe, sizes, budget)
     spent = f"budget of epsilon {budget.epsilon:g} at delta {budget.delta:g}, level {recipe.privacy.level}"
     if most < 1:
         refused = "the opening exchange" if most < 0 else "one answer of a client"
@@ -170,10 +155,8 @@ def _carries(recipe: Recipe, sizes: list[int]) -> str:
 
 def _sizes(recipe: Recipe) -> list[int]:
     if recipe.own_data:
-        raise LabelSkewError(
-            "client_specific_args.data_silo_config: the silos' own data are not available to this command; "
-            "use --samples N"
-        )
+        problem = "the silos' own data are not available to this command; use --samples N"
+        raise LabelSkewError(f"client_specific_args.data_silo_config: {problem}")
     from fl_labelskew_plugins.runs.session import divided
 
     return [int(n) for n in divided(recipe)[1].counts.sum(1) if n]

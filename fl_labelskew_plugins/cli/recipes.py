@@ -1,4 +1,4 @@
-"""``labelskew recipes``: the recipes of the package."""
+"""``labelskew recipes``."""
 
 from __future__ import annotations
 
@@ -20,39 +20,29 @@ from fl_labelskew_plugins.machine.text import wrapped
 from fl_labelskew_plugins.recipe import shipped
 
 DROPPED_FIRST = ("rounds", "clients", "network", "needs", "method", "data")
-"""Columns that a narrow terminal omits, the least important one first."""
 DEST = click.argument("dest", required=False, default=".", type=PATH)
 
 
-def text_of(name: str) -> str:
-    """The text of one recipe.
-
-    Raises:
-        MistakesError: there is no such recipe.
-    """
+def _text(name: str) -> str:
     text = shipped.named(name.removesuffix(".yaml"))
     if text is None:
         raise shipped.unknown(name, shipped.names())
     return text
 
 
-def row(name: str, recipe: dict[str, Any]) -> list[str]:
-    """The row of one recipe in ``recipes ls``, from its text without defaults."""
+def _row(name: str, recipe: dict[str, Any]) -> list[str]:
     names = recipe["method_args"]["method"], recipe["data_args"]["dataset"], recipe["model_args"]["model"]
     numbers = (recipe.get("train_args", {}).get(key, "") for key in ("client_num_in_total", "comm_round"))
     return [name, *map(str, (*names, *numbers))]
 
 
-def number(expected: dict[str, Any]) -> str:
-    """A paper's number in short form."""
-    value = f"{expected['value']:g}"
-    if expected["measure"] == "rounds_to":
-        value += f" rounds to {expected['target']:g}"
-    return f"{value} ({expected['table']})"
+def _number(expected: dict[str, Any]) -> str:
+    target = f" rounds to {expected['target']:g}" if expected["measure"] == "rounds_to" else ""
+    return f"{expected['value']:g}{target} ({expected['table']})"
 
 
 def needs(data_args: dict[str, Any]) -> tuple[str, str]:
-    """The state of a recipe's data in a word, and the source of missing ones."""
+    """Return the state of a recipe's data in words, and the source of missing data."""
     from fl_labelskew_plugins.recipe import mistakes
 
     params = {key: value for key, value in data_args.items() if key not in ("dataset", "data_cache_dir", "download")}
@@ -71,10 +61,9 @@ def needs(data_args: dict[str, Any]) -> tuple[str, str]:
 
 @contextmanager
 def fresh(dest: Path, name: str) -> Iterator[Path]:
-    """The path for a copy: ``dest``, or ``name`` in it if it is a folder; printed at the end.
+    """Yield the path for a copy: ``dest``, or ``name`` in it if it is a folder; print it at the end.
 
-    Raises:
-        LabelSkewError: the path exists already, or cannot be written.
+    Raise LabelSkewError if the path exists already, or cannot be written.
     """
     target = dest / name if dest.is_dir() else dest
     if os.path.lexists(target):
@@ -97,7 +86,7 @@ def ls(paper: str | None) -> None:
     papers = shipped.papers()
     head = ["name", "method", "data", "network", "clients", "rounds"]
     if paper is None:
-        rows = [row(name, recipe) for name, recipe in shipped.contents().items()]
+        rows = [_row(name, recipe) for name, recipe in shipped.contents().items()]
         click.echo(table.plain(head, rows, least=DROPPED_FIRST))
         counts = Counter(name.partition("/")[0] for name in shipped.names())
         more = ", ".join(f"{name} ({counts[name]})" for name in papers)
@@ -114,7 +103,7 @@ def ls(paper: str | None) -> None:
         if (key := str(data)) not in states:
             states[key] = needs(data)
         state, source = states[key]
-        rows.append([*row(name, recipe), state, "; ".join(map(number, recipe.get("expected", ())))])
+        rows.append([*_row(name, recipe), state, "; ".join(map(_number, recipe.get("expected", ())))])
         if source:
             sources[data["dataset"]] = source
     click.echo(table.plain([*head, "needs", "expected"], rows, least=DROPPED_FIRST))
@@ -127,7 +116,7 @@ def ls(paper: str | None) -> None:
 @guarded
 def show(name: str) -> None:
     """Print the recipe NAME."""
-    click.echo(text_of(name), nl=False)
+    click.echo(_text(name), nl=False)
 
 
 @recipes_group.command("cp")
@@ -139,7 +128,7 @@ def cp(name: str, dest: Path) -> None:
 
     A schema for editors is written next to it. Existing files are kept.
     """
-    text = text_of(name)
+    text = _text(name)
     with fresh(dest, f"{name.rpartition('/')[2].removesuffix('.yaml')}.yaml") as target:
         target.write_text(shipped.beside_schema(text), encoding="utf-8")
         schema = target.with_name(shipped.SCHEMA)

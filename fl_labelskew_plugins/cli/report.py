@@ -1,9 +1,9 @@
-"""``labelskew report``: tables and a page of finished runs."""
+"""``labelskew report``."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,16 +21,14 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "csv", "markdown", "latex")
 SUFFIXES = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
-FEDAVG = "fedavg"
 DROPPED_FIRST = (
     *("peak GPU MB", "peak MB", "s/round", "MB down", "MB up", "spread", "own tests", "local model", "rounds", "pairs"),
     *("worst client", "rounds to baseline", "rank", "data", "difference", "personalised", "best"),
 )
-"""Columns that a narrow terminal omits, the least important first."""
 
 
 def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: bool = False) -> str:
-    """The table in one of :data:`FORMATS`; a plain table has the columns that fit the terminal."""
+    """Format the table in one of :data:`FORMATS`; a plain table has the columns that fit the terminal."""
     from fl_labelskew_plugins.studies import printed
 
     texts, marks = printed.texts(rows, columns, split=form == "csv"), printed.marks(rows, columns)
@@ -52,26 +50,10 @@ def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: boo
     return table.plain(head, cells, styles, words=words, least=() if columns or pivot else least, limit=limit)
 
 
-def check_save(path: Path) -> None:
-    """Raise LabelSkewError unless a table can be saved under this name."""
-    if path.suffix.lower() not in SUFFIXES:
-        allowed = f"a name that ends in {' or '.join(SUFFIXES)}"
-        raise mistake(f"--save {clean(path)}", "unsupported table format", allowed)
-
-
-def check_plot(path: Path | None, width: float | None, diagnostic: str | None) -> None:
-    """Raise LabelSkewError if a picture cannot have this name, or options of a picture are given without it."""
-    from fl_labelskew_plugins.plots import SUFFIXES as PICTURES
-    from fl_labelskew_plugins.studies import diagnosed
-
-    for option, value in (("--width", width), ("--diagnostic", diagnostic)):
-        if path is None and value:
-            raise mistake(f"{option} {clean(value)}", "needs --plot", "it with --plot FILE")
-    if path is not None and path.suffix.lower() not in PICTURES:
-        allowed = f"a name that ends in {' or '.join(PICTURES)}"
-        raise mistake(f"--plot {clean(path)}", "unsupported picture format", allowed)
-    if diagnostic is not None:
-        diagnosed.check(diagnostic)
+def _check_suffix(option: str, path: Path | None, kind: str, suffixes: Iterable[str]) -> None:
+    if path is not None and path.suffix.lower() not in suffixes:
+        allowed = f"a name that ends in {' or '.join(suffixes)}"
+        raise mistake(f"{option} {clean(path)}", f"unsupported {kind} format", allowed)
 
 
 def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
@@ -83,7 +65,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option("--last", default=5, show_default=True, type=click.IntRange(1), help="Number of last tests to average.")
 @click.option(
     "--baseline",
-    default=FEDAVG,
+    default="fedavg",
     show_default=True,
     metavar="NAME",
     help="Method, or name of a row, with which the others are compared.",
@@ -147,18 +129,22 @@ def report_command(
     labelskew report runs/sweep_digits --pivot --save table.tex
     labelskew report runs/sweep_digits --plot drift.pdf --diagnostic client_drift
     """  # noqa: D301  # click keeps the lines after a backspace as they are
+    from fl_labelskew_plugins import plots
     from fl_labelskew_plugins.recipe.mistakes import unknown
-    from fl_labelskew_plugins.studies import diagnosed, printed, report
+    from fl_labelskew_plugins.studies import diagnosed, finished, printed, report
 
-    check_plot(plot, width, diagnostic)
-    if file is not None:
-        check_save(file)
+    for option, value in (("--width", width), ("--diagnostic", diagnostic)):
+        if plot is None and value:
+            raise mistake(f"{option} {clean(value)}", "needs --plot", "it with --plot FILE")
+    _check_suffix("--plot", plot, "picture", plots.SUFFIXES)
+    diagnosed.check(diagnostic)
+    _check_suffix("--save", file, "table", SUFFIXES)
     if wrong := [f"--columns: {unknown(name, printed.MEASURES)}" for name in columns if name not in printed.MEASURES]:
         raise MistakesError(wrong)
     columns = columns or ["accuracy"] * pivot
-    read, missing = report.read_all(runs)
+    read, missing = finished.read_all(runs)
     if read:
-        all_rows = report.rows(report.grouped(read), last, baseline)
+        all_rows = report.rows(finished.grouped(read), last, baseline)
         rows = report.only(all_rows, only)
         if pivot and not rows["whole"].any():
             raise mistake("--pivot", "needs at least one completed run", "the table without it")

@@ -1,11 +1,11 @@
-"""``labelskew reproduce``: run recipes over several seeds and compare them with their papers' numbers."""
+"""``labelskew reproduce``."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -22,22 +22,18 @@ DROPPED_FIRST = (
     *("measure", "seconds", "std", "paper", "tolerance"),
     *("seeds", "difference", "changed", "rounds", "expected"),
 )
-"""Columns that a narrow terminal omits, the least important one first."""
 
 
-def named(recipes: tuple[str, ...]) -> dict[str, Path]:
-    """Name to path: a file's stem, a recipe's own name, or ``TABLE/ROW`` for a user's table.
-
-    Raises:
-        LabelSkewError: two recipes have the same name.
-    """
+def _named(recipes: tuple[str, ...]) -> dict[str, Path]:
+    """Map names to paths: a file's stem, a recipe's own name, or ``TABLE/ROW`` for a user's table."""
     paths: dict[str, Path] = {}
     for recipe in recipes:
         is_file = Path(recipe).is_file()
-        name = Path(recipe).stem if is_file else "/".join(Path(recipe.removesuffix(".yaml")).parts[-2:])
+        path = Path(recipe if is_file else recipe.removesuffix(".yaml"))
+        name = path.stem if is_file else "/".join(path.parts[-2:])
         if name in paths:
             raise LabelSkewError(f"{recipe}: {name} is given twice; give each recipe once, with a different name")
-        paths[name] = Path(recipe if is_file else recipe.removesuffix(".yaml"))
+        paths[name] = path
     return paths
 
 
@@ -79,14 +75,14 @@ def reproduce_command(
     """  # noqa: D301  # click keeps the lines after a backspace as they are
     begun = time.monotonic()  # before the imports, which count towards the budget
     from fl_labelskew_plugins.studies import reproduce
-    from fl_labelskew_plugins.studies.sweep import crew, plan
+    from fl_labelskew_plugins.studies.sweep import plan, pool
 
     say = (lambda line: None) if quiet else click.echo
     refuse_mpirun("reproduce")
     if jobs and budget is not None:
         raise LabelSkewError("--budget runs one recipe after the other; use it without --jobs")
     allowed = None if budget is None else reproduce.seconds_of(budget)
-    chosen = reproduce.experiments(named(recipes), overrides, out)
+    chosen = reproduce.experiments(_named(recipes), overrides, out)
     rows: list[list[str]] = []
     failed: list[str] = []
     try:
@@ -98,15 +94,14 @@ def reproduce_command(
             return
         with writing(f"--out {out}"):
             out.mkdir(parents=True, exist_ok=True)
+        done: Iterable[reproduce.Experiment] = chosen
         if jobs:
-            failed = crew.run_all(plan.of_experiments(chosen, seeds), jobs=jobs, memory=None, say=say)
-            done = iter(chosen)
+            failed = pool.run_all(plan.of_experiments(chosen, seeds), jobs=jobs, memory=None, say=say)
         elif allowed is None:
             done = reproduce.run_all(chosen, seeds, say, quiet=quiet)
         else:
             reproduce.run_within(chosen, seeds, begun + allowed, say, quiet=quiet)
             say(f"budget: {time.monotonic() - begun:.0f} of {allowed:.0f} s used; the same command resumes the runs")
-            done = iter(chosen)
         for experiment in done:
             rows += reproduce.rows(experiment, seeds)
             with writing(f"--out {out}"):
@@ -114,8 +109,10 @@ def reproduce_command(
                 write_text(out / "table.csv", table.comma_separated(reproduce.HEAD, rows) + "\n")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {to_go_on(sys.argv[1:])}") from None
-    plain = partial(table.plain, least=DROPPED_FIRST)
-    click.echo((plain if sys.stdout.isatty() else table.markdown)(reproduce.HEAD, rows))
+    if sys.stdout.isatty():
+        click.echo(table.plain(reproduce.HEAD, rows, least=DROPPED_FIRST))
+    else:
+        click.echo(table.markdown(reproduce.HEAD, rows))
     say(f"written to {out / 'table.md'} and {out / 'table.csv'}")
     if failed:
         raise RunError("; ".join(failed))

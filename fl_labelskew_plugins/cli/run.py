@@ -1,4 +1,4 @@
-"""``labelskew run``, also called by ``fedml run RECIPE.yaml``."""
+"""``labelskew run``, also used by ``fedml run RECIPE.yaml``."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ EPILOG = (
 @click.option("--survey", is_flag=True, help="Cross-silo: only ask the silos for their class counts, without training.")
 @click.option("--quiet", is_flag=True, help="Print only errors and warnings.")
 @click.option(
-    "--role",
-    type=click.Choice(["server", "client"]),
-    help="Run only this part of a run across silos.  [default: all]",
+    "--role", type=click.Choice(["server", "client"]), help="Run only this part of a run across silos.  [default: all]"
 )
 @click.option("--rank", type=click.IntRange(min=1), help="With --role client: the number of this silo, from 1.")
 @click.option("--server", metavar="HOST:PORT", help="Address of the server across silos, overriding the recipe's.")

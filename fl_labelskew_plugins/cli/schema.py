@@ -1,4 +1,4 @@
-"""``labelskew schema``: JSON Schema of recipes and silos' own files, for editors."""
+"""``labelskew schema``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``labelskew silo``: set a silo's data, and exclude silos from a run."""
+"""``labelskew silo``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def exclude(folder: Path, rank: int) -> None:
     """
     from fl_labelskew_plugins.runtimes.silo import members
 
-    _print_excluded(f"silo {rank} is excluded from the next round on", members.exclude(folder, rank))
+    _report(f"silo {rank} is excluded from the next round on", members.exclude(folder, rank))
 
 
 @silo_group.command("include")
@@ -70,8 +70,8 @@ def include(folder: Path, rank: int) -> None:
     """
     from fl_labelskew_plugins.runtimes.silo import members
 
-    _print_excluded(f"silo {rank} takes part again from the next round on", members.include(folder, rank))
+    _report(f"silo {rank} takes part again from the next round on", members.include(folder, rank))
 
 
-def _print_excluded(change: str, excluded: set[int]) -> None:
+def _report(change: str, excluded: set[int]) -> None:
     click.echo(f"{change}; excluded now: {', '.join(map(str, sorted(excluded))) or 'none'}")

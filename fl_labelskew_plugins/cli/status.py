@@ -1,4 +1,4 @@
-"""``labelskew status``: the state of a run, or of each run of a sweep, from its folder."""
+"""``labelskew status``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import PATH
 from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 
 HEAD = ("silo", "name", "state", "since", "last upload", "bytes in", "bytes out", "address")
 DROPPED_FIRST = ("bytes out", "bytes in", "address", "since", "last upload")
-"""Columns that a narrow terminal omits, the least important one first."""
 
 
 @click.command("status")
@@ -32,20 +32,18 @@ def status_command(folder: Path, *, as_json: bool) -> None:
     If FOLDER belongs to a sweep or contains several runs, each run has a row. Only files in FOLDER are read, so this
     works on any machine that can read them.
     """
-    from fl_labelskew_plugins.runs import status
-
     try:
-        known = status.read(folder)
+        facts = status.read(folder)
     except LabelSkewError:
         if not (names := _runs(folder)):
             raise
         _show_several(folder, names, as_json=as_json)
         return
     if as_json:
-        click.echo(json.dumps(known, indent=2))
+        click.echo(json.dumps(facts, indent=2))
         return
     try:
-        lines, rows = _lines(known), [_row(silo, known["held_by"]) for silo in known["silos"]]
+        lines, rows = _lines(facts), [_row(silo, facts["held_by"]) for silo in facts["silos"]]
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
         raise LabelSkewError(f"{folder / status.NAME}: {status.DAMAGED}") from None
     for line in lines:
@@ -60,53 +58,47 @@ def _runs(folder: Path) -> list[str]:
     from fl_labelskew_plugins.studies import finished
 
     begun = [str(path.relative_to(folder)) for path in finished.folders([folder]) if path != folder]
-    return list(dict.fromkeys([*finished.sweep_names(folder), *begun]))
+    return [*dict.fromkeys([*finished.sweep_names(folder), *begun])]
 
 
 def _show_several(folder: Path, names: list[str], *, as_json: bool) -> None:
-    from fl_labelskew_plugins.runs import status
-
     runs = [status.read_planned(folder / name) for name in names]
     if as_json:
         click.echo(json.dumps({"folder": str(folder), "runs": runs}, indent=2))
         return
-    rows = [_run_row(name, known) for name, known in zip(names, runs, strict=True)]
-    states = [row[1] for row in rows]
+    rows = [_run_row(name, facts) for name, facts in zip(names, runs, strict=True)]
     head = ["run", "state", "rounds", "accuracy", "process or reason"]
-    if not any(row[-1] for row in rows):
-        head, rows = head[:-1], [row[:-1] for row in rows]
-    click.echo(table.plain(head, rows))
-    click.echo(status.totals(states))
+    columns = 5 if any(row[-1] for row in rows) else 4
+    click.echo(table.plain(head[:columns], [row[:columns] for row in rows]))
+    click.echo(status.totals([row[1] for row in rows]))
 
 
-def _run_row(name: str, known: dict[str, Any]) -> list[str]:
-    from fl_labelskew_plugins.runs import status
-
-    name, state = clean(name, 300), known["state"]
+def _run_row(name: str, facts: dict[str, Any]) -> list[str]:
+    name, state = clean(name, 300), facts["state"]
     try:
-        rounds = f"{known.get('rounds_done', 0)}/{known.get('rounds') or '?'}" if "rounds_done" in known else ""
-        accuracy = known.get("accuracy")
+        rounds = f"{facts['rounds_done']}/{facts.get('rounds') or '?'}" if "rounds_done" in facts else ""
+        accuracy = facts.get("accuracy")
         percent = "" if accuracy is None else f"{100 * accuracy:.2f} %"
-        if percent and known["measure"] != GLOBAL:
-            percent += f" ({NAMED[known['measure']].name})"
+        if percent and facts["measure"] != GLOBAL:
+            percent += f" ({NAMED[facts['measure']].name})"
     except (ArithmeticError, TypeError, ValueError):
         return [name, status.UNREADABLE, "", "", "metrics.jsonl was changed or damaged"]
-    return [name, state, rounds, percent, clean(known.get("held_by") or known.get("why") or "", 1000)]
+    return [name, state, rounds, percent, clean(facts.get("held_by") or facts.get("why") or "", 1000)]
 
 
-def _lines(known: dict[str, Any]) -> list[str]:
-    since = f" since {_local(known['began'])}" if known["began"] else ""
-    lines = [f"{known['run']}: {known['state']}" + (f", {known['held_by']}{since}" if known["held_by"] else "")]
-    lines.append(f"rounds done: {known['rounds_done']}" + (f" of {known['rounds']}" if known["rounds"] else ""))
-    if known["accuracy"] is not None:
-        lines[-1] += f"; accuracy {100 * known['accuracy']:.2f} % after round {known['accuracy_round']}"
-        if known["measure"] != GLOBAL:
-            lines.append(f"tested on: {NAMED[known['measure']].samples}")
-    if waiting := known["waiting_for"]:
+def _lines(facts: dict[str, Any]) -> list[str]:
+    since = f" since {_local(facts['began'])}" if facts["began"] else ""
+    lines = [f"{facts['run']}: {facts['state']}" + (f", {facts['held_by']}{since}" if facts["held_by"] else "")]
+    lines.append(f"rounds done: {facts['rounds_done']}" + (f" of {facts['rounds']}" if facts["rounds"] else ""))
+    if facts["accuracy"] is not None:
+        lines[-1] += f"; accuracy {100 * facts['accuracy']:.2f} % after round {facts['accuracy_round']}"
+        if facts["measure"] != GLOBAL:
+            lines.append(f"tested on: {NAMED[facts['measure']].samples}")
+    if waiting := facts["waiting_for"]:
         lines.append(f"waiting for silos {', '.join(map(str, waiting['silos']))} ({waiting['what']})")
-    lines += [f"{label}: {known[key]}" for label, key in (("why", "why"), ("to resume", "go_on")) if known[key]]
-    if known["silos"]:
-        lines.append(f"as of {_local(known['time'])}, listening on {known['address']}:")
+    lines += [f"{label}: {facts[key]}" for label, key in (("why", "why"), ("to resume", "go_on")) if facts[key]]
+    if facts["silos"]:
+        lines.append(f"as of {_local(facts['time'])}, listening on {facts['address']}:")
     return lines
 
 
@@ -121,10 +113,10 @@ def _row(silo: dict[str, Any], held_by: str | None) -> list[str]:
 def _state(silo: dict[str, Any]) -> str:
     if silo["turned_away"] is not None:
         return "turned away"
-    here = "connected" if silo["connected"] else "away" if silo["since"] else "not seen yet"
+    connection = "connected" if silo["connected"] else "away" if silo["since"] else "not seen yet"
     if silo["excluded"]:
-        return f"{here}, excluded"
-    return f"{here}, skipped" if silo["left_out"] else here
+        return f"{connection}, excluded"
+    return f"{connection}, skipped" if silo["left_out"] else connection
 
 
 def _local(time: str | None) -> str:

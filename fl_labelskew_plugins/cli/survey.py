@@ -1,4 +1,4 @@
-"""``labelskew survey``: measure the label skew of a partition and suggest methods, without training."""
+"""``labelskew survey``."""
 
 from __future__ import annotations
 
@@ -25,20 +25,13 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.surveys.survey import Survey
 
 MAX_CLIENTS, FURTHEST = 20, 15
-"""Clients in a table; of more clients, those furthest from the federation's class shares, and some of the nearest."""
+"""Most clients in a table: the ones furthest from the federation's class shares, and then the nearest ones."""
 MAX_CLASSES = 20
-"""Most classes that are columns of a table."""
 HEADS = {
-    "held": "classes held",
-    "effective": "effective",
-    "imbalance": "imbalance",
-    "hellinger": "Hellinger",
-    "chance": "by chance",
+    **{"held": "classes held", "effective": "effective", "imbalance": "imbalance"},
+    **{"hellinger": "Hellinger", "chance": "by chance"},
 }
-
-
 DROPPED_FIRST = ("imbalance", "effective")
-"""Measures that a narrow terminal omits, the least important one first."""
 
 
 @click.command("survey")
@@ -99,12 +92,12 @@ def _write_comparison(file: Path, checked: Recipe, recipe: Path, overrides: Sequ
 
 
 def text(survey: Survey) -> str:
-    """A survey as text."""
+    """Format a survey."""
     return "\n\n".join(_parts(survey))
 
 
 def holdings(survey: Survey, clients: Sequence[int] | None = None) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of a table: training samples of each client, or of some, by class and in all."""
+    """Return head and rows of a table: training samples of each client, or of some, by class and in all."""
     head = ["client", *(clean(name, 40) for name in survey.class_names), "all"]
     rows = [(clean(survey.clients[k], 40), survey.counts[k].tolist()) for k in clients or range(len(survey.clients))]
     return head, [[name, *map(str, counts), str(sum(counts))] for name, counts in rows]
@@ -114,13 +107,13 @@ def _parts(survey: Survey) -> Iterator[str]:
     measured, number = survey.skew, len(survey.clients)
     classes = counted(len(survey.class_names), "class", "classes")
     title = f"{survey.title}: {counted(number, 'client')}, {counted(int(measured.samples.sum()), 'training sample')}"
-    listed, which = list(range(number)), ""
+    listed, note = list(range(number)), ""
     if number > MAX_CLIENTS:
         order = sorted((k for k in listed if measured.samples[k]), key=lambda k: -measured.hellinger[k])
         listed = [*order[:FURTHEST], *order[FURTHEST:][FURTHEST - MAX_CLIENTS :]]
         nearest = f"and the {MAX_CLIENTS - FURTHEST} nearest"
-        which = f"\n(listed: the {FURTHEST} clients that are furthest from the federation's class shares, {nearest})"
-    yield f"{title} of {classes}{which}"
+        note = f"\n(listed: the {FURTHEST} clients that are furthest from the federation's class shares, {nearest})"
+    yield f"{title} of {classes}{note}"
     if len(survey.class_names) <= MAX_CLASSES:
         yield table.plain(*holdings(survey, listed))
     yield table.plain(["client", *HEADS.values(), "missing"], [_row(survey, k) for k in listed], least=DROPPED_FIRST)
@@ -130,14 +123,8 @@ def _parts(survey: Survey) -> Iterator[str]:
     rows = []
     for name, values in measured.measures().items():
         present = values[measured.samples > 0].tolist()
-        numbers = (
-            min(present),
-            statistics.median(present),
-            max(present),
-            measured.mean[name],
-            measured.weighted_mean[name],
-        )
-        rows.append([HEADS[name], *map(_number, numbers)])
+        ordered = min(present), statistics.median(present), max(present)
+        rows.append([HEADS[name], *map(_number, (*ordered, measured.mean[name], measured.weighted_mean[name]))])
     yield table.plain(head, rows)
     furthest = f"{worst}, at {_number(measured.hellinger[measured.worst])} (Hellinger)"
     notes = [f"{100 * measured.missing_pairs:.3g} % of the (client, class) pairs have no sample"]
@@ -170,5 +157,5 @@ def _row(survey: Survey, client: int) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """A measure: numbers of at least 100 without decimals, others with three digits."""
+    """Format a measure: numbers of at least 100 without decimals, others with three digits."""
     return "-" if math.isnan(value) else f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""``labelskew sweep``: run every combination of a grid, several at a time."""
+"""``labelskew sweep``."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def sweep_command(
     labelskew sweep sweeps/fmnist.yaml --task 17
     labelskew sweep sweeps/fmnist.yaml --slurm --set-sbatch time=4:00:00
     """  # noqa: D301  # click keeps the lines after a backspace as they are
-    from fl_labelskew_plugins.studies.sweep import crew, plan
+    from fl_labelskew_plugins.studies.sweep import plan, pool
 
     say = (lambda line: None) if quiet else click.echo
     refuse_mpirun("sweep")
@@ -104,13 +104,13 @@ def sweep_command(
     try:
         plan.write_names(all_planned)
         if dry_run:
-            jobs, free = jobs or crew.default_jobs(planned), crew.memory_bound(memory)
+            jobs, free = jobs or pool.default_jobs(planned), pool.memory_bound(memory)
             cost.forecast(planned, out=planned[0].folder.path.parent, jobs=jobs, free=free, host=host, tasks=True)
             return
         if single:
-            crew.run_here(planned[0], say, host)
+            pool.run_here(planned[0], say, host)
             return
-        failed = crew.run_all(planned, jobs=jobs, memory=memory, say=say, host=host)
+        failed = pool.run_all(planned, jobs=jobs, memory=memory, say=say, host=host)
     except KeyboardInterrupt:
         done = sum(run.folder.summary.exists() for run in planned)
         command = to_go_on(sys.argv[1:])
@@ -127,36 +127,37 @@ def _submit(
     *,
     dry_run: bool,
 ) -> None:
-    """Submit the runs that are neither finished nor running to Slurm; ``words``: further arguments of their command."""
+    """Submit the runs that are neither finished nor running; ``arguments``: of the command of each task."""
     from fl_labelskew_plugins.studies.sweep import plan, slurm
 
     out, states = planned[0].folder.path.parent.absolute(), plan.states_of(planned)
     open_ = [run for run in planned if states[run.name] != "done"]
     unfinished = [run for run in open_ if not locks.held_by(run.folder.path)]
-    so_far = (
-        f"{counted(len(planned), 'run')}: {len(planned) - len(open_)} finished, {len(open_) - len(unfinished)} running"
-    )
+    done, running = len(planned) - len(open_), len(open_) - len(unfinished)
+    state = f"{counted(len(planned), 'run')}: {done} finished, {running} running"
     if not unfinished:
-        click.echo(f"{so_far}; nothing to submit", err=dry_run)
+        click.echo(f"{state}; nothing to submit", err=dry_run)
         return
     text = slurm.script(unfinished, ["sweep", str(file.absolute()), "--out", str(out), *arguments, "--task"], sbatch)
     if dry_run:
         click.echo(text, nl=False)
         return
     job = slurm.submit(text, out)
-    click.echo(f"{so_far}; job {job} has {counted(len(unfinished), 'task')}")
+    click.echo(f"{state}; job {job} has {counted(len(unfinished), 'task')}")
     say(f"watch: squeue --job {job}; {shlex.join(['labelskew', 'report', str(out)])}")
     if not any(setting.startswith("output=") for setting in sbatch):
         say(f"logs: {out / plan.LOGS}/slurm-{job}_*.txt")
 
 
 def _report(planned: Sequence[Planned], failed: Sequence[str], say: Callable[[str], None]) -> None:
-    from fl_labelskew_plugins.studies import report
+    from fl_labelskew_plugins.studies import finished
 
-    runs, missing = report.read_all([run.folder.path for run in planned if run.folder.summary.exists()])
+    runs, missing = finished.read_all([run.folder.path for run in planned if run.folder.summary.exists()])
     if runs:  # runs without a test are in no table
+        from fl_labelskew_plugins.studies import report
+
         last = planned[0].recipe.validation.last_rounds
-        click.echo(shown(report.rows(report.grouped(runs), last), "table"))
+        click.echo(shown(report.rows(finished.grouped(runs), last), "table"))
         folder = planned[0].folder.path.parent
         say(f"more: {shlex.join(['labelskew', 'report', str(folder), '--html', str(folder / 'report.html')])}")
     for line in missing:

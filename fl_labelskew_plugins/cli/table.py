@@ -13,8 +13,6 @@ Rows = Sequence[Sequence[str]]
 Marks = Sequence[Sequence[int]]
 """For each cell: 1 for the best of its kind, 2 for the second best, 0 for others."""
 STYLES = ("", "bold", "underline")
-MAX_CELL = 4096
-"""Maximum length of a cell."""
 
 
 def plain(
@@ -26,17 +24,17 @@ def plain(
     least: Sequence[str] = (),
     limit: int = 0,
 ) -> str:
-    """A table with aligned columns that fits the terminal; in a pipe or a file, one line per row.
+    """Format a table with aligned columns that fits the terminal; in a pipe or a file, one line per row.
 
-    Cells wrap at spaces. If that is not enough, columns are dropped and named below the table. If that is not enough
-    either, the columns continue in further tables below, each with the first column.
+    Cells wrap at spaces. If necessary, columns are dropped and named below the table. If necessary, the other columns
+    continue in further tables below, each with the first column.
 
     Args:
         head: names of the columns.
         rows: the cells; control characters are replaced.
-        marks: for each cell; 1 is bold, 2 is underlined.
+        marks: 1 is bold, 2 is underlined.
         words: number of text columns; the others are right-aligned and do not wrap. Default: all.
-        least: columns that may be dropped, the least important one first.
+        least: columns that may be dropped, in this order.
         limit: letters per line; default: :func:`.machine.text.room`.
     """
     from rich.cells import cell_len
@@ -46,38 +44,38 @@ def plain(
 
     limit = limit or room()
     styles = [[0] * len(head), *(marks or [[0] * len(head)] * len(rows))]
-    whole = [[clean(cell, MAX_CELL) for cell in row] for row in (head, *rows)]
+    cleaned = [[clean(cell, 4096) for cell in row] for row in (head, *rows)]
     count = len(head) if words is None else words
     # use the first combination that fits: whole words, without wrapping if there are numbers; then shortened words
     for wrap, longest in ((words is None, limit), (True, limit), (True, limit // 2), (True, 24), (True, 20)):
-        texts = [["".join(shortened(word, longest) for word in re.split(r"(\s+)", c)) for c in row] for row in whole]
+        texts = [["".join(shortened(word, longest) for word in re.split(r"(\s+)", c)) for c in row] for row in cleaned]
         full = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
         narrow = [
             max(cell_len(word) for row in texts for word in [*row[i].split(), ""]) if wrap and i < count else full[i]
             for i in range(len(head))
         ]
-        shown = list(range(len(head)))
+        visible = list(range(len(head)))
         for name in [*least, ""]:
-            if _width(narrow, shown) <= limit:
+            if _width(narrow, visible) <= limit:
                 break
-            shown = [i for i in shown if head[i] != name]
-        if _width(narrow, shown) <= limit:
+            visible = [i for i in visible if head[i] != name]
+        if _width(narrow, visible) <= limit:
             break
 
     def widths(columns: Sequence[int]) -> list[int]:
-        """Widths of columns side by side: the most flexible ones shrink until all fit or none can."""
-        chosen = {i: full[i] for i in columns}
-        while sum(chosen.values()) + 2 * len(columns) - 2 > limit:
-            widest = max(columns, key=lambda i: chosen[i] - narrow[i])
-            if chosen[widest] == narrow[widest]:
+        """Shrink the most flexible columns until all fit or none can shrink."""
+        sizes = {i: full[i] for i in columns}
+        while sum(sizes.values()) + 2 * len(columns) - 2 > limit:
+            widest = max(columns, key=lambda i: sizes[i] - narrow[i])
+            if sizes[widest] == narrow[widest]:
                 break
-            chosen[widest] -= 1
-        return list(chosen.values())
+            sizes[widest] -= 1
+        return list(sizes.values())
 
-    blocks = [shown[:1]]
-    for i in shown[1:]:
+    blocks = [visible[:1]]
+    for i in visible[1:]:
         if len(blocks[-1]) > 1 and _width(narrow, [*blocks[-1], i]) > limit:
-            blocks.append(shown[:1])
+            blocks.append(visible[:1])
         blocks[-1].append(i)
     console = Console(file=io.StringIO(), width=10**6, force_terminal=True, color_system="standard")
     texts_of_blocks = []
@@ -90,7 +88,7 @@ def plain(
         with console.capture() as captured:
             console.print(table)
         texts_of_blocks.append("\n".join(line.rstrip() for line in captured.get().splitlines()))
-    dropped = ", ".join(name.strip() for i, name in enumerate(head) if i not in shown)
+    dropped = ", ".join(name.strip() for i, name in enumerate(head) if i not in visible)
     note = f"\n{wrapped(f'columns not shown: {dropped} (use a wider terminal or a pipe)')}" if dropped else ""
     return "\n\n".join(texts_of_blocks) + note
 
@@ -103,13 +101,9 @@ MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\|*_<`["})
 
 
 def markdown(head: Sequence[str], rows: Rows, marks: Marks = (), words: int | None = None) -> str:
-    """A Markdown table.
+    """Format a Markdown table; mark 1 is bold, 2 is italic.
 
-    Args:
-        head: names of the columns.
-        rows: the cells.
-        marks: for each cell; 1 is bold, 2 is italic.
-        words: number of text columns, whose Markdown characters are escaped; the others are right-aligned.
+    The first ``words`` columns (default: all) are left-aligned. If ``words`` is given, Markdown is escaped in them.
     """
     count = len(head) if words is None else words
     signs = ("", "**", "*")
@@ -124,7 +118,7 @@ def markdown(head: Sequence[str], rows: Rows, marks: Marks = (), words: int | No
 
 
 def comma_separated(head: Sequence[str], rows: Rows) -> str:
-    """CSV with a header."""
+    """Format CSV with a header."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([*map(csv_cell, row)] for row in (head, *rows))
     return text.getvalue().rstrip("\n")
@@ -141,7 +135,7 @@ LATEX = str.maketrans(
 
 
 def latex(head: Sequence[str], rows: Rows, marks: Marks, words: int) -> str:
-    """A tabular for booktabs, right-aligned from column ``words`` on; of ``marks`` 1 is bold, 2 italic."""
+    """Format a tabular for booktabs, right-aligned from column ``words`` on; mark 1 is bold, 2 is italic."""
     fonts = ("", "\\bfseries ", "\\itshape ")
     lines = [[cell.translate(LATEX) for cell in row] for row in (head, *rows)]
     for row, styles in zip(lines[1:], marks, strict=True):

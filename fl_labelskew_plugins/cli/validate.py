@@ -1,4 +1,4 @@
-"""``labelskew validate``: every mistake of every file, without building anything."""
+"""``labelskew validate``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...], host: 
         try:
             text = parse.read_text(file)
             if tables.is_table(text):
-                click.echo(f"{file}: ok, {rows(tables.read(file), overrides, host)} recipes")
+                click.echo(f"{file}: ok, {_check_rows(tables.read(file), overrides, host)} recipes")
             else:
                 click.echo(f"{file}: {parse.check(file, overrides, host)}")
         except LabelSkewError as error:
@@ -43,12 +43,8 @@ def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...], host: 
         raise MistakesError(wrong)
 
 
-def rows(table: RecipeTable, overrides: tuple[str, ...], host: str | None) -> int:
-    """Check every recipe of a table; returns how many there are.
-
-    Raises:
-        MistakesError: with a line for each mistake, which names the rows that have it.
-    """
+def _check_rows(table: RecipeTable, overrides: tuple[str, ...], host: str | None) -> int:
+    """Check every recipe of a table and return their number; each line of a MistakesError names the rows."""
     from fl_labelskew_plugins.recipe import compatibility, parse
 
     wrong: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Runs from Python: start and resume them, and read their numbers, models and partition."""
+"""Start, resume and read runs from Python."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ from fl_labelskew_plugins.runs.session import build
 from fl_labelskew_plugins.runs.simulation import Simulation
 from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.show import card
+from fl_labelskew_plugins.surveys.survey import of_partition
+from fl_labelskew_plugins.trained import network
+from fl_labelskew_plugins.trained.predict import frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,12 +44,7 @@ class Callback(Protocol):
     """A per-round callback; an exception in it ends the run, which can be resumed."""
 
     def on_round(self, run: Run, line: dict[str, Any]) -> None:
-        """Called when a round is complete and written.
-
-        Args:
-            run: the run so far.
-            line: the round's line of ``metrics.jsonl``; its ``round`` counts from 0.
-        """
+        """Called after each round with its line of ``metrics.jsonl``, in which ``round`` counts from 0."""
 
 
 def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Recipe:
@@ -60,7 +58,7 @@ def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | No
         changes: values by ``section.key``, which override the recipe's.
 
     Raises:
-        LabelSkewError: with all mistakes, a line each.
+        LabelSkewError: all mistakes, a line each.
     """
     overrides = overrides_of(changes)
     if isinstance(recipe, Mapping):
@@ -69,12 +67,12 @@ def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | No
 
 
 def overrides_of(changes: Mapping[str, Any] | None) -> list[str]:
-    """Changes as overrides, ``section.key=value`` each."""
+    """Convert changes to overrides ``section.key=value``."""
     return [f"{place}={as_json(value)}" for place, value in (changes or {}).items()]
 
 
 def as_json(value: Any) -> str:
-    """JSON of Python values; numpy's numbers and arrays become numbers and lists, all other types text.
+    """Convert a value to JSON; numpy's arrays become lists, other types text.
 
     >>> import numpy as np
     >>> as_json({"seeds": np.arange(2), "out": Path("runs")})
@@ -95,19 +93,19 @@ def run(
     quiet: bool = False,
     host: Literal["fedml", "none"] | None = None,
 ) -> Run:
-    """Run a recipe to its end, and return the finished run.
+    """Run a recipe to its end.
 
     Args:
         recipe: from :func:`load`, or an argument of it.
-        folder: the run's folder, new or empty; default: a new one in the recipe's ``tracking_args.run_dir``.
+        folder: a new or empty folder; default: a new one in the recipe's ``tracking_args.run_dir``.
         model: replaces the recipe's network: any module that ends with a Linear layer of the classes.
         dataset: replaces the recipe's: ``(train, test)``, each ``(x, y)`` or a torch ``Dataset`` with ``targets``.
         method: replaces the recipe's.
         partition: replaces the recipe's: indices of each client's training samples.
         callbacks: called after every round; an exception in one ends the run with a checkpoint, and is raised here.
         quiet: print only warnings.
-        host: ``none``: without FedML, with the same numbers (docs/runtimes.md lists rounding differences); default:
-            with FedML if it is installed.
+        host: ``none``: without FedML; default: with FedML if it is installed. docs/runtimes.md lists rounding
+            differences.
 
     Raises:
         LabelSkewError: invalid recipe or arguments.
@@ -123,7 +121,7 @@ def run(
 
 
 def prepared(recipe: Recipe | str | Path | Mapping[str, Any], objects: Mapping[str, Any]) -> Recipe:
-    """Load a recipe if needed, and replace its plugins by the given objects."""
+    """Load a recipe if necessary, and replace its plugins by the given objects."""
     if not isinstance(recipe, Recipe):
         recipe = load(recipe)
     if given := from_objects(**objects):
@@ -132,16 +130,16 @@ def prepared(recipe: Recipe | str | Path | Mapping[str, Any], objects: Mapping[s
 
 
 def load_run(folder: str | Path, **objects: Any) -> Run:
-    """Open the folder of a run; reading its results needs no objects.
+    """Open the folder of a run.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         objects: ``model``, ``dataset``, ``method`` and ``partition`` as given to :func:`run`, if any: ``resume`` and
-            ``recipe`` need all of them, networks only the ``model``. If the recipe's network is a function, ``model``
-            is ``"FILE.py:FUNCTION"``.
+            ``recipe`` need all of them, networks only the ``model``, results none. If the recipe's network is a
+            function, ``model`` is ``"FILE.py:FUNCTION"``.
 
     Raises:
-        LabelSkewError: it is not the folder of a run, or the objects differ from the run's.
+        LabelSkewError: not the folder of a run, or the objects differ from the run's.
     """
     code = objects.pop("model") if isinstance(objects.get("model"), str) else None
     return Run(folder, from_objects(**objects), code)
@@ -157,15 +155,10 @@ def _hear(callbacks: Sequence[Callback], folder: Path, objects: Mapping[str, Any
 
 
 class Run:
-    """A run's folder, finished or not.
-
-    Args:
-        folder: the run's.
-        objects: objects that replaced the recipe's plugins, by section; see :func:`.recipe.plugins.from_objects`.
-        code: the function that makes its network, if any.
+    """A finished or unfinished run; see :func:`load_run`.
 
     Raises:
-        LabelSkewError: it is not the folder of a run, or the objects differ from the run's.
+        LabelSkewError: not the folder of a run, or the objects differ from the run's.
     """
 
     def __init__(self, folder: str | Path, objects: Mapping[str, Any] | None = None, code: str | None = None) -> None:
@@ -178,17 +171,13 @@ class Run:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe of the run, with all defaults filled in.
-
-        Raises:
-            LabelSkewError: objects of the run are missing.
-        """
+        """The recipe with all defaults; raises LabelSkewError if objects of the run are missing."""
         start.check_objects(self._folder, self._objects, then=".recipe")
         return parse.load(self._folder.recipe, objects=self._objects)
 
     @property
     def finished(self) -> bool:
-        """Whether all of its rounds are done."""
+        """Whether all rounds are complete."""
         return self._folder.summary.exists()
 
     @property
@@ -198,9 +187,9 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """Main accuracy of the global model in the last test, between 0 and 1; None before the first one.
+        """Accuracy of the global model in the last test, between 0 and 1, or None.
 
-        On the global test set or, if there is none, on the clients' test splits (``summary["measure"]``).
+        Without a global test set, it is measured on the clients' test splits (``summary["measure"]``).
         """
         lines = self._folder.lines
         tests = main_tests(lines)
@@ -208,7 +197,7 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row per round, indexed from 0; terms of the loss have columns of their own, lists stay lists."""
+        """A row per round, indexed from 0; each term of the loss has a column."""
         import pandas as pd
 
         lines = pd.json_normalize(self._folder.lines)
@@ -216,10 +205,7 @@ class Run:
 
     @property
     def partition(self) -> pd.DataFrame | None:
-        """Training samples per client (rows) and class (columns); None if no single process knows them.
-
-        Rows are indexed by numbers from 0, or by the names of groups.
-        """
+        """Training samples ``(K, C)``, indexed by client number or group name; None if no single process knows them."""
         import pandas as pd
 
         if (counts := self._folder.partition.get("counts")) is None:
@@ -232,20 +218,15 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The network with the weights of the last round, in eval mode.
+        """The network of the last round, in eval mode.
 
-        Raises:
-            LabelSkewError: the run has none yet, or its network was an object that was not given.
+        Raise LabelSkewError if it is not written yet, or if the network was an object that was not given.
         """
         return self._network(self.folder / "model.safetensors", "it is written after the last round", ".model")
 
     @property
     def best(self) -> nn.Module:
-        """The network with the weights of the round with the best main accuracy so far, in eval mode.
-
-        Raises:
-            LabelSkewError: there is none, or its network was an object that was not given.
-        """
+        """The network of the round with the best accuracy so far, in eval mode; may raise as :attr:`model`."""
         otherwise = "it needs tracking_args.keep_best: true, and test samples of the server or clients"
         return self._network(self._folder.best, otherwise, ".best")
 
@@ -255,9 +236,9 @@ class Run:
         """Predict the classes of samples.
 
         Args:
-            x: one sample or ``(N, ...)`` as an array or tensor, as the data set gives them (not normalised); or the
-                path of a picture, a folder of pictures, a CSV or Parquet table or an ``.npz`` file with ``x``; or a
-                list of paths. For a model of a table also a DataFrame with the columns of training.
+            x: one sample or ``(N, ...)`` as an array or tensor, not normalised; or the path of a picture, a folder of
+                pictures, a CSV or Parquet table or an ``.npz`` file with ``x``; or a list of paths. For a model of a
+                table also a DataFrame with the columns of training.
             top: number of classes per row.
             best: use the best round's model instead of the last one's.
             client: use a client's own model, by the client's name or its number from 0.
@@ -268,25 +249,17 @@ class Run:
             ``probability_2`` and so on. The index is the sample's number, the table's own, or for paths ``file``.
 
         Raises:
-            LabelSkewError: there is no such model, or the samples do not fit it; with a line per file that cannot be
-                read.
+            LabelSkewError: the model does not exist, the samples do not fit it, or files cannot be read.
         """
-        from fl_labelskew_plugins.trained import network
-        from fl_labelskew_plugins.trained.predict import frame
-
         file = network.file_of(self.folder, best=best, client=None if client is None else str(client))
         self._check_network(file, ".predict(...)")
         trained = network.load(file, self._objects.get("model_args"), code=self._code)
         return frame(trained, x, top=top, batch_size=batch_size)
 
     def personalised(self, client: int | str) -> nn.Module:
-        """A client's own model, in eval mode.
+        """A client's own model, in eval mode; raise LabelSkewError if the client has none.
 
-        Args:
-            client: its number, from 0, or the name of its group, as in :attr:`partition`.
-
-        Raises:
-            LabelSkewError: there is none.
+        ``client``: its number, from 0, or the name of its group.
         """
         if isinstance(client, str):
             names = self._folder.partition.get("clients", [])
@@ -301,10 +274,7 @@ class Run:
     def resume(self, *, comm_round: int | None = None, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
         """Resume the run until its last round, with results identical to those of an uninterrupted run.
 
-        Args:
-            comm_round: the new total number of rounds, also for a finished run; default: unchanged.
-            quiet: print only warnings.
-            callbacks: called after every further round.
+        ``comm_round``: the new total number of rounds, also for a finished run. ``callbacks``: as for :func:`run`.
 
         Raises:
             LabelSkewError: the folder was changed.
@@ -318,16 +288,13 @@ class Run:
         return Run(self.folder, self._objects, self._code)
 
     def _network(self, file: Path, otherwise: str, attribute: str) -> nn.Module:
-        """The network with the weights in a file; ``attribute``: the attribute of this object that was read."""
-        from fl_labelskew_plugins.trained import network
-
         if not file.exists():
             raise LabelSkewError(f"{file}: no such file; {otherwise}")
         self._check_network(file, attribute)
         return network.load(file, self._objects.get("model_args"), code=self._code).network
 
     def _check_network(self, file: Path, attribute: str) -> None:
-        """Raise LabelSkewError if the network was an object that was not given."""
+        """Raise LabelSkewError if the network was an object that was not given; ``attribute``: the one in use."""
         weights = f"; to load only its weights: safetensors.torch.load_file({str(file)!r})"
         start.check_objects(self._folder, self._objects, ["model_args"], attribute + weights)
 
@@ -336,32 +303,24 @@ class Run:
 
     def _title(self) -> str:
         try:
-            return self._progress()
+            recipe, done = self._folder.sections, len(self._folder.lines)
+            planned = recipe["train_args"]["comm_round"]
+            accuracy = "" if self.accuracy is None else f", accuracy {100 * self.accuracy:.2f} %"
+            rounds = counted(planned, "round") if done == planned else f"{done} of {counted(planned, 'round')}"
+            method, dataset = recipe["method_args"]["method"], recipe["data_args"]["dataset"]
+            return f"{clean(method)} on {clean(dataset)}, {rounds}{accuracy}"
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
             problem = "damaged: recipe.yaml or metrics.jsonl has unexpected content"
             raise LabelSkewError(f"{clean(self.folder, 4096)}: {problem}") from None
 
-    def _progress(self) -> str:
-        recipe, done = self._folder.sections, len(self._folder.lines)
-        planned = recipe["train_args"]["comm_round"]
-        accuracy = "" if self.accuracy is None else f", accuracy {100 * self.accuracy:.2f} %"
-        rounds = counted(planned, "round") if done == planned else f"{done} of {counted(planned, 'round')}"
-        method, dataset = recipe["method_args"]["method"], recipe["data_args"]["dataset"]
-        return f"{clean(method)} on {clean(dataset)}, {rounds}{accuracy}"
-
     def _repr_html_(self) -> str:
         """For notebooks: the state of the run and its pictures."""
-        images = [
-            f'<img alt="{name}" style="max-height:18em;max-width:100%" src="data:image/png;base64,{_base64(file)}">'
-            for name in ("curves", "partition")
-            if (file := self.folder / f"{name}.png").exists()
-        ]
-        title = f"<b>{html.escape(self._title())}</b><br><code>{html.escape(clean(self.folder, 4096))}</code>"
-        return f"<div>{title}<br>{''.join(images)}</div>"
-
-
-def _base64(file: Path) -> str:
-    return base64.b64encode(read_bytes(file)).decode()
+        parts = [f"<b>{html.escape(self._title())}</b><br><code>{html.escape(clean(self.folder, 4096))}</code><br>"]
+        for name in ("curves", "partition"):
+            if (file := self.folder / f"{name}.png").exists():
+                image = f"data:image/png;base64,{base64.b64encode(read_bytes(file)).decode()}"
+                parts.append(f'<img alt="{name}" style="max-height:18em;max-width:100%" src="{image}">')
+        return f"<div>{''.join(parts)}</div>"
 
 
 def simulate(recipe: Recipe | str | Path | Mapping[str, Any], folder: str | Path | None = None, **objects: Any) -> Loop:
@@ -369,7 +328,7 @@ def simulate(recipe: Recipe | str | Path | Mapping[str, Any], folder: str | Path
 
     Args:
         recipe: as in :func:`run`; with ``backend: sp``, and without FedML's attacks, defences and noise.
-        folder: the run's folder, new or empty; default: a new one in the recipe's ``tracking_args.run_dir``.
+        folder: as in :func:`run`.
         objects: ``model``, ``dataset``, ``method`` and ``partition`` as in :func:`run`.
 
     Raises:
@@ -382,11 +341,24 @@ def simulate(recipe: Recipe | str | Path | Mapping[str, Any], folder: str | Path
     return Loop(recipe, None if folder is None else Path(folder))
 
 
+def survey(
+    recipe: Recipe | str | Path | Mapping[str, Any],
+    *,
+    dataset: object = None,
+    partition: Sequence[Sequence[int]] | Partitioner | None = None,
+) -> pd.DataFrame:
+    """Measure a recipe's label skew without training; the arguments are as for :func:`run`.
+
+    Returns:
+        A row per client: training samples of each class and in all, then the measures of ``labelskew survey``.
+    """
+    return of_partition(prepared(recipe, {"dataset": dataset, "partition": partition})).frame
+
+
 class Loop:
     """An iterable over a federation's rounds; each item is a line of metrics, whose ``round`` counts from 0.
 
-    Stopping early leaves a checkpoint; iterate again, or call ``run.resume()``, to resume. The run's folder is complete
-    after the last round.
+    After an early stop, iterate again or call ``run.resume()``. The run's folder is complete after the last round.
     """
 
     def __init__(self, recipe: Recipe, folder: Path | None) -> None:
@@ -407,7 +379,7 @@ class Loop:
         self._folder.hold()
         try:
             with record.tracked(), contextlib.closing(iter(self._rounds)) as rounds:
-                while True:  # the caller's loop body runs between rounds, with its own threads and generators
+                while True:  # between rounds, the caller's loop body has its own threads and generators
                     with restored(self._threads):
                         if (line := next(rounds, None)) is None:
                             break
@@ -427,6 +399,6 @@ class Loop:
     @property
     def model(self) -> nn.Module:
         """A copy of the current global model, in eval mode."""
-        network = copy.deepcopy(self._record.session.trainer.model)
-        network.load_state_dict(self._record.weights)
-        return (network.whole() if isinstance(network, Headed) else network).eval()
+        model = copy.deepcopy(self._record.session.trainer.model)
+        model.load_state_dict(self._record.weights)
+        return (model.whole() if isinstance(model, Headed) else model).eval()

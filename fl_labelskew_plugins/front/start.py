@@ -1,4 +1,4 @@
-"""Start, resume or preview a run: the single entry point of all commands."""
+"""Start, resume or preview a run."""
 
 from __future__ import annotations
 
@@ -42,19 +42,14 @@ ROUNDS = "train_args.comm_round"
 
 
 def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | None:
-    """Run a recipe, or ask its silos for their class counts.
+    """Run a recipe; or ask its silos for their class counts, and return them at the server.
 
-    Args:
-        options: of the run.
-        held: ``run_dir`` or ``resume``, if this process has locked it already.
-
-    Returns:
-        The result at the server of a survey; else None.
+    ``held``: the folder ``run_dir`` or ``resume``, if this process has already locked it.
 
     Raises:
         LabelSkewError: invalid recipe or options.
         RunError: the run or one of its processes failed.
-        KeyboardInterrupt: Ctrl-C or a termination signal, after a checkpoint was saved; the message says how to resume.
+        KeyboardInterrupt: Ctrl-C or a termination signal, after a checkpoint was saved.
     """
     options.check()
     path, overrides, resume, back = options.recipe, options.overrides, options.resume, options.from_round
@@ -73,7 +68,7 @@ def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | Non
         recipe = recipes.load(path, overrides)
         if resume is not None:
             folder = RunFolder(resume)  # may exist only on the server's node
-        elif options.role == "client":  # a fixed folder, so that a restarted silo finds its state
+        elif options.role == "client":  # fixed, so that a restarted silo finds its state
             default = Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}-silo{options.rank}"
             folder = RunFolder(options.run_dir or default)
         else:
@@ -88,10 +83,7 @@ def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | Non
 
 
 def train(recipe: Recipe, folder: RunFolder, options: RunOptions, hear: Hear | None = None) -> None:
-    """Run a recipe that may contain Python objects; raises the same errors as :func:`start`.
-
-    ``folder``: new, or that of ``options.resume``; ``hear``: called after every round.
-    """
+    """Run a recipe that may contain Python objects in a new folder or ``options.resume``; see :func:`start`."""
     if options.resume is None:
         folder.check_new()
     show = progress(options.quiet)
@@ -110,9 +102,8 @@ def train(recipe: Recipe, folder: RunFolder, options: RunOptions, hear: Hear | N
         try:
             _execute(recipe.model_copy(update={"path": path}), options, folder, show)
         except SystemExit as end:
-            raise RunError(
-                f"{folder.path}: the run ended with exit code {end.code}; see its processes' messages above"
-            ) from None
+            problem = f"the run ended with exit code {end.code}; see its processes' messages above"
+            raise RunError(f"{folder.path}: {problem}") from None
 
 
 @restored()
@@ -132,7 +123,10 @@ def _execute(recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progr
             show.note(f"{folder.path}: all {recipe.train.comm_round} rounds are done already")
         elif not runtime.delegated():
             if options.survey:
-                return _survey(runtime)
+                with status.ending(folder.tell):
+                    survey = runtime.survey()
+                folder.tell(state=status.FINISHED)
+                return survey
             _run(runtime)
         return None
     except OSError as error:
@@ -141,24 +135,15 @@ def _execute(recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progr
             raise RunError(f"{problem}; {options.resume_command(folder.path)}") from error
         if error.errno not in FULL:
             raise
-        raise RunError(
-            f"run directory {folder.path} can no longer be written: {error.strerror}; free some space; "
-            f"{options.resume_command(folder.path)}"
-        ) from error
+        problem = f"run directory {folder.path} can no longer be written: {error.strerror}; free some space"
+        raise RunError(f"{problem}; {options.resume_command(folder.path)}") from error
     finally:
         runtime.close()
         folder.release()
 
 
-def _survey(runtime: Runtime) -> Survey:
-    with status.ending(runtime.folder.tell):
-        survey = runtime.survey()
-    runtime.folder.tell(state=status.FINISHED)
-    return survey
-
-
 def warned(session: Session) -> Session:
-    """Print the session's warnings, and return the session."""
+    """Print a session's warnings, and return it."""
     if made_up(session.recipe):
         name = session.recipe.data.dataset
         log.warn(f"data_args.data_cache_dir: made-up data, not the real {name}; results are meaningless")
@@ -182,22 +167,20 @@ def _run(runtime: Runtime) -> None:
             folder.check_new()
         folder.tell(state=status.RUNNING)
         record = Record(session, folder, runtime.show, resume=resume, pause=options.pause)
-        del session  # it holds the weights of round 0, which the record does not need
+        del session  # frees the weights of round 0
         _train(runtime, record)
 
 
 def _train(runtime: Runtime, record: Record) -> None:
     folder, show, session = runtime.folder, runtime.show, record.session
     if record.next_round and (switches := session.recipe.host_switches):
-        log.warn(
-            f"{switches[0]}: FedML's state of earlier rounds is not in the checkpoint, so a resumed run may give other "
-            "numbers"
-        )
+        problem = "FedML's state of earlier rounds is not in the checkpoint, so a resumed run may give other numbers"
+        log.warn(f"{switches[0]}: {problem}")
     show.note(describe(session))
     federation = session.federation
     rounds, clients = federation.rounds, federation.clients_per_round
     try:
-        with interrupting(), record.tracked(), interrupting():  # so that trackers also get KeyboardInterrupt
+        with interrupting(), record.tracked(), interrupting():  # trackers also get KeyboardInterrupt
             show.start(session.recipe.name, record.next_round, rounds, clients, record.pause)
             runtime.run(session, record)
             if record.next_round == rounds:
@@ -221,7 +204,7 @@ def _train(runtime: Runtime, record: Record) -> None:
 
 
 def folder_of(recipe: Recipe, path: Path | None, kind: str = "") -> RunFolder:
-    """The folder of a new run; by default a new one in ``tracking_args.run_dir``, with ``kind`` in its name."""
+    """Choose the folder of a new run: ``path``, or a new one in ``tracking_args.run_dir`` with ``kind`` in its name."""
     if path is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         path = Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}{kind}-{stamp}-{secrets.token_hex(2)}"
@@ -229,7 +212,7 @@ def folder_of(recipe: Recipe, path: Path | None, kind: str = "") -> RunFolder:
 
 
 def _go_back(folder: RunFolder, round: int, *, quiet: bool) -> None:
-    """Go back permanently, before anything else: a later plain ``--resume`` always continues from there."""
+    """Go back permanently, first of all: each later ``--resume`` then continues from this round."""
     folder.hold()
     try:
         if (line := folder.go_back(round)) and not quiet:
@@ -243,7 +226,7 @@ def _go_back(folder: RunFolder, round: int, *, quiet: bool) -> None:
 def resumed(
     path: str | Path | None, overrides: Sequence[str], resume: Path, objects: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[Recipe, RunFolder]:
-    """Recipe and folder of a run to resume, if the given recipe, overrides and objects match those of the run."""
+    """Load recipe and folder of a run to resume; raise LabelSkewError if they do not match the arguments."""
     folder = RunFolder(resume)
     folder.check_resumable()
     check_objects(folder, objects)
@@ -261,13 +244,11 @@ def resumed(
 
 
 def _check_rounds(recipe: Recipe, folder: RunFolder, planned: int) -> None:
-    """Raise LabelSkewError if a run of ``planned`` rounds cannot continue with the recipe's number of rounds."""
     rounds, done = recipe.train.comm_round, checkpoint.round_of(folder.checkpoint) or 0
     where = f"--set {ROUNDS}={rounds}"
     if folder.is_whole(planned) and done < planned:
-        raise mistake(
-            where, f"{folder.checkpoint}, from which the run would continue, is missing or damaged", "a new run"
-        )
+        problem = f"{folder.checkpoint}, from which the run would continue, is missing or damaged"
+        raise mistake(where, problem, "a new run")
     if rounds <= done:
         raise mistake(where, f"{folder.path} has {done} complete rounds", f"a number above {done}")
     if reason := compatibility.uses_rounds(recipe):
@@ -280,13 +261,9 @@ def check_objects(
     needed: Collection[str] = tuple(OBJECT_SECTIONS.values()),
     then: str = ".resume()",
 ) -> None:
-    """Raise LabelSkewError if ``objects``, by section, are not the objects of a run.
+    """Raise LabelSkewError if ``objects``, by section, are not those of a run, or a ``needed`` one is missing.
 
-    Args:
-        folder: the run's folder.
-        objects: given objects; each must be the same as in the run.
-        needed: sections whose object must be given, if the run had one.
-        then: the Python code after ``fl.load_run(...)`` in the message.
+    ``then``: the Python code after ``fl.load_run(...)`` in the message.
     """
     had = folder.environment.get("objects", {})
     names = {section: name for name, section in OBJECT_SECTIONS.items()}

@@ -1,4 +1,4 @@
 """The display of a run: progress on a terminal, tables before and after it, model card.
 
-May import runs and below. front, studies and the command line use it.
+May import runs and below. front, studies and cli use it.
 """

@@ -1,4 +1,4 @@
-"""A run's ``MODEL_CARD.md``, from the template ``card.md.j2``: data, training, accuracy, use and limits of a model."""
+"""A run's ``MODEL_CARD.md``, from the template ``card.md.j2``."""
 
 from __future__ import annotations
 
@@ -15,18 +15,10 @@ from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 from fl_labelskew_plugins.runs.session import Session, made_up
 
 MAX_CLIENTS = 50
-"""Maximum number of clients listed in a card."""
 
 
 def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[str, Any], *, best: bool) -> str:
-    """The card, in Markdown; deterministic.
-
-    Args:
-        session: the run's.
-        lines: of its ``metrics.jsonl``.
-        result: its summary.
-        best: whether ``best.safetensors`` exists.
-    """
+    """Write the card from the lines of ``metrics.jsonl`` and the summary; ``best``: whether best.safetensors exists."""
     recipe, model, clients = session.recipe, session.trainer.model, session.clients
     names = [code(name) for name in session.class_names]
     recalls = [line["recall"] for line in lines if "recall" in line]
@@ -36,11 +28,7 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
         "samples": _samples(session, result),
         "classes": _classes(session, names),
         "training": _training(session, result),
-        "deviations": [
-            *session.method.deviations(),
-            *recipe.optimizer.deviations(),
-            *compatibility.overruled(recipe),
-        ],
+        "deviations": [*session.method.deviations(), *recipe.optimizer.deviations(), *compatibility.overruled(recipe)],
         "measured_on": NAMED[result.get("measure", GLOBAL)].samples,
         "numbers": _numbers(session, result),
         "clients": [
@@ -65,25 +53,25 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
 
 
 def code(words: object) -> str:
-    """Untrusted text as Markdown code that is also safe in a table."""
+    """Quote untrusted text as Markdown code that is also safe in a table."""
     return f"`{clean(words, 400).replace('`', chr(39)).replace('|', '/') or ' '}`"
 
 
 def _params(params: Mapping[str, Any], *excluded: str) -> str:
-    shown = {key: value for key, value in params.items() if key not in excluded}
-    texts = [code(f"{key}: {json.dumps(value, default=str)}") for key, value in shown.items()]
-    return ", ".join(texts) or "no parameters"
+    values = {key: value for key, value in params.items() if key not in excluded}
+    return (
+        ", ".join(code(f"{key}: {json.dumps(value, default=str)}") for key, value in values.items()) or "no parameters"
+    )
 
 
 def _samples(session: Session, result: Mapping[str, Any]) -> str:
-    """Numbers of samples, clients and classes; secure aggregation hides the number of training samples."""
     sizes, tested = [n for n in session.sizes if n], len(session.trainer.test.y)
     number = "Training samples" if session.recipe.sums_alone else counted(sum(sizes), "training sample")
     tests = counted(tested, "test sample")
     if not tested:
-        known = sum(row["test_samples"] or 0 for row in result.get("clients", ()))
-        known = result.get("client_test_samples", known)
-        tests = f"{counted(known, 'test sample')} at the clients" if known else "no known test samples"
+        of_clients = sum(row["test_samples"] or 0 for row in result.get("clients", ()))
+        of_clients = result.get("client_test_samples", of_clients)
+        tests = f"{counted(of_clients, 'test sample')} at the clients" if of_clients else "no known test samples"
     classes = counted(len(session.class_names), "class", "classes")
     return f"{number} of {counted(len(sizes), 'client')}, {tests}, {classes}"
 

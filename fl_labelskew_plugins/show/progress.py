@@ -1,4 +1,4 @@
-"""The display during a run: a line per round, with a bar below on a terminal; nothing if quiet."""
+"""The display during a run: a line per round, with a bar below on a terminal."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 DUMB = ("dumb", "unknown")
-"""Values of TERM for terminals without cursor control."""
 
 
 def progress(quiet: bool, *, plain: bool = False) -> Progress:
-    """The suitable display: none, lines with a bar below, or only lines; ``plain``: only lines in any case."""
+    """Choose the display; ``plain``: without a bar."""
     if quiet:
         return Progress()
     ipython = sys.modules.get("IPython")
@@ -38,7 +37,7 @@ class Plain(Progress):
         log.note(text, level)
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
-        """Print the title of the run."""
+        """Print the title."""
         self._rounds, self._left = rounds, Left(done, rounds, pause)
         size = f"{counted(rounds, 'round')} of {counted(clients, 'client')}"
         self.note(f"{title}: {size}" + (f", {done} already done" if done else ""))
@@ -55,7 +54,7 @@ class Plain(Progress):
 
 
 class Notebook(Plain):
-    """One line in a notebook cell; it is updated after each round."""
+    """One line in a notebook cell, updated after each round."""
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
         """Show the line."""
@@ -71,7 +70,7 @@ class Notebook(Plain):
 
 
 class Live(Plain):
-    """The same lines, shortened on a narrow terminal, and a bar below with round, client and remaining time."""
+    """Lines, shortened on a narrow terminal, and a bar below with round, client and remaining time."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
@@ -84,7 +83,7 @@ class Live(Plain):
         self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
-        """Print the title of the run, and show the bar."""
+        """Print the title, and show the bar."""
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
 
@@ -95,12 +94,12 @@ class Live(Plain):
             words,
             console=self._console,
             transient=True,
-            redirect_stderr=sys.stderr.isatty(),  # warnings appear above the bar, unless stderr is a file
+            redirect_stderr=sys.stderr.isatty(),  # warnings appear above the bar
         )
         self._task = self._bar.add_task("", total=rounds)
         self._show(done, "")
         self._bar.start()
-        self._console.show_cursor()  # so that a killed process does not leave the terminal without a cursor
+        self._console.show_cursor()  # in case the process is killed
 
     def client(self, round: int, number: int, clients: int, name: str = "") -> None:
         """Show the training client in the bar."""
@@ -120,16 +119,12 @@ class Live(Plain):
 
     def _show(self, done: float, client: str) -> None:
         assert self._bar is not None
-        at = f"round {min(int(done) + 1, self._rounds)}/{self._rounds}"
-        words = [at, f"left {clock(self._left(done))}", client]
-        self._bar.update(self._task, completed=done, description="  ".join(word for word in words if word))
+        words = f"round {min(int(done) + 1, self._rounds)}/{self._rounds}  left {clock(self._left(done))}  {client}"
+        self._bar.update(self._task, completed=done, description=words.rstrip())
 
 
 class Left:
-    """Estimated remaining seconds after ``done`` (possibly fractional) rounds; None if unknown.
-
-    ``first``: rounds done earlier; ``rounds``: number of all rounds; ``pause``: when the run stops early.
-    """
+    """Estimate of the remaining seconds, if any, after ``done`` of ``rounds``; ``first`` were done earlier."""
 
     def __init__(self, first: int, rounds: int, pause: Pause | None) -> None:
         self._begun, self._first = time.monotonic(), first
@@ -144,7 +139,7 @@ class Left:
 
 
 def in_words(line: dict[str, Any], *, short: bool = False) -> str:
-    """A round's measures in short form; ``short``: only the accuracy and the total loss."""
+    """Format a round's measures; ``short``: only the accuracy and the total loss."""
     words = []
     if "accuracy" in line:
         words.append(f"accuracy {100 * line['accuracy']:5.2f} %")
@@ -172,7 +167,7 @@ def _number(value: float) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """Seconds as h:mm:ss or m:ss; ``?`` for None."""
+    """Format seconds as h:mm:ss or m:ss; ``?`` for None."""
     if seconds is None:
         return "?"
     minutes, rest = divmod(round(seconds), 60)

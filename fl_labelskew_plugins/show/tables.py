@@ -1,4 +1,4 @@
-"""The texts before the first and after the last round of a run."""
+"""Texts before the first and after the last round of a run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SOURCE_NOTES = {"own": "", "corrected": " (the host's, corrected)"}
 
 
 def describe(session: Session) -> str:
-    """Describe a run before it starts, in three lines, plus notes on summed silos, first weights, overruled methods."""
+    """Describe a run before it starts."""
     recipe, federation = session.recipe, session.federation
     sizes = [n for n in session.sizes if n]
     held = f"{counted(len(sizes), 'client')} of {ranged(sizes, 'sample')}" if sizes else "clients not yet connected"
     if recipe.sums_alone and sizes:
-        sizes, held = [], counted(len(sizes), "client")  # the sum of their samples is only known later
+        sizes, held = [], counted(len(sizes), "client")  # the server does not know their samples
     counts = None if session.counts is None else session.counts[session.counts.sum(1) > 0]
     if counts is not None and len(counts):
         held += f" and {ranged((counts > 0).sum(1).tolist(), 'class', 'classes')}"
@@ -57,7 +57,7 @@ def _first_weights(session: Session) -> list[str]:
 
 
 def table(record: Record) -> str:
-    """The final table."""
+    """Format the final table."""
     result = record.folder.results
     rows = []
     if "final_accuracy" in result:
@@ -104,7 +104,7 @@ def table(record: Record) -> str:
 
 
 def _short_names(session: Session) -> dict[int, str]:
-    """Clients' names by number; a silo that has a name is shown without its rank. Empty if clients have no names."""
+    """Clients' names by number, without silos' ranks; empty if clients have no names."""
     if session.clients is not None:
         return dict(session.trainer.names)
     return {k: name.partition(", ")[2] or name for k, name in enumerate(session.client_names)}

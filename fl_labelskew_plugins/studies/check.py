@@ -1,7 +1,6 @@
 """Check that a method gives the same numbers in every runtime, and in a run that was stopped and resumed.
 
-The reference is a short run in one process. The others differ if a hook keeps values where runtimes do not share them,
-such as in a global variable.
+They differ if a hook keeps values that runtimes do not share, such as in a global variable.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError, catalog
+from packaging.utils import canonicalize_name
 from safetensors.torch import load_file
 
 from fl_labelskew_plugins.front.start import start
@@ -35,7 +35,6 @@ DEFAULT_OVERRIDES = (
     "train_args.epochs=1",
     "partition_args.classes_per_client=4",
 )
-"""Overrides of the default recipe: few clients, of which some join each round."""
 COMMON_OVERRIDES = (
     "train_args.comm_round=2",
     "validation_args.frequency_of_the_test=1",
@@ -48,9 +47,8 @@ RUNTIMES = {
     "MPI": ("comm_args.backend=MPI", "comm_args.workers=2"),
     "silos": ("common_args.training_type=cross_silo", "comm_args.backend=GRPC", "comm_args.send_measures=true"),
 }
-"""Compared ways of running, and their overrides of an ``sp`` run."""
+"""Overrides of an ``sp`` run for each compared way of running."""
 MAX_SILOS = 16
-"""Silos started on one machine, each a process."""
 REASONS = {
     "resumed": "a hook keeps numbers outside client.state and the tensors of combine",
     "MPI": "clients share an object that processes do not share, such as a global variable or a separate generator",
@@ -61,7 +59,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one way of running: ``ok``, ``same``, ``differs``, ``failed`` or ``skipped``, with a reason."""
+    """The verdict on one way of running: ``ok``, ``same``, ``differs``, ``failed`` or ``skipped``, with its reason."""
 
     method: str
     runtime: str
@@ -70,7 +68,7 @@ class Outcome:
 
     @property
     def bad(self) -> bool:
-        """Whether the method has to be fixed."""
+        """Whether the method must be fixed."""
         return self.verdict in ("differs", "failed")
 
     def __str__(self) -> str:
@@ -78,20 +76,13 @@ class Outcome:
 
 
 def methods(name: str) -> list[str]:
-    """The registered methods of a name: the method itself, or all methods of a distribution.
-
-    Raises:
-        LabelSkewError: ``name`` is neither.
-    """
-
-    def plain(text: str) -> str:
-        return text.lower().replace("_", "-").replace(".", "-")
-
+    """Return the method itself, or all methods of a distribution; raise LabelSkewError if ``name`` is neither."""
     entries = catalog.entries("methods")
     known = [entry.name for entry in entries]
     if name in known or "+" in name:
         return [name]
-    if of_package := [entry.name for entry in entries if plain(entry.distribution) == plain(name)]:
+    distribution = canonicalize_name(name)
+    if of_package := [entry.name for entry in entries if canonicalize_name(entry.distribution) == distribution]:
         return of_package
     packages = sorted({entry.distribution for entry in entries})
     raise LabelSkewError(
@@ -103,8 +94,7 @@ def methods(name: str) -> list[str]:
 def check(name: str) -> list[str]:
     """Run a method, or all of a package, in every way; return a line for each one that fails or differs.
 
-    Raises:
-        LabelSkewError: ``name`` is neither a registered method nor a distribution with methods.
+    Raise LabelSkewError if ``name`` is neither a registered method nor a distribution with methods.
     """
     return [str(outcome) for method in methods(name) for outcome in outcomes_of(method) if outcome.bad]
 
@@ -117,17 +107,9 @@ def outcomes_of(
     runtimes: Sequence[str] = tuple(RUNTIMES),
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Outcome]:
-    """Run a method in every way; yield each outcome as soon as it is known.
+    """Run a method in every way, and yield each outcome; raise LabelSkewError for an invalid recipe.
 
-    Args:
-        method: a registered method.
-        recipe: a file or name; ``method_args`` of another method are replaced, and ``comm_args`` ignored.
-        overrides: ``section.key=value`` each.
-        runtimes: some of :data:`RUNTIMES`.
-        say: called with a line before each run.
-
-    Raises:
-        LabelSkewError: the recipe is invalid.
+    ``method_args`` of another method in the recipe are replaced, and ``comm_args`` ignored.
     """
     base = parse.load(recipe)  # first, so that errors name the user's file
     content, _ = yaml.read(parse.read_text(recipe))
@@ -166,7 +148,7 @@ def outcomes_of(
 
 
 def _missing(runtime: str, recipe: Recipe) -> str:
-    """The reason why a recipe cannot run in this way here; empty if it can."""
+    """Return the reason why a recipe cannot run in this way on this machine; empty if it can."""
     backend = {"MPI": "MPI", "silos": "GRPC"}.get(runtime, "sp")
     if backend not in recipe.method.runtimes:
         return f"its runtimes are {', '.join(recipe.method.runtimes)}"
@@ -184,7 +166,7 @@ def _missing(runtime: str, recipe: Recipe) -> str:
 
 
 def _run(file: Path, settings: Sequence[str], out: Path, *, resumed: bool = False) -> str:
-    """Run a recipe, stopped after round 1 and resumed if ``resumed``; return the reason if it fails, else ''."""
+    """Run a recipe, stopped after round 1 if ``resumed``; return the reason if it fails."""
     try:
         pause = Pause(1, math.inf) if resumed else None
         start(RunOptions(file, settings, run_dir=out, quiet=True, host="none", pause=pause))
@@ -192,27 +174,23 @@ def _run(file: Path, settings: Sequence[str], out: Path, *, resumed: bool = Fals
             start(RunOptions(resume=out, quiet=True, host="none"))
     except SystemExit as end:
         return f"exit code {end.code}; see its processes' messages above"
-    except RunError as error:
-        return f"{error}; see its processes' messages above" if "exit code" in str(error) else str(error)
     except LabelSkewError as error:
-        return str(error)
+        of_process = isinstance(error, RunError) and "exit code" in str(error)
+        return f"{error}; see its processes' messages above" if of_process else str(error)
     return ""
 
 
 def difference(one: Path, other: Path, *, partial: bool = False) -> str:
-    """The first difference between the numbers and models of two runs; empty if there is none.
+    """Find the first difference between the numbers and models of two runs; empty if they are equal.
 
-    Args:
-        one: the run in one process.
-        other: the run to compare.
-        partial: whether ``other`` may lack numbers and clients' models, as silos do not send all of them.
+    ``partial``: whether ``other`` may lack numbers and clients' models, since silos do not send all of them.
     """
     lines, others = (read_lines(folder / "metrics.jsonl") for folder in (one, other))
-    for number, (here, there) in enumerate(itertools.zip_longest(lines, others, fillvalue=dict[str, Any]()), 1):
-        for key in here | there:  # in the file's order
-            kept = not (partial and here and there) or (key in here and key in there)
-            if kept and here.get(key) != there.get(key):
-                values = (clean(json.dumps(line.get(key)), 60) for line in (here, there))
+    for number, (line, other_line) in enumerate(itertools.zip_longest(lines, others, fillvalue=dict[str, Any]()), 1):
+        for key in line | other_line:  # in the file's order
+            compared = not (partial and line and other_line) or (key in line and key in other_line)
+            if compared and line.get(key) != other_line.get(key):
+                values = (clean(json.dumps(numbers.get(key)), 60) for numbers in (line, other_line))
                 return f"metrics.jsonl, round {number}: {clean(key, 60)} is {' in one process and '.join(values)} here"
     for file in [Path("model.safetensors"), *sorted(path.relative_to(one) for path in one.glob("clients/*"))]:
         if (other / file).exists():

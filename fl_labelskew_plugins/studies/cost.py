@@ -1,7 +1,6 @@
-"""Estimate time, memory and disk of runs in advance, from the rounds or batches of one run of each kind.
+"""Estimate time, memory and disk of runs, from the rounds or batches of one run of each kind.
 
-Runs are of one kind if they differ only in their seed and in the sizes of non-zero decimals, such as a learning rate, a
-weight or Dirichlet's beta: these change what is learnt, not how much is computed.
+Runs of one kind differ only in their seed and in the sizes of non-zero decimals, such as a learning rate.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
-from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.show.progress import clock
 from fl_labelskew_plugins.studies.finished import number
 from fl_labelskew_plugins.studies.sweep.plan import Planned
@@ -32,20 +30,19 @@ HEAD = ("runs like", "runs", "rounds left", "s/round", "left", "memory", "disk",
 PROBE_ROUNDS, PROBE_S = 2, 5.0
 """Rounds, and seconds of training, after which a probe run stops."""
 DECIMALS = ("train_args", "method_args", "partition_args", "privacy_args")
-"""Sections in which the size of a decimal does not change the cost of a run."""
+"""Sections of these decimals."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of one run, estimated from a run of its kind.
+    """The cost of one run.
 
     Args:
         start: seconds in addition to those of its rounds.
         round: seconds per round.
-        memory: peak bytes of its process so far; over MPI and across silos, of the server's process.
-        gpu: likewise, of tensors on a GPU.
+        memory: peak bytes of its process; over MPI and across silos, of the server's process.
+        gpu: peak bytes of tensors on a GPU.
         disk: bytes of its folder at the end, without pictures.
-        source: what was measured, in words.
     """
 
     start: float
@@ -55,20 +52,10 @@ class Estimate:
     disk: float
     source: str
 
-    def seconds(self, rounds: int) -> float:
-        """Seconds of a start and of ``rounds`` rounds."""
-        return self.start + self.round * rounds
-
 
 @dataclass(frozen=True)
 class RunKind:
-    """Runs of one kind.
-
-    Args:
-        runs: all of them.
-        left: missing rounds of each unfinished run; 0 if a run was killed between its last round and its summary.
-        estimate: None if no run has recorded a round or batches.
-    """
+    """Runs of one kind; ``left``: missing rounds of each unfinished run."""
 
     runs: tuple[Planned, ...]
     left: tuple[int, ...]
@@ -76,11 +63,11 @@ class RunKind:
 
     @property
     def seconds(self) -> list[float]:
-        """Remaining seconds of each unfinished run; empty if there is no estimate."""
-        return [self.estimate.seconds(rounds) for rounds in self.left] if self.estimate else []
+        """Remaining seconds of each unfinished run; empty without an estimate."""
+        return [self.estimate.start + self.estimate.round * rounds for rounds in self.left] if self.estimate else []
 
     def row(self) -> list[str]:
-        """Its row under :data:`HEAD`."""
+        """The row under :data:`HEAD`."""
         head = [self.runs[0].name, str(len(self.runs)), str(sum(self.left))]
         if self.estimate is None:
             return [*head, *["?"] * 4, "nothing yet"]
@@ -91,32 +78,26 @@ class RunKind:
 
 
 def kinds(planned: Sequence[Planned]) -> list[RunKind]:
-    """All kinds of these runs, from the current contents of their folders."""
+    """Group runs by kind; the estimates are from the current contents of their folders."""
     groups: dict[str, list[Planned]] = {}
     for run in planned:
         groups.setdefault(_kind(run.recipe), []).append(run)
     result = []
     for runs in groups.values():
-        left = [run.recipe.train.comm_round - rounds_done(run) for run in runs if not run.folder.summary.exists()]
-        estimate = _estimate(max(runs, key=rounds_done)) or next(filter(None, map(_estimate, runs)), None)
+        left = [run.recipe.train.comm_round - _rounds(run) for run in runs if not run.folder.summary.exists()]
+        estimate = _estimate(max(runs, key=_rounds)) or next(filter(None, map(_estimate, runs)), None)
         result.append(RunKind(tuple(runs), tuple(left), estimate))
     return result
 
 
-def rounds_done(run: Planned) -> int:
-    """The number of rounds that a run has recorded."""
+def _rounds(run: Planned) -> int:
     return len(read_lines(run.folder.timings))
 
 
 def unknown(planned: Sequence[Planned]) -> list[Planned]:
-    """One unfinished run of each kind without an estimate."""
+    """Return one unfinished run of each kind without an estimate."""
     unmeasured = [kind for kind in kinds(planned) if kind.estimate is None and kind.left]
     return [next(run for run in kind.runs if not run.folder.summary.exists()) for kind in unmeasured]
-
-
-def probe(until: float) -> Pause:
-    """When a probe run stops; ``until`` as in :attr:`.Pause.at`."""
-    return Pause(PROBE_ROUNDS, until, PROBE_S)
 
 
 def seconds(kinds: Sequence[RunKind], jobs: int) -> float:
@@ -126,14 +107,7 @@ def seconds(kinds: Sequence[RunKind], jobs: int) -> float:
 
 
 def totals(kinds: Sequence[RunKind], *, out: Path, jobs: int, free: float) -> Iterator[str]:
-    """Lines on the total cost of the unfinished runs.
-
-    Args:
-        kinds: of all runs.
-        out: the folder of all runs.
-        jobs: runs at a time.
-        free: bytes of memory available to all of them.
-    """
+    """Yield lines on the total cost of the unfinished runs in ``out``, with ``free`` bytes of memory for all."""
     unfinished, total = sum(len(kind.left) for kind in kinds), sum(len(kind.runs) for kind in kinds)
     if not unfinished:
         yield "nothing is left to run"
@@ -167,7 +141,7 @@ def _kind(recipe: Recipe) -> str:
 
 
 def _rough(value: Any) -> Any:
-    """A setting with each decimal replaced by whether it is non-zero, since a part of weight 0 may not be computed."""
+    """Replace each decimal by whether it is non-zero: parts of weight 0 may not be computed."""
     if isinstance(value, dict):
         return {key: _rough(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -176,7 +150,7 @@ def _rough(value: Any) -> Any:
 
 
 def _estimate(run: Planned) -> Estimate | None:
-    """Estimate from the recorded rounds of a run, or from its batches (see :mod:`.runs.pace`); None without either."""
+    """Estimate from the recorded rounds of a run, or else from its batches (see :mod:`.runs.pace`)."""
     folder, lines, facts = run.folder, read_lines(run.folder.timings), dict[str, Any]()
     with suppress(LabelSkewError):
         facts = status.read(folder.path)
@@ -197,7 +171,7 @@ def _estimate(run: Planned) -> Estimate | None:
 
 
 def _elapsed(facts: dict[str, Any]) -> float:
-    """Seconds from the start of a run to its end or pause; 0 if it is in progress or its status is damaged."""
+    """Seconds from the start of a run to its end or pause; 0 if unknown."""
     with suppress(AttributeError, KeyError, TypeError, ValueError):
         began, ended = (datetime.fromisoformat(facts[key].replace("Z", "+00:00")) for key in ("began", "time"))
         return (ended - began).total_seconds() if facts["state"] in (status.FINISHED, status.PAUSED) else 0.0

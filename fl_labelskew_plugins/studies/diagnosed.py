@@ -1,4 +1,4 @@
-"""Draw the recorded diagnostics of several runs in one picture."""
+"""Draw recorded diagnostics of several runs in one picture."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 from fl_labelskew_registry import LabelSkewError, mistake
 from numpy.typing import NDArray
+from pandas import DataFrame
 
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.machine.files import read_lines, read_text
@@ -19,39 +20,28 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import unknown
 from fl_labelskew_plugins.recipe.sections import DiagnosticName
 from fl_labelskew_plugins.studies import report
+from fl_labelskew_plugins.studies.finished import FinishedRun
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from fl_labelskew_plugins.diagnostics.points import Points
-    from fl_labelskew_plugins.studies.finished import FinishedRun
 
 HEATMAP = "label_heatmap"
-"""The diagnostic that needs no recording: every run saves its partition."""
-LABELLED = 20
-"""Classes up to which a heat map shows their names."""
+"""The diagnostic from the partition, which every run saves."""
+MAX_NAMES = 20
 
 
-def check(name: str) -> None:
-    """Raise LabelSkewError unless ``name`` is a diagnostic."""
-    if name not in get_args(DiagnosticName):
+def check(name: str | None) -> None:
+    """Raise LabelSkewError if ``name`` is not a diagnostic."""
+    if name not in (None, *get_args(DiagnosticName)):
         raise LabelSkewError(f"--diagnostic: {unknown(name, get_args(DiagnosticName))}")
 
 
 def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None) -> None:
-    """Draw a diagnostic of a report's rows.
+    """Draw a diagnostic of the rows from :func:`.report.rows`; ``width``: of a paper's column, in inches.
 
-    Numbers over the rounds are drawn as a curve per row: the mean over clients, then mean and standard deviation over
-    seeds. Points of features are panels of the first run of each row, and partitions of the first run of each setting.
-
-    Args:
-        frame: from :func:`.report.rows`.
-        name: of the diagnostic.
-        path: a .png, .pdf or .svg file.
-        width: of a paper's column, in inches.
-
-    Raises:
-        LabelSkewError: a run has not recorded it.
+    Curves show the mean over clients, then mean and standard deviation over seeds. Points are from the first run of
+    each row, and partitions from the first run of each setting. Raise LabelSkewError if a run has not recorded the
+    diagnostic.
     """
     from fl_labelskew_plugins.diagnostics.points import Points
     from fl_labelskew_plugins.diagnostics.watch import KINDS
@@ -77,18 +67,17 @@ def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None)
                         curve = measures.setdefault(title, {}).setdefault(setting, {}).setdefault(label, {})
                         for at, values in rounds.items():
                             curve.setdefault(int(at), []).append(statistics.fmean(map(float, values)))
-        measures = {title: settings for title, settings in measures.items() if any(_labels(settings))}
+        measures = {
+            title: settings
+            for title, settings in measures.items()
+            if any(curve for curves in settings.values() for curve in curves.values())
+        }
         if not measures:
             raise mistake(f"--diagnostic {name}", "its files contain no numbers", "other runs")
         plots.charts(measures, path, methods=report.methods(frame), width=width, log=kind.log)
 
 
-def _labels(settings: dict[str, dict[str, report.Curve]]) -> list[report.Curve]:
-    return [curve for labels in settings.values() for curve in labels.values()]
-
-
 def _check_recorded(frame: DataFrame, name: str, suffix: str) -> None:
-    """Raise LabelSkewError if a run lacks the diagnostic's file; name the runs that have it, and how to record it."""
     runs = [run.name for runs in frame["runs"] for run in runs]
     having = [run for run in runs if (Path(run) / f"diagnostics/{name}{suffix}").is_file()]
     if lacking := [clean(run) for run in runs if run not in having]:
@@ -107,7 +96,7 @@ def _reading(file: Path) -> Iterator[None]:
 
 
 def _partition(run: FinishedRun) -> NDArray[np.int64]:
-    """Training samples ``(K, C)`` of a run's clients."""
+    """Read the training samples ``(K, C)`` of a run's clients."""
     with _reading(file := Path(run.name) / "partition.json"):
         counts = np.array(json.loads(read_text(file))["counts"], np.int64)
         if counts.ndim != 2 or not counts.size or (counts < 0).any():
@@ -126,8 +115,7 @@ def _points(frame: DataFrame, name: str, kind: type[Points], path: Path, width: 
     from fl_labelskew_plugins.diagnostics.points import ClientPoints, draw_points
 
     frame = frame.drop_duplicates(["label", "setting"])
-    several = frame["setting"].nunique() > 1
-    titles = frame["label"] + (", " + frame["setting"] if several else "")
+    titles = frame["label"] + (", " + frame["setting"] if frame["setting"].nunique() > 1 else "")
     columns = {}
     for title, runs in zip(titles, frame["runs"], strict=True):
         counts = _partition(runs[0])
@@ -148,7 +136,7 @@ def _partitions(frame: DataFrame, path: Path, width: float | None) -> None:
         for (_, setting), axes in made.axes.items():
             image = plots.heat(axes, tables[setting], most)
             classes = tables[setting].shape[1]
-            if classes <= LABELLED:
+            if classes <= MAX_NAMES:
                 axes.set_yticks(range(classes), _class_names(runs[setting], classes))
         made.picture.colorbar(image, ax=list(made.axes.values()), label="training samples")
         plots.save(made.picture, path, made.dpi)

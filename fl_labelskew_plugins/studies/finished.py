@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -9,7 +10,6 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,17 +25,18 @@ from fl_labelskew_plugins.runs.reader import RunReader
 Resolved = Mapping[str, Mapping[str, Any]]
 
 SEED = "common_args.random_seed"
-# The place and speed of a run's computation do not make it another experiment; its precision does.
 MACHINE_SECTIONS = ("tracking_args", "device_args", "comm_args")
+"""Sections that do not distinguish experiments, except for :data:`PRECISION`."""
 PRECISION = "device_args.precision"
 PLACES = ("data_args.data_cache_dir", "data_args.download")
-"""Keys of the data's location on this machine."""
+SETTING_KEYS = ("data_args.", "partition_args.")
+"""Prefixes of the keys that define a setting."""
 SWEEP = "sweep.json"
-"""File next to a sweep's runs: names of each run's setting, and of what else distinguishes it (label)."""
+"""File next to a sweep's runs with the names of each run's setting and label."""
 
 
 class Client(NamedTuple):
-    """A client of a run: its samples, and the final model's accuracy on its test split; None if unknown."""
+    """A client: its samples, and the final model's accuracy on its test split; None if unknown."""
 
     name: str
     training_samples: float | None
@@ -48,14 +49,10 @@ class FinishedRun:
     """The results of the run in the folder ``name``.
 
     Args:
-        recipe: its resolved recipe, section to keys.
-        metrics: a mapping per round; rounds with a test have ``accuracy``.
-        timings: a mapping per round, with ``seconds`` and ``peak_mb``.
-        data: fingerprint of its data (``environment.json``); None if unknown.
+        data: fingerprint of its data; None if unknown.
         personal: whether its method keeps a model for each client.
-        names: ``setting`` and ``label``, if a sweep has named them.
-        clients: those on which the global model was tested individually; empty for an unfinished run.
-        expected: numbers of papers to compare it with.
+        names: ``setting`` and ``label`` from a sweep.
+        clients: empty if the run is unfinished or did not test clients individually.
     """
 
     name: str
@@ -71,17 +68,12 @@ class FinishedRun:
 
     @property
     def seed(self) -> str:
-        """The seed in its recipe, as text."""
+        """The seed, as text."""
         return str(self.recipe.get("common_args", {}).get("random_seed"))
 
     @property
-    def place(self) -> str:
-        """The data folder in its recipe; empty if it has none."""
-        return str(self.recipe.get("data_args", {}).get("data_cache_dir") or "")
-
-    @property
     def planned(self) -> int:
-        """The number of rounds in its recipe."""
+        """The number of rounds in the recipe."""
         return int(number(self.recipe.get("train_args", {}), "comm_round") or 0)
 
     @property
@@ -89,27 +81,27 @@ class FinishedRun:
         """Whether it has all planned rounds."""
         return len(self.metrics) >= self.planned
 
-    @cached_property
+    @functools.cached_property
     def measure(self) -> Measure:
-        """Its main measure."""
+        """The main measure."""
         return main_measure(self.metrics)
 
     @property
     def tests(self) -> list[Mapping[str, Any]]:
-        """The rounds that have its main measure."""
+        """The rounds that have the main measure."""
         return main_tests(self.metrics)
 
     def accuracy(self, count: int) -> float | None:
-        """Mean of its main measure over the last ``count`` tests."""
+        """Mean of the main measure over the last ``count`` tests."""
         return self.last(self.measure.key, count)
 
     def last(self, key: str, count: int) -> float | None:
-        """Mean of ``key`` over the last ``count`` tests; None if they lack it."""
+        """Mean of ``key`` over the last ``count`` tests, if any has it."""
         return mean(number(line, key) for line in self.tests[-count:])
 
     @property
     def best(self) -> float:
-        """Highest value of its main measure."""
+        """Highest value of the main measure."""
         return max(float(line[self.measure.key]) for line in self.tests)
 
     def recall(self, count: int) -> list[float | None]:
@@ -120,7 +112,7 @@ class FinishedRun:
 
 
 def number(line: Mapping[str, Any], key: str) -> float | None:
-    """The finite number in ``line[key]``; None if there is none."""
+    """The finite number in ``line[key]``, if any."""
     return _real(line.get(key))
 
 
@@ -132,16 +124,13 @@ def _real(value: object) -> float | None:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Mean of the known values; None if all are None."""
+    """Mean of the known values, if any."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
 
 def folders(paths: Iterable[Path]) -> list[Path]:
-    """The distinct run folders: each path itself, or all run folders below it if it is not one.
-
-    A sweep's folders are in its order, others are sorted by name.
-    """
+    """Find the distinct run folders in or below these paths, in a sweep's order or sorted by name."""
     known: dict[Path, Path] = {}
     for path in paths:
         order = {name: place for place, name in enumerate(sweep_names(path))}
@@ -161,11 +150,7 @@ def _below(path: Path) -> Iterator[Path]:
 
 
 def read(folder: Path) -> FinishedRun:
-    """Read the run in a folder.
-
-    Raises:
-        LabelSkewError: it contains no run, or one without a test.
-    """
+    """Read the run in a folder; raise LabelSkewError if it contains no run, or one without a test."""
     if not folder.is_dir():
         raise LabelSkewError(f"{folder}: no such folder")
     if missing := [name for name in ("recipe.yaml", "metrics.jsonl") if not (folder / name).exists()]:
@@ -190,15 +175,15 @@ def read(folder: Path) -> FinishedRun:
         if number(line, run.measure.key) is None or not isinstance(line.get("round"), int):
             raise LabelSkewError(f"{folder}: damaged: metrics.jsonl has a test without round and accuracy")
     if not run.tests:
-        raise LabelSkewError(
-            f"{folder}: no results yet: metrics.jsonl has no test; without a global test set a run needs "
-            "validation_args.per_client: true, and silos comm_args.send_measures: true"
+        use = (
+            "without a global test set a run needs validation_args.per_client: true, and silos comm_args.send_measures"
         )
+        raise LabelSkewError(f"{folder}: no results yet: metrics.jsonl has no test; {use}: true")
     return run
 
 
 def sweep_names(folder: Path) -> dict[str, dict[str, str]]:
-    """A sweep's names for its runs: folder name to ``setting`` and ``label``; empty if missing or damaged."""
+    """Read a sweep's names: folder name to ``setting`` and ``label``; empty if missing or damaged."""
     try:
         content = json.loads(read_text(folder / SWEEP))
         return {
@@ -211,27 +196,25 @@ def sweep_names(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _is_name(run: str) -> bool:
-    """Whether this is a folder's name, not a path out of the sweep's folder."""
+    """Whether this is a folder's name, not a path outside the sweep's folder."""
     return run not in ("", "..") and Path(run).name == run and len(run) < 256 and run.isprintable()
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[FinishedRun], list[str]]:
-    """The readable runs, and an error message per unreadable folder."""
-    runs, missing = [], []
-    sweeps: dict[Path, dict[str, dict[str, str]]] = {}
+    """Read runs; return them, and an error message per unreadable folder."""
+    runs, wrong = [], []
+    names_in = functools.cache(sweep_names)
     for folder in folders(paths):
-        whole = folder.resolve()
-        if whole.parent not in sweeps:
-            sweeps[whole.parent] = sweep_names(whole.parent)
+        path = folder.resolve()
         try:
-            runs.append(replace(read(folder), names=sweeps[whole.parent].get(whole.name, {})))
+            runs.append(replace(read(folder), names=names_in(path.parent).get(path.name, {})))
         except LabelSkewError as error:
-            missing.append(str(error))
-    return runs, missing
+            wrong.append(str(error))
+    return runs, wrong
 
 
 def flat(recipe: Resolved) -> dict[str, Any]:
-    """``section.key`` to value of the settings that define an experiment: not the seed or this machine's settings."""
+    """Map ``section.key`` to value, without the seed and this machine's settings."""
     settings = {f"{section}.{key}": value for section, keys in recipe.items() for key, value in keys.items()}
     return {f"comm_args.{key}": value for key, value in of_sums(recipe).items()} | {
         name: value
@@ -246,7 +229,7 @@ def same(a: FinishedRun, b: FinishedRun) -> bool:
 
 
 def grouped(runs: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
-    """Group runs that are the :func:`same` except for their seed, one run per seed; in the order of their first run."""
+    """Group runs that differ only in their seed, one run per seed, complete if possible."""
     groups: dict[str, dict[str, FinishedRun]] = {}
     for run in runs:
         group = groups.setdefault(json.dumps([run.measure.key, run.data, flat(run.recipe)], sort_keys=True), {})

@@ -1,7 +1,6 @@
 """A report as a self-contained HTML page with tables and a picture of the accuracies.
 
-The markup in ``page.html.j2`` escapes all values from runs; the page's policy (a ``meta`` element) allows no script and
-no request.
+``page.html.j2`` escapes all values from runs; its policy (a ``meta`` element) allows no script and no request.
 """
 
 from __future__ import annotations
@@ -11,26 +10,23 @@ import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import StrictUndefined, Template
+from pandas import DataFrame
 
 from fl_labelskew_plugins import __version__
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.studies import printed, report
 from fl_labelskew_plugins.studies.finished import mean
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 MAX_CLIENTS = 50
-"""Clients listed in a table."""
 PageTable = dict[str, Any]
 """``head``; ``rows`` of cells, each a text and its mark (:func:`.printed.marks`); ``words``: number of text columns."""
 
 
 def page(frame: DataFrame, *, last: int, baseline: str) -> str:
-    """The page's text, from :func:`fl_labelskew_plugins.studies.report.rows` with this ``last`` and ``baseline``."""
+    """Format the page of the rows from :func:`.report.rows` with this ``last`` and ``baseline``."""
     markup = Path(__file__).with_suffix(".html.j2").read_text(encoding="utf-8")
     template = Template(markup, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     with tempfile.TemporaryDirectory() as folder:
@@ -66,19 +62,16 @@ def _classes(frame: DataFrame) -> dict[str, PageTable]:
         if classes := max(map(len, rows["recall"])):
             names = [run.class_names for runs in rows["runs"] for run in runs if len(run.class_names) == classes]
             head = names[0] if names else [str(number) for number in range(classes)]
-            cells = [["-" if math.isnan(value) else f"{value:.0f}" for value in recall] for recall in rows["recall"]]
-            lines = zip(rows["label"], cells, strict=True)
-            tables[setting] = _plain(
-                ["", *head], [[label, *line, *["-"] * (classes - len(line))] for label, line in lines]
-            )
+            lines = []
+            for label, recall in zip(rows["label"], rows["recall"], strict=True):
+                cells = ["-" if math.isnan(value) else f"{value:.0f}" for value in recall]
+                lines.append([label, *cells, *["-"] * (classes - len(cells))])
+            tables[setting] = _plain(["", *head], lines)
     return tables
 
 
 def _clients(frame: DataFrame) -> dict[str, PageTable]:
-    """For each row of the report its clients, tested one by one, the worst clients first.
-
-    The samples of a client are a range over the runs, such as ``40-52``; its accuracies have a column per run.
-    """
+    """Individually tested clients per row, the worst ones first; samples are ranges over runs, such as ``40-52``."""
     tables = {}
     for setting, label, runs in zip(frame["setting"], frame["label"], frame["runs"], strict=True):
         tested = [run for run in runs if run.clients]
@@ -93,8 +86,9 @@ def _clients(frame: DataFrame) -> dict[str, PageTable]:
         if rows:
             head = ["client", "training samples", "test samples", *(f"seed {run.seed}" for run in tested)]
             lines = [cells for _, cells in sorted(rows, key=lambda row: row[0])]
-            omitted = counted(len(lines) - MAX_CLIENTS, "more client")
-            lines = lines[:MAX_CLIENTS] + [[omitted, *["-"] * (len(head) - 1)]] * (len(lines) > MAX_CLIENTS)
+            if len(lines) > MAX_CLIENTS:
+                omitted = counted(len(lines) - MAX_CLIENTS, "more client")
+                lines[MAX_CLIENTS:] = [[omitted, *["-"] * (len(head) - 1)]]
             tables[f"{label}, {setting}"] = _plain(head, lines)
     return tables
 
@@ -104,8 +98,7 @@ def _settings(frame: DataFrame) -> PageTable:
     several = [key for key in keys if len({row.get(key, "null") for row in frame["keys"]}) > 1]
 
     def values(row: dict[str, str], chosen: Sequence[str]) -> str:
-        texts = [f"{key}: {row[key]}".replace('"', "") for key in chosen if row.get(key, "null") != "null"]
-        return ", ".join(texts)
+        return ", ".join(f"{key}: {row[key]}".replace('"', "") for key in chosen if row.get(key, "null") != "null")
 
     lines = [["all", "", values(frame["keys"][0], [key for key in keys if key not in several]), ""]]
     for label, setting, row, runs in zip(frame["label"], frame["setting"], frame["keys"], frame["runs"], strict=True):

@@ -1,19 +1,18 @@
-"""Format the rows of a report: columns for readers and for machines, and marks for the best values."""
+"""Format the rows of a report for readers and for machines, and mark the best values."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
+from pandas import DataFrame
 
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 from fl_labelskew_plugins.studies.report import DIFFERENCE, NAMES, PLAIN_OPTIMIZER
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 WORDS = (*NAMES, "differs in", "label", "setting", "test")
-"""Columns of text."""
 FORMS = {
     **dict.fromkeys((*WORDS, "seeds", "unfinished", "rounds"), ""),
     **{f"{name}{part}": ".2f" for name in ("accuracy", "best") for part in ("", "_std")},
@@ -23,23 +22,19 @@ FORMS = {
     **{"rank": ".0f", "rounds to baseline": ".0f", "speedup": ".2f", "MB up": ".3f", "MB down": ".3f"},
     **{"s/round": ".2f", "peak MB": ".0f", "peak GPU MB": ".0f"},
 }
-"""Columns of a table, in order, and the formats of their numbers."""
+"""Columns in order, and the formats of their numbers."""
 PARTS = {
     **{"unfinished": "seeds", "difference_low": "difference", "difference_high": "difference"},
     **{"speedup": "rounds to baseline", **{name: name.removesuffix("_std") for name in FORMS if "_std" in name}},
 }
 """Columns only for machines, and the column that contains them for readers."""
 MEASURES = [name for name in FORMS if name not in WORDS and name not in PARTS]
-"""Columns of numbers that a reader may select."""
 BETTER = {"accuracy": 1, "personalised": 1, "best": 1, "worst client": 1, "rounds to baseline": -1}
-"""Columns with marks: 1 if higher is better, -1 if lower is."""
+"""Columns with marks: 1 if higher is better, -1 if lower is better."""
 
 
 def numbers(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
-    """The columns of :data:`FORMS` without uninformative ones; or only the given :data:`MEASURES`.
-
-    Columns of text, and the :data:`PARTS` of the given columns, are included.
-    """
+    """Select the informative columns, or the given :data:`MEASURES` with text columns and their :data:`PARTS`."""
     if columns:
         parts = [[column, *(part for part in PARTS if PARTS[part] == column)] for column in columns]
         words = [name for name in WORDS if name != "test" or not _all_global(frame)]
@@ -58,24 +53,16 @@ def numbers(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
 
 
 def _all_global(frame: DataFrame) -> bool:
-    """Whether all rows are measured on a global test set, the default."""
     return bool((frame["test"] == NAMED[GLOBAL].name).all())
 
 
 def texts(frame: DataFrame, columns: Sequence[str] = (), *, split: bool = False) -> DataFrame:
-    """The printed table: accuracies in per cent over the last tests, mean and std over seeds.
+    """Format a table from :func:`.report.rows`, with accuracies in per cent, mean and std over seeds.
 
-    ``!`` marks the best round of a row if the last tests of a run are much worse, see :data:`.report.FALL`.
-
-    A row is identified by its ``label`` (as method) and ``place`` (as partition), which contain all that differs.
-
-    Args:
-        frame: from :func:`.report.rows`.
-        columns: some of :data:`MEASURES`; default: all informative ones.
-        split: for machines: separate columns for mean and std, and for each part of a name.
+    ``!`` marks the best round if the last tests of a run are much worse, see :data:`.report.FALL`. ``columns``: some of
+    :data:`MEASURES`; default: all informative ones. ``split``: separate columns for mean and std, and for each part of
+    a name.
     """
-    import pandas as pd
-
     cells = numbers(frame, columns)
     text = pd.DataFrame({name: _formatted(column, FORMS[name]) for name, column in cells.items()}, dtype=object)
     if split:
@@ -111,14 +98,11 @@ def _formatted(column: Any, form: str) -> Any:
 def marks(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
     """Mark each cell of the printed table: 1 for the best of its setting, 2 for the second best, 0 for others.
 
-    Values are compared as printed, so that equal cells have equal marks; a setting with a single value has no mark.
+    Values are compared as printed. A setting with a single value has no mark.
     """
-    import pandas as pd
-
-    shown = texts(frame, columns)
-    split = texts(frame, columns, split=True)
-    marked = pd.DataFrame(0, shown.index, shown.columns)
-    for name in shown.columns.intersection(list(BETTER)):
+    printed, split = texts(frame, columns), texts(frame, columns, split=True)
+    marked = pd.DataFrame(0, printed.index, printed.columns)
+    for name in printed.columns.intersection(list(BETTER)):
         values = BETTER[name] * pd.to_numeric(split[name]).where(frame["whole"])
         of_setting = values.groupby(frame["setting"])
         place = of_setting.rank(method="dense", ascending=False)
@@ -127,14 +111,9 @@ def marks(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
 
 
 def pivoted(frame: DataFrame, table: DataFrame, empty: Any) -> DataFrame:
-    """A table with a row per label and a column per setting, as in papers.
+    """Rearrange :func:`texts` or :func:`marks` to a row per label and a column per setting and measure.
 
-    It contains only complete rows, since a cell cannot show that one is incomplete.
-
-    Args:
-        frame: from :func:`.report.rows`.
-        table: its :func:`texts`, :func:`marks` or :func:`numbers`; with several measures, each setting has all of them.
-        empty: the cell of a setting without a run.
+    Incomplete rows are omitted. ``empty``: the cell of a setting without a run.
     """
     frame, table = frame[frame["whole"]], table[frame["whole"]]
     measures = [name for name in table if name not in WORDS]

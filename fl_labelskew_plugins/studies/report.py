@@ -1,13 +1,6 @@
 """Tables over run folders: runs on the same data that differ only in their seed share a row.
 
-Runs with fewer rounds than their recipe (diverged, stopped or in progress) are excluded from rows with complete runs. A
-row without complete runs shows its results, but is not compared.
-
-Rows on the same data and partition are compared: by mean accuracy, rounds until the baseline's best accuracy (FedMR's
-table 4, FedShift's table 2), and difference from the baseline's accuracy, seed by seed.
-
-Rows and settings have their names from sweeps; otherwise they are named by the keys in which they differ. pandas is
-imported only if there are rows.
+Incomplete runs are excluded from rows with complete runs. Other rows show them, but are not compared.
 """
 
 from __future__ import annotations
@@ -20,24 +13,20 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, mistake
+from pandas import DataFrame
 
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import unknown
 from fl_labelskew_plugins.runs.measure import GLOBAL, MEASURES, NAMED
-from fl_labelskew_plugins.studies.finished import PLACES, FinishedRun, flat, grouped, number, read_all, same
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-__all__ = ["FinishedRun", "curves", "flat", "grouped", "notes", "number", "read_all", "rows", "same"]
+from fl_labelskew_plugins.studies.finished import PLACES, SETTING_KEYS, FinishedRun, flat, number, same
 
 Curve = dict[int, list[float]]
-"""Round, counted from 1, to the accuracy of each seed."""
-
+"""Round, from 1, to the accuracy of each seed."""
 PLAIN_OPTIMIZER = "FedAvg"
 FEDAVG = "fedavg"
 NAMES = {
@@ -47,58 +36,30 @@ NAMES = {
     "partition": ("partition_args.partition_method", "?"),
 }
 """Column to its key in a recipe, and its default."""
-SCENE = ("data_args.", "partition_args.")
-"""Prefixes of the keys that define a setting."""
 FALL = 3.0
 """Per cent points by which a run's best round exceeds its last tests if its accuracy falls or oscillates."""
 DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs"]
-"""Columns that compare a row with the baseline."""
 CHOSEN = (("label", "method", "optimizer"), ("setting", "place", "partition"), ("data",))
-"""Columns in which :func:`only` looks for a name, one tuple per kind; the first column with that name is used."""
+"""Columns in which :func:`only` searches a name, one tuple per kind."""
+PRINTED = {"accuracy": "accuracy", "best_accuracy": "best", "personalised_accuracy": "personalised"}
 
 
 def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fedavg") -> DataFrame:
-    """A row per group: the columns of :data:`.printed.FORMS`, NaN for missing values, and their sources.
+    """Make a row per group: the columns of :data:`.printed.FORMS`, described in docs/sweeps.md, NaN for missing values.
 
-    - method, optimizer, data, partition: names; combined methods are joined by ``+``; a partition's name includes its
-      required parameters, such as ``dirichlet 0.1``.
-    - differs in: the other keys in which rows of the same four names differ; a method's own key in all rows of that
-      method and optimiser if in any, so that a name means the same everywhere.
-    - seeds, unfinished: numbers of complete and of incomplete runs.
-    - rounds: such as ``20``, or ``3-20`` if runs differ.
-    - test: the samples for accuracy, best and curve, named as in :data:`.measure.MEASURES`. Only rows of the same
-      measure share a setting; the name of any but the first is part of the setting's name.
-    - accuracy, best: per cent, over the last tests and the best test; mean over seeds, with ``_std`` sample std.
+    Further columns:
+
     - falls: whether a run's best is more than :data:`FALL` above its accuracy.
-    - personalised, local model: likewise, of clients' models on their own test splits: personal models that the method
-      keeps, or else models just trained.
-    - own tests, worst client, spread: likewise, of the global model on the clients' own test splits, if known: mean
-      over clients, worst client of a round, and std over clients.
-    - difference, difference_low, difference_high, pairs: accuracy minus the baseline's in this setting, mean over
-      common seeds, with its 95 % interval (:func:`interval`), and the number of these seeds.
-    - rank: by mean accuracy among the complete rows of this setting, from 1.
-    - rounds to baseline, speedup, not within: the first round, from 1, in which the mean over seeds reaches the
-      baseline's best, and the baseline's round divided by it; or the last round, if it is never reached.
-    - MB up, MB down: MB (10^6 bytes) that all clients of a round send and receive; means over rounds.
-    - s/round, peak MB, peak GPU MB: mean over rounds and seeds; maximum of the server's process over all runs.
-    - setting, place: what compared rows share: data and partition with their parameters, or the sweep's name for it;
-      ``place`` omits the data's name.
-    - label: what distinguishes a row in its setting: method, optimiser if not FedAvg, other keys; or the sweep's name.
-    - runs, whole, personal: one run per seed, only complete ones if there are any; whether they are complete; whether
-      the method keeps clients' models.
+    - not within: the last round, if the mean over seeds never reaches the baseline's best.
+    - setting, place: data and partition of compared rows, or the sweep's name; ``place`` omits the data's name. Rows of
+      different measures do not share a setting.
+    - label: method, optimiser if not FedAvg, and differing keys; or the sweep's name.
+    - runs, whole: one run per seed, only complete ones if any is complete; whether they are complete.
     - keys, curve, recall: ``section.key`` to value as JSON; accuracies, 0 to 1; of each class, in per cent.
 
-    Args:
-        groups: from :func:`grouped`; at least one.
-        last: number of last tests to average.
-        baseline: a method under federated_optimizer FedAvg, or a label. If several rows match, each row is compared
-            with the one whose other settings are nearest.
-
-    Raises:
-        LabelSkewError: no row matches ``baseline``; only FedAvg may be missing.
+    ``baseline``: a method under federated_optimizer FedAvg, or a label; each row is compared with the most similar
+    matching one. Raise LabelSkewError if no row matches; only FedAvg may be missing.
     """
-    import pandas as pd
-
     firsts = [group[0] for group in groups]
     measures = [run.measure for run in firsts]
     recipes = [flat(run.recipe) | place for run, place in zip(firsts, _data(firsts), strict=True)]
@@ -135,8 +96,6 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
 
 
 def _measure(frame: DataFrame, last: int) -> None:
-    import pandas as pd
-
     runs = frame["runs"].explode()  # indexed by row, like everything derived from it
 
     def of_lines(name: str, **columns: str) -> Any:
@@ -163,26 +122,26 @@ def _measure(frame: DataFrame, last: int) -> None:
 
 
 def _data(runs: Sequence[FinishedRun]) -> list[dict[str, str]]:
-    """For each run a key that identifies its data, if runs with equal data and partition settings used different data.
+    """For each run, identify its data if runs with equal settings used different data.
 
-    The key is the data's folder, or if a folder had different data at different times, the start of the fingerprint.
+    The key is the data's folder. If a folder had different data, it is the start of the fingerprint.
     """
-    settings = []
-    places: dict[str, dict[str | None, str]] = {}  # by setting and fingerprint of the data: their first folder
+    folders_of_run = []
+    by_setting: dict[str, dict[str | None, str]] = {}  # for each setting and fingerprint, the first folder
     for run in runs:
-        values = {key: value for key, value in flat(run.recipe).items() if key.startswith(SCENE)}
-        settings.append(json.dumps(values, sort_keys=True))
-        places.setdefault(settings[-1], {}).setdefault(run.data, run.place)
-    known = []
-    for run, setting_places in zip(runs, map(places.__getitem__, settings), strict=True):
-        by_place = len(set(setting_places.values())) == len(setting_places)
-        name = (
-            {PLACES[0]: setting_places[run.data] or "default"}
-            if by_place
-            else {"data_args.fingerprint": (run.data or "unknown")[:8]}
-        )
-        known.append(name if len(setting_places) > 1 else {})
-    return known
+        values = {key: value for key, value in flat(run.recipe).items() if key.startswith(SETTING_KEYS)}
+        folders = by_setting.setdefault(json.dumps(values, sort_keys=True), {})
+        folders.setdefault(run.data, str(run.recipe.get("data_args", {}).get("data_cache_dir") or ""))
+        folders_of_run.append(folders)
+    keys: list[dict[str, str]] = []
+    for run, folders in zip(runs, folders_of_run, strict=True):
+        if len(folders) < 2:
+            keys.append({})
+        elif len(set(folders.values())) == len(folders):
+            keys.append({PLACES[0]: folders[run.data] or "default"})
+        else:
+            keys.append({"data_args.fingerprint": (run.data or "unknown")[:8]})
+    return keys
 
 
 def _name(value: Any) -> str:
@@ -190,7 +149,6 @@ def _name(value: Any) -> str:
 
 
 def _partition(recipe: Mapping[str, Any]) -> str:
-    """A partition's name with its required parameters, such as ``dirichlet 0.1``."""
     if recipe.get("client_specific_args.data_silo_config"):
         return "silos' data"
     name = str(recipe.get(*NAMES["partition"]))
@@ -200,7 +158,6 @@ def _partition(recipe: Mapping[str, Any]) -> str:
 
 @functools.cache
 def _required(partition: str) -> tuple[str, ...]:
-    """The parameters of a partition without a default; none if it is not installed."""
     try:
         fields = catalog.load("partitioners", partition).Params.model_fields
     except LabelSkewError:
@@ -209,7 +166,7 @@ def _required(partition: str) -> tuple[str, ...]:
 
 
 def ends(counts: Sequence[int]) -> str:
-    """The lowest and the highest number, such as ``3-20``; one number if they are equal."""
+    """Format the lowest and the highest number, such as ``3-20``; one number if they are equal."""
     return "-".join(map(str, dict.fromkeys((min(counts), max(counts)))))
 
 
@@ -222,30 +179,23 @@ def _curve(runs: Iterable[FinishedRun]) -> Curve:
 
 
 def _name_what_differs(frame: DataFrame) -> None:
-    """Add ``differs in``, ``setting``, ``place`` and ``label``.
-
-    A key that differs under one data set and partition is named under all, so that a name means the same in all charts.
-    A setting is named by its data (if there are several), its partition, and the keys that differ between settings of
-    the same name.
-    """
-    import pandas as pd
-
+    """Add ``differs in``, ``setting``, ``place`` and ``label``; see :func:`rows`."""
     keys = pd.DataFrame(list(frame["keys"]), columns=all_keys(frame)).fillna("null")
 
     def apart(*names: str) -> DataFrame:
         """For each row and key, whether rows of the same ``names`` have several values."""
         return keys.groupby(frame.groupby(list(names)).ngroup()).transform("nunique") > 1
 
-    here, in_scene = apart(*NAMES), apart("data", "partition")
-    anywhere = here.groupby(frame.groupby(["method", "optimizer"]).ngroup()).transform("any")
+    in_row, in_setting = apart(*NAMES), apart("data", "partition")
+    in_method = in_row.groupby(frame.groupby(["method", "optimizer"]).ngroup()).transform("any")
     several = frame["data"].nunique() > 1
     names: dict[str, list[str]] = {"differs in": [], "setting": [], "place": [], "label": []}
     for n, row in enumerate(frame.to_dict("records")):
-        scene = [key for key in row["keys"] if key.startswith(SCENE)]
-        differs = [key for key in row["keys"] if (here if key in scene else anywhere).at[n, key]]
-        place = ", ".join([row["partition"], *(_setting(row, key) for key in scene if in_scene.at[n, key])])
+        setting_keys = [key for key in row["keys"] if key.startswith(SETTING_KEYS)]
+        differs = [key for key in row["keys"] if (in_row if key in setting_keys else in_method).at[n, key]]
+        place = ", ".join([row["partition"], *(_setting(row, key) for key in setting_keys if in_setting.at[n, key])])
         optimizer = [row["optimizer"]] if row["optimizer"] != PLAIN_OPTIMIZER else []
-        label = [row["method"], *optimizer, *(_setting(row, key) for key in differs if key not in scene)]
+        label = [row["method"], *optimizer, *(_setting(row, key) for key in differs if key not in setting_keys)]
         names["differs in"].append(", ".join(_setting(row, key) for key in differs))
         names["setting"].append(f"{row['data']}, {place}" if several else place)
         names["place"].append(place)
@@ -255,8 +205,7 @@ def _name_what_differs(frame: DataFrame) -> None:
 
 
 def _name_as_swept(frame: DataFrame) -> None:
-    """Use sweeps' names for settings and rows, if all rows have one and they distinguish the same rows."""
-    import pandas as pd
+    """Use sweeps' names for settings and rows, if all rows have names that distinguish the same rows."""
 
     def names_of(kind: str) -> Any:
         names = [{run.names.get(kind) for run in runs} for runs in frame["runs"]]
@@ -273,7 +222,7 @@ def _name_as_swept(frame: DataFrame) -> None:
 
 
 def all_keys(frame: DataFrame) -> list[str]:
-    """All ``section.key`` that any row sets."""
+    """Each ``section.key`` that any row sets."""
     return list(dict.fromkeys(key for keys in frame["keys"] for key in keys))
 
 
@@ -288,22 +237,22 @@ def _rank(frame: DataFrame) -> None:
 
 
 def _compare(frame: DataFrame, baseline: str, last: int) -> None:
-    """Add the rounds to the baseline's best, and the difference from its accuracy.
+    """Add rounds to the baseline's best (FedMR's table 4, FedShift's table 2), and the difference from its accuracy.
 
-    FedMR's table 4 and FedShift's table 2 print one integer per method, and do not say how seeds enter. Here, the
-    accuracy averaged over seeds has to reach the baseline's highest average.
+    The papers have no rule for seeds. Here, the mean accuracy over seeds must reach the baseline's highest mean.
     """
     frame[["rounds to baseline", "speedup", "not within", *DIFFERENCE]] = math.nan
     means = [
         {r: statistics.fmean(values) for r, values in sorted(curve.items()) if len(values) == len(runs)}
         for curve, runs in zip(frame["curve"], frame["runs"], strict=True)
     ]  # only rounds that all seeds have tested
+    keys = [{k: v for k, v in keys.items() if not k.startswith("method_args.")} for keys in frame["keys"]]
     by_label = frame["label"] == baseline
     by_method = (frame["method"] == baseline) & (frame["optimizer"] == PLAIN_OPTIMIZER)
     for row, setting in frame["setting"].items():
-        here = frame["whole"] & (frame["setting"] == setting)
-        bases = frame.index[here & (by_label if (here & by_label).any() else by_method)]
-        base = min(bases, key=lambda other: _apart(frame["keys"][row], frame["keys"][other]), default=None)
+        comparable = frame["whole"] & (frame["setting"] == setting)
+        bases = frame.index[comparable & (by_label if (comparable & by_label).any() else by_method)]
+        base = min(bases, key=lambda n: len({key for key, _ in keys[n].items() ^ keys[row].items()}), default=None)
         if base is None:
             continue
         if row != base and frame["whole"][row]:
@@ -330,7 +279,7 @@ def _difference(runs: Sequence[FinishedRun], others: Sequence[FinishedRun], last
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
-    r"""The 95 % interval around their mean, :math:`\bar d \pm t_{0.975, n-1} s / \sqrt n`; NaN if all are equal.
+    r"""The 95 % interval of the mean, :math:`\bar d \pm t_{0.975, n-1} s / \sqrt n`; NaN if all are equal.
 
     Student, "The probable error of a mean", Biometrika 6, 1908.
 
@@ -347,19 +296,10 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def _apart(a: Mapping[str, str], b: Mapping[str, str]) -> int:
-    """The number of keys, without the method's, in which two rows differ."""
-    keys = {key for key in (*a, *b) if not key.startswith("method_args.")}
-    return sum(a.get(key) != b.get(key) for key in keys)
-
-
 def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:
-    """The rows with these names, ranked among themselves; all rows if no name is given.
+    """Select rows by names of methods, settings and data, and rank them again.
 
-    Names select within their kind: methods, settings or data. A kind without a name is not restricted, as in a sweep.
-
-    Raises:
-        LabelSkewError: no row has one of the names, or no row matches all kinds.
+    A kind without a name is not restricted. Raise LabelSkewError if no row has one of the names, or all kinds.
     """
     selected = frame["whole"] | True
     unmatched = set(names)
@@ -382,17 +322,13 @@ def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:
 
 
 def names_in(frame: DataFrame, *columns: str) -> list[str]:
-    """The distinct names in some columns, quoted if they contain a comma."""
+    """List the distinct names in some columns, quoted if they contain a comma."""
     names = dict.fromkeys(name for column in columns for name in frame[column])
     return [f"'{name}'" if "," in name else name for name in names]
 
 
 def notes(frame: DataFrame, runs: Iterable[FinishedRun], last: int = 5) -> list[str]:
-    """Notes below a table of all rows, with ``last`` tests in each mean.
-
-    One for each run that is incomplete, not counted in its row, or much better in its best round; one for each number
-    of a paper; and one if rows have several measures.
-    """
+    """List notes on incomplete, uncounted and falling runs, numbers of papers, and different measures."""
     counted = [run for runs in frame["runs"] for run in runs]
     lines = [note for run in runs if (note := _note(run, counted))]
     for run in counted:
@@ -401,8 +337,7 @@ def notes(frame: DataFrame, runs: Iterable[FinishedRun], last: int = 5) -> list[
             lines.append(f"! {run.name}: best is {fall:.1f} points above accuracy, the mean of the last tests")
     for label, seeds in zip(frame["label"], frame["runs"], strict=True):
         for expected in seeds[0].expected:
-            column = PRINTED.get(expected.measure)
-            if column is not None:
+            if column := PRINTED.get(expected.measure):
                 paper = f"{expected.paper}, {expected.table}: {expected.value:g}"
                 lines.append(f"{label}: {clean(paper)}; compare it with the column {column}")
     if frame["test"].nunique() > 1:
@@ -410,23 +345,19 @@ def notes(frame: DataFrame, runs: Iterable[FinishedRun], last: int = 5) -> list[
     return lines
 
 
-PRINTED = {"accuracy": "accuracy", "best_accuracy": "best", "personalised_accuracy": "personalised"}
-"""Column of the table by measure of a paper's number."""
-
-
 def _note(run: FinishedRun, counted: Sequence[FinishedRun]) -> str:
-    shown = any(run is other for other in counted)
+    in_table = any(run is other for other in counted)
     if not run.whole:
-        effect = "shown without a rank" if shown else "excluded from its row"
+        effect = "shown without a rank" if in_table else "excluded from its row"
         return f"{run.name}: {len(run.metrics)} of {run.planned} rounds: {effect}"
-    if shown:
+    if in_table:
         return ""
     twin = next(other for other in counted if other.seed == run.seed and same(other, run))
     return f"{run.name}: same recipe, data and seed as {twin.name}: counted once"
 
 
 def curves(frame: DataFrame) -> dict[str, dict[str, Curve]]:
-    """Setting to row label to accuracies."""
+    """Map setting and row label to accuracies."""
     settings: dict[str, dict[str, Curve]] = {}
     for row in frame.to_dict("records"):
         names = settings.setdefault(row["setting"], {})
@@ -443,11 +374,11 @@ def plot(frame: DataFrame, path: Path, width: float | None = None) -> None:
 
 
 def tested_on(frame: DataFrame) -> str:
-    """The samples on which the rows' accuracy is measured, in words."""
+    """Describe the samples of the rows' accuracies."""
     return " or on ".join(one.samples for one in MEASURES if (frame["test"] == one.name).any())
 
 
 def methods(frame: DataFrame) -> dict[str, str]:
-    """Row label to the name that selects its colour: its method, or the optimiser of FedAvg if not the default."""
+    """Map row label to the name that selects its colour: the method, or FedAvg's optimiser if not the default."""
     of_optimizer = (frame["method"] == "fedavg") & (frame["optimizer"] != PLAIN_OPTIMIZER)
     return dict(zip(frame["label"], frame["method"].mask(of_optimizer, frame["optimizer"]), strict=True))

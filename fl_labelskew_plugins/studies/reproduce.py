@@ -1,8 +1,7 @@
 """Run recipes over several seeds and compare the results with the papers' numbers in the recipes.
 
-Each run has its own folder, ``<out>/<recipe>/seed<k>``; finished runs are not repeated, interrupted ones resume. A
-budget stops runs early without changing them: the first N of T rounds are computed with the schedule over T rounds, and
-another budget resumes them.
+Each run has its own folder, ``<out>/<recipe>/seed<k>``. With a budget, the first N of T rounds are computed with the
+schedule over T rounds.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
@@ -30,19 +29,14 @@ from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runs.session import data_folder, made_up
 from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.show.progress import clock
-from fl_labelskew_plugins.studies import report
+from fl_labelskew_plugins.studies.finished import FinishedRun, flat
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
 Say = Callable[[str], None]
 
 
 def seconds_of(budget: str) -> float:
-    """Seconds of a budget such as ``2h``, ``30m`` or ``1h30m``.
-
-    Raises:
-        LabelSkewError: invalid or zero duration.
-    """
+    """Convert a budget such as ``2h`` or ``1h30m`` to seconds; raise LabelSkewError if it is invalid or zero."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", budget)
     if not parts or "".join(number + unit for number, unit in parts) != budget:
         raise mistake(f"--budget {budget}", "invalid duration", "a number with its unit, such as 90s, 30m, 2h or 1h30m")
@@ -54,49 +48,38 @@ def seconds_of(budget: str) -> float:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One recipe, to be run with several seeds.
+    """One recipe, to be run with several seeds in the folder ``out``.
 
     Args:
-        name: also its folder below that of all experiments.
-        path: the recipe's file or name.
-        recipe: with the overrides applied.
-        overrides: ``section.key=value`` each.
-        whole: rounds of the original recipe.
-        deviations: ``key: the recipe's value -> the value used``, for settings that affect results.
-        out: the folder of its runs.
+        original_rounds: before the overrides.
+        deviations: ``key: original value -> new value``, for settings that affect results.
     """
 
     name: str
     path: Path
     recipe: Recipe
     overrides: tuple[str, ...]
-    whole: int
+    original_rounds: int
     deviations: tuple[str, ...]
     out: Path
 
-    @property
-    def rounds(self) -> int:
-        """Rounds of the recipe with the overrides."""
-        return self.recipe.train.comm_round
-
     def folder(self, seed: int) -> RunFolder:
-        """The run folder of a seed."""
+        """The folder of a seed's run."""
         return RunFolder(self.out / f"seed{seed}")
 
     def settings(self, seed: int) -> tuple[str, ...]:
-        """Overrides of one run."""
+        """The overrides of a seed's run."""
         return (*self.overrides, f"common_args.random_seed={seed}")
 
     def done(self, seed: int) -> int:
-        """Rounds that the run of a seed has completed."""
+        """The number of complete rounds of a seed's run."""
         return len(read_lines(self.folder(seed).metrics))
 
 
 def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) -> list[Experiment]:
-    """Load and check recipes and their data; ``named``: name (which may contain folders, below ``out``) to path.
+    """Load and check recipes and their data; raise MistakesError with all mistakes, a line each.
 
-    Raises:
-        MistakesError: all mistakes, a line each.
+    ``named``: name, also of the experiment's folder in ``out``, to path.
     """
     checked, wrong = [], []
     for name, path in named.items():
@@ -108,32 +91,27 @@ def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) 
         except LabelSkewError as error:
             wrong.append(f"{path}: {error}")
         else:
-            whole, deviations = plain.train.comm_round, differences(plain, recipe)
-            checked.append(Experiment(name, path, recipe, tuple(overrides), whole, deviations, out / name))
+            rounds, deviations = plain.train.comm_round, differences(plain, recipe)
+            checked.append(Experiment(name, path, recipe, tuple(overrides), rounds, deviations, out / name))
     if wrong:
         raise MistakesError(list(dict.fromkeys(wrong)))
     return checked
 
 
 def differences(before: Recipe, after: Recipe) -> tuple[str, ...]:
-    """Changed settings that affect results; seeds and this machine's folders do not count."""
-    a, b = (report.flat(recipe.resolved()) for recipe in (before, after))
+    """List the changed settings that affect results."""
+    a, b = (flat(recipe.resolved()) for recipe in (before, after))
     changed = {key: (json.dumps(a.get(key)), json.dumps(b.get(key))) for key in dict.fromkeys([*a, *b])}
     lines = [f"{key.partition('.')[2]}: {old} -> {new}" for key, (old, new) in changed.items() if old != new]
     return tuple(line.replace('"', "") for line in lines)
 
 
 def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) -> Iterator[Experiment]:
-    """Run every experiment with the seeds ``0 .. seeds - 1``; yield each finished experiment.
-
-    Raises:
-        LabelSkewError: a folder holds other runs.
-        RunError: a run failed.
-    """
+    """Run every experiment with the seeds ``0 .. seeds - 1``; yield each finished experiment; see :func:`complete`."""
     for number, experiment in enumerate(chosen):
         for seed in range(seeds):
             folder = experiment.folder(seed)
-            state = "done already" if folder.summary.exists() else f"{experiment.rounds} rounds"
+            state = "done already" if folder.summary.exists() else f"{experiment.recipe.train.comm_round} rounds"
             say(f"[{number * seeds + seed + 1}/{len(chosen) * seeds}] {experiment.name}, seed {seed}: {state}")
             complete(experiment.path, experiment.settings(seed), folder, quiet=quiet)
         yield experiment
@@ -142,11 +120,7 @@ def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) 
 def run_within(chosen: Sequence[Experiment], seeds: int, until: float, say: Say, *, quiet: bool) -> None:
     """Run every experiment with the seeds ``0 .. seeds - 1`` until a time, in seconds of :func:`time.monotonic`.
 
-    Each run gets an equal share of the remaining time, so that the seeds of an experiment progress alike. A run stops
-    within a round and repeats that round when it resumes.
-
-    Raises:
-        LabelSkewError, RunError: as in :func:`run_all`.
+    Each run gets an equal share of the remaining time; see :func:`complete`.
     """
     runs = [(experiment, seed) for seed in range(seeds) for experiment in chosen]
     unfinished = [(one, seed) for one, seed in runs if held(one.path, one.settings(seed), one.folder(seed)) != "done"]
@@ -156,15 +130,14 @@ def run_within(chosen: Sequence[Experiment], seeds: int, until: float, say: Say,
             break
         seconds = (until - now) / (len(unfinished) - number)
         say(f"{experiment.name}, seed {seed}: from round {experiment.done(seed) + 1}, for {clock(seconds)}")
-        pause = Pause(experiment.rounds, now + seconds)
+        pause = Pause(experiment.recipe.train.comm_round, now + seconds)
         complete(experiment.path, experiment.settings(seed), experiment.folder(seed), quiet=quiet, pause=pause)
 
 
 def held(path: Path, settings: Sequence[str], folder: RunFolder) -> str | None:
-    """The state of a recipe's run in a folder: ``done``, ``begun``, or None if there is no run.
+    """Return the state of a recipe's run in a folder: ``done``, ``begun``, or None for an empty folder.
 
-    Raises:
-        LabelSkewError: the folder holds another run.
+    Raise LabelSkewError if the folder contains another run.
     """
     if not folder.recipe.exists():
         return None
@@ -184,31 +157,28 @@ def complete(
     pause: Pause | None = None,
     host: str | None = None,
 ) -> bool:
-    """Finish one run or bring it to a pause: start it, resume it, or keep it as it is.
-
-    Returns:
-        Whether there was anything left to do.
+    """Start or resume a run, until its end or ``pause``; return whether anything was left to do.
 
     Raises:
         HeldError: another process is running it.
-        LabelSkewError: the folder holds another run.
+        LabelSkewError: the folder contains another run.
         RunError: the run failed.
     """
     if held(path, settings, folder) == "done":
         return False
     in_process = recipes.load(path, settings).comm.in_process
-    folder.hold(patience=0)  # no other process can start, resume or finish it from here on
+    folder.hold(patience=0)  # from here on, no other process can run it
     try:
         state = held(path, settings, folder)
         if state is None and folder.broke_off_at_once():
             folder.clear()
         if not in_process:
             folder.release()  # one of its processes holds it
+        options = RunOptions(quiet=quiet, pause=pause, host=host)
         if state == "begun":
-            run.start(RunOptions(resume=folder.path, quiet=quiet, pause=pause, host=host), held=folder)
+            run.start(replace(options, resume=folder.path), held=folder)
         elif state is None:
-            options = RunOptions(path, settings, folder.path, quiet=quiet, pause=pause, host=host)
-            run.start(options, held=folder)
+            run.start(replace(options, recipe=path, overrides=settings, run_dir=folder.path), held=folder)
         return state != "done"
     except (LabelSkewError, SystemExit):
         if not in_process and (holder := locks.held_by(folder.path)):  # its processes were started first
@@ -236,62 +206,66 @@ HEAD = (
 
 
 def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
-    """A row per expected number; one row without a verdict if the recipe has none.
+    """Return a row under :data:`HEAD` per expected number, or one row without a verdict.
 
-    Runs of different lengths are compared after as many rounds as the shortest run has; runs without a round are
-    skipped. Runs on small copies of the data (``labelskew data fake``) or with missing rounds get no verdict.
+    All runs are compared after the number of rounds of the shortest one. Runs on small copies of the data (``labelskew
+    data fake``) or with missing rounds get no verdict.
     """
     begun = [seed for seed in range(seeds) if experiment.done(seed)]
     rounds = min(map(experiment.done, begun), default=0)
     folders = [experiment.folder(seed) for seed in begun]
-    runs = [report.FinishedRun(str(folder.path), {}, read_lines(folder.metrics)[:rounds]) for folder in folders]
-    cut, real = rounds < experiment.whole, not made_up(experiment.recipe)
+    runs = [FinishedRun(str(folder.path), {}, read_lines(folder.metrics)[:rounds]) for folder in folders]
+    cut, real = rounds < experiment.original_rounds, not made_up(experiment.recipe)
     seconds = sum(map(_seconds, folders))
-    last = [f"{rounds} of {experiment.whole}", str(len(runs)), "; ".join(experiment.deviations), f"{seconds:.0f}"]
+    last = [
+        f"{rounds} of {experiment.original_rounds}",
+        str(len(runs)),
+        "; ".join(experiment.deviations),
+        f"{seconds:.0f}",
+    ]
     table = []
     for number in experiment.recipe.expected:
         values = [measured(run, number, experiment, rounds) for run in runs]
         known = [value for value in values if value is not None]
-        mean, std = spread(known)
+        mean, std = _mean_and_std(known)
         difference = f"{statistics.fmean(known) - number.value:+.2f}" if known and not cut else ""
         if len(known) < len(values) and number.measure == "rounds_to":
             mean, std, difference = f"{len(known)} of {len(values)} reached it", "", ""
         name = number.measure if number.target is None else f"{number.measure} {number.target:g}"
         head = [experiment.name, f"{number.paper}, {number.table}", name, f"{number.value:g}", mean, std, difference]
-        word = f"not comparable ({rounds} of {experiment.whole} rounds)" if cut else verdict(number, values)
+        word = f"not comparable ({rounds} of {experiment.original_rounds} rounds)" if cut else verdict(number, values)
         table.append([*head, f"{number.tolerance:g}", word if real else "none: the data are made up", *last])
     if not table:
-        means = [run.last("accuracy", tail(experiment, rounds)) for run in runs]
-        mean, std = spread([100 * mean for mean in means if mean is not None])
+        means = [run.last("accuracy", _last_tests(experiment, rounds)) for run in runs]
+        mean, std = _mean_and_std([100 * mean for mean in means if mean is not None])
         table.append([experiment.name, "", "accuracy", "", mean, std, "", "", "no number to compare with", *last])
     return table
 
 
-def spread(values: Sequence[float]) -> tuple[str, str]:
-    """Mean and, for two or more values, sample std, with two decimals; else empty strings."""
+def _mean_and_std(values: Sequence[float]) -> tuple[str, str]:
     std = f"{statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return (f"{statistics.fmean(values):.2f}" if values else "", std)
 
 
-def tail(experiment: Experiment, rounds: int) -> int:
+def _last_tests(experiment: Experiment, rounds: int) -> int:
     """Number of last tests to average: the recipe's ``last_rounds``, shortened in proportion to the rounds."""
-    return max(1, round(experiment.recipe.validation.last_rounds * min(1.0, rounds / experiment.whole)))
+    return max(1, round(experiment.recipe.validation.last_rounds * min(1.0, rounds / experiment.original_rounds)))
 
 
-def measured(run: report.FinishedRun, number: Expected, experiment: Experiment, rounds: int) -> float | None:
-    """A run's value of an expected number, in its unit; None if it has none."""
+def measured(run: FinishedRun, number: Expected, experiment: Experiment, rounds: int) -> float | None:
+    """Return a run's value of an expected number, in its unit, if known."""
     if number.measure == "rounds_to":
         assert number.target is not None  # Expected has checked it
         reached = (line["round"] + 1 for line in run.tests if 100 * line.get(GLOBAL, 0) >= number.target)
         return next(reached, None)
     if number.measure == "best_accuracy":
         return 100 * run.best if run.tests and run.measure.key == GLOBAL else None
-    value = run.last(number.measure, tail(experiment, rounds))
+    value = run.last(number.measure, _last_tests(experiment, rounds))
     return None if value is None else 100 * value
 
 
 def verdict(number: Expected, values: Sequence[float | None]) -> str:
-    """``reached``, ``beyond``, ``fell short`` or ``not measured``, for runs with all rounds."""
+    """Return ``reached``, ``beyond``, ``fell short`` or ``not measured``, for runs with all rounds."""
     known = [value for value in values if value is not None]
     better = -1 if number.measure == "rounds_to" else 1
     if len(known) < len(values):

@@ -1,20 +1,18 @@
-"""Compare runs from Python: a table, the page of ``labelskew report``, and a picture."""
+"""``fl.report``: compare runs from Python."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, MistakesError
+from pandas import DataFrame
 
 from fl_labelskew_plugins.front.run import Run
 from fl_labelskew_plugins.machine.files import write_text
-from fl_labelskew_plugins.studies import printed
+from fl_labelskew_plugins.studies import finished, printed
 from fl_labelskew_plugins.studies import report as reports
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 def report(runs: Sequence[Run | str | Path], *, last: int = 5, baseline: str = "fedavg") -> Report:
@@ -22,19 +20,19 @@ def report(runs: Sequence[Run | str | Path], *, last: int = 5, baseline: str = "
 
     Args:
         runs: runs or folders; a folder may contain several run folders.
-        last: number of last tests that are averaged.
+        last: number of last tests to average.
         baseline: the method, or the name of a row, with which the others are compared.
 
     Raises:
-        LabelSkewError: there are no runs, or some have no results.
+        LabelSkewError: no runs, or some have no results.
     """
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
-    finished, mistakes = reports.read_all(folders)
+    read, mistakes = finished.read_all(folders)
     if mistakes:
         raise MistakesError(mistakes)
-    if not finished:
+    if not read:
         raise LabelSkewError("no runs to report; give at least one run or folder of runs")
-    return Report(reports.rows(reports.grouped(finished), last, baseline), last, baseline)
+    return Report(reports.rows(finished.grouped(read), last, baseline), last, baseline)
 
 
 class Report:
@@ -45,11 +43,11 @@ class Report:
 
     @property
     def table(self) -> DataFrame:
-        """A row for each setting, with the columns of ``labelskew report``; accuracies in per cent."""
+        """The rows and columns of ``labelskew report``; accuracies in per cent."""
         return printed.numbers(self._rows)
 
     def save(self, path: str | Path) -> Path:
-        """Write the self-contained page of ``labelskew report --html``, with curves and heat maps."""
+        """Write the self-contained page of ``labelskew report --html``."""
         from fl_labelskew_plugins.studies.page import page
 
         write_text(Path(path), page(self._rows, last=self._last, baseline=self._baseline))
@@ -59,5 +57,5 @@ class Report:
         return str(printed.texts(self._rows).to_string(index=False))
 
     def _repr_html_(self) -> Any:
-        """The table for notebooks, with values escaped."""
+        """Format the table for notebooks, with values escaped."""
         return printed.texts(self._rows).to_html(index=False, border=0)

@@ -1,5 +1,4 @@
-"""Trackers that show a run during training.
+"""Trackers that show a run during training; imported only if a recipe names them.
 
-May import params and the machine. Found by entry points; neither a tracker nor its package is imported unless a recipe
-names it.
+May import params and machine.
 """

@@ -1,4 +1,4 @@
-"""MLflow, with its own client: a folder of files, or a tracking server."""
+"""MLflow, in a folder or on a tracking server."""
 
 from __future__ import annotations
 
@@ -21,19 +21,17 @@ from fl_labelskew_plugins.machine.files import write_text
 
 INSTALL = "pip install mlflow-skinny"
 BESIDE_FEDML = "pip install --no-deps mlflow-skinny==2.12.2 entrypoints pytz sqlparse"
-"""FedML's pins are incompatible with MLflow's, so pip finds no version; this one works nevertheless."""
+"""FedML's pins are incompatible with MLflow's, but this version works."""
 RUN_FILE = "mlflow.json"
-"""File with the id of the run in MLflow."""
 MAX_PARAMETERS = 100
-"""Parameters that MLflow accepts at once."""
 QUIET = {
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
 }
-"""Defaults of the environment: allow runs in a folder (required by MLflow 3), send nothing to MLflow's makers, and give
-up soon on a missing server."""
+"""Defaults of the environment: allow runs in a folder (MLflow 3), send no telemetry, and give up soon on a missing
+server."""
 STATES = {"finished": "FINISHED", "failed": "FAILED"}
 
 
@@ -61,7 +59,7 @@ class MLflow(Tracker):
     params: Params
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin a run of MLflow, or resume the one in ``mlflow.json`` if it exists at this address."""
+        """Begin a run, or resume the one in ``mlflow.json`` if it exists at this address."""
         os.environ |= QUIET | dict(os.environ)
         finders, distributions = [*sys.meta_path], vars(PathFinder)["find_distributions"]
         try:
@@ -71,13 +69,13 @@ class MLflow(Tracker):
         except ImportError as error:
             install = BESIDE_FEDML if find_spec("fedml") else INSTALL
             raise LabelSkewError(f"mlflow cannot be imported: {error}; {install}") from None
-        finally:  # old importlib_metadata replaces Python's own finder, which then lacks what Python needs
+        finally:  # undo the changes of old importlib_metadata to Python's finder
             sys.meta_path[:] = finders
             PathFinder.find_distributions = distributions  # type: ignore[method-assign]
         uri = self.params.uri or str(run.folder.absolute().parent / "mlruns")
         if "://" not in uri:
             uri = Path(uri).expanduser().absolute().as_uri()
-        mlflow.set_tracking_uri(uri)  # file uploads use this address, whatever the client was given
+        mlflow.set_tracking_uri(uri)  # file uploads ignore the client's address
         self._client, kept = mlflow.MlflowClient(uri), run.folder / RUN_FILE
         if kept.exists():
             with contextlib.suppress(MlflowException):  # not found: the address has changed

@@ -18,18 +18,15 @@ class TensorBoard(Tracker):
         """None."""
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin an event file, and hide rounds of earlier event files that are repeated.
-
-        If there are no earlier files, the complete rounds are written first.
-        """
+        """Begin an event file, and hide repeated rounds of earlier ones; without earlier ones, add complete rounds."""
         extras.load("tensorboard", "tensorboard", what="it")
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.folder / "tensorboard"
-        known = folder.exists()
-        self._writer = SummaryWriter(str(folder), purge_step=len(run.earlier) + 1 if known else None)
+        exists = folder.exists()
+        self._writer = SummaryWriter(str(folder), purge_step=len(run.earlier) + 1 if exists else None)
         self._writer.add_text("parameters", table(run.parameters), 0)
-        for line in () if known else run.earlier:
+        for line in () if exists else run.earlier:
             self.on_round(run, line)
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:

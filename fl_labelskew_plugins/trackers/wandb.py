@@ -13,7 +13,7 @@ from pydantic import Field
 from fl_labelskew_plugins import params
 
 QUIET = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "PYTHONWARNINGS": "ignore"}
-"""Defaults of the environment: no output between the run's lines, and no error reports to W&B."""
+"""Defaults of the environment: no output, and no error reports to W&B."""
 
 
 class WandB(Tracker):
@@ -33,7 +33,7 @@ class WandB(Tracker):
     params: Params
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin a run, or resume it under the same id; an offline run is rewritten, earlier rounds first."""
+        """Begin a run, or resume it under the same id; an offline run is written again."""
         os.environ |= QUIET | dict(os.environ)
         try:
             import wandb

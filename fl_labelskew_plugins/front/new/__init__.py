@@ -1,4 +1,1 @@
-"""Generate a starting folder for the user's own data or method.
-
-Part of the front. ``labelskew new`` uses it.
-"""
+"""Generate a starting folder for the user's own data or method; ``labelskew new`` uses it."""

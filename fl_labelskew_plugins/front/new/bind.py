@@ -14,22 +14,16 @@ from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import parse, yaml
 from fl_labelskew_plugins.runtimes.silo import facts
-from fl_labelskew_plugins.runtimes.silo.facts import server_classes
 
 
 def bind(file: Path, place: Path) -> facts.SiloData:
-    """Write the path of a silo's data into its own file, if the data fit the recipes in its folder that name the file.
+    """Write the absolute path of a silo's data into its own file, if they fit all recipes that list the file.
 
-    Args:
-        file: a silo's own file, named in ``data_silo_config`` by recipes in its folder.
-        place: the absolute path of the file or folder; becomes ``data_args.data_cache_dir``.
-
-    Raises:
-        LabelSkewError: there is no such recipe, the data cannot be read, or they do not fit; the file is unchanged.
+    Otherwise raise LabelSkewError; the file is then unchanged.
     """
     where, text = clean(file, 4096), parse.read_text(file)
-    homes = parse.homes(file)
-    if not homes:
+    listing = parse.homes(file)
+    if not listing:
         use = "a file listed in client_specific_args.data_silo_config of a recipe in the same folder"
         raise mistake(where, "is not a silo's own file", use)
     if not os.path.exists(place):
@@ -38,15 +32,14 @@ def bind(file: Path, place: Path) -> facts.SiloData:
         changed = yaml.put(text, "data_args", "data_cache_dir", str(place))
     except yaml.YamlError as error:
         raise mistake(where, str(error), "the recipe's data_args in it") from None
-    for recipe_file, rank in homes:
+    for recipe_file, rank in listing:
         base = parse.load(recipe_file)
         recipe = parse.silo(base, rank)
         form = {"data_cache_dir": str(place), "input_shape": base.data.input_shape, "classes": base.data.classes}
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=form)})
         silo = facts.load(recipe, rank - 1)
-        if mismatch := facts.differing(
-            silo.data.class_names, server_classes(base, None), f"in {clean(recipe_file.name)}"
-        ):
+        classes, source = facts.server_classes(base, None), f"in {clean(recipe_file.name)}"
+        if mismatch := facts.differing(silo.data.class_names, classes, source):
             raise LabelSkewError(f"{where}: {mismatch}")
     if isinstance(recipe.dataset, ImageFolder):
         size, (pictures, _) = silo.facts.input_shape[-1], recipe.dataset.find(place)

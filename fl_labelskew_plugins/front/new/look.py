@@ -1,4 +1,4 @@
-"""Inspect the user's own data: the data set that reads them, and their classes, groups and samples."""
+"""Inspect the user's own data."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ import numpy as np
 from fl_labelskew_registry import Data, LabelSkewError, MistakesError, catalog, mistake
 
 from fl_labelskew_plugins.data.files import readable, refuse
+from fl_labelskew_plugins.data.image_folder import ImageFolder, images_in
+from fl_labelskew_plugins.data.npz import KNOWN, read_archive
+from fl_labelskew_plugins.data.pictures import FORMATS
 from fl_labelskew_plugins.data.stats import Moments
-from fl_labelskew_plugins.data.table import PARQUET, TEXT
+from fl_labelskew_plugins.data.table import PARQUET, TEXT, header, measured, ordered, rows, texts
 from fl_labelskew_plugins.machine.files import check_regular
 from fl_labelskew_plugins.machine.text import clean, few
+from fl_labelskew_plugins.recipe import mistakes
 
 KINDS = "a folder of pictures, an .npz file, or a CSV or Parquet table"
 SAMPLED = 60
-"""Pictures whose size and colours are inspected; none is decoded."""
 SIDES = (8, 16, 28, 32, 64)
-"""Sides in pixels to which pictures are resized; larger ones would take long to train without a GPU."""
+"""Sides in pixels for training; larger ones are slow without a GPU."""
 GREY = {"1", "L", "LA", "I", "I;16", "I;16B", "F"}
 TABLES = {*TEXT, *PARQUET} - {".txt"}
-"""A .txt file in a folder is more often a note than a table."""
+"""Endings of tables; a .txt file in a folder is usually a note."""
 LABELS = ("label", "labels", "class", "target", "diagnosis", "y")
 GROUPS = ("group", "hospital", "site", "centre", "center", "client", "silo")
 MAX_CLASSES = 10_000
 ROW_NUMBERS = r"(.*[_ ])?id|index|unnamed: 0"
-"""Pattern for names of columns that number the rows."""
 CATEGORY = (0.5, 0.5)
-"""Mean and standard deviation by which a category, 0 or 1, is normalised if the data are elsewhere."""
+"""Mean and standard deviation for a category, 0 or 1, of data that are elsewhere."""
 MAX_VALUES = 20
-"""Most distinct texts in a column of categories; a column with more identifies rows or is free text."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,11 @@ class OwnData:
     """The user's own data, or the form of data that are elsewhere.
 
     Args:
-        dataset: name of the data set that reads them.
         path: the given file or folder, absolute; None: the data are elsewhere.
-        args: the data set's own ``data_args``, and ``data_cache_dir`` of data that are here.
-        shape: of a sample as the network gets it.
-        classes: names of all ``C`` classes.
-        groups: their names, in the order of their numbers; for pictures, each group's folder in ``path``.
-        samples: in the training part, or in all if that is split off; 0 if unknown.
-        notes: how the data were read, a sentence each.
+        args: the data set's ``data_args``, with ``data_cache_dir`` unless the data are elsewhere.
+        shape: of a sample at the network's input.
+        groups: names in the order of the groups' numbers; of pictures, also the folders in ``path``.
+        samples: number of training samples; 0 if unknown.
         moments: mean and standard deviation of each channel or feature, if known.
     """
 
@@ -66,60 +64,52 @@ class OwnData:
 
 
 def described(classes: Sequence[str], size: int, columns: str | None, label: str | None) -> OwnData:
-    """The form of data that are elsewhere: pictures, or a table if there are ``columns``.
+    """Describe data that are elsewhere: pictures of ``size`` pixels, or a table.
 
-    Args:
-        classes: names of all classes.
-        size: pixels of a picture's side.
-        columns: a table's features, such as ``age,bmi=10..60,sex=f/m``: a number, a number with its range, categories.
-        label: a table's column of classes.
-
-    Raises:
-        MistakesError: with all mistakes in ``columns``.
+    ``columns``: a table's features, such as ``age,bmi=10..60,sex=f/m``: a number, a number with its range, categories.
+    Raise MistakesError with all mistakes in them.
     """
     if columns is None:
         if label is not None:
             raise mistake("--label", "is for tables", "--columns with the table's features, or no --label")
         return OwnData("image_folder", None, {"image_size": size, "channels": 3}, (3, size, size), [*classes], [], 0)
     categories: dict[str, list[str]] = {}
-    means, wrong = dict[str, list[tuple[float, float]]](), []
+    moments, wrong = dict[str, list[tuple[float, float]]](), []
     for text in columns.split(","):
         name, _, form = (part.strip() for part in text.partition("="))
         low, dots, high = form.partition("..")
         try:
-            if not name or name in means:
+            if not name or name in moments:
                 raise ValueError
             if dots:
-                means[name] = [_of_range(float(low), float(high))]
+                moments[name] = [_range_moments(float(low), float(high))]
             elif form:
                 categories[name] = [value.strip() for value in form.split("/")]
-                means[name] = [CATEGORY] * len(categories[name])
+                moments[name] = [CATEGORY] * len(categories[name])
                 if len({*categories[name]} - {""}) < max(len(categories[name]), 2):
                     raise ValueError
             else:
-                means[name] = []
+                moments[name] = []
         except ValueError:
             use = "different names, such as age, age=0..100 for a range, or sex=f/m for categories"
             wrong.append(str(mistake(f"--columns: {clean(text, 40)}", "not a column", use)))
-    without = [name for name, pairs in means.items() if not pairs]
-    if len(without) + len(categories) < len(means):
-        wrong += [
-            f"--columns: {clean(name, 40)}: has no range, but others do; give all of them a range, or none"
-            for name in without
-        ]
+    without = [name for name, pairs in moments.items() if not pairs]
+    if len(without) + len(categories) < len(moments):
+        problem = "has no range, but others do; give all of them a range, or none"
+        wrong += [f"--columns: {clean(name, 40)}: {problem}" for name in without]
     label = label or LABELS[0]
-    if label in means:
+    if label in moments:
         use = "--columns without it, or another --label"
         wrong.append(str(mistake(f"--columns: {clean(label, 40)}", "is the label, not a feature", use)))
     refuse(wrong)
-    args: dict[str, Any] = {"label": label, "features": [*means]}
+    args: dict[str, Any] = {"label": label, "features": [*moments]}
     if categories:
         args["categorical"] = categories
-    mean, std = zip(*(pair for pairs in means.values() for pair in pairs or [(0.0, 1.0)]), strict=True)
+    mean, std = zip(*(pair for pairs in moments.values() for pair in pairs or [(0.0, 1.0)]), strict=True)
     return OwnData("table", None, args, (len(mean),), [*classes], [], 0, moments=None if without else (mean, std))
 
 
-def _of_range(low: float, high: float) -> tuple[float, float]:
+def _range_moments(low: float, high: float) -> tuple[float, float]:
     """Mean and standard deviation that normalise a range to -2 .. 2."""
     if not -math.inf < low < high < math.inf:
         raise ValueError
@@ -127,16 +117,10 @@ def _of_range(low: float, high: float) -> tuple[float, float]:
 
 
 def look(path: Path, label: str | None = None, group: str | None = None, classes: Sequence[str] = ()) -> OwnData:
-    """Inspect a file or folder.
+    """Inspect a folder of pictures, an ``.npz`` file, a table, or a folder with one such file.
 
-    Args:
-        path: a folder of pictures, an ``.npz`` file, a CSV or Parquet table, or a folder with one such file.
-        label: a table's column of classes; default: the only one with a usual name.
-        group: a table's column of groups; likewise, or none.
-        classes: names of all classes of pictures or of a table; default: those in the data.
-
-    Raises:
-        LabelSkewError: it is none of these, cannot be read, or an option is missing.
+    ``label``, ``group``: a table's columns; default: the only one with a usual name. ``classes``: default: those in the
+    data. Raise LabelSkewError if the data have another form, cannot be read, or an option is missing.
     """
     path = Path(os.path.abspath(path.expanduser()))
     if not os.path.exists(path):
@@ -144,28 +128,23 @@ def look(path: Path, label: str | None = None, group: str | None = None, classes
     with readable(clean(path)):
         file = path if path.is_file() else _only_file(path)
     if file is not None and file.suffix.lower() in TABLES:
-        seen = _table(file, label, group, classes)
+        own_data = _table(file, label, group, classes)
     elif label is not None or group is not None:
-        raise mistake(
-            "--label" if label is not None else "--group", "is for tables, and these data are not a table", "neither"
-        )
+        option = "--label" if label is not None else "--group"
+        raise mistake(option, "is for tables, and these data are not a table", "neither")
+    elif file is None:
+        own_data = _pictures(path, classes)
+    elif classes:
+        raise mistake("--classes", "is for pictures and tables; an archive's classes are numbers", "no --classes")
     else:
-        if file is not None and classes:
-            raise mistake("--classes", "is for pictures and tables; an archive's classes are numbers", "no --classes")
-        seen = _pictures(path, classes) if file is None else _archive(file)
-    if len(seen.classes) < 2:
-        raise mistake(clean(path), f"has only one class ({few(seen.classes)})", "data with at least two classes")
-    return seen
+        own_data = _archive(file)
+    if len(own_data.classes) < 2:
+        raise mistake(clean(path), f"has only one class ({few(own_data.classes)})", "data with at least two classes")
+    return own_data
 
 
 def _only_file(folder: Path) -> Path | None:
-    """The archive or table in a folder without folders of pictures; None if there is none.
-
-    Raises:
-        LabelSkewError: there are several.
-    """
-    from fl_labelskew_plugins.data.image_folder import images_in
-
+    """Find the archive or table in a folder without folders of pictures; raise LabelSkewError if it has several."""
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in {".npz", *TABLES} and file.is_file())
     if not files or any(images_in(below) for below in folder.iterdir() if below.is_dir()):
         return None
@@ -175,9 +154,6 @@ def _only_file(folder: Path) -> Path | None:
 
 
 def _pictures(path: Path, classes: Sequence[str]) -> OwnData:
-    """Inspect pictures in folders of classes, or of groups; only the headers of some files are read."""
-    from fl_labelskew_plugins.data.image_folder import ImageFolder
-
     dataset = ImageFolder(ImageFolder.Params(class_names=tuple(classes) or None))
     with readable(clean(path)):
         groups = dataset.groups(path)
@@ -189,15 +165,13 @@ def _pictures(path: Path, classes: Sequence[str]) -> OwnData:
     if classes:
         args["class_names"] = names
     notes = (f"pictures: {dataset.layout(groups, names, tests=test is not None)}",)
-    of_groups = [folder.name for folder in groups]
-    return OwnData("image_folder", path, args, (channels, size, size), names, of_groups, len(train), notes)
+    group_names = [folder.name for folder in groups]
+    return OwnData("image_folder", path, args, (channels, size, size), names, group_names, len(train), notes)
 
 
 def sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
-    """The median of the shorter sides of some pictures, in pixels, and the number of channels that they need."""
+    """From the headers of some pictures: median of the shorter sides, in pixels, and the necessary channels."""
     from PIL import Image
-
-    from fl_labelskew_plugins.data.pictures import FORMATS
 
     sides, modes = [], set()
     for file in files[:: -(-len(files) // SAMPLED)]:
@@ -214,9 +188,6 @@ def sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
 
 
 def _archive(path: Path) -> OwnData:
-    """Inspect an ``.npz`` archive, read as in a run."""
-    from fl_labelskew_plugins.data.npz import KNOWN, read_archive
-
     if path.suffix.lower() != ".npz":
         raise mistake(clean(path), "is neither folder, archive nor table", KINDS)
     arrays = read_archive(path, KNOWN)
@@ -228,43 +199,30 @@ def _archive(path: Path) -> OwnData:
     labels = [arrays[name] for name in ("y", "y_train", "y_test") if name in arrays and arrays[name].size]
     if labels and all(y.dtype.kind in "iu" and y.min() >= 0 and y.max() < MAX_CLASSES for y in labels):
         args["classes"] = int(max(y.max() for y in labels)) + 1  # a gap in the labels is a class without samples
-    data = _loaded("npz", args)
-    return _of("npz", path, args, data, notes)
+    return _loaded("npz", path, args, notes)
 
 
-def _of(name: str, path: Path, args: dict[str, Any], data: Data, notes: Sequence[str]) -> OwnData:
-    shape, moments = data.train.x.shape[1:], (data.mean, data.std)
-    return OwnData(name, path, args, shape, data.class_names, _groups(data), len(data.train.y), (*notes,), moments)
-
-
-def _loaded(name: str, args: dict[str, Any]) -> Data:
-    from fl_labelskew_plugins.recipe import mistakes
-
+def _loaded(name: str, path: Path, args: dict[str, Any], notes: Sequence[str]) -> OwnData:
     plugin = catalog.load("datasets", name)
     params, lines = mistakes.checked(plugin.Params, {key: args[key] for key in args if key != "data_cache_dir"})
     if lines:
         raise MistakesError([f"data set {name}: {line}" for line in lines])
     data: Data = plugin(params).load(Path(args["data_cache_dir"]), download=False, seed=0)
-    return data
-
-
-def _groups(data: Data) -> list[str]:
-    """Names of the groups that have training samples; their numbers if they have no names."""
-    if data.train.groups is None:
-        return []
-    numbers = np.unique(data.train.groups).tolist()
-    return [str(data.group_names[g]) if g < len(data.group_names) else str(g) for g in numbers]
+    numbers = [] if data.train.groups is None else np.unique(data.train.groups).tolist()
+    groups = [str(data.group_names[g]) if g < len(data.group_names) else str(g) for g in numbers]
+    shape, moments = data.train.x.shape[1:], (data.mean, data.std)
+    return OwnData(name, path, args, shape, data.class_names, groups, len(data.train.y), (*notes,), moments)
 
 
 def _table(path: Path, label: str | None, group: str | None, classes: Sequence[str]) -> OwnData:
-    """Inspect a table, read as in a run, but without columns that identify or number its rows."""
+    """Inspect a table without columns that identify or number its rows."""
     catalog.load("datasets", "table")
-    from fl_labelskew_plugins.data.table import header, measured, ordered, rows, texts
-
     columns = header(path)
     label = _column(path, columns, label, LABELS, "--label")
     if label is None:
-        raise mistake(clean(path), "has no column called label, class, target or the like", f"--label {_or(columns)}")
+        raise mistake(
+            clean(path), "has no column called label, class, target or the like", f"--label with one of {few(columns)}"
+        )
     group = _column(path, columns, group, GROUPS, "--group")
     frame = rows(path, columns)
     args: dict[str, Any] = {"data_cache_dir": str(path), "label": label}
@@ -278,14 +236,13 @@ def _table(path: Path, label: str | None, group: str | None, classes: Sequence[s
         for column in rest
         if measured(frame[column], f"{path}: column {clean(column, 40)}") is None
     }
-    names = [c for c in rest if len(categories.get(c, ())) > MAX_VALUES or re.fullmatch(ROW_NUMBERS, c.lower())]
-    # always listed, since the tables of silos or for an evaluation may have another order
-    dropped = set(names)
-    args["features"] = features = [column for column in rest if column not in dropped]
+    dropped = [c for c in rest if len(categories.get(c, ())) > MAX_VALUES or re.fullmatch(ROW_NUMBERS, c.lower())]
+    # always listed, since other tables may have another order
+    args["features"] = features = [column for column in rest if column not in {*dropped}]
     notes = []
-    if names:
-        notes.append(f"features: columns that identify or number the rows are omitted ({few(names)})")
-    if kept := {column: values for column, values in categories.items() if column not in dropped}:
+    if dropped:
+        notes.append(f"features: columns that identify or number the rows are omitted ({few(dropped)})")
+    if kept := {column: categories[column] for column in features if column in categories}:
         args["categorical"] = kept
         notes.append("categorical: the values of the non-numeric columns; each value is a feature")
     gaps = [column for column in (label, *([group] if group else []), *features) if frame[column].isna().any()]
@@ -293,25 +250,14 @@ def _table(path: Path, label: str | None, group: str | None, classes: Sequence[s
         args["missing"] = "drop" if {*gaps} & {label, group} else "mean"
         action = "these rows are dropped" if args["missing"] == "drop" else "replaced by the mean of the column"
         notes.append(f"missing: {few(gaps)} lack values; {action}")
-    data = _loaded("table", args)
-    return _of("table", path, args, data, notes)
+    return _loaded("table", path, args, notes)
 
 
 def _column(path: Path, columns: Sequence[str], wanted: str | None, names: Sequence[str], option: str) -> str | None:
-    """The requested column, or the only one with one of ``names``; None if there is none.
-
-    Raises:
-        LabelSkewError: there is no such column, or there are several.
-    """
-    from fl_labelskew_plugins.recipe import mistakes
-
+    """Choose the wanted column, or the only one with one of ``names``, if any."""
     if wanted is not None and wanted not in columns:
         raise LabelSkewError(f"{option} {mistakes.unknown(wanted, [clean(column, 40) for column in columns])}")
     fits = [wanted] if wanted is not None else [column for column in columns if column.lower() in names]
     if len(fits) > 1:
-        raise mistake(clean(path), f"has columns {few(fits)}", f"{option} {_or(fits)}")
+        raise mistake(clean(path), f"has columns {few(fits)}", f"{option} with one of {few(fits)}")
     return fits[0] if fits else None
-
-
-def _or(columns: Sequence[str]) -> str:
-    return f"with one of {few(columns)}"

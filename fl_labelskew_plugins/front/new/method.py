@@ -1,4 +1,4 @@
-"""Generate the package of a user's own method: the example ``third_party_method`` under another name."""
+"""Generate the package of a method: the example ``third_party_method`` under another name."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ LINK = re.compile(r"\[([^]]*)\]\(\.\./\.\./([^)]*)\)")
 
 
 def package(name: str, out: Path) -> list[str]:
-    """Write the package of the method ``name`` to ``out``, new or empty; return the first commands to run.
+    """Write a package to ``out``, new or empty; return the next commands.
 
-    Raises:
-        LabelSkewError: the name is invalid or in use, or the folder is not new or empty.
+    Raise LabelSkewError if the name is invalid or in use, or the folder is not new or empty.
     """
     where = f"method {clean(name, 40)}"
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):

@@ -1,4 +1,4 @@
-"""Generate the folders of ``labelskew new`` for the user's own data: complete recipes, and the commands to run."""
+"""Generate the folders of ``labelskew new`` for the user's own data."""
 
 from __future__ import annotations
 
@@ -14,66 +14,60 @@ from typing import Any
 
 import numpy as np
 from fl_labelskew_registry import mistake
+from jinja2 import Environment, StrictUndefined
 
+from fl_labelskew_plugins.data import table
 from fl_labelskew_plugins.data.fakes import whole
+from fl_labelskew_plugins.data.npz import KNOWN, read_archive
 from fl_labelskew_plugins.front.new.look import OwnData
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import shipped, yaml
+from fl_labelskew_plugins.recipe.schema import json_schema
 from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 
 Section = tuple[str, str, dict[str, Any]]
 """A comment, a section's name and its keys."""
 MAX_SILOS = 100
 GREY = ([0.449], [0.226])
-"""Mean and standard deviation of grey pictures: ImageNet's, averaged over the channels."""
+"""Mean and standard deviation of ImageNet, averaged over the channels."""
 ALL_JOIN = 20
-"""Number of clients up to which all of them join every round."""
 LARGE = 5000
-"""Number of training samples from which batches are larger and one local epoch is enough."""
+"""Training samples from which batches are larger and one local epoch is enough."""
 
 
-def simulation(seen: OwnData, out: Path) -> list[str]:
-    """Write a recipe for all of the data on one machine; return the first commands to run in ``out``.
-
-    Raises:
-        LabelSkewError: ``out`` is not new or empty, or cannot be written.
-    """
-    many = len(seen.groups) > 1
-    clients = len(seen.groups) if many else 10 if seen.samples >= 1000 else 5
+def simulation(data: OwnData, out: Path) -> list[str]:
+    """Write a recipe for all of the data on one machine to ``out``, new or empty; return the next commands."""
+    many = len(data.groups) > 1
+    clients = len(data.groups) if many else 10 if data.samples >= 1000 else 5
     partition: dict[str, Any] = {"partition_method": "natural"}
     if many:
-        dealt = "Each group of the data is a client."
+        origin = "Each group of the data is a client."
     else:
-        partition = {"partition_method": "dirichlet", "beta": 0.3, "min_samples": max(min(10, seen.samples // 50), 1)}
-        dealt = "The data have no groups, so they are partitioned: the smaller beta, the fewer classes per client."
+        partition = {"partition_method": "dirichlet", "beta": 0.3, "min_samples": max(min(10, data.samples // 50), 1)}
+        origin = "The data have no groups, so they are partitioned: the smaller beta, the fewer classes per client."
     sections: list[Section] = [
         ("", "common_args", {"training_type": "simulation", "random_seed": 0}),
-        (_about_data(seen), "data_args", {"dataset": seen.dataset, **seen.args}),
-        (f"{dealt} labelskew survey shows the clients' samples per class.", "partition_args", partition),
-        *_training(seen, clients, "simulation.yaml"),
+        (_about_data(data), "data_args", {"dataset": data.dataset, **data.args}),
+        (f"{origin} labelskew survey shows the clients' samples per class.", "partition_args", partition),
+        *_training(data, clients, "simulation.yaml"),
         ("per_client: also test the model on each client's own test part.", "validation_args", {"per_client": True}),
         ("", "device_args", {"using_gpu": False}),
     ]
-    about = f"{_about(seen)}, as {counted(clients, 'client')} on one machine"
-    with _begun(seen, out) as part:
+    about = f"{_about(data)}, as {counted(clients, 'client')} on one machine"
+    with _new_folder(data, out) as part:
         _write_page(part / "simulation.yaml", ["labelskew run simulation.yaml", f"{about}; see README.md"], sections)
-        _finish(part, seen, "simulation", ["runs/"], about=about)
+        _finish(part, data, "simulation", ["runs/"], about=about)
     return ["labelskew survey simulation.yaml", "labelskew run simulation.yaml --run-dir runs/first"]
 
 
-def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = False) -> list[str]:
-    """Write a federation's recipe, and a file for each silo; return the first commands to run in ``out``.
+def federation(data: OwnData, out: Path, silos: int | None, *, secure: bool = False) -> list[str]:
+    """Write a federation's recipe, and a file for each silo; return the next commands.
 
-    Args:
-        seen: the data; each group is a silo. Silos of an archive or a table get their rows as files.
-        out: a new or empty folder.
-        silos: number of silos if the data have no groups; initially each has all of the data.
-        secure: whether the server sees only sums of the silos' updates.
-
-    Raises:
-        LabelSkewError: ``out`` is not new or empty, cannot be written, or the data do not fit ``silos`` or ``secure``.
+    Each group is a silo; silos of an archive or a table get their rows as files. Without groups, each of ``silos`` has
+    all of the data. Raise LabelSkewError if ``out`` is not new or empty, or the data do not fit ``silos`` or
+    ``secure``.
     """
-    names, where = seen.groups if len(seen.groups) > 1 else [], clean(seen.path)
+    names, where = data.groups if len(data.groups) > 1 else [], clean(data.path)
     if names and silos not in (None, len(names)):
         raise mistake(f"--silos {silos}", f"{where} has {len(names)} groups, one per silo", "no --silos")
     if not names and silos is None:
@@ -86,14 +80,12 @@ def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
     if secure and len(stems) < LEAST_SUMMED:
         problem = f"{counted(len(stems), 'silo')}, but a sum over fewer than {LEAST_SUMMED} does not hide a silo"
         raise mistake("--secure", problem, f"at least {LEAST_SUMMED} silos, or no --secure")
-    of_all = {key: value for key, value in seen.args.items() if key not in ("data_cache_dir", "group")}
-    of_all |= {"class_names": seen.classes} if seen.dataset != "npz" else {"classes": len(seen.classes)}
-    of_all = {"dataset": seen.dataset, **of_all}
-    form = {
-        **of_all,
-        "input_shape": [*seen.shape],
-        **(_normalisation(seen) if secure or (seen.moments and not seen.path) else {}),
-    }
+    args = {key: value for key, value in data.args.items() if key not in ("data_cache_dir", "group")}
+    classes = {"class_names": data.classes} if data.dataset != "npz" else {"classes": len(data.classes)}
+    common = {"dataset": data.dataset, **args, **classes}
+    form = {**common, "input_shape": [*data.shape]}
+    if secure or (data.moments and not data.path):
+        form |= _normalisation(data)
     if secure and "mean" not in form:
         raise mistake("--secure", "numeric columns need a range for their normalisation", "--columns age=0..100")
     comm = {"backend": "GRPC", "server_address": "localhost:8890", "certs": "certs", "min_clients": 2}
@@ -102,7 +94,7 @@ def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
         ("", "common_args", {"training_type": "cross_silo", "random_seed": 0}),
         (
             "The server has no data, so these keys describe the silos' data; the silos' own files repeat them. "
-            + _about_data(seen)
+            + _about_data(data)
             + (" mean, std: set, because with secure aggregation silos do not send sums for them." if secure else ""),
             "data_args",
             form,
@@ -113,7 +105,7 @@ def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
             "validation_args",
             {"server_test_data": False, "per_client": True},
         ),
-        *_training(seen, len(stems), "federation.yaml"),
+        *_training(data, len(stems), "federation.yaml"),
         (
             "server_address: the address at which silos reach the server. certs: the folder of each machine's "
             "certificates, next to this file; README.md explains both. min_clients: the minimum of silos to complete "
@@ -125,12 +117,12 @@ def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
         ("", "device_args", {"using_gpu": False}),
         ("", "tracking_args", {"checkpoint_every": 1}),
     ]
-    about = f"{_about(seen)}; {counted(len(stems), 'silo')} and a server without data"
-    with _begun(seen, out) as part:
+    about = f"{_about(data)}; {counted(len(stems), 'silo')} and a server without data"
+    with _new_folder(data, out) as part:
         _write_page(
             part / "federation.yaml", ["labelskew run federation.yaml --role server", f"{about}; see README.md"], recipe
         )
-        places = [*_places(seen, stems, part, out)]
+        places = [*_places(data, stems, part, out)]
         for rank, (stem, place) in enumerate(zip(stems, places, strict=True), 1):
             head = [
                 f"labelskew run federation.yaml --role client --rank {rank}",
@@ -141,29 +133,29 @@ def federation(seen: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
                     "data_cache_dir: the path of this silo's data on its own machine. To check and write it: "
                     f"labelskew silo data {stem}.yaml PATH",
                     "data_args",
-                    of_all | ({"data_cache_dir": place} if place else {}),
+                    common | ({"data_cache_dir": place} if place else {}),
                 ),
                 ("send_measures: send losses and accuracy to the server.", "comm_args", {"send_measures": True}),
             ]
             _write_page(part / f"{stem}.yaml", head, sections)
-        facts = {"about": about, "stems": stems, "shared": not names, "secure": secure, "here": seen.path is not None}
-        _finish(part, seen, "federation", ["runs/", "certs/", "data/"], **facts)
-    first = [f"labelskew silo data {stem}.yaml PATH" for stem in stems[:1] if seen.path is None]
+        facts = {"about": about, "stems": stems, "shared": not names, "secure": secure, "here": data.path is not None}
+        _finish(part, data, "federation", ["runs/", "certs/", "data/"], **facts)
+    first = [f"labelskew silo data {stem}.yaml PATH" for stem in stems[:1] if data.path is None]
     return [*first, f"labelskew certs new --silos {len(stems)}", "labelskew run federation.yaml --run-dir runs/first"]
 
 
-def _normalisation(seen: OwnData) -> dict[str, Any]:
-    """Mean and standard deviation that need no sums from silos; empty if unknown."""
-    if seen.dataset == "image_folder":
-        return {"mean": "imagenet"} if seen.shape[0] == 3 else dict(zip(("mean", "std"), GREY, strict=True))
-    if seen.moments is None:
+def _normalisation(data: OwnData) -> dict[str, Any]:
+    """Choose mean and standard deviation without sums from silos; empty if unknown."""
+    if data.dataset == "image_folder":
+        return {"mean": "imagenet"} if data.shape[0] == 3 else dict(zip(("mean", "std"), GREY, strict=True))
+    if data.moments is None:
         return {}
-    mean, std = ([float(f"{x:.4g}") for x in numbers] for numbers in seen.moments)
+    mean, std = ([float(f"{x:.4g}") for x in numbers] for numbers in data.moments)
     return {"mean": mean, "std": std}
 
 
 def file_names(names: Sequence[str]) -> list[str]:
-    """Valid file names (without ending) for arbitrary names; all different, also if case is ignored.
+    """Make valid file names without ending from arbitrary names; all different, also if case is ignored.
 
     >>> file_names(["St. Mary's", "north", "../North", "federation", "*", "x-8", "x", "x?"])
     ['St.-Mary-s', 'north', 'North-3', 'federation-4', 'silo-5', 'x-8', 'x', 'x-8-8']
@@ -178,36 +170,36 @@ def file_names(names: Sequence[str]) -> list[str]:
     return stems
 
 
-def _begun(seen: OwnData, out: Path) -> AbstractContextManager[Path]:
-    """A context for the folder, written completely or not at all; inside the pictures it would look like a class."""
-    if seen.dataset == "image_folder" and seen.path is not None and out.resolve().is_relative_to(seen.path.resolve()):
+def _new_folder(data: OwnData, out: Path) -> AbstractContextManager[Path]:
+    """A context for the new folder, which must not be inside the pictures: it would be read as a class."""
+    if data.dataset == "image_folder" and data.path is not None and out.resolve().is_relative_to(data.path.resolve()):
         raise mistake(clean(out), "is inside the data", "a folder outside of them")
     return whole(out)
 
 
-def _about(seen: OwnData) -> str:
-    parts = [counted(seen.samples, "training sample")] if seen.samples else []
-    parts += [counted(len(seen.classes), "class", "classes")]
-    parts += [counted(len(seen.groups), "group")] if len(seen.groups) > 1 else []
-    return f"{seen.dataset}, {', '.join(parts)}"
+def _about(data: OwnData) -> str:
+    parts = [counted(data.samples, "training sample")] if data.samples else []
+    parts += [counted(len(data.classes), "class", "classes")]
+    parts += [counted(len(data.groups), "group")] if len(data.groups) > 1 else []
+    return f"{data.dataset}, {', '.join(parts)}"
 
 
-def _about_data(seen: OwnData) -> str:
+def _about_data(data: OwnData) -> str:
     sizes = ("image_size: the side in pixels; larger pictures show more detail and take longer",)
-    return ". ".join([*seen.notes, *(sizes if seen.dataset == "image_folder" else ()), ""]).strip()
+    return ". ".join([*data.notes, *(sizes if data.dataset == "image_folder" else ()), ""]).strip()
 
 
-def _training(seen: OwnData, clients: int, recipe: str) -> Iterator[Section]:
+def _training(data: OwnData, clients: int, recipe: str) -> Iterator[Section]:
     network, rate = "mlp", 0.05
-    if len(seen.shape) == 3 and min(seen.shape[1:]) >= 16:
-        network = "lenet" if min(seen.shape[1:]) < 28 else "fedlc_cnn_mnist" if seen.shape[0] == 1 else "tfcnn"
+    if len(data.shape) == 3 and min(data.shape[1:]) >= 16:
+        network = "lenet" if min(data.shape[1:]) < 28 else "fedlc_cnn_mnist" if data.shape[0] == 1 else "tfcnn"
         rate = 0.01
     yield (
         "A small network; labelskew models lists others, such as resnet18 for a GPU (device_args).",
         "model_args",
         {"model": network},
     )
-    large = seen.samples >= LARGE
+    large = data.samples >= LARGE
     train = {"client_num_in_total": clients}
     train |= {"client_num_per_round": 10} if clients > ALL_JOIN else {}
     train |= {"comm_round": 20, "epochs": 1 if large else 2, "batch_size": 64 if large else 16}
@@ -221,30 +213,28 @@ def _training(seen: OwnData, clients: int, recipe: str) -> Iterator[Section]:
     yield reason, "method_args", {"method": "fedlc"}
 
 
-def _places(seen: OwnData, stems: Sequence[str], part: Path, out: Path) -> Iterator[str]:
-    """The path of each silo's data; rows of an archive or table are written to ``part``, which becomes ``out``."""
-    if seen.path is None or len(seen.groups) < 2:
-        yield from [seen.args.get("data_cache_dir", "")] * len(stems)
-    elif seen.dataset == "image_folder":
-        yield from [str(seen.path / group) for group in seen.groups]
+def _places(data: OwnData, stems: Sequence[str], part: Path, out: Path) -> Iterator[str]:
+    """Yield the path of each silo's data; write its rows to ``part``, which becomes ``out``."""
+    if data.path is None or len(data.groups) < 2:
+        yield from [data.args.get("data_cache_dir", "")] * len(stems)
+    elif data.dataset == "image_folder":
+        yield from [str(data.path / group) for group in data.groups]
     else:
         (part / "data").mkdir()
-        deal = _deal_archive if seen.dataset == "npz" else _deal_table
-        for file in deal(seen, [part / "data" / stem for stem in stems]):
+        split = _split_archive if data.dataset == "npz" else _split_table
+        for file in split(data, [part / "data" / stem for stem in stems]):
             yield os.path.abspath(out / "data" / file.name)
 
 
-def _deal_archive(seen: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
-    """Write each group's samples as an archive; one without its own test part has only ``x`` and ``y``."""
-    from fl_labelskew_plugins.data.npz import KNOWN, read_archive
-
-    arrays = read_archive(Path(seen.args["data_cache_dir"]), KNOWN)
+def _split_archive(data: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
+    """Write each group's samples as an archive; a group without a test part has only ``x`` and ``y``."""
+    arrays = read_archive(Path(data.args["data_cache_dir"]), KNOWN)
     train = "_train" if "x_train" in arrays else ""
     labels = arrays[f"y{train}"]  # if they are names, a silo may lack some, so its archive lists all names
-    names = arrays.get("class_names", np.unique(labels) if labels.dtype.kind in "US" else np.array(seen.classes))
+    names = arrays.get("class_names", np.unique(labels) if labels.dtype.kind in "US" else np.array(data.classes))
     groups = np.unique(arrays[f"groups{train}"])
     if len(groups) != len(paths):
-        raise mistake(clean(seen.path), "has a group that is too small to split off a test part", "larger groups")
+        raise mistake(clean(data.path), "has a group that is too small to split off a test part", "larger groups")
     for group, path in zip(groups, paths, strict=True):
         rows = {train: arrays[f"groups{train}"] == group}
         if train and "groups_test" in arrays and (test := arrays["groups_test"] == group).any():
@@ -254,18 +244,16 @@ def _deal_archive(seen: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
             for key, chosen in rows.items()
             for array in "xy"
         }
-        np.savez(path.with_name(f"{path.name}.npz"), class_names=names, **subset)
-        yield path.with_name(f"{path.name}.npz")
+        file = path.with_name(f"{path.name}.npz")
+        np.savez(file, class_names=names, **subset)
+        yield file
 
 
-def _deal_table(seen: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
-    """Write each group's rows as a table with only the columns that are used."""
-    from fl_labelskew_plugins.data import table
-
-    args, source = seen.args, Path(seen.args["data_cache_dir"])
+def _split_table(data: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
+    args, source = data.args, Path(data.args["data_cache_dir"])
     frame = table.rows(source, [args["group"], *args["features"], args["label"]])
     groups = table.texts(frame.pop(args["group"]))
-    for group, path in zip(seen.groups, paths, strict=True):
+    for group, path in zip(data.groups, paths, strict=True):
         rows, file = frame[groups == group], path.with_name(f"{path.name}.csv")
         if source.suffix.lower() in table.PARQUET:
             file = file.with_suffix(".parquet")
@@ -286,18 +274,11 @@ def _comment(text: str) -> str:
     return textwrap.fill(text, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
-def _finish(part: Path, seen: OwnData, kind: str, ignored: Sequence[str], **facts: Any) -> None:
-    """Write the files next to the recipes: README, .gitignore, and the schema by which editors check recipes."""
-    from jinja2 import StrictUndefined, Template
-
-    from fl_labelskew_plugins.recipe.schema import json_schema
-
-    markup = Path(__file__).with_name(f"{kind}.md.j2").read_text("utf-8")
-    readme = Template(
-        markup, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
-    )
-    example = "/data/table.csv" if seen.dataset == "table" else "/data/pictures"
-    place = clean(seen.args.get("data_cache_dir", example), 4096)
+def _finish(part: Path, data: OwnData, kind: str, ignored: Sequence[str], **facts: Any) -> None:
+    page = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    readme = page.from_string(Path(__file__).with_name(f"{kind}.md.j2").read_text("utf-8"))
+    example = "/data/table.csv" if data.dataset == "table" else "/data/pictures"
+    place = clean(data.args.get("data_cache_dir", example), 4096)
     facts |= {"data": shlex.quote(place), "example": example}
     (part / "README.md").write_text(readme.render(facts), encoding="utf-8")
     (part / ".gitignore").write_text("".join(f"{line}\n" for line in ignored), encoding="utf-8")

@@ -1,7 +1,6 @@
-"""First import of the process that forks a sweep's runs: Ctrl-C then ends this process silently during imports.
+"""First import of the process that forks a sweep's runs; the sweep starts it with Ctrl-C blocked.
 
-The sweep starts the process with Ctrl-C blocked, because Python would print a traceback. In other processes, this
-module changes nothing.
+Ctrl-C then ends it without a traceback. In other processes, this module changes nothing.
 """
 
 import signal

@@ -1,7 +1,6 @@
-"""Sweeps from Python: run ``labelskew sweep`` in its own process, then return its runs and a table.
+"""``fl.sweep``: run ``labelskew sweep`` in its own process.
 
-In the caller's process, each run would import the caller's script again, and the sweep would need the process's
-signal handlers.
+In the caller's process, each run would import the caller's script, and the sweep would need its signal handlers.
 """
 
 from __future__ import annotations
@@ -25,24 +24,20 @@ from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.measure import best_test, main_measure
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
-from fl_labelskew_plugins.studies.sweep import crew, plan
+from fl_labelskew_plugins.studies.sweep import plan, pool
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-
 MARK = "# written by fl.sweep, which overwrites it"
-"""First line of the files that ``fl.sweep`` writes; files without this line belong to the user."""
+"""First line of the files that ``fl.sweep`` may overwrite."""
 
 
 class Sweep(NamedTuple):
-    """The runs of a sweep.
+    """The runs that have begun, in the sweep's order, and a table with a row per run, indexed by its name.
 
-    Args:
-        runs: those that have begun, in the sweep's order.
-        table: a row per run, indexed by the run's name. Columns: ``state`` as in ``labelskew status``; ``rounds``;
-            ``accuracy`` of the last test and ``best``, both between 0 and 1; ``why`` (the reason, if the run failed);
-            and each ``section.key`` in which the runs differ.
+    Columns: ``state`` as in ``labelskew status``; ``rounds``; ``accuracy`` of the last test and ``best``, both between
+    0 and 1; ``why`` (the reason of a failure); and each ``section.key`` in which the runs differ.
     """
 
     runs: list[Run]
@@ -64,6 +59,8 @@ def sweep(
 ) -> Sweep:
     """Run every combination of a grid, several at a time; repeat the call to resume unfinished runs.
 
+    A failed run does not stop the others; its row in the table has ``state`` and ``why``.
+
     Args:
         sweep: path of a sweep's file, or its content as a mapping (docs/sweeps.md).
         changes: values for all runs by ``section.key``.
@@ -75,9 +72,6 @@ def sweep(
         memory: GB (10^9 bytes) for all runs together; default: 80 % of the free memory.
         host: ``none``: without FedML.
         quiet: print only warnings and errors.
-
-    Returns:
-        The runs and their table. A failed run does not stop the others; its row has ``state`` and ``why``.
 
     Raises:
         LabelSkewError: invalid arguments or settings.
@@ -114,15 +108,15 @@ def _listed(key: str, values: Any) -> list[Any]:
 
 
 def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path | None) -> Path:
-    """Write the sweep with the changes as ``sweep.yaml`` in the folder of all runs; return its path."""
+    """Write the sweep with the changes to the folder of all runs; return the file."""
     if out is None and not isinstance(content.get("out"), str | Path):
         raise mistake("out", "missing", "the folder of all runs, as fl.sweep(..., out='runs/mine')")
     folder = Path(out or content["out"]).expanduser()
     if RunFolder(folder).recipe.exists():
         raise mistake(folder, "is the folder of a run", "another folder")
     texts = {}
-    given = content.get("set") or {}  # plan.plan reports a wrong type
-    settings = {"set": {**given, **changes}} if changes and isinstance(given, Mapping) else {}
+    common = content.get("set") or {}  # plan.plan reports a wrong type
+    settings = {"set": {**common, **changes}} if changes and isinstance(common, Mapping) else {}
     plain = json.loads(as_json({**content, **settings, "out": str(folder)}))
     base = plain.get("base")
     if isinstance(base, dict):
@@ -155,21 +149,21 @@ def _run(words: Sequence[str], planned: Sequence[plan.Planned], *, quiet: bool) 
     )
     last = ""
     try:
-        lines = process.stderr if quiet else process.stdout
-        assert lines is not None
-        with lines:
-            for line in lines:
+        source, target = (process.stderr, sys.stderr) if quiet else (process.stdout, sys.stdout)
+        assert source is not None
+        with source:
+            for line in source:
                 last = line.strip() or last
-                print(line, end="", file=sys.stderr if quiet else sys.stdout, flush=True)
+                print(line, end="", file=target, flush=True)
         code = process.wait()
     except KeyboardInterrupt:
         done = sum(run.folder.summary.exists() for run in planned)
         raise KeyboardInterrupt(f"interrupted: {done} of {counted(len(planned), 'run')} finished") from None
     finally:
-        end([process], crew.GRACE + 10)
+        end([process], pool.GRACE + 10)
     if code == LabelSkewError.exit_code:
         raise LabelSkewError(clean(last, 1000))
-    if code and (code != RunError.exit_code or not any(crew.last_words(run.log) for run in planned)):
+    if code and (code != RunError.exit_code or not any(pool.error_in_log(run.log) for run in planned)):
         raise RunError(f"{how_it_ended('labelskew sweep', code)}: {clean(last, 1000)}")
 
 
@@ -184,7 +178,7 @@ def _table(planned: Sequence[plan.Planned]) -> DataFrame:
     for number, run in enumerate(planned):
         facts, lines = status.read_planned(run.folder.path), read_lines(run.folder.metrics)
         best = (best_test(lines) or {}).get(main_measure(lines).key)
-        reason = facts.get("why") or crew.last_words(run.log)
+        reason = facts.get("why") or pool.error_in_log(run.log)
         state = status.FAILED if reason and facts["state"] == status.NOT_BEGUN else facts["state"]
         row = {"state": state, "rounds": len(lines), "accuracy": facts.get("accuracy"), "best": best, "why": reason}
         rows.append(row | {place: values[number] for place, values in differing.items()})
@@ -192,7 +186,6 @@ def _table(planned: Sequence[plan.Planned]) -> DataFrame:
 
 
 def _value(recipe: Any, place: str) -> Any:
-    """A setting by its ``section.key``; None if the recipe has no such key."""
     for key in place.split("."):
         recipe = recipe.get(key) if isinstance(recipe, dict) else None
     return recipe

@@ -1,8 +1,4 @@
-"""The grid of a sweep: its runs, their names and folders, and which of them are unfinished.
-
-A sweep is a YAML file: a base recipe, settings for all runs, and axes whose product is run. The folder of each run is
-named after its combination.
-"""
+"""The grid of a sweep: its runs, their names, folders and states."""
 
 from __future__ import annotations
 
@@ -30,12 +26,11 @@ from fl_labelskew_plugins.recipe.mistakes import RecipeError
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.session import data_folder
-from fl_labelskew_plugins.studies import finished, report
+from fl_labelskew_plugins.studies import finished
 from fl_labelskew_plugins.studies.reproduce import Experiment, held
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 MAX_NAME = 150
-"""Maximum length of a run's name, which is its folder's name."""
 LOGS = "_logs"
 """Folder of the runs' logs; no run's name starts with ``_``."""
 MAX_COMBINATIONS = 10_000
@@ -54,7 +49,7 @@ class SweepFile(Params):
 
 
 class AxisValue(NamedTuple):
-    """A value of an axis: its part of a run's name, ``section.key=value`` overrides, and whether the user named it."""
+    """A value of an axis: its part of a run's name, its overrides, and whether the user named it."""
 
     label: str
     settings: tuple[str, ...]
@@ -63,16 +58,13 @@ class AxisValue(NamedTuple):
 
 @dataclass(frozen=True)
 class Planned:
-    """One combination.
+    """A run of one combination.
 
     Args:
-        name: the name of its folder.
-        base: the recipe's file.
-        settings: ``section.key=value`` each, applied to the base.
+        settings: overrides of the base, ``section.key=value``.
         gpus: GPU numbers, of which the run gets one; empty on the CPU.
-        log: the file of the run's output, if there is any.
         number: from 0, in the file's order.
-        names: names of the run's setting and label in a report, if the sweep's file contains any.
+        names: names of setting and label in a report, if the user named them.
     """
 
     name: str
@@ -94,24 +86,17 @@ def plan(
     *,
     elsewhere: bool = False,
 ) -> list[Planned]:
-    """List and check all combinations of a sweep's file, including their data.
+    """List and check all combinations of a sweep's file; raise MistakesError with all mistakes, a line each.
 
-    Args:
-        path: the file.
-        overrides: ``section.key=value``, for all runs.
-        out: folder of all runs, instead of the file's.
-        only: names of values; an axis that contains any of these names runs only these values.
-        elsewhere: whether the runs are for other machines; data and GPUs are then not checked.
-
-    Raises:
-        MistakesError: all mistakes, a line each.
+    ``only``: names of values; an axis that contains any of these names runs only these values. ``elsewhere``: whether
+    the runs are for other machines; data and GPUs are then not checked.
     """
     file = _read(path)
     out = out or Path(file.out or f"runs/{path.stem}").expanduser()
     wrong = [f"{out}: is the folder of a run; use another --out"] if RunFolder(out).recipe.exists() else []
     common = [*_settings(f"{path}: set", file.set, wrong), *overrides]
     axes = [_axis(f"{path}: grid[{number}]", raw, wrong) for number, raw in enumerate(file.grid, 1)]
-    _same_key(path, axes, overrides, wrong)
+    _check_keys(path, axes, overrides, wrong)
     names = [[choice.label for choice in axis] for axis in axes]
     known = list(dict.fromkeys(itertools.chain(*names)))
     skipped = [_skip(f"{path}: skip[{number}]", labels, names, wrong) for number, labels in enumerate(file.skip, 1)]
@@ -122,18 +107,18 @@ def plan(
         wrong.append(f"{path}: grid: {size} combinations; use at most {MAX_COMBINATIONS}")
     if wrong:
         raise MistakesError(wrong)
-    chosen = [
+    combinations = [
         choices
         for choices in itertools.product(*axes)
         if not any(labels <= {choice.label for choice in choices} for labels in skipped)
     ]
-    if not chosen:
+    if not combinations:
         raise mistake(f"{path}: skip", "leaves nothing to run", "fewer entries")
     base = Path(file.base) if file.base in shipped.names() else path.parent / file.base
     typed = {_key(override) for override in overrides}
     planned: list[Planned] = []
     names_by_line: dict[str, list[str]] = {}
-    for choices in chosen:
+    for choices in combinations:
         name = "-".join(choice.label for choice in choices)
         settings = (*common, *(setting for choice in choices for setting in choice.settings))
         try:
@@ -146,11 +131,10 @@ def plan(
             continue
         gpus = tuple(recipe.device.gpu_ids) if recipe.device.using_gpu and recipe.comm.in_process else ()
         folder, log = RunFolder(out / name), out / LOGS / f"{name}.txt"
-        settings, report_names = (*settings, *_left_open(recipe)), _names(kinds, choices)
+        settings, report_names = (*settings, *_additional(recipe)), _names(kinds, choices)
         planned.append(Planned(name, base, settings, recipe, gpus, folder, log, len(planned), report_names))
-    wrong = [
-        f"{line} (in {_few(names)})" if len(names) < len(chosen) else line for line, names in names_by_line.items()
-    ]
+    every = len(combinations)
+    wrong = [line if len(names) == every else f"{line} (in {_few(names)})" for line, names in names_by_line.items()]
     for name, count in Counter(run.name for run in planned).items():
         if count > 1:
             wrong.append(f"{path}: grid: two combinations have the name {name}; use other names")
@@ -162,13 +146,7 @@ def plan(
 
 
 def write_names(planned: Sequence[Planned]) -> None:
-    """Make the folder of all runs, and save in it the names that a report uses for these runs.
-
-    The names of other sweeps in the folder are kept.
-
-    Raises:
-        LabelSkewError: the folder cannot be written.
-    """
+    """Add the names for a report to the folder of all runs; raise LabelSkewError if it cannot be written."""
     folder = planned[0].folder.path.parent
     known = finished.sweep_names(folder)
     names = known | {run.name: dict(run.names) for run in planned}
@@ -184,11 +162,7 @@ def write_names(planned: Sequence[Planned]) -> None:
 
 
 def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
-    """Map names to ``done``, ``begun`` or None (not started); see :func:`fl_labelskew_plugins.studies.reproduce.held`.
-
-    Raises:
-        MistakesError: folders contain other runs.
-    """
+    """Map names to :func:`.reproduce.held`; raise MistakesError if folders contain other runs."""
     states: dict[str, str | None] = {}
     wrong: dict[str, list[str]] = {}
     for run in planned:
@@ -203,19 +177,18 @@ def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
 
 
 def _twins(path: Path, planned: Sequence[Planned]) -> list[str]:
-    """Find combinations with the same settings, data and seed: a report would count them as one."""
-    runs = [report.FinishedRun(run.name, run.recipe.resolved(), (), data=_place(run.recipe)) for run in planned]
-    counted = [run for group in report.grouped(runs) for run in group]
+    """Report combinations with the same settings, data and seed."""
+    runs = [finished.FinishedRun(run.name, run.recipe.resolved(), (), data=_place(run.recipe)) for run in planned]
+    counted = [run for group in finished.grouped(runs) for run in group]
     known = {run.name for run in counted}
     wrong = []
     for run in (run for run in runs if run.name not in known):
-        twin = next(other for other in counted if other.seed == run.seed and report.same(other, run))
+        twin = next(other for other in counted if other.seed == run.seed and finished.same(other, run))
         wrong.append(f"{path}: grid: {twin.name} and {run.name} have the same settings, data and seed; use one of them")
     return wrong[:1] if len(wrong) < 2 else [f"{wrong[0]} (and {len(wrong) - 1} more such)"]
 
 
 def _place(recipe: Recipe) -> str:
-    """The data's folder, which identifies a recipe's data before they are read."""
     folder = data_folder(recipe) or recipe.dataset.default_dir
     return "" if folder is None else str(Path(folder).resolve())
 
@@ -253,7 +226,7 @@ def _key(override: str) -> str:
 
 
 def _axis(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[AxisValue]:
-    """The values of a named axis, ``name: settings``, or of a plain one, ``section.key: [values]``."""
+    """Read a named axis, ``name: settings``, or a plain one, ``section.key: [values]``."""
     if len(raw) == 1 and isinstance(values := next(iter(raw.values())), list):
         (key,) = raw
         if "." not in key or not values:
@@ -280,15 +253,15 @@ def _label(key: str, value: Any) -> str:
 
 
 def _kind(axis: Sequence[AxisValue]) -> str | None:
-    """The name in a report to which an axis belongs: ``setting`` if any value sets data or partition, or ``label``."""
+    """The name in a report to which an axis belongs: ``setting`` if it changes data or partition, or ``label``."""
     keys = {_key(setting) for choice in axis for setting in choice.settings}
-    if any(key.startswith(report.SCENE) for key in keys):
+    if any(key.startswith(finished.SETTING_KEYS) for key in keys):
         return "setting"
     return "label" if keys - {finished.SEED} else None
 
 
 def _names(kinds: Sequence[str | None], choices: Sequence[AxisValue]) -> dict[str, str]:
-    """A report's names for a combination; plain axes give none, since keys and values are clearer."""
+    """A report's names for a combination; only named axes have names."""
     names = {}
     for kind in ("setting", "label"):
         chosen = [choice for choice, of in zip(choices, kinds, strict=True) if of == kind]
@@ -297,8 +270,8 @@ def _names(kinds: Sequence[str | None], choices: Sequence[AxisValue]) -> dict[st
     return names
 
 
-def _same_key(path: Path, axes: Sequence[Sequence[AxisValue]], overrides: Sequence[str], wrong: list[str]) -> None:
-    """Report keys that two axes set, since the second value would contradict the first one's name."""
+def _check_keys(path: Path, axes: Sequence[Sequence[AxisValue]], overrides: Sequence[str], wrong: list[str]) -> None:
+    """Report keys that several axes, or an override and an axis, set."""
     by_axis = [{_key(setting) for choice in axis for setting in choice.settings} for axis in axes]
     for (i, a), (j, b) in itertools.combinations(enumerate(by_axis, 1), 2):
         wrong += [f"{path}: grid: {key} is set by axes {i} and {j}; set it in one of them" for key in sorted(a & b)]
@@ -307,7 +280,6 @@ def _same_key(path: Path, axes: Sequence[Sequence[AxisValue]], overrides: Sequen
 
 
 def _skip(place: str, labels: Sequence[str], axes: Sequence[Sequence[str]], wrong: list[str]) -> set[str]:
-    """A combination to skip; ``axes``: the names of each axis' values."""
     known = list(dict.fromkeys(itertools.chain(*axes)))
     wrong += [f"{place}: {mistakes.unknown(label, known)}" for label in dict.fromkeys(labels) if label not in known]
     for a, b in itertools.combinations(dict.fromkeys(labels), 2):
@@ -318,8 +290,8 @@ def _skip(place: str, labels: Sequence[str], axes: Sequence[Sequence[str]], wron
     return set(labels)
 
 
-def _left_open(recipe: Recipe) -> tuple[str, ...]:
-    """Settings that a sweep adds to a run: one thread, unless the recipe sets it, and GPU 0, its only visible GPU."""
+def _additional(recipe: Recipe) -> tuple[str, ...]:
+    """Settings that a sweep adds: one thread if the recipe does not set it, and GPU 0, the only visible one."""
     if not recipe.comm.in_process:
         return ()
     threads = ("device_args.threads=1",) if recipe.device.threads is None else ()
@@ -331,7 +303,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def of_experiments(experiments: Sequence[Experiment], seeds: int) -> list[Planned]:
-    """The runs of ``labelskew reproduce``, as runs of a sweep; their recipes are unchanged, including the GPUs."""
+    """Convert the runs of ``labelskew reproduce``; their recipes and GPUs are unchanged."""
     planned = []
     for number, (experiment, seed) in enumerate(itertools.product(experiments, range(seeds))):
         folder, settings = experiment.folder(seed), experiment.settings(seed)
@@ -341,20 +313,15 @@ def of_experiments(experiments: Sequence[Experiment], seeds: int) -> list[Planne
 
 
 def pick(planned: Sequence[Planned], text: str) -> list[Planned]:
-    """The runs whose numbers are in the text of ``--task``, such as ``3`` or ``4-7,9``.
-
-    Raises:
-        LabelSkewError: the text is not a list of numbers, or a number is too large.
-    """
+    """Select the runs of ``--task``, such as ``3`` or ``4-7,9``; raise LabelSkewError for an invalid text."""
     use = f"numbers from 0 to {len(planned) - 1}"
     numbers: dict[int, None] = {}
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last:
-            raise mistake(
-                "--task", f"expected a list of task numbers, got {mistakes.show(text)}", f"{use}, such as 3 or 4-7,9"
-            )
+            problem = f"expected a list of task numbers, got {mistakes.show(text)}"
+            raise mistake("--task", problem, f"{use}, such as 3 or 4-7,9")
         if last >= len(planned):
             raise mistake("--task", f"task {last} does not exist", use)
         numbers |= dict.fromkeys(range(first, last + 1))
@@ -362,7 +329,7 @@ def pick(planned: Sequence[Planned], text: str) -> list[Planned]:
 
 
 def missing(planned: Sequence[Planned]) -> list[str]:
-    """A line for each data set and GPU that this machine lacks."""
+    """List the data sets and GPUs that this machine lacks."""
     wrong: dict[str, None] = {}
     for run in planned:
         try:

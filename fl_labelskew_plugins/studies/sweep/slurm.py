@@ -1,10 +1,7 @@
 """Run a sweep as an array job of Slurm: a task for each unfinished run.
 
 A task that reaches its time limit saves a checkpoint, is requeued, and resumes. Slurm itself requeues tasks after
-preemption or a node failure.
-
-``submitit`` would not be shorter. It submits pickled functions, not a command, and cannot show the script beforehand.
-It requeues a task three times, with its own pickle instead of our checkpoint.
+preemption or a node failure. ``submitit`` cannot show the script beforehand.
 """
 
 from __future__ import annotations
@@ -24,12 +21,11 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.studies.sweep.plan import LOGS, Planned
 
 NOTICE = 60
-"""A task is signalled this many seconds before its time limit; Slurm may be a minute early."""
+"""Seconds between the signal and the time limit; Slurm may be a minute early."""
 RESTARTS = 30
-"""Maximum number of times a task is requeued; after that it ends with its checkpoint."""
 OPTION = re.compile(r"[a-z][a-z0-9-]*")
 FORMS = {"array": (r"%\d+", "%N, the maximum of tasks at a time"), "signal": (r"B:USR1@\d+", "B:USR1@SECONDS")}
-"""Options with restricted values, since the script relies on them: pattern, and its description."""
+"""Pattern and description of option values on which the script relies."""
 SCRIPT = r"""#!/bin/bash
 {options}
 
@@ -52,23 +48,18 @@ exit "$code"
 
 
 def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] = ()) -> str:
-    """The script of an array job.
+    """Write the script of an array job with a task for each run; raise LabelSkewError for an invalid option or run.
 
-    Args:
-        runs: one task each.
-        words: arguments of ``labelskew`` for one run; the task's number is appended.
-        extra: options of sbatch, ``KEY=VALUE`` or ``KEY``, which override or extend ours.
-
-    Raises:
-        LabelSkewError: an option is malformed, or a run cannot be a task.
+    ``words``: arguments of ``labelskew`` before the task's number. ``extra``: options of sbatch, ``KEY=VALUE`` or
+    ``KEY``.
     """
-    here, out = Path.cwd(), runs[0].folder.path.parent.absolute()
-    for folder in (here, out):
+    cwd, out = Path.cwd(), runs[0].folder.path.parent.absolute()
+    for folder in (cwd, out):
         if not str(folder).isprintable():
             raise mistake(clean(folder), "contains characters that a script cannot contain", "another folder")
     options: dict[str, str | None] = {
         "job-name": out.name,
-        "chdir": str(here),
+        "chdir": str(cwd),
         "output": f"{out / LOGS}/slurm-".replace("%", "%%") + "%A_%a.txt",
         "open-mode": "append",
         "requeue": None,
@@ -76,7 +67,8 @@ def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] =
         "cpus-per-task": str(max(map(_cores, runs))),
         "array": ",".join(_ranges(sorted(run.number for run in runs))),
     }
-    if gpus := max(map(_gpus, runs)):
+    devices = [run.recipe.device for run in runs]
+    if gpus := max(len(set(device.gpu_ids)) if device.using_gpu else 0 for device in devices):
         options["gres"] = f"gpu:{gpus}"
     for setting in extra:
         key, equals, value = setting.partition("=")
@@ -87,7 +79,11 @@ def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] =
         if form and not re.fullmatch(form, value):
             raise mistake(f"--set-sbatch {setting}", "conflicts with the script", meaning)
         options[key] = (options[key] or "") + value if key == "array" else value if equals else None
-    lines = [f"#SBATCH --{key}" + ("" if value is None else f"={_quoted(value)}") for key, value in options.items()]
+    lines = []
+    for key, text in options.items():
+        # unlike in a shell, a backslash also escapes in single quotes
+        quoted = "" if text is None else "=" + shlex.quote(text.replace("\\", "\\\\"))
+        lines.append(f"#SBATCH --{key}{quoted}")
     return SCRIPT.format(
         options="\n".join(lines),
         command=shlex.join([sys.executable, "-m", "fl_labelskew_plugins.cli.main", *words]),
@@ -96,14 +92,9 @@ def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] =
 
 
 def submit(text: str, folder: Path) -> str:
-    """Submit a script to Slurm; return the job's number.
+    """Submit a script to Slurm and create the folder of logs; return the job's number.
 
-    Args:
-        text: from :func:`script`.
-        folder: of all runs; a folder for logs is made in it.
-
-    Raises:
-        LabelSkewError: Slurm is not installed, or it rejects the job (with Slurm's message).
+    Raise LabelSkewError if Slurm is not installed, or if it rejects the job.
     """
     if shutil.which("sbatch") is None:
         use = "the cluster's login node, or --dry-run to see the script"
@@ -129,7 +120,7 @@ def submit(text: str, folder: Path) -> str:
 
 
 def _cores(run: Planned) -> int:
-    """Cores of a run: the threads of its process, or over MPI those of all its processes."""
+    """Count the threads of a run's processes; raise LabelSkewError if it cannot be a task."""
     comm, threads = run.recipe.comm, run.recipe.device.threads or 1
     if comm.in_process:
         return threads
@@ -143,13 +134,8 @@ def _cores(run: Planned) -> int:
     return threads * (comm.workers + 1)
 
 
-def _gpus(run: Planned) -> int:
-    device = run.recipe.device
-    return len(set(device.gpu_ids)) if device.using_gpu else 0
-
-
 def _ranges(numbers: Sequence[int]) -> list[str]:
-    """Numbers as ranges in Slurm's syntax.
+    """Format numbers as ranges in Slurm's syntax.
 
     >>> _ranges([0, 3, 7, 8, 9])
     ['0', '3', '7-9']
@@ -157,8 +143,3 @@ def _ranges(numbers: Sequence[int]) -> list[str]:
     groups = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     runs = [[number for _, number in group] for _, group in groups]
     return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-
-
-def _quoted(value: str) -> str:
-    r"""Quote a value for sbatch, which reads like a shell, except that a backslash also escapes in single quotes."""
-    return shlex.quote(value.replace("\\", "\\\\"))

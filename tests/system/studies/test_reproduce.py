@@ -18,7 +18,8 @@ from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runs.record import Record
-from fl_labelskew_plugins.studies import report, reproduce
+from fl_labelskew_plugins.studies import reproduce
+from fl_labelskew_plugins.studies.finished import FinishedRun
 
 TEXT = """
 data_args: {dataset: digits}
@@ -83,7 +84,7 @@ def test_fewer_rounds_are_better(values, word):
 def test_what_a_run_has_for_each_measure(file, tmp_path):
     (experiment,) = reproduce.experiments({"one": file}, [], tmp_path)
     accuracies = [0.1, 0.5, 0.9, 0.6, 0.7, 0.8]
-    run = report.FinishedRun(
+    run = FinishedRun(
         "r", {}, [{"round": r, "accuracy": a, "balanced_accuracy": a / 2} for r, a in enumerate(accuracies)]
     )
     assert reproduce.measured(run, number(), experiment, 6) == pytest.approx(75)  # the last 4

@@ -4,7 +4,7 @@ from click.shell_completion import get_completion_class
 from commands import call
 from run_folders import folder, resolved
 
-from fl_labelskew_plugins.cli.completion import PLACES
+from fl_labelskew_plugins.cli.completion import COMMANDS
 from fl_labelskew_plugins.cli.main import main
 
 
@@ -62,7 +62,7 @@ def test_keys_of_recipes(register):
 
 
 def test_completion_prints_the_script_of_each_shell():
-    for shell, place in PLACES.items():
+    for shell, place in COMMANDS.items():
         assert "_LABELSKEW_COMPLETE" in call("completion", shell).output
         assert f"  {place}\n" in call("completion", "--help").output
     assert "is not one of 'bash', 'zsh', 'fish'" in call("completion", "tcsh", code=2).stderr

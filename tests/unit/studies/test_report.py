@@ -9,7 +9,7 @@ from run_folders import folder, resolved
 
 from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.studies import printed, report, side_by_side
-from fl_labelskew_plugins.studies.finished import grouped, read
+from fl_labelskew_plugins.studies.finished import grouped, read, read_all
 
 FALLS = "! {}: best is {:.1f} points above accuracy, the mean of the last tests"
 
@@ -435,7 +435,7 @@ def swept(path, names, recipes):
 
 
 def named(tmp_path):
-    found = report.rows(grouped(report.read_all([tmp_path])[0]), 2)
+    found = report.rows(grouped(read_all([tmp_path])[0]), 2)
     return found[["label", "setting", "place"]].to_numpy().tolist()
 
 

@@ -14,34 +14,34 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.runtimes.options import RunOptions
-from fl_labelskew_plugins.studies.sweep import crew, plan
+from fl_labelskew_plugins.studies.sweep import plan, pool
 
 # When another run may begin
 
 
 def at_work(planned, slots, bound):
     """The first run is under way."""
-    made = crew.Crew(planned, planned[1:], slots, bound, print)
-    made.running.append(crew.RunProcess(planned[0], None, 0))
+    made = pool.Pool(planned, planned[1:], slots, bound, print)
+    made.running.append(pool.RunProcess(planned[0], None, 0))
     return made
 
 
 def test_as_many_runs_as_fit_in_memory_once_it_is_known_what_one_takes(write, tmp_path):
     planned = plan.plan(write(), out=tmp_path / "out")
-    assert not at_work(planned, 3, 10e9)._room()  # nobody knows yet
+    assert not at_work(planned, 3, 10e9)._fits()  # nobody knows yet
     planned[0].folder.create()
     planned[0].folder.append(planned[0].folder.timings, {"round": 0, "seconds": 1.0, "peak_mb": 600.0})
     planned[0].folder.append(planned[0].folder.timings, {"round": 1, "seconds": 1.0, "peak_mb": 700.0})
-    assert at_work(planned, 3, 1.4e9)._room()
-    assert not at_work(planned, 3, 1.39e9)._room()
-    assert not at_work(planned, 1, 1.4e9)._room()
+    assert at_work(planned, 3, 1.4e9)._fits()
+    assert not at_work(planned, 3, 1.39e9)._fits()
+    assert not at_work(planned, 1, 1.4e9)._fits()
     other = plan.plan(write(), ["model_args.model=mlp"], tmp_path / "other")
     made = at_work(planned, 3, 10e9)
     made.waiting = other
-    assert not made._room()  # of another network nobody knows
+    assert not made._fits()  # of another network nobody knows
     made.running.clear()
-    assert made._room()
-    assert 0 < crew.free_memory() < 1e15
+    assert made._fits()
+    assert 0 < pool.free_memory() < 1e15
 
 
 @pytest.mark.parametrize(
@@ -63,21 +63,21 @@ def test_each_run_has_a_gpu_of_its_own(write, tmp_path, monkeypatch):
     gpus = ["device_args.using_gpu=true", "device_args.gpu_ids=[3, 1]"]
     planned = plan.plan(write(), gpus, tmp_path / "out")
     assert {tuple(each.recipe.device.gpu_ids) for each in planned} == {(0,)}  # the only one that it will see
-    assert crew.default_jobs(planned) == 2
-    assert crew.Crew(planned, planned, 2, 1e9, print)._gpus == [3, 1]
+    assert pool.default_jobs(planned) == 2
+    assert pool.Pool(planned, planned, 2, 1e9, print)._gpus == [3, 1]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert crew._visible(3) == "3"
+    assert pool._visible(3) == "3"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,GPU-a,5,6")
-    assert crew._visible(1) == "GPU-a"
+    assert pool._visible(1) == "GPU-a"
     with pytest.raises(LabelSkewError, match="no GPU 4"):
         plan.plan(write(), [*gpus[:1], "device_args.gpu_ids=[4]"])
 
 
 def test_threads_decide_how_many_runs_there_are_at_a_time(write, tmp_path, monkeypatch):
-    monkeypatch.setattr(crew, "available_cores", lambda: 8)
-    assert crew.default_jobs(plan.plan(write(), out=tmp_path)) == 8
-    assert crew.default_jobs(plan.plan(write(), ["device_args.threads=3"], tmp_path)) == 2
-    assert crew.default_jobs(plan.plan(write(), ["comm_args.backend=MPI"], tmp_path)) == 1
+    monkeypatch.setattr(pool, "available_cores", lambda: 8)
+    assert pool.default_jobs(plan.plan(write(), out=tmp_path)) == 8
+    assert pool.default_jobs(plan.plan(write(), ["device_args.threads=3"], tmp_path)) == 2
+    assert pool.default_jobs(plan.plan(write(), ["comm_args.backend=MPI"], tmp_path)) == 1
 
 
 # One sweep from start to end
@@ -168,8 +168,8 @@ def test_nothing_but_one_line_when_it_is_interrupted_while_it_still_imports(writ
     script = tmp_path / "script.py"
     script.write_text(
         "import os\n"
-        "from fl_labelskew_plugins.studies.sweep import crew\nfrom fl_labelskew_plugins.cli.main import main\n"
-        "os.setsid()\ncrew.PRELOADED = ['slow']\nmain()\n"
+        "from fl_labelskew_plugins.studies.sweep import pool\nfrom fl_labelskew_plugins.cli.main import main\n"
+        "os.setsid()\npool.PRELOADED = ['slow']\nmain()\n"
     )
     out = tmp_path / "out"
     argv = ["sweep", write(), "--out", out, "--jobs", "2"]
@@ -195,13 +195,13 @@ def processes_of(group):
     return [fields for fields in stats if int(fields[2]) == group and fields[0] != "Z"]
 
 
-def test_the_last_words_of_a_run(tmp_path):
+def test_error_in_log(tmp_path):
     log = tmp_path / "log.txt"
-    assert crew.last_words(log) == ""
+    assert pool.error_in_log(log) == ""
     log.write_text("warning: x\nerror: one\nerror: two\n")
-    assert crew.last_words(log) == "one; two"
+    assert pool.error_in_log(log) == "one; two"
     log.write_text("Traceback (most recent call last):\n  a\nZeroDivisionError: b\n")
-    assert crew.last_words(log) == f"ZeroDivisionError: b (full traceback: {log})"
+    assert pool.error_in_log(log) == f"ZeroDivisionError: b (full traceback: {log})"
 
 
 def test_a_folder_that_was_begun_and_holds_no_recipe_is_begun_anew(write, tmp_path):

@@ -1,13 +1,8 @@
-"""Run a sweep's processes: several at a time, as GPUs, cores and memory allow, and end them together.
+"""Run a sweep's processes: several at a time, as GPUs, cores and memory allow.
 
-Each run is a process, with results identical to ``labelskew run``. It is forked from a process that has imported the
-host, because this import takes seconds.
-
-Eight tiny runs without FedML, two at a time on two cores, took 9.6 s of processor time and 0.9 GB. Alternatives:
-
-- ``ProcessPoolExecutor``: 11.1 s and 0.9 GB. It needs Python 3.11, and one killed run aborts all others.
-- joblib's loky: 12.3 s and 1.2 GB. The memory grows with the number of runs in a process.
-- one ``sweep --task`` per run: 32.2 s and 1.2 GB.
+Each run is forked from a process that has imported the host, because this import takes seconds. In a
+``ProcessPoolExecutor`` one killed run aborts all others, and with joblib's loky the memory grows with the number of
+runs.
 """
 
 from __future__ import annotations
@@ -22,6 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, MistakesError
@@ -36,16 +32,15 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
 from fl_labelskew_plugins.show.progress import clock, in_words
-from fl_labelskew_plugins.studies import report
+from fl_labelskew_plugins.studies.finished import number
 from fl_labelskew_plugins.studies.reproduce import Say, complete
 from fl_labelskew_plugins.studies.sweep.plan import Planned, missing, states_of
 
 MEMORY_SHARE = 0.8
-"""Share of the free memory for all runs together."""
 GRACE = 30.0
-"""Seconds in which a terminated run may save its checkpoint before it is killed."""
+"""Seconds in which a terminated run may save its checkpoint."""
 MAX_DELAY = 5.0
-"""Seconds by which a pausing run may exceed its time before it is terminated."""
+"""Seconds by which a pausing run may exceed its time."""
 HELD_ELSEWHERE = 75
 """Exit code of a run that another process started or finished first."""
 HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.hosted"]
@@ -62,21 +57,12 @@ def run_all(
     host: str | None = None,
     pause: Pause | None = None,
 ) -> list[str]:
-    """Finish all runs; return a line per failed run.
+    """Finish all runs, ``jobs`` at a time (default: :func:`default_jobs`); return a line per failed run.
 
-    Other processes and machines may work in the same folder. The runs that they have locked are checked again last.
-
-    Args:
-        planned: from :func:`.plan.plan`.
-        jobs: runs at a time; default: :func:`default_jobs`.
-        memory: GB (10^9 bytes) for all runs together; default: :data:`MEMORY_SHARE` of the free memory.
-        say: prints a line.
-        host: as in :class:`.runtimes.options.RunOptions`.
-        pause: when each run stops early, to be resumed later.
+    ``memory``: GB (10^9 bytes) for all runs together; default: :data:`MEMORY_SHARE` of the free memory.
 
     Raises:
-        MistakesError: see :func:`.plan.states_of`.
-        LabelSkewError: the folder cannot be written.
+        LabelSkewError: folders contain other runs, or cannot be written.
         KeyboardInterrupt: interrupted; all runs have saved a checkpoint.
     """
     states = states_of(planned)
@@ -89,17 +75,13 @@ def run_all(
         f"{counted(len(planned), 'run')}: {len(planned) - len(unfinished)} finished, {begun} to resume; "
         f"at most {slots} at a time, in {bound / 1e9:.1f} GB"
     )
-    return Crew(planned, unfinished, slots, bound, say, host, pause).work() if unfinished else []
+    return Pool(planned, unfinished, slots, bound, say, host, pause).work() if unfinished else []
 
 
 def run_here(run: Planned, say: Say, host: str | None = None) -> None:
-    """Finish one run in this process, on the first visible GPU; print its result, or which process already runs it.
+    """Finish one run in this process, on the first visible GPU, and print its result or the process that runs it.
 
-    Raises:
-        MistakesError: this machine lacks the data or the GPU.
-        LabelSkewError: the folder contains another run.
-        RunError: the run failed.
-        KeyboardInterrupt: interrupted; a checkpoint is saved.
+    Raise MistakesError if this machine lacks the data or the GPU; see also :func:`.reproduce.complete`.
     """
     begun, title = time.monotonic(), f"task {run.number}  {run.name}"
     if states_of([run])[run.name] != "done" and (wrong := missing([run])):
@@ -117,19 +99,18 @@ def default_jobs(planned: Sequence[Planned]) -> int:
     """One job if a run has several processes; else one per GPU in use; without GPUs, as many as the cores allow."""
     if any(not run.recipe.comm.in_process for run in planned):
         return 1
-    if gpus := _gpus(planned):
-        return len(gpus)
-    return max(1, available_cores() // _threads(planned))
+    threads = max(run.recipe.device.threads or 1 for run in planned)
+    return len(_gpus(planned)) or max(1, available_cores() // threads)
 
 
 def memory_bound(memory: float | None) -> float:
-    """Bytes that all runs together may use: ``memory`` GB, or :data:`MEMORY_SHARE` of the free memory."""
+    """Bytes for all runs together: ``memory`` GB, or :data:`MEMORY_SHARE` of the free memory."""
     return MEMORY_SHARE * free_memory() if memory is None else memory * 1e9
 
 
 @dataclass
 class RunProcess:
-    """A run in progress, its process, and its slot."""
+    """A run in progress."""
 
     run: Planned
     process: Any
@@ -137,11 +118,11 @@ class RunProcess:
     begun: float = field(default_factory=time.monotonic)
 
 
-class Crew:
+class Pool:
     """Run processes, ``slots`` at a time within ``bound`` bytes.
 
-    A run's memory is estimated by the highest peak so far of runs on the same data and network (``peak_mb`` in their
-    ``timings.jsonl``). Until the first such run has finished a round, no other run is started.
+    A run's estimated memory is the highest ``peak_mb`` of runs on the same data and network. Until the first such run
+    has finished a round, no other run is started.
     """
 
     def __init__(
@@ -173,9 +154,9 @@ class Crew:
         """Run until all runs have ended, or until their time to pause has passed."""
         try:
             with interrupting():
-                _serve()
+                _start_server()
                 while self.waiting or self.running:
-                    while self._free() and self._room():
+                    while self._available() and self._fits():
                         self._start(self.waiting.pop(0))
                     connection.wait([job.process.sentinel for job in self.running], timeout=0.5 if self.running else 2)
                     for job in [job for job in self.running if job.process.exitcode is not None]:
@@ -186,13 +167,13 @@ class Crew:
         finally:
             end([job.process for job in self.running], GRACE)
             for job in self.running:
-                _tidy(job.run.log)
+                _remove_if_empty(job.run.log)
             with contextlib.suppress(OSError):
                 self.all[0].log.parent.rmdir()  # only if it is empty
         return self.failed
 
-    def _free(self) -> bool:
-        """Whether the first waiting run is available; runs locked by other processes move to the end."""
+    def _available(self) -> bool:
+        """Whether the first waiting run is unlocked; locked runs move to the end."""
         elsewhere = {}
         while self.waiting and self.waiting[0].name not in elsewhere:
             run = self.waiting[0]
@@ -212,7 +193,8 @@ class Crew:
             self.say(f"waiting for {runs} of other processes: {holders}")
         return False
 
-    def _room(self) -> bool:
+    def _fits(self) -> bool:
+        """Whether a slot is free, and the memory suffices for the first waiting run."""
         if not self.running:
             return True
         for job in self.running:
@@ -222,7 +204,7 @@ class Crew:
 
     def _remember(self, run: Planned) -> None:
         for line in read_lines(run.folder.timings)[-1:]:
-            if peak := report.number(line, "peak_mb"):
+            if peak := number(line, "peak_mb"):
                 self._peaks[_kind(run)] = max(1e6 * peak, self._peaks.get(_kind(run), 0.0))
 
     def _start(self, run: Planned) -> None:
@@ -240,28 +222,25 @@ class Crew:
 
     def _ended(self, job: RunProcess) -> None:
         run, code, seconds = job.run, job.process.exitcode, time.monotonic() - job.begun
-        _tidy(run.log)
+        _remove_if_empty(run.log)
         if code == HELD_ELSEWHERE:
             self.waiting.append(run)
             return
         self.left -= 1
         self.took.append(seconds)
         if code:
-            reason = last_words(run.log) or how_it_ended("the run", code)
+            reason = error_in_log(run.log) or how_it_ended("the run", code)
             self.failed.append(f"{run.name}: {reason}")
-            result = f"failed: {reason}"
-        else:
-            result = _result(run)
-        mean = sum(self.took) / len(self.took)
-        remaining = mean * self.left / max(1, min(self.slots, self.left, len(self.running) + 1))
+        result = f"failed: {reason}" if code else _result(run)
+        remaining = fmean(self.took) * self.left / max(1, min(self.slots, self.left, len(self.running) + 1))
         self.say(f"{self._number()}  {run.name}  {result}  {clock(seconds)}  left {clock(remaining)}")
 
     def _number(self) -> str:
         return f"{len(self.all) - self.left:>{len(str(len(self.all)))}}/{len(self.all)}"
 
 
-def _serve() -> None:
-    """Start the process that forks the runs, with Ctrl-C blocked until :mod:`.forkserver` is imported."""
+def _start_server() -> None:
+    """Start the process that forks the runs; :mod:`.forkserver` unblocks Ctrl-C in it."""
     resource_tracker.ensure_running()  # its start unblocks signals, so it comes first
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -274,17 +253,11 @@ def _gpus(planned: Sequence[Planned]) -> list[int]:
     return list(dict.fromkeys(gpu for run in planned for gpu in run.gpus))
 
 
-def _threads(planned: Sequence[Planned]) -> int:
-    return max(run.recipe.device.threads or 1 for run in planned)
-
-
 def _kind(run: Planned) -> tuple[str, str]:
-    """Data set and network, by which a run's memory is estimated."""
     return run.recipe.data.dataset, run.recipe.network_name
 
 
 def _visible(gpu: int) -> str:
-    """CUDA's name of the GPU with this number among the visible ones."""
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return names[gpu] if gpu < len(names) else str(gpu)
 
@@ -294,15 +267,15 @@ def _result(run: Planned) -> str:
     return in_words(lines[-1] | {"loss_terms": {}}) if lines else "finished"
 
 
-def _tidy(file: Path) -> None:
+def _remove_if_empty(file: Path) -> None:
     """Delete the log of a run that printed nothing."""
     with contextlib.suppress(OSError):
         if not file.stat().st_size:
             file.unlink()
 
 
-def last_words(file: Path) -> str:
-    """A failed run's error message, or a traceback's last line and the log's path; empty if the log has neither."""
+def error_in_log(file: Path) -> str:
+    """Read a failed run's error message, or a traceback's last line, from its log; empty if it has neither."""
     with contextlib.suppress(OSError):
         lines = [line for line in read_text(file, "replace").splitlines() if line.strip()]
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
@@ -319,12 +292,12 @@ def _work(
     folder: Path,
     file: Path,
     gpu: str | None,
-    host: str | None = None,
-    pause: Pause | None = None,
+    host: str | None,
+    pause: Pause | None,
 ) -> None:
     """Complete one run in its own process; output goes to ``file``, unless the disk is full."""
     os.setsid()  # Ctrl-C reaches only the sweep, which terminates this process
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # inherited by the run's own processes; see .forkserver
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # for the run's own processes; see .forkserver
     try:
         out = open_regular(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError:
