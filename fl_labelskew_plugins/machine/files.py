@@ -1,4 +1,4 @@
-"""Atomic writing of files, and reading of JSON lines that a kill may have cut."""
+"""Read and write regular files; write atomically."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
     """An ``opener`` for ``open``: rejects FIFOs and devices, which may block forever, and links when writing.
 
     Raises:
-        OSError: the file cannot be opened, or is not a regular file.
+        OSError: the file cannot be opened, or is not regular.
     """
     writes = flags & (os.O_WRONLY | os.O_RDWR)
     try:
@@ -36,7 +36,7 @@ def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
             raise OSError(errno.ELOOP, "it is a link, FIFO or socket, not a regular file", str(path)) from None
         raise
     kind = os.fstat(handle).st_mode
-    if stat.S_ISREG(kind) or stat.S_ISDIR(kind):  # open() itself refuses a folder
+    if stat.S_ISREG(kind) or stat.S_ISDIR(kind):  # open() refuses a folder
         return handle
     os.close(handle)
     raise OSError(errno.ELOOP, "it is a FIFO or device, not a regular file", str(path))
@@ -70,7 +70,7 @@ def read_text(path: str | Path, errors: str = "strict") -> str:
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """A temporary file that replaces ``path`` when the block succeeds, and is removed if it fails.
 
-    The file is created empty, with ``mode`` and the umask, so that no existing link or FIFO is written to.
+    It is created exclusively, so that no existing link or FIFO is written to.
     """
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)
@@ -93,9 +93,9 @@ def write_text(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 def copied(path: Path, to: Path) -> None:
-    """Copy a file atomically, as a hard link if the file system has links."""
+    """Copy a file atomically, as a hard link if possible."""
     if to.exists() and to.samefile(path):
-        return  # renaming one link of a file to another does nothing, and would leave the temporary file
+        return  # renaming a link to another link of the same file would leave the temporary file
     with replacing(to) as part:
         part.unlink()
         try:

@@ -1,16 +1,16 @@
 """Locks of folders: one process at a time writes, on this machine or on others that share the folder.
 
-A lock is a file with its holder, created with ``O_EXCL``, which network file systems support. It is stale
+A lock is a file that describes its holder, created with ``O_EXCL``, which network file systems support. It is stale
 
-- immediately, if its process has ended on this machine and container: a process holds ``flock`` on its file;
-- immediately, if this process is the same task of Slurm, requeued since then;
-- otherwise, if it was not touched for :data:`LEASE_S` by the file server's clock; holders touch it every few seconds.
+- immediately, if its process has ended on this machine and container: the process held ``flock`` on the file;
+- immediately, if this process is the same Slurm job, requeued since then;
+- otherwise, if it was not touched for :data:`LEASE_S` by the file server's clock.
 
 A stale lock is replaced by renaming the file :data:`NEXT`, which only one process can create. A holder that was
 suspended detects this with :meth:`Lock.check` before it writes.
 
-No library does this (November 2026): ``filelock``'s leases are never taken over on a network file system, which cannot
-swap two names; ``flufl.lock`` compares machines' clocks, and must be told whether its holder is alive.
+Libraries do not suffice (November 2026): ``filelock`` never takes over a lease on a network file system;
+``flufl.lock`` compares machines' clocks and cannot detect a dead holder.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from fl_labelskew_plugins.machine.text import clean
 
 NAME, NEXT = ".lock", ".lock.next"
 LEASE_S = 120.0
-"""Seconds without a touch after which another machine's lock is stale; the holder touches it six times as often."""
+"""Seconds without a touch after which another machine's lock is stale."""
 PATIENCE_S = 2.0
-"""Seconds to wait for a lock: its holder may still be saving before it ends."""
+"""Seconds to wait for a lock; its holder may still save before it ends."""
 
 
 class HeldError(LabelSkewError):
@@ -56,7 +56,7 @@ class Lock:
         self._folder, self._content = folder, content
 
     def check(self) -> None:
-        """Raise RunError if another process has taken the lock over because this one was suspended."""
+        """Raise RunError if another process has taken over the lock."""
         content = _content(self._folder / NAME)
         if content is None:
             missing = f"its {NAME} is missing, perhaps because it was removed"
@@ -75,19 +75,15 @@ def belongs(name: str) -> bool:
 
 @contextlib.contextmanager
 def alone(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
-    """Hold the lock of a run's folder.
-
-    Args:
-        folder: an existing one.
-        patience: seconds to wait for another process that holds it.
+    """Hold the lock of an existing folder; wait ``patience`` seconds for another holder.
 
     Raises:
-        HeldError: another process holds it; the message names it.
+        HeldError: another process holds it.
         LabelSkewError: the folder cannot be written.
     """
-    owner = {"pid": os.getpid(), "machine": socket.gethostname(), "here": _here(), "token": secrets.token_hex(8)}
-    owner |= _slurm()
-    content = json.dumps(owner).encode()
+    pid = os.getpid()
+    owner = {"pid": pid, "machine": socket.gethostname(), "here": _here(), "token": secrets.token_hex(8)}
+    content = json.dumps(owner | _slurm()).encode()
     try:
         handle = _taken(folder, content, patience)
     except OSError as error:
@@ -101,7 +97,6 @@ def alone(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
 
     beat = threading.Thread(target=touch, daemon=True, name=f"lock of {folder}")
     beat.start()
-    pid = os.getpid()
     try:
         yield Lock(folder, content)
     finally:
@@ -114,7 +109,7 @@ def alone(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
 
 
 def held_by(folder: Path) -> str:
-    """A description of the process that holds the folder's lock; empty if none does."""
+    """The process that holds the folder's lock; empty if none does."""
     with contextlib.suppress(OSError):
         content = _content(folder / NAME)
         if content is not None and not _stale(folder / NAME, content):
@@ -163,7 +158,7 @@ def _replaced(file: Path, content: bytes) -> int | None:
     following = file.with_name(NEXT)
     if (handle := _made(following, content)) is None:
         leftover = _content(following)
-        if leftover is not None and _stale(following, leftover):  # its process ended at this point
+        if leftover is not None and _stale(following, leftover):
             following.unlink(missing_ok=True)
         return None
     before = _content(file)
@@ -187,9 +182,10 @@ def _content(file: Path) -> bytes | None:
 
 
 def _stale(file: Path, content: bytes) -> bool:
-    """Whether the process that wrote a lock's file has ended, as far as can be detected here."""
+    """Whether the process that wrote a lock's file is known to have ended."""
+    before, now = _parsed(content), _slurm()
     with contextlib.suppress(FileNotFoundError), open(file, "rb", opener=open_regular) as opened:
-        if _parsed(content).get("here") == _here():
+        if before.get("here") == _here():
             try:
                 fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return True
@@ -197,7 +193,6 @@ def _stale(file: Path, content: bytes) -> bool:
                 return False
             except OSError:  # a file system without flock
                 pass
-        before, now = _parsed(content), _slurm()
         restarts = before.get("restarts")
         if now and before.get("job") == now["job"] and isinstance(restarts, int) and restarts < now["restarts"]:
             return True
@@ -207,14 +202,14 @@ def _stale(file: Path, content: bytes) -> bool:
 
 
 def _server_time(folder: Path) -> float:
-    """The current time by the clock of a folder's file times; by our own if the folder cannot be written."""
+    """The time by the clock of the folder's file system; by our own if the folder cannot be written."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder, prefix=f"{NAME}.") as probe:
         return os.fstat(probe.fileno()).st_mtime
     return time.time()
 
 
 def _here() -> str:
-    """Id of this boot of the machine and of the container, the scope of ``flock``."""
+    """Id of this machine's boot and container, the scope of ``flock``."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
@@ -222,7 +217,7 @@ def _here() -> str:
 
 
 def _slurm() -> dict[str, Any]:
-    """The Slurm job of this process, and how often it was requeued; empty without Slurm."""
+    """The Slurm job of this process and the number of its restarts; empty without Slurm."""
     job, restarts = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")
     if not job or not restarts.isdecimal():
         return {}

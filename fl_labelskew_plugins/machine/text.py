@@ -12,9 +12,9 @@ from datetime import datetime, timezone
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 NUMBER = re.compile(r"[-+]?([\d.]+(e[-+]?\d+)?( ± [\d.]+)?( ?%)?)?|[-+](inf|nan)", re.IGNORECASE)
 BLANKS = "\u2800\u3164\u115f\u1160\uffa0\U0001d159"
-"""Letters that are printed as nothing, though Unicode does not call them spaces."""
+"""Invisible letters that Python considers printable."""
 TERMS = 8
-"""Maximum number of loss terms in a line or a picture; silos may send more."""
+"""Maximum number of loss terms in a line or a plot; silos may send more."""
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -58,7 +58,7 @@ def csv_cell(value: object) -> object:
 
 
 def few(names: Sequence[str], most: int = 10) -> str:
-    """Names on one line, cleaned and shortened; of many names, the first ones and the last.
+    """Names on one line, cleaned and shortened; of many names, the first ones and the last one.
 
     >>> few(["cat", "dog"]), few(list("abcdefgh"), 4)
     ('cat, dog', 'a, b, c, ... h')
@@ -73,12 +73,12 @@ def utc() -> str:
 
 
 def room() -> int:
-    """Letters per line: ``COLUMNS``, or the terminal's width; no limit in a pipe or a file."""
+    """Letters per line; no limit in a pipe or a file."""
     return shutil.get_terminal_size((sys.maxsize, 24)).columns
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    """Text in lines that fit the terminal, of at most 120 letters; one line in a pipe or a file."""
+    """Text in lines of at most 120 letters that fit the terminal; one line in a pipe or a file."""
     width = room() if room() == sys.maxsize else min(room(), 120)
     text = text.replace(" %", "\xa0%")  # a non-breaking space, at which textwrap does not break
     text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

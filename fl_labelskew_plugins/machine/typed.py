@@ -14,10 +14,7 @@ GO_ON = "FL_LABELSKEW_GO_ON"
 
 
 def to_go_on(words: Iterable[str]) -> str:
-    """``to resume:`` and a shell command: the program as it was typed, with these arguments.
-
-    A process that one of our commands has started returns that command's text.
-    """
+    """``to resume:`` and the shell command with these arguments; in a child process, the parent's command."""
     return os.environ.get(GO_ON) or f"to resume: {shlex.join([program(), *words])}"
 
 

@@ -1,4 +1,4 @@
-"""The file of a checkpoint: the state of a run as tensors and a header."""
+"""Checkpoint files: the state of a run as tensors and a header."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ Norms = dict[int, dict[int, dict[str, float]]]
 """Client to round to norms by name."""
 
 DAMAGED = (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
-"""Exceptions while a damaged checkpoint is read."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run after ``round`` rounds; by default, before the first. See :meth:`.RunFolder.save_checkpoint`.
+    """The state of a run after ``round`` rounds, see :meth:`.RunFolder.save_checkpoint`.
 
     ``states`` and ``selections`` map clients to the round of their private state, and to their number of selections.
     """
@@ -83,7 +82,7 @@ def table(numbers: Mapping[int, int]) -> Tensor:
 
 
 def round_of(file: Path) -> int | None:
-    """The number of complete rounds at a checkpoint; None if it is missing or damaged."""
+    """The number of complete rounds; None if the checkpoint is missing or damaged."""
     with contextlib.suppress(LabelSkewError), _opened(file) as (meta, _):
         return int(meta["round"])
     return None

@@ -1,4 +1,4 @@
-"""Read the files of a run's folder; each damaged file is a one-line error."""
+"""Read the files of a run's folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fl_labelskew_plugins.recipe.sections import Expected
 
 
 class RunFile(BaseModel):
-    """The keys of a JSON file that readers use; each may be missing, and other keys are allowed."""
+    """Types of a JSON file's keys; each key may be missing, and others are allowed."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -56,7 +56,7 @@ class Partition(RunFile):
 
 
 class RunReader:
-    """The files of one run's folder. Properties read the files at each access.
+    """The files of one run's folder, read at each access.
 
     Raises:
         LabelSkewError: in each property, if the file is damaged or cannot be read.
@@ -71,7 +71,7 @@ class RunReader:
 
     @property
     def sections(self) -> dict[str, dict[str, Any]]:
-        """The recipe file, section to keys; needs neither plugins nor Python objects."""
+        """The recipe file, section to keys; needs no plugins."""
         try:
             content, _ = yaml.read(yaml.text_of(self.recipe))
         except yaml.YamlError as error:
@@ -97,17 +97,17 @@ class RunReader:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The content of ``environment.json``, see :class:`Environment`; empty before the run begins."""
+        """The content of :class:`Environment`; empty before the run begins."""
         return self._content("environment.json", Environment)
 
     @property
     def results(self) -> dict[str, Any]:
-        """The content of ``summary.json``, see :class:`Summary`; empty before the run's end."""
+        """The content of :class:`Summary`; empty before the run's end."""
         return self._content("summary.json", Summary)
 
     @property
     def partition(self) -> dict[str, Any]:
-        """The content of ``partition.json``, see :class:`Partition`; empty if no single process knows it."""
+        """The content of :class:`Partition`; empty if no single process knows it."""
         return self._content("partition.json", Partition)
 
     @property
@@ -118,8 +118,7 @@ class RunReader:
     @property
     def class_names(self) -> list[str]:
         """One name for each of the ``C`` classes; empty before the run begins."""
-        names: list[str] = self.environment.get("class_names", [])
-        return names
+        return [*self.environment.get("class_names", [])]
 
     def _content(self, name: str, kind: type[RunFile]) -> dict[str, Any]:
         file = self.path / name

@@ -1,4 +1,4 @@
-"""Build the parts of a run from its recipe: data, clients, network, method, local trainer. Imports no host."""
+"""Build the objects of a run from its recipe. Imports no host."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 
 OWN = "own"
-"""Group of a client's state that contains its model, in a reference run with local models."""
+"""Group of a client's state with its model, in a reference run with local models."""
 
 
 class Dealt(Mapping[int, Tensor]):
-    """Sample indices ``(N_k,)`` of each client, sliced from one tensor on the device on access."""
+    """Sample indices ``(N_k,)`` of each client, slices of one tensor."""
 
     def __init__(self, parts: Parts, device: torch.device) -> None:
         self._parts, self._indices = parts, torch.from_numpy(parts.indices).to(device)
@@ -68,18 +68,14 @@ class Session:
     Args:
         clients: the samples of each client; None if each silo knows only its own.
         class_names: one for each of the ``C`` classes.
-        federation: the facts of the run that every client may know.
-        trainer: trains any client in this process.
-        start: the state dict of round 0; a record replaces it by its shapes and dtypes.
+        start: the state dict of round 0; a record keeps only its shapes and dtypes.
         sizes: training samples of each client; 0 for an unknown client.
         counts: ``(K, C)`` training samples per client and class, on the device; None if unknown.
-        notes: text files of the data set to save with the results, by name.
-        data: fingerprint of the data, see :func:`fl_labelskew_plugins.data.fingerprint.fingerprint`; None if no single
-            process knows them.
+        notes: text files of the data set, to save with the results.
+        data: the data's fingerprint; None if no single process knows them.
         input_shape: of one sample.
         dtype: of samples as they are stored.
-        mean: by which samples are normalised, per channel; see :class:`fl_labelskew_registry.Data`. None if unknown
-            in this process.
+        mean: per channel, see :class:`fl_labelskew_registry.Data`; None if unknown in this process.
         std: likewise.
     """
 
@@ -99,16 +95,16 @@ class Session:
     std: tuple[float, ...] | None = None
 
     def openings(self) -> Iterator[Contribution]:
-        """Yield every client's part of the opening exchange; nothing if there is no such exchange.
-
-        Raises:
-            RunError: the method sends tensors that it has not announced.
-        """
+        """Yield every client's part of the opening exchange, if there is one."""
         if self.sums is not None or self.method.uses("opening"):
             yield from map(self.opening, range(self.federation.num_clients))
 
     def opening(self, client: int) -> Contribution:
-        """One client's part of the opening exchange; with secure aggregation, its vector."""
+        """A client's part of the opening exchange; with secure aggregation, its vector.
+
+        Raises:
+            RunError: the method sends tensors that it has not announced.
+        """
         tensors = Turn(self.trainer, client).opening()
         shapes = self.method.opening_shapes(self.federation)
         check_extra(tensors, shapes, where=f"opening of {self.trainer.name(client)}")
@@ -118,13 +114,13 @@ class Session:
         return Contribution(client, tensors)
 
     def reported_tests(self, client: int) -> int:
-        """Number of test samples of a client that reports its accuracy on them, else 0."""
+        """Number of a client's test samples if it reports its accuracy on them, else 0."""
         reports = self.recipe.comm.send_measures and self.recipe.validation.per_client
         return len(self.trainer.test_indices[client]) if reports else 0
 
     @cached_property
     def sums(self) -> Sums | None:
-        """The vectors that clients add and the server reads; None without secure aggregation."""
+        """The clients' vectors; None without secure aggregation."""
         comm, privacy = self.recipe.comm, self.recipe.privacy
         if not comm.secure_aggregation:
             return None
@@ -141,53 +137,49 @@ class Session:
         )
 
     def admit(self, client: int, samples: int, counts: Sequence[int] | None) -> None:
-        """Register a new client with its number of training samples, and those of each class if known."""
+        """Register a client with its number of training samples, and those of each class if known."""
         self.sizes[client] = samples
         if self.counts is not None and counts is not None:
             self.counts[client] = torch.tensor(counts)
 
     @property
     def client_names(self) -> list[str]:
-        """Display names: by the groups of the data set, the silos' own files, or numbers."""
+        """Display names: of the data set's groups, of the silos' own files, or numbers."""
         if self.clients is not None:
             return [f"client {name}" if name == str(k) else name for k, name in enumerate(self.clients.names)]
         files = status.names(self.recipe.client_specific.data_silo_config, self.federation.num_clients)
         return [f"silo {rank}, {name}" if name else f"silo {rank}" for rank, name in enumerate(files, 1)]
 
     def own_model(self, state: State) -> Weights | None:
-        """A client's own model from its state; None if it has none."""
+        """A client's own model from its state, if any."""
         if self.recipe.train.reference == "local":
             return group(state, OWN) or None
         return self.method.personalised(rest(state, OPTIMIZER))
 
     @property
     def own_models(self) -> str:
-        """The kind of models that are tested on clients' own test splits after local training."""
+        """Display name of the clients' own models."""
         return "personalised models" if self.method.personalises() else "local models"
 
     @property
     def method(self) -> Method:
-        """The label-skew method in use."""
+        """The recipe's method."""
         return self.recipe.method
 
 
 def of_classes(names: Sequence[str], counts: Tensor | None, samples: int) -> str:
-    """Training samples and their classes, in words.
-
-    ``counts``: ``(K, C)`` training samples per client and class, if known; ``samples``: their number, 0 if unknown.
-    """
+    """Training samples and their classes in words, from ``counts`` ``(K, C)``; ``samples``: 0 if unknown."""
     held = list(names)
     if counts is not None and len(counts):
         held = [name for name, some in zip(names, counts.sum(0).tolist(), strict=True) if some]
-    classes = (
-        counted(len(held), "class", "classes") if len(held) == len(names) else f"{len(held)} of {len(names)} classes"
-    )
+    every = counted(len(names), "class", "classes")
+    classes = every if len(held) == len(names) else f"{len(held)} of {len(names)} classes"
     known = f"{counted(samples, 'training sample')} of " if samples else ""
     return known + classes + ("" if numbered(names) else f" ({few(held)})")
 
 
 def numbered(names: Sequence[str]) -> bool:
-    """Whether the classes' names are only their numbers, as for arrays."""
+    """Whether the classes' names are only their numbers."""
     return list(names) == [str(c) for c in range(len(names))]
 
 
@@ -203,23 +195,21 @@ def loaded(recipe: Recipe) -> Data:
 
 def check_form(recipe: Recipe, data: Data) -> None:
     """Raise LabelSkewError if the data's shape or number of classes differs from the recipe's."""
-    shape, classes = list(data.test.x.shape[1:]), len(data.class_names)
-    for key, expected, actual in (
-        ("input_shape", recipe.data.input_shape, shape),
-        ("classes", recipe.data.classes, classes),
-    ):
+    form = {"input_shape": list(data.test.x.shape[1:]), "classes": len(data.class_names)}
+    for key, actual in form.items():
+        expected = getattr(recipe.data, key)
         if expected is not None and expected != actual:
             raise mistake(f"data_args.{key}", f"{expected} in the recipe, but {actual} in the data", f"{key}: {actual}")
 
 
 def data_folder(recipe: Recipe) -> Path | None:
-    """The folder of the data set's files; None: the data set's default."""
+    """The data folder in the recipe, if any."""
     folder = recipe.data.data_cache_dir
     return None if folder is None else Path(folder).expanduser()
 
 
 def made_up(recipe: Recipe) -> bool:
-    """Whether ``labelskew data fake`` wrote the data's folder."""
+    """Whether ``labelskew data fake`` wrote the data."""
     return fakes.made_up(data_folder(recipe))
 
 
@@ -231,11 +221,7 @@ def divided(recipe: Recipe) -> tuple[Data, Clients]:
 
 
 def build(recipe: Recipe) -> Session:
-    """Set up a simulation: load the data, partition them, and build network and trainer.
-
-    Raises:
-        LabelSkewError: something in the recipe is not available here.
-    """
+    """Set up a simulation: load and partition the data, and build network and trainer."""
     refuse_host_switches(recipe)
     data, clients = divided(recipe)
     centralised = recipe.train.reference == "centralised"
@@ -245,13 +231,13 @@ def build(recipe: Recipe) -> Session:
     session = assemble(recipe, data, clients.train, clients.test, sizes, names=clients.groups, steps=total)
     counts = torch.from_numpy(clients.counts).to(session.trainer.device)
     session = replace(session, clients=clients, counts=counts, data=fingerprint(data))
-    watch(session, Path())  # raises before anything is written
-    _ = session.sums  # likewise, if the vectors are too small for the noise
+    watch(session, Path())  # raises errors before anything is written
+    _ = session.sums  # likewise
     return session
 
 
 def pooled(clients: Clients) -> Clients:
-    """One client with the training and test samples of all clients."""
+    """One client with the samples of all clients."""
 
     def together(parts: Parts) -> Parts:
         owners = np.full(int(parts.indices.max(initial=-1)) + 1, -1)
@@ -264,17 +250,17 @@ def pooled(clients: Clients) -> Clients:
 
 
 def steps(recipe: Recipe, sizes: Sequence[int]) -> int:
-    """Training steps of a round's clients together, on average; ``sizes``: training samples of each client."""
+    """Mean number of a round's training steps over all its clients; ``sizes``: training samples of each client."""
     train = recipe.train
     every = sum(train.epochs * math.ceil(size / train.batch_size) for size in sizes)
     return max(1, round(every * train.clients_per_round / train.client_num_in_total))
 
 
 def watch(session: Session, folder: Path) -> Watch | None:
-    """The recipe's diagnostics, with files in ``folder``; None without diagnostics.
+    """The recipe's diagnostics, if any, with files in ``folder``.
 
     Raises:
-        LabelSkewError: the run lacks something that one of them needs.
+        LabelSkewError: a diagnostic does not fit the run.
     """
     recipe = session.recipe
     if not recipe.tracking.diagnostics:
@@ -282,7 +268,7 @@ def watch(session: Session, folder: Path) -> Watch | None:
     from fl_labelskew_plugins.diagnostics.base import Scene
     from fl_labelskew_plugins.diagnostics.watch import Watch
 
-    assert session.counts is not None  # a recipe for several silos is refused
+    assert session.counts is not None  # recipes for silos have no diagnostics
     title = f"{recipe.method_name} on {recipe.data.dataset}"
     scene = Scene(title, session.trainer, session.counts, session.class_names, session.federation.rounds)
     return Watch(recipe.tracking.diagnostics, recipe.tracking.diagnostics_every, scene, folder)
@@ -305,13 +291,13 @@ def assemble(
     Args:
         recipe: of the run.
         data: samples of these clients, and test samples; either part may be empty.
-        train: indices of the training samples of these clients, by client, or of all clients.
-        test: indices of their own test samples, likewise.
+        train: indices of these clients' training samples.
+        test: indices of their own test samples.
         sizes: training samples of all clients, 0 for an unknown one.
-        federation: of the whole run, if it does not follow from the data here.
+        federation: default: from the data.
         secret: seed of this silo's privacy noise, known only to the silo.
         names: clients' display names, if any.
-        steps: number of a client's training steps in a round, instead of the recipe's epochs.
+        steps: a client's training steps per round, instead of the recipe's epochs.
     """
     device = devices.device(recipe)
     fixed = recipe.device.threads or threads.chosen_by_user()
@@ -389,7 +375,7 @@ def local_settings(recipe: Recipe) -> LocalSettings:
 
 
 def loader_workers(recipe: Recipe, device: torch.device) -> int:
-    """Processes that decode pictures: by default half of this process's cores, with a GPU all but one; at most 16."""
+    """Processes that decode pictures: by default half of this process's cores, with a GPU all but one, at most 16."""
     if recipe.device.loader_workers is not None:
         return recipe.device.loader_workers
     place = place_on_node() or mpi_rank()
@@ -398,12 +384,10 @@ def loader_workers(recipe: Recipe, device: torch.device) -> int:
 
 
 def refuse_host_switches(recipe: Recipe) -> None:
-    """Reject FedML's attacks, defences and differential privacy where they would miss tensors or corrupt weights.
-
-    They process only weights.
+    """Reject FedML's attacks, defences and differential privacy, which process only weights, for other tensors.
 
     Raises:
-        LabelSkewError: they are on and the method sends other tensors, or rows are weighted per class.
+        LabelSkewError: the recipe sends other tensors, or weights rows per class.
     """
     on = compatibility.host_switches(recipe)
     if not on:

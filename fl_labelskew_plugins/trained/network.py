@@ -310,7 +310,7 @@ def file_of(place: Path, *, best: bool = False, client: str | None = None) -> Pa
 
 def _of_client(place: Path, client: str) -> Path:
     files = sorted((place / "clients").glob("client*.safetensors"))
-    metadata = {file: model_file.said(file) for file in files}
+    metadata = {file: model_file.read_metadata(file) for file in files}
     for file, about in metadata.items():
         if about is not None and about.client_name == client:
             return file
