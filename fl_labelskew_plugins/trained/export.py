@@ -1,4 +1,4 @@
-"""Export trained models, with normalisation in the graph, as ONNX or as torch's pt2."""
+"""Export trained models as ONNX or as torch's pt2."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fl_labelskew_plugins.trained.network import Trained
 
 FORMATS = ("onnx", "pt2")
 TOLERANCE = 1e-4
-"""Maximum difference of a file's logits from the network's, divided by the largest logit or 1, whichever is larger."""
+"""Maximum difference of the file's logits from the network's, divided by the larger of 1 and the largest logit."""
 INPUT, OUTPUT = "samples", "logits"
 
 
@@ -34,10 +34,7 @@ def export(trained: Trained, out: Path, form: str) -> float:
     The graph has one input, ``samples`` ``(batch, ...)``, as the data set gives them: uint8 of 0 to 255 if its samples
     are uint8, else float32; and one output, ``logits`` ``(batch, C)`` float32.
 
-    Args:
-        trained: the model.
-        out: the file; it appears only when it is complete and checked.
-        form: one of :data:`FORMATS`.
+    ``form``: one of :data:`FORMATS`.
 
     Returns:
         The largest difference of a logit, as in :data:`TOLERANCE`.
@@ -57,7 +54,7 @@ def export(trained: Trained, out: Path, form: str) -> float:
             batch = {INPUT: {0: torch.export.Dim("batch", min=1)}}
             program = torch.export.export(whole, (example,), dynamic_shapes=batch)
             for node in program.graph.nodes:
-                node.meta.pop("stack_trace", None)  # it contains paths of this machine
+                node.meta.pop("stack_trace", None)  # contains paths of this machine
             if form == "onnx":
                 texts = {KEY: metadata, "class_names": json.dumps(trained.about.class_names)}
                 _write_onnx(program, example, batch, part, texts)
@@ -66,7 +63,7 @@ def export(trained: Trained, out: Path, form: str) -> float:
                     torch.export.save(program, stream, extra_files={KEY: metadata})
         except OSError:
             raise
-        except Exception as error:  # any error of the exporter on an arbitrary network
+        except Exception as error:  # exporters raise any type
             reason = clean(failure(error), 300)
             raise RunError(f"{clean(trained.file, 4096)}: cannot be exported as {form}: {reason}") from error
         run = _onnx(part) if form == "onnx" else _pt2(part)
@@ -84,7 +81,7 @@ def export(trained: Trained, out: Path, form: str) -> float:
 
 
 def samples(about: About, number: int) -> Tensor:
-    """Reproducible random samples on the scale of training."""
+    """Reproducible random samples ``(number, ...)`` on the scale of training."""
     generator = torch.Generator().manual_seed(number)
     shape = (number, *about.input_shape)
     if about.dtype == "uint8":
@@ -100,7 +97,7 @@ def samples(about: About, number: int) -> Tensor:
 def _write_onnx(program: Any, example: Tensor, batch: dict[str, Any], file: Path, texts: dict[str, str]) -> None:
     names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "dynamic_shapes": batch}
     exported = torch.onnx.export(program, (example,), dynamo=True, verbose=False, **names)
-    assert exported is not None  # since it writes no file itself
+    assert exported is not None  # it has written no file
     model = exported.model_proto
     for key, text in texts.items():
         model.metadata_props.add(key=key, value=text)

@@ -1,4 +1,4 @@
-"""Read inputs of a model: pictures, folders of pictures, arrays and tables; in batches, as in training."""
+"""Read inputs of a model in batches: pictures, arrays and tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fl_labelskew_plugins.runs.model_file import About
 from fl_labelskew_plugins.trained.network import Trained, known, made
 
 MAX_DEVIATION = 8.0
-"""Warn if an array's standard deviation, or distance from the mean, exceeds this multiple of training's deviation."""
+"""Maximum distance from the training's mean, and ratio to its standard deviation, without a warning."""
 
 
 class InputBatch(NamedTuple):
@@ -34,10 +34,10 @@ class InputBatch(NamedTuple):
 
 
 def listed(places: Sequence[Path]) -> list[Path]:
-    """Files, with folders replaced by the pictures in them.
+    """Replace folders by the pictures in them.
 
     Raises:
-        MistakesError: some do not exist, or a folder has no pictures; a line each.
+        MistakesError: with a line for each missing file and each folder without pictures.
     """
     files: list[Path] = []
     wrong = []
@@ -63,12 +63,12 @@ def batches(
     unreadable: list[str],
     settings: Mapping[str, Any] | None = None,
 ) -> Iterator[InputBatch]:
-    """Read the samples of files, in order, at most ``size`` at a time; unreadable files are listed in ``unreadable``.
+    """Read the samples of files in order, at most ``size`` at a time; append an error to ``unreadable`` per bad file.
 
     ``settings``: ``data_args`` that override the training's.
 
     Raises:
-        LabelSkewError: the model takes neither pictures nor tables, or pictures of another shape.
+        LabelSkewError: the model takes other inputs.
     """
     for picture, group in groupby(files, key=lambda file: not holds_many(file)):
         if picture:
@@ -89,12 +89,12 @@ def batches(
 
 
 def holds_many(file: Path) -> bool:
-    """Whether a file may contain several samples: an archive or a table."""
+    """Whether a file is an archive or a table."""
     return file.suffix.lower() in (".npz", *TEXT, *PARQUET)
 
 
 def cut(samples: NDArray[Any], size: int, name: str, numbers: NDArray[np.int64] | None = None) -> Iterator[InputBatch]:
-    """Samples in batches, each sample named ``name[number]``, by default numbered from 0."""
+    """Divide samples into batches, with a name ``name[number]`` each, by default numbered from 0."""
     numbers = np.arange(len(samples)) if numbers is None else numbers
     for start in range(0, len(samples), size):
         part = slice(start, start + size)
@@ -105,7 +105,7 @@ def table_of(trained: Trained, settings: Mapping[str, Any] | None = None) -> Tab
     """The data set that reads tables for a model.
 
     Raises:
-        LabelSkewError: the model was not trained on tables, or a setting is wrong.
+        LabelSkewError: the model does not take tables, or a setting is wrong.
     """
     about, where = trained.about, clean(trained.file, 4096)
     if about.dataset != "table":
@@ -123,10 +123,10 @@ def reader(trained: Trained, recipe: Mapping[str, Any], settings: Mapping[str, A
         trained: the model.
         recipe: ``data_args`` of its recipe, if known.
         settings: ``data_args`` that override these.
-        place: of the recipe, for messages.
+        place: the recipe's, for messages.
 
     Raises:
-        LabelSkewError: the data set is not installed, or does not have these parameters.
+        LabelSkewError: the data set is not installed, or a setting is wrong.
     """
     about, where = trained.about, clean(trained.file, 4096)
     kind = catalog.load("datasets", known("datasets", about.dataset, where))
@@ -166,8 +166,7 @@ def _pictures(
     with ThreadPoolExecutor(available_cores()) as pool:
         for start in range(0, len(files), size):
             part = files[start : start + size]
-            batch = InputBatch([], np.empty((0, *about.input_shape), np.uint8))
-            sound = []
+            names, samples = [], []
             for file, sample in zip(part, pool.map(read, part), strict=True):
                 if isinstance(sample, str):
                     unreadable.append(sample)
@@ -175,10 +174,10 @@ def _pictures(
                 if list(sample.shape) != about.input_shape:
                     shape = f"{tuple(sample.shape)}, but the network takes {tuple(about.input_shape)}"
                     raise mistake(where, f"its pictures become samples of shape {shape}", "the original file")
-                batch.names.append(clean(file, 4096))
-                sound.append(sample)
-            if sound:
-                yield batch._replace(samples=np.stack(sound))
+                names.append(clean(file, 4096))
+                samples.append(sample)
+            if samples:
+                yield InputBatch(names, np.stack(samples))
 
 
 def _archives(about: About) -> str:
@@ -194,10 +193,10 @@ def _array(about: About, file: Path) -> NDArray[Any]:
 
 
 def fitted(about: About, x: NDArray[Any], where: str) -> NDArray[Any]:
-    """Convert an array of numbers to samples ``(N, ...)`` of the model's shape and type.
+    """Convert an array to samples ``(N, ...)`` of the model's shape and type; see :func:`warn_of_scale`.
 
-    Axes may be the model's, ``(N, H, W, C)``, ``(N, H, W)`` for one channel, or any if the model takes rows; a single
-    sample becomes a batch of one. Warns of another scale than the training's, see :func:`warn_of_scale`.
+    Its shape may be the model's, with or without ``N``; ``(N, H, W, C)``; ``(N, H, W)`` for one channel; or any if the
+    model takes rows.
 
     Raises:
         LabelSkewError: the array does not fit.
@@ -231,11 +230,9 @@ def fitted(about: About, x: NDArray[Any], where: str) -> NDArray[Any]:
 
 
 def warn_of_scale(about: About, x: NDArray[Any], where: str) -> None:
-    """Warn if samples ``(N, ...)`` clearly have another scale than the training's.
+    """Warn if samples ``(N, ...)`` have another scale than the training's, such as 0 to 255 for 0 to 1.
 
-    Normalised training samples have mean 0 and standard deviation 1. An array whose mean is further than 8 from that,
-    or whose standard deviation is above 8 or below 1/8, has another scale, such as 0 to 255 for 0 to 1, or a single
-    value. Without normalisation in training, this cannot be detected.
+    This cannot be detected without normalisation in training.
     """
     plain = about.mean == [0.0] and about.std == [1.0] and about.dtype == "float32"
     if not about.mean or not about.std or plain or not x.size:
@@ -246,8 +243,7 @@ def warn_of_scale(about: About, x: NDArray[Any], where: str) -> None:
     spread = x.std(axes, dtype=np.float64) / unit / about.std
     if np.abs(mean).max() <= MAX_DEVIATION and spread.max() <= MAX_DEVIATION and spread.max() >= 1 / MAX_DEVIATION:
         return
-    usual = unit * np.mean(about.mean), unit * np.mean(about.std)
     log.warn(
         f"{where}: scale differs from training: mean {x.mean():.3g}, standard deviation {x.std():.3g}, in training "
-        f"{usual[0]:.3g} and {usual[1]:.3g}; predictions may be meaningless"
+        f"{unit * np.mean(about.mean):.3g} and {unit * np.mean(about.std):.3g}; predictions may be meaningless"
     )

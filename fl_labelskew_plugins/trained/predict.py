@@ -1,4 +1,4 @@
-"""Predictions as rows, and files of rows."""
+"""Predictions as rows and in files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Write = Callable[[list[PredictionRow]], None]
 
 
 def columns(top: int) -> list[str]:
-    """The header of the rows: the file, the class and its probability; then those of the next classes."""
+    """The header of the rows: file, most probable class and its probability; then those of the next classes."""
     further = [f"{name}_{rank}" for rank in range(2, top + 1) for name in ("class", "probability")]
     return ["file", "class", "probability", *further]
 
@@ -36,7 +36,7 @@ def rows(trained: Trained, batches: Iterable[inputs.InputBatch], top: int) -> It
     """The rows of each batch, see :func:`columns`; probabilities between 0 and 1.
 
     Raises:
-        LabelSkewError: the network does not take the samples, or has fewer than ``top`` classes.
+        LabelSkewError: the samples do not fit the network, or it has fewer than ``top`` classes.
     """
     names = trained.about.class_names
     if not 1 <= top <= len(names):
@@ -53,7 +53,7 @@ def frame(trained: Trained, x: Any, *, top: int, batch_size: int) -> pd.DataFram
     """Predictions for an array or tensor ``(N, ...)`` by number, a table by its index, or paths by file.
 
     Raises:
-        LabelSkewError: as :func:`rows`, or the array does not fit; with a line per file that cannot be read.
+        LabelSkewError: as :func:`rows`; with a line per file that cannot be read.
     """
     import pandas as pd
 
@@ -78,16 +78,16 @@ def frame(trained: Trained, x: Any, *, top: int, batch_size: int) -> pd.DataFram
 
 
 def writer(out: Path, head: Sequence[str]) -> AbstractContextManager[Write]:
-    """A writer of rows to a file, which appears when it is complete, in the format of its name's ending.
+    """A writer of rows to a file in the format of its suffix.
 
     Raises:
-        LabelSkewError: the ending is unknown, or a package is missing.
+        LabelSkewError: the suffix is unknown, or a package is missing.
     """
     formats = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
     if out.suffix.lower() not in formats:
         raise LabelSkewError(f"--out {clean(out, 4096)}: unknown format; allowed: a name with {', '.join(formats)}")
     if out.suffix.lower() == ".parquet":
-        what = f"--out {clean(out, 4096)}:"  # checked before predicting
+        what = f"--out {clean(out, 4096)}:"
         extras.load("parquet", "pyarrow.parquet", what=what, otherwise=", or use --out FILE.csv")
     return formats[out.suffix.lower()](out, head)
 
@@ -115,8 +115,5 @@ def _parquet(out: Path, head: Sequence[str]) -> Iterator[Write]:
     schema = pa.schema(list(zip(head, kinds, strict=True)))
     with replacing(out) as part, pq.ParquetWriter(part, schema) as table:
         yield lambda some: table.write_table(
-            pa.Table.from_arrays(
-                [pa.array(column, kind) for column, kind in zip(zip(*some, strict=True), kinds, strict=True)],
-                schema=schema,
-            )
+            pa.Table.from_pylist([dict(zip(head, row, strict=True)) for row in some], schema)
         )
