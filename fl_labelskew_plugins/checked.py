@@ -1,7 +1,6 @@
-"""Turn errors and invalid return values of other packages' plugins into one-line error messages.
+"""Turn errors and invalid values of other packages' plugins into one-line error messages.
 
-:func:`checked` wraps every hook of such a plugin in a :class:`Hook`; ``fl_labelskew_registry.answers`` checks the
-values. This package's plugins keep their traceback.
+:func:`checked` wraps every hook in a :class:`Hook`; ``fl_labelskew_registry.answers`` checks the values.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SENT = (float32, float64, int64)
 
 
 class HookError(LabelSkewError):
-    """A hook of another package's plugin failed or returned an invalid value; ``frames``: of the author's code."""
+    """A plugin's hook failed or returned an invalid value; ``frames``: of the author's code."""
 
     exit_code = 1
 
@@ -38,10 +37,7 @@ class HookError(LabelSkewError):
 
 
 def checked(plugin: T, *, of: object = None) -> T:
-    """Wrap every hook of another package's plugin in a :class:`Hook`, and return the plugin.
-
-    ``of``: the object that created it, if its author is the plugin's, as for a network's module.
-    """
+    """Wrap every hook of another package's plugin in a :class:`Hook`; ``of``: the creator of a network's module."""
     kind = type(plugin if of is None else of)
     if package(kind) not in OURS:
         contract = next((contract for contract in HOOKS if isinstance(plugin, contract)), nn.Module)
@@ -64,11 +60,7 @@ class Hook:
         return Hook, (self.owner, self.contract, self.name, self.kind, self.given)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the hook's value.
-
-        Raises:
-            HookError: the value violates the contract, or the author's code raised an exception.
-        """
+        """Return the hook's value; raises HookError if it is invalid, or the author's code raised an exception."""
         function = self.given
         if function is None:  # features may be a submodule of the network
             hook = getattr(type(self.owner), self.name, None)
@@ -88,7 +80,7 @@ class Hook:
 
 
 def hook_name(plugin: Any, *hooks: str) -> str:
-    """A plugin's overridden hooks as ``Class.hook (module)``; for a combined method, those of each part."""
+    """A plugin's overridden hooks as ``Class.hook (module)``, of each part of a combined method."""
     names = []
     for part in getattr(plugin, "parts", {"": plugin}).values():
         kind = type(part)
@@ -125,7 +117,7 @@ def _summary(error: Exception) -> str:
 
 
 def _frames(error: Exception, kind: type) -> str:
-    """The traceback's frames of the author's code, formatted as in Python."""
+    """The traceback's frames of the author's code, as text."""
     authors = {package(base) for base in kind.__mro__} - OTHERS
     library = sysconfig.get_path("stdlib")
 

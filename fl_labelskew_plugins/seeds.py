@@ -73,7 +73,7 @@ def noise_generator(seed: int, purpose: str, round: int = 0, client: int = 0) ->
 def seed_globals(seed: int, purpose: str, round: int, client: int = 0) -> None:
     """Seed the global generators for FedML's attacks and noise, so that a resumed run draws the same values.
 
-    Seeds may have up to 128 bits; CPU generators use all of them.
+    CPU generators use all of a seed's up to 128 bits.
     """
     import torch
 

@@ -89,10 +89,7 @@ def evict(tensor: Tensor) -> None:
 
 
 def pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield a tensor's entries in flat parts of at most :data:`PIECE`, in memory order, evicting each from memory.
-
-    A non-contiguous tensor is not divided.
-    """
+    """Yield and evict flat parts of at most :data:`PIECE` entries in memory order; a non-contiguous tensor is one part."""
     flat = tensor.permute(0, 2, 3, 1) if channels_last(tensor) else tensor
     for part in flat.reshape(-1).split(PIECE) if flat.is_contiguous() else [tensor]:  # type: ignore[no-untyped-call]
         yield part
@@ -100,6 +97,6 @@ def pieces(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def trim() -> None:
-    """Return freed memory to the system; glibc keeps it per thread."""
+    """Return freed memory, which glibc keeps per thread, to the system."""
     with contextlib.suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)

@@ -86,7 +86,7 @@ def is_recipe(word: str) -> bool:
 
 
 def _quiet_imports() -> None:
-    """Ignore warnings of FedML's imports about its dependencies; a user cannot act on them."""
+    """Ignore warnings of FedML's imports about its dependencies."""
     import warnings
 
     for module in ("requests", "fedml"):

@@ -1,4 +1,4 @@
-"""FedML as the framework around a run: hooks of its trainer and aggregator, and its communication manager."""
+"""FedML as the framework around a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fl_labelskew_plugins.runs.host import Host
 
 
 class FedML(Host):
-    """FedML, started for one process of a run; ``args`` are its arguments."""
+    """FedML, started for one process of a run."""
 
     def __init__(self, recipe: Recipe, config_file: Path, *, rank: int = 0) -> None:
         self.args, self._on = start(recipe, config_file, rank=rank), bool(host_switches(recipe))
@@ -43,7 +43,7 @@ class FedML(Host):
 
 
 class LabelSkewManager(FedMLCommManager):  # type: ignore[misc]  # the host is untyped
-    """FedML's manager, which forwards every message; it logs no contents and leaves exceptions unchanged."""
+    """Forwards every message; logs no contents, and leaves exceptions unchanged."""
 
     def __init__(self, args: Any, transport: Any, rank: int, size: int, observer: Any) -> None:
         self._transport, self._observer = transport, observer

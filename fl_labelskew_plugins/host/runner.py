@@ -1,8 +1,8 @@
 """``fl.fedml``: our methods in FedML's own scripts, as the trainer and the aggregator of a ``FedMLRunner``.
 
-FedML averages uploads itself, by name and weighted by samples, and over MPI it calls no other hooks of an aggregator
-than get_model_params, set_model_params and test. So :func:`pack` writes uploads from whose mean :func:`unpack` gets all
-that the server needs. The aggregator then replaces the mean by the next message to the clients.
+FedML averages uploads by name, weighted by samples, and over MPI it calls only get_model_params, set_model_params and
+test of an aggregator. :func:`pack` therefore writes uploads with a mean that contains everything that the server needs,
+see :func:`unpack`. The aggregator replaces the mean by the next message to the clients.
 """
 
 from __future__ import annotations
@@ -45,22 +45,16 @@ __all__ = ["aggregator", "offline", "trainer"]
 
 LOG = logging.getLogger("fl_labelskew_plugins")
 OURS = "fl_labelskew"
-"""Group of the tensors in a message that do not belong to the model."""
+"""Group of a message's tensors that do not belong to the model."""
 TIMES = f"{OURS}/times"
-"""Key in a client's state: how often the client was selected."""
+"""Key of a client's number of selections in its state."""
 
 
 def pack(weights: Weights, sums: Mapping[str, Tensor], *, samples: int, uniform: bool) -> Weights:
-    """Write an upload whose sample-weighted mean contains everything that the server needs.
+    """Write an upload, so that the sample-weighted mean of uploads contains everything that the server needs.
 
     The mean of ``1 / n_k`` is the number of clients divided by the sum of their samples. So the mean of ``s_k / n_k``,
-    divided by that, is a plain mean of ``s_k``.
-
-    Args:
-        weights: the trained state dict.
-        sums: tensors to be summed.
-        samples: ``n_k``, the weight of this upload in the mean.
-        uniform: whether a plain mean of the weights is needed.
+    divided by that, is a plain mean of ``s_k``. ``samples``: ``n_k``; ``uniform``: the server needs a plain mean.
     """
     inverse = torch.tensor(1 / samples, dtype=torch.float64)
     if uniform:
@@ -72,18 +66,15 @@ def pack(weights: Weights, sums: Mapping[str, Tensor], *, samples: int, uniform:
 def unpack(
     mean: Weights, apart: Weights, old: Weights, *, aggregation: str, clients: int, population: int
 ) -> tuple[Weights, Weights]:
-    """The aggregated weights and the sums, from the sample-weighted means of uploads of :func:`pack`.
+    """The aggregated weights and float32 sums, from the mean of uploads of :func:`pack`.
 
     Args:
         mean: of the weights.
-        apart: of the tensors that do not belong to the model; empty if uploads were plain weights.
+        apart: mean of the other tensors; empty if uploads were plain weights.
         old: the weights at the start of the round.
         aggregation: see :func:`.engine.aggregate.client_weights`.
         clients: number of uploads.
         population: training samples of all clients.
-
-    Returns:
-        Weights in the dtypes of ``old``, and float32 sums.
     """
     inverse = float(apart["inverse"]) if apart else 1.0
     samples = clients / inverse  # of the round's clients
@@ -101,10 +92,10 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
     horizontal``. The aggregator takes the same arguments.
 
     Args:
-        model: the network, any module that takes a batch and returns logits ``(B, C)`` of a Linear layer. It is copied;
-            FedML's server starts from its weights.
-        args: from ``fedml.init``. Local training reads ``train_args`` as in a recipe (docs/keys.md): ``epochs``,
-            ``batch_size``, ``client_optimizer``, ``learning_rate``, ``momentum``, ``weight_decay`` and so on.
+        model: a module that takes a batch and returns logits ``(B, C)`` of a Linear layer. It is copied; FedML's server
+            starts from its weights.
+        args: from ``fedml.init``; may contain the ``train_args`` of a recipe (docs/keys.md), such as ``epochs``,
+            ``batch_size``, ``client_optimizer`` and ``learning_rate``.
         dataset: FedML's list of eight. Client ``k`` trains on ``dataset[5][k]``, a DataLoader or a list of batches of
             inputs ``(B, ...)`` and labels ``(B,)``.
         method: a name of ``labelskew methods``, or an object of :class:`fl_labelskew_registry.Method`.
@@ -115,7 +106,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         parameters: the method's, such as ``tau=0.5``.
 
     Raises:
-        LabelSkewError: FedML's runner or messages do not support this, or a value is invalid; a line per mistake.
+        LabelSkewError: FedML's runner or messages do not support this, or values are invalid.
     """
 
     def __init__(
@@ -146,14 +137,8 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
     def train(self, train_data: Any, device: torch.device, args: Any) -> None:
         """Train one client for a round, from the server's message to the upload.
 
-        Args:
-            train_data: the client's own entry of ``dataset[5]``, which identifies the client.
-            device: to train on.
-            args: its ``round_idx`` is the round, from 0.
-
-        Raises:
-            LabelSkewError: the message or the data do not fit the method.
-            RunError: training diverged.
+        ``train_data``: the client's entry of ``dataset[5]``; ``args``: its ``round_idx`` is the round, from 0. Raises
+        LabelSkewError if message or data do not fit the method, and RunError if training diverged.
         """
         with _abort_on_error(args):
             self._train(train_data, torch.device(device), int(args.round_idx))
@@ -209,7 +194,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
             return train, task.samples(test, device, f"dataset[6][{client}]") if test else None
 
     def personalised(self, client: int) -> nn.Module | None:
-        """A client's own model, in eval mode; None if this process, or ``state_dir``, has none."""
+        """A client's own model in eval mode, if known."""
         state = self.task.method.personalised(rest(self._state(client), OURS))
         if state is None:
             return None
@@ -218,14 +203,13 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         return network.eval()
 
     def _client(self, train_data: Any) -> int:
-        """The client that owns these data; FedML does not pass its number."""
+        """The number of the client with these data, which FedML does not pass."""
         clients = [client for client, data in self.task.dataset[5].items() if data is train_data]
         federation = self.task.federation
         if len(clients) == 1:
             return int(clients[0])
         if federation.clients_per_round == federation.num_clients:
-            client: int = self.id  # FedML has set it to this process's number, which is its only client's
-            return client
+            return int(self.id)  # the number of this process, which always trains the same client
         problem = f"{'several entries contain' if clients else 'no entry contains'} the object train_data"
         raise mistake("fl.fedml.trainer: dataset[5]", problem, "one object for each client, the same as FedMLRunner's")
 
@@ -257,9 +241,9 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
     each round.
 
     Attributes:
-        history: a dictionary per test so far: ``round`` from 0, ``accuracy`` and ``loss`` of the global model, and
-            in a simulation with a method such as map ``personalised_accuracy``. Each test is also logged, on level INFO
-            of the logger ``fl_labelskew_plugins``.
+        history: a dictionary per test: ``round`` from 0, ``accuracy`` and ``loss`` of the global model, and
+            ``personalised_accuracy`` in a simulation with a method such as map. Tests are also logged, on level INFO of
+            the logger ``fl_labelskew_plugins``.
     """
 
     def __init__(
@@ -292,11 +276,7 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
         return message
 
     def set_model_params(self, model_parameters: dict[str, Tensor]) -> None:
-        """Aggregate FedML's mean of a round's uploads, and replace it by the next message to the clients.
-
-        Args:
-            model_parameters: the mean; its entries are replaced.
-        """
+        """Aggregate FedML's mean of the uploads, and replace its entries by the next message to the clients."""
         with _abort_on_error(self.args):
             self._aggregate(model_parameters)
         self.model.load_state_dict(self.task.outward(self.server.weights))
@@ -324,11 +304,7 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
         server.advance(weights, {}, {}, Total(sums, task.federation.clients_per_round, round))
 
     def test(self, test_data: Any, device: Any, args: Any) -> Any:
-        """Test the global model as FedML's own aggregator does; also append to ``history`` and the log.
-
-        Returns:
-            accuracy, loss, None, None.
-        """
+        """Test the global model as FedML's aggregator does; also append to ``history`` and the log."""
         result = super().test(test_data, device, args)
         line = {"round": int(args.round_idx), "accuracy": float(result[0]), "loss": float(result[1])}
         text = f"round {line['round'] + 1}: accuracy {line['accuracy']:.4f}, loss {line['loss']:.4f}"
@@ -341,7 +317,7 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
 
 
 def _counts(task: Task) -> Tensor:
-    """``(K, C)`` training samples per client and class, as given or counted in a simulation's data."""
+    """``(K, C)`` training samples per client and class."""
     clients, classes = task.federation.num_clients, task.federation.num_classes
     if task.counts is not None:
         return task.counts
@@ -364,7 +340,7 @@ def _openings(task: Task, counts: Tensor) -> Iterator[Contribution]:
 
 @contextlib.contextmanager
 def _abort_on_error(args: Any) -> Iterator[None]:
-    """End all processes of a simulation on an error; FedML's would wait for each other forever."""
+    """End all processes of a simulation on an error; they would wait for each other forever."""
     try:
         yield
     except BaseException as error:

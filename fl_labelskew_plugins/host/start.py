@@ -1,4 +1,4 @@
-"""Configure and start FedML for every runtime, without its network calls, logger or argv."""
+"""Configure and start FedML, without its network calls, logger and argv."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from fl_labelskew_plugins.recipe.mistakes import failure
 from fl_labelskew_plugins.recipe.model import Recipe
 
 OURS = ("partition_args", "method_args", "model_args", "client_specific_args", "privacy_args")
-"""Sections that FedML does not get: it flattens all sections into one namespace, where later keys silently win."""
+"""Sections that FedML does not get: it merges all sections, and later keys silently win."""
 
 
 def host_config(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """The recipe as a FedML configuration: FedML's sections, without unset keys."""
+    """The recipe as a FedML configuration."""
     sections = {
         name: {key: value for key, value in section.items() if value is not None}
         for name, section in recipe.resolved().items()
@@ -43,7 +43,7 @@ def host_config(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def host_errors() -> Iterator[None]:
-    """Report an error of FedML's attacks, defences or noise in one line; FedML does not validate their keys."""
+    """Report errors of FedML's attacks, defences and noise in one line; FedML does not check their keys."""
     try:
         yield
     except Exception as error:
@@ -51,15 +51,12 @@ def host_errors() -> Iterator[None]:
 
 
 def offline() -> None:
-    """Keep FedML from contacting its cloud, for the whole process; must be called before ``fedml.init``."""
+    """Prevent FedML from contacting its cloud; must be called before ``fedml.init``."""
     fedml.core.mlops.fetch_config = lambda *_, **__: None
 
 
 def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
-    """Write FedML's configuration, start FedML and return its arguments; ``rank``: 0 for the server.
-
-    FedML would contact its cloud, replace ``sys.stdout.write`` and parse ``sys.argv``; this is prevented.
-    """
+    """Write FedML's configuration, start FedML and return its arguments; ``rank``: 0 for the server."""
     config = host_config(recipe)
     if recipe.comm.over_mpi and (place := mpi_rank()):
         mapping = config_file.with_name("gpu_mapping.yaml")
@@ -73,7 +70,7 @@ def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
     role = "client" if rank else "server"
     args = fedml.arguments.Arguments(Namespace(yaml_config_file=str(config_file), run_id="0", rank=rank, role=role))
     offline()
-    # FedML's singletons would keep the features of an earlier run in this process switched on.
+    # these singletons would keep the features of an earlier run in this process
     FedMLDifferentialPrivacy._dp_instance = None
     FedMLAttacker._attacker_instance = None
     FedMLDefender._defender_instance = None

@@ -1,4 +1,4 @@
-"""The task that a FedML script passes to :mod:`.runner`: its checked settings, network and data."""
+"""The checked settings, network and data that a FedML script passes to :mod:`.runner`."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Task:
         names: name in the user's module of each tensor of ``network``.
         dataset: FedML's list of eight.
         counts: ``(K, C)`` training samples of all clients, if given.
-        shapes: of the tensors that clients send in addition to weights, to be summed.
-        plain: whether messages contain only the model, so that any trainer and aggregator can read them.
-        simulated: whether all clients are simulated over MPI.
+        shapes: of the summed tensors that clients send in addition to weights.
+        plain: whether messages contain only the model.
+        simulated: whether clients are simulated over MPI.
         frequency: rounds between two tests.
-        state_dir: folder of clients' private tensors; None: the memory of the process that trains the client.
+        state_dir: folder of clients' private tensors; None: in memory.
     """
 
     method: Method
@@ -69,7 +69,7 @@ class Task:
         state_dir: str | Path | None,
         parameters: Mapping[str, Any],
     ) -> Task:
-        """Create a task, after checking all of the user's arguments.
+        """Create a task from the user's arguments.
 
         Raises:
             LabelSkewError: with a line per invalid value.
@@ -120,7 +120,7 @@ class Task:
         return task
 
     def _check(self, args: Any, where: str) -> None:
-        """Raise LabelSkewError if FedML's switches, or its selection of clients, do not fit the method."""
+        """Raise LabelSkewError if FedML's switches or selection of clients do not fit the method."""
         on = [switch for switch in SWITCHES if getattr(args, switch, False)]
         if on and not self.plain:
             problem = f"true, but {where} sends more than the model"
@@ -139,7 +139,7 @@ class Task:
 
     @property
     def mark(self) -> Tensor:
-        """A number that depends on the method and its parameters."""
+        """A checksum of the method and its parameters."""
         return torch.tensor(crc32(f"{type(self.method).__name__} {self.method.params!r}".encode()))
 
     def tests(self, round: int) -> bool:
@@ -162,11 +162,7 @@ class Task:
         )
 
     def samples(self, data: Any, device: torch.device, where: str) -> Samples:
-        """Convert FedML's batches of one client to samples.
-
-        Raises:
-            LabelSkewError: they are not inputs with a class each.
-        """
+        """Convert a client's batches to samples; raises LabelSkewError if the labels are not classes."""
         batches = [(batch[0], batch[1]) for batch in data]
         if not batches:
             raise mistake(where, "has no samples", "clients with at least one")
@@ -182,15 +178,13 @@ class Task:
         return {ours: tensors[theirs].to(device) for ours, theirs in self.names.items()}
 
     def outward(self, weights: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:
-        """Convert a state dict of ``network`` to the user's module.
-
-        It is ordered, since FedML reads a plain dict as one model per client.
-        """
+        """Convert a state dict of ``network`` to one of the user's module."""
+        # FedML reads a plain dict as one model per client
         return OrderedDict((theirs, weights[ours].detach().cpu()) for ours, theirs in self.names.items())
 
 
 def _is_simulated(args: Any) -> bool:
-    """Whether clients are simulated over MPI (True) or silos (False); LabelSkewError for other FedML runners."""
+    """Whether MPI simulates clients, not silos; raises LabelSkewError for other runners."""
     kind, backend = getattr(args, "training_type", None), getattr(args, "backend", None)
     if kind == "cross_silo" and getattr(args, "scenario", "horizontal") == "horizontal":
         simulated = False
@@ -210,7 +204,7 @@ def _is_simulated(args: Any) -> bool:
 def _settings(
     args: Any, method: str | Method, parameters: Mapping[str, Any]
 ) -> tuple[Method, TrainArgs, dict[str, Any]]:
-    """The method, ``train_args``, and the settings of local training from all sections; checked as in a recipe."""
+    """The method, ``train_args``, and the settings of local training, checked as in a recipe."""
     mistakes = Mistakes(Path("args"))
 
     def section(name: str, kind: type[ModelT], *more: str) -> ModelT | None:
@@ -233,7 +227,7 @@ def _settings(
 
 def _clients_per_round(args: Any, simulated: bool) -> int:
     processes, joining = int(args.worker_num) - simulated, int(args.client_num_per_round)
-    if processes > joining:  # FedML's server would fail, and all processes would wait forever
+    if processes > joining:  # all processes would wait forever
         problem = f"{joining}, but there are {processes} processes for clients"
         start = f"mpirun -np {joining + 1}" if simulated else f"args.worker_num: {joining}"
         raise mistake("args.client_num_per_round", problem, f"{processes}, or {start}")

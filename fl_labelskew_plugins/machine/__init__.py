@@ -1,1 +1,1 @@
-"""A process's interface to its machine: files, locks, signals, ranks, log lines. Imports only ``hook``."""
+"""A process's interface to its machine. Imports only ``hook``."""

@@ -16,10 +16,9 @@ OPEN_MPI = "apt-get install openmpi-bin libopenmpi-dev"
 
 
 def load(extra: str, *modules: str, what: str, otherwise: str = "") -> Any:
-    """Import modules of an extra, and return the first one; ``what`` and ``otherwise`` enclose the error message.
+    """Import modules of an extra, and return the first one; raises LabelSkewError if one cannot be imported.
 
-    Raises:
-        LabelSkewError: a module cannot be imported.
+    ``what`` and ``otherwise``: begin and end of the message.
     """
     for module in modules:
         name = module.partition(".")[0]

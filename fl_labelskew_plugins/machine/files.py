@@ -23,11 +23,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.
 
 
 def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
-    """An ``opener`` for ``open``: rejects FIFOs and devices, which may block forever, and links when writing.
-
-    Raises:
-        OSError: the file cannot be opened, or is not regular.
-    """
+    """An ``opener`` for ``open``: raises OSError for FIFOs and devices, which may block, and for links when writing."""
     writes = flags & (os.O_WRONLY | os.O_RDWR)
     try:
         handle = os.open(path, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if writes else 0), mode)
@@ -43,35 +39,32 @@ def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
 
 
 def check_regular(path: str | Path) -> int:
-    """The size of a file that a library opens by name; raises as :func:`open_regular`."""
+    """The size of a file; raises as :func:`open_regular`."""
     with open(path, "rb", opener=open_regular) as stream:
         return os.fstat(stream.fileno()).st_size
 
 
 def read_bytes(path: str | Path, most: int = -1) -> bytes:
-    """The content of a regular file, or its first ``most`` bytes; raises as :func:`open_regular`."""
+    """The content of a regular file, at most ``most`` bytes; raises as :func:`open_regular`."""
     with open(path, "rb", opener=open_regular) as stream:
         return stream.read(most)
 
 
 def read_pieces(path: str | Path) -> Iterator[bytes]:
-    """The content of a regular file, 1 MiB at a time; raises as :func:`open_regular`."""
+    """The content of a regular file in parts of 1 MiB; raises as :func:`open_regular`."""
     with open(path, "rb", opener=open_regular) as stream:
         while piece := stream.read(2**20):
             yield piece
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:
-    """The content of a regular file as text; raises as :func:`open_regular`, and UnicodeDecodeError."""
+    """The text of a regular file; raises as :func:`open_regular`, and UnicodeDecodeError."""
     return read_bytes(path).decode("utf-8", errors)
 
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """A temporary file that replaces ``path`` when the block succeeds, and is removed if it fails.
-
-    It is created exclusively, so that no existing link or FIFO is written to.
-    """
+    """A temporary file that replaces ``path`` if the block succeeds; created exclusively, so never a link or FIFO."""
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
@@ -105,11 +98,7 @@ def copied(path: Path, to: Path) -> None:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The JSON objects in a file's lines, up to the first incomplete or damaged line.
-
-    Raises:
-        LabelSkewError: the file exists, but cannot be read.
-    """
+    """The JSON objects in a file's lines, up to the first damaged line; raises LabelSkewError if it cannot be read."""
     lines: list[dict[str, Any]] = []
     try:
         text = read_text(file, "replace") if file.exists() else ""

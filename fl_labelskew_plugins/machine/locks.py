@@ -9,8 +9,8 @@ A lock is a file that describes its holder, created with ``O_EXCL``, which netwo
 A stale lock is replaced by renaming the file :data:`NEXT`, which only one process can create. A holder that was
 suspended detects this with :meth:`Lock.check` before it writes.
 
-Libraries do not suffice (November 2026): ``filelock`` never takes over a lease on a network file system;
-``flufl.lock`` compares machines' clocks and cannot detect a dead holder.
+Libraries do not suffice: ``filelock`` never takes over a lease on a network file system; ``flufl.lock`` compares
+machines' clocks and cannot detect a dead holder.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class Lock:
 
 
 def belongs(name: str) -> bool:
-    """Whether a file of this name is a lock, a future lock, or NFS's remainder of a removed one."""
+    """Whether this is the name of a lock, a future lock, or NFS's remainder of a removed one."""
     return name == NAME or name.startswith((f"{NAME}.", ".nfs"))
 
 
 @contextlib.contextmanager
 def alone(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
-    """Hold the lock of an existing folder; wait ``patience`` seconds for another holder.
+    """Hold the lock of a folder; wait ``patience`` seconds for another holder.
 
     Raises:
         HeldError: another process holds it.
@@ -136,7 +136,7 @@ def _taken(folder: Path, content: bytes, patience: float) -> int:
 
 
 def _made(file: Path, content: bytes) -> int | None:
-    """Create a file with this content and lock it with ``flock``; None if another process was faster."""
+    """Create a file and lock it with ``flock``; None if another process was faster."""
     try:
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
@@ -202,7 +202,7 @@ def _stale(file: Path, content: bytes) -> bool:
 
 
 def _server_time(folder: Path) -> float:
-    """The time by the clock of the folder's file system; by our own if the folder cannot be written."""
+    """The time by the clock of the folder's file system, or by our own."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder, prefix=f"{NAME}.") as probe:
         return os.fstat(probe.fileno()).st_mtime
     return time.time()

@@ -1,7 +1,4 @@
-"""Log lines: plain, with timestamp and level, or as JSON.
-
-Lines are plain until ``labelskew run`` calls :func:`begin`.
-"""
+"""Log lines: plain until ``labelskew run`` calls :func:`begin`, then also with timestamp and level, or as JSON."""
 
 from __future__ import annotations
 
@@ -27,11 +24,7 @@ form = PLAIN
 
 
 def begin() -> None:
-    """Use the format in :data:`FORM`; by default plain on a terminal, else with timestamp and level.
-
-    Raises:
-        LabelSkewError: unknown format.
-    """
+    """Use the format in :data:`FORM`, or that of the output; raises LabelSkewError for an unknown one."""
     global form  # noqa: PLW0603  # one per process
     wanted = os.environ.get(FORM) or (PLAIN if sys.stdout.isatty() else TEXT)
     if wanted not in (PLAIN, TEXT, JSON):
@@ -56,7 +49,7 @@ def note(text: str, level: str = INFO) -> None:
 
 
 def word(text: str) -> None:
-    """Print a line only on a terminal, such as the name of a slow step."""
+    """Print a line only on a terminal."""
     if at_terminal() and mpi_rank() is None:
         print(text, flush=True)
 
@@ -67,7 +60,7 @@ def warn(text: str) -> None:
 
 
 def error(text: str, level: str = ERROR) -> None:
-    """Print an error message; a prefix ``error: `` of its lines remains only in plain lines."""
+    """Print an error message; only plain lines keep a prefix ``error: ``."""
     lines = text if form == PLAIN else "\n".join(line.removeprefix("error: ") for line in text.splitlines())
     print(formed(lines, level), file=sys.stderr, flush=True)
 
@@ -83,7 +76,7 @@ def formed(text: str, level: str) -> str:
 
 
 def named(part: str, line: str, level: str) -> str:
-    """A line of another process with that process's name; ``level``: for a line without one."""
+    """A line of another process with its name; ``level``: for a line without one."""
     if form == JSON:
         with contextlib.suppress(ValueError, TypeError):
             return json.dumps({**json.loads(line), "part": part})

@@ -13,7 +13,7 @@ DOOR = "FL_LABELSKEW_DOOR"
 
 
 def mpi_rank() -> tuple[int, int] | None:
-    """Rank and size if this process is one of several under ``mpirun`` or ``srun``, else None."""
+    """Rank and size of this process under ``mpirun`` or ``srun``; None if it is a single one."""
     for rank, size in RANKS:
         values = os.environ.get(rank, ""), os.environ.get(size, "")
         if all(value.isdigit() for value in values):
@@ -23,7 +23,7 @@ def mpi_rank() -> tuple[int, int] | None:
 
 
 def place_on_node() -> tuple[int, int] | None:
-    """As :func:`mpi_rank`, but among this machine's processes; None if all processes are on this machine."""
+    """As :func:`mpi_rank`, but on this machine; None if it has all processes."""
     place, names = mpi_rank(), os.environ
     with contextlib.suppress(KeyError, ValueError):
         if "OMPI_COMM_WORLD_LOCAL_RANK" in names:
@@ -53,7 +53,7 @@ def free_memory() -> float:
 
 
 def proc_entry(file: str, name: str) -> str:
-    """The first value of ``name`` in a file of Linux's ``/proc``; empty if it is missing."""
+    """The first value of ``name`` in a file of ``/proc``; empty if it is missing."""
     with contextlib.suppress(OSError):
         for line in Path("/proc", file).read_text().splitlines():
             if line.startswith(name):
@@ -62,5 +62,5 @@ def proc_entry(file: str, name: str) -> str:
 
 
 def launched() -> bool:
-    """Whether :mod:`.runtimes.mpi.launch` started this rank, not a user's own ``mpirun``."""
+    """Whether :mod:`.runtimes.mpi.launch` started this rank."""
     return DOOR in os.environ

@@ -1,7 +1,7 @@
-"""Defer and handle signals, and send one to a process after its parent has ended.
+"""Handle signals so that Ctrl-C always prints one line and gives exit code 130.
 
-Ctrl-C always prints one line and gives exit code 130. An exception raised during an import may be replaced, swallowed
-or printed as ignored; so during imports, when nothing needs saving, the process ends at once.
+An exception raised during an import may be replaced, swallowed or printed as ignored; so during imports, when nothing
+needs saving, the process ends at once.
 """
 
 from __future__ import annotations
@@ -37,16 +37,13 @@ def end_or_interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def interrupt(signum: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, for a process that has to save a checkpoint or end other processes."""
+    """Raise KeyboardInterrupt; for a process with data to save or processes to end."""
     terminal_closed()
     raise KeyboardInterrupt
 
 
 def terminal_closed() -> bool:
-    """Whether stdout or stderr is a closed terminal; discard further output to it.
-
-    The terminal may close before SIGHUP arrives.
-    """
+    """Whether stdout or stderr is a closed terminal, perhaps before SIGHUP arrives; discard further output to it."""
     closed = [number for number in (1, 2) if _is_closed_terminal(number)]
     for number in closed:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
@@ -76,7 +73,7 @@ def interrupting() -> Iterator[None]:
     """Handle the signals :data:`ENDING` like Ctrl-C, so that an ended job or session leaves a checkpoint.
 
     C and Rust code may replace KeyboardInterrupt by its own errors, so after a signal any error counts as an
-    interruption. Exceptions are OSError and RunError, since they report unsaved data.
+    interruption, except OSError and RunError, which report unsaved data.
     """
     signalled = False
 
@@ -96,7 +93,7 @@ def interrupting() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Defer the signals :data:`ENDING` to the end of the block, so that no round is recorded in part."""
+    """Defer the signals :data:`ENDING` to the end of the block."""
     held: list[int] = []
     with handled(*ENDING, handler=lambda signum, frame: held.append(signum)):
         yield
@@ -131,10 +128,7 @@ def blocked(*numbers: int) -> Iterator[None]:
 
 
 def end_with_parent(other_end: int, number: int = signal.SIGTERM) -> None:
-    """Send this process the signal ``number`` as soon as its parent has ended.
-
-    ``other_end``: file descriptor of a pipe or socket that is shared only with the parent.
-    """
+    """Send this process a signal after its parent's end; ``other_end``: of a pipe or socket shared with the parent."""
 
     def watch() -> None:
         poll = select.poll()

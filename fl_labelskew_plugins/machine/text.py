@@ -37,7 +37,7 @@ def ranged(numbers: Sequence[int], noun: str, plural: str = "") -> str:
 
 
 def clean(text: object, most: int = 200) -> str:
-    r"""Untrusted text for one line: unprintable characters become ``?``, and at most ``most`` letters remain.
+    r"""Untrusted text on one line of at most ``most`` letters, with ``?`` for unprintable characters.
 
     >>> clean("a\x1b[31m\n"), clean("abcdefgh", 6), clean([1, None])
     ('a?[31m?', 'abc...', '[1, None]')
@@ -48,7 +48,7 @@ def clean(text: object, most: int = 200) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """A value for a CSV file; text that a spreadsheet would read as a formula gets an apostrophe in front (OWASP).
+    """A value for a CSV file; text like a spreadsheet's formula gets an apostrophe in front (OWASP).
 
     >>> csv_cell("=1+1"), csv_cell("-0.5 ± 0.1"), csv_cell("+cmd"), csv_cell(-0.5), csv_cell("cat")
     ("'=1+1", '-0.5 ± 0.1', "'+cmd", -0.5, 'cat')
@@ -78,7 +78,7 @@ def room() -> int:
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    """Text in lines of at most 120 letters that fit the terminal; one line in a pipe or a file."""
+    """Text in lines of at most 120 letters, or the terminal's; one line in a pipe or a file."""
     width = room() if room() == sys.maxsize else min(room(), 120)
     text = text.replace(" %", "\xa0%")  # a non-breaking space, at which textwrap does not break
     text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -31,7 +31,7 @@ DAMAGED = (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeE
 class Checkpoint:
     """The state of a run after ``round`` rounds, see :meth:`.RunFolder.save_checkpoint`.
 
-    ``states`` and ``selections`` map clients to the round of their private state, and to their number of selections.
+    ``states``: client to the round of its private state; ``selections``: client to its number of selections.
     """
 
     round: int = 0
@@ -47,11 +47,7 @@ class Checkpoint:
 
 
 def read(file: Path, device: torch.device = CPU, *, tensors: bool = True) -> Checkpoint:
-    """Read a checkpoint, optionally without its tensors.
-
-    Raises:
-        LabelSkewError: the file is damaged.
-    """
+    """Read a checkpoint, optionally without its tensors; raises LabelSkewError if it is damaged."""
     with _opened(file, device) as (meta, content):
         names: list[str] = content.keys()
         loaded = {name: content.get_tensor(name) for name in names if tensors or name.startswith("clients/")}
@@ -82,7 +78,7 @@ def table(numbers: Mapping[int, int]) -> Tensor:
 
 
 def round_of(file: Path) -> int | None:
-    """The number of complete rounds; None if the checkpoint is missing or damaged."""
+    """The number of complete rounds; None for a missing or damaged file."""
     with contextlib.suppress(LabelSkewError), _opened(file) as (meta, _):
         return int(meta["round"])
     return None

@@ -17,7 +17,7 @@ PACKAGES = ("fl-labelskew-plugins", "fl-labelskew-registry", "fedml", "torch", "
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and machine facts on which numbers may depend."""
+    """Software and hardware on which numbers may depend."""
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -35,7 +35,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:
-    """Peak memory of this process in MB (10^6 bytes); with a GPU also of its tensors on the GPU."""
+    """Peak memory of this process, and of its tensors on a GPU, in MB (10^6 bytes)."""
     peak = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
     if own := proc_entry("self/status", "VmHWM"):  # a process inherits ru_maxrss from its parent
         peak = float(own.split()[0]) * 1024

@@ -1,4 +1,4 @@
-"""A run's folder, which stays readable after a kill at any time."""
+"""A run's folder, readable after a kill at any time."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class RunFolder(RunReader):
         return str(self.environment["run"])
 
     def moments(self) -> Moments | None:
-        """Mean and std that normalise the run's samples; None before the run begins."""
+        """Mean and std that normalise the samples; None before the run begins."""
         known = self.environment.get("normalisation") if self.recipe.exists() else None
         return (tuple(known["mean"]), tuple(known["std"])) if known and known["mean"] is not None else None
 
@@ -106,7 +106,7 @@ class RunFolder(RunReader):
                 raise self.damaged(file)
 
     def broke_off_at_once(self) -> bool:
-        """Whether the folder contains only files of a run that ended before its recipe was written."""
+        """Whether a run in the folder ended before its recipe was written."""
         names = {file.name.removesuffix(".part") for file in self.path.iterdir()} if self.path.is_dir() else set()
         names = {name for name in names if not locks.belongs(name)}
         with contextlib.suppress(LabelSkewError):
@@ -114,13 +114,13 @@ class RunFolder(RunReader):
         return bool(names) and names <= FILES_BEFORE_RECIPE
 
     def clear(self) -> None:
-        """Remove the files of :meth:`broke_off_at_once`, before a new run."""
+        """Remove the files of :meth:`broke_off_at_once`."""
         for file in self.path.iterdir():
             if not locks.belongs(file.name):
                 file.unlink(missing_ok=True)
 
     def is_whole(self, rounds: int) -> bool:
-        """Whether all results of a run of ``rounds`` rounds exist, and its plots if these are wanted."""
+        """Whether all results of a run of ``rounds`` rounds exist."""
         try:
             if self.results.get("rounds") != rounds:
                 return False
@@ -159,7 +159,7 @@ class RunFolder(RunReader):
             self._lock.check()
 
     def tell(self, **facts: Any) -> None:
-        """Add facts for ``labelskew status``; write all of them if this process holds the folder."""
+        """Add facts to the run's status; write it if this process holds the folder."""
         with contextlib.suppress(RunError):
             self.still_held()
             self._facts |= facts
@@ -184,10 +184,9 @@ class RunFolder(RunReader):
             stream.write(json.dumps(finite(value), allow_nan=False) + "\n")
 
     def change_rounds(self, rounds: int, *, tested: bool, observed: bool) -> None:
-        """Turn this into the folder of a run of ``rounds`` rounds, more than are complete; move earlier results aside.
+        """Change the number of rounds, to more than are complete; move earlier results aside.
 
-        ``tested`` and ``observed``: whether the new run tests the global model, and its diagnostics observe, in the
-        previously last round.
+        ``tested``, ``observed``: whether the previously last round is still tested, and observed by diagnostics.
         """
         text = read_text(self.recipe)
         content, _ = yaml.read(text)
@@ -212,7 +211,7 @@ class RunFolder(RunReader):
         self.write_text("recipe.yaml", text.partition("\n")[0] + "\n" + yaml.write(content))
 
     def truncate(self, rounds: int) -> None:
-        """Remove the lines of rounds from ``rounds`` on, and an incomplete last line."""
+        """Remove lines of rounds from ``rounds`` on, and incomplete lines."""
         for file in self._by_round():
             self._write_lines(file, [line for line in read_lines(file) if line["round"] < rounds])
 
@@ -242,8 +241,8 @@ class RunFolder(RunReader):
             states: clients' private states.
             sizes: training samples of each client.
             opened: clients with an opening in the shared tensors.
-            norms: of the last uploads of each client.
-            seconds: duration of the run so far.
+            norms: of the clients' last uploads.
+            seconds: duration of the run.
             keep: maximum number of checkpoints.
         """
         self.still_held()
@@ -261,17 +260,13 @@ class RunFolder(RunReader):
         self._forget_bests([*self.earlier(), round])
 
     def keep_best(self, round: int, write: Callable[[Path], None]) -> None:
-        """Save the best model so far, of ``round`` (from 1), with ``write``, before the round's checkpoint."""
+        """Save the best model so far, of ``round`` (from 1), before the round's checkpoint."""
         self._bests.mkdir(parents=True, exist_ok=True)
         write(self._best_of(round))
         copied(self._best_of(round), self.best)
 
     def restore_best(self) -> float:
-        """Make ``best.safetensors`` the model of the best round, or remove it if that model was not kept.
-
-        Returns:
-            That round's accuracy; -1 if no round was tested.
-        """
+        """Restore the best round's model, or remove ``best.safetensors``; return that round's accuracy, -1 without a test."""
         lines = read_lines(self.metrics)
         line = best_test(lines)
         file = None if line is None else self._best_of(line["round"] + 1)
@@ -289,7 +284,7 @@ class RunFolder(RunReader):
         return self._bests / f"round{round:06d}.safetensors"
 
     def _forget_bests(self, ends: Sequence[int]) -> None:
-        """Remove models that were not the best one after any of these numbers of rounds."""
+        """Remove models that were not the best after any of these numbers of rounds."""
         files = set(self.bests())
         lines = read_lines(self.metrics) if files else []
         for end in ends:
@@ -299,7 +294,7 @@ class RunFolder(RunReader):
             file.unlink()
 
     def earlier(self) -> dict[int, Path]:
-        """Checkpoints before the last one, by the number of complete rounds, ascending."""
+        """Earlier checkpoints by their number of rounds, ascending."""
         files = sorted(self.checkpoint.parent.glob("round*.safetensors"))
         return {int(name): file for file in files if (name := file.stem.removeprefix("round")).isdecimal()}
 
@@ -307,15 +302,12 @@ class RunFolder(RunReader):
         return self.checkpoint.with_name(f"round{round:06d}.safetensors")
 
     def indices(self, round: int) -> list[dict[int, int]]:
-        """The round of each client's state at each checkpoint before ``round``, oldest first."""
+        """Client to the round of its state, for each checkpoint before ``round``, oldest first."""
         files = [file for at, file in self.earlier().items() if at < round and checkpoint.round_of(file) is not None]
         return [checkpoint.read(file, tensors=False).states for file in files]
 
     def go_back(self, round: int) -> str:
-        """Go back to the end of ``round``, from 1; data of later rounds are moved aside.
-
-        Returns:
-            A message; empty if nothing changed.
+        """Go back to the end of ``round``, from 1, and move data of later rounds aside; return a message about changes.
 
         Raises:
             LabelSkewError: the checkpoint does not exist.
@@ -360,11 +352,7 @@ class RunFolder(RunReader):
         return line
 
     def load_checkpoint(self, device: torch.device = CPU, *, tensors: bool = True) -> Checkpoint | None:
-        """The last checkpoint, optionally without its tensors; None before the first one.
-
-        Raises:
-            LabelSkewError: the file is damaged.
-        """
+        """The last checkpoint, if any, see :func:`.checkpoint.read`."""
         if not self.checkpoint.exists():
             return None
         return checkpoint.read(self.checkpoint, device, tensors=tensors)
@@ -399,7 +387,7 @@ def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """The value with None for numbers that are not finite, which JSON does not have."""
+    """Replace numbers that are not finite, which JSON does not have, by None."""
     if isinstance(value, Mapping):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -408,7 +396,7 @@ def finite(value: Any) -> Any:
 
 
 def _has_text(value: object) -> bool:
-    """Whether a line of measures contains text at any depth, except for the name of the worst client."""
+    """Whether a line of measures contains text other than the name of the worst client."""
     if isinstance(value, dict):
         return any(_has_text(entry) for key, entry in value.items() if not key.endswith("_worst_client"))
     return any(map(_has_text, value)) if isinstance(value, list) else isinstance(value, str)

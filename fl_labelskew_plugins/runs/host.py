@@ -1,4 +1,4 @@
-"""The interface of a run to the framework around it."""
+"""A run's interface to its framework."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Host:
     def manager(self, transport: Any, rank: int, size: int, observer: Any) -> Any:
         """A message manager with ``run`` and ``send_message`` that calls the observer's ``receive_message``.
 
-        ``transport``: a :class:`.runtimes.transport.Transport`; ``rank``: 0 for the server; ``size``: processes.
+        ``transport``: a :class:`.runtimes.transport.Transport`; ``rank``: 0 for the server.
         """
         transport.add_observer(observer)
         return transport

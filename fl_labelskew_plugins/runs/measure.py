@@ -1,4 +1,4 @@
-"""The main measure of a run, which rates the global model. Imports nothing heavy."""
+"""The main measure of a run, which rates the global model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Line = Mapping[str, Any]
 
 
 class Measure(NamedTuple):
-    """A key of ``metrics.jsonl``, and the tested samples: their name in tables, and in full."""
+    """A key of ``metrics.jsonl``, and short and full name of the tested samples."""
 
     key: str
     name: str

@@ -1,4 +1,4 @@
-"""Model files: weights and metadata in safetensors' format, usable without the run's folder."""
+"""Model files: weights and metadata in safetensors' format."""
 
 from __future__ import annotations
 
@@ -45,12 +45,11 @@ class About(Params):
         input_shape: of one sample.
         dtype: of samples, as the data set gives them.
         class_names: one for each of the ``C`` classes.
-        mean: of each channel, or one for all, see :class:`fl_labelskew_registry.Data`; None if the writer had no
-            sample.
-        std: like ``mean``.
+        mean: see :class:`fl_labelskew_registry.Data`; None if the writer had no sample.
+        std: likewise.
         dataset: name of the data set.
         picture: its parameters that turn a picture into a sample; None for other samples.
-        table: how rows of a table become samples; None for other samples, or if the writer did not know it.
+        table: how rows of a table become samples; None for other samples, or if unknown.
         method: name of the method.
         recipe: see :func:`recipe_hash`.
         round: number of complete rounds, from 1.
@@ -126,7 +125,7 @@ def about(session: Session, *, round: int, client: int | None = None, client_nam
 
 
 def _encoding(session: Session) -> Encoding | None:
-    """The encoding of a run's table; on a server of silos, with the means of all silos."""
+    """The encoding of a run's table; on a server, with the means of all silos."""
     dataset, note = session.recipe.dataset, session.notes.get(NOTE)
     if not isinstance(dataset, Table):
         return None
@@ -154,18 +153,14 @@ def recipe_hash(recipe: Recipe) -> str:
 
 
 def save(weights: Weights, file: Path, metadata: About, *, private: bool = False) -> None:
-    """Write a model atomically, without the method's shared modules; ``private``: readable only by the owner."""
+    """Write a model atomically, without the method's shared modules; ``private``: only for the owner."""
     network = {name: value for name, value in weights.items() if not name.startswith(f"{SHARED_MODULES}.")}
     text = metadata.model_dump_json(exclude={"table"} if metadata.table is None else None)
     save_atomic(network, file, {KEY: text}, private=private)
 
 
 def read(file: Path) -> tuple[About, Weights]:
-    """Read a model's file, which may be untrusted.
-
-    Raises:
-        LabelSkewError: it is missing, invalid or of a newer version.
-    """
+    """Read a model's file, which may be untrusted; raises LabelSkewError if it is missing, invalid or too new."""
     where = clean(file, 4096)
     try:
         check_regular(file)
@@ -183,7 +178,7 @@ def read(file: Path) -> tuple[About, Weights]:
 
 
 def read_metadata(file: Path) -> About | None:
-    """The metadata of a model's file; None if they are missing or invalid."""
+    """The metadata of a model's file; None if missing or invalid."""
     with suppress(SafetensorError, OSError, LabelSkewError, KeyError), safe_open(file, "pt") as opened:
         return _parsed((opened.metadata() or {})[KEY], "")
     return None

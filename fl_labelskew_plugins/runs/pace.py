@@ -1,4 +1,4 @@
-"""Time the batches of a run in one process, and stop it at the end of its time."""
+"""Time the batches of a run in one process, and stop it when its time ends."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MIN_BATCHES = 3
 
 
 class OutOfTimeError(BaseException):
-    """The time of a run ended within a round; a BaseException, so that a plugin's ``except Exception`` passes it."""
+    """The time of a run ended within a round; a BaseException, since plugins may catch Exception."""
 
 
 class Pace:
-    """Times the batches of a run, and discards the round in which the time ends."""
+    """Times batches, and discards the round in which the time ends."""
 
     def __init__(self, record: Record) -> None:
         self.record, self.pause = record, record.pause
@@ -30,7 +30,7 @@ class Pace:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Time the batches in the block; leave it without an error if the time ends within a round."""
+        """Time the batches in the block, and leave it without an error if the time ends."""
         if self.pause is None:
             yield
             return
@@ -60,7 +60,7 @@ class Pace:
             raise OutOfTimeError
 
     def _write_estimate(self) -> None:
-        """Write an estimate from the batches of an interrupted first round to status.json."""
+        """Write an estimate from an interrupted first round to status.json."""
         if self.record.next_round or not self._seconds:
             return
         session = self.record.session

@@ -1,4 +1,4 @@
-"""Reports of a runtime during a run, displayed by :mod:`.show.progress`; and the time when a run stops early."""
+"""Reports during a run, see :mod:`.show.progress`, and its early stop."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PAUSE = "FL_LABELSKEW_PAUSE"
 
 @dataclass(frozen=True)
 class Pause:
-    """Conditions under which a run stops early, with a checkpoint to resume from.
+    """When a run stops early, with a checkpoint to resume from.
 
     Args:
-        rounds: number of complete rounds.
-        at: time in seconds of :func:`time.monotonic`, which all processes of a machine share. A run in one process
-            stops before its next batch and discards the round; others start no further round.
+        rounds: after this number of complete rounds.
+        at: time of :func:`time.monotonic`, which all processes of a machine share. A run in one process stops before
+            its next batch and discards the round; others start no further round.
         within: likewise, seconds after the first batch of this process, once some batches are timed.
     """
 
@@ -42,7 +42,7 @@ class Pause:
 
 
 class Progress:
-    """Receives a run's progress; this base class prints nothing."""
+    """A run's progress; this base class prints nothing."""
 
     hear: Hear | None = None
     """Called with every round's line after it is written and shown; an exception ends the run."""

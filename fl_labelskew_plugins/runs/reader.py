@@ -18,13 +18,13 @@ from fl_labelskew_plugins.recipe.sections import Expected
 
 
 class RunFile(BaseModel):
-    """Types of a JSON file's keys; each key may be missing, and others are allowed."""
+    """Types of a JSON file's keys, all of them optional."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
 
 class Environment(RunFile):
-    """``environment.json``: method, data, host and machine of the run."""
+    """``environment.json``: method, data and machine."""
 
     run: str = ""
     data: str | None = None
@@ -49,18 +49,14 @@ class Summary(RunFile):
 
 
 class Partition(RunFile):
-    """``partition.json``: names of the clients, and their training samples by class, ``(K, C)``."""
+    """``partition.json``: clients' names, and training samples by class, ``(K, C)``."""
 
     clients: list[str] = []
     counts: list[list[NonNegativeInt]] = []
 
 
 class RunReader:
-    """The files of one run's folder, read at each access.
-
-    Raises:
-        LabelSkewError: in each property, if the file is damaged or cannot be read.
-    """
+    """The files of a run's folder, read at each access; raises LabelSkewError for a damaged or unreadable file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -84,7 +80,7 @@ class RunReader:
 
     @property
     def expected(self) -> list[Expected]:
-        """The papers' numbers in the recipe file; invalid ones are omitted."""
+        """The papers' numbers in the recipe, without invalid ones."""
         content: Any = None
         with suppress(yaml.YamlError):
             content, _ = yaml.read(yaml.text_of(self.recipe))

@@ -1,4 +1,4 @@
-"""A run in progress: its state and results, and their files."""
+"""A run in progress and its results."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ class Record:
     """The state of a run for its runtime.
 
     Attributes:
-        run: the run's unique id.
-        next_round: number of complete rounds; the following attributes are the state after them.
-        weights: the global model.
+        next_round: number of complete rounds.
         shared: the server's tensors for clients.
         memory: the server's own tensors.
         opened: clients with an opening in the shared tensors.
@@ -128,7 +126,7 @@ class Record:
         return self.session.recipe.tests(round, round + 1) > 0
 
     def round(self, line: dict[str, Any], server: Server, *, seconds: float) -> None:
-        """Record a complete round: its line of metrics, the server's state and the duration."""
+        """Record a complete round, with its line of metrics."""
         with signals.uninterrupted():
             # operations that may fail come first: resuming can drop extra lines, but not an extra round
             self.folder.append(self.folder.metrics, line)
@@ -152,7 +150,7 @@ class Record:
             self.progress.hear(line)
 
     def abandon(self) -> None:
-        """Stop: discard an incomplete round, and save the complete ones."""
+        """Discard an incomplete round, and save the complete ones."""
         with signals.uninterrupted():
             self.folder.still_held()  # another process may own these states
             self.states.discard()
@@ -160,7 +158,7 @@ class Record:
                 self._save()
 
     def finish(self, card: Callable[..., str] | None = None) -> None:
-        """Write models, plots and summary after the last round, and ``MODEL_CARD.md`` with the text of ``card``."""
+        """Write models, plots and summary after the last round; ``card`` makes the text of ``MODEL_CARD.md``."""
         folder, session = self.folder, self.session
         if self.has_model:
             model_file.save(self.weights, folder.path / "model.safetensors", about(session, round=self.next_round))
@@ -181,7 +179,7 @@ class Record:
         self._trackers.finish(result)
 
     def _keep_best(self, accuracy: float) -> None:
-        """Keep the best model so far; if models are not kept, remove an outdated one."""
+        """Keep the best model so far, or remove an outdated one if models are not kept."""
         if accuracy > self._best and self.has_model:
             self._best, at = accuracy, self.next_round
             if self.session.recipe.tracking.keep_best:
@@ -205,7 +203,7 @@ class Record:
         self._saved = self.next_round
 
     def _personalised_models(self) -> dict[str, float]:
-        """Write every client's own model; return their mean accuracy on the clients' own test splits."""
+        """Write the clients' own models; return their mean accuracy on the clients' own test splits."""
         method, local = self.session.method, self.session.trainer
         accuracies = []
         for client in self.states.clients() if local.indices else []:  # other processes have the states
@@ -308,7 +306,7 @@ class Record:
         plots.of_run(file, lambda: plots.confusion(matrix, classes, file, title=f"{title}, final model"))
 
     def _compare(self, now: dict[str, Any]) -> None:
-        """Raise LabelSkewError if the data or code changed; warn if the machine changed."""
+        """Raise LabelSkewError if data or code changed; warn if the machine changed."""
         before = self.folder.environment
         changed = [key for key in ("data", "partition") if key in before and before[key] != now[key]]
         if changed:

@@ -1,4 +1,4 @@
-"""The reference run ``local``: one model per client; a round's measures are means over all clients' models."""
+"""The reference run ``local``: one model per client; measures are means over the clients' models."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fl_labelskew_plugins.tensors import State, joined
 
 
 class LocalTraining(Simulation):
-    """Clients that train their own models; the server's model never changes."""
+    """Clients that train their own models."""
 
     def __init__(self, record: Record) -> None:
         super().__init__(record, server=_Keeping, rounds=_OfClients)
 
     def train_client(self, client: int, round: int, state: State, **turn: Any) -> LocalResult:
-        """Train a client from its own model, its state."""
+        """Train a client from its own model."""
         weights = self.session.own_model(state) or self.server.weights
         result = self.take(client, round, weights, state={}, **turn)
         return replace(result, state=joined(**{OWN: result.upload}))
@@ -41,7 +41,7 @@ class _Keeping(Server):
 
 class _OfClients(Rounds):
     def evaluate(self, observed: Tensor | None) -> dict[str, Any]:
-        """Test each client's model on the global test set and on the client's own test split."""
+        """Test each client's model on the global test set and on its own test split."""
         session, everything, own = self.session, [], []
         total = torch.zeros(session.federation.num_classes, session.federation.num_classes, dtype=torch.int64)
         for client in range(session.federation.num_clients):
@@ -60,7 +60,7 @@ class _OfClients(Rounds):
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """Mean of numbers, or of lists by element; None if no client has a value."""
+    """Mean of numbers, or of lists by element, without None."""
     if isinstance(values[0], list):
         return [_mean(column) for column in zip(*values, strict=True)]
     known = [value for value in values if value is not None]

@@ -1,4 +1,4 @@
-"""Server-side rounds, the same in every runtime: select clients and aggregate their uploads."""
+"""Server-side rounds, the same in every runtime."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Exchange(Protocol):
     """A runtime's communication with its clients."""
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
-        """The sampled clients that take part; may wait for them."""
+        """The sampled clients that take part."""
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Train these clients; yield checked results in ascending order, possibly without failed clients."""
+        """Train these clients; yield checked results, ascending, possibly without failed clients."""
 
 
 class Rounds:
@@ -34,8 +34,7 @@ class Rounds:
 
     Args:
         predict: logits and labels of the global test set for given weights; default: computed in this process.
-        tested: measures of given weights on the clients' own test splits, if clients test themselves; default: from
-            the predictions on the global test set.
+        tested: measures of given weights on the clients' own test splits; default: from ``predict``.
         summed: trains clients in a round; returns the clients in the sum of vectors, and the sum. Default: uploads are
             separate.
         hooks: FedML's, if one of its features is on.
@@ -84,7 +83,7 @@ class Rounds:
             pass
 
     def lines(self, exchange: Exchange) -> Iterator[dict[str, Any]]:
-        """Yield each complete round's line of metrics; stopping early leaves a checkpoint."""
+        """Yield each round's line of metrics; stopping early leaves a checkpoint."""
         record, server = self.record, self.server
         try:
             if record.privacy is not None and not record.next_round:
@@ -143,7 +142,7 @@ class Rounds:
         return line | {"bytes_up": 0 if nothing else tally.sent, "bytes_down": 0 if nothing else down}
 
     def evaluate(self, observed: Tensor | None) -> dict[str, Any]:
-        """Measures of the global model on the global test set; ``observed`` ``(C,)``: classes of the round."""
+        """Test the global model on the global test set; ``observed`` ``(C,)``: classes of the round."""
         logits, labels = self._predict(self.server.weights)
         predicted = logits.argmax(1)
         matrix = metrics.confusion(predicted, labels, self.session.federation.num_classes).cpu()
@@ -159,7 +158,7 @@ class Rounds:
         return line
 
     def one_client(self, client: int, predicted: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Measures on a client's own test split, from the global test samples ``(N,)``; empty without a split."""
+        """Measures on a client's own test split, of ``(N,)`` global test samples; empty without a split."""
         split = self.session.trainer.test_indices.get(client)
         if split is None or not len(split):
             return {}
@@ -195,7 +194,7 @@ class Tally:
             yield client, result
 
     def use_means(self, measured: Mapping[str, float]) -> None:
-        """With secure aggregation, use the means over clients of total loss and of own models' accuracy."""
+        """Use the means over clients of total loss and of own models' accuracy, with secure aggregation."""
         self._terms = [{"total": measured["loss"]}] if "loss" in measured else []
         self._accuracy = measured.get("accuracy")
 
@@ -205,5 +204,5 @@ class Tally:
         return {name: added(terms.get(name, 0.0) / len(self._terms) for terms in self._terms) for name in names}
 
     def personalised_accuracy(self) -> float | None:
-        """Mean over the clients; None if none has an own model."""
+        """Mean over the clients, if known."""
         return added(self.personalised.values()) / len(self.personalised) if self.personalised else self._accuracy

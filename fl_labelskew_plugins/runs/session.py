@@ -44,7 +44,7 @@ OWN = "own"
 
 
 class Dealt(Mapping[int, Tensor]):
-    """Sample indices ``(N_k,)`` of each client, slices of one tensor."""
+    """Sample indices ``(N_k,)`` of each client, slices of a tensor."""
 
     def __init__(self, parts: Parts, device: torch.device) -> None:
         self._parts, self._indices = parts, torch.from_numpy(parts.indices).to(device)
@@ -68,14 +68,14 @@ class Session:
     Args:
         clients: the samples of each client; None if each silo knows only its own.
         class_names: one for each of the ``C`` classes.
-        start: the state dict of round 0; a record keeps only its shapes and dtypes.
-        sizes: training samples of each client; 0 for an unknown client.
+        start: the state dict of round 0; a record keeps only shapes and dtypes.
+        sizes: training samples of each client; 0 if unknown.
         counts: ``(K, C)`` training samples per client and class, on the device; None if unknown.
-        notes: text files of the data set, to save with the results.
+        notes: text files to save with the results.
         data: the data's fingerprint; None if no single process knows them.
         input_shape: of one sample.
         dtype: of samples as they are stored.
-        mean: per channel, see :class:`fl_labelskew_registry.Data`; None if unknown in this process.
+        mean: see :class:`fl_labelskew_registry.Data`; None if unknown in this process.
         std: likewise.
     """
 
@@ -100,11 +100,7 @@ class Session:
             yield from map(self.opening, range(self.federation.num_clients))
 
     def opening(self, client: int) -> Contribution:
-        """A client's part of the opening exchange; with secure aggregation, its vector.
-
-        Raises:
-            RunError: the method sends tensors that it has not announced.
-        """
+        """A client's part of the opening exchange; raises RunError for unannounced tensors."""
         tensors = Turn(self.trainer, client).opening()
         shapes = self.method.opening_shapes(self.federation)
         check_extra(tensors, shapes, where=f"opening of {self.trainer.name(client)}")
@@ -137,14 +133,14 @@ class Session:
         )
 
     def admit(self, client: int, samples: int, counts: Sequence[int] | None) -> None:
-        """Register a client with its number of training samples, and those of each class if known."""
+        """Register a client with its number of training samples, in total and per class."""
         self.sizes[client] = samples
         if self.counts is not None and counts is not None:
             self.counts[client] = torch.tensor(counts)
 
     @property
     def client_names(self) -> list[str]:
-        """Display names: of the data set's groups, of the silos' own files, or numbers."""
+        """Display names: groups, silos' own files, or numbers."""
         if self.clients is not None:
             return [f"client {name}" if name == str(k) else name for k, name in enumerate(self.clients.names)]
         files = status.names(self.recipe.client_specific.data_silo_config, self.federation.num_clients)
@@ -168,7 +164,7 @@ class Session:
 
 
 def of_classes(names: Sequence[str], counts: Tensor | None, samples: int) -> str:
-    """Training samples and their classes in words, from ``counts`` ``(K, C)``; ``samples``: 0 if unknown."""
+    """Training samples and classes in words, from ``counts`` ``(K, C)``; ``samples``: 0 if unknown."""
     held = list(names)
     if counts is not None and len(counts):
         held = [name for name, some in zip(names, counts.sum(0).tolist(), strict=True) if some]
@@ -194,7 +190,7 @@ def loaded(recipe: Recipe) -> Data:
 
 
 def check_form(recipe: Recipe, data: Data) -> None:
-    """Raise LabelSkewError if the data's shape or number of classes differs from the recipe's."""
+    """Raise LabelSkewError if the data do not have the recipe's shape and number of classes."""
     form = {"input_shape": list(data.test.x.shape[1:]), "classes": len(data.class_names)}
     for key, actual in form.items():
         expected = getattr(recipe.data, key)
@@ -221,7 +217,7 @@ def divided(recipe: Recipe) -> tuple[Data, Clients]:
 
 
 def build(recipe: Recipe) -> Session:
-    """Set up a simulation: load and partition the data, and build network and trainer."""
+    """Set up a simulation from its recipe."""
     refuse_host_switches(recipe)
     data, clients = divided(recipe)
     centralised = recipe.train.reference == "centralised"
@@ -250,18 +246,14 @@ def pooled(clients: Clients) -> Clients:
 
 
 def steps(recipe: Recipe, sizes: Sequence[int]) -> int:
-    """Mean number of a round's training steps over all its clients; ``sizes``: training samples of each client."""
+    """Mean number of a round's training steps over all its clients; ``sizes``: clients' training samples."""
     train = recipe.train
     every = sum(train.epochs * math.ceil(size / train.batch_size) for size in sizes)
     return max(1, round(every * train.clients_per_round / train.client_num_in_total))
 
 
 def watch(session: Session, folder: Path) -> Watch | None:
-    """The recipe's diagnostics, if any, with files in ``folder``.
-
-    Raises:
-        LabelSkewError: a diagnostic does not fit the run.
-    """
+    """The recipe's diagnostics, if any; raises LabelSkewError if they do not fit the run."""
     recipe = session.recipe
     if not recipe.tracking.diagnostics:
         return None
@@ -293,11 +285,11 @@ def assemble(
         data: samples of these clients, and test samples; either part may be empty.
         train: indices of these clients' training samples.
         test: indices of their own test samples.
-        sizes: training samples of all clients, 0 for an unknown one.
+        sizes: training samples of all clients, 0 if unknown.
         federation: default: from the data.
-        secret: seed of this silo's privacy noise, known only to the silo.
+        secret: seed of this silo's privacy noise.
         names: clients' display names, if any.
-        steps: a client's training steps per round, instead of the recipe's epochs.
+        steps: a client's training steps per round, instead of epochs.
     """
     device = devices.device(recipe)
     fixed = recipe.device.threads or threads.chosen_by_user()
@@ -375,7 +367,7 @@ def local_settings(recipe: Recipe) -> LocalSettings:
 
 
 def loader_workers(recipe: Recipe, device: torch.device) -> int:
-    """Processes that decode pictures: by default half of this process's cores, with a GPU all but one, at most 16."""
+    """Processes that decode pictures: half of this process's cores, or with a GPU all but one; at most 16."""
     if recipe.device.loader_workers is not None:
         return recipe.device.loader_workers
     place = place_on_node() or mpi_rank()
@@ -384,11 +376,7 @@ def loader_workers(recipe: Recipe, device: torch.device) -> int:
 
 
 def refuse_host_switches(recipe: Recipe) -> None:
-    """Reject FedML's attacks, defences and differential privacy, which process only weights, for other tensors.
-
-    Raises:
-        LabelSkewError: the recipe sends other tensors, or weights rows per class.
-    """
+    """Raise LabelSkewError for FedML's attacks, defences and privacy, which process only weights, if others are sent."""
     on = compatibility.host_switches(recipe)
     if not on:
         return

@@ -18,8 +18,8 @@ from fl_labelskew_plugins.tensors import State
 class Simulation:
     """All clients and the server in this process.
 
-    Iteration runs the remaining rounds and yields each round's line of metrics. Stopping early leaves a checkpoint;
-    iterate again to resume. ``take``: a client's turn, by default :func:`.engine.turn.fit`.
+    Iterate to run the remaining rounds and get each round's line of metrics; stopping early leaves a checkpoint.
+    ``take``: a client's turn, see :func:`.engine.turn.fit`.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
-"""The status of a run for users on its machine: a small file in the run's folder, without a network port.
+"""The status of a run in a small file in its folder, without a network port.
 
-The process that holds the folder updates ``status.json`` when a run begins and ends, and as a server of silos every
-second. The folder's lock shows whether the process is alive.
+The process that holds the folder updates ``status.json`` when a run begins and ends, as a server of silos every second.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Silo:
         left_out: whether rounds do not wait for it.
         turned_away: the reason, if it was rejected.
         upload: time, round and bytes of the last one.
-        bytes_in, bytes_out: received and sent by the server since it started.
+        bytes_in, bytes_out: of the server, since it started.
     """
 
     rank: int
@@ -60,7 +59,7 @@ class Silo:
 
 
 class Silos:
-    """The state of each silo, from the audit log's events; thread-safe."""
+    """Each silo's state from events of the audit log; thread-safe."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._silos = [Silo(rank, name) for rank, name in enumerate(names, 1)]
@@ -85,7 +84,7 @@ class Silos:
                 silo.bytes_out += line["bytes"]
 
     def due(self) -> bool:
-        """Whether to write the silos again; True at most once a second."""
+        """Whether to write the silos; True at most once a second."""
         if time.monotonic() - self._written < EVERY_S:
             return False
         self._written = time.monotonic()
@@ -94,7 +93,7 @@ class Silos:
     def rows(
         self, present: Collection[int], away: Collection[int], turned: Mapping[int, str], excluded: Collection[int]
     ) -> list[dict[str, Any]]:
-        """All silos; given are clients, from 0, that are connected, not waited for, rejected (why) and excluded."""
+        """All silos, given clients (from 0) that are connected, not waited for, rejected with a reason, or excluded."""
         with self._lock:
             for client, silo in enumerate(self._silos):
                 silo.connected, silo.left_out = client in present, client in away
@@ -104,7 +103,7 @@ class Silos:
 
 
 def names(files: Sequence[str], count: int) -> list[str]:
-    """Names of the silos' own files without folder and suffix; empty names if they have none."""
+    """Names of the silos' own files without folder and suffix, or empty names."""
     return [clean(Path(file).stem, 40) for file in files] or [""] * count
 
 
@@ -123,11 +122,7 @@ def ending(tell: Callable[..., None]) -> Iterator[None]:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Read the status of a run.
-
-    Raises:
-        LabelSkewError: the folder is not a run's, or cannot be read.
-    """
+    """Read a run's status; raises LabelSkewError if the folder is not a run's or cannot be read."""
     try:
         return _read(folder)
     except OSError as error:  # such as another user's folder
@@ -135,7 +130,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def read_planned(folder: Path) -> dict[str, Any]:
-    """The status of a planned run, which may be damaged or not begun: at least ``run`` and ``state``."""
+    """A planned run's status, at least ``run`` and ``state``; the run may be damaged or not begun."""
     try:
         if not any((folder / name).exists() for name in (NAME, "recipe.yaml")):
             holder = locks.held_by(folder)

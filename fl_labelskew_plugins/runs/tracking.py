@@ -33,7 +33,7 @@ MAX_LIST = 100
 
 
 class Trackers:
-    """All trackers of a recipe. A tracker that fails or takes too long is switched off with a warning."""
+    """A recipe's trackers. A tracker that fails or takes too long is switched off with a warning."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -139,7 +139,7 @@ def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def _parameters(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
-    """All values by ``section.key``; those of other types as JSON text."""
+    """All values by ``section.key``, other types as JSON."""
     flat: dict[str, bool | int | float | str] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Evaluate a trained model on other data with the layout of its training data."""
+"""Evaluate a trained model on other data."""
 
 from __future__ import annotations
 
@@ -43,10 +43,9 @@ def evaluate(
         settings: ``data_args`` that override the recipe's.
 
     Returns:
-        The tested samples (``part``; ``total``, all samples of the data, None if only the test part was read; ``note``,
-        a sentence or None); :data:`MEASURES` between 0 and 1, over classes that occur; ``classes`` and ``groups``, a
-        mapping each; and ``confusion``, counts by true class (rows) and predicted class. Values without samples are
-        None.
+        ``part``, ``total`` (all samples, None if only the test part was read) and ``note`` on the tested samples;
+        :data:`MEASURES` between 0 and 1, over classes that occur; ``classes``; ``groups``; and ``confusion``, counts by
+        true class (rows) and predicted class. Values without samples are None.
 
     Raises:
         LabelSkewError: the data cannot be read, or do not fit the model.
@@ -88,7 +87,7 @@ def _groups(data: Data, predicted: Tensor, labels: Tensor, classes: int) -> list
 def _data(
     trained: Trained, folder: Path, part: TestedPart | None, settings: Mapping[str, Any]
 ) -> tuple[Data, dict[str, Any]]:
-    """Data with the tested samples as test part, and a description of the tested part."""
+    """Data with the tested samples as test part, and a description of them."""
     about, where, run = trained.about, clean(trained.file, 4096), _run(trained.file)
     sections = run.sections if run.recipe.is_file() else {}
     args, note, total = sections.get("data_args", {}), None, None
@@ -128,7 +127,7 @@ def _part(
     part: TestedPart | None,
     settings: Mapping[str, Any],
 ) -> tuple[TestedPart, str | None]:
-    """The part to test on, by default without training samples, and a note if it may contain some."""
+    """The part to test on, and a note if it may contain training samples."""
     known = run.environment.get("data")
     same = known == fingerprint(data)
     near = same or _home(args) in (folder.resolve(), *folder.resolve().parents)
@@ -147,7 +146,7 @@ def _home(args: Mapping[str, Any]) -> Path | None:
 
 
 def _run(file: Path) -> RunReader:
-    """The folder of the run that wrote a model's file; without a recipe, the file's folder."""
+    """The folder of the run that wrote a model's file, or the file's folder."""
     readers = [RunReader(folder) for folder in file.absolute().parents[:2]]
     return next((reader for reader in readers if reader.recipe.is_file()), readers[0])
 
@@ -155,7 +154,7 @@ def _run(file: Path) -> RunReader:
 def _dataset(
     trained: Trained, run: RunReader, args: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]
 ) -> Dataset:
-    """The data set of the model's training, with the recipe's parameters, if known."""
+    """The data set of the model's training, with known parameters."""
     about, where = trained.about, clean(trained.file, 4096)
     known_keys = keys_of(catalog.load("datasets", known("datasets", about.dataset, where)).Params)
     params = {key: value for key, value in args.items() if key in known_keys or key not in keys_of(DataArgs)}

@@ -29,15 +29,10 @@ INPUT, OUTPUT = "samples", "logits"
 
 
 def export(trained: Trained, out: Path, form: str) -> float:
-    """Write a model with the normalisation in its graph, and check the file.
+    """Write a model with the normalisation in its graph; return the largest difference of a logit.
 
-    The graph has one input, ``samples`` ``(batch, ...)``, as the data set gives them: uint8 of 0 to 255 if its samples
-    are uint8, else float32; and one output, ``logits`` ``(batch, C)`` float32.
-
-    ``form``: one of :data:`FORMATS`.
-
-    Returns:
-        The largest difference of a logit, as in :data:`TOLERANCE`.
+    The graph has one input, ``samples`` ``(batch, ...)``, as the data set gives them: uint8 of 0 to 255 or float32; and
+    one output, ``logits`` ``(batch, C)`` float32. ``form``: one of :data:`FORMATS`.
 
     Raises:
         LabelSkewError: a package is missing.

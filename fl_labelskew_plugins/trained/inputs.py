@@ -27,18 +27,14 @@ MAX_DEVIATION = 8.0
 
 
 class InputBatch(NamedTuple):
-    """Samples ``(B, ...)`` as the data set gives them, and their names."""
+    """Samples ``(B, ...)`` as the data set gives them."""
 
     names: list[str]
     samples: NDArray[Any]
 
 
 def listed(places: Sequence[Path]) -> list[Path]:
-    """Replace folders by the pictures in them.
-
-    Raises:
-        MistakesError: with a line for each missing file and each folder without pictures.
-    """
+    """Replace folders by the pictures in them; raises MistakesError if there are none, or a file is missing."""
     files: list[Path] = []
     wrong = []
     for place in places:
@@ -63,12 +59,9 @@ def batches(
     unreadable: list[str],
     settings: Mapping[str, Any] | None = None,
 ) -> Iterator[InputBatch]:
-    """Read the samples of files in order, at most ``size`` at a time; append an error to ``unreadable`` per bad file.
+    """Read samples at most ``size`` at a time; append errors of bad files to ``unreadable``.
 
-    ``settings``: ``data_args`` that override the training's.
-
-    Raises:
-        LabelSkewError: the model takes other inputs.
+    ``settings``: ``data_args`` that override the training's. Raises LabelSkewError if the model takes other inputs.
     """
     for picture, group in groupby(files, key=lambda file: not holds_many(file)):
         if picture:
@@ -94,7 +87,7 @@ def holds_many(file: Path) -> bool:
 
 
 def cut(samples: NDArray[Any], size: int, name: str, numbers: NDArray[np.int64] | None = None) -> Iterator[InputBatch]:
-    """Divide samples into batches, with a name ``name[number]`` each, by default numbered from 0."""
+    """Divide samples into batches, each sample named ``name[number]``, by default numbered from 0."""
     numbers = np.arange(len(samples)) if numbers is None else numbers
     for start in range(0, len(samples), size):
         part = slice(start, start + size)
@@ -102,11 +95,7 @@ def cut(samples: NDArray[Any], size: int, name: str, numbers: NDArray[np.int64] 
 
 
 def table_of(trained: Trained, settings: Mapping[str, Any] | None = None) -> Table:
-    """The data set that reads tables for a model.
-
-    Raises:
-        LabelSkewError: the model does not take tables, or a setting is wrong.
-    """
+    """The data set that reads tables for a model; raises LabelSkewError for other models and wrong settings."""
     about, where = trained.about, clean(trained.file, 4096)
     if about.dataset != "table":
         problem = f"was trained on {about.dataset}, whose samples are not rows of a table"
@@ -119,14 +108,8 @@ def table_of(trained: Trained, settings: Mapping[str, Any] | None = None) -> Tab
 def reader(trained: Trained, recipe: Mapping[str, Any], settings: Mapping[str, Any], place: str = "") -> Dataset:
     """The data set that reads samples for a model as in its training.
 
-    Args:
-        trained: the model.
-        recipe: ``data_args`` of its recipe, if known.
-        settings: ``data_args`` that override these.
-        place: the recipe's, for messages.
-
-    Raises:
-        LabelSkewError: the data set is not installed, or a setting is wrong.
+    ``settings`` override ``recipe``, its known ``data_args``; ``place``: of the recipe, for messages. Raises
+    LabelSkewError if the data set is not installed, or a setting is wrong.
     """
     about, where = trained.about, clean(trained.file, 4096)
     kind = catalog.load("datasets", known("datasets", about.dataset, where))
@@ -193,13 +176,10 @@ def _array(about: About, file: Path) -> NDArray[Any]:
 
 
 def fitted(about: About, x: NDArray[Any], where: str) -> NDArray[Any]:
-    """Convert an array to samples ``(N, ...)`` of the model's shape and type; see :func:`warn_of_scale`.
+    """Convert an array to samples ``(N, ...)`` of the model's shape and type, see :func:`warn_of_scale`.
 
-    Its shape may be the model's, with or without ``N``; ``(N, H, W, C)``; ``(N, H, W)`` for one channel; or any if the
-    model takes rows.
-
-    Raises:
-        LabelSkewError: the array does not fit.
+    It may have the model's shape, with or without ``N``; ``(N, H, W, C)``; ``(N, H, W)`` for one channel; or any shape
+    if the model takes rows. Raises LabelSkewError for other shapes.
     """
     shape = tuple(about.input_shape)
     if x.dtype.kind not in "biuf":
@@ -230,10 +210,7 @@ def fitted(about: About, x: NDArray[Any], where: str) -> NDArray[Any]:
 
 
 def warn_of_scale(about: About, x: NDArray[Any], where: str) -> None:
-    """Warn if samples ``(N, ...)`` have another scale than the training's, such as 0 to 255 for 0 to 1.
-
-    This cannot be detected without normalisation in training.
-    """
+    """Warn if samples ``(N, ...)`` have another scale than normalised training's, such as 0 to 255 for 0 to 1."""
     plain = about.mean == [0.0] and about.std == [1.0] and about.dtype == "float32"
     if not about.mean or not about.std or plain or not x.size:
         return

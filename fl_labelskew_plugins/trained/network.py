@@ -35,21 +35,14 @@ SMALL = 2**20
 
 @dataclass(frozen=True)
 class Trained:
-    """A model from its file.
-
-    ``network``: in eval mode; takes normalised samples, and returns logits ``(B, C)``.
-    """
+    """A model from its file; ``network`` takes normalised samples, and returns logits ``(B, C)``."""
 
     file: Path
     about: About
     network: nn.Module
 
     def whole(self) -> Whole:
-        """The network after normalisation.
-
-        Raises:
-            LabelSkewError: the normalisation is unknown.
-        """
+        """The network after normalisation; raises LabelSkewError if the normalisation is unknown."""
         if self.about.mean is None or self.about.std is None:
             problem = "does not say how samples are normalised, because its writer had no samples"
             use = "the model.safetensors of a silo, which has the normalisation of the silo's samples"
@@ -57,11 +50,7 @@ class Trained:
         return Whole(self.network, self.about)
 
     def logits(self, samples: NDArray[Any]) -> Tensor:
-        """Logits ``(B, C)`` float32 of samples ``(B, ...)`` as the data set gives them.
-
-        Raises:
-            LabelSkewError: the samples do not fit the network, or a sample does not fit into memory.
-        """
+        """Logits ``(B, C)`` float32 of samples ``(B, ...)``; raises LabelSkewError if they do not fit the model or memory."""
         whole, size = self.whole(), len(samples)
         if samples.size > SMALL:
             self.check_memory(1)
@@ -83,10 +72,7 @@ class Trained:
 
     @cached_property
     def _memory(self) -> int:
-        """Estimated bytes of the layers for one sample: three times the largest layer's inputs and outputs.
-
-        It is 0 if the network cannot be run with shapes only.
-        """
+        """Estimated bytes of the layers for one sample: three times the largest layer's; 0 if the estimate fails."""
         sizes = [0]
 
         def measure(_: nn.Module, given: tuple[Any, ...], made: Any) -> None:
@@ -106,7 +92,7 @@ class Trained:
 
 
 class Whole(nn.Module):
-    """A network after normalisation: samples ``(B, ...)`` as the data set gives them, to logits ``(B, C)``."""
+    """A network after normalisation, from samples ``(B, ...)`` to logits ``(B, C)``."""
 
     def __init__(self, network: nn.Module, about: About) -> None:
         super().__init__()
@@ -123,15 +109,9 @@ class Whole(nn.Module):
 
 
 def load(file: Path, network: Network | None = None, *, code: str | None = None) -> Trained:
-    """Load a model's file, which may be untrusted.
+    """Load a model's file, which may be untrusted; raises LabelSkewError if it is invalid or needs a missing plugin.
 
-    Args:
-        file: a ``.safetensors`` file.
-        network: if it was a Python object.
-        code: ``FILE.py:FUNCTION``, if it was one; the model's file never chooses code to run.
-
-    Raises:
-        LabelSkewError: the file is invalid, or its network is not installed.
+    ``network``: if it was a Python object; ``code``: ``FILE.py:FUNCTION``, if it was one. The file never chooses code.
     """
     about, weights = model_file.read(file)
     where = clean(file, 4096)
@@ -205,10 +185,7 @@ def check(module: nn.Module, weights: Weights, where: str) -> None:
 
 @contextmanager
 def _limited(weights: Weights, where: str) -> Iterator[None]:
-    """Raise LabelSkewError while a network with far more tensors or numbers than the file is built.
-
-    Some networks replace layers that they have built, so a few more are allowed.
-    """
+    """Raise LabelSkewError while a network with far more tensors or numbers than the file is built."""
     tensors, numbers = 10 * len(weights) + 1000, 10 * sum(value.numel() for value in weights.values()) + 10**7
     thread = threading.get_ident()
 
@@ -228,11 +205,7 @@ def _limited(weights: Weights, where: str) -> Iterator[None]:
 
 
 def build(network: Network, shape: tuple[int, ...], classes: int, weights: Weights, where: str) -> nn.Module:
-    """Build a network with these weights, in eval mode.
-
-    Raises:
-        LabelSkewError: it cannot be built, or the weights do not fit.
-    """
+    """Build a network with these weights, in eval mode; raises LabelSkewError if they do not fit."""
     if network.trained_params:
         network = type(network)(network.params.model_copy(update=dict(network.trained_params)))
     with torch.random.fork_rng([]):  # keeps the caller's next draws unchanged
@@ -249,15 +222,9 @@ def build(network: Network, shape: tuple[int, ...], classes: int, weights: Weigh
 
 
 def file_of(place: Path, *, best: bool = False, client: str | None = None) -> Path:
-    """The model's file in a run's folder, or the given file.
+    """The model's file in a run's folder, or the given file; raises LabelSkewError if it does not exist.
 
-    Args:
-        place: a run's folder, or a model's file.
-        best: the best round's model instead of the last one's.
-        client: a client's own model, by the client's name or its number from 0.
-
-    Raises:
-        LabelSkewError: the model does not exist.
+    ``best``: the best round's instead of the last one's; ``client``: a client's own, by its name or number from 0.
     """
     where = clean(place, 4096)
     if best and client is not None:

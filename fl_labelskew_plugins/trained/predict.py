@@ -33,11 +33,7 @@ def columns(top: int) -> list[str]:
 
 
 def rows(trained: Trained, batches: Iterable[inputs.InputBatch], top: int) -> Iterator[list[PredictionRow]]:
-    """The rows of each batch, see :func:`columns`; probabilities between 0 and 1.
-
-    Raises:
-        LabelSkewError: the samples do not fit the network, or it has fewer than ``top`` classes.
-    """
+    """The rows of each batch, see :func:`columns`; raises LabelSkewError if the samples or ``top`` do not fit."""
     names = trained.about.class_names
     if not 1 <= top <= len(names):
         raise LabelSkewError(f"--top {top}: the model has {len(names)} classes; allowed: 1 to {len(names)}")
@@ -52,8 +48,7 @@ def rows(trained: Trained, batches: Iterable[inputs.InputBatch], top: int) -> It
 def frame(trained: Trained, x: Any, *, top: int, batch_size: int) -> pd.DataFrame:
     """Predictions for an array or tensor ``(N, ...)`` by number, a table by its index, or paths by file.
 
-    Raises:
-        LabelSkewError: as :func:`rows`; with a line per file that cannot be read.
+    Raises LabelSkewError as :func:`rows`, and for files that cannot be read.
     """
     import pandas as pd
 
@@ -78,11 +73,7 @@ def frame(trained: Trained, x: Any, *, top: int, batch_size: int) -> pd.DataFram
 
 
 def writer(out: Path, head: Sequence[str]) -> AbstractContextManager[Write]:
-    """A writer of rows to a file in the format of its suffix.
-
-    Raises:
-        LabelSkewError: the suffix is unknown, or a package is missing.
-    """
+    """A writer of rows in the format of the file's suffix; raises LabelSkewError for others and missing packages."""
     formats = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
     if out.suffix.lower() not in formats:
         raise LabelSkewError(f"--out {clean(out, 4096)}: unknown format; allowed: a name with {', '.join(formats)}")
