@@ -89,7 +89,7 @@ def evict(tensor: Tensor) -> None:
 
 
 def pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield and evict flat parts of at most :data:`PIECE` entries in memory order; a non-contiguous tensor is one part."""
+    """Yield and evict flat parts of at most :data:`PIECE` entries in memory order; one part if not contiguous."""
     flat = tensor.permute(0, 2, 3, 1) if channels_last(tensor) else tensor
     for part in flat.reshape(-1).split(PIECE) if flat.is_contiguous() else [tensor]:  # type: ignore[no-untyped-call]
         yield part

@@ -11,7 +11,6 @@ import sys
 
 TYPE_CHECKING = False  # importing typing takes longer than this module
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import FrameType
     from typing import Any, NoReturn
 
@@ -48,8 +47,11 @@ def end_in_a_line() -> None:
 
 def end(signum: int, frame: FrameType | None) -> NoReturn:
     """End this process with one line and without saving anything."""
-    _quietly(lambda: print(end="", flush=True))
-    _quietly(lambda: os.write(2, b"interrupted\n"))
+    for action in (lambda: print(end="", flush=True), lambda: os.write(2, b"interrupted\n")):
+        try:
+            action()
+        except Exception:
+            continue
     os._exit(130)
 
 
@@ -104,10 +106,3 @@ def cli() -> Any:
         print(f"fl-labelskew-plugins cannot run {sys.argv[2]}: {type(error).__name__}: {error}", file=sys.stderr)
         return import_module(CLI).cli()
     return command.main(sys.argv[2:], prog_name="fedml run")
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    try:
-        action()
-    except Exception:
-        return

@@ -22,7 +22,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
     server: Server
 
     def __call__(self, server: Server, round: int, raw: Sequence[tuple[int, Weights]]) -> Weights:
-        """The mean of a round, with floating-point tensors via the hooks; ``raw``: samples and upload of each client."""
+        """The mean of a round, with floating-point tensors via the hooks; ``raw``: each client's samples and upload."""
         self.server, self.args.round_idx = server, round
         seeds.seed_globals(server.federation.seed, "host's server hooks", round)
         with host_errors():

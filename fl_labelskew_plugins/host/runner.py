@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         state_dir: str | Path | None = None,
         **parameters: Any,
     ) -> None:
-        self.task = Task.of(model, args, dataset, method, counts, state_dir, parameters)  # before FedML sees them
+        self.task = Task(model, args, dataset, method, counts, state_dir, parameters)  # before FedML sees them
         super().__init__(model, args)
         self._given, self._message = model, OrderedDict[str, Tensor]()
         self._states: dict[int, State] = {}
@@ -153,7 +154,8 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         state = self._state(client)
         times = int(state.pop(TIMES, torch.tensor(0))) + 1
         train, test = self._samples(client, train_data, round, device)
-        local = task.local(client, train, test, secret=self._secret, fresh=self._fresh)
+        fresh = partial(task.inward, self._given.state_dict(), device)
+        local = task.local(client, train, test, secret=self._secret, fresh=fresh)
         turn = Turn(
             local,
             client,
@@ -213,9 +215,6 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         problem = f"{'several entries contain' if clients else 'no entry contains'} the object train_data"
         raise mistake("fl.fedml.trainer: dataset[5]", problem, "one object for each client, the same as FedMLRunner's")
 
-    def _fresh(self) -> Weights:
-        return self.task.inward(self._given.state_dict(), next(self.task.network.parameters()).device)
-
     def _file(self, client: int) -> Path | None:
         return None if self.task.state_dir is None else self.task.state_dir / f"client{client:06d}.safetensors"
 
@@ -257,7 +256,7 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
         state_dir: str | Path | None = None,
         **parameters: Any,
     ) -> None:
-        self.task = task = Task.of(model, args, dataset, method, counts, state_dir, parameters)
+        self.task = task = Task(model, args, dataset, method, counts, state_dir, parameters)
         super().__init__(model, args)
         self.history: list[dict[str, Any]] = []
         self._personalised: float | None = None

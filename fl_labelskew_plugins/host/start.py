@@ -29,18 +29,6 @@ OURS = ("partition_args", "method_args", "model_args", "client_specific_args", "
 """Sections that FedML does not get: it merges all sections, and later keys silently win."""
 
 
-def host_config(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """The recipe as a FedML configuration."""
-    sections = {
-        name: {key: value for key, value in section.items() if value is not None}
-        for name, section in recipe.resolved().items()
-        if name not in OURS
-    }
-    sections["data_args"] = {"dataset": recipe.data.dataset}
-    sections["common_args"]["sys_perf_profiling"] = False
-    return sections
-
-
 @contextlib.contextmanager
 def host_errors() -> Iterator[None]:
     """Report errors of FedML's attacks, defences and noise in one line; FedML does not check their keys."""
@@ -57,7 +45,13 @@ def offline() -> None:
 
 def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
     """Write FedML's configuration, start FedML and return its arguments; ``rank``: 0 for the server."""
-    config = host_config(recipe)
+    config = {
+        name: {key: value for key, value in section.items() if value is not None}
+        for name, section in recipe.resolved().items()
+        if name not in OURS
+    }
+    config["data_args"] = {"dataset": recipe.data.dataset}
+    config["common_args"]["sys_perf_profiling"] = False
     if recipe.comm.over_mpi and (place := mpi_rank()):
         mapping = config_file.with_name("gpu_mapping.yaml")
         keys: dict[str, Any] = {"gpu_mapping_file": None, "gpu_mapping_key": None}  # FedML reads them on the CPU, too

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -23,17 +22,17 @@ from fl_labelskew_plugins.recipe import plugins
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, keys_of
 from fl_labelskew_plugins.recipe.plugins import from_objects
 from fl_labelskew_plugins.recipe.sections import DeviceArgs, MethodArgs, TrainArgs
+from fl_labelskew_plugins.runs.session import local_settings
 from fl_labelskew_plugins.tensors import Weights
 
 SWITCHES = ("enable_attack", "enable_defense", "enable_dp", "enable_fhe", "enable_contribution")
 """FedML's switches for code that reads messages."""
 
 
-@dataclass(frozen=True)
 class Task:
     """The common part of trainer and aggregator.
 
-    Args:
+    Attributes:
         network: a copy of the user's module, with ``features`` and ``classifier``.
         names: name in the user's module of each tensor of ``network``.
         dataset: FedML's list of eight.
@@ -45,22 +44,8 @@ class Task:
         state_dir: folder of clients' private tensors; None: in memory.
     """
 
-    method: Method
-    settings: LocalSettings
-    federation: Federation
-    network: nn.Module
-    names: Mapping[str, str]
-    dataset: Sequence[Any]
-    counts: Tensor | None
-    shapes: Mapping[str, tuple[int, ...]]
-    plain: bool
-    simulated: bool
-    frequency: int
-    state_dir: Path | None
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: nn.Module,
         args: Any,
         dataset: Sequence[Any],
@@ -68,56 +53,43 @@ class Task:
         counts: Any,
         state_dir: str | Path | None,
         parameters: Mapping[str, Any],
-    ) -> Task:
-        """Create a task from the user's arguments.
-
-        Raises:
-            LabelSkewError: with a line per invalid value.
-        """
-        simulated = _is_simulated(args)
-        plugin, train, values = _settings(args, method, parameters)
+    ) -> None:
+        self.simulated = _is_simulated(args)
+        self.method, train, self.settings = _settings(args, method, parameters)
         where = f"method {clean(method if isinstance(method, str) else type(method).__name__)}"
-        if plugin.individual:
+        if self.method.individual:
             problem = "the server needs each client's tensors, and FedML passes on only the mean"
             raise mistake(where, problem, "labelskew run, which has its own messages")
         if len(dataset) != 8:
             raise mistake("dataset", f"has {len(dataset)} entries", "FedML's list of eight: train_data_num, ...")
         samples: Mapping[int, int] = dataset[4]
-        checked_counts = None if counts is None else _checked_counts(counts, train.client_num_in_total, int(dataset[7]))
-        network = ModuleNetwork(model).build(_shape(dataset), int(dataset[7]))
-        federation = Federation(
-            num_clients=train.client_num_in_total,
-            clients_per_round=_clients_per_round(args, simulated),
+        clients, classes, self.dataset = train.client_num_in_total, int(dataset[7]), dataset
+        self.counts = None if counts is None else _checked_counts(counts, clients, classes)
+        network = ModuleNetwork(model).build(_shape(dataset), classes)
+        self.network, self.names = network, _names(network)
+        self.federation = federation = Federation(
+            num_clients=clients,
+            clients_per_round=_clients_per_round(args, self.simulated),
             rounds=train.comm_round,
             epochs=train.epochs,
-            num_classes=int(dataset[7]),
+            num_classes=classes,
             num_features=int(network.classifier.in_features),  # type: ignore[union-attr, arg-type]
-            num_samples=sum(samples.values()) if checked_counts is None else int(checked_counts.sum()),
+            num_samples=sum(samples.values()) if self.counts is None else int(self.counts.sum()),
             min_samples=min(samples.values(), default=0),
             seed=int(getattr(args, "random_seed", 0)),
         )
         with torch.random.fork_rng([]):
-            modules = plugin.shared_modules(federation)
+            modules = self.method.shared_modules(federation)
         if modules:
             use = "labelskew run" + (", or projection: none" if "projection" in parameters else "")
             raise mistake(where, "adds modules to the network, which FedML's model does not have", use)
         trained = [name for name, p in network.named_parameters() if p.requires_grad]
-        task = cls(
-            method=plugin,
-            settings=LocalSettings(**values),
-            federation=federation,
-            network=network,
-            names=_names(network),
-            dataset=dataset,
-            counts=checked_counts,
-            shapes=announced(plugin, FedAvgOptimizer(), federation, network.state_dict(), trained),
-            plain=plugin.aggregation == "samples" and plugin.logits_only() and not plugin.uses("opening"),
-            simulated=simulated,
-            frequency=max(1, int(getattr(args, "frequency_of_the_test", 1))),
-            state_dir=None if state_dir is None else Path(state_dir),
-        )
-        task._check(args, where)
-        return task
+        self.shapes = announced(self.method, FedAvgOptimizer(), federation, network.state_dict(), trained)
+        sends_more = self.method.aggregation != "samples" or self.method.uses("opening")
+        self.plain = self.method.logits_only() and not sends_more
+        self.frequency = max(1, int(getattr(args, "frequency_of_the_test", 1)))
+        self.state_dir = None if state_dir is None else Path(state_dir)
+        self._check(args, where)
 
     def _check(self, args: Any, where: str) -> None:
         """Raise LabelSkewError if FedML's switches or selection of clients do not fit the method."""
@@ -203,7 +175,7 @@ def _is_simulated(args: Any) -> bool:
 
 def _settings(
     args: Any, method: str | Method, parameters: Mapping[str, Any]
-) -> tuple[Method, TrainArgs, dict[str, Any]]:
+) -> tuple[Method, TrainArgs, LocalSettings]:
     """The method, ``train_args``, and the settings of local training, checked as in a recipe."""
     mistakes = Mistakes(Path("args"))
 
@@ -221,8 +193,7 @@ def _settings(
     assert train is not None
     assert device is not None
     plugin.stages(train.epochs)
-    values = {**train.model_dump(), **device.model_dump()}
-    return plugin, train, {key: value for key, value in values.items() if key in LocalSettings.__dataclass_fields__}
+    return plugin, train, local_settings(train, device)
 
 
 def _clients_per_round(args: Any, simulated: bool) -> int:

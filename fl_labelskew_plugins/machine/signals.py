@@ -44,18 +44,15 @@ def interrupt(signum: int, frame: FrameType | None) -> None:
 
 def terminal_closed() -> bool:
     """Whether stdout or stderr is a closed terminal, perhaps before SIGHUP arrives; discard further output to it."""
-    closed = [number for number in (1, 2) if _is_closed_terminal(number)]
-    for number in closed:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    return bool(closed)
-
-
-def _is_closed_terminal(descriptor: int) -> bool:
-    try:
-        termios.tcgetattr(descriptor)
-    except termios.error as error:
-        return bool(error.args[0] == errno.EIO)
-    return False
+    closed = False
+    for descriptor in (1, 2):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+                closed = True
+    return closed
 
 
 @contextlib.contextmanager

@@ -266,7 +266,7 @@ class RunFolder(RunReader):
         copied(self._best_of(round), self.best)
 
     def restore_best(self) -> float:
-        """Restore the best round's model, or remove ``best.safetensors``; return that round's accuracy, -1 without a test."""
+        """Restore or remove ``best.safetensors``; return the best round's accuracy, or -1 without a test."""
         lines = read_lines(self.metrics)
         line = best_test(lines)
         file = None if line is None else self._best_of(line["round"] + 1)

@@ -31,11 +31,9 @@ class Pace:
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Time the batches in the block, and leave it without an error if the time ends."""
-        if self.pause is None:
-            yield
-            return
         between = self.record.session.trainer.between
-        between.append(self._next)
+        if self.pause is not None:
+            between.append(self._next)
         try:
             yield
         except OutOfTimeError:

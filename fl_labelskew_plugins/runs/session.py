@@ -32,6 +32,7 @@ from fl_labelskew_plugins.partition.clients import Clients, Parts, digest, divid
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.conflicts import fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.recipe.sections import DeviceArgs, TrainArgs
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, group, rest
 
@@ -329,7 +330,7 @@ def assemble(
     trainer = LocalTrainer(
         model=with_shared(model, recipe.method, federation, "model").to(device),
         method=recipe.method,
-        settings=replace(local_settings(recipe), steps=steps),
+        settings=replace(local_settings(recipe.train, recipe.device), steps=steps),
         federation=federation,
         train=train_samples,
         indices=moved(train),
@@ -359,11 +360,10 @@ def assemble(
     )
 
 
-def local_settings(recipe: Recipe) -> LocalSettings:
-    """The recipe's settings of local training."""
-    known = LocalSettings.__dataclass_fields__
-    both = recipe.train.model_dump() | recipe.device.model_dump()
-    return LocalSettings(**{k: v for k, v in both.items() if k in known})
+def local_settings(train: TrainArgs, device: DeviceArgs) -> LocalSettings:
+    """A recipe's settings of local training."""
+    both = train.model_dump() | device.model_dump()
+    return LocalSettings(**{k: v for k, v in both.items() if k in LocalSettings.__dataclass_fields__})
 
 
 def loader_workers(recipe: Recipe, device: torch.device) -> int:
@@ -376,7 +376,7 @@ def loader_workers(recipe: Recipe, device: torch.device) -> int:
 
 
 def refuse_host_switches(recipe: Recipe) -> None:
-    """Raise LabelSkewError for FedML's attacks, defences and privacy, which process only weights, if others are sent."""
+    """Raise LabelSkewError if FedML's attacks, defences or privacy, only for weights, would miss other tensors."""
     on = compatibility.host_switches(recipe)
     if not on:
         return

@@ -171,13 +171,17 @@ def _read(folder: Path) -> dict[str, Any]:
         facts["why"] = f"process {facts['process']} ended without a message" if "process" in facts else None
     if not holder and (folder / "summary.json").exists():
         state = FINISHED
+    over = bool(holder) or state == FINISHED
+    resume = facts.get("go_on") or f"labelskew run --resume {folder}"
+    if not (folder / "recipe.yaml").is_file():
+        resume = "start it again; no round is lost"
     measure, tests = main_measure(lines), main_tests(lines)
     known = {
         "run": str(folder),
         "state": state,
         "held_by": holder or None,
-        "why": None if holder or state == FINISHED else facts.get("why"),
-        "go_on": None if holder or state == FINISHED else _resume_command(folder, facts),
+        "why": None if over else facts.get("why"),
+        "go_on": None if over else str(resume),
         "rounds_done": len(lines),
         "rounds": facts.get("rounds"),
         "accuracy": tests[-1][measure.key] if tests else None,
@@ -190,12 +194,6 @@ def _read(folder: Path) -> dict[str, Any]:
         silos = [{**silo, "connected": False} for silo in silos]
     more = {key: facts.get(key) for key in ("process", "machine", "began", "time", "address", "quorum", "pace")}
     return {**known, **more, "silos": silos}
-
-
-def _resume_command(folder: Path, facts: Mapping[str, Any]) -> str:
-    if not (folder / "recipe.yaml").is_file():
-        return "start it again; no round is lost"
-    return str(facts.get("go_on") or f"labelskew run --resume {folder}")
 
 
 def _facts(file: Path) -> dict[str, Any]:

@@ -88,13 +88,16 @@ def _data(
     trained: Trained, folder: Path, part: TestedPart | None, settings: Mapping[str, Any]
 ) -> tuple[Data, dict[str, Any]]:
     """Data with the tested samples as test part, and a description of them."""
-    about, where, run = trained.about, clean(trained.file, 4096), _run(trained.file)
+    about, place = trained.about, clean(folder, 4096)
+    # the folder of the run that wrote the model's file, or the file's folder
+    readers = [RunReader(path) for path in trained.file.absolute().parents[:2]]
+    run = next((reader for reader in readers if reader.recipe.is_file()), readers[0])
     sections = run.sections if run.recipe.is_file() else {}
     args, note, total = sections.get("data_args", {}), None, None
     dataset = _dataset(trained, run, args, folder, settings)
     dataset.check_test(folder, download=False)
     if not folder.exists():  # a data set without files does not notice
-        raise mistake(clean(folder, 4096), "does not exist", "a value of data_args.data_cache_dir")
+        raise mistake(place, "does not exist", "a value of data_args.data_cache_dir")
     seed = int(sections.get("common_args", {}).get("random_seed", 0))
     if part != "all" and not dataset.splits_off(folder):
         data, part = dataset.load_test(folder, download=False, seed=seed), "test"
@@ -107,15 +110,15 @@ def _data(
         else:
             data = dataset.load(folder, download=False, seed=seed)
     if not len(data.test.y):
-        raise mistake(clean(folder, 4096), "has no test samples", "data with a test part, or --part all")
-    names = [clean(name) for name in data.class_names]
+        raise mistake(place, "has no test samples", "data with a test part, or --part all")
+    names, where = [clean(name) for name in data.class_names], clean(trained.file, 4096)
     if len(names) != len(about.class_names):
-        here = counted(len(names), "class", "classes")
-        raise mistake(clean(folder, 4096), f"has {here}, but {where} {len(about.class_names)}", "data of these classes")
+        problem = f"has {counted(len(names), 'class', 'classes')}, but {where} {len(about.class_names)}"
+        raise mistake(place, problem, "data of these classes")
     for number, (name, trained_name) in enumerate(zip(names, about.class_names, strict=True)):
         if name != trained_name and not numbered(names) and not numbered(about.class_names):
             problem = f"class {number} is {name!r}, but in {where} it is {trained_name!r}"
-            raise mistake(clean(folder, 4096), problem, "data of the same classes")
+            raise mistake(place, problem, "data of the same classes")
     return data, {"part": part, "total": total, "note": note}
 
 
@@ -143,12 +146,6 @@ def _part(
 def _home(args: Mapping[str, Any]) -> Path | None:
     home = args.get("data_cache_dir")
     return Path(home).resolve() if isinstance(home, str) else None
-
-
-def _run(file: Path) -> RunReader:
-    """The folder of the run that wrote a model's file, or the file's folder."""
-    readers = [RunReader(folder) for folder in file.absolute().parents[:2]]
-    return next((reader for reader in readers if reader.recipe.is_file()), readers[0])
 
 
 def _dataset(

@@ -50,7 +50,7 @@ class Trained:
         return Whole(self.network, self.about)
 
     def logits(self, samples: NDArray[Any]) -> Tensor:
-        """Logits ``(B, C)`` float32 of samples ``(B, ...)``; raises LabelSkewError if they do not fit the model or memory."""
+        """Logits ``(B, C)`` float32 of samples ``(B, ...)``; raises LabelSkewError if model or memory do not fit."""
         whole, size = self.whole(), len(samples)
         if samples.size > SMALL:
             self.check_memory(1)
