@@ -117,7 +117,6 @@ def _summary(error: Exception) -> str:
 
 
 def _frames(error: Exception, kind: type) -> str:
-    """The traceback's frames of the author's code, as text."""
     authors = {package(base) for base in kind.__mro__} - OTHERS
     library = sysconfig.get_path("stdlib")
 

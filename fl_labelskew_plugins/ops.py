@@ -155,8 +155,8 @@ def mmd(features: Tensor, other: Tensor) -> Tensor:
     .. math:: \overline{K_{ss}} + \overline{K_{tt}} - 2 \overline{K_{st}}, \quad
         K(x, y) = \sum_{i=-2}^{2} \exp\bigl(-\lVert x - y \rVert^2 / (2^i b)\bigr)
 
-    ``features`` ``(n, d)``, ``other`` ``(m, d)``. ``b`` is the mean squared distance between samples of both sets,
-    without gradient. If a set has fewer than two samples, value and gradient are 0: the gradient would be unbounded.
+    ``features`` ``(n, d)``, ``other`` ``(m, d)``; ``b``: the mean squared distance of samples of both sets, without
+    gradient. If a set has fewer than two samples, value and gradient are 0, since the gradient would be unbounded.
 
     >>> x, y = torch.zeros(2, 1), torch.ones(2, 1)
     >>> round(mmd(x, y).item(), 4)  # b = 2/3: 10 - 2(exp(-3/8) + exp(-3/4) + exp(-3/2) + exp(-3) + exp(-6))
@@ -178,7 +178,7 @@ def mmd(features: Tensor, other: Tensor) -> Tensor:
 
 
 def class_sums(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Sum of the features ``(C, d)`` and number of samples ``(C,)`` int64 of each class, without gradient."""
+    """Sum of the features ``(C, d)`` and number of samples ``(C,)`` int64 of each class."""
     with torch.no_grad(), full_precision(features.device):
         member = one_hot(labels, num_classes, full(features).dtype)
         return member.T.mm(full(features)), member.sum(dim=0).long()
@@ -271,7 +271,7 @@ def sum_of_coefficients(work: LocalWork) -> float:
 
     .. math:: w_0 - w_K = \eta \sum_j a_j g_j
 
-    Computed as the change for gradients of 1; without momentum it is the number of steps ``K``.
+    Computed as the change for gradients of 1.
     """
     moved = momentum = 0.0
     for _ in range(work.steps):

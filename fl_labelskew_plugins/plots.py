@@ -72,7 +72,6 @@ def confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path:
 
 
 def _write_counts(axes: Any, counts: np.ndarray[Any, Any], shades: np.ndarray[Any, Any]) -> None:
-    """Write counts into the cells ``(x, y)`` of a small image."""
     for (x, y), value in np.ndenumerate(counts if max(counts.shape) <= 20 else np.zeros((0, 0))):
         if value:
             color = "white" if shades[x, y] > 0.5 else "black"
@@ -194,7 +193,7 @@ def charts(
         path: the file.
         methods: of each label, for :func:`looks`; default: the labels.
         width: of a paper's column in inches, for small fonts.
-        limits: lowest and highest value of a band.
+        limits: of a band.
         log: whether the value axis is logarithmic.
         over: name of the averaged items.
     """
@@ -244,14 +243,9 @@ def panels(
 ) -> Iterator[Panels]:
     """A chart for each row and column; a row wraps if it does not fit the width. A single column is not labelled.
 
-    Args:
-        rows: labels of the vertical axes.
-        columns: titles.
-        width: of a paper's column in inches; default: of a screen.
-        chart: minimum width of a chart in inches in a paper's column; three times as much on a screen.
-        height: of a chart, relative to its width.
-        share: whether all charts share the axis of rounds, and those of a row the axis of values.
-        more: for matplotlib's ``subplots``.
+    ``width``: of a paper's column in inches, by default of a screen; ``chart``: minimum width of a chart in a paper, on
+    a screen three times as much; ``height``: of a chart, relative to its width; ``share``: whether all charts share the
+    axis of rounds, and those of a row the axis of values; ``more``: for matplotlib's ``subplots``.
     """
     import matplotlib
 
@@ -340,7 +334,7 @@ def finish_rounds(axes: Any) -> None:
 
 
 def bare(axes: Any, label: str) -> None:
-    """Remove the scales of points without absolute positions; ``label``: at the left."""
+    """Remove the scales of points without absolute positions."""
     if axes.name == "3d":
         axes.set_axis_off()
         axes.set_box_aspect((1, 1, 1), zoom=1.5)

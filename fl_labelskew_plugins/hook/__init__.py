@@ -73,7 +73,6 @@ def _is_ours(argv: list[str]) -> bool:
 
 
 def _typed(argv: list[str]) -> list[str]:
-    """The name of the script, and its arguments."""
     given = argv[1:]
     while given and given[0].startswith("-"):  # the interpreter's own options
         given.pop(0)
@@ -88,7 +87,6 @@ def is_recipe(word: str) -> bool:
 
 
 def _quiet_imports() -> None:
-    """Ignore warnings of FedML's imports about its dependencies."""
     import warnings
 
     for module in ("requests", "fedml"):

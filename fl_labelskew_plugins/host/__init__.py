@@ -1,4 +1,7 @@
-"""The interface between FedML and this package. Importing it imports FedML. May import runs, engine and below."""
+"""The interface between FedML and this package; importing it imports FedML.
+
+May import runs, engine and below. The runtimes use it.
+"""
 
 import warnings
 

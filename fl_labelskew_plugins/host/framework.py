@@ -43,7 +43,7 @@ class FedML(Host):
 
 
 class LabelSkewManager(FedMLCommManager):  # type: ignore[misc]  # the host is untyped
-    """Forwards every message; logs no contents, and leaves exceptions unchanged."""
+    """Forwards every message; logs no contents and keeps exceptions."""
 
     def __init__(self, args: Any, transport: Any, rank: int, size: int, observer: Any) -> None:
         self._transport, self._observer = transport, observer

@@ -1,8 +1,8 @@
 """``fl.fedml``: our methods in FedML's own scripts, as the trainer and the aggregator of a ``FedMLRunner``.
 
 FedML averages uploads by name, weighted by samples, and over MPI it calls only get_model_params, set_model_params and
-test of an aggregator. :func:`pack` therefore writes uploads with a mean that contains everything that the server needs,
-see :func:`unpack`. The aggregator replaces the mean by the next message to the clients.
+test of an aggregator. So :func:`pack` writes uploads with a mean from which :func:`unpack` gets everything that the
+server needs. The aggregator replaces the mean by the next message to the clients.
 """
 
 from __future__ import annotations
@@ -69,13 +69,8 @@ def unpack(
 ) -> tuple[Weights, Weights]:
     """The aggregated weights and float32 sums, from the mean of uploads of :func:`pack`.
 
-    Args:
-        mean: of the weights.
-        apart: mean of the other tensors; empty if uploads were plain weights.
-        old: the weights at the start of the round.
-        aggregation: see :func:`.engine.aggregate.client_weights`.
-        clients: number of uploads.
-        population: training samples of all clients.
+    ``mean``: of the weights; ``apart``: mean of the other tensors, empty if uploads were plain weights; ``old``: the
+    weights at the start of the round; ``population``: training samples of all clients.
     """
     inverse = float(apart["inverse"]) if apart else 1.0
     samples = clients / inverse  # of the round's clients
@@ -205,7 +200,6 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         return network.eval()
 
     def _client(self, train_data: Any) -> int:
-        """The number of the client with these data, which FedML does not pass."""
         clients = [client for client, data in self.task.dataset[5].items() if data is train_data]
         federation = self.task.federation
         if len(clients) == 1:
@@ -316,7 +310,6 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
 
 
 def _counts(task: Task) -> Tensor:
-    """``(K, C)`` training samples per client and class."""
     clients, classes = task.federation.num_clients, task.federation.num_classes
     if task.counts is not None:
         return task.counts

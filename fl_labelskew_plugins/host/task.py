@@ -92,7 +92,6 @@ class Task:
         self._check(args, where)
 
     def _check(self, args: Any, where: str) -> None:
-        """Raise LabelSkewError if FedML's switches or selection of clients do not fit the method."""
         on = [switch for switch in SWITCHES if getattr(args, switch, False)]
         if on and not self.plain:
             problem = f"true, but {where} sends more than the model"
@@ -176,7 +175,6 @@ def _is_simulated(args: Any) -> bool:
 def _settings(
     args: Any, method: str | Method, parameters: Mapping[str, Any]
 ) -> tuple[Method, TrainArgs, LocalSettings]:
-    """The method, ``train_args``, and the settings of local training, checked as in a recipe."""
     mistakes = Mistakes(Path("args"))
 
     def section(name: str, kind: type[ModelT], *more: str) -> ModelT | None:

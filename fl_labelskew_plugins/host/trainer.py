@@ -95,7 +95,7 @@ def tell_attacker(seed: int, round: int, client: int) -> None:
 
 
 def draw_noise_from(generator: np.random.Generator) -> None:
-    """Make FedML's local differential privacy draw from this generator, not from a global one."""
+    """Make FedML's local differential privacy draw from this generator."""
     noise = getattr(getattr(FedMLDifferentialPrivacy.get_instance().dp_solution, "ldp", None), "dp", None)
     if isinstance(noise, Laplace):
         noise.compute_noise = lambda size: torch.from_numpy(generator.laplace(0.0, noise.scale, size))
@@ -104,10 +104,10 @@ def draw_noise_from(generator: np.random.Generator) -> None:
 
 
 def floating(weights: Weights) -> Weights:
-    """The floating-point tensors in an ordered dictionary, which FedML expects."""
+    """The floating-point tensors in FedML's ordered dictionary."""
     return OrderedDict((k, v) for k, v in weights.items() if v.is_floating_point())
 
 
 def restore(changed: Mapping[str, Tensor], everything: Weights) -> Weights:
-    """``everything`` with changed tensors, in the original dtypes and on the original devices."""
+    """``everything`` with the changed tensors in their original dtype and device."""
     return {k: changed[k].to(v) if k in changed else v for k, v in everything.items()}

@@ -31,7 +31,7 @@ def load(extra: str, *modules: str, what: str, otherwise: str = "") -> Any:
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra's requirements; this package need not be on an index.
+    """The command that installs an extra's requirements, without this package.
 
     >>> install("mpi")
     "pip install 'mpi4py>=3.1'"

@@ -118,7 +118,6 @@ def held_by(folder: Path) -> str:
 
 
 def _taken(folder: Path, content: bytes, patience: float) -> int:
-    """Acquire the lock; return the descriptor of its file."""
     file, until = folder / NAME, time.monotonic() + patience
     while True:
         before = _content(file)
@@ -209,7 +208,7 @@ def _server_time(folder: Path) -> float:
 
 
 def _here() -> str:
-    """Id of this machine's boot and container, the scope of ``flock``."""
+    """Id of the scope of ``flock``: this machine's boot and container."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
@@ -217,7 +216,6 @@ def _here() -> str:
 
 
 def _slurm() -> dict[str, Any]:
-    """The Slurm job of this process and the number of its restarts; empty without Slurm."""
     job, restarts = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")
     if not job or not restarts.isdecimal():
         return {}

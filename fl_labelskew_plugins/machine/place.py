@@ -41,7 +41,7 @@ def available_cores() -> int:
 
 
 def free_memory() -> float:
-    """Available memory in bytes: Linux' MemAvailable, at most the cgroup's limit."""
+    """Available memory in bytes, at most the cgroup's limit."""
     available = proc_entry("meminfo", "MemAvailable")
     if not available:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

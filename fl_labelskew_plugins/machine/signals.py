@@ -27,7 +27,7 @@ IMPORTING = "<frozen importlib"
 
 
 def end_or_interrupt(signum: int, frame: FrameType | None) -> None:
-    """End this process during an import; otherwise raise KeyboardInterrupt."""
+    """End this process during an import, else raise KeyboardInterrupt."""
     caller = frame
     while caller is not None:
         if caller.f_code.co_filename.startswith(IMPORTING):

@@ -58,7 +58,7 @@ def csv_cell(value: object) -> object:
 
 
 def few(names: Sequence[str], most: int = 10) -> str:
-    """Names on one line, cleaned and shortened; of many names, the first ones and the last one.
+    """Names on one line, shortened; of many names, the first ones and the last one.
 
     >>> few(["cat", "dog"]), few(list("abcdefgh"), 4)
     ('cat, dog', 'a, b, c, ... h')

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins.machine.files import check_regular
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.tensors import State, Weights, group
+from fl_labelskew_plugins.tensors import Weights, group
 
 CPU = torch.device("cpu")
 Norms = dict[int, dict[int, dict[str, float]]]
@@ -29,15 +29,25 @@ DAMAGED = (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeE
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run after ``round`` rounds, see :meth:`.RunFolder.save_checkpoint`.
+    """The state of a run after ``round`` rounds.
 
-    ``states``: client to the round of its private state; ``selections``: client to its number of selections.
+    Args:
+        round: number of complete rounds.
+        weights: the global model.
+        shared: the server's tensors for clients.
+        memory: the server's own tensors.
+        states: client to the round of its private state; written from a StateStore, like ``selections``.
+        selections: client to its number of selections.
+        seconds: duration of the run.
+        sizes: training samples of each client.
+        opened: clients with an opening in the shared tensors.
+        norms: L2 norms of uploads, see :mod:`.runtimes.silo.outliers`.
     """
 
     round: int = 0
     weights: Weights = field(default_factory=dict)
-    shared: State = field(default_factory=dict)
-    memory: State = field(default_factory=dict)
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
     states: dict[int, int] = field(default_factory=dict)
     selections: dict[int, int] = field(default_factory=dict)
     seconds: float = 0.0

@@ -29,7 +29,7 @@ from fl_labelskew_plugins.runs import checkpoint, status
 from fl_labelskew_plugins.runs.checkpoint import CPU, Checkpoint
 from fl_labelskew_plugins.runs.measure import best_test, main_measure, main_tests
 from fl_labelskew_plugins.runs.reader import RunReader
-from fl_labelskew_plugins.tensors import State, joined, save_atomic
+from fl_labelskew_plugins.tensors import joined, save_atomic
 
 ABANDONED = "abandoned"
 """Prefix of numbered folders with the data of abandoned rounds, see :meth:`RunFolder.go_back`."""
@@ -143,7 +143,7 @@ class RunFolder(RunReader):
             raise LabelSkewError(f"run directory {self.path} cannot be written: {error.strerror}") from error
 
     def hold(self, *, patience: float = locks.PATIENCE_S) -> None:
-        """Create and lock the folder until :meth:`release`, see :func:`.locks.alone`."""
+        """Lock the folder until :meth:`release`, see :func:`.locks.alone`."""
         if self._lock is None:
             self.create()
             self._lock = self._stack.enter_context(locks.alone(self.path, patience=patience))
@@ -221,46 +221,25 @@ class RunFolder(RunReader):
     def _write_lines(self, file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
         self.write_text(str(file.relative_to(self.path)), "".join(json.dumps(line) + "\n" for line in lines))
 
-    def save_checkpoint(
-        self,
-        round: int,
-        tensors: State,
-        states: StateStore,
-        *,
-        sizes: Sequence[int],
-        opened: Sequence[int] = (),
-        norms: checkpoint.Norms | None = None,
-        seconds: float,
-        keep: int = 1,
-    ) -> None:
-        """Save the state after ``round`` rounds.
-
-        Args:
-            round: number of complete rounds.
-            tensors: the groups ``model``, ``shared`` and ``memory``.
-            states: clients' private states.
-            sizes: training samples of each client.
-            opened: clients with an opening in the shared tensors.
-            norms: of the clients' last uploads.
-            seconds: duration of the run.
-            keep: maximum number of checkpoints.
-        """
+    def save_checkpoint(self, state: Checkpoint, states: StateStore, *, keep: int = 1) -> None:
+        """Save a run's state, with clients' private states from ``states``; keep at most ``keep`` checkpoints."""
         self.still_held()
-        of_clients = {"states": checkpoint.table(states.flush()), "selections": checkpoint.table(states.selections)}
-        of_clients |= {"sizes": torch.tensor(np.array(sizes, int)), "opened": torch.tensor(np.array(opened, int))}
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        meta = {"round": round, "seconds": seconds, "norms": norms or {}}
+        clients = {"states": checkpoint.table(states.flush()), "selections": checkpoint.table(states.selections)}
+        clients |= {name: torch.tensor(np.array(getattr(state, name), int)) for name in ("sizes", "opened")}
+        tensors = joined(model=state.weights, shared=state.shared, memory=state.memory, clients=clients)
         if keep > 1 and (before := checkpoint.round_of(self.checkpoint)) is not None:
             copied(self.checkpoint, self._earlier(before))
-        save_atomic(tensors | joined(clients=of_clients), self.checkpoint, {"labelskew": json.dumps(meta)})
+        meta = {"round": state.round, "seconds": state.seconds, "norms": state.norms}
+        save_atomic(tensors, self.checkpoint, {"labelskew": json.dumps(meta)})
         states.checkpointed(keep)
-        rounds = [at for at in self.earlier() if at < round]
+        rounds = [at for at in self.earlier() if at < state.round]
         for at in self.earlier().keys() - set(rounds[max(0, len(rounds) - keep + 1) :]):
             self._earlier(at).unlink()
-        self._forget_bests([*self.earlier(), round])
+        self._forget_bests([*self.earlier(), state.round])
 
     def keep_best(self, round: int, write: Callable[[Path], None]) -> None:
-        """Save the best model so far, of ``round`` (from 1), before the round's checkpoint."""
+        """Save the best model so far, of ``round`` (from 1)."""
         self._bests.mkdir(parents=True, exist_ok=True)
         write(self._best_of(round))
         copied(self._best_of(round), self.best)
@@ -277,14 +256,13 @@ class RunFolder(RunReader):
         return -1.0 if line is None else float(line[main_measure(lines).key])
 
     def bests(self) -> list[Path]:
-        """Models that were the best at some checkpoint."""
+        """The best models at the checkpoints."""
         return sorted(self._bests.glob("round*.safetensors"))
 
     def _best_of(self, round: int) -> Path:
         return self._bests / f"round{round:06d}.safetensors"
 
     def _forget_bests(self, ends: Sequence[int]) -> None:
-        """Remove models that were not the best after any of these numbers of rounds."""
         files = set(self.bests())
         lines = read_lines(self.metrics) if files else []
         for end in ends:

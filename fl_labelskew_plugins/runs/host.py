@@ -14,14 +14,14 @@ from fl_labelskew_plugins.engine.turn import fit
 
 
 class Host:
-    """The default, without a framework; for FedML: :class:`.host.framework.FedML`."""
+    """The default, without a framework."""
 
     def turns(self, local: LocalTrainer) -> Callable[..., LocalResult]:
         """:func:`.engine.turn.fit` for ``local``, with the framework's hooks."""
         return partial(fit, local)
 
     def hooks(self, model: nn.Module) -> Hooks | None:
-        """Hooks around the mean of a round, if any."""
+        """Hooks around the mean of a round."""
         return None
 
     def manager(self, transport: Any, rank: int, size: int, observer: Any) -> Any:

@@ -38,23 +38,17 @@ class About(Params):
     """Metadata of a model's file.
 
     Args:
-        format: version of these keys.
         network: name of the network's plugin, or ``FILE.py:FUNCTION`` without a folder.
         network_params: its parameters; for a file also its ``sha256``.
         module: instead, a description of a network that was a Python object.
-        input_shape: of one sample.
         dtype: of samples, as the data set gives them.
         class_names: one for each of the ``C`` classes.
-        mean: see :class:`fl_labelskew_registry.Data`; None if the writer had no sample.
-        std: likewise.
-        dataset: name of the data set.
-        picture: its parameters that turn a picture into a sample; None for other samples.
+        mean: see :class:`fl_labelskew_registry.Data`; None if the writer had no sample. Likewise ``std``.
+        picture: parameters of the data set that turn a picture into a sample; None for other samples.
         table: how rows of a table become samples; None for other samples, or if unknown.
-        method: name of the method.
         recipe: see :func:`recipe_hash`.
         round: number of complete rounds, from 1.
         client: the owner of a client's own model, from 0; None for the global model.
-        client_name: of that client.
     """
 
     format: int = Field(FORMAT, ge=1)
@@ -125,7 +119,6 @@ def about(session: Session, *, round: int, client: int | None = None, client_nam
 
 
 def _encoding(session: Session) -> Encoding | None:
-    """The encoding of a run's table; on a server, with the means of all silos."""
     dataset, note = session.recipe.dataset, session.notes.get(NOTE)
     if not isinstance(dataset, Table):
         return None

@@ -58,7 +58,6 @@ class Pace:
             raise OutOfTimeError
 
     def _write_estimate(self) -> None:
-        """Write an estimate from an interrupted first round to status.json."""
         if self.record.next_round or not self._seconds:
             return
         session = self.record.session

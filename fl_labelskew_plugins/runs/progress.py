@@ -51,10 +51,10 @@ class Progress:
         """Print one line."""
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
-        """Start; ``done``: completed rounds, ``clients``: per round."""
+        """Start the display."""
 
     def client(self, round: int, number: int, clients: int, name: str = "") -> None:
-        """Client ``number``, from 1, of a round starts to train."""
+        """A client starts to train."""
 
     def round(self, line: dict[str, Any], seconds: float) -> None:
         """A round has ended."""

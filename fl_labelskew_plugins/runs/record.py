@@ -7,7 +7,7 @@ import csv
 import io
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,18 +38,14 @@ from fl_labelskew_plugins.runs.model_file import about
 from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.session import Session, made_up, watch
 from fl_labelskew_plugins.runs.tracking import Trackers
-from fl_labelskew_plugins.tensors import joined
 
 
 class Record:
     """The state of a run for its runtime.
 
     Attributes:
-        next_round: number of complete rounds.
-        shared: the server's tensors for clients.
-        memory: the server's own tensors.
-        opened: clients with an opening in the shared tensors.
-        norms: L2 norms of uploads, see :mod:`.runtimes.silo.outliers`.
+        next_round: number of complete rounds; ``weights``, ``shared``, ``memory``, ``opened`` and ``norms`` are as in
+            :class:`.Checkpoint`.
         confusion: ``(C, C)``, of this process's last test on the global test set.
         test_samples: number for each client in its last test; or empty.
         cut: whether the run stops within a round, which is repeated when it resumes.
@@ -70,9 +66,7 @@ class Record:
                 raise LabelSkewError(str(error)) from None
         at = begun or Checkpoint(weights=session.start)
         self.next_round, self.weights = at.round, at.weights
-        self.shared: Mapping[str, Tensor] = at.shared
-        self.memory: Mapping[str, Tensor] = at.memory
-        self.opened, self.norms = at.opened, at.norms
+        self.shared, self.memory, self.opened, self.norms = at.shared, at.memory, at.opened, at.norms
         self.confusion: Tensor | None = None
         self.test_samples: Sequence[int | None] = ()
         self.run = folder.run_id() if resume else secrets.token_hex(8)
@@ -109,7 +103,7 @@ class Record:
 
     @contextlib.contextmanager
     def tracked(self) -> Iterator[None]:
-        """Report the run in the block to the recipe's trackers."""
+        """Report the run in the block to its trackers."""
         state = status.FAILED
         try:
             self._trackers.begin(self.folder, self.next_round)
@@ -189,21 +183,21 @@ class Record:
                 self.folder.best.unlink(missing_ok=True)
 
     def _save(self) -> None:
-        tensors = joined(model=self.weights, shared=self.shared, memory=self.memory)
-        self.folder.save_checkpoint(
+        state = Checkpoint(
             self.next_round,
-            tensors,
-            self.states,
+            self.weights,
+            self.shared,
+            self.memory,
+            seconds=self.seconds,
             sizes=self.session.sizes,
             opened=self.opened,
             norms=self.norms,
-            seconds=self.seconds,
-            keep=self.session.recipe.tracking.keep_checkpoints,
         )
+        self.folder.save_checkpoint(state, self.states, keep=self.session.recipe.tracking.keep_checkpoints)
         self._saved = self.next_round
 
     def _personalised_models(self) -> dict[str, float]:
-        """Write the clients' own models; return their mean accuracy on the clients' own test splits."""
+        """Write the clients' own models; return their mean accuracy on own test splits."""
         method, local = self.session.method, self.session.trainer
         accuracies = []
         for client in self.states.clients() if local.indices else []:  # other processes have the states
@@ -274,7 +268,6 @@ class Record:
         folder.write_text("recipe.yaml", recipe.dump())  # last: a folder with a recipe can be resumed
 
     def _change_rounds(self) -> None:
-        """Set the folder's number of rounds to the recipe's."""
         recipe, last = self.session.recipe, self.next_round - 1
         observed = last % recipe.tracking.diagnostics_every == 0
         self.folder.change_rounds(recipe.train.comm_round, tested=self.tests(last), observed=observed)

@@ -60,7 +60,6 @@ class _OfClients(Rounds):
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """Mean of numbers, or of lists by element, without None."""
     if isinstance(values[0], list):
         return [_mean(column) for column in zip(*values, strict=True)]
     known = [value for value in values if value is not None]

@@ -35,10 +35,7 @@ class Rounds:
     Args:
         predict: logits and labels of the global test set for given weights; default: computed in this process.
         tested: measures of given weights on the clients' own test splits; default: from ``predict``.
-        summed: trains clients in a round; returns the clients in the sum of vectors, and the sum. Default: uploads are
-            separate.
-        hooks: FedML's, if one of its features is on.
-        server: creates the server.
+        summed: trains clients in a round; returns the clients in the sum of vectors, and the sum; default: none.
     """
 
     def __init__(

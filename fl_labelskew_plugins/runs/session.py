@@ -74,10 +74,8 @@ class Session:
         counts: ``(K, C)`` training samples per client and class, on the device; None if unknown.
         notes: text files to save with the results.
         data: the data's fingerprint; None if no single process knows them.
-        input_shape: of one sample.
         dtype: of samples as they are stored.
-        mean: see :class:`fl_labelskew_registry.Data`; None if unknown in this process.
-        std: likewise.
+        mean: see :class:`fl_labelskew_registry.Data`; None if unknown in this process. Likewise ``std``.
     """
 
     recipe: Recipe
@@ -96,7 +94,7 @@ class Session:
     std: tuple[float, ...] | None = None
 
     def openings(self) -> Iterator[Contribution]:
-        """Yield every client's part of the opening exchange, if there is one."""
+        """Yield every client's part of the opening exchange, if any."""
         if self.sums is not None or self.method.uses("opening"):
             yield from map(self.opening, range(self.federation.num_clients))
 
@@ -111,7 +109,7 @@ class Session:
         return Contribution(client, tensors)
 
     def reported_tests(self, client: int) -> int:
-        """Number of a client's test samples if it reports its accuracy on them, else 0."""
+        """Number of test samples on which a client reports its accuracy."""
         reports = self.recipe.comm.send_measures and self.recipe.validation.per_client
         return len(self.trainer.test_indices[client]) if reports else 0
 
@@ -148,7 +146,7 @@ class Session:
         return [f"silo {rank}, {name}" if name else f"silo {rank}" for rank, name in enumerate(files, 1)]
 
     def own_model(self, state: State) -> Weights | None:
-        """A client's own model from its state, if any."""
+        """A client's own model, if its state has one."""
         if self.recipe.train.reference == "local":
             return group(state, OWN) or None
         return self.method.personalised(rest(state, OPTIMIZER))
@@ -289,7 +287,7 @@ def assemble(
         sizes: training samples of all clients, 0 if unknown.
         federation: default: from the data.
         secret: seed of this silo's privacy noise.
-        names: clients' display names, if any.
+        names: clients' display names.
         steps: a client's training steps per round, instead of epochs.
     """
     device = devices.device(recipe)

@@ -42,7 +42,7 @@ class Silo:
         left_out: whether rounds do not wait for it.
         turned_away: the reason, if it was rejected.
         upload: time, round and bytes of the last one.
-        bytes_in, bytes_out: of the server, since it started.
+        bytes_in, bytes_out: since the server started.
     """
 
     rank: int
@@ -197,7 +197,6 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _facts(file: Path) -> dict[str, Any]:
-    """The content of a status file; empty if it is missing."""
     try:
         facts = json.loads(read_text(file))
         return {**facts, "silos": [asdict(Silo(**silo)) for silo in facts.get("silos", [])]}

@@ -80,7 +80,6 @@ class Trackers:
             self._call(name, hook, getattr(tracker, hook), self._run, *args)
 
     def _call(self, name: str, hook: str, function: Callable[..., None], *args: Any) -> None:
-        """Call a tracker's hook in a thread, then restore the global generators."""
         raised: list[BaseException] = []
 
         def work() -> None:
@@ -139,7 +138,6 @@ def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def _parameters(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
-    """All values by ``section.key``, other types as JSON."""
     flat: dict[str, bool | int | float | str] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):

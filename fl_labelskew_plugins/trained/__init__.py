@@ -1,1 +1,4 @@
-"""Use of trained models: predict, evaluate, export. Needs only a model's file. May import runs and below."""
+"""Use of trained models: predict, evaluate, export. Needs only a model's file.
+
+May import runs and below. front and the command line use it.
+"""

@@ -151,7 +151,6 @@ def _home(args: Mapping[str, Any]) -> Path | None:
 def _dataset(
     trained: Trained, run: RunReader, args: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]
 ) -> Dataset:
-    """The data set of the model's training, with known parameters."""
     about, where = trained.about, clean(trained.file, 4096)
     known_keys = keys_of(catalog.load("datasets", known("datasets", about.dataset, where)).Params)
     params = {key: value for key, value in args.items() if key in known_keys or key not in keys_of(DataArgs)}

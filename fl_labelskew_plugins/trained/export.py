@@ -61,7 +61,7 @@ def export(trained: Trained, out: Path, form: str) -> float:
         except Exception as error:  # exporters raise any type
             reason = clean(failure(error), 300)
             raise RunError(f"{clean(trained.file, 4096)}: cannot be exported as {form}: {reason}") from error
-        run = _onnx(part) if form == "onnx" else _pt2(part)
+        run = _onnx(part) if form == "onnx" else torch.export.load(io.BytesIO(part.read_bytes())).module()
         worst = 0.0
         for number in (1, 3):
             x = samples(trained.about, number)
@@ -104,12 +104,6 @@ def _onnx(file: Path) -> Callable[[Tensor], Tensor]:
 
     session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
     return lambda x: torch.from_numpy(session.run([OUTPUT], {INPUT: x.numpy()})[0])
-
-
-def _pt2(file: Path) -> Callable[[Tensor], Tensor]:
-    with file.open("rb") as stream:
-        run: Callable[[Tensor], Tensor] = torch.export.load(io.BytesIO(stream.read())).module()
-    return run
 
 
 @contextlib.contextmanager
