@@ -51,7 +51,7 @@ TIMES = f"{OURS}/times"
 """Key of a client's number of selections in its state."""
 
 
-def pack(weights: Weights, sums: Mapping[str, Tensor], *, samples: int, uniform: bool) -> Weights:
+def pack(weights: Weights, sums: Mapping[str, Tensor], *, samples: int, uniform: bool) -> OrderedDict[str, Tensor]:
     """Write an upload, so that the sample-weighted mean of uploads contains everything that the server needs.
 
     The mean of ``1 / n_k`` is the number of clients divided by the sum of their samples. So the mean of ``s_k / n_k``,
@@ -61,7 +61,7 @@ def pack(weights: Weights, sums: Mapping[str, Tensor], *, samples: int, uniform:
     if uniform:
         weights = {k: (v if v.is_floating_point() else v.double()) / samples for k, v in weights.items()}
     apart = {"inverse": inverse, **joined(sum={k: v.cpu().double() * inverse for k, v in sums.items()})}
-    return {**weights, **joined(**{OURS: apart})}
+    return OrderedDict(weights | joined(**{OURS: apart}))
 
 
 def unpack(
@@ -178,8 +178,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
                 right, of = result.personalised or (0, 0)
                 sums["personalised"] = torch.tensor([right / max(of, 1), float(of > 0)])
             uniform = task.method.aggregation == "uniform"
-            packed = pack(self._message, sums, samples=task.dataset[4][client], uniform=uniform)
-            self._message = OrderedDict(packed)
+            self._message = pack(self._message, sums, samples=task.dataset[4][client], uniform=uniform)
 
     def _samples(self, client: int, data: Any, round: int, device: torch.device) -> tuple[Samples, Samples | None]:
         task = self.task
@@ -338,9 +337,8 @@ def _abort_on_error(args: Any) -> Iterator[None]:
     except BaseException as error:
         if (comm := getattr(args, "comm", None)) is None:
             raise
-        line = f"error: {error}\n" if isinstance(error, LabelSkewError) else traceback.format_exc()
-        sys.stderr.write(line)
-        sys.stderr.flush()
+        text = f"error: {error}\n" if isinstance(error, LabelSkewError) else traceback.format_exc()
+        print(text, end="", file=sys.stderr, flush=True)
         comm.Abort(1)
         raise
 

@@ -58,14 +58,12 @@ class Lock:
     def check(self) -> None:
         """Raise RunError if another process has taken over the lock."""
         content = _content(self._folder / NAME)
-        if content is None:
-            missing = f"its {NAME} is missing, perhaps because it was removed"
-            raise RunError(f"{self._folder}: {missing}; this process has written nothing since then")
-        if content != self._content:
-            raise RunError(
-                f"{self._folder}: {_holder(content)} has taken over this run, because this process was suspended; "
-                "this process has written nothing since then"
-            )
+        if content == self._content:
+            return
+        problem = f"its {NAME} is missing, perhaps because it was removed"
+        if content is not None:
+            problem = f"{_holder(content)} has taken over this run, because this process was suspended"
+        raise RunError(f"{self._folder}: {problem}; this process has written nothing since then")
 
 
 def belongs(name: str) -> bool:

@@ -200,11 +200,10 @@ class RunFolder(RunReader):
                 shutil.rmtree(aside / file.name, ignore_errors=True)  # from an attempt that was killed
                 file.rename(aside / file.name)
         if not tested:
-            untested = [
-                {key: line[key] for key in line if line["round"] != last or key in UNTESTED_KEYS}
-                for line in read_lines(self.metrics)
+            lines = [
+                {key: line[key] for key in line if line["round"] != last or key in UNTESTED_KEYS} for line in self.lines
             ]
-            self._write_lines(self.metrics, untested)
+            self._write_lines(self.metrics, lines)
         for file in () if observed else sorted(self.diagnostics.glob("*.jsonl")):
             self._write_lines(file, [line for line in read_lines(file) if line["round"] != last])
         content["train_args"]["comm_round"] = rounds
@@ -309,8 +308,7 @@ class RunFolder(RunReader):
         aside = self.path / f"{ABANDONED}-{number}"
         aside.mkdir()
         for file in self._by_round():
-            lines = [line for line in read_lines(file) if line["round"] >= round]
-            if lines:
+            if lines := [line for line in read_lines(file) if line["round"] >= round]:
                 self._write_lines(aside / file.name, lines)
         best = best_test(read_lines(self.metrics))
         of_later = best is not None and best["round"] >= round and self.best.exists()
@@ -331,9 +329,7 @@ class RunFolder(RunReader):
 
     def load_checkpoint(self, device: torch.device = CPU, *, tensors: bool = True) -> Checkpoint | None:
         """The last checkpoint, if any, see :func:`.checkpoint.read`."""
-        if not self.checkpoint.exists():
-            return None
-        return checkpoint.read(self.checkpoint, device, tensors=tensors)
+        return checkpoint.read(self.checkpoint, device, tensors=tensors) if self.checkpoint.exists() else None
 
 
 def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
@@ -358,8 +354,7 @@ def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
     result |= {key: sum(line.get(key, 0) for line in lines) for key in ("bytes_up", "bytes_down")}
     if late := sorted({client for line in lines for client in line.get("opening_left_out", ())}):
         result["opening_left_out"] = late
-    personal = [line["personalised_accuracy"] for line in tail if line.get("personalised_accuracy") is not None]
-    if personal:
+    if personal := [v for line in tail if (v := line.get("personalised_accuracy")) is not None]:
         result["personalised_last_mean"] = statistics.fmean(personal)
     return result
 

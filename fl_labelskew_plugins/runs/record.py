@@ -227,39 +227,34 @@ class Record:
         return [dict(zip(keys, column, strict=True)) for column in columns]
 
     def _describe(self, resume: bool) -> None:
-        session, folder = self.session, self.folder
+        session, folder, recipe, method = self.session, self.folder, self.session.recipe, self.session.method
         now = environment(session.trainer.device) | {
             "run": self.run,
             "data": session.data,
             "partition": session.clients and session.clients.digest,
-            "method": session.recipe.method_name,
-            "host": "fedml" if session.recipe.hosted else "none",
-            "optimizer": compatibility.describe(session.recipe, session.trainer.model),
-            "deviations": [
-                *session.method.deviations(),
-                *session.recipe.optimizer.deviations(),
-                *compatibility.overruled(session.recipe),
-            ],
-            "report": session.method.report(session.federation),
-            "personal_models": session.method.personalises(),
+            "method": recipe.method_name,
+            "host": "fedml" if recipe.hosted else "none",
+            "optimizer": compatibility.describe(recipe, session.trainer.model),
+            "deviations": [*method.deviations(), *recipe.optimizer.deviations(), *compatibility.overruled(recipe)],
+            "report": method.report(session.federation),
+            "personal_models": method.personalises(),
             "class_names": session.class_names,
-            "made_up_data": made_up(session.recipe),
+            "made_up_data": made_up(recipe),
             "input_shape": list(session.input_shape),
             "dtype": session.dtype,
             "normalisation": {"mean": session.mean, "std": session.std},
             "notes": sorted(session.notes),
         }
-        if made_from := files(session.recipe):
-            now["network_files"] = made_from
-        if session.recipe.objects:
-            now["objects"] = {section: object_description(plugin) for section, plugin in session.recipe.objects.items()}
+        if network_files := files(recipe):
+            now["network_files"] = network_files
+        if recipe.objects:
+            now["objects"] = {section: object_description(plugin) for section, plugin in recipe.objects.items()}
         if resume:
             self._compare(now)
             folder.truncate(self.next_round)
             self._change_rounds()
             return
         folder.write_json("environment.json", now)
-        recipe = session.recipe
         for name, text in session.notes.items():
             folder.write_text(name, text)
         if session.clients is not None:

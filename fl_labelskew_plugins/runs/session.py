@@ -79,14 +79,14 @@ class Session:
     """
 
     recipe: Recipe
-    clients: Clients | None
     class_names: list[str]
     federation: Federation
     trainer: LocalTrainer
     start: Weights
     sizes: list[int]
-    counts: Tensor | None
     notes: Mapping[str, str]
+    clients: Clients | None = None
+    counts: Tensor | None = None
     data: str | None = None
     input_shape: tuple[int, ...] = ()
     dtype: str = "float32"
@@ -340,16 +340,13 @@ def assemble(
         names=names or {},
         sends=recipe.comm.send_contributions,
     )
-    start = snapshot(trainer.model) if train else trainer.hand_back()
     return Session(
         recipe,
-        None,
         data.class_names,
         federation,
         trainer,
-        start,
+        snapshot(trainer.model) if train else trainer.hand_back(),
         list(sizes),
-        None,
         data.notes,
         input_shape=shape,
         dtype="uint8" if isinstance(data.train.x, Images) or data.train.x.dtype == np.uint8 else "float32",

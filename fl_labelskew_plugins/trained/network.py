@@ -264,9 +264,9 @@ def _client_file(place: Path, client: str) -> Path:
         if about is not None and about.client_name == client:
             return file
     number = int(client) if client.isdecimal() and client.isascii() else -1
-    for file in files:
-        if file.name == f"client{number:06d}.safetensors":
-            return file
+    numbered = place / "clients" / f"client{number:06d}.safetensors"
+    if numbered in files:
+        return numbered
     names = [file.stem if about is None else about.client_name or str(about.client) for file, about in metadata.items()]
     use = few(names) if names else "no --client; methods such as map or fedphp keep one model per trained client"
     raise mistake(f"--client {clean(client)}", f"{clean(place, 4096)} has no model of that client", use)
