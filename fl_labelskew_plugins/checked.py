@@ -60,7 +60,7 @@ class Hook:
         return Hook, (self.owner, self.contract, self.name, self.kind, self.given)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the hook's value; raises HookError if it is invalid, or the author's code raised an exception."""
+        """Return the hook's value; raises HookError if it is invalid, or the author's code fails."""
         function = self.given
         if function is None:  # features may be a submodule of the network
             hook = getattr(type(self.owner), self.name, None)

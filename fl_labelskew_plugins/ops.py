@@ -44,7 +44,7 @@ def added(numbers: Iterable[float]) -> float:
 
 
 def on_device(client: ClientView, name: str, tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor`` on ``device``, copied once per round, since a copy per batch would stall a GPU's queue."""
+    """``tensor`` on ``device``, copied once per round; a copy per batch would stall a GPU."""
     if tensor.device == device:
         return tensor
     key = f"{name}@{device}"
@@ -97,7 +97,7 @@ class _ValueWithGradient(torch.autograd.Function):
 
 
 def value_with_gradient(tensor: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-    """A scalar with a known ``gradient`` with respect to ``tensor``; avoids autograd, half of a small loss's time."""
+    """A scalar with a known ``gradient`` with respect to ``tensor``, without autograd's bookkeeping."""
     return cast("Tensor", _ValueWithGradient.apply(tensor, value, gradient))
 
 

@@ -57,7 +57,7 @@ def heat(axes: Any, counts: np.ndarray[Any, np.dtype[np.int64]], most: int | Non
 
 
 def confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path, *, title: str) -> None:
-    """Write a confusion matrix ``(C, C)``: classes down, predictions across; coloured by share of the class."""
+    """Write a confusion matrix ``(C, C)``, classes down and predictions across, coloured by share of the class."""
     table, side = np.asarray(counts), len(class_names)
     shares = table / np.maximum(table.sum(1, keepdims=True), 1)
     picture, axes = figure(min(16, 3.2 + 0.5 * side), min(14, 2.2 + 0.42 * side))
@@ -131,7 +131,7 @@ def looks(methods: Mapping[str, str]) -> dict[str, LineStyle]:
     """Style of each label's line; ``methods``: label to its method or optimiser.
 
     A method has the same colour in every plot: by its position in :data:`PLACES`, or by a hash of its name. Of labels
-    with equal style, one takes the next free dash, or the next colour if all have the same method.
+    with equal style, one takes the next free dash, or colour if all have the same method.
 
     >>> looks({"fedavg": "fedavg", "fedrs": "fedrs", "fedrs, alpha=0.1": "fedrs"})["fedrs, alpha=0.1"]
     LineStyle(colour=1, dash=1)
@@ -188,14 +188,9 @@ def charts(
 ) -> None:
     """Plot means over the rounds in bands of one sample standard deviation, one chart per measure and setting.
 
-    Args:
-        measures: axis label to setting to label to round to the value of each seed or client.
-        path: the file.
-        methods: of each label, for :func:`looks`; default: the labels.
-        width: of a paper's column in inches, for small fonts.
-        limits: of a band.
-        log: whether the value axis is logarithmic.
-        over: name of the averaged items.
+    ``measures``: axis label to setting to label to round to the value of each seed or client; ``methods``: of each
+    label, for :func:`looks`; ``width``: of a paper's column in inches; ``limits``: of a band; ``log``: whether the
+    value axis is logarithmic; ``over``: name of the averaged items.
     """
     every = [groups for settings in measures.values() for groups in settings.values()]
     labels = list(dict.fromkeys(label for groups in every for label in groups))
@@ -245,7 +240,7 @@ def panels(
 
     ``width``: of a paper's column in inches, by default of a screen; ``chart``: minimum width of a chart in a paper, on
     a screen three times as much; ``height``: of a chart, relative to its width; ``share``: whether all charts share the
-    axis of rounds, and those of a row the axis of values; ``more``: for matplotlib's ``subplots``.
+    axis of rounds, and those of a row the axis of values.
     """
     import matplotlib
 
@@ -421,7 +416,7 @@ PERCENT = (-2, 102)
 
 
 def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[Any, Any]:
-    """Create a figure in inches, and its axes: one, or ``columns`` of them."""
+    """Create a figure in inches, and its axes: one or ``columns``."""
     # Without pyplot, which would choose a GUI backend and keep figures in memory.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -469,7 +464,7 @@ def _literal(picture: Any) -> None:
 def save(picture: Any, path: Path, dpi: int = 110) -> None:
     """Write a file atomically: PDF or SVG by suffix, else PNG; the same plot gives an identical file.
 
-    Text stays text: TrueType fonts in a PDF, since conferences reject Type 3, and the viewer's fonts in an SVG.
+    Text stays text: TrueType fonts in a PDF, since conferences reject Type 3, the viewer's fonts in an SVG.
     """
     import matplotlib
 

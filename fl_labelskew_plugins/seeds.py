@@ -71,7 +71,7 @@ def noise_generator(seed: int, purpose: str, round: int = 0, client: int = 0) ->
 
 
 def seed_globals(seed: int, purpose: str, round: int, client: int = 0) -> None:
-    """Seed the global generators for FedML's attacks and noise; those of the CPU use all of a seed's 128 bits."""
+    """Seed the global generators for FedML's attacks and noise; CPU generators use all of a seed's 128 bits."""
     import torch
 
     streams = sequence(seed, purpose, round, client).spawn(3)

@@ -44,7 +44,7 @@ def rest(tensors: Mapping[str, T], name: str) -> dict[str, T]:
 
 
 def save_atomic(tensors: State, path: Path, metadata: dict[str, str] | None = None, *, private: bool = True) -> None:
-    """Write a safetensors file atomically, also if the power fails; ``private``: readable only by the owner."""
+    """Write a safetensors file atomically, also if the power fails; ``private``: only for the owner."""
     with replacing(path, 0o600 if private else 0o666) as part:
         mode = part.stat().st_mode
         try:

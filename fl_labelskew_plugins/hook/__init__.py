@@ -1,7 +1,7 @@
 """Let ``fedml run RECIPE.yaml`` run a recipe, although FedML's command line has no plugin hook.
 
-A ``.pth`` file calls :func:`install` at every interpreter start, so this module imports only modules that are already
-loaded. ``FL_LABELSKEW_NO_HOOK=1`` disables the hook.
+A ``.pth`` file calls :func:`install` at every interpreter start, so this module imports only loaded modules.
+``FL_LABELSKEW_NO_HOOK=1`` disables the hook.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _typed(argv: list[str]) -> list[str]:
 
 
 def is_recipe(word: str) -> bool:
-    """Whether a word is a recipe: a file, a row of a table, or a recipe of the package."""
+    """Whether a word is a recipe's file, a row of a table, or a recipe of the package."""
     places = (PACKAGE, os.path.dirname(PACKAGE))  # in a checkout, recipes are next to the package
     known = (os.path.isfile(os.path.join(place, "recipes", f"{word}.yaml")) for place in places)
     return word.lower().endswith(FILES) or "/" in word.rstrip("/") or any(known)
@@ -94,7 +94,7 @@ def _quiet_imports() -> None:
 
 
 def cli() -> Any:
-    """Run ``fedml run RECIPE``; or FedML's command line, after an error message, if ours cannot be imported."""
+    """Run ``fedml run RECIPE``; or FedML's command line, with an error message, if ours cannot be imported."""
     from importlib import import_module
 
     del sys.modules[CLI]

@@ -1,8 +1,8 @@
 """``fl.fedml``: our methods in FedML's own scripts, as the trainer and the aggregator of a ``FedMLRunner``.
 
 FedML averages uploads by name, weighted by samples, and over MPI it calls only get_model_params, set_model_params and
-test of an aggregator. So :func:`pack` writes uploads with a mean from which :func:`unpack` gets everything that the
-server needs. The aggregator replaces the mean by the next message to the clients.
+test of an aggregator. So the mean of uploads of :func:`pack` contains everything that the server needs, and the
+aggregator replaces it by the next message to the clients.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ TIMES = f"{OURS}/times"
 def pack(weights: Weights, sums: Mapping[str, Tensor], *, samples: int, uniform: bool) -> OrderedDict[str, Tensor]:
     """Write an upload, so that the sample-weighted mean of uploads contains everything that the server needs.
 
-    The mean of ``1 / n_k`` is the number of clients divided by the sum of their samples. So the mean of ``s_k / n_k``,
-    divided by that, is a plain mean of ``s_k``. ``samples``: ``n_k``; ``uniform``: the server needs a plain mean.
+    The mean of ``1 / n_k`` is the number of clients divided by their samples. So the mean of ``s_k / n_k``, divided by
+    that, is a plain mean of ``s_k``. ``samples``: ``n_k``; ``uniform``: the server needs a plain mean of the weights.
     """
     inverse = torch.tensor(1 / samples, dtype=torch.float64)
     if uniform:
@@ -69,8 +69,8 @@ def unpack(
 ) -> tuple[Weights, Weights]:
     """The aggregated weights and float32 sums, from the mean of uploads of :func:`pack`.
 
-    ``mean``: of the weights; ``apart``: mean of the other tensors, empty if uploads were plain weights; ``old``: the
-    weights at the start of the round; ``population``: training samples of all clients.
+    ``apart``: mean of the other tensors, empty for plain weights; ``old``: the weights at the start of the round;
+    ``population``: training samples of all clients.
     """
     inverse = float(apart["inverse"]) if apart else 1.0
     samples = clients / inverse  # of the round's clients
@@ -90,8 +90,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
     Args:
         model: a module that takes a batch and returns logits ``(B, C)`` of a Linear layer. It is copied; FedML's server
             starts from its weights.
-        args: from ``fedml.init``; may contain the ``train_args`` of a recipe (docs/keys.md), such as ``epochs``,
-            ``batch_size``, ``client_optimizer`` and ``learning_rate``.
+        args: from ``fedml.init``; may contain the ``train_args`` of a recipe (docs/keys.md), such as ``epochs``.
         dataset: FedML's list of eight. Client ``k`` trains on ``dataset[5][k]``, a DataLoader or a list of batches of
             inputs ``(B, ...)`` and labels ``(B,)``.
         method: a name of ``labelskew methods``, or an object of :class:`fl_labelskew_registry.Method`.
@@ -229,13 +228,12 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
 class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is untyped
     """FedML's server with a label-skew method; pass it to ``FedMLRunner`` as ``server_aggregator``.
 
-    It takes the arguments of :class:`Trainer`, and raises the same errors. ``model`` has the aggregated weights after
-    each round.
+    It takes the arguments of :class:`Trainer`. ``model`` has the aggregated weights after each round.
 
     Attributes:
         history: a dictionary per test: ``round`` from 0, ``accuracy`` and ``loss`` of the global model, and
-            ``personalised_accuracy`` in a simulation with a method such as map. Tests are also logged, on level INFO of
-            the logger ``fl_labelskew_plugins``.
+            ``personalised_accuracy`` in a simulation with a method such as map. The logger ``fl_labelskew_plugins``
+            reports it on level INFO.
     """
 
     def __init__(

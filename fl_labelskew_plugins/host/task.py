@@ -35,11 +35,10 @@ class Task:
     Attributes:
         network: a copy of the user's module, with ``features`` and ``classifier``.
         names: name in the user's module of each tensor of ``network``.
-        dataset: FedML's list of eight.
         counts: ``(K, C)`` training samples of all clients, if given.
         shapes: of the summed tensors that clients send in addition to weights.
         plain: whether messages contain only the model.
-        simulated: whether clients are simulated over MPI.
+        simulated: whether MPI simulates the clients.
         frequency: rounds between two tests.
         state_dir: folder of clients' private tensors; None: in memory.
     """

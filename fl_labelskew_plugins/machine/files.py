@@ -64,7 +64,7 @@ def read_text(path: str | Path, errors: str = "strict") -> str:
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """A temporary file that replaces ``path`` if the block succeeds; created exclusively, so never a link or FIFO."""
+    """A new temporary file, never a link or FIFO, that replaces ``path`` if the block succeeds."""
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
@@ -98,7 +98,7 @@ def copied(path: Path, to: Path) -> None:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The JSON objects in a file's lines, up to the first damaged line; raises LabelSkewError if it cannot be read."""
+    """The JSON objects in a file's lines, up to a damaged line; raises LabelSkewError if it cannot be read."""
     lines: list[dict[str, Any]] = []
     try:
         text = read_text(file, "replace") if file.exists() else ""

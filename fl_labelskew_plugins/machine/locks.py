@@ -6,11 +6,9 @@ A lock is a file that describes its holder, created with ``O_EXCL``, which netwo
 - immediately, if this process is the same Slurm job, requeued since then;
 - otherwise, if it was not touched for :data:`LEASE_S` by the file server's clock.
 
-A stale lock is replaced by renaming the file :data:`NEXT`, which only one process can create. A holder that was
-suspended detects this with :meth:`Lock.check` before it writes.
-
-Libraries do not suffice: ``filelock`` never takes over a lease on a network file system; ``flufl.lock`` compares
-machines' clocks and cannot detect a dead holder.
+A stale lock is replaced by renaming the file :data:`NEXT`, which only one process can create; :meth:`Lock.check`
+detects this after a suspension. ``filelock`` never takes over a lease on a network file system, and ``flufl.lock``
+compares machines' clocks.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ class Lock:
 
 
 def belongs(name: str) -> bool:
-    """Whether this is the name of a lock, a future lock, or NFS's remainder of a removed one."""
+    """Whether this is the name of a lock, a future lock, or NFS's remainder of one."""
     return name == NAME or name.startswith((f"{NAME}.", ".nfs"))
 
 

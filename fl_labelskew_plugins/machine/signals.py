@@ -43,7 +43,7 @@ def interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def terminal_closed() -> bool:
-    """Whether stdout or stderr is a closed terminal, perhaps before SIGHUP arrives; discard further output to it."""
+    """Whether stdout or stderr is a closed terminal; discard further output to it."""
     closed = False
     for descriptor in (1, 2):
         try:
@@ -69,8 +69,8 @@ def ending() -> Iterator[None]:
 def interrupting() -> Iterator[None]:
     """Handle the signals :data:`ENDING` like Ctrl-C, so that an ended job or session leaves a checkpoint.
 
-    C and Rust code may replace KeyboardInterrupt by its own errors, so after a signal any error counts as an
-    interruption, except OSError and RunError, which report unsaved data.
+    C and Rust code may replace KeyboardInterrupt by its own errors, so after a signal any error is an interruption,
+    except OSError and RunError, which report unsaved data.
     """
     signalled = False
 
@@ -125,7 +125,7 @@ def blocked(*numbers: int) -> Iterator[None]:
 
 
 def end_with_parent(other_end: int, number: int = signal.SIGTERM) -> None:
-    """Send this process a signal after its parent's end; ``other_end``: of a pipe or socket shared with the parent."""
+    """Send this process a signal after its parent's end; ``other_end``: of a pipe or socket to the parent."""
 
     def watch() -> None:
         poll = select.poll()

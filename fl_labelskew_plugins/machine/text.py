@@ -78,7 +78,7 @@ def room() -> int:
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    """Text in lines of at most 120 letters, or the terminal's; one line in a pipe or a file."""
+    """Text in lines of at most 120 letters that fit the terminal; one line in a pipe or file."""
     width = room() if room() == sys.maxsize else min(room(), 120)
     text = text.replace(" %", "\xa0%")  # a non-breaking space, at which textwrap does not break
     text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -14,7 +14,7 @@ GO_ON = "FL_LABELSKEW_GO_ON"
 
 
 def to_go_on(words: Iterable[str]) -> str:
-    """``to resume:`` and the command with these arguments; in a child process, the parent's command."""
+    """``to resume:`` and the command with these arguments; in a child process, its parent's."""
     return os.environ.get(GO_ON) or f"to resume: {shlex.join([program(), *words])}"
 
 

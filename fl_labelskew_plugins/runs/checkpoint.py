@@ -36,7 +36,7 @@ class Checkpoint:
         weights: the global model.
         shared: the server's tensors for clients.
         memory: the server's own tensors.
-        states: client to the round of its private state; written from a StateStore, like ``selections``.
+        states: client to the round of its private state.
         selections: client to its number of selections.
         seconds: duration of the run.
         sizes: training samples of each client.

@@ -74,7 +74,7 @@ class RunFolder(RunReader):
         return self.recipe.exists() and self.environment.get("dtype") == "uint8"
 
     def check_new(self) -> None:
-        """Raise LabelSkewError unless a new run may be written here."""
+        """Raise LabelSkewError unless a new run may begin here."""
         if self.path.exists() and not self.path.is_dir():
             raise LabelSkewError(f"run directory {self.path} is a file; use a new or empty folder")
         names = [file.name.removesuffix(".part") for file in self.path.iterdir()] if self.path.is_dir() else []
@@ -106,7 +106,7 @@ class RunFolder(RunReader):
                 raise self.damaged(file)
 
     def broke_off_at_once(self) -> bool:
-        """Whether a run in the folder ended before its recipe was written."""
+        """Whether the run ended before its recipe was written."""
         names = {file.name.removesuffix(".part") for file in self.path.iterdir()} if self.path.is_dir() else set()
         names = {name for name in names if not locks.belongs(name)}
         with contextlib.suppress(LabelSkewError):
@@ -221,7 +221,7 @@ class RunFolder(RunReader):
         self.write_text(str(file.relative_to(self.path)), "".join(json.dumps(line) + "\n" for line in lines))
 
     def save_checkpoint(self, state: Checkpoint, states: StateStore, *, keep: int = 1) -> None:
-        """Save a run's state, with clients' private states from ``states``; keep at most ``keep`` checkpoints."""
+        """Save a run's state, with ``states`` and ``selections`` from the store; keep at most ``keep`` checkpoints."""
         self.still_held()
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         clients = {"states": checkpoint.table(states.flush()), "selections": checkpoint.table(states.selections)}
@@ -333,7 +333,7 @@ class RunFolder(RunReader):
 
 
 def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
-    """Summarise a run's metrics: the main measure's final and best value, and mean and std of its ``last`` tests."""
+    """Summarise a run's metrics: final and best value, and mean and std of the ``last`` tests, of the main measure."""
     key, tests = main_measure(lines).key, main_tests(lines)
     result: dict[str, Any] = {"rounds": len(lines)}
     tail = tests[-last:]
@@ -369,7 +369,7 @@ def finite(value: Any) -> Any:
 
 
 def _has_text(value: object) -> bool:
-    """Whether a line of measures contains text other than the name of the worst client."""
+    """Whether a line of measures contains text, except for the worst client's name."""
     if isinstance(value, dict):
         return any(_has_text(entry) for key, entry in value.items() if not key.endswith("_worst_client"))
     return any(map(_has_text, value)) if isinstance(value, list) else isinstance(value, str)

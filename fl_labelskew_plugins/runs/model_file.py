@@ -44,9 +44,8 @@ class About(Params):
         dtype: of samples, as the data set gives them.
         class_names: one for each of the ``C`` classes.
         mean: see :class:`fl_labelskew_registry.Data`; None if the writer had no sample. Likewise ``std``.
-        picture: parameters of the data set that turn a picture into a sample; None for other samples.
+        picture: the data set's parameters that turn a picture into a sample; None for other samples.
         table: how rows of a table become samples; None for other samples, or if unknown.
-        recipe: see :func:`recipe_hash`.
         round: number of complete rounds, from 1.
         client: the owner of a client's own model, from 0; None for the global model.
     """

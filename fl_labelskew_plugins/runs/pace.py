@@ -1,4 +1,4 @@
-"""Time the batches of a run in one process, and stop it when its time ends."""
+"""Time the batches of a run in one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIN_BATCHES = 3
 
 
 class OutOfTimeError(BaseException):
-    """The time of a run ended within a round; a BaseException, since plugins may catch Exception."""
+    """The time of a run ended within a round. Not an Exception, which plugins may catch."""
 
 
 class Pace:

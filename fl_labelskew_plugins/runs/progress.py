@@ -22,9 +22,9 @@ class Pause:
 
     Args:
         rounds: after this number of complete rounds.
-        at: time of :func:`time.monotonic`, which all processes of a machine share. A run in one process stops before
+        at: time of :func:`time.monotonic`, the same for all processes of a machine. A run in one process stops before
             its next batch and discards the round; others start no further round.
-        within: likewise, seconds after the first batch of this process, once some batches are timed.
+        within: likewise, seconds after this process's first batch, once some batches are timed.
     """
 
     rounds: int

@@ -44,8 +44,7 @@ class Record:
     """The state of a run for its runtime.
 
     Attributes:
-        next_round: number of complete rounds; ``weights``, ``shared``, ``memory``, ``opened`` and ``norms`` are as in
-            :class:`.Checkpoint`.
+        next_round: number of complete rounds; other state as in :class:`.Checkpoint`.
         confusion: ``(C, C)``, of this process's last test on the global test set.
         test_samples: number for each client in its last test; or empty.
         cut: whether the run stops within a round, which is repeated when it resumes.
@@ -173,7 +172,7 @@ class Record:
         self._trackers.finish(result)
 
     def _keep_best(self, accuracy: float) -> None:
-        """Keep the best model so far, or remove an outdated one if models are not kept."""
+        """Keep the best model so far, or remove an outdated one."""
         if accuracy > self._best and self.has_model:
             self._best, at = accuracy, self.next_round
             if self.session.recipe.tracking.keep_best:

@@ -26,7 +26,7 @@ class Exchange(Protocol):
         """The sampled clients that take part."""
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Train these clients; yield checked results, ascending, possibly without failed clients."""
+        """Train these clients; yield checked results, ascending; may omit failed clients."""
 
 
 class Rounds:
@@ -155,7 +155,7 @@ class Rounds:
         return line
 
     def one_client(self, client: int, predicted: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Measures on a client's own test split, of ``(N,)`` global test samples; empty without a split."""
+        """Measures on a client's own test split, if any, from ``(N,)`` global test samples."""
         split = self.session.trainer.test_indices.get(client)
         if split is None or not len(split):
             return {}
@@ -191,7 +191,7 @@ class Tally:
             yield client, result
 
     def use_means(self, measured: Mapping[str, float]) -> None:
-        """Use the means over clients of total loss and of own models' accuracy, with secure aggregation."""
+        """Use means over clients of loss and of own models' accuracy, with secure aggregation."""
         self._terms = [{"total": measured["loss"]}] if "loss" in measured else []
         self._accuracy = measured.get("accuracy")
 

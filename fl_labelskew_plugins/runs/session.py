@@ -75,7 +75,7 @@ class Session:
         notes: text files to save with the results.
         data: the data's fingerprint; None if no single process knows them.
         dtype: of samples as they are stored.
-        mean: see :class:`fl_labelskew_registry.Data`; None if unknown in this process. Likewise ``std``.
+        mean: see :class:`fl_labelskew_registry.Data`; None if unknown here. Likewise ``std``.
     """
 
     recipe: Recipe
@@ -132,7 +132,7 @@ class Session:
         )
 
     def admit(self, client: int, samples: int, counts: Sequence[int] | None) -> None:
-        """Register a client with its number of training samples, in total and per class."""
+        """Register a client with its training samples, in total and per class."""
         self.sizes[client] = samples
         if self.counts is not None and counts is not None:
             self.counts[client] = torch.tensor(counts)
@@ -245,14 +245,14 @@ def pooled(clients: Clients) -> Clients:
 
 
 def steps(recipe: Recipe, sizes: Sequence[int]) -> int:
-    """Mean number of a round's training steps over all its clients; ``sizes``: clients' training samples."""
+    """Mean number of a round's training steps, of all its clients; ``sizes``: clients' training samples."""
     train = recipe.train
     every = sum(train.epochs * math.ceil(size / train.batch_size) for size in sizes)
     return max(1, round(every * train.clients_per_round / train.client_num_in_total))
 
 
 def watch(session: Session, folder: Path) -> Watch | None:
-    """The recipe's diagnostics, if any; raises LabelSkewError if they do not fit the run."""
+    """The recipe's diagnostics; raises LabelSkewError if they do not fit the run."""
     recipe = session.recipe
     if not recipe.tracking.diagnostics:
         return None
@@ -286,7 +286,7 @@ def assemble(
         test: indices of their own test samples.
         sizes: training samples of all clients, 0 if unknown.
         federation: default: from the data.
-        secret: seed of this silo's privacy noise.
+        secret: seed of a silo's privacy noise.
         names: clients' display names.
         steps: a client's training steps per round, instead of epochs.
     """
@@ -371,7 +371,7 @@ def loader_workers(recipe: Recipe, device: torch.device) -> int:
 
 
 def refuse_host_switches(recipe: Recipe) -> None:
-    """Raise LabelSkewError if FedML's attacks, defences or privacy, only for weights, would miss other tensors."""
+    """Raise LabelSkewError if FedML's attacks, defences or privacy are on and would miss tensors other than weights."""
     on = compatibility.host_switches(recipe)
     if not on:
         return

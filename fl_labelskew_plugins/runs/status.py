@@ -1,6 +1,6 @@
 """The status of a run in a small file in its folder, without a network port.
 
-The process that holds the folder updates ``status.json`` when a run begins and ends, as a server of silos every second.
+The process that holds the folder updates it when a run begins and ends, as a server of silos every second.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Silos:
     def rows(
         self, present: Collection[int], away: Collection[int], turned: Mapping[int, str], excluded: Collection[int]
     ) -> list[dict[str, Any]]:
-        """All silos, given clients (from 0) that are connected, not waited for, rejected with a reason, or excluded."""
+        """All silos, given clients that are connected, not waited for, rejected with a reason, or excluded."""
         with self._lock:
             for client, silo in enumerate(self._silos):
                 silo.connected, silo.left_out = client in present, client in away
@@ -122,7 +122,7 @@ def ending(tell: Callable[..., None]) -> Iterator[None]:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Read a run's status; raises LabelSkewError if the folder is not a run's or cannot be read."""
+    """Read a run's status; raises LabelSkewError if the folder is not a run's."""
     try:
         return _read(folder)
     except OSError as error:  # such as another user's folder

@@ -33,7 +33,7 @@ MAX_LIST = 100
 
 
 class Trackers:
-    """A recipe's trackers. A tracker that fails or takes too long is switched off with a warning."""
+    """A recipe's trackers; one that fails or takes too long is switched off with a warning."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe

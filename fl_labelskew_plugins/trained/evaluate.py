@@ -34,11 +34,11 @@ TestedPart = Literal["all", "test"]
 def evaluate(
     trained: Trained, folder: Path, part: TestedPart | None = None, settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Measure a model on the data in a folder.
+    """Measure a model on the data in a folder or file.
 
     Args:
         trained: the model.
-        folder: the folder or file of the data.
+        folder: the data.
         part: default: the test part if the data have one or are those of the run's training, else all samples.
         settings: ``data_args`` that override the recipe's.
 

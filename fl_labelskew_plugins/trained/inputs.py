@@ -34,7 +34,7 @@ class InputBatch(NamedTuple):
 
 
 def listed(places: Sequence[Path]) -> list[Path]:
-    """Replace folders by the pictures in them; raises MistakesError if there are none, or a file is missing."""
+    """Replace folders by the pictures in them; raises MistakesError for missing files and empty folders."""
     files: list[Path] = []
     wrong = []
     for place in places:
@@ -95,7 +95,7 @@ def cut(samples: NDArray[Any], size: int, name: str, numbers: NDArray[np.int64] 
 
 
 def table_of(trained: Trained, settings: Mapping[str, Any] | None = None) -> Table:
-    """The data set that reads tables for a model; raises LabelSkewError for other models and wrong settings."""
+    """The data set that reads tables for a model; raises LabelSkewError for other models."""
     about, where = trained.about, clean(trained.file, 4096)
     if about.dataset != "table":
         problem = f"was trained on {about.dataset}, whose samples are not rows of a table"
@@ -210,7 +210,7 @@ def fitted(about: About, x: NDArray[Any], where: str) -> NDArray[Any]:
 
 
 def warn_of_scale(about: About, x: NDArray[Any], where: str) -> None:
-    """Warn if samples ``(N, ...)`` have another scale than normalised training's, such as 0 to 255 for 0 to 1."""
+    """Warn if samples ``(N, ...)`` have another scale than in training, such as 0 to 255 for 0 to 1."""
     plain = about.mean == [0.0] and about.std == [1.0] and about.dtype == "float32"
     if not about.mean or not about.std or plain or not x.size:
         return

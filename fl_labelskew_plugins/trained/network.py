@@ -50,7 +50,7 @@ class Trained:
         return Whole(self.network, self.about)
 
     def logits(self, samples: NDArray[Any]) -> Tensor:
-        """Logits ``(B, C)`` float32 of samples ``(B, ...)``; raises LabelSkewError if model or memory do not fit."""
+        """Logits ``(B, C)`` float32 of samples ``(B, ...)``; raises LabelSkewError if the samples do not fit."""
         whole, size = self.whole(), len(samples)
         if samples.size > SMALL:
             self.check_memory(1)
@@ -72,7 +72,7 @@ class Trained:
 
     @cached_property
     def _memory(self) -> int:
-        """Estimated bytes of the layers for one sample: three times the largest layer's; 0 if the estimate fails."""
+        """Estimated bytes of the layers for one sample: three times the largest layer's; 0 if unknown."""
         sizes = [0]
 
         def measure(_: nn.Module, given: tuple[Any, ...], made: Any) -> None:
@@ -185,7 +185,7 @@ def check(module: nn.Module, weights: Weights, where: str) -> None:
 
 @contextmanager
 def _limited(weights: Weights, where: str) -> Iterator[None]:
-    """Raise LabelSkewError while a network with far more tensors or numbers than the file is built."""
+    """Raise LabelSkewError if a network is built with far more tensors or numbers than the file."""
     tensors, numbers = 10 * len(weights) + 1000, 10 * sum(value.numel() for value in weights.values()) + 10**7
     thread = threading.get_ident()
 

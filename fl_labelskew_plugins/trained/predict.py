@@ -27,7 +27,7 @@ Write = Callable[[list[PredictionRow]], None]
 
 
 def columns(top: int) -> list[str]:
-    """The header of the rows: file, most probable class and its probability; then those of the next classes."""
+    """The header of the rows: file, most probable class and its probability; the next classes."""
     further = [f"{name}_{rank}" for rank in range(2, top + 1) for name in ("class", "probability")]
     return ["file", "class", "probability", *further]
 
@@ -73,7 +73,7 @@ def frame(trained: Trained, x: Any, *, top: int, batch_size: int) -> pd.DataFram
 
 
 def writer(out: Path, head: Sequence[str]) -> AbstractContextManager[Write]:
-    """A writer of rows in the format of the file's suffix; raises LabelSkewError for others and missing packages."""
+    """A writer of rows in the format of the file's suffix; raises LabelSkewError for unknown ones."""
     formats = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
     if out.suffix.lower() not in formats:
         raise LabelSkewError(f"--out {clean(out, 4096)}: unknown format; allowed: a name with {', '.join(formats)}")
