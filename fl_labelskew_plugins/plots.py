@@ -47,11 +47,11 @@ def heat_map(
     save(picture, path)
 
 
-def heat(axes: Any, counts: np.ndarray[Any, np.dtype[np.int64]], most: int | None = None) -> Any:
-    """Draw the image of :func:`heat_map`; ``most``: samples of the darkest colour."""
+def heat(axes: Any, counts: np.ndarray[Any, np.dtype[np.int64]], max_samples: int | None = None) -> Any:
+    """Draw the image of :func:`heat_map`; ``max_samples``: samples of the darkest colour."""
     every, ends = math.ceil(len(counts) / MAX_CLIENTS), (-0.5, len(counts) - 0.5, counts.shape[1] - 0.5, -0.5)
     table = np.where(counts == 0, np.nan, counts)[::every].T
-    image = axes.imshow(table, aspect="auto", cmap="viridis_r", vmin=0, vmax=most, extent=ends)
+    image = axes.imshow(table, aspect="auto", cmap="viridis_r", vmin=0, vmax=max_samples, extent=ends)
     axes.set_xlabel("client" if every == 1 else f"client, 1 of {every} shown")
     return image
 
@@ -198,20 +198,20 @@ def charts(
     settings = list(dict.fromkeys(setting for settings in measures.values() for setting in settings))
     stacked = len(settings) == 1 and len(measures) > 1
     chart, height = (2.2, 0.45) if stacked else (1.5, 0.62)
-    with panels(list(measures), settings, width, chart=chart, height=height) as made:
+    with panels(list(measures), settings, width, chart=chart, height=height) as grid:
         lines: dict[str, Any] = {}
-        for (measure, setting), axes in made.axes.items():
+        for (measure, setting), axes in grid.axes.items():
             for label, rounds in measures[measure].get(setting, {}).items():
                 offset, points = labels.index(label) / len(labels), sorted(rounds.items())
-                lines[label] = _mean_line(axes, points, look[label], width=made.line, offset=offset, limits=limits)
+                lines[label] = _mean_line(axes, points, look[label], width=grid.line, offset=offset, limits=limits)
             if log:
                 axes.set_yscale("log")
-        for axes in made.picture.axes:  # after drawing, since they share the range of rounds
+        for axes in grid.picture.axes:  # after drawing, since they share the range of rounds
             finish_rounds(axes)
         several = any(len(values) > 1 for groups in every for r in groups.values() for values in r.values())
-        made.picture.supxlabel("round" + f"; bands: ± standard deviation over {over}" * several, fontsize="medium")
-        legend_above(made.picture, [lines[label] for label in labels], labels)
-        save(made.picture, path, made.dpi)
+        grid.picture.supxlabel("round" + f"; bands: ± standard deviation over {over}" * several, fontsize="medium")
+        legend_above(grid.picture, [lines[label] for label in labels], labels)
+        save(grid.picture, path, grid.dpi)
 
 
 @dataclass(frozen=True)
@@ -421,12 +421,12 @@ def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(made)
-    axes = made.subplots(ncols=columns, **more)
-    for chart in made.axes:
+    picture = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(picture)
+    axes = picture.subplots(ncols=columns, **more)
+    for chart in picture.axes:
         chart.set_prop_cycle(color=COLOURS)
-    return made, axes
+    return picture, axes
 
 
 def wanted() -> bool:

@@ -45,9 +45,9 @@ from fl_labelskew_plugins.tensors import State, Weights, group, joined, rest, sa
 __all__ = ["aggregator", "offline", "trainer"]
 
 LOG = logging.getLogger("fl_labelskew_plugins")
-OURS = "fl_labelskew"
+GROUP = "fl_labelskew"
 """Group of a message's tensors that do not belong to the model."""
-TIMES = f"{OURS}/times"
+TIMES = f"{GROUP}/times"
 """Key of a client's number of selections in its state."""
 
 
@@ -61,7 +61,7 @@ def pack(weights: Weights, sums: Mapping[str, Tensor], *, samples: int, uniform:
     if uniform:
         weights = {k: (v if v.is_floating_point() else v.double()) / samples for k, v in weights.items()}
     apart = {"inverse": inverse, **joined(sum={k: v.cpu().double() * inverse for k, v in sums.items()})}
-    return OrderedDict(weights | joined(**{OURS: apart}))
+    return OrderedDict(weights | joined(**{GROUP: apart}))
 
 
 def unpack(
@@ -139,7 +139,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
             self._train(train_data, torch.device(device), int(args.round_idx))
 
     def _train(self, train_data: Any, device: torch.device, round: int) -> None:
-        task, received = self.task, group(self._message, OURS)
+        task, received = self.task, group(self._message, GROUP)
         if task.plain == bool(received) or (received and not torch.equal(received["mark"].cpu(), task.mark)):
             use = "fl.fedml.aggregator with the same method and parameters"
             raise mistake("fl.fedml.trainer", "the server's aggregator does not fit this trainer", use)
@@ -190,7 +190,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
 
     def personalised(self, client: int) -> nn.Module | None:
         """A client's own model in eval mode, if known."""
-        state = self.task.method.personalised(rest(self._state(client), OURS))
+        state = self.task.method.personalised(rest(self._state(client), GROUP))
         if state is None:
             return None
         network = copy.deepcopy(self._given)
@@ -262,7 +262,7 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
         message = self.task.outward(self.server.weights)
         if not self.task.plain:
             apart = {"mark": self.task.mark, **joined(shared=self.server.shared)}
-            message.update({name: value.cpu() for name, value in joined(**{OURS: apart}).items()})
+            message.update({name: value.cpu() for name, value in joined(**{GROUP: apart}).items()})
         return message
 
     def set_model_params(self, model_parameters: dict[str, Tensor]) -> None:
@@ -275,8 +275,8 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
 
     def _aggregate(self, mean: dict[str, Tensor]) -> None:
         task, server, round = self.task, self.server, int(self.args.round_idx)
-        apart = group(mean, OURS)
-        if task.plain == bool(apart) or rest(mean, OURS).keys() != {*task.names.values()}:
+        apart = group(mean, GROUP)
+        if task.plain == bool(apart) or rest(mean, GROUP).keys() != {*task.names.values()}:
             use = "fl.fedml.trainer with the same method and parameters"
             raise mistake("fl.fedml.aggregator", "the clients' trainer does not fit this aggregator", use)
         weights, sums = unpack(

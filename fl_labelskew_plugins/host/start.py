@@ -25,7 +25,7 @@ from fl_labelskew_plugins.recipe.compatibility import host_switches
 from fl_labelskew_plugins.recipe.mistakes import failure
 from fl_labelskew_plugins.recipe.model import Recipe
 
-OURS = ("partition_args", "method_args", "model_args", "client_specific_args", "privacy_args")
+OWN_SECTIONS = ("partition_args", "method_args", "model_args", "client_specific_args", "privacy_args")
 """Sections that FedML does not get: it merges all sections, and later keys silently win."""
 
 
@@ -48,7 +48,7 @@ def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
     config = {
         name: {key: value for key, value in section.items() if value is not None}
         for name, section in recipe.resolved().items()
-        if name not in OURS
+        if name not in OWN_SECTIONS
     }
     config["data_args"] = {"dataset": recipe.data.dataset}
     config["common_args"]["sys_perf_profiling"] = False

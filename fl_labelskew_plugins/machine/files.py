@@ -44,10 +44,10 @@ def check_regular(path: str | Path) -> int:
         return os.fstat(stream.fileno()).st_size
 
 
-def read_bytes(path: str | Path, most: int = -1) -> bytes:
-    """The content of a regular file, at most ``most`` bytes; raises as :func:`open_regular`."""
+def read_bytes(path: str | Path, max_bytes: int = -1) -> bytes:
+    """The content of a regular file, at most ``max_bytes`` bytes; raises as :func:`open_regular`."""
     with open(path, "rb", opener=open_regular) as stream:
-        return stream.read(most)
+        return stream.read(max_bytes)
 
 
 def read_pieces(path: str | Path) -> Iterator[bytes]:

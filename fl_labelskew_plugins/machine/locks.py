@@ -70,7 +70,7 @@ def belongs(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def alone(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
+def hold(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
     """Hold the lock of a folder; wait ``patience`` seconds for another holder.
 
     Raises:
@@ -81,7 +81,7 @@ def alone(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
     owner = {"pid": pid, "machine": socket.gethostname(), "here": _here(), "token": secrets.token_hex(8)}
     content = json.dumps(owner | _slurm()).encode()
     try:
-        handle = _taken(folder, content, patience)
+        handle = _acquire(folder, content, patience)
     except OSError as error:
         raise LabelSkewError(f"{folder}: cannot be written: {error.strerror}; use another folder") from None
     done = threading.Event()
@@ -113,12 +113,12 @@ def held_by(folder: Path) -> str:
     return ""
 
 
-def _taken(folder: Path, content: bytes, patience: float) -> int:
+def _acquire(folder: Path, content: bytes, patience: float) -> int:
     file, until = folder / NAME, time.monotonic() + patience
     while True:
         before = _content(file)
         if before is None or _stale(file, before):
-            handle = _made(file, content) if before is None else _replaced(file, content)
+            handle = _create(file, content) if before is None else _replace(file, content)
             if handle is not None:
                 return handle
         elif time.monotonic() >= until:
@@ -130,7 +130,7 @@ def _taken(folder: Path, content: bytes, patience: float) -> int:
             time.sleep(0.1)
 
 
-def _made(file: Path, content: bytes) -> int | None:
+def _create(file: Path, content: bytes) -> int | None:
     """Create a file and lock it with ``flock``; None if another process was faster."""
     try:
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -148,10 +148,10 @@ def _made(file: Path, content: bytes) -> int | None:
     return handle
 
 
-def _replaced(file: Path, content: bytes) -> int | None:
-    """Like :func:`_made`, but replaces a stale lock."""
+def _replace(file: Path, content: bytes) -> int | None:
+    """Like :func:`_create`, but replaces a stale lock."""
     following = file.with_name(NEXT)
-    if (handle := _made(following, content)) is None:
+    if (handle := _create(following, content)) is None:
         leftover = _content(following)
         if leftover is not None and _stale(following, leftover):
             following.unlink(missing_ok=True)

@@ -36,14 +36,14 @@ def ranged(numbers: Sequence[int], noun: str, plural: str = "") -> str:
     return counted(low, noun, plural) if low == high else f"{low} to {high} {plural or noun + 's'}"
 
 
-def clean(text: object, most: int = 200) -> str:
-    r"""Untrusted text on one line of at most ``most`` letters, with ``?`` for unprintable characters.
+def clean(text: object, max_letters: int = 200) -> str:
+    r"""Untrusted text on one line of at most ``max_letters`` letters, with ``?`` for unprintable characters.
 
     >>> clean("a\x1b[31m\n"), clean("abcdefgh", 6), clean([1, None])
     ('a?[31m?', 'abc...', '[1, None]')
     """
     text = str(text)
-    cut = text if len(text) <= most else text[: most - 3] + "..."
+    cut = text if len(text) <= max_letters else text[: max_letters - 3] + "..."
     return "".join(letter if letter.isprintable() and letter not in BLANKS else "?" for letter in cut)
 
 
@@ -57,14 +57,14 @@ def csv_cell(value: object) -> object:
     return f"'{value}" if formula else value
 
 
-def few(names: Sequence[str], most: int = 10) -> str:
+def few(names: Sequence[str], max_names: int = 10) -> str:
     """Names on one line, shortened; of many names, the first ones and the last one.
 
     >>> few(["cat", "dog"]), few(list("abcdefgh"), 4)
     ('cat, dog', 'a, b, c, ... h')
     """
     shown = [clean(name, 40) for name in names]
-    return ", ".join(shown if len(shown) <= most else [*shown[: most - 1], f"... {shown[-1]}"])
+    return ", ".join(shown if len(shown) <= max_names else [*shown[: max_names - 1], f"... {shown[-1]}"])
 
 
 def utc() -> str:
@@ -85,10 +85,10 @@ def wrapped(text: str, indent: str = "") -> str:
     return text.replace("\xa0%", " %")
 
 
-def shortened(name: str, most: int) -> str:
+def shortened(name: str, limit: int) -> str:
     """A name shortened in the middle, since names often differ at the end.
 
     >>> shortened("p10c2-fedlc-seed0", 12), shortened("seed0", 12)
     ('p10...-seed0', 'seed0')
     """
-    return name if len(name) <= most else f"{name[: most - most // 2 - 3]}...{name[-(most // 2) :]}"
+    return name if len(name) <= limit else f"{name[: limit - limit // 2 - 3]}...{name[-(limit // 2) :]}"

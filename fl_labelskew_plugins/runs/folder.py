@@ -143,10 +143,10 @@ class RunFolder(RunReader):
             raise LabelSkewError(f"run directory {self.path} cannot be written: {error.strerror}") from error
 
     def hold(self, *, patience: float = locks.PATIENCE_S) -> None:
-        """Lock the folder until :meth:`release`, see :func:`.locks.alone`."""
+        """Lock the folder until :meth:`release`, see :func:`.locks.hold`."""
         if self._lock is None:
             self.create()
-            self._lock = self._stack.enter_context(locks.alone(self.path, patience=patience))
+            self._lock = self._stack.enter_context(locks.hold(self.path, patience=patience))
 
     def release(self) -> None:
         """Unlock the folder, if this process holds it."""

@@ -44,7 +44,7 @@ OWN = "own"
 """Group of a client's state with its model, in a reference run with local models."""
 
 
-class Dealt(Mapping[int, Tensor]):
+class ClientIndices(Mapping[int, Tensor]):
     """Sample indices ``(N_k,)`` of each client, slices of a tensor."""
 
     def __init__(self, parts: Parts, device: torch.device) -> None:
@@ -303,7 +303,7 @@ def assemble(
 
     def moved(parts: Mapping[int, NDArray[np.int64]] | Parts) -> Mapping[int, Tensor]:
         if isinstance(parts, Parts):
-            return Dealt(parts, device)
+            return ClientIndices(parts, device)
         return {k: torch.from_numpy(indices).to(device) for k, indices in parts.items()}
 
     model = network("model")

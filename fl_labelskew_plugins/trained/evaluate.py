@@ -24,7 +24,7 @@ from fl_labelskew_plugins.recipe.sections import DataArgs
 from fl_labelskew_plugins.runs.reader import RunReader
 from fl_labelskew_plugins.runs.session import numbered
 from fl_labelskew_plugins.trained.inputs import fitted, reader
-from fl_labelskew_plugins.trained.network import Trained, known
+from fl_labelskew_plugins.trained.network import Trained, check_installed
 
 BATCH = 128
 MEASURES = ("accuracy", "balanced_accuracy", "macro_f1")
@@ -152,7 +152,7 @@ def _dataset(
     trained: Trained, run: RunReader, args: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]
 ) -> Dataset:
     about, where = trained.about, clean(trained.file, 4096)
-    known_keys = keys_of(catalog.load("datasets", known("datasets", about.dataset, where)).Params)
+    known_keys = keys_of(catalog.load("datasets", check_installed("datasets", about.dataset, where)).Params)
     params = {key: value for key, value in args.items() if key in known_keys or key not in keys_of(DataArgs)}
     if folder.is_file() and _home(args) != folder.resolve():  # it replaces the files in the recipe
         params = {key: value for key, value in params.items() if key not in ("file", "test_file")}

@@ -20,7 +20,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runs.model_file import About
-from fl_labelskew_plugins.trained.network import Trained, known, made
+from fl_labelskew_plugins.trained.network import Trained, check_installed, create
 
 MAX_DEVIATION = 8.0
 """Maximum distance from the training's mean, and ratio to its standard deviation, without a warning."""
@@ -112,12 +112,12 @@ def reader(trained: Trained, recipe: Mapping[str, Any], settings: Mapping[str, A
     LabelSkewError if the data set is not installed, or a setting is wrong.
     """
     about, where = trained.about, clean(trained.file, 4096)
-    kind = catalog.load("datasets", known("datasets", about.dataset, where))
+    kind = catalog.load("datasets", check_installed("datasets", about.dataset, where))
     place = place or f"{where}: data set {about.dataset}: "
-    made(kind, settings, "--set data_args.")
+    create(kind, settings, "--set data_args.")
     if about.dataset != "table":
-        made_of: Dataset = made(kind, {**(about.picture or {}), **recipe, **settings}, place)
-        return made_of
+        dataset: Dataset = create(kind, {**(about.picture or {}), **recipe, **settings}, place)
+        return dataset
     if about.table is None:
         problem = "does not say how the rows of a table become samples"
         use = "a model of this version whose recipe has data_args.features and categorical"
@@ -126,7 +126,7 @@ def reader(trained: Trained, recipe: Mapping[str, Any], settings: Mapping[str, A
         raise mistake(f"--set data_args.{fixed[0]}", "is fixed by the model's training", "a table with those columns")
     of_model = {key: getattr(about.table, key) for key in ("label", "group", "missing")}
     of_model |= {"features": [feature.name for feature in about.table.features], "class_names": about.class_names}
-    table: Table = made(Table, {**recipe, "categorical": "refuse", **of_model, **settings}, place)
+    table: Table = create(Table, {**recipe, "categorical": "refuse", **of_model, **settings}, place)
     table.encoding = about.table
     return table
 

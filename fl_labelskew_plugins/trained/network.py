@@ -125,9 +125,9 @@ def _network(about: About, weights: Weights, where: str, code: str | None) -> Ne
         raise mistake(where, f"its network was an object ({about.module})", "fl.load_run(RUN, model=...) in Python")
     if code is not None or is_code(about.network):
         return _from_code(about, where, code)
-    kind = catalog.load("models", known("models", about.network, where))
+    kind = catalog.load("models", check_installed("models", about.network, where))
     params = about.network_params | dict(kind.trained_params)
-    network: Network = made(kind, params, f"{where}: model {about.network}: ")
+    network: Network = create(kind, params, f"{where}: model {about.network}: ")
     # untrusted metadata may ask for any size, so build it first with shapes only, unless it then raises one of these
     with suppress(NotImplementedError, RuntimeError, TypeError), _limited(weights, where), torch.device("meta"):
         check(network.build(tuple(about.input_shape), len(about.class_names)), weights, where)
@@ -148,11 +148,11 @@ def _from_code(about: About, where: str, code: str | None) -> Network:
     if (function.sha256, function.name) != (digest, name.rpartition(":")[2]):
         problem = f"{function} has SHA-256 {function.sha256}, but {where} needs {name} with {digest}"
         raise mistake("network", problem, "the original file")
-    network: Network = made(function, params, f"{where}: model {name}: ")
+    network: Network = create(function, params, f"{where}: model {name}: ")
     return network
 
 
-def known(kind: catalog.Kind, name: str, where: str) -> str:
+def check_installed(kind: catalog.Kind, name: str, where: str) -> str:
     """Raise LabelSkewError unless a plugin is installed; return its name."""
     names = sorted({entry.name for entry in catalog.entries(kind)})
     if name not in names:
@@ -164,7 +164,7 @@ def known(kind: catalog.Kind, name: str, where: str) -> str:
     return name
 
 
-def made(plugin: Any, params: Mapping[str, Any], place: str) -> Any:
+def create(plugin: Any, params: Mapping[str, Any], place: str) -> Any:
     """A plugin with parameters from a file; raises LabelSkewError if they are invalid."""
     args, lines = mistakes.checked(plugin.Params, dict(params), place)
     if args is None:
