@@ -215,8 +215,8 @@ def global_prototypes(total: Total, shared: Mapping[str, Tensor]) -> Mapping[str
 
     .. math:: g_c = \sum_k \sum_{n: y_n = c} z_{kn} / \sum_k n_{kc}
 
-    ``total``: of the clients' :func:`own_sums`; ``shared``: the last ``prototypes`` ``(C, d)``, and ``known`` ``(C,)``,
-    the classes with a prototype, if any.
+    ``total``: of :func:`own_sums`; ``shared``: the last ``prototypes`` ``(C, d)``, and ``known`` ``(C,)``, the classes
+    with a prototype, if any.
 
     >>> from fl_labelskew_registry import Total
     >>> sums, counts = torch.tensor([[6.0], [0.0]]), torch.tensor([3, 0])

@@ -356,7 +356,7 @@ def scatter(
 ) -> None:
     """Plot points ``(n, 2)`` or ``(n, 3)`` with a colour and a mark per class, by ``labels`` ``(n,)``.
 
-    ``solid``: classes with small filled marks, in front of large hollow ones; default: all; ``scale``: of the marks.
+    ``solid``: classes with small filled marks, in front of large hollow ones; default: all.
     """
     for label in np.unique(labels).tolist():
         members, hue = points[labels == label], colour(label, classes)

@@ -56,7 +56,6 @@ def end(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _is_ours(argv: list[str]) -> bool:
-    """Whether the interpreter runs ``labelskew``, or ``fedml run`` with a recipe or ``--resume``."""
     script, *words = _typed(argv)
     if script != "fedml":
         return script in OWN

@@ -154,7 +154,7 @@ class Task:
 
 
 def _is_simulated(args: Any) -> bool:
-    """Whether MPI simulates clients, not silos; raises LabelSkewError for other runners."""
+    """Whether MPI simulates the clients; raises LabelSkewError for other runners than silos."""
     kind, backend = getattr(args, "training_type", None), getattr(args, "backend", None)
     if kind == "cross_silo" and getattr(args, "scenario", "horizontal") == "horizontal":
         simulated = False

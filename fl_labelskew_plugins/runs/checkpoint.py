@@ -32,8 +32,6 @@ class Checkpoint:
     """The state of a run after ``round`` rounds.
 
     Args:
-        round: number of complete rounds.
-        weights: the global model.
         shared: the server's tensors for clients.
         memory: the server's own tensors.
         states: client to the round of its private state.

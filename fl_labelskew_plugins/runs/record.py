@@ -172,7 +172,6 @@ class Record:
         self._trackers.finish(result)
 
     def _keep_best(self, accuracy: float) -> None:
-        """Keep the best model so far, or remove an outdated one."""
         if accuracy > self._best and self.has_model:
             self._best, at = accuracy, self.next_round
             if self.session.recipe.tracking.keep_best:
@@ -293,7 +292,7 @@ class Record:
         plots.of_run(file, lambda: plots.confusion(matrix, classes, file, title=f"{title}, final model"))
 
     def _compare(self, now: dict[str, Any]) -> None:
-        """Raise LabelSkewError if data or code changed; warn if the machine changed."""
+        """Raise LabelSkewError if data or code changed."""
         before = self.folder.environment
         changed = [key for key in ("data", "partition") if key in before and before[key] != now[key]]
         if changed:

@@ -279,16 +279,9 @@ def assemble(
 ) -> Session:
     """Build network and trainer for some or all clients of a federation.
 
-    Args:
-        recipe: of the run.
-        data: samples of these clients, and test samples; either part may be empty.
-        train: indices of these clients' training samples.
-        test: indices of their own test samples.
-        sizes: training samples of all clients, 0 if unknown.
-        federation: default: from the data.
-        secret: seed of a silo's privacy noise.
-        names: clients' display names.
-        steps: a client's training steps per round, instead of epochs.
+    ``data``: samples of these clients, and test samples; either part may be empty. ``train`` and ``test``: indices of
+    these clients' samples. ``sizes``: training samples of all clients, 0 if unknown. ``federation``: default: from the
+    data. ``secret``: seed of a silo's privacy noise. ``steps``: a client's training steps per round, instead of epochs.
     """
     device = devices.device(recipe)
     fixed = recipe.device.threads or threads.chosen_by_user()

@@ -103,7 +103,7 @@ class Silos:
 
 
 def names(files: Sequence[str], count: int) -> list[str]:
-    """Names of the silos' own files without folder and suffix, or empty names."""
+    """Names of the silos' own files, without folder and suffix."""
     return [clean(Path(file).stem, 40) for file in files] or [""] * count
 
 

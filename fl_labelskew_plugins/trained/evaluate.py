@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Data, Dataset, Images, catalog, mistake
+from fl_labelskew_registry import Data, Dataset, Images, mistake
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from fl_labelskew_plugins.recipe.sections import DataArgs
 from fl_labelskew_plugins.runs.reader import RunReader
 from fl_labelskew_plugins.runs.session import numbered
 from fl_labelskew_plugins.trained.inputs import fitted, reader
-from fl_labelskew_plugins.trained.network import Trained, check_installed
+from fl_labelskew_plugins.trained.network import Trained, load_plugin
 
 BATCH = 128
 MEASURES = ("accuracy", "balanced_accuracy", "macro_f1")
@@ -87,7 +87,6 @@ def _groups(data: Data, predicted: Tensor, labels: Tensor, classes: int) -> list
 def _data(
     trained: Trained, folder: Path, part: TestedPart | None, settings: Mapping[str, Any]
 ) -> tuple[Data, dict[str, Any]]:
-    """Data with the tested samples as test part, and a description of them."""
     about, place = trained.about, clean(folder, 4096)
     # the folder of the run that wrote the model's file, or the file's folder
     readers = [RunReader(path) for path in trained.file.absolute().parents[:2]]
@@ -152,7 +151,7 @@ def _dataset(
     trained: Trained, run: RunReader, args: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]
 ) -> Dataset:
     about, where = trained.about, clean(trained.file, 4096)
-    known_keys = keys_of(catalog.load("datasets", check_installed("datasets", about.dataset, where)).Params)
+    known_keys = keys_of(load_plugin("datasets", about.dataset, where).Params)
     params = {key: value for key, value in args.items() if key in known_keys or key not in keys_of(DataArgs)}
     if folder.is_file() and _home(args) != folder.resolve():  # it replaces the files in the recipe
         params = {key: value for key, value in params.items() if key not in ("file", "test_file")}

@@ -31,7 +31,7 @@ INPUT, OUTPUT = "samples", "logits"
 def export(trained: Trained, out: Path, form: str) -> float:
     """Write a model with the normalisation in its graph; return the largest difference of a logit.
 
-    The graph has one input, ``samples`` ``(batch, ...)``, as the data set gives them: uint8 of 0 to 255 or float32; and
+    The graph has one input, ``samples`` ``(batch, ...)``, uint8 of 0 to 255 or float32 as the data set gives them; and
     one output, ``logits`` ``(batch, C)`` float32. ``form``: one of :data:`FORMATS`.
 
     Raises:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from fl_labelskew_registry import Dataset, LabelSkewError, MistakesError, catalog, mistake
+from fl_labelskew_registry import Dataset, LabelSkewError, MistakesError, mistake
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins.data.image_folder import images_in
@@ -20,7 +20,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runs.model_file import About
-from fl_labelskew_plugins.trained.network import Trained, check_installed, create
+from fl_labelskew_plugins.trained.network import Trained, create, load_plugin
 
 MAX_DEVIATION = 8.0
 """Maximum distance from the training's mean, and ratio to its standard deviation, without a warning."""
@@ -108,11 +108,11 @@ def table_of(trained: Trained, settings: Mapping[str, Any] | None = None) -> Tab
 def reader(trained: Trained, recipe: Mapping[str, Any], settings: Mapping[str, Any], place: str = "") -> Dataset:
     """The data set that reads samples for a model as in its training.
 
-    ``settings`` override ``recipe``, its known ``data_args``; ``place``: of the recipe, for messages. Raises
-    LabelSkewError if the data set is not installed, or a setting is wrong.
+    ``settings`` override ``recipe``, its known ``data_args``; ``place``: for messages. Raises LabelSkewError if the
+    data set is not installed, or a setting is wrong.
     """
     about, where = trained.about, clean(trained.file, 4096)
-    kind = catalog.load("datasets", check_installed("datasets", about.dataset, where))
+    kind = load_plugin("datasets", about.dataset, where)
     place = place or f"{where}: data set {about.dataset}: "
     create(kind, settings, "--set data_args.")
     if about.dataset != "table":
@@ -178,8 +178,8 @@ def _array(about: About, file: Path) -> NDArray[Any]:
 def fitted(about: About, x: NDArray[Any], where: str) -> NDArray[Any]:
     """Convert an array to samples ``(N, ...)`` of the model's shape and type, see :func:`warn_of_scale`.
 
-    It may have the model's shape, with or without ``N``; ``(N, H, W, C)``; ``(N, H, W)`` for one channel; or any shape
-    if the model takes rows. Raises LabelSkewError for other shapes.
+    It may have the model's shape, with or without ``N``; ``(N, H, W, C)``; ``(N, H, W)`` for one channel; or any if the
+    model takes rows. Raises LabelSkewError for other shapes.
     """
     shape = tuple(about.input_shape)
     if x.dtype.kind not in "biuf":

@@ -125,7 +125,7 @@ def _network(about: About, weights: Weights, where: str, code: str | None) -> Ne
         raise mistake(where, f"its network was an object ({about.module})", "fl.load_run(RUN, model=...) in Python")
     if code is not None or is_code(about.network):
         return _from_code(about, where, code)
-    kind = catalog.load("models", check_installed("models", about.network, where))
+    kind = load_plugin("models", about.network, where)
     params = about.network_params | dict(kind.trained_params)
     network: Network = create(kind, params, f"{where}: model {about.network}: ")
     # untrusted metadata may ask for any size, so build it first with shapes only, unless it then raises one of these
@@ -152,8 +152,8 @@ def _from_code(about: About, where: str, code: str | None) -> Network:
     return network
 
 
-def check_installed(kind: catalog.Kind, name: str, where: str) -> str:
-    """Raise LabelSkewError unless a plugin is installed; return its name."""
+def load_plugin(kind: catalog.Kind, name: str, where: str) -> Any:
+    """Load a plugin's class; raises LabelSkewError if it is not installed."""
     names = sorted({entry.name for entry in catalog.entries(kind)})
     if name not in names:
         noun = kind.removesuffix("s")
@@ -161,7 +161,7 @@ def check_installed(kind: catalog.Kind, name: str, where: str) -> str:
             f"{where}: needs the {noun} {name!r}, which is not installed; install its package, or "
             f"use one of {few(names, 40)}"
         )
-    return name
+    return catalog.load(kind, name)
 
 
 def create(plugin: Any, params: Mapping[str, Any], place: str) -> Any:
