@@ -132,8 +132,11 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
     def train(self, train_data: Any, device: torch.device, args: Any) -> None:
         """Train one client for a round, from the server's message to the upload.
 
-        ``train_data``: the client's entry of ``dataset[5]``; ``args``: with ``round_idx``, from 0. Raises LabelSkewError
-        if message or data do not fit the method, and RunError if training diverged.
+        ``train_data``: the client's entry of ``dataset[5]``; ``args``: with ``round_idx``, from 0.
+
+        Raises:
+            LabelSkewError: message or data do not fit the method.
+            RunError: training diverged.
         """
         with _abort_on_error(args):
             self._train(train_data, torch.device(device), int(args.round_idx))

@@ -39,7 +39,7 @@ def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
 
 
 def check_regular(path: str | Path) -> int:
-    """The size of a file; raises as :func:`open_regular`."""
+    """The size of a file that a library opens by name; raises as :func:`open_regular`."""
     with open(path, "rb", opener=open_regular) as stream:
         return os.fstat(stream.fileno()).st_size
 
