@@ -54,7 +54,7 @@ def on_device(client: ClientView, name: str, tensor: Tensor, device: torch.devic
 
 
 def freeze_model(client: ClientView, key: str) -> None:
-    """Keep a frozen copy of the server's model, if any, in the client's scratch; before training."""
+    """Before training, keep a frozen copy of the server's model, if any, in the client's scratch."""
     if client.frozen is not None and client.model is not None:
         client.scratch[key] = client.frozen(client.model.state_dict())
 

@@ -81,7 +81,7 @@ def _write_counts(axes: Any, counts: np.ndarray[Any, Any], shades: np.ndarray[An
 def curves(
     lines: Sequence[dict[str, Any]], path: Path, *, title: str, own_models: str, tests: str = "global test set"
 ) -> None:
-    """Plot a run's accuracy and loss; ``own_models``, ``tests``: names of clients' own models, and of the test set."""
+    """Plot a run's accuracy and loss; ``own_models``, ``tests``: names of the clients' models, and of the test set."""
     picture, (left, right) = figure(11, 4, columns=2)
     for key, label in (
         ("accuracy", f"global model, {tests}"),
@@ -239,8 +239,8 @@ def panels(
     """A chart for each row and column; a row wraps if it does not fit the width. A single column is not labelled.
 
     ``width``: of a paper's column in inches, by default of a screen; ``chart``: minimum width of a chart in a paper, on
-    a screen three times as much; ``height``: of a chart, relative to its width; ``share``: whether all charts share the
-    axis of rounds, and those of a row the axis of values.
+    a screen three times as much; ``height``: relative to a chart's width; ``share``: whether charts share the axis of
+    rounds, and those of a row the axis of values.
     """
     import matplotlib
 
@@ -303,7 +303,7 @@ def _mean_line(
 
 
 def legend_above(picture: Any, lines: Sequence[Any], labels: Sequence[str], **more: Any) -> None:
-    """Add a legend above the charts, and increase the figure's height for it."""
+    """Add a legend above the charts, and enlarge the figure for it."""
     width, height = picture.get_size_inches()
     labels = [textwrap.fill(clean(label), MAX_LETTERS) for label in labels]
     for rows in range(math.ceil(len(labels) / MAX_COLUMNS), len(labels) + 1):

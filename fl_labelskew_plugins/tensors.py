@@ -1,4 +1,4 @@
-"""Dictionaries of tensors: types, groups, sizes and files; parts of large tensors."""
+"""Dictionaries of tensors: types, groups, sizes, files and parts."""
 
 from __future__ import annotations
 

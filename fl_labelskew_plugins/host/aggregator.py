@@ -16,7 +16,7 @@ from fl_labelskew_plugins.host.trainer import floating, restore
 from fl_labelskew_plugins.tensors import Weights
 
 
-class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host is untyped
+class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]
     """FedML's hooks around the mean of a round, see :data:`fl_labelskew_plugins.engine.server.Hooks`."""
 
     server: Server
@@ -42,7 +42,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         """Does nothing: the server sets the weights."""
 
     def aggregate(self, raw_client_model_or_grad_list: list[tuple[float, Weights]]) -> Weights:
-        """FedML's aggregating defences, else the method's mean, of training samples and floating-point weights."""
+        """FedML's aggregating defences, or the method's mean, of samples and floating-point weights."""
         defender = FedMLDefender.get_instance()
         if not defender.is_defense_enabled():
             return self._mean(raw_client_model_or_grad_list)

@@ -42,7 +42,7 @@ class FedML(Host):
         return LabelSkewManager(self.args, transport, rank, size, observer)
 
 
-class LabelSkewManager(FedMLCommManager):  # type: ignore[misc]  # the host is untyped
+class LabelSkewManager(FedMLCommManager):  # type: ignore[misc]
     """Forwards every message; logs no contents and keeps exceptions."""
 
     def __init__(self, args: Any, transport: Any, rank: int, size: int, observer: Any) -> None:

@@ -81,7 +81,7 @@ def unpack(
     return weights, {name: (value.cpu() * samples).float() for name, value in group(apart, "sum").items()}
 
 
-class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
+class Trainer(ClientTrainer):  # type: ignore[misc]
     """Train FedML's clients with a label-skew method; pass it to ``FedMLRunner`` as ``client_trainer``.
 
     For ``training_type: simulation`` with ``backend: MPI``, and ``training_type: cross_silo`` with ``scenario:
@@ -228,7 +228,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
             save_atomic(state, file)
 
 
-class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is untyped
+class Aggregator(DefaultServerAggregator):  # type: ignore[misc]
     """FedML's server with a label-skew method; pass it to ``FedMLRunner`` as ``server_aggregator``.
 
     It takes the arguments of :class:`Trainer`. ``model`` has the aggregated weights after each round.

@@ -87,7 +87,7 @@ def poisoned(batches: Any, device: torch.device) -> Samples:
 
 
 def tell_attacker(seed: int, round: int, client: int) -> None:
-    """Set the round of FedML's label flipping, which counts its calls in this process instead."""
+    """Set the round of FedML's label flipping, instead of the number of its calls."""
     attack = FedMLAttacker.get_instance().attacker
     if isinstance(attack, LabelFlippingAttack):
         attack.counter = seeds.torch_seed(seed, "host's poisoned clients", round, client) % 2**31

@@ -13,7 +13,7 @@ DOOR = "FL_LABELSKEW_DOOR"
 
 
 def mpi_rank() -> tuple[int, int] | None:
-    """Rank and size of this process under ``mpirun`` or ``srun``; None if it is a single one."""
+    """Rank and size of this process under ``mpirun`` or ``srun``, if there are several."""
     for rank, size in RANKS:
         values = os.environ.get(rank, ""), os.environ.get(size, "")
         if all(value.isdigit() for value in values):

@@ -56,7 +56,7 @@ class Partition(RunFile):
 
 
 class RunReader:
-    """The files of a run's folder, read at each access; raises LabelSkewError for a damaged or unreadable file."""
+    """The files of a run's folder, read at each access; raises LabelSkewError for damaged files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -151,7 +151,7 @@ class Record:
                 self._save()
 
     def finish(self, card: Callable[..., str] | None = None) -> None:
-        """Write models, plots and summary after the last round; ``card`` makes the text of ``MODEL_CARD.md``."""
+        """Write the results after the last round; ``card`` makes the text of ``MODEL_CARD.md``."""
         folder, session = self.folder, self.session
         if self.has_model:
             model_file.save(self.weights, folder.path / "model.safetensors", about(session, round=self.next_round))

@@ -41,7 +41,7 @@ class _Keeping(Server):
 
 class _OfClients(Rounds):
     def evaluate(self, observed: Tensor | None) -> dict[str, Any]:
-        """Test each client's model on the global test set and on its own test split."""
+        """Test each client's model on the global test set and its own test split."""
         session, everything, own = self.session, [], []
         total = torch.zeros(session.federation.num_classes, session.federation.num_classes, dtype=torch.int64)
         for client in range(session.federation.num_clients):

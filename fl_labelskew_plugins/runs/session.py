@@ -355,7 +355,7 @@ def local_settings(train: TrainArgs, device: DeviceArgs) -> LocalSettings:
 
 
 def loader_workers(recipe: Recipe, device: torch.device) -> int:
-    """Processes that decode pictures: half of this process's cores, or with a GPU all but one; at most 16."""
+    """Processes that decode pictures: half of the cores, or with a GPU all but one; at most 16."""
     if recipe.device.loader_workers is not None:
         return recipe.device.loader_workers
     place = place_on_node() or mpi_rank()

@@ -130,7 +130,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def read_planned(folder: Path) -> dict[str, Any]:
-    """A planned run's status, at least ``run`` and ``state``; the run may be damaged or not begun."""
+    """A planned run's status, at least ``run`` and ``state``, even if it is damaged."""
     try:
         if not any((folder / name).exists() for name in (NAME, "recipe.yaml")):
             holder = locks.held_by(folder)

@@ -36,11 +36,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure a model on the data in a folder or file.
 
-    Args:
-        trained: the model.
-        folder: the data.
-        part: default: the test part if the data have one or are those of the run's training, else all samples.
-        settings: ``data_args`` that override the recipe's.
+    ``part``: default: the test part if the data have one or are those of the run's training, else all samples;
+    ``settings``: ``data_args`` that override the recipe's.
 
     Returns:
         ``part``, ``total`` (all samples, None if only the test part was read) and ``note`` on the tested samples;

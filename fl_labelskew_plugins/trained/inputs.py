@@ -59,7 +59,7 @@ def batches(
     unreadable: list[str],
     settings: Mapping[str, Any] | None = None,
 ) -> Iterator[InputBatch]:
-    """Read samples at most ``size`` at a time; append errors of bad files to ``unreadable``.
+    """Read samples, at most ``size`` at a time; append errors of bad files to ``unreadable``.
 
     ``settings``: ``data_args`` that override the training's. Raises LabelSkewError if the model takes other inputs.
     """

@@ -33,7 +33,7 @@ def columns(top: int) -> list[str]:
 
 
 def rows(trained: Trained, batches: Iterable[inputs.InputBatch], top: int) -> Iterator[list[PredictionRow]]:
-    """The rows of each batch, see :func:`columns`; raises LabelSkewError if the samples or ``top`` do not fit."""
+    """The rows of each batch, see :func:`columns`; raises LabelSkewError if samples or ``top`` do not fit."""
     names = trained.about.class_names
     if not 1 <= top <= len(names):
         raise LabelSkewError(f"--top {top}: the model has {len(names)} classes; allowed: 1 to {len(names)}")
