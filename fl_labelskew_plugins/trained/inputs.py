@@ -211,7 +211,7 @@ def fitted(about: About, x: NDArray[Any], where: str) -> NDArray[Any]:
 
 def warn_of_scale(about: About, x: NDArray[Any], where: str) -> None:
     """Warn if samples ``(N, ...)`` have another scale than in training, such as 0 to 255 for 0 to 1."""
-    plain = about.mean == [0.0] and about.std == [1.0] and about.dtype == "float32"
+    plain = about.mean == [0.0] and about.std == [1.0] and about.dtype == "float32"  # without normalisation
     if not about.mean or not about.std or plain or not x.size:
         return
     axes = (0, *range(2, x.ndim))
