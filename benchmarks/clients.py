@@ -93,6 +93,7 @@ def checkpoint(clients: int) -> float:
     import torch
 
     from fl_labelskew_plugins.engine.client_state import StateStore
+    from fl_labelskew_plugins.runs.checkpoint import Checkpoint
     from fl_labelskew_plugins.runs.folder import RunFolder
 
     with tempfile.TemporaryDirectory() as path:
@@ -104,14 +105,8 @@ def checkpoint(clients: int) -> float:
                 states.select(client)
             states.commit()
             begun = time.process_time()
-            folder.save_checkpoint(
-                round + 1,
-                {"model/w": torch.zeros(10)},
-                states,
-                sizes=[SAMPLES] * clients,
-                seconds=0.0,
-                keep=2,
-            )
+            state = Checkpoint(round + 1, {"w": torch.zeros(10)}, sizes=[SAMPLES] * clients)
+            folder.save_checkpoint(state, states, keep=2)
             times.append(1000 * (time.process_time() - begun))
     return min(times[2:])
 

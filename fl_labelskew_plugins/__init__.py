@@ -3,8 +3,7 @@
 >>> import fl_labelskew_plugins as fl
 >>> recipe = fl.load("quickstart", {"train_args.comm_round": 5})
 
-Importing this imports nothing at all, since every start of the interpreter does; docs/python.md tells of the names
-below, and no other is public.
+The public names are those of docs/python.md. Every start of the interpreter imports this module, so it imports nothing.
 """
 
 TYPE_CHECKING = False
@@ -19,22 +18,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "load": "front.run",
-    "run": "front.run",
-    "load_run": "front.run",
-    "Run": "front.run",
-    "Callback": "front.run",
-    "simulate": "front.run",
-    "Loop": "front.run",
-    "survey": "front.run",
-    "report": "studies.side_by_side",
-    "Report": "studies.side_by_side",
-    "sweep": "studies.sweep.from_python",
-    "Sweep": "studies.sweep.from_python",
+_MODULES = {
+    **dict.fromkeys(("load", "run", "load_run", "Run", "Callback", "simulate", "Loop", "survey"), "front.run"),
+    **dict.fromkeys(("report", "Report"), "studies.side_by_side"),
+    **dict.fromkeys(("sweep", "Sweep"), "studies.sweep.from_python"),
     "Recipe": "recipe.model",
 }
-"""Where each public name is defined."""
+"""Public name to the module that defines it."""
 
 __all__ = [
     "Callback",
@@ -58,28 +48,22 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     if name == "fedml":
-        return _fedml()
+        from fl_labelskew_registry import LabelSkewError
+
+        from fl_labelskew_plugins.recipe import compatibility
+
+        if not compatibility.host_installed():
+            raise LabelSkewError("fl.fedml: FedML is not installed; use Python 3.10 or 3.11, or labelskew run")
+        return import_module(f"{__name__}.host.runner")
     if name == "open":
         import warnings
 
         warnings.warn("fl.open is now fl.load_run", DeprecationWarning, stacklevel=2)
         name = "load_run"
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value: object = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     return value
-
-
-def _fedml() -> object:
-    from importlib import import_module
-
-    from fl_labelskew_registry import LabelSkewError
-
-    from fl_labelskew_plugins.recipe import compatibility
-
-    if not compatibility.host_installed():
-        raise LabelSkewError("fl.fedml: FedML is not installed; use Python 3.10 or 3.11, or labelskew run")
-    return import_module(f"{__name__}.host.runner")
 
 
 def __dir__() -> list[str]:

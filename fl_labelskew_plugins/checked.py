@@ -1,7 +1,6 @@
-"""Plugins of other packages: errors and invalid return values of a hook become one-line error messages.
+"""Turn errors and invalid values of other packages' plugins into one-line error messages.
 
-:func:`checked` wraps every hook of such a plugin in a :class:`Hook`; ``fl_labelskew_registry.answers`` checks the
-values. This package's own plugins are not wrapped and keep their whole traceback.
+:func:`checked` wraps every hook in a :class:`Hook`; ``fl_labelskew_registry.answers`` checks the values.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ T = TypeVar("T")
 
 OURS = {"fl_labelskew_plugins", "fl_labelskew_registry"}
 OTHERS = {"torch", "fedml", *OURS, *sys.stdlib_module_names}
-"""Packages whose frames do not belong to the plugin's author."""
+"""Packages with frames that do not belong to the plugin's author."""
 SENT = (float32, float64, int64)
 """Types of tensors that leave a client."""
 
 
 class HookError(LabelSkewError):
-    """A hook of another package's plugin failed or returned an invalid value; ``frames`` are of the author's code."""
+    """A plugin's hook failed or returned an invalid value; ``frames``: of the author's code."""
 
     exit_code = 1
 
@@ -38,10 +37,7 @@ class HookError(LabelSkewError):
 
 
 def checked(plugin: T, *, of: object = None) -> T:
-    """The same plugin; if it is from another package, every hook is wrapped in a :class:`Hook`.
-
-    ``of``: the object that created it, if that decides the author, as for a network's module.
-    """
+    """Wrap every hook of another package's plugin in a :class:`Hook`; ``of``: the creator of a network's module."""
     kind = type(plugin if of is None else of)
     if package(kind) not in OURS:
         contract = next((contract for contract in HOOKS if isinstance(plugin, contract)), nn.Module)
@@ -53,12 +49,10 @@ def checked(plugin: T, *, of: object = None) -> T:
 class Hook:
     """A checked hook of a plugin.
 
-    ``kind``: the class whose author wrote it; ``given``: a function of the object that replaces the class's.
+    ``kind``: a class of the hook's author; ``given``: a function of the object that replaces the class's.
     """
 
-    def __init__(
-        self, owner: Any, contract: type, name: str, kind: type, given: Callable[..., Any] | None = None
-    ) -> None:
+    def __init__(self, owner: Any, contract: type, name: str, kind: type, given: Callable[..., Any] | None) -> None:
         self.owner, self.contract, self.name, self.kind, self.given = owner, contract, name, kind, given
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -66,11 +60,7 @@ class Hook:
         return Hook, (self.owner, self.contract, self.name, self.kind, self.given)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The value of the hook.
-
-        Raises:
-            HookError: the value violates the contract, or the author's code raised an exception.
-        """
+        """Return the hook's value; raises HookError if it is invalid, or the author's code fails."""
         function = self.given
         if function is None:  # features may be a submodule of the network
             hook = getattr(type(self.owner), self.name, None)
@@ -90,7 +80,7 @@ class Hook:
 
 
 def hook_name(plugin: Any, *hooks: str) -> str:
-    """A plugin's overridden hooks, as ``Class.hook (module)``; for combined methods, those of each part."""
+    """A plugin's overridden hooks as ``Class.hook (module)``, of each part of a combined method."""
     names = []
     for part in getattr(plugin, "parts", {"": plugin}).values():
         kind = type(part)
@@ -127,14 +117,13 @@ def _summary(error: Exception) -> str:
 
 
 def _frames(error: Exception, kind: type) -> str:
-    """The traceback's frames of the author's code, formatted as in Python; empty if there are none."""
     authors = {package(base) for base in kind.__mro__} - OTHERS
     library = sysconfig.get_path("stdlib")
 
     def is_own(frame: Any) -> bool:
         top = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         file = frame.f_code.co_filename
-        # installed packages belong to others, except for the author's own
+        # other installed packages are not the author's
         installed = file.startswith(("<", library)) or "site-packages" in file or "dist-packages" in file
         return top in authors or not (top in OTHERS or installed)
 

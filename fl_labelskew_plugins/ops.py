@@ -1,6 +1,6 @@
-"""Tensor helpers that several methods use, and workarounds for pitfalls of torch and Python.
+"""Tensor helpers of several methods, and workarounds for pitfalls of torch and Python.
 
-Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``n_c`` a client's samples of class ``c``.
+``C`` classes, ``B`` samples of a batch, ``d`` features, ``n_c`` a client's samples of class ``c``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Scaling = Literal["indicator", "proportional"]
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The tensor in float32, or unchanged if it is float64; any shape and type, including bfloat16 and integers."""
+    """A tensor of any type in float32, or unchanged if it is float64."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
@@ -36,7 +36,7 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def added(numbers: Iterable[float]) -> float:
-    """Sum from left to right, independent of the Python version: ``sum`` rounds differently from 3.12 on.
+    """Sum from left to right; Python's ``sum`` rounds differently from 3.12 on.
 
     >>> added([0.1] * 10)
     0.9999999999999999
@@ -45,7 +45,7 @@ def added(numbers: Iterable[float]) -> float:
 
 
 def on_device(client: ClientView, name: str, tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor`` on ``device``, copied at most once per round: a copy per batch would stall a GPU's queue."""
+    """``tensor`` on ``device``, copied once per round; a copy per batch would stall a GPU."""
     if tensor.device == device:
         return tensor
     key = f"{name}@{device}"
@@ -55,13 +55,13 @@ def on_device(client: ClientView, name: str, tensor: Tensor, device: torch.devic
 
 
 def freeze_model(client: ClientView, key: str) -> None:
-    """Keep a frozen copy of the server's model in the client's scratch, if the round has one; before training."""
+    """Before training, keep a frozen copy of the server's model, if any, in the client's scratch."""
     if client.frozen is not None and client.model is not None:
         client.scratch[key] = client.frozen(client.model.state_dict())
 
 
 def noise_of(client: ClientView) -> np.random.Generator:
-    """The client's generator for privacy noise; other generators' seeds may be known to others."""
+    """The client's secret generator for privacy noise."""
     if client.noise is None:
         raise RuntimeError("Expected `client.noise` to be a generator but got None: privacy noise needs one.")
     return client.noise
@@ -87,7 +87,7 @@ def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def check_per_class(name: str, tensor: Tensor, logits: Tensor) -> None:
-    """Raise ValueError unless ``tensor`` is ``(C,)`` and ``logits`` ``(B, C)``, which broadcasting would hide."""
+    """Raise ValueError unless ``tensor`` is ``(C,)`` and ``logits`` ``(B, C)``."""
     if tensor.shape != logits.shape[-1:]:
         expected = tuple(logits.shape[-1:])
         raise ValueError(f"Expected argument `{name}` to be of shape {expected} but got {tuple(tensor.shape)}.")
@@ -111,10 +111,7 @@ class _ValueWithGradient(torch.autograd.Function):
 
 
 def value_with_gradient(tensor: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-    """A scalar ``value`` with a known ``gradient`` with respect to ``tensor``, of the same shape.
-
-    Autograd spends half of a small loss's time on bookkeeping; a closed form computes the gradient in the same pass.
-    """
+    """A scalar with a known ``gradient`` with respect to ``tensor``, without autograd's bookkeeping."""
     return cast("Tensor", _ValueWithGradient.apply(tensor, value, gradient))
 
 
@@ -126,17 +123,14 @@ def restricted_logits(
     .. math:: \hat z_c = a_c z_c, \quad a_c = 1 \text{ if } n_c \ge \text{min\_count}, \text{ else } \alpha
 
     ``scaling="proportional"`` uses :math:`a_c = \alpha + (1 - \alpha) n_c / \max_j n_j` as the authors' public code,
-    which scales rare observed classes too and ignores ``min_count``.
+    which ignores ``min_count``.
 
     Args:
         logits: ``(B, C)``; their bias, which the paper does not have, is scaled too.
         counts: ``(C,)``, the client's training samples per class.
-        alpha: factor of a missing class, 0 .. 1; 1 scales nothing, 0 freezes missing proxies.
+        alpha: factor of a missing class, 0 .. 1; 0 freezes missing proxies.
         min_count: a class with fewer samples is missing.
         scaling: ``indicator`` or ``proportional``.
-
-    Returns:
-        ``(B, C)``.
 
     >>> restricted_logits(torch.tensor([[2.0, 2.0, 2.0]]), torch.tensor([4, 0, 1]), alpha=0.5)
     tensor([[2., 1., 2.]])
@@ -158,7 +152,7 @@ def restricted_logits(
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Each row ``(..., d)`` divided by its length; rows of zeros are unchanged, with a finite gradient.
+    """Each row ``(..., d)`` divided by its length; rows of zeros are unchanged.
 
     >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     tensor([[0.6000, 0.8000],
@@ -175,12 +169,8 @@ def mmd(features: Tensor, other: Tensor) -> Tensor:
     .. math:: \overline{K_{ss}} + \overline{K_{tt}} - 2 \overline{K_{st}}, \quad
         K(x, y) = \sum_{i=-2}^{2} \exp\bigl(-\lVert x - y \rVert^2 / (2^i b)\bigr)
 
-    ``b`` is the mean squared distance between samples of both sets, without gradient. With one sample or none on either
-    side, value and gradient are 0: between two samples, ``b`` would be the only distance and the gradient unbounded.
-
-    Args:
-        features: ``(n, d)``.
-        other: ``(m, d)``.
+    ``features`` ``(n, d)``, ``other`` ``(m, d)``; ``b``: the mean squared distance of samples of both sets, without
+    gradient. If a set has fewer than two samples, value and gradient are 0, since the gradient would be unbounded.
 
     >>> x, y = torch.zeros(2, 1), torch.ones(2, 1)
     >>> round(mmd(x, y).item(), 4)  # b = 2/3: 10 - 2(exp(-3/8) + exp(-3/4) + exp(-3/2) + exp(-3) + exp(-6))
@@ -195,22 +185,21 @@ def mmd(features: Tensor, other: Tensor) -> Tensor:
     mean = (squared.detach().sum() / (n * n - n)).clamp(min=torch.finfo(both.dtype).tiny * 2.0**10)
     divisors = mean * 2.0 ** (torch.arange(5, device=both.device, dtype=both.dtype) - 2)
     kernel = torch.exp(-squared / divisors[:, None, None]).sum(dim=0)
-    # both means and the cross term are one quadratic form: +1/n on one side, -1/m on the other
-    sign = torch.cat(
-        [both.new_full((len(features),), 1 / len(features)), both.new_full((len(other),), -1 / len(other))]
-    )
-    return (kernel * (sign[:, None] * sign)).sum()
+    # a quadratic form with weights 1/n of one set and -1/m of the other
+    weights = [both.new_full((len(x),), sign / len(x)) for x, sign in ((features, 1), (other, -1))]
+    weight = torch.cat(weights)
+    return (kernel * (weight[:, None] * weight)).sum()
 
 
 def class_sums(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Sum of the features ``(C, d)`` and number of samples ``(C,)`` int64 of each class; no gradient."""
+    """Sum of the features ``(C, d)`` and number of samples ``(C,)`` int64 of each class."""
     with torch.no_grad(), full_precision(features.device):
         member = one_hot(labels, num_classes, full(features).dtype)
         return member.T.mm(full(features)), member.sum(dim=0).long()
 
 
 def class_means(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """A client's prototypes: mean feature ``(C, d)`` per class, 0 for missing classes, and counts ``(C,)``.
+    """Prototypes: mean features ``(C, d)`` of each class, 0 for missing classes; and counts ``(C,)``.
 
     >>> class_means(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), 2)
     (tensor([[0.],
@@ -221,7 +210,7 @@ def class_means(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Ten
 
 
 def own_sums(client: ClientView) -> dict[str, Tensor]:
-    """A client's contribution to prototypes: :func:`class_sums` with its final weights, as ``sums`` and ``counts``."""
+    """A client's contribution to prototypes: :func:`class_sums` with its final weights."""
     if client.features is None:
         raise RuntimeError("Expected `client.features` to be a function but got None: prototypes are made with it.")
     features, labels = client.features()
@@ -240,9 +229,8 @@ def global_prototypes(total: Total, shared: Mapping[str, Tensor]) -> Mapping[str
 
     .. math:: g_c = \sum_k \sum_{n: y_n = c} z_{kn} / \sum_k n_{kc}
 
-    Args:
-        total: sum of the clients' :func:`own_sums`, if any.
-        shared: the last ``prototypes`` ``(C, d)`` and ``known`` ``(C,)``, classes with a prototype; initially neither.
+    ``total``: of :func:`own_sums`; ``shared``: the last ``prototypes`` ``(C, d)``, and ``known`` ``(C,)``, the classes
+    with a prototype, if any.
 
     >>> from fl_labelskew_registry import Total
     >>> sums, counts = torch.tensor([[6.0], [0.0]]), torch.tensor([3, 0])
@@ -262,7 +250,7 @@ def global_prototypes(total: Total, shared: Mapping[str, Tensor]) -> Mapping[str
 
 
 def private_model(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor] | None:
-    """The state dict under ``prefix`` in a client's private state, or None.
+    """The state dict under ``prefix`` in a client's private state, if any.
 
     >>> private_model({"hpm.bias": torch.ones(1), "other": torch.zeros(1)}, "hpm.")
     {'bias': tensor([1.])}
@@ -274,7 +262,7 @@ def private_model(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
 def keep_private(client: ClientView, prefix: str, weights: Mapping[str, Tensor]) -> None:
     """Store a state dict in a client's private state, under ``prefix``."""
     for name, tensor in weights.items():
-        # host memory, not shared with the model
+        # in host memory, not shared with the model
         client.state[prefix + name] = tensor.detach().to("cpu", copy=True)
 
 
@@ -297,8 +285,7 @@ def sum_of_coefficients(work: LocalWork) -> float:
 
     .. math:: w_0 - w_K = \eta \sum_j a_j g_j
 
-    Computed as the change for gradients of 1, in which the local optimiser is linear: the number of steps ``K`` for
-    plain SGD, more with momentum.
+    Computed as the change for gradients of 1.
     """
     moved = momentum = 0.0
     for _ in range(work.steps):

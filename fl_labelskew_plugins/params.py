@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, field_validator
 
 LARGEST = 1e30
-"""float32 ends at 3.4e38; torch divides a rate by ``1 - beta`` before it converts it, which needs a margin."""
+"""Below float32's limit of 3.4e38, since torch divides a rate by ``1 - beta`` before it converts it."""
 IS_PATH = "path"
 """Marks keys with paths relative to the recipe file."""
 

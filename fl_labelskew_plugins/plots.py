@@ -1,4 +1,4 @@
-"""Plots of one or several runs. matplotlib is imported only when one is drawn."""
+"""Plots of one or several runs. matplotlib is imported only for drawing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fl_labelskew_plugins.machine.files import FULL, replacing
 from fl_labelskew_plugins.machine.text import TERMS, clean
 
 PICTURES = "FL_LABELSKEW_PICTURES"
-"""Environment variable: ``no`` disables plots, which take most of the time of a very short run."""
+"""Environment variable; ``no`` disables a run's plots."""
 
 
 def heat_map(
@@ -32,10 +32,7 @@ def heat_map(
     title: str,
     clients: Sequence[str] | None = None,
 ) -> None:
-    """Write a heat map of sample counts ``(K, C)`` as PNG: classes down, clients across; missing classes stay white.
-
-    With more clients than horizontal dots, some are shown, evenly spaced. ``clients``: names; default: numbers.
-    """
+    """Write a heat map of sample counts ``(K, C)``: classes down, clients across; ``clients``: names."""
     names = clients or [str(k) for k in range(len(counts))]
     picture, axes = figure(min(16, 2.6 + 0.5 * len(counts)), min(12, 1.6 + 0.38 * len(class_names)))
     image = heat(axes, counts)
@@ -50,17 +47,17 @@ def heat_map(
     save(picture, path)
 
 
-def heat(axes: Any, counts: np.ndarray[Any, np.dtype[np.int64]], most: int | None = None) -> Any:
-    """Draw the image of :func:`heat_map` and return it; ``most``: samples of the darkest colour."""
+def heat(axes: Any, counts: np.ndarray[Any, np.dtype[np.int64]], max_samples: int | None = None) -> Any:
+    """Draw the image of :func:`heat_map`; ``max_samples``: samples of the darkest colour."""
     every, ends = math.ceil(len(counts) / MAX_CLIENTS), (-0.5, len(counts) - 0.5, counts.shape[1] - 0.5, -0.5)
     table = np.where(counts == 0, np.nan, counts)[::every].T
-    image = axes.imshow(table, aspect="auto", cmap="viridis_r", vmin=0, vmax=most, extent=ends)
+    image = axes.imshow(table, aspect="auto", cmap="viridis_r", vmin=0, vmax=max_samples, extent=ends)
     axes.set_xlabel("client" if every == 1 else f"client, 1 of {every} shown")
     return image
 
 
 def confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path, *, title: str) -> None:
-    """Write a confusion matrix ``(C, C)`` as PNG: classes down, predictions across; coloured by share of the class."""
+    """Write a confusion matrix ``(C, C)``, classes down and predictions across, coloured by share of the class."""
     table, side = np.asarray(counts), len(class_names)
     shares = table / np.maximum(table.sum(1, keepdims=True), 1)
     picture, axes = figure(min(16, 3.2 + 0.5 * side), min(14, 2.2 + 0.42 * side))
@@ -75,7 +72,6 @@ def confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path:
 
 
 def _write_counts(axes: Any, counts: np.ndarray[Any, Any], shades: np.ndarray[Any, Any]) -> None:
-    """Write non-zero counts into the cells ``(x, y)`` of a small image, in white on dark cells."""
     for (x, y), value in np.ndenumerate(counts if max(counts.shape) <= 20 else np.zeros((0, 0))):
         if value:
             color = "white" if shades[x, y] > 0.5 else "black"
@@ -85,10 +81,7 @@ def _write_counts(axes: Any, counts: np.ndarray[Any, Any], shades: np.ndarray[An
 def curves(
     lines: Sequence[dict[str, Any]], path: Path, *, title: str, own_models: str, tests: str = "global test set"
 ) -> None:
-    """Plot accuracy and loss over the rounds, from a run's metrics.
-
-    ``own_models``: name of the clients' own models; ``tests``: test set of the global model.
-    """
+    """Plot a run's accuracy and loss; ``own_models``, ``tests``: names of the clients' models, and of the test set."""
     picture, (left, right) = figure(11, 4, columns=2)
     for key, label in (
         ("accuracy", f"global model, {tests}"),
@@ -119,7 +112,7 @@ def curves(
 
 
 class LineStyle(NamedTuple):
-    """Colour and dash of a line, as indices of :data:`COLOURS` and :data:`DASHES`; mark and dash differ in grey, too.
+    """Indices of :data:`COLOURS` and :data:`DASHES`.
 
     >>> LineStyle(0, 0).mark, LineStyle(0, 1).mark
     ('o', 'v')
@@ -130,16 +123,15 @@ class LineStyle(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """Mark; different for each colour and, within a colour, for each dash."""
+        """Mark, different for each colour and for each dash of a colour."""
         return MARKS[(self.colour + 3 * self.dash) % len(MARKS)]
 
 
 def looks(methods: Mapping[str, str]) -> dict[str, LineStyle]:
     """Style of each label's line; ``methods``: label to its method or optimiser.
 
-    A method has the same colour in every plot: methods in :data:`PLACES` by position, others by a hash of their name.
-    If two labels would look the same, such as variants of a method, one takes the next free dash, or the next colour
-    if all labels are variants of one method.
+    A method has the same colour in every plot: by its position in :data:`PLACES`, or by a hash of its name. Of labels
+    with equal style, one takes the next free dash, or colour if all have the same method.
 
     >>> looks({"fedavg": "fedavg", "fedrs": "fedrs", "fedrs, alpha=0.1": "fedrs"})["fedrs, alpha=0.1"]
     LineStyle(colour=1, dash=1)
@@ -148,8 +140,9 @@ def looks(methods: Mapping[str, str]) -> dict[str, LineStyle]:
     firsts = {method: label for label, method in sorted(methods.items(), reverse=True)}
     taken: dict[str, LineStyle] = {}
     # methods in PLACES come first, each with one label, so that no other label takes their style
-    in_turn = sorted(methods, key=lambda label: (methods[label] not in PLACES, firsts[methods[label]] != label, label))
-    for label in in_turn:
+    for label in sorted(
+        methods, key=lambda label: (methods[label] not in PLACES, firsts[methods[label]] != label, label)
+    ):
         name = methods[label]
         place = PLACES.index(name) if name in PLACES else zlib.crc32(name.encode()) % hues
         steps = list(product(range(hues), range(dashes)))
@@ -168,16 +161,9 @@ def compare(
     width: float | None = None,
     tested: str = "",
 ) -> None:
-    """Plot accuracy over the rounds: the mean over the seeds, in a band of one sample std.
+    """Plot the accuracy over the rounds, one chart per setting; see :func:`charts`.
 
-    One chart per setting, on shared axes with one legend; a PNG, PDF or SVG file, by suffix.
-
-    Args:
-        settings: setting to label to round to the accuracy of each seed.
-        path: the file.
-        methods: method of each label, for :func:`looks`; default: the labels themselves.
-        width: of a paper's column in inches, for a plot of this width with fonts of 7 and 8 points.
-        tested: test samples, for the axis label; default: omitted.
+    ``settings``: setting to label to round to the accuracy of each seed; ``tested``: name of the test samples.
     """
     percent = {
         setting: {
@@ -200,16 +186,11 @@ def charts(
     log: bool = False,
     over: str = "seeds",
 ) -> None:
-    """Plot curves over the rounds like :func:`compare`, one chart per measure and setting.
+    """Plot means over the rounds in bands of one sample standard deviation, one chart per measure and setting.
 
-    Args:
-        measures: axis label to setting to label to round to the value of each seed or client.
-        path: the file.
-        methods: as for :func:`compare`.
-        width: as for :func:`compare`.
-        limits: lowest and highest value of a band.
-        log: whether the value axis is logarithmic.
-        over: what the mean is taken over, such as seeds.
+    ``measures``: axis label to setting to label to round to the value of each seed or client; ``methods``: of each
+    label, for :func:`looks`; ``width``: of a paper's column in inches; ``limits``: of a band; ``log``: whether the
+    value axis is logarithmic; ``over``: name of the averaged items.
     """
     every = [groups for settings in measures.values() for groups in settings.values()]
     labels = list(dict.fromkeys(label for groups in every for label in groups))
@@ -217,33 +198,25 @@ def charts(
     settings = list(dict.fromkeys(setting for settings in measures.values() for setting in settings))
     stacked = len(settings) == 1 and len(measures) > 1
     chart, height = (2.2, 0.45) if stacked else (1.5, 0.62)
-    with panels(list(measures), settings, width, chart=chart, height=height) as made:
+    with panels(list(measures), settings, width, chart=chart, height=height) as grid:
         lines: dict[str, Any] = {}
-        for (measure, setting), axes in made.axes.items():
+        for (measure, setting), axes in grid.axes.items():
             for label, rounds in measures[measure].get(setting, {}).items():
                 offset, points = labels.index(label) / len(labels), sorted(rounds.items())
-                lines[label] = _mean_line(axes, points, look[label], width=made.line, offset=offset, limits=limits)
+                lines[label] = _mean_line(axes, points, look[label], width=grid.line, offset=offset, limits=limits)
             if log:
                 axes.set_yscale("log")
-        for axes in made.picture.axes:  # after drawing, since they share the range of rounds
+        for axes in grid.picture.axes:  # after drawing, since they share the range of rounds
             finish_rounds(axes)
         several = any(len(values) > 1 for groups in every for r in groups.values() for values in r.values())
-        made.picture.supxlabel("round" + f"; bands: ± standard deviation over {over}" * several, fontsize="medium")
-        legend_above(made.picture, [lines[label] for label in labels], labels)
-        save(made.picture, path, made.dpi)
+        grid.picture.supxlabel("round" + f"; bands: ± standard deviation over {over}" * several, fontsize="medium")
+        legend_above(grid.picture, [lines[label] for label in labels], labels)
+        save(grid.picture, path, grid.dpi)
 
 
 @dataclass(frozen=True)
 class Panels:
-    """A grid of small charts.
-
-    Args:
-        picture: the figure.
-        axes: of each row and column.
-        line: line width in points.
-        dpi: of a PNG.
-        side: width of a panel in inches.
-    """
+    """A grid of charts; ``axes``: by row and column; ``line``: width in points; ``side``: of a chart, in inches."""
 
     picture: Any
     axes: Mapping[tuple[str, str], Any]
@@ -263,18 +236,11 @@ def panels(
     share: bool = True,
     **more: Any,
 ) -> Iterator[Panels]:
-    """Axes for each row and column, labelled with their names; a row wraps if it does not fit the width.
+    """A chart for each row and column; a row wraps if it does not fit the width. A single column is not labelled.
 
-    A single column is not labelled, and its rows are placed side by side.
-
-    Args:
-        rows: labels of the vertical axes.
-        columns: titles.
-        width: of a paper's column in inches; default: of a screen.
-        chart: minimum width of a panel in inches, in a paper's column; three times as much on a screen.
-        height: of a panel, relative to its width.
-        share: whether all panels share the axis of rounds, and those of a row the axis of values.
-        more: for matplotlib's ``subplots``.
+    ``width``: of a paper's column in inches, by default of a screen; ``chart``: minimum width of a chart in a paper, on
+    a screen three times as much; ``height``: relative to a chart's width; ``share``: whether charts share the axis of
+    rounds, and those of a row the axis of values.
     """
     import matplotlib
 
@@ -321,10 +287,10 @@ def _mean_line(
     offset: float,
     limits: tuple[float, float],
 ) -> Any:
-    """Draw a line and return it; its mark every few points is shifted by the fraction ``offset`` of this distance."""
+    """Draw a line with sparse marks, shifted by the fraction ``offset`` of their distance."""
     xs = [x for x, _ in points]
     means = [statistics.fmean(values) for _, values in points]
-    stds = [std(values) for _, values in points]
+    stds = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in points]
     step = math.ceil(len(xs) / 8) or 1
     style = {"color": COLOURS[look.colour], "linestyle": (0, DASHES[look.dash]) if DASHES[look.dash] else "-"}
     marks = {"marker": look.mark, "markersize": 3.2 * width, "markevery": (int(offset * step), step)}
@@ -336,13 +302,8 @@ def _mean_line(
     return line
 
 
-def std(values: Sequence[float]) -> float:
-    """Sample standard deviation; 0 of a single value."""
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
 def legend_above(picture: Any, lines: Sequence[Any], labels: Sequence[str], **more: Any) -> None:
-    """Add a legend above the charts in as many columns as fit, and increase the figure's height for it."""
+    """Add a legend above the charts, and enlarge the figure for it."""
     width, height = picture.get_size_inches()
     labels = [textwrap.fill(clean(label), MAX_LETTERS) for label in labels]
     for rows in range(math.ceil(len(labels) / MAX_COLUMNS), len(labels) + 1):
@@ -358,7 +319,7 @@ def legend_above(picture: Any, lines: Sequence[Any], labels: Sequence[str], **mo
 
 
 def finish_rounds(axes: Any) -> None:
-    """Draw a grid, and label only whole rounds."""
+    """Draw a grid, and label whole rounds."""
     axes.grid(alpha=0.3)
     low, high = axes.get_xlim()
     if high - low < 1:  # a single round
@@ -368,7 +329,7 @@ def finish_rounds(axes: Any) -> None:
 
 
 def bare(axes: Any, label: str) -> None:
-    """Remove the scales, for points whose absolute positions have no meaning; ``label``: at the left."""
+    """Remove the scales of points without absolute positions."""
     if axes.name == "3d":
         axes.set_axis_off()
         axes.set_box_aspect((1, 1, 1), zoom=1.5)
@@ -378,7 +339,7 @@ def bare(axes: Any, label: str) -> None:
 
 
 def colour(label: int, classes: int) -> Any:
-    """A class's colour: one of ten for colour-blind readers, or of a continuous scale for more classes."""
+    """A class's colour: one of ten, or for more classes of a continuous scale."""
     import matplotlib
 
     return COLOURS[label] if classes <= len(COLOURS) else matplotlib.colormaps["viridis"](label / (classes - 1))
@@ -393,10 +354,9 @@ def scatter(
     solid: Sequence[int] | None = None,
     scale: float = 1.0,
 ) -> None:
-    """Plot points ``(n, 2)`` or ``(n, 3)`` with a colour and a mark per class, labelled by class number.
+    """Plot points ``(n, 2)`` or ``(n, 3)`` with a colour and a mark per class, by ``labels`` ``(n,)``.
 
-    ``labels``: ``(n,)``; ``solid``: classes with small filled marks in front of large hollow ones; default: all;
-    ``scale``: size of the marks.
+    ``solid``: classes with small filled marks, in front of large hollow ones; default: all.
     """
     for label in np.unique(labels).tolist():
         members, hue = points[labels == label], colour(label, classes)
@@ -408,7 +368,7 @@ def scatter(
 
 
 def arrow(axes: Any, x: float, y: float, face: Any, scale: float = 1.0) -> None:
-    """Draw an arrow from the origin with a black edge; ``scale``: of its widths."""
+    """Draw an arrow from the origin with a black edge."""
     widths = {"width": 3 * scale, "headwidth": 9 * scale, "headlength": 12 * scale, "linewidth": scale}
     axes.annotate("", xy=(x, y), xytext=(0, 0), arrowprops={"facecolor": face, "edgecolor": "black", **widths})
     axes.update_datalim([(0, 0), (x, y)])  # annotations do not extend the data limits
@@ -416,7 +376,7 @@ def arrow(axes: Any, x: float, y: float, face: Any, scale: float = 1.0) -> None:
 
 
 def sphere(axes: Any) -> None:
-    """Draw the unit sphere as a grid on 3-D axes."""
+    """Draw the unit sphere on 3-D axes."""
     around, down = np.mgrid[0 : 2 * np.pi : 25j, 0 : np.pi : 13j]
     x, y, z = np.cos(around) * np.sin(down), np.sin(around) * np.sin(down), np.cos(down)
     axes.plot_wireframe(x, y, z, color="0.8", linewidth=0.4, zorder=0)
@@ -439,34 +399,34 @@ PLACES = (
     *("fedrod", "fedaws", "fedproc", "FedOpt", "flda", "fd", "fedmmd", "reweighting", "FedNova", "FedDyn"),
     *("FedDC", "Mime", "fedntd", "fedlmd", "feddecorr", "fedvls"),
 )
-"""Our methods and optimisers: the first ten have a colour each, the next ten the next dash, etc.; append new ones."""
+"""Our methods and optimisers: the first ten have a colour each, the next ten the next dash; append new ones."""
 SMALL = {
     **{"font.size": 8.0, "xtick.labelsize": 7.0, "ytick.labelsize": 7.0, "legend.fontsize": 7.0, "axes.titlepad": 3.0},
     **{"axes.linewidth": 0.6, "grid.linewidth": 0.5, "xtick.major.size": 2.0, "ytick.major.size": 2.0},
 }
-"""Matplotlib settings for plots of a paper's size."""
+"""Matplotlib's settings for plots in papers."""
 SUFFIXES = (".png", ".pdf", ".svg")
 """Supported file types of plots."""
 MAX_LETTERS, MAX_COLUMNS = 40, 6
-"""Letters per legend line, and columns of a legend."""
+"""Letters per line, and columns of a legend."""
 MAX_CLIENTS = 1500
-"""Maximum of clients in a heat map."""
+"""Maximum number of clients in a heat map; of more clients, some are shown, evenly spaced."""
 PERCENT = (-2, 102)
-"""Limits of an axis in per cent, so that the frame does not cut lines at 0 and 100."""
+"""Limits of an axis in per cent; the frame does not cut lines at 0 and 100."""
 
 
 def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[Any, Any]:
-    """Create a figure in inches, and its axes: one, or ``columns`` of them."""
+    """Create a figure in inches, and its axes: one or ``columns``."""
     # Without pyplot, which would choose a GUI backend and keep figures in memory.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(made)
-    axes = made.subplots(ncols=columns, **more)
-    for chart in made.axes:
+    picture = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(picture)
+    axes = picture.subplots(ncols=columns, **more)
+    for chart in picture.axes:
         chart.set_prop_cycle(color=COLOURS)
-    return made, axes
+    return picture, axes
 
 
 def wanted() -> bool:
@@ -475,13 +435,7 @@ def wanted() -> bool:
 
 
 def of_run(path: Path, draw: Callable[[], None]) -> None:
-    """Draw a plot of a run, unless the environment variable :data:`PICTURES` is ``no``.
-
-    A plot that cannot be drawn, for whatever labels and numbers, is a warning: it must not fail the run.
-
-    Raises:
-        OSError: the disk is full, which must stop the run.
-    """
+    """Draw a plot, if it is :func:`wanted`; an error is a warning, except for OSError of a full disk."""
     if not wanted():
         return
     try:
@@ -493,7 +447,7 @@ def of_run(path: Path, draw: Callable[[], None]) -> None:
 
 
 def _literal(picture: Any) -> None:
-    """Show texts literally, including ``$``, which matplotlib would read as a formula."""
+    """Show texts literally, including ``$``, except for powers of ten at a logarithmic axis."""
     from matplotlib.text import Text
 
     powers_of_ten = {
@@ -510,7 +464,7 @@ def _literal(picture: Any) -> None:
 def save(picture: Any, path: Path, dpi: int = 110) -> None:
     """Write a file atomically: PDF or SVG by suffix, else PNG; the same plot gives an identical file.
 
-    Text stays text: TrueType fonts in a PDF, since conferences reject Type 3, and the reader's fonts in an SVG.
+    Text stays text: TrueType fonts in a PDF, since conferences reject Type 3, the viewer's fonts in an SVG.
     """
     import matplotlib
 

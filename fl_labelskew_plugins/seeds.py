@@ -1,4 +1,4 @@
-"""Random streams: an independent one for each (seed, purpose, round, client), never a global generator."""
+"""Independent random streams, one for each (seed, purpose, round, client)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Generator
 
 
 NUMBERED = {
@@ -25,23 +25,23 @@ NUMBERED = {
     "circles": 7,
     "fake lesions": 2019,
 }
-"""Fixed numbers of purposes of data and partitions; changing one changes the clients in every result."""
+"""Fixed numbers of purposes; changing one changes data or partitions, and so every result."""
 
 
 def sequence(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.SeedSequence:
-    """The seed sequence of a purpose, such as ``"batches"``; equal on every machine and in every process."""
+    """The seed sequence of a purpose such as ``"batches"``, equal on every machine."""
     if purpose in NUMBERED:
         return np.random.SeedSequence([seed, NUMBERED[purpose]])
     return np.random.SeedSequence([seed, crc32(purpose.encode()), round, client])
 
 
-def numpy_generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
-    """A numpy generator for one purpose, round and client."""
-    return np.random.default_rng(sequence(seed, purpose, round, client))
+def numpy_generator(seed: int, purpose: str, round: int = 0) -> np.random.Generator:
+    """A numpy generator."""
+    return np.random.default_rng(sequence(seed, purpose, round))
 
 
 def published_generator(seed: int) -> np.random.Generator:
-    """Numpy's ``default_rng`` with a plain seed, to reproduce published partitions."""
+    """Numpy's generator with a plain seed, to reproduce published partitions."""
     return np.random.default_rng(seed)
 
 
@@ -56,17 +56,14 @@ def torch_seed(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
 
 
 def torch_generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> Generator:
-    """A torch CPU generator for one purpose, round and client."""
+    """A torch CPU generator."""
     import torch
 
     return torch.Generator().manual_seed(torch_seed(seed, purpose, round, client))
 
 
 def noise_generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
-    """A generator for privacy noise: ChaCha20 with a key from the seed, which may have any number of bits.
-
-    Unlike numpy's and torch's generators, known noise does not reveal the rest.
-    """
+    """A generator for privacy noise, ChaCha20 with a key from the seed: known noise does not reveal the rest."""
     from randomgen import ChaCha
 
     key = hashlib.sha256(f"{seed} {purpose} {round} {client}".encode()).digest()
@@ -74,27 +71,14 @@ def noise_generator(seed: int, purpose: str, round: int = 0, client: int = 0) ->
 
 
 def seed_globals(seed: int, purpose: str, round: int, client: int = 0) -> None:
-    """Seed the global generators, only for the host's attacks and noise, which use no others.
-
-    A resumed run then draws the same values. Seeds may have up to 128 bits; on the CPU all of them are used.
-    """
+    """Seed the global generators for FedML's attacks and noise; CPU generators use all of a seed's 128 bits."""
     import torch
 
     streams = sequence(seed, purpose, round, client).spawn(3)
     random.seed(int.from_bytes(streams[0].generate_state(8).tobytes(), "little"))
     np.random.seed(streams[1].generate_state(8))
     torch.manual_seed(torch_seed(seed, purpose, round, client))  # GPUs too
-    torch.set_rng_state(_state(streams[2], torch.get_rng_state()))
-
-
-def _state(entropy: np.random.SeedSequence, fresh: Tensor) -> Tensor:
-    """The state ``fresh`` of a newly seeded CPU generator, with other words of its Mersenne twister.
-
-    These are 624 words of 32 bits, each stored in 64, after 24 bytes: the seed, two counters and a position.
-    """
-    import torch
-
-    words = entropy.generate_state(624).astype("<u8")
-    state = fresh.clone()
+    # replace the Mersenne twister's 624 words of 32 bits, each stored in 64, after 24 bytes of seed and counters
+    words, state = streams[2].generate_state(624).astype("<u8"), torch.get_rng_state()
     state[24 : 24 + words.nbytes] = torch.from_numpy(words.view(np.uint8))
-    return state
+    torch.set_rng_state(state)

@@ -1,4 +1,4 @@
-"""Dictionaries of tensors: types, groups, sizes and files; large ones are processed in parts."""
+"""Dictionaries of tensors: types, groups, sizes, files and parts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ T = TypeVar("T")
 State = dict[str, Tensor]
 Weights = dict[str, Tensor]
 OPTIMIZER = "optimizer"
-"""Group of the optimiser's tensors among shared, kept or sent ones; the rest is the method's."""
+"""Group of the optimiser's tensors among shared, kept or sent ones; the others are the method's."""
 PIECE = 2**22
-"""Entries of a large tensor, or bytes of a message on its way to disk, that are in memory at a time."""
+"""Entries of a large tensor, or bytes of a message for the disk, that are in memory at a time."""
 
 
 def content(tensor: Tensor) -> memoryview:
@@ -35,7 +35,7 @@ def content(tensor: Tensor) -> memoryview:
 
 
 def joined(**groups: Mapping[str, T]) -> dict[str, T]:
-    """Merge dictionaries, of tensors or of shapes, into one with keys ``group/name``."""
+    """Merge dictionaries into one with keys ``group/name``."""
     return {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
 
 
@@ -50,15 +50,12 @@ def rest(tensors: Mapping[str, T], name: str) -> dict[str, T]:
 
 
 def save_atomic(tensors: State, path: Path, metadata: dict[str, str] | None = None, *, private: bool = True) -> None:
-    """Write a safetensors file atomically: readers see the old or the whole new file, also after a power cut.
-
-    ``private``: only the owner can read the file; otherwise the umask decides.
-    """
+    """Write a safetensors file atomically, also if the power fails; ``private``: only for the owner."""
     with replacing(path, 0o600 if private else 0o666) as part:
         mode = part.stat().st_mode
         try:
             save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, part, metadata)
-        except SafetensorError as error:  # convert to an OSError, for example of a full disk
+        except SafetensorError as error:  # such as a full disk
             number = re.search(r"\(os error (\d+)\)", str(error))
             code = int(number[1]) if number else errno.EIO
             raise OSError(code, os.strerror(code) if number else str(error)) from error
@@ -73,16 +70,16 @@ def num_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 class OnDisk(mmap.mmap):
-    """A buffer backed by a file; written data are in the kernel's page cache until they are on disk."""
+    """A buffer backed by a file."""
 
     def evict(self) -> None:
-        """Remove its pages from this process's memory; the next access reloads them."""
+        """Remove its pages from memory; the next access reloads them."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self.madvise(mmap.MADV_DONTNEED)
 
 
 ON_DISK: weakref.WeakValueDictionary[int, OnDisk] = weakref.WeakValueDictionary()
-"""Buffers of decoded messages, by address of their tensors' storage."""
+"""Buffers of decoded messages by the address of their tensors' storage."""
 
 
 def channels_last(tensor: Tensor) -> bool:
@@ -98,10 +95,7 @@ def evict(tensor: Tensor) -> None:
 
 
 def pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """A tensor's entries as flat parts of at most :data:`PIECE`, in memory order.
-
-    Of a tensor on disk, one part at a time is in memory. A non-contiguous tensor is not divided.
-    """
+    """Yield and evict flat parts of at most :data:`PIECE` entries in memory order; one part if not contiguous."""
     flat = tensor.permute(0, 2, 3, 1) if channels_last(tensor) else tensor
     for part in flat.reshape(-1).split(PIECE) if flat.is_contiguous() else [tensor]:  # type: ignore[no-untyped-call]
         yield part
@@ -109,6 +103,6 @@ def pieces(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def trim() -> None:
-    """Return freed memory to the system; glibc keeps it per thread."""
+    """Return freed memory, which glibc keeps per thread, to the system."""
     with contextlib.suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)

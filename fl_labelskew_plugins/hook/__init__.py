@@ -1,9 +1,7 @@
-"""Lets ``fedml run RECIPE.yaml`` run a recipe, although FedML's command line has no plugin hook.
+"""Let ``fedml run RECIPE.yaml`` run a recipe, although FedML's command line has no plugin hook.
 
-A ``.pth`` file calls :func:`install` at every interpreter start, so this module imports only loaded modules. In ``fedml
-run`` with a recipe or ``--resume``, :func:`cli` replaces FedML's command line, whose import takes seconds; other FedML
-commands are unchanged. Ctrl-C then ends our commands with one line, even during imports. ``FL_LABELSKEW_NO_HOOK=1``
-switches the hook off.
+A ``.pth`` file calls :func:`install` at every interpreter start, so this module imports only loaded modules.
+``FL_LABELSKEW_NO_HOOK=1`` disables the hook.
 """
 
 from __future__ import annotations
@@ -11,9 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # importing typing would take longer than this whole module
+TYPE_CHECKING = False  # importing typing takes longer than this module
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import FrameType
     from typing import Any, NoReturn
 
@@ -29,7 +26,7 @@ PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 
 def install() -> None:
-    """Replace FedML's command line by :func:`cli`, if the interpreter was started with one of our commands."""
+    """In our commands, call :func:`end` on Ctrl-C, and replace FedML's slow command line by :func:`cli`."""
     if not _is_ours(sys.orig_argv):
         return
     end_in_a_line()
@@ -41,22 +38,24 @@ def install() -> None:
 
 
 def end_in_a_line() -> None:
-    """Make Ctrl-C call :func:`end` if this is one of our commands, unless Ctrl-C is ignored."""
-    import _signal  # type: ignore[import-not-found]  # signal itself would import more modules
+    """Make Ctrl-C call :func:`end` in one of our commands, unless Ctrl-C is ignored."""
+    import _signal  # type: ignore[import-not-found]  # signal would import more modules
 
     if _is_ours(sys.orig_argv) and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, end)
 
 
 def end(signum: int, frame: FrameType | None) -> NoReturn:
-    """Handle Ctrl-C by ending this process with one line; for times when there is nothing to save."""
-    _quietly(lambda: print(end="", flush=True))
-    _quietly(lambda: os.write(2, b"interrupted\n"))
+    """End this process with one line and without saving anything."""
+    for action in (lambda: print(end="", flush=True), lambda: os.write(2, b"interrupted\n")):
+        try:
+            action()
+        except Exception:
+            continue
     os._exit(130)
 
 
 def _is_ours(argv: list[str]) -> bool:
-    """Whether the interpreter was started as ``labelskew``, or as ``fedml run`` with a recipe or ``--resume``."""
     script, *words = _typed(argv)
     if script != "fedml":
         return script in OWN
@@ -73,7 +72,6 @@ def _is_ours(argv: list[str]) -> bool:
 
 
 def _typed(argv: list[str]) -> list[str]:
-    """The name of the script, and its arguments."""
     given = argv[1:]
     while given and given[0].startswith("-"):  # the interpreter's own options
         given.pop(0)
@@ -81,14 +79,13 @@ def _typed(argv: list[str]) -> list[str]:
 
 
 def is_recipe(word: str) -> bool:
-    """Whether a word can only be a recipe: a file, a row of a table, or a recipe of the package."""
+    """Whether a word is a recipe's file, a row of a table, or a recipe of the package."""
     places = (PACKAGE, os.path.dirname(PACKAGE))  # in a checkout, recipes are next to the package
     known = (os.path.isfile(os.path.join(place, "recipes", f"{word}.yaml")) for place in places)
     return word.lower().endswith(FILES) or "/" in word.rstrip("/") or any(known)
 
 
 def _quiet_imports() -> None:
-    """Ignore warnings of FedML's imports about its own dependencies, on which a user cannot act."""
     import warnings
 
     for module in ("requests", "fedml"):
@@ -96,7 +93,7 @@ def _quiet_imports() -> None:
 
 
 def cli() -> Any:
-    """The command line of ``fedml run RECIPE``; FedML's own, after an error message, if ours cannot be imported."""
+    """Run ``fedml run RECIPE``; or FedML's command line, with an error message, if ours cannot be imported."""
     from importlib import import_module
 
     del sys.modules[CLI]
@@ -106,10 +103,3 @@ def cli() -> Any:
         print(f"fl-labelskew-plugins cannot run {sys.argv[2]}: {type(error).__name__}: {error}", file=sys.stderr)
         return import_module(CLI).cli()
     return command.main(sys.argv[2:], prog_name="fedml run")
-
-
-def _quietly(action: Callable[[], object]) -> None:
-    try:
-        action()
-    except Exception:
-        return

@@ -1,4 +1,4 @@
-"""A FedML ServerAggregator: FedML's attacks, defences and noise on a round's weights."""
+"""FedML's attacks, defences and noise on a round's weights."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ from fl_labelskew_plugins.host.trainer import floating, restore
 from fl_labelskew_plugins.tensors import Weights
 
 
-class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host is untyped
+class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]
     """FedML's hooks around the mean of a round, see :data:`fl_labelskew_plugins.engine.server.Hooks`."""
 
     server: Server
 
     def __call__(self, server: Server, round: int, raw: Sequence[tuple[int, Weights]]) -> Weights:
-        """The next state dict before the optimiser's step: floating-point tensors via the hooks, others averaged.
-
-        ``raw``: number of training samples and upload of each client.
-        """
+        """The mean of a round, with floating-point tensors via the hooks; ``raw``: each client's samples and upload."""
         self.server, self.args.round_idx = server, round
         seeds.seed_globals(server.federation.seed, "host's server hooks", round)
         with host_errors():
@@ -38,30 +35,26 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         return restore(averaged, {**server.weights, **integers})
 
     def get_model_params(self) -> Weights:
-        """The floating-point part of the global state dict."""
+        """The floating-point tensors of the global model."""
         return floating(self.server.weights)
 
     def set_model_params(self, model_parameters: Weights) -> None:
         """Does nothing: the server sets the weights."""
 
     def aggregate(self, raw_client_model_or_grad_list: list[tuple[float, Weights]]) -> Weights:
-        """FedML's hook: its aggregating defences, else the method's own mean.
-
-        ``raw_client_model_or_grad_list``: number of training samples and floating-point weights of each client.
-        """
+        """FedML's aggregating defences, or the method's mean, of samples and floating-point weights."""
         defender = FedMLDefender.get_instance()
-        if defender.is_defense_enabled():
-            return dict(
-                defender.defend_on_aggregation(
-                    raw_client_grad_list=raw_client_model_or_grad_list,
-                    base_aggregation_func=lambda args, raw_grad_list: self._mean(raw_grad_list),
-                    extra_auxiliary_info=self.get_model_params(),
-                )
-            )
-        return self._mean(raw_client_model_or_grad_list)
+        if not defender.is_defense_enabled():
+            return self._mean(raw_client_model_or_grad_list)
+        defended: Weights = defender.defend_on_aggregation(
+            raw_client_grad_list=raw_client_model_or_grad_list,
+            base_aggregation_func=lambda args, raw_grad_list: self._mean(raw_grad_list),
+            extra_auxiliary_info=self.get_model_params(),
+        )
+        return dict(defended)
 
     def test(self, test_data: Any, device: Any, args: Any) -> None:
-        """Does nothing: the runtime evaluates once per tested round, on the global test set."""
+        """Does nothing: the runtime evaluates."""
 
     def _mean(self, raw: Sequence[tuple[float, Weights]]) -> Weights:
         shares = self.server.shares([int(n) for n, _ in raw])

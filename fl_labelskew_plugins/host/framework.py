@@ -1,4 +1,4 @@
-"""FedML as the framework around a run: hooks of its trainer and aggregator, and its communication manager."""
+"""FedML as the framework around a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fl_labelskew_plugins.runs.host import Host
 
 
 class FedML(Host):
-    """FedML, started for one process of a run; ``args`` are its arguments."""
+    """FedML, started for one process of a run."""
 
     def __init__(self, recipe: Recipe, config_file: Path, *, rank: int = 0) -> None:
         self.args, self._on = start(recipe, config_file, rank=rank), bool(recipe.host_switches)
@@ -41,8 +41,8 @@ class FedML(Host):
         return LabelSkewManager(self.args, transport, rank, size, observer)
 
 
-class LabelSkewManager(FedMLCommManager):  # type: ignore[misc]  # the host is untyped
-    """FedML's manager, which forwards every message; it logs no contents and leaves exceptions unchanged."""
+class LabelSkewManager(FedMLCommManager):  # type: ignore[misc]
+    """Forwards every message; logs no contents and keeps exceptions."""
 
     def __init__(self, args: Any, transport: Any, rank: int, size: int, observer: Any) -> None:
         self._transport, self._observer = transport, observer

@@ -1,8 +1,8 @@
 """``fl.fedml``: our methods in FedML's own scripts, as the trainer and the aggregator of a ``FedMLRunner``.
 
-FedML averages uploads itself, by name and weighted by samples, and over MPI it calls no other hooks of an aggregator
-than get_model_params, set_model_params and test. So :func:`pack` writes uploads from whose mean :func:`unpack` gets all
-that the server needs. The aggregator then replaces the mean by the next message to the clients.
+FedML averages uploads by name, weighted by samples, and over MPI it calls only get_model_params, set_model_params and
+test of an aggregator. So the mean of uploads of :func:`pack` contains everything that the server needs, and the
+aggregator replaces it by the next message to the clients.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,46 +45,32 @@ from fl_labelskew_plugins.tensors import State, Weights, group, joined, rest, sa
 __all__ = ["aggregator", "offline", "trainer"]
 
 LOG = logging.getLogger("fl_labelskew_plugins")
-OURS = "fl_labelskew"
-"""Group of the tensors in a message that do not belong to the model."""
-TIMES = f"{OURS}/times"
-"""Key in a client's state: how often the client was selected."""
+GROUP = "fl_labelskew"
+"""Group of a message's tensors that do not belong to the model."""
+TIMES = f"{GROUP}/times"
+"""Key of a client's number of selections in its state."""
 
 
-def pack(weights: Weights, sums: Mapping[str, Tensor], *, samples: int, uniform: bool) -> Weights:
-    """Write an upload whose sample-weighted mean contains everything that the server needs.
+def pack(weights: Weights, sums: Mapping[str, Tensor], *, samples: int, uniform: bool) -> OrderedDict[str, Tensor]:
+    """Write an upload, so that the sample-weighted mean of uploads contains everything that the server needs.
 
-    The mean of ``1 / n_k`` is the number of clients divided by the sum of their samples. So the mean of ``s_k / n_k``,
-    divided by that, is a plain mean of ``s_k``.
-
-    Args:
-        weights: the trained state dict.
-        sums: tensors to be summed.
-        samples: ``n_k``, the weight of this upload in the mean.
-        uniform: whether a plain mean of the weights is needed.
+    The mean of ``1 / n_k`` is the number of clients divided by their samples. So the mean of ``s_k / n_k``, divided by
+    that, is a plain mean of ``s_k``. ``samples``: ``n_k``; ``uniform``: the server needs a plain mean of the weights.
     """
     inverse = torch.tensor(1 / samples, dtype=torch.float64)
     if uniform:
         weights = {k: (v if v.is_floating_point() else v.double()) / samples for k, v in weights.items()}
     apart = {"inverse": inverse, **joined(sum={k: v.cpu().double() * inverse for k, v in sums.items()})}
-    return {**weights, **joined(**{OURS: apart})}
+    return OrderedDict(weights | joined(**{GROUP: apart}))
 
 
 def unpack(
     mean: Weights, apart: Weights, old: Weights, *, aggregation: str, clients: int, population: int
 ) -> tuple[Weights, Weights]:
-    """The aggregated weights and the sums, from the sample-weighted means of uploads of :func:`pack`.
+    """The aggregated weights and float32 sums, from the mean of uploads of :func:`pack`.
 
-    Args:
-        mean: of the weights.
-        apart: of the tensors that do not belong to the model; empty if uploads were plain weights.
-        old: the weights at the start of the round.
-        aggregation: see :func:`.engine.aggregate.client_weights`.
-        clients: number of uploads.
-        population: training samples of all clients.
-
-    Returns:
-        Weights in the dtypes of ``old``, and float32 sums.
+    ``apart``: mean of the other tensors, empty for plain weights; ``old``: the weights at the start of the round;
+    ``population``: training samples of all clients.
     """
     inverse = float(apart["inverse"]) if apart else 1.0
     samples = clients / inverse  # of the round's clients
@@ -94,17 +81,16 @@ def unpack(
     return weights, {name: (value.cpu() * samples).float() for name, value in group(apart, "sum").items()}
 
 
-class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
+class Trainer(ClientTrainer):  # type: ignore[misc]
     """Train FedML's clients with a label-skew method; pass it to ``FedMLRunner`` as ``client_trainer``.
 
     For ``training_type: simulation`` with ``backend: MPI``, and ``training_type: cross_silo`` with ``scenario:
     horizontal``. The aggregator takes the same arguments.
 
     Args:
-        model: the network, any module that takes a batch and returns logits ``(B, C)`` of a Linear layer. It is copied;
-            FedML's server starts from its weights.
-        args: from ``fedml.init``. Local training reads ``train_args`` as in a recipe (docs/keys.md): ``epochs``,
-            ``batch_size``, ``client_optimizer``, ``learning_rate``, ``momentum``, ``weight_decay`` and so on.
+        model: a module that takes a batch and returns logits ``(B, C)`` of a Linear layer. It is copied; FedML's server
+            starts from its weights.
+        args: from ``fedml.init``; may contain the ``train_args`` of a recipe (docs/keys.md), such as ``epochs``.
         dataset: FedML's list of eight. Client ``k`` trains on ``dataset[5][k]``, a DataLoader or a list of batches of
             inputs ``(B, ...)`` and labels ``(B,)``.
         method: a name of ``labelskew methods``, or an object of :class:`fl_labelskew_registry.Method`.
@@ -115,7 +101,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         parameters: the method's, such as ``tau=0.5``.
 
     Raises:
-        LabelSkewError: FedML's runner or messages do not support this, or a value is invalid; a line per mistake.
+        LabelSkewError: FedML's runner or messages do not support this, or values are invalid.
     """
 
     def __init__(
@@ -129,7 +115,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         state_dir: str | Path | None = None,
         **parameters: Any,
     ) -> None:
-        self.task = Task.of(model, args, dataset, method, counts, state_dir, parameters)  # before FedML sees them
+        self.task = Task(model, args, dataset, method, counts, state_dir, parameters)  # before FedML sees them
         super().__init__(model, args)
         self._given, self._message = model, OrderedDict[str, Tensor]()
         self._states: dict[int, State] = {}
@@ -146,20 +132,17 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
     def train(self, train_data: Any, device: torch.device, args: Any) -> None:
         """Train one client for a round, from the server's message to the upload.
 
-        Args:
-            train_data: the client's own entry of ``dataset[5]``, which identifies the client.
-            device: to train on.
-            args: its ``round_idx`` is the round, from 0.
+        ``train_data``: the client's entry of ``dataset[5]``; ``args``: with ``round_idx``, from 0.
 
         Raises:
-            LabelSkewError: the message or the data do not fit the method.
+            LabelSkewError: message or data do not fit the method.
             RunError: training diverged.
         """
         with _abort_on_error(args):
             self._train(train_data, torch.device(device), int(args.round_idx))
 
     def _train(self, train_data: Any, device: torch.device, round: int) -> None:
-        task, received = self.task, group(self._message, OURS)
+        task, received = self.task, group(self._message, GROUP)
         if task.plain == bool(received) or (received and not torch.equal(received["mark"].cpu(), task.mark)):
             use = "fl.fedml.aggregator with the same method and parameters"
             raise mistake("fl.fedml.trainer", "the server's aggregator does not fit this trainer", use)
@@ -168,7 +151,8 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         state = self._state(client)
         times = int(state.pop(TIMES, torch.tensor(0))) + 1
         train, test = self._samples(client, train_data, round, device)
-        local = task.local(client, train, test, secret=self._secret, fresh=self._fresh)
+        fresh = partial(task.inward, self._given.state_dict(), device)
+        local = task.local(client, train, test, secret=self._secret, fresh=fresh)
         turn = Turn(
             local,
             client,
@@ -196,8 +180,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
                 right, of = result.personalised or (0, 0)
                 sums["personalised"] = torch.tensor([right / max(of, 1), float(of > 0)])
             uniform = task.method.aggregation == "uniform"
-            packed = pack(self._message, sums, samples=task.dataset[4][client], uniform=uniform)
-            self._message = OrderedDict(packed)
+            self._message = pack(self._message, sums, samples=task.dataset[4][client], uniform=uniform)
 
     def _samples(self, client: int, data: Any, round: int, device: torch.device) -> tuple[Samples, Samples | None]:
         task = self.task
@@ -209,8 +192,8 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
             return train, task.samples(test, device, f"dataset[6][{client}]") if test else None
 
     def personalised(self, client: int) -> nn.Module | None:
-        """A client's own model, in eval mode; None if this process, or ``state_dir``, has none."""
-        state = self.task.method.personalised(rest(self._state(client), OURS))
+        """A client's own model in eval mode, if known."""
+        state = self.task.method.personalised(rest(self._state(client), GROUP))
         if state is None:
             return None
         network = copy.deepcopy(self._given)
@@ -218,19 +201,14 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         return network.eval()
 
     def _client(self, train_data: Any) -> int:
-        """The client that owns these data; FedML does not pass its number."""
         clients = [client for client, data in self.task.dataset[5].items() if data is train_data]
         federation = self.task.federation
         if len(clients) == 1:
             return int(clients[0])
         if federation.clients_per_round == federation.num_clients:
-            client: int = self.id  # FedML has set it to this process's number, which is its only client's
-            return client
+            return int(self.id)  # the number of this process, which always trains the same client
         problem = f"{'several entries contain' if clients else 'no entry contains'} the object train_data"
         raise mistake("fl.fedml.trainer: dataset[5]", problem, "one object for each client, the same as FedMLRunner's")
-
-    def _fresh(self) -> Weights:
-        return self.task.inward(self._given.state_dict(), next(self.task.network.parameters()).device)
 
     def _file(self, client: int) -> Path | None:
         return None if self.task.state_dir is None else self.task.state_dir / f"client{client:06d}.safetensors"
@@ -250,16 +228,15 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
             save_atomic(state, file)
 
 
-class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is untyped
+class Aggregator(DefaultServerAggregator):  # type: ignore[misc]
     """FedML's server with a label-skew method; pass it to ``FedMLRunner`` as ``server_aggregator``.
 
-    It takes the arguments of :class:`Trainer`, and raises the same errors. ``model`` has the aggregated weights after
-    each round.
+    It takes the arguments of :class:`Trainer`. ``model`` has the aggregated weights after each round.
 
     Attributes:
-        history: a dictionary per test so far: ``round`` from 0, ``accuracy`` and ``loss`` of the global model, and
-            in a simulation with a method such as map ``personalised_accuracy``. Each test is also logged, on level INFO
-            of the logger ``fl_labelskew_plugins``.
+        history: a dictionary per test: ``round`` from 0, ``accuracy`` and ``loss`` of the global model, and
+            ``personalised_accuracy`` in a simulation with a method such as map. The logger ``fl_labelskew_plugins``
+            reports it on level INFO.
     """
 
     def __init__(
@@ -273,7 +250,7 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
         state_dir: str | Path | None = None,
         **parameters: Any,
     ) -> None:
-        self.task = task = Task.of(model, args, dataset, method, counts, state_dir, parameters)
+        self.task = task = Task(model, args, dataset, method, counts, state_dir, parameters)
         super().__init__(model, args)
         self.history: list[dict[str, Any]] = []
         self._personalised: float | None = None
@@ -288,15 +265,11 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
         message = self.task.outward(self.server.weights)
         if not self.task.plain:
             apart = {"mark": self.task.mark, **joined(shared=self.server.shared)}
-            message.update({name: value.cpu() for name, value in joined(**{OURS: apart}).items()})
+            message.update({name: value.cpu() for name, value in joined(**{GROUP: apart}).items()})
         return message
 
     def set_model_params(self, model_parameters: dict[str, Tensor]) -> None:
-        """Aggregate FedML's mean of a round's uploads, and replace it by the next message to the clients.
-
-        Args:
-            model_parameters: the mean; its entries are replaced.
-        """
+        """Aggregate FedML's mean of the uploads, and replace its entries by the next message to the clients."""
         with _abort_on_error(self.args):
             self._aggregate(model_parameters)
         self.model.load_state_dict(self.task.outward(self.server.weights))
@@ -305,8 +278,8 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
 
     def _aggregate(self, mean: dict[str, Tensor]) -> None:
         task, server, round = self.task, self.server, int(self.args.round_idx)
-        apart = group(mean, OURS)
-        if task.plain == bool(apart) or rest(mean, OURS).keys() != {*task.names.values()}:
+        apart = group(mean, GROUP)
+        if task.plain == bool(apart) or rest(mean, GROUP).keys() != {*task.names.values()}:
             use = "fl.fedml.trainer with the same method and parameters"
             raise mistake("fl.fedml.aggregator", "the clients' trainer does not fit this aggregator", use)
         weights, sums = unpack(
@@ -324,11 +297,7 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
         server.advance(weights, {}, {}, Total(sums, task.federation.clients_per_round, round))
 
     def test(self, test_data: Any, device: Any, args: Any) -> Any:
-        """Test the global model as FedML's own aggregator does; also append to ``history`` and the log.
-
-        Returns:
-            accuracy, loss, None, None.
-        """
+        """Test the global model as FedML's aggregator does; also append to ``history`` and the log."""
         result = super().test(test_data, device, args)
         line = {"round": int(args.round_idx), "accuracy": float(result[0]), "loss": float(result[1])}
         text = f"round {line['round'] + 1}: accuracy {line['accuracy']:.4f}, loss {line['loss']:.4f}"
@@ -341,7 +310,6 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
 
 
 def _counts(task: Task) -> Tensor:
-    """``(K, C)`` training samples per client and class, as given or counted in a simulation's data."""
     clients, classes = task.federation.num_clients, task.federation.num_classes
     if task.counts is not None:
         return task.counts
@@ -364,15 +332,14 @@ def _openings(task: Task, counts: Tensor) -> Iterator[Contribution]:
 
 @contextlib.contextmanager
 def _abort_on_error(args: Any) -> Iterator[None]:
-    """End all processes of a simulation on an error; FedML's would wait for each other forever."""
+    """End all processes of a simulation on an error; they would wait for each other forever."""
     try:
         yield
     except BaseException as error:
         if (comm := getattr(args, "comm", None)) is None:
             raise
-        line = f"error: {error}\n" if isinstance(error, LabelSkewError) else traceback.format_exc()
-        sys.stderr.write(line)
-        sys.stderr.flush()
+        text = f"error: {error}\n" if isinstance(error, LabelSkewError) else traceback.format_exc()
+        print(text, end="", file=sys.stderr, flush=True)
         comm.Abort(1)
         raise
 

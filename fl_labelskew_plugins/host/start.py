@@ -1,4 +1,4 @@
-"""Configure and start FedML for every runtime, without its network calls, logger or argv."""
+"""Configure and start FedML, without its network calls, logger and argv."""
 
 from __future__ import annotations
 
@@ -24,25 +24,13 @@ from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.recipe.mistakes import failure
 from fl_labelskew_plugins.recipe.model import Recipe
 
-OURS = ("partition_args", "method_args", "model_args", "client_specific_args", "privacy_args")
-"""Sections that FedML does not get: it flattens all sections into one namespace, where later keys silently win."""
-
-
-def host_config(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """The recipe as a FedML configuration: FedML's sections, without unset keys."""
-    sections = {
-        name: {key: value for key, value in section.items() if value is not None}
-        for name, section in recipe.resolved().items()
-        if name not in OURS
-    }
-    sections["data_args"] = {"dataset": recipe.data.dataset}
-    sections["common_args"]["sys_perf_profiling"] = False
-    return sections
+OWN_SECTIONS = ("partition_args", "method_args", "model_args", "client_specific_args", "privacy_args")
+"""Sections that FedML does not get: it merges all sections, and later keys silently win."""
 
 
 @contextlib.contextmanager
 def host_errors() -> Iterator[None]:
-    """Report an error of FedML's attacks, defences or noise in one line; FedML does not validate their keys."""
+    """Report errors of FedML's attacks, defences and noise in one line; FedML does not check their keys."""
     try:
         yield
     except Exception as error:
@@ -50,16 +38,19 @@ def host_errors() -> Iterator[None]:
 
 
 def offline() -> None:
-    """Keep FedML from contacting its cloud, for the whole process; must be called before ``fedml.init``."""
+    """Prevent FedML from contacting its cloud; must be called before ``fedml.init``."""
     fedml.core.mlops.fetch_config = lambda *_, **__: None
 
 
 def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
-    """Write FedML's configuration, start FedML and return its arguments; ``rank``: 0 for the server.
-
-    FedML would contact its cloud, replace ``sys.stdout.write`` and parse ``sys.argv``; this is prevented.
-    """
-    config = host_config(recipe)
+    """Write FedML's configuration, start FedML and return its arguments; ``rank``: 0 for the server."""
+    config = {
+        name: {key: value for key, value in section.items() if value is not None}
+        for name, section in recipe.resolved().items()
+        if name not in OWN_SECTIONS
+    }
+    config["data_args"] = {"dataset": recipe.data.dataset}
+    config["common_args"]["sys_perf_profiling"] = False
     if recipe.comm.over_mpi and (place := mpi_rank()):
         mapping = config_file.with_name("gpu_mapping.yaml")
         keys: dict[str, Any] = {"gpu_mapping_file": None, "gpu_mapping_key": None}  # FedML reads them on the CPU, too
@@ -72,7 +63,7 @@ def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
     role = "client" if rank else "server"
     args = fedml.arguments.Arguments(Namespace(yaml_config_file=str(config_file), run_id="0", rank=rank, role=role))
     offline()
-    # FedML's singletons would keep the features of an earlier run in this process switched on.
+    # these singletons would keep the features of an earlier run in this process
     FedMLDifferentialPrivacy._dp_instance = None
     FedMLAttacker._attacker_instance = None
     FedMLDefender._defender_instance = None

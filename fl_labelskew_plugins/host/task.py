@@ -1,10 +1,9 @@
-"""The task that a FedML script passes to :mod:`.runner`: its checked settings, network and data."""
+"""The checked settings, network and data that a FedML script passes to :mod:`.runner`."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -23,44 +22,29 @@ from fl_labelskew_plugins.recipe import plugins
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, keys_of
 from fl_labelskew_plugins.recipe.plugins import from_objects
 from fl_labelskew_plugins.recipe.sections import DeviceArgs, MethodArgs, TrainArgs
+from fl_labelskew_plugins.runs.session import local_settings
 from fl_labelskew_plugins.tensors import Weights
 
 SWITCHES = ("enable_attack", "enable_defense", "enable_dp", "enable_fhe", "enable_contribution")
 """FedML's switches for code that reads messages."""
 
 
-@dataclass(frozen=True)
 class Task:
     """The common part of trainer and aggregator.
 
-    Args:
+    Attributes:
         network: a copy of the user's module, with ``features`` and ``classifier``.
         names: name in the user's module of each tensor of ``network``.
-        dataset: FedML's list of eight.
         counts: ``(K, C)`` training samples of all clients, if given.
-        shapes: of the tensors that clients send in addition to weights, to be summed.
-        plain: whether messages contain only the model, so that any trainer and aggregator can read them.
-        simulated: whether all clients are simulated over MPI.
+        shapes: of the summed tensors that clients send in addition to weights.
+        plain: whether messages contain only the model.
+        simulated: whether MPI simulates the clients.
         frequency: rounds between two tests.
-        state_dir: folder of clients' private tensors; None: the memory of the process that trains the client.
+        state_dir: folder of clients' private tensors; None: in memory.
     """
 
-    method: Method
-    settings: LocalSettings
-    federation: Federation
-    network: nn.Module
-    names: Mapping[str, str]
-    dataset: Sequence[Any]
-    counts: Tensor | None
-    shapes: Mapping[str, tuple[int, ...]]
-    plain: bool
-    simulated: bool
-    frequency: int
-    state_dir: Path | None
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: nn.Module,
         args: Any,
         dataset: Sequence[Any],
@@ -68,59 +52,45 @@ class Task:
         counts: Any,
         state_dir: str | Path | None,
         parameters: Mapping[str, Any],
-    ) -> Task:
-        """Create a task, after checking all of the user's arguments.
-
-        Raises:
-            LabelSkewError: with a line per invalid value.
-        """
-        simulated = _is_simulated(args)
-        plugin, train, values = _settings(args, method, parameters)
+    ) -> None:
+        self.simulated = _is_simulated(args)
+        self.method, train, self.settings = _settings(args, method, parameters)
         where = f"method {clean(method if isinstance(method, str) else type(method).__name__)}"
-        if plugin.individual:
+        if self.method.individual:
             problem = "the server needs each client's tensors, and FedML passes on only the mean"
             raise mistake(where, problem, "labelskew run, which has its own messages")
         if len(dataset) != 8:
             raise mistake("dataset", f"has {len(dataset)} entries", "FedML's list of eight: train_data_num, ...")
         samples: Mapping[int, int] = dataset[4]
-        checked_counts = None if counts is None else _checked_counts(counts, train.client_num_in_total, int(dataset[7]))
-        network = ModuleNetwork(model).build(_shape(dataset), int(dataset[7]))
-        federation = Federation(
-            num_clients=train.client_num_in_total,
-            clients_per_round=_clients_per_round(args, simulated),
+        clients, classes, self.dataset = train.client_num_in_total, int(dataset[7]), dataset
+        self.counts = None if counts is None else _checked_counts(counts, clients, classes)
+        network = ModuleNetwork(model).build(_shape(dataset), classes)
+        self.network, self.names = network, _names(network)
+        self.federation = federation = Federation(
+            num_clients=clients,
+            clients_per_round=_clients_per_round(args, self.simulated),
             rounds=train.comm_round,
             epochs=train.epochs,
-            num_classes=int(dataset[7]),
+            num_classes=classes,
             num_features=int(network.classifier.in_features),  # type: ignore[union-attr, arg-type]
-            num_samples=sum(samples.values()) if checked_counts is None else int(checked_counts.sum()),
+            num_samples=sum(samples.values()) if self.counts is None else int(self.counts.sum()),
             min_samples=min(samples.values(), default=0),
             seed=int(getattr(args, "random_seed", 0)),
         )
         with torch.random.fork_rng([]):
-            modules = plugin.shared_modules(federation)
+            modules = self.method.shared_modules(federation)
         if modules:
             use = "labelskew run" + (", or projection: none" if "projection" in parameters else "")
             raise mistake(where, "adds modules to the network, which FedML's model does not have", use)
         trained = [name for name, p in network.named_parameters() if p.requires_grad]
-        task = cls(
-            method=plugin,
-            settings=LocalSettings(**values),
-            federation=federation,
-            network=network,
-            names=_names(network),
-            dataset=dataset,
-            counts=checked_counts,
-            shapes=announced(plugin, FedAvgOptimizer(), federation, network.state_dict(), trained),
-            plain=plugin.aggregation == "samples" and plugin.logits_only() and not plugin.uses("opening"),
-            simulated=simulated,
-            frequency=max(1, int(getattr(args, "frequency_of_the_test", 1))),
-            state_dir=None if state_dir is None else Path(state_dir),
-        )
-        task._check(args, where)
-        return task
+        self.shapes = announced(self.method, FedAvgOptimizer(), federation, network.state_dict(), trained)
+        sends_more = self.method.aggregation != "samples" or self.method.uses("opening")
+        self.plain = self.method.logits_only() and not sends_more
+        self.frequency = max(1, int(getattr(args, "frequency_of_the_test", 1)))
+        self.state_dir = None if state_dir is None else Path(state_dir)
+        self._check(args, where)
 
     def _check(self, args: Any, where: str) -> None:
-        """Raise LabelSkewError if FedML's switches, or its selection of clients, do not fit the method."""
         on = [switch for switch in SWITCHES if getattr(args, switch, False)]
         if on and not self.plain:
             problem = f"true, but {where} sends more than the model"
@@ -139,7 +109,7 @@ class Task:
 
     @property
     def mark(self) -> Tensor:
-        """A number that depends on the method and its parameters."""
+        """A checksum of the method and its parameters."""
         return torch.tensor(crc32(f"{type(self.method).__name__} {self.method.params!r}".encode()))
 
     def tests(self, round: int) -> bool:
@@ -162,11 +132,7 @@ class Task:
         )
 
     def samples(self, data: Any, device: torch.device, where: str) -> Samples:
-        """Convert FedML's batches of one client to samples.
-
-        Raises:
-            LabelSkewError: they are not inputs with a class each.
-        """
+        """Convert a client's batches to samples; raises LabelSkewError if the labels are not classes."""
         batches = [(batch[0], batch[1]) for batch in data]
         if not batches:
             raise mistake(where, "has no samples", "clients with at least one")
@@ -182,15 +148,13 @@ class Task:
         return {ours: tensors[theirs].to(device) for ours, theirs in self.names.items()}
 
     def outward(self, weights: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:
-        """Convert a state dict of ``network`` to the user's module.
-
-        It is ordered, since FedML reads a plain dict as one model per client.
-        """
+        """Convert a state dict of ``network`` to one of the user's module."""
+        # FedML reads a plain dict as one model per client
         return OrderedDict((theirs, weights[ours].detach().cpu()) for ours, theirs in self.names.items())
 
 
 def _is_simulated(args: Any) -> bool:
-    """Whether clients are simulated over MPI (True) or silos (False); LabelSkewError for other FedML runners."""
+    """Whether MPI simulates the clients; raises LabelSkewError for other runners than silos."""
     kind, backend = getattr(args, "training_type", None), getattr(args, "backend", None)
     if kind == "cross_silo" and getattr(args, "scenario", "horizontal") == "horizontal":
         simulated = False
@@ -209,8 +173,7 @@ def _is_simulated(args: Any) -> bool:
 
 def _settings(
     args: Any, method: str | Method, parameters: Mapping[str, Any]
-) -> tuple[Method, TrainArgs, dict[str, Any]]:
-    """The method, ``train_args``, and the settings of local training from all sections; checked as in a recipe."""
+) -> tuple[Method, TrainArgs, LocalSettings]:
     mistakes = Mistakes(Path("args"))
 
     def section(name: str, kind: type[ModelT], *more: str) -> ModelT | None:
@@ -227,13 +190,12 @@ def _settings(
     assert train is not None
     assert device is not None
     plugin.stages(train.epochs)
-    values = {**train.model_dump(), **device.model_dump()}
-    return plugin, train, {key: value for key, value in values.items() if key in LocalSettings.__dataclass_fields__}
+    return plugin, train, local_settings(train, device)
 
 
 def _clients_per_round(args: Any, simulated: bool) -> int:
     processes, joining = int(args.worker_num) - simulated, int(args.client_num_per_round)
-    if processes > joining:  # FedML's server would fail, and all processes would wait forever
+    if processes > joining:  # all processes would wait forever
         problem = f"{joining}, but there are {processes} processes for clients"
         start = f"mpirun -np {joining + 1}" if simulated else f"args.worker_num: {joining}"
         raise mistake("args.client_num_per_round", problem, f"{processes}, or {start}")

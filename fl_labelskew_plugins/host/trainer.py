@@ -1,4 +1,4 @@
-"""A FedML ClientTrainer around local training: data poisoning before it, noise after it."""
+"""FedML's data poisoning before local training, and its noise after it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,9 @@ from fl_labelskew_plugins.tensors import Weights
 
 
 class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
-    """Trains any client, inside FedML's order of hooks.
+    """Trains any client; ``hooks``: whether one of FedML's features is on."""
 
-    Parameters are private dictionaries, never the live module. ``hooks``: whether a feature of FedML (attack, defence,
-    differential privacy) is on.
-    """
-
-    def __init__(self, local: LocalTrainer, args: Any, *, hooks: bool = False) -> None:
+    def __init__(self, local: LocalTrainer, args: Any, *, hooks: bool) -> None:
         super().__init__(local.model, args)
         self.local, self.hooks = local, hooks
         self._params: Weights = {}
@@ -48,7 +44,7 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         """Does nothing: :meth:`take` trains."""
 
     def on_after_local_training(self, train_data: Any, device: Any, args: Any) -> None:
-        """Apply FedML's local differential privacy, only to floating-point tensors."""
+        """Apply FedML's local differential privacy to floating-point tensors."""
         everything = self._params
         self._params = floating(everything)
         with host_errors():
@@ -61,19 +57,14 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         """Does nothing: the runtime evaluates."""
 
     def take(self, client: int, round: int, weights: Weights, **turn: Any) -> LocalResult:
-        """A client's turn as in :func:`.engine.turn.fit`, inside FedML's hooks, in FedML's order.
-
-        Returns:
-            The client's result, with the upload as changed by FedML's hooks.
-        """
+        """:func:`.engine.turn.fit` inside FedML's hooks, which may change the upload."""
         local = self.local
         self.args.round_idx = round
         size, test = local.settings.batch_size, local.test_indices[client]
         data = ClientBatches(local.train, local.indices[client], size)
         self.set_id(client)
         if self.hooks:
-            secret = turn.get("noise_seed")
-            secret = local.noise_seed if secret is None else secret
+            secret = local.noise_seed if turn.get("noise_seed") is None else turn["noise_seed"]
             seeds.seed_globals(secret, "host's client hooks", round, client)
             draw_noise_from(seeds.noise_generator(secret, "host's noise", round, client))
             tell_attacker(local.federation.seed, round, client)
@@ -84,11 +75,11 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         self.on_before_local_training(data, local.device, self.args)
         result = fit(local, client, round, self._params, samples=samples, **turn)
         if self.hooks and FedMLDifferentialPrivacy.get_instance().is_local_dp_enabled():
-            # batch norm's batch counts show how far a failed training came
+            # batch norm's counts show how far a failed training came
             result.upload |= {name: value for name, value in weights.items() if not value.is_floating_point()}
         self._params = result.upload
         self.on_after_local_training(data, local.device, self.args)
-        result.upload, self._params = self._params, {}  # frees the model before the next turn
+        result.upload, self._params = self._params, {}  # free the model before the next turn
         return result
 
 
@@ -99,10 +90,7 @@ def poisoned(batches: Any, device: torch.device) -> Samples:
 
 
 def tell_attacker(seed: int, round: int, client: int) -> None:
-    """Set the client and round of FedML's label flipping.
-
-    It would count its calls to know the round, and draw from that count, per process, whether to poison.
-    """
+    """Set the round of FedML's label flipping, instead of the number of its calls."""
     attack = FedMLAttacker.get_instance().attacker
     if isinstance(attack, LabelFlippingAttack):
         attack.counter = seeds.torch_seed(seed, "host's poisoned clients", round, client) % 2**31
@@ -128,10 +116,10 @@ def draw_noise_from(generator: np.random.Generator) -> None:
 
 
 def floating(weights: Weights) -> Weights:
-    """The floating-point tensors, as the ordered dictionary that FedML expects."""
+    """The floating-point tensors in FedML's ordered dictionary."""
     return OrderedDict((k, v) for k, v in weights.items() if v.is_floating_point())
 
 
 def restore(changed: Mapping[str, Tensor], everything: Weights) -> Weights:
-    """``everything`` with the changed tensors, in their original dtype and on their original device."""
+    """``everything`` with the changed tensors in their original dtype and device."""
     return {k: changed[k].to(v) if k in changed else v for k, v in everything.items()}

@@ -11,26 +11,14 @@ from fl_labelskew_registry import LabelSkewError
 
 PACKAGE = "fl-labelskew-plugins"
 DISTRIBUTIONS = {"grpc": "grpcio", "Crypto": "pycryptodome", "dp_accounting": "dp-accounting"}
-"""Distributions whose module has another name."""
-
+"""Names of distributions that differ from the module's name."""
 OPEN_MPI = "apt-get install openmpi-bin libopenmpi-dev"
-"""Command that installs Open MPI."""
 
 
 def load(extra: str, *modules: str, what: str, otherwise: str = "") -> Any:
-    """Import modules of an extra.
+    """Import modules of an extra, and return the first one; raises LabelSkewError if one cannot be imported.
 
-    Args:
-        extra: its name in this package's metadata.
-        modules: what to import.
-        what: start of the error message: what needs them.
-        otherwise: end of the error message: an alternative to the installation.
-
-    Returns:
-        The first module.
-
-    Raises:
-        LabelSkewError: one of them cannot be imported.
+    ``what`` and ``otherwise``: begin and end of the message.
     """
     for module in modules:
         name = module.partition(".")[0]
@@ -43,7 +31,7 @@ def load(extra: str, *modules: str, what: str, otherwise: str = "") -> Any:
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra's requirements, without this package being on an index.
+    """The command that installs an extra's requirements, without this package.
 
     >>> install("mpi")
     "pip install 'mpi4py>=3.1'"

@@ -1,4 +1,4 @@
-"""Atomic writing of files, and reading of JSON lines that a kill may have cut."""
+"""Read and write regular files; write atomically."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.
 
 
 def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
-    """An ``opener`` for ``open``: rejects FIFOs and devices, which may block forever, and links when writing.
-
-    Raises:
-        OSError: the file cannot be opened, or is not a regular file.
-    """
+    """An ``opener`` for ``open``: raises OSError for FIFOs and devices, which may block, and for links when writing."""
     writes = flags & (os.O_WRONLY | os.O_RDWR)
     try:
         handle = os.open(path, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if writes else 0), mode)
@@ -37,7 +33,7 @@ def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
             raise OSError(errno.ELOOP, "it is a link, FIFO or socket, not a regular file", str(path)) from None
         raise
     kind = os.fstat(handle).st_mode
-    if stat.S_ISREG(kind) or stat.S_ISDIR(kind):  # open() itself refuses a folder
+    if stat.S_ISREG(kind) or stat.S_ISDIR(kind):  # open() refuses a folder
         return handle
     os.close(handle)
     raise OSError(errno.ELOOP, "it is a FIFO or device, not a regular file", str(path))
@@ -65,30 +61,27 @@ def check_regular(path: str | Path) -> int:
         return os.fstat(stream.fileno()).st_size
 
 
-def read_bytes(path: str | Path, most: int = -1) -> bytes:
-    """The content of a regular file, or its first ``most`` bytes; raises as :func:`open_regular`."""
+def read_bytes(path: str | Path, max_bytes: int = -1) -> bytes:
+    """The content of a regular file, at most ``max_bytes`` bytes; raises as :func:`open_regular`."""
     with open(path, "rb", opener=open_regular) as stream:
-        return stream.read(most)
+        return stream.read(max_bytes)
 
 
 def read_pieces(path: str | Path) -> Iterator[bytes]:
-    """The content of a regular file, 1 MiB at a time; raises as :func:`open_regular`."""
+    """The content of a regular file in parts of 1 MiB; raises as :func:`open_regular`."""
     with open(path, "rb", opener=open_regular) as stream:
         while piece := stream.read(2**20):
             yield piece
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:
-    """The content of a regular file as text; raises as :func:`open_regular`, and UnicodeDecodeError."""
+    """The text of a regular file; raises as :func:`open_regular`, and UnicodeDecodeError."""
     return read_bytes(path).decode("utf-8", errors)
 
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """A temporary file that replaces ``path`` when the block succeeds, and is removed if it fails.
-
-    The file is created empty, with ``mode`` and the umask, so that no existing link or FIFO is written to.
-    """
+    """A new temporary file, never a link or FIFO, that replaces ``path`` if the block succeeds."""
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
@@ -115,9 +108,9 @@ def write_text(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 def copied(path: Path, to: Path) -> None:
-    """Copy a file atomically, as a hard link if the file system has links."""
+    """Copy a file atomically, as a hard link if possible."""
     if to.exists() and to.samefile(path):
-        return  # renaming one link of a file to another does nothing, and would leave the temporary file
+        return  # renaming a link to another link of the same file would leave the temporary file
     with replacing(to) as part:
         part.unlink()
         try:
@@ -127,11 +120,7 @@ def copied(path: Path, to: Path) -> None:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The JSON objects in a file's lines, up to the first incomplete or damaged line.
-
-    Raises:
-        LabelSkewError: the file exists, but cannot be read.
-    """
+    """The JSON objects in a file's lines, up to a damaged line; raises LabelSkewError if it cannot be read."""
     lines: list[dict[str, Any]] = []
     try:
         text = read_text(file, "replace") if file.exists() else ""

@@ -1,16 +1,14 @@
 """Locks of folders: one process at a time writes, on this machine or on others that share the folder.
 
-A lock is a file with its holder, created with ``O_EXCL``, which network file systems support. It is stale
+A lock is a file that describes its holder, created with ``O_EXCL``, which network file systems support. It is stale
 
-- immediately, if its process has ended on this machine and container: a process holds ``flock`` on its file;
-- immediately, if this process is the same task of Slurm, requeued since then;
-- otherwise, if it was not touched for :data:`LEASE_S` by the file server's clock; holders touch it every few seconds.
+- immediately, if its process has ended on this machine and container: the process held ``flock`` on the file;
+- immediately, if this process is the same Slurm job, requeued since then;
+- otherwise, if it was not touched for :data:`LEASE_S` by the file server's clock.
 
-A stale lock is replaced by renaming the file :data:`NEXT`, which only one process can create. A holder that was
-suspended detects this with :meth:`Lock.check` before it writes.
-
-No library does this (November 2026): ``filelock``'s leases are never taken over on a network file system, which cannot
-swap two names; ``flufl.lock`` compares machines' clocks, and must be told whether its holder is alive.
+A stale lock is replaced by renaming the file :data:`NEXT`, which only one process can create; :meth:`Lock.check`
+detects this after a suspension. Libraries do not suffice: ``filelock`` never takes over a lease on a network file
+system, and ``flufl.lock`` compares machines' clocks.
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ from fl_labelskew_plugins.machine.text import clean
 
 NAME, NEXT = ".lock", ".lock.next"
 LEASE_S = 120.0
-"""Seconds without a touch after which another machine's lock is stale; the holder touches it six times as often."""
+"""Seconds without a touch after which another machine's lock is stale."""
 PATIENCE_S = 2.0
-"""Seconds to wait for a lock: its holder may still be saving before it ends."""
+"""Seconds to wait for a lock; its holder may still save before it ends."""
 
 
 class HeldError(LabelSkewError):
@@ -56,40 +54,34 @@ class Lock:
         self._folder, self._content = folder, content
 
     def check(self) -> None:
-        """Raise RunError if another process has taken the lock over because this one was suspended."""
+        """Raise RunError if another process has taken over the lock."""
         content = _content(self._folder / NAME)
-        if content is None:
-            missing = f"its {NAME} is missing, perhaps because it was removed"
-            raise RunError(f"{self._folder}: {missing}; this process has written nothing since then")
-        if content != self._content:
-            raise RunError(
-                f"{self._folder}: {_holder(content)} has taken over this run, because this process was suspended; "
-                "this process has written nothing since then"
-            )
+        if content == self._content:
+            return
+        problem = f"its {NAME} is missing, perhaps because it was removed"
+        if content is not None:
+            problem = f"{_holder(content)} has taken over this run, because this process was suspended"
+        raise RunError(f"{self._folder}: {problem}; this process has written nothing since then")
 
 
 def belongs(name: str) -> bool:
-    """Whether a file of this name is a lock, a future lock, or NFS's remainder of a removed one."""
+    """Whether this is the name of a lock, a future lock, or NFS's remainder of one."""
     return name == NAME or name.startswith((f"{NAME}.", ".nfs"))
 
 
 @contextlib.contextmanager
-def alone(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
-    """Hold the lock of a run's folder.
-
-    Args:
-        folder: an existing one.
-        patience: seconds to wait for another process that holds it.
+def hold(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
+    """Hold the lock of a folder; wait ``patience`` seconds for another holder.
 
     Raises:
-        HeldError: another process holds it; the message names it.
+        HeldError: another process holds it.
         LabelSkewError: the folder cannot be written.
     """
-    owner = {"pid": os.getpid(), "machine": socket.gethostname(), "here": _here(), "token": secrets.token_hex(8)}
-    owner |= _slurm()
-    content = json.dumps(owner).encode()
+    pid = os.getpid()
+    owner = {"pid": pid, "machine": socket.gethostname(), "here": _here(), "token": secrets.token_hex(8)}
+    content = json.dumps(owner | _slurm()).encode()
     try:
-        handle = _taken(folder, content, patience)
+        handle = _acquire(folder, content, patience)
     except OSError as error:
         raise LabelSkewError(f"{folder}: cannot be written: {error.strerror}; use another folder") from None
     done = threading.Event()
@@ -101,7 +93,6 @@ def alone(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
 
     beat = threading.Thread(target=touch, daemon=True, name=f"lock of {folder}")
     beat.start()
-    pid = os.getpid()
     try:
         yield Lock(folder, content)
     finally:
@@ -114,7 +105,7 @@ def alone(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
 
 
 def held_by(folder: Path) -> str:
-    """A description of the process that holds the folder's lock; empty if none does."""
+    """The process that holds the folder's lock; empty if none does."""
     with contextlib.suppress(OSError):
         content = _content(folder / NAME)
         if content is not None and not _stale(folder / NAME, content):
@@ -122,13 +113,12 @@ def held_by(folder: Path) -> str:
     return ""
 
 
-def _taken(folder: Path, content: bytes, patience: float) -> int:
-    """Acquire the lock; return the descriptor of its file."""
+def _acquire(folder: Path, content: bytes, patience: float) -> int:
     file, until = folder / NAME, time.monotonic() + patience
     while True:
         before = _content(file)
         if before is None or _stale(file, before):
-            handle = _made(file, content) if before is None else _replaced(file, content)
+            handle = _create(file, content) if before is None else _replace(file, content)
             if handle is not None:
                 return handle
         elif time.monotonic() >= until:
@@ -140,8 +130,8 @@ def _taken(folder: Path, content: bytes, patience: float) -> int:
             time.sleep(0.1)
 
 
-def _made(file: Path, content: bytes) -> int | None:
-    """Create a file with this content and lock it with ``flock``; None if another process was faster."""
+def _create(file: Path, content: bytes) -> int | None:
+    """Create a file and lock it with ``flock``; None if another process was faster."""
     try:
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
@@ -158,12 +148,12 @@ def _made(file: Path, content: bytes) -> int | None:
     return handle
 
 
-def _replaced(file: Path, content: bytes) -> int | None:
-    """Like :func:`_made`, but replaces a stale lock."""
+def _replace(file: Path, content: bytes) -> int | None:
+    """Like :func:`_create`, but replaces a stale lock."""
     following = file.with_name(NEXT)
-    if (handle := _made(following, content)) is None:
+    if (handle := _create(following, content)) is None:
         leftover = _content(following)
-        if leftover is not None and _stale(following, leftover):  # its process ended at this point
+        if leftover is not None and _stale(following, leftover):
             following.unlink(missing_ok=True)
         return None
     before = _content(file)
@@ -187,9 +177,10 @@ def _content(file: Path) -> bytes | None:
 
 
 def _stale(file: Path, content: bytes) -> bool:
-    """Whether the process that wrote a lock's file has ended, as far as can be detected here."""
+    """Whether the process that wrote a lock's file is known to have ended."""
+    before, now = _parsed(content), _slurm()
     with contextlib.suppress(FileNotFoundError), open(file, "rb", opener=open_regular) as opened:
-        if _parsed(content).get("here") == _here():
+        if before.get("here") == _here():
             try:
                 fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return True
@@ -197,7 +188,6 @@ def _stale(file: Path, content: bytes) -> bool:
                 return False
             except OSError:  # a file system without flock
                 pass
-        before, now = _parsed(content), _slurm()
         restarts = before.get("restarts")
         if now and before.get("job") == now["job"] and isinstance(restarts, int) and restarts < now["restarts"]:
             return True
@@ -207,14 +197,14 @@ def _stale(file: Path, content: bytes) -> bool:
 
 
 def _server_time(folder: Path) -> float:
-    """The current time by the clock of a folder's file times; by our own if the folder cannot be written."""
+    """The time by the clock of the folder's file system, or by our own."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder, prefix=f"{NAME}.") as probe:
         return os.fstat(probe.fileno()).st_mtime
     return time.time()
 
 
 def _here() -> str:
-    """Id of this boot of the machine and of the container, the scope of ``flock``."""
+    """Id of the scope of ``flock``: this machine's boot and container."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
@@ -222,7 +212,6 @@ def _here() -> str:
 
 
 def _slurm() -> dict[str, Any]:
-    """The Slurm job of this process, and how often it was requeued; empty without Slurm."""
     job, restarts = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")
     if not job or not restarts.isdecimal():
         return {}

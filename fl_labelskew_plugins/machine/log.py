@@ -1,7 +1,4 @@
-"""Log lines of a run: plain on a terminal; with timestamp and level, or as JSON, in a file or a service.
-
-``labelskew run`` calls :func:`begin`; before that, and in all other commands, lines are plain.
-"""
+"""Log lines: plain until ``labelskew run`` calls :func:`begin`, then also with timestamp and level, or as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.machine.text import clean, utc
 
 FORM = "FL_LABELSKEW_LOG"
-"""Environment variable with the format of a run's lines, also for the run's child processes."""
+"""Environment variable with the format of a run's lines."""
 PLAIN, TEXT, JSON = "plain", "text", "json"
 INFO, WARNING, ERROR = "INFO", "WARNING", "ERROR"
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z [A-Z ]{7} ")
@@ -27,11 +24,7 @@ form = PLAIN
 
 
 def begin() -> None:
-    """Use the format in :data:`FORM`; by default plain on a terminal, and otherwise with timestamp and level.
-
-    Raises:
-        LabelSkewError: unknown format.
-    """
+    """Use the format in :data:`FORM`, or that of the output; raises LabelSkewError for an unknown one."""
     global form  # noqa: PLW0603  # one per process
     wanted = os.environ.get(FORM) or (PLAIN if sys.stdout.isatty() else TEXT)
     if wanted not in (PLAIN, TEXT, JSON):
@@ -56,7 +49,7 @@ def note(text: str, level: str = INFO) -> None:
 
 
 def word(text: str) -> None:
-    """Print what takes a while, only on a terminal."""
+    """Print a line only on a terminal."""
     if at_terminal() and mpi_rank() is None:
         print(text, flush=True)
 
@@ -67,7 +60,7 @@ def warn(text: str) -> None:
 
 
 def error(text: str, level: str = ERROR) -> None:
-    """Print why a command ends; lines may begin with ``error: ``, which only plain lines keep."""
+    """Print an error message; only plain lines keep a prefix ``error: ``."""
     lines = text if form == PLAIN else "\n".join(line.removeprefix("error: ") for line in text.splitlines())
     print(formed(lines, level), file=sys.stderr, flush=True)
 
@@ -83,7 +76,7 @@ def formed(text: str, level: str) -> str:
 
 
 def named(part: str, line: str, level: str) -> str:
-    """A line of another process, with that process's name; ``level``: used if the line has none."""
+    """A line of another process with its name; ``level``: for a line without one."""
     if form == JSON:
         with contextlib.suppress(ValueError, TypeError):
             return json.dumps({**json.loads(line), "part": part})

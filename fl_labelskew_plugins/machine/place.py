@@ -1,4 +1,4 @@
-"""The place of this process: its rank among several, and its cores and memory."""
+"""Rank, cores and memory of this process."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import os
 from pathlib import Path
 
 RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
-"""Environment variables of Open MPI, MPICH and Slurm with a process's rank and the number of processes."""
-
+"""Environment variables of Open MPI, MPICH and Slurm with the rank and the number of processes."""
 DOOR = "FL_LABELSKEW_DOOR"
-"""Environment variable with the socket at which the ranks of :mod:`.runtimes.mpi.launch` report."""
+"""Environment variable with the socket to which the ranks of :mod:`.runtimes.mpi.launch` report."""
 
 
 def mpi_rank() -> tuple[int, int] | None:
-    """Rank and size if this process is one of several under ``mpirun`` or ``srun``, else None."""
+    """Rank and size of this process under ``mpirun`` or ``srun``, if there are several."""
     for rank, size in RANKS:
         values = os.environ.get(rank, ""), os.environ.get(size, "")
         if all(value.isdigit() for value in values):
@@ -24,7 +23,7 @@ def mpi_rank() -> tuple[int, int] | None:
 
 
 def place_on_node() -> tuple[int, int] | None:
-    """As :func:`mpi_rank`, but among the processes of this machine, if there are others on other machines."""
+    """As :func:`mpi_rank`, but on this machine; None if it has all processes."""
     place, names = mpi_rank(), os.environ
     with contextlib.suppress(KeyError, ValueError):
         if "OMPI_COMM_WORLD_LOCAL_RANK" in names:
@@ -42,17 +41,26 @@ def available_cores() -> int:
 
 
 def free_memory() -> float:
-    """Available memory in bytes: Linux' MemAvailable, at most the cgroup's limit."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = 1024 * float(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-        for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-            with contextlib.suppress(OSError, ValueError):  # missing, or "max"
-                free = min(free, float(Path(limit).read_text()))
-        return free
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    """Available memory in bytes, at most the cgroup's limit."""
+    available = proc_entry("meminfo", "MemAvailable")
+    if not available:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    free = 1024 * float(available.split()[0])
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # missing, or "max"
+            free = min(free, float(Path(limit).read_text()))
+    return free
+
+
+def proc_entry(file: str, name: str) -> str:
+    """The first value of ``name`` in a file of ``/proc``; empty if it is missing."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc", file).read_text().splitlines():
+            if line.startswith(name):
+                return line.partition(":")[2].strip()
+    return ""
 
 
 def launched() -> bool:
-    """Whether :mod:`.runtimes.mpi.launch` started this rank, not a user's own ``mpirun``."""
+    """Whether :mod:`.runtimes.mpi.launch` started this rank."""
     return DOOR in os.environ

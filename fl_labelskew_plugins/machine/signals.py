@@ -1,7 +1,7 @@
-"""Signals: defer them, handle them, and send one to a process whose parent has ended.
+"""Handle signals so that Ctrl-C always prints one line and gives exit code 130.
 
-Ctrl-C always prints one line and gives exit code 130. An exception raised during an import may be replaced, swallowed
-by an ``except``, or printed as ignored; so during imports the process ends at once, with nothing to save.
+An exception raised during an import may be replaced, swallowed or printed as ignored; so during imports, when nothing
+needs saving, the process ends at once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fl_labelskew_plugins.hook import end
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a run after a checkpoint: of a batch system, Ctrl-C, and a closed terminal."""
 IMPORTING = "<frozen importlib"
-"""Prefix of the import system's own file names."""
+"""Prefix of the import system's file names."""
 
 
 def end_or_interrupt(signum: int, frame: FrameType | None) -> None:
-    """End this process during an import; otherwise raise KeyboardInterrupt."""
+    """End this process during an import, else raise KeyboardInterrupt."""
     caller = frame
     while caller is not None:
         if caller.f_code.co_filename.startswith(IMPORTING):
@@ -37,28 +37,22 @@ def end_or_interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def interrupt(signum: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, if there is a checkpoint to save or other processes to end."""
+    """Raise KeyboardInterrupt; for a process with data to save or processes to end."""
     terminal_closed()
     raise KeyboardInterrupt
 
 
 def terminal_closed() -> bool:
-    """Whether stdout or stderr is a closed terminal; further output to it is discarded instead of failing.
-
-    The terminal may close before SIGHUP arrives, since a shell forwards the signal to its jobs.
-    """
-    closed = [number for number in (1, 2) if _is_closed_terminal(number)]
-    for number in closed:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    return bool(closed)
-
-
-def _is_closed_terminal(descriptor: int) -> bool:
-    try:
-        termios.tcgetattr(descriptor)
-    except termios.error as error:
-        return bool(error.args[0] == errno.EIO)
-    return False
+    """Whether stdout or stderr is a closed terminal; discard further output to it."""
+    closed = False
+    for descriptor in (1, 2):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+                closed = True
+    return closed
 
 
 @contextlib.contextmanager
@@ -75,8 +69,8 @@ def ending() -> Iterator[None]:
 def interrupting() -> Iterator[None]:
     """Handle the signals :data:`ENDING` like Ctrl-C, so that an ended job or session leaves a checkpoint.
 
-    C and Rust code may replace KeyboardInterrupt by its own errors. After a signal, any error counts as an
-    interruption, except those of files and of a run that was taken over: they say what was not saved.
+    C and Rust code may replace KeyboardInterrupt by its own errors, so after a signal any error is an interruption,
+    except OSError and RunError, which report unsaved data.
     """
     signalled = False
 
@@ -96,7 +90,7 @@ def interrupting() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Defer the signals :data:`ENDING` to the end of the block, so that no round is recorded in part."""
+    """Defer the signals :data:`ENDING` to the end of the block."""
     held: list[int] = []
     with handled(*ENDING, handler=lambda signum, frame: held.append(signum)):
         yield
@@ -108,9 +102,9 @@ def uninterrupted() -> Iterator[None]:
 def handled(*numbers: int, handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Set another handler for these signals, except for ignored ones."""
     old = {}
-    with contextlib.suppress(ValueError):  # not in the main thread, the only one that gets signals
+    with contextlib.suppress(ValueError):  # only the main thread gets signals
         for number in numbers:
-            # ignored, for example SIGINT in a script's background job, or SIGHUP after nohup
+            # ignored: SIGINT in a script's background job, SIGHUP after nohup
             if signal.getsignal(number) is not signal.SIG_IGN:
                 old[number] = signal.signal(number, handler)
     try:
@@ -122,7 +116,7 @@ def handled(*numbers: int, handler: Callable[[int, FrameType | None], None]) -> 
 
 @contextlib.contextmanager
 def blocked(*numbers: int) -> Iterator[None]:
-    """Block these signals in this thread, and in processes forked in the block, until its end."""
+    """Block these signals in this thread and in processes forked in the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -131,12 +125,7 @@ def blocked(*numbers: int) -> Iterator[None]:
 
 
 def end_with_parent(other_end: int, number: int = signal.SIGTERM) -> None:
-    """Send this process a signal as soon as its parent has ended for any reason.
-
-    Args:
-        other_end: file descriptor of a pipe or socket that is shared only with the parent.
-        number: the signal's; :data:`signal.SIGTERM` lets a run save its checkpoint.
-    """
+    """Send this process a signal after its parent's end; ``other_end``: of a pipe or socket to the parent."""
 
     def watch() -> None:
         poll = select.poll()

@@ -12,9 +12,9 @@ from datetime import datetime, timezone
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 NUMBER = re.compile(r"[-+]?([\d.]+(e[-+]?\d+)?( ± [\d.]+)?( ?%)?)?|[-+](inf|nan)", re.IGNORECASE)
 BLANKS = "\u2800\u3164\u115f\u1160\uffa0\U0001d159"
-"""Letters that are printed as nothing, though Unicode does not call them spaces."""
+"""Invisible letters that Python considers printable."""
 TERMS = 8
-"""Maximum number of loss terms in a line or a picture; silos may send more."""
+"""Maximum number of loss terms in a line or a plot; silos may send more."""
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -36,19 +36,19 @@ def ranged(numbers: Sequence[int], noun: str, plural: str = "") -> str:
     return counted(low, noun, plural) if low == high else f"{low} to {high} {plural or noun + 's'}"
 
 
-def clean(text: object, most: int = 200) -> str:
-    r"""Untrusted text for one line: unprintable characters become ``?``, and at most ``most`` letters remain.
+def clean(text: object, max_letters: int = 200) -> str:
+    r"""Untrusted text on one line of at most ``max_letters`` letters, with ``?`` for unprintable characters.
 
     >>> clean("a\x1b[31m\n"), clean("abcdefgh", 6), clean([1, None])
     ('a?[31m?', 'abc...', '[1, None]')
     """
     text = str(text)
-    cut = text if len(text) <= most else text[: most - 3] + "..."
+    cut = text if len(text) <= max_letters else text[: max_letters - 3] + "..."
     return "".join(letter if letter.isprintable() and letter not in BLANKS else "?" for letter in cut)
 
 
 def csv_cell(value: object) -> object:
-    """A value for a CSV file; text that a spreadsheet would read as a formula gets an apostrophe in front (OWASP).
+    """A value for a CSV file; text like a spreadsheet's formula gets an apostrophe in front (OWASP).
 
     >>> csv_cell("=1+1"), csv_cell("-0.5 ± 0.1"), csv_cell("+cmd"), csv_cell(-0.5), csv_cell("cat")
     ("'=1+1", '-0.5 ± 0.1', "'+cmd", -0.5, 'cat')
@@ -57,14 +57,14 @@ def csv_cell(value: object) -> object:
     return f"'{value}" if formula else value
 
 
-def few(names: Sequence[str], most: int = 10) -> str:
-    """Names on one line, cleaned and shortened; of many names, the first ones and the last.
+def few(names: Sequence[str], max_names: int = 10) -> str:
+    """Names on one line, shortened; of many names, the first ones and the last one.
 
     >>> few(["cat", "dog"]), few(list("abcdefgh"), 4)
     ('cat, dog', 'a, b, c, ... h')
     """
     shown = [clean(name, 40) for name in names]
-    return ", ".join(shown if len(shown) <= most else [*shown[: most - 1], f"... {shown[-1]}"])
+    return ", ".join(shown if len(shown) <= max_names else [*shown[: max_names - 1], f"... {shown[-1]}"])
 
 
 def utc() -> str:
@@ -73,22 +73,22 @@ def utc() -> str:
 
 
 def room() -> int:
-    """Letters per line: ``COLUMNS``, or the terminal's width; no limit in a pipe or a file."""
+    """Letters per line; no limit in a pipe or a file."""
     return shutil.get_terminal_size((sys.maxsize, 24)).columns
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    """Text in lines that fit the terminal, of at most 120 letters; one line in a pipe or a file."""
+    """Text in lines of at most 120 letters that fit the terminal; one line in a pipe or file."""
     width = room() if room() == sys.maxsize else min(room(), 120)
     text = text.replace(" %", "\xa0%")  # a non-breaking space, at which textwrap does not break
     text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return text.replace("\xa0%", " %")
 
 
-def shortened(name: str, most: int) -> str:
+def shortened(name: str, limit: int) -> str:
     """A name shortened in the middle, since names often differ at the end.
 
     >>> shortened("p10c2-fedlc-seed0", 12), shortened("seed0", 12)
     ('p10...-seed0', 'seed0')
     """
-    return name if len(name) <= most else f"{name[: most - most // 2 - 3]}...{name[-(most // 2) :]}"
+    return name if len(name) <= limit else f"{name[: limit - limit // 2 - 3]}...{name[-(limit // 2) :]}"

@@ -1,4 +1,4 @@
-"""The command that resumes an interrupted run or study, as the user typed it."""
+"""The command that resumes an interrupted run or study."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ GO_ON = "FL_LABELSKEW_GO_ON"
 
 
 def to_go_on(words: Iterable[str]) -> str:
-    """``to resume:`` and a shell command: the program as it was typed, with these arguments.
-
-    A process that one of our commands has started returns that command's text.
-    """
+    """``to resume:`` and the command with these arguments; in a child process, its parent's."""
     return os.environ.get(GO_ON) or f"to resume: {shlex.join([program(), *words])}"
 
 
 def program() -> str:
-    """``fedml`` or ``labelskew`` as it was typed, with its folder if the shell needs it."""
+    """``fedml`` or ``labelskew``, with its folder if the shell needs it."""
     typed = Path(sys.argv[0])
     if typed.name not in ("fedml", "labelskew"):
         return "labelskew"  # called from Python

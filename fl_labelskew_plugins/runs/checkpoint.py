@@ -1,4 +1,4 @@
-"""The file of a checkpoint: the state of a run as tensors and a header."""
+"""Checkpoint files: the state of a run as tensors and a header."""
 
 from __future__ import annotations
 
@@ -18,27 +18,34 @@ from torch import Tensor
 
 from fl_labelskew_plugins.machine.files import check_regular
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.tensors import State, Weights, group
+from fl_labelskew_plugins.tensors import Weights, group
 
 CPU = torch.device("cpu")
 Norms = dict[int, dict[int, dict[str, float]]]
 """Client to round to norms by name."""
 
 DAMAGED = (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
-"""Exceptions while a damaged checkpoint is read."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run after ``round`` rounds; by default, before the first. See :meth:`.RunFolder.save_checkpoint`.
+    """The state of a run after ``round`` rounds.
 
-    ``states`` and ``selections`` map clients to the round of their private state, and to their number of selections.
+    Args:
+        shared: the server's tensors for clients.
+        memory: the server's own tensors.
+        states: client to the round of its private state.
+        selections: client to its number of selections.
+        seconds: duration of the run.
+        sizes: training samples of each client.
+        opened: clients with an opening in the shared tensors.
+        norms: L2 norms of uploads, see :mod:`.runtimes.silo.outliers`.
     """
 
     round: int = 0
     weights: Weights = field(default_factory=dict)
-    shared: State = field(default_factory=dict)
-    memory: State = field(default_factory=dict)
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
     states: dict[int, int] = field(default_factory=dict)
     selections: dict[int, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -48,11 +55,7 @@ class Checkpoint:
 
 
 def read(file: Path, device: torch.device = CPU, *, tensors: bool = True) -> Checkpoint:
-    """Read a checkpoint, optionally without its tensors.
-
-    Raises:
-        LabelSkewError: the file is damaged.
-    """
+    """Read a checkpoint, optionally without its tensors; raises LabelSkewError if it is damaged."""
     with _opened(file, device) as (meta, content):
         names: list[str] = content.keys()
         loaded = {name: content.get_tensor(name) for name in names if tensors or name.startswith("clients/")}
@@ -83,7 +86,7 @@ def table(numbers: Mapping[int, int]) -> Tensor:
 
 
 def round_of(file: Path) -> int | None:
-    """The number of complete rounds at a checkpoint; None if it is missing or damaged."""
+    """The number of complete rounds; None for a missing or damaged file."""
     with contextlib.suppress(LabelSkewError), _opened(file) as (meta, _):
         return int(meta["round"])
     return None

@@ -1,4 +1,4 @@
-"""The process and machine of a run: versions, processor, memory."""
+"""Versions, processor and memory of a run's process."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import platform
 import resource
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from fl_labelskew_plugins.machine.place import proc_entry
 
 PACKAGES = ("fl-labelskew-plugins", "fl-labelskew-registry", "fedml", "torch", "torchvision", "numpy")
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and machine facts on which numbers may depend."""
+    """Software and hardware on which numbers may depend."""
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -24,7 +25,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": proc_entry("cpuinfo", "model name") or platform.processor(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
@@ -34,24 +35,11 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:
-    """Peak memory of this process in MB (10^6 bytes); on a GPU also that of its tensors there.
-
-    On Linux not from ``ru_maxrss``, which a process inherits from its parent.
-    """
+    """Peak memory of this process, and of its tensors on a GPU, in MB (10^6 bytes)."""
     peak = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                peak = float(line.split()[1]) * 1024
+    if own := proc_entry("self/status", "VmHWM"):  # a process inherits ru_maxrss from its parent
+        peak = float(own.split()[0]) * 1024
     peaks = {"peak_mb": round(peak / 1e6, 1)}
     if device.type == "cuda":
         peaks["peak_gpu_mb"] = round(torch.cuda.max_memory_allocated(device) / 1e6, 1)
     return peaks
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor()

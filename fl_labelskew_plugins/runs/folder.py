@@ -1,4 +1,4 @@
-"""A run's folder, written so that it stays readable after a kill at any time."""
+"""A run's folder, readable after a kill at any time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+import socket
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,27 +23,27 @@ from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import copied, open_regular, read_lines, read_text, write_text
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import clean, utc
 from fl_labelskew_plugins.recipe import yaml
 from fl_labelskew_plugins.runs import checkpoint, status
 from fl_labelskew_plugins.runs.checkpoint import CPU, Checkpoint
 from fl_labelskew_plugins.runs.measure import best_test, main_measure, main_tests
 from fl_labelskew_plugins.runs.reader import RunReader
-from fl_labelskew_plugins.tensors import State, joined, save_atomic
+from fl_labelskew_plugins.tensors import joined, save_atomic
 
 ABANDONED = "abandoned"
-"""Prefix of folders, numbered, for the data of rounds that a run has gone back behind."""
+"""Prefix of numbered folders with the data of abandoned rounds, see :meth:`RunFolder.go_back`."""
 RESULTS = (
     *("summary.json", "model.safetensors", "curves.png", "clients", "MODEL_CARD.md"),
     *("confusion.csv", "confusion.png"),
 )
-"""Files that a run writes only at its end."""
+"""Files that a run writes at its end."""
 UNTESTED_KEYS = ("round", "clients", "loss_terms", "left_out", "opening_left_out", "bytes_up", "bytes_down")
 """Keys of a line of metrics without a test of the global model."""
 SERVER_FILES = ("fedml.yaml", status.NAME, "revoked.crl", "silos")
-"""Files of a server that no silo has joined, and of silos on its machine; there may also be an audit log."""
+"""Files, in addition to an audit log, of a server that no silo has joined, and of silos on its machine."""
 FILES_BEFORE_RECIPE = {"fedml.yaml", status.NAME, "environment.json", "partition.json", "partition.png"}
-"""Files written before the recipe, in addition to the data set's notes, which ``environment.json`` lists."""
+"""Files, in addition to the data set's notes, that a run writes before its recipe."""
 
 
 class RunFolder(RunReader):
@@ -57,23 +58,23 @@ class RunFolder(RunReader):
         self._bests = path / "checkpoint" / "best"
         self._stack = contextlib.ExitStack()
         self._lock: locks.Lock | None = None
-        self._status = status.Status(path)
+        self._facts: dict[str, Any] = {"process": os.getpid(), "machine": socket.gethostname(), "began": utc()}
 
     def run_id(self) -> str:
-        """The unique id of this run."""
+        """The run's unique id."""
         return str(self.environment["run"])
 
     def moments(self) -> Moments | None:
-        """Mean and std that normalise the run's samples; None before it begins."""
+        """Mean and std that normalise the samples; None before the run begins."""
         known = self.environment.get("normalisation") if self.recipe.exists() else None
         return (tuple(known["mean"]), tuple(known["std"])) if known and known["mean"] is not None else None
 
     def exact(self) -> bool:
-        """Whether the run's samples are known to have dtype uint8."""
+        """Whether the run has begun and its samples have dtype uint8."""
         return self.recipe.exists() and self.environment.get("dtype") == "uint8"
 
     def check_new(self) -> None:
-        """Raise LabelSkewError unless a new run may be written here; create nothing."""
+        """Raise LabelSkewError unless a new run may begin here."""
         if self.path.exists() and not self.path.is_dir():
             raise LabelSkewError(f"run directory {self.path} is a file; use a new or empty folder")
         names = [file.name.removesuffix(".part") for file in self.path.iterdir()] if self.path.is_dir() else []
@@ -105,21 +106,21 @@ class RunFolder(RunReader):
                 raise self.damaged(file)
 
     def broke_off_at_once(self) -> bool:
-        """Whether the folder contains only files of a run that ended before it wrote its recipe."""
+        """Whether the run ended before its recipe was written."""
         names = {file.name.removesuffix(".part") for file in self.path.iterdir()} if self.path.is_dir() else set()
         names = {name for name in names if not locks.belongs(name)}
-        with contextlib.suppress(LabelSkewError):  # damaged: not only files of a run
+        with contextlib.suppress(LabelSkewError):
             names -= set(self.environment.get("notes", []))
         return bool(names) and names <= FILES_BEFORE_RECIPE
 
     def clear(self) -> None:
-        """Remove the files of :meth:`broke_off_at_once`, before a new run."""
+        """Remove the files of :meth:`broke_off_at_once`."""
         for file in self.path.iterdir():
             if not locks.belongs(file.name):
                 file.unlink(missing_ok=True)
 
     def is_whole(self, rounds: int) -> bool:
-        """Whether all results of a run of ``rounds`` rounds exist, with all pictures if these are wanted."""
+        """Whether all results of a run of ``rounds`` rounds exist."""
         try:
             if self.results.get("rounds") != rounds:
                 return False
@@ -142,17 +143,10 @@ class RunFolder(RunReader):
             raise LabelSkewError(f"run directory {self.path} cannot be written: {error.strerror}") from error
 
     def hold(self, *, patience: float = locks.PATIENCE_S) -> None:
-        """Create and lock the folder, so that no other process writes in it until :meth:`release` or this one's end.
-
-        ``patience``: seconds to wait for another process that holds it.
-
-        Raises:
-            HeldError: another process holds the folder.
-            LabelSkewError: the folder cannot be written.
-        """
+        """Lock the folder until :meth:`release`, see :func:`.locks.hold`."""
         if self._lock is None:
             self.create()
-            self._lock = self._stack.enter_context(locks.alone(self.path, patience=patience))
+            self._lock = self._stack.enter_context(locks.hold(self.path, patience=patience))
 
     def release(self) -> None:
         """Unlock the folder, if this process holds it."""
@@ -160,15 +154,19 @@ class RunFolder(RunReader):
         self._stack.close()
 
     def still_held(self) -> None:
-        """Raise RunError if another process has taken over the folder, before anything is written."""
+        """Raise RunError if another process has taken over the folder."""
         if self._lock is not None:
             self._lock.check()
 
     def tell(self, **facts: Any) -> None:
-        """Publish facts for ``labelskew status``, once this process holds the folder."""
+        """Add facts to the run's status; write it if this process holds the folder."""
         with contextlib.suppress(RunError):
             self.still_held()
-            self._status.tell(facts, write=self._lock is not None)
+            self._facts |= facts
+            if self._lock is not None:
+                with contextlib.suppress(OSError):
+                    text = json.dumps({**self._facts, "time": utc()}, indent=1) + "\n"
+                    write_text(self.path / status.NAME, text)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file atomically."""
@@ -180,18 +178,15 @@ class RunFolder(RunReader):
         write_text(self.path / name, text)
 
     def append(self, file: Path, value: Mapping[str, Any]) -> None:
-        """Append one line of JSON; numbers that are not finite become null."""
+        """Append a line of JSON, see :func:`finite`."""
         self.still_held()
         with open(file, "a", encoding="utf-8", opener=open_regular) as stream:
             stream.write(json.dumps(finite(value), allow_nan=False) + "\n")
 
     def change_rounds(self, rounds: int, *, tested: bool, observed: bool) -> None:
-        """Turn this into the folder of a run of ``rounds`` rounds; results of an earlier end are moved aside.
+        """Change the number of rounds, to more than are complete; move earlier results aside.
 
-        Args:
-            rounds: more than are complete.
-            tested: whether the new run tests the global model in the previously last round.
-            observed: whether its diagnostics observe that round.
+        ``tested``, ``observed``: whether the previously last round is still tested, and observed by diagnostics.
         """
         text = read_text(self.recipe)
         content, _ = yaml.read(text)
@@ -202,23 +197,20 @@ class RunFolder(RunReader):
         for file in (self.path / name for name in RESULTS):
             if file.exists():
                 aside.mkdir(exist_ok=True)
-                shutil.rmtree(aside / file.name, ignore_errors=True)  # of an attempt that was killed
+                shutil.rmtree(aside / file.name, ignore_errors=True)  # from an attempt that was killed
                 file.rename(aside / file.name)
-        for file in (self.metrics, *sorted(self.diagnostics.glob("*.jsonl"))):
-            lines = read_lines(file)
-            if file != self.metrics and not observed:
-                lines = [line for line in lines if line["round"] != last]
-            elif file == self.metrics and not tested:
-                lines = [
-                    {key: line[key] for key in line if key in UNTESTED_KEYS} if line["round"] == last else line
-                    for line in lines
-                ]
-            self._write_lines(file, lines)
+        if not tested:
+            lines = [
+                {key: line[key] for key in line if line["round"] != last or key in UNTESTED_KEYS} for line in self.lines
+            ]
+            self._write_lines(self.metrics, lines)
+        for file in () if observed else sorted(self.diagnostics.glob("*.jsonl")):
+            self._write_lines(file, [line for line in read_lines(file) if line["round"] != last])
         content["train_args"]["comm_round"] = rounds
         self.write_text("recipe.yaml", text.partition("\n")[0] + "\n" + yaml.write(content))
 
     def truncate(self, rounds: int) -> None:
-        """Drop the lines of rounds from ``rounds`` on, and an incomplete last line."""
+        """Remove lines of rounds from ``rounds`` on, and incomplete lines."""
         for file in self._by_round():
             self._write_lines(file, [line for line in read_lines(file) if line["round"] < rounds])
 
@@ -228,59 +220,31 @@ class RunFolder(RunReader):
     def _write_lines(self, file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
         self.write_text(str(file.relative_to(self.path)), "".join(json.dumps(line) + "\n" for line in lines))
 
-    def save_checkpoint(
-        self,
-        round: int,
-        tensors: State,
-        states: StateStore,
-        *,
-        sizes: Sequence[int],
-        opened: Sequence[int] = (),
-        norms: checkpoint.Norms | None = None,
-        seconds: float,
-        keep: int = 1,
-    ) -> None:
-        """Save the state after ``round`` rounds; the checkpoint before is kept as an earlier one.
-
-        Args:
-            round: number of complete rounds.
-            tensors: the groups ``model``, ``shared`` and ``memory``.
-            states: private states of clients.
-            sizes: training samples of each client.
-            opened: clients whose openings are in the shared tensors.
-            norms: of the last uploads of each client.
-            seconds: duration of the run so far.
-            keep: maximum number of checkpoints, including this one.
-        """
+    def save_checkpoint(self, state: Checkpoint, states: StateStore, *, keep: int = 1) -> None:
+        """Save a run's state, with ``states`` and ``selections`` from the store; keep at most ``keep`` checkpoints."""
         self.still_held()
-        of_clients = {"states": checkpoint.table(states.flush()), "selections": checkpoint.table(states.selections)}
-        of_clients |= {"sizes": torch.tensor(np.array(sizes, int)), "opened": torch.tensor(np.array(opened, int))}
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        meta = {"round": round, "seconds": seconds, "norms": norms or {}}
+        clients = {"states": checkpoint.table(states.flush()), "selections": checkpoint.table(states.selections)}
+        clients |= {name: torch.tensor(np.array(getattr(state, name), int)) for name in ("sizes", "opened")}
+        tensors = joined(model=state.weights, shared=state.shared, memory=state.memory, clients=clients)
         if keep > 1 and (before := checkpoint.round_of(self.checkpoint)) is not None:
             copied(self.checkpoint, self._earlier(before))
-        save_atomic(tensors | joined(clients=of_clients), self.checkpoint, {"labelskew": json.dumps(meta)})
+        meta = {"round": state.round, "seconds": state.seconds, "norms": state.norms}
+        save_atomic(tensors, self.checkpoint, {"labelskew": json.dumps(meta)})
         states.checkpointed(keep)
-        rounds = [at for at in self.earlier() if at < round]
+        rounds = [at for at in self.earlier() if at < state.round]
         for at in self.earlier().keys() - set(rounds[max(0, len(rounds) - keep + 1) :]):
             self._earlier(at).unlink()
-        self._forget_bests([*self.earlier(), round])
+        self._forget_bests([*self.earlier(), state.round])
 
     def keep_best(self, round: int, write: Callable[[Path], None]) -> None:
-        """Save the best model so far, of ``round`` (from 1), with ``write``; :meth:`go_back` can restore it.
-
-        Must be called before the round's checkpoint is saved.
-        """
+        """Save the best model so far, of ``round`` (from 1)."""
         self._bests.mkdir(parents=True, exist_ok=True)
         write(self._best_of(round))
         copied(self._best_of(round), self.best)
 
     def restore_best(self) -> float:
-        """Make ``best.safetensors`` the model of the best existing round; remove it if that model was not kept.
-
-        Returns:
-            That round's accuracy, whether its model was kept or not; -1 if no round was tested.
-        """
+        """Restore or remove ``best.safetensors``; return the best round's accuracy, or -1 without a test."""
         lines = read_lines(self.metrics)
         line = best_test(lines)
         file = None if line is None else self._best_of(line["round"] + 1)
@@ -291,14 +255,13 @@ class RunFolder(RunReader):
         return -1.0 if line is None else float(line[main_measure(lines).key])
 
     def bests(self) -> list[Path]:
-        """Models that were the best ones at some checkpoint."""
+        """The best models at the checkpoints."""
         return sorted(self._bests.glob("round*.safetensors"))
 
     def _best_of(self, round: int) -> Path:
         return self._bests / f"round{round:06d}.safetensors"
 
     def _forget_bests(self, ends: Sequence[int]) -> None:
-        """Remove models that were not the best after any of these numbers of complete rounds."""
         files = set(self.bests())
         lines = read_lines(self.metrics) if files else []
         for end in ends:
@@ -308,7 +271,7 @@ class RunFolder(RunReader):
             file.unlink()
 
     def earlier(self) -> dict[int, Path]:
-        """Checkpoints before the last one, by the number of complete rounds, ascending."""
+        """Earlier checkpoints by their number of rounds, ascending."""
         files = sorted(self.checkpoint.parent.glob("round*.safetensors"))
         return {int(name): file for file in files if (name := file.stem.removeprefix("round")).isdecimal()}
 
@@ -316,18 +279,15 @@ class RunFolder(RunReader):
         return self.checkpoint.with_name(f"round{round:06d}.safetensors")
 
     def indices(self, round: int) -> list[dict[int, int]]:
-        """The clients' states of each checkpoint before that of ``round`` rounds, oldest first."""
+        """Client to the round of its state, for each checkpoint before ``round``, oldest first."""
         files = [file for at, file in self.earlier().items() if at < round and checkpoint.round_of(file) is not None]
         return [checkpoint.read(file, tensors=False).states for file in files]
 
     def go_back(self, round: int) -> str:
-        """Permanently go back to the end of ``round``, from 1; data of later rounds are moved aside.
-
-        Returns:
-            A message; empty if the run is there already.
+        """Go back to the end of ``round``, from 1, and move data of later rounds aside; return a message about changes.
 
         Raises:
-            LabelSkewError: there is no such checkpoint; the message lists the existing ones.
+            LabelSkewError: the checkpoint does not exist.
         """
         last, files = checkpoint.round_of(self.checkpoint), self.earlier()
         rounds = [
@@ -348,8 +308,7 @@ class RunFolder(RunReader):
         aside = self.path / f"{ABANDONED}-{number}"
         aside.mkdir()
         for file in self._by_round():
-            lines = [line for line in read_lines(file) if line["round"] >= round]
-            if lines:
+            if lines := [line for line in read_lines(file) if line["round"] >= round]:
                 self._write_lines(aside / file.name, lines)
         best = best_test(read_lines(self.metrics))
         of_later = best is not None and best["round"] >= round and self.best.exists()
@@ -369,21 +328,12 @@ class RunFolder(RunReader):
         return line
 
     def load_checkpoint(self, device: torch.device = CPU, *, tensors: bool = True) -> Checkpoint | None:
-        """The last checkpoint, optionally without its tensors; None if the run was killed before its first.
-
-        Raises:
-            LabelSkewError: the file is damaged.
-        """
-        if not self.checkpoint.exists():
-            return None
-        return checkpoint.read(self.checkpoint, device, tensors=tensors)
+        """The last checkpoint, if any, see :func:`.checkpoint.read`."""
+        return checkpoint.read(self.checkpoint, device, tensors=tensors) if self.checkpoint.exists() else None
 
 
 def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
-    """Summarise a run's metrics: final, best, and mean and std of the last tests of the main measure, ``measure``.
-
-    ``rounds_to_best`` counts rounds from 1; the ``round`` of a line counts from 0.
-    """
+    """Summarise a run's metrics: final and best value, and mean and std of the ``last`` tests, of the main measure."""
     key, tests = main_measure(lines).key, main_tests(lines)
     result: dict[str, Any] = {"rounds": len(lines)}
     tail = tests[-last:]
@@ -392,7 +342,7 @@ def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
             "measure": key,
             "final_accuracy": tests[-1][key],
             "best_accuracy": best[key],
-            "rounds_to_best": best["round"] + 1,
+            "rounds_to_best": best["round"] + 1,  # from 1; ``round`` counts from 0
             "last_tests": len(tail),
             "last_mean": statistics.fmean(line[key] for line in tail),
             "last_std": statistics.pstdev(line[key] for line in tail),
@@ -404,14 +354,13 @@ def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
     result |= {key: sum(line.get(key, 0) for line in lines) for key in ("bytes_up", "bytes_down")}
     if late := sorted({client for line in lines for client in line.get("opening_left_out", ())}):
         result["opening_left_out"] = late
-    personal = [line["personalised_accuracy"] for line in tail if line.get("personalised_accuracy") is not None]
-    if personal:
+    if personal := [v for line in tail if (v := line.get("personalised_accuracy")) is not None]:
         result["personalised_last_mean"] = statistics.fmean(personal)
     return result
 
 
 def finite(value: Any) -> Any:
-    """The value in JSON's types, with null for numbers that are not finite."""
+    """Replace numbers that are not finite, which JSON does not have, by None."""
     if isinstance(value, Mapping):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -420,7 +369,7 @@ def finite(value: Any) -> Any:
 
 
 def _has_text(value: object) -> bool:
-    """Whether a line of measures contains text, at any depth, other than the name of the worst client."""
+    """Whether a line of measures contains text, except for the worst client's name."""
     if isinstance(value, dict):
         return any(_has_text(entry) for key, entry in value.items() if not key.endswith("_worst_client"))
     return any(map(_has_text, value)) if isinstance(value, list) else isinstance(value, str)

@@ -1,4 +1,4 @@
-"""The interface of a run to the framework around it."""
+"""A run's interface to its framework."""
 
 from __future__ import annotations
 
@@ -14,24 +14,20 @@ from fl_labelskew_plugins.engine.turn import fit
 
 
 class Host:
-    """The default without a framework. FedML's is :class:`.host.framework.FedML`."""
+    """The default, without a framework."""
 
     def turns(self, local: LocalTrainer) -> Callable[..., LocalResult]:
-        """A function that trains a client in one round, called like :func:`.engine.turn.fit` without ``local``."""
+        """:func:`.engine.turn.fit` for ``local``, with the framework's hooks."""
         return partial(fit, local)
 
     def hooks(self, model: nn.Module) -> Hooks | None:
-        """Hooks around the mean of a round; None for none."""
+        """Hooks around the mean of a round."""
         return None
 
     def manager(self, transport: Any, rank: int, size: int, observer: Any) -> Any:
-        """A message manager with ``run`` and ``send_message`` that passes each received message to the observer.
+        """A message manager with ``run`` and ``send_message`` that calls the observer's ``receive_message``.
 
-        Args:
-            transport: a :class:`.runtimes.transport.Transport`.
-            rank: of this process, 0 for the server.
-            size: number of processes.
-            observer: has ``receive_message``.
+        ``transport``: a :class:`.runtimes.transport.Transport`; ``rank``: 0 for the server.
         """
         transport.add_observer(observer)
         return transport

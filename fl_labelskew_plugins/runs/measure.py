@@ -1,4 +1,4 @@
-"""The main measure of a run: the number that rates the global model. Imports nothing heavy."""
+"""The main measure of a run, which rates the global model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Line = Mapping[str, Any]
 
 
 class Measure(NamedTuple):
-    """A key of ``metrics.jsonl``, and the samples that it was measured on: in a table, and in full."""
+    """A key of ``metrics.jsonl``, and short and full name of the tested samples."""
 
     key: str
     name: str
@@ -28,7 +28,7 @@ GLOBAL = MEASURES[0].key
 
 
 def main_measure(lines: Sequence[Line]) -> Measure:
-    """The main measure of a run with these lines; the first one if there is no test.
+    """The main measure of a run with these lines; without a test, the first measure.
 
     >>> main_measure([{"round": 0}, {"round": 1, "client_accuracy_mean": 0.5}]).name
     "clients' mean"
@@ -43,7 +43,7 @@ def main_tests(lines: Sequence[Line]) -> list[Line]:
 
 
 def best_test(lines: Sequence[Line]) -> Line | None:
-    """The line with the highest main measure, the first of equal ones; None if there is no test.
+    """The first line with the highest main measure; None without a test.
 
     >>> best_test([{"round": round, "accuracy": share} for round, share in enumerate((0.5, 0.7, 0.7))])["round"]
     1

@@ -1,4 +1,4 @@
-"""Files of models: weights, with metadata to use them without the run's folder, in safetensors' format."""
+"""Model files: weights and metadata in safetensors' format."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from fl_labelskew_plugins.runs.session import Session
 from fl_labelskew_plugins.tensors import Weights, save_atomic
 
 KEY = "labelskew_model"
-"""Key in the metadata; its value is JSON, see :class:`About`."""
+"""Key in the metadata of the JSON of :class:`About`."""
 FORMAT = 1
 MAX_METADATA = 2**24
-"""Maximum length of that JSON."""
+"""Maximum length of this JSON."""
 CleanName = Annotated[str, AfterValidator(clean)]
 
 
@@ -38,24 +38,16 @@ class About(Params):
     """Metadata of a model's file.
 
     Args:
-        format: version of this list.
-        network: registered name of the network's plugin, or ``FILE.py:FUNCTION`` without a folder.
+        network: name of the network's plugin, or ``FILE.py:FUNCTION`` without a folder.
         network_params: its parameters; for a file also its ``sha256``.
-        module: instead of these two, a description of the network if it was a Python object.
-        input_shape: of one sample.
+        module: instead, a description of a network that was a Python object.
         dtype: of samples, as the data set gives them.
         class_names: one for each of the ``C`` classes.
-        mean: of each channel, or one for all, see :class:`fl_labelskew_registry.Data`; None if the writer had no
-            sample.
-        std: like ``mean``.
-        dataset: registered name of the data set.
-        picture: its parameters for turning a picture into a sample; None if samples are not pictures.
-        table: how the rows of a table become samples; None if samples are not rows, or the writer did not know it.
-        method: the training method.
-        recipe: digest of all settings that affect results, see :func:`recipe_hash`.
+        mean: see :class:`fl_labelskew_registry.Data`; None if the writer had no sample. Likewise ``std``.
+        picture: the data set's parameters that turn a picture into a sample; None for other samples.
+        table: how rows of a table become samples; None for other samples, or if unknown.
         round: number of complete rounds, from 1.
-        client: the owner of a client's own model, from 0; None: the global model.
-        client_name: of that client.
+        client: the owner of a client's own model, from 0; None for the global model.
     """
 
     format: int = Field(FORMAT, ge=1)
@@ -97,7 +89,7 @@ class About(Params):
 
 
 def about(session: Session, *, round: int, client: int | None = None, client_name: str | None = None) -> About:
-    """The metadata of a run's model, deterministic; ``round`` from 1, ``client`` from 0."""
+    """The metadata of a run's model; ``round`` from 1, ``client`` from 0."""
     recipe = session.recipe
     network, given = recipe.network, recipe.objects.get("model_args")
     params = {} if given else network.params.model_dump(mode="json", by_alias=True) | dict(network.trained_params)
@@ -126,7 +118,6 @@ def about(session: Session, *, round: int, client: int | None = None, client_nam
 
 
 def _encoding(session: Session) -> Encoding | None:
-    """The encoding of a run's table; on the server of a run across silos, with the means of all silos."""
     dataset, note = session.recipe.dataset, session.notes.get(NOTE)
     if not isinstance(dataset, Table):
         return None
@@ -141,7 +132,7 @@ def _encoding(session: Session) -> Encoding | None:
 
 
 def recipe_hash(recipe: Recipe) -> str:
-    """SHA-256 of the settings that affect results: not those of file locations, communication and storage."""
+    """SHA-256 of the settings that affect results, without file locations, communication and storage."""
     sections = {
         name: {key: value for key, value in keys.items() if key not in ("data_cache_dir", "download")}
         for name, keys in portable(recipe).items()
@@ -154,21 +145,14 @@ def recipe_hash(recipe: Recipe) -> str:
 
 
 def save(weights: Weights, file: Path, metadata: About, *, private: bool = False) -> None:
-    """Write a model atomically, without the method's shared modules, which its logits do not need.
-
-    ``private``: make the file readable only by its owner.
-    """
+    """Write a model atomically, without the method's shared modules; ``private``: only for the owner."""
     network = {name: value for name, value in weights.items() if not name.startswith(f"{SHARED_MODULES}.")}
     text = metadata.model_dump_json(exclude={"table"} if metadata.table is None else None)
     save_atomic(network, file, {KEY: text}, private=private)
 
 
 def read(file: Path) -> tuple[About, Weights]:
-    """Read a model's file, which may be untrusted.
-
-    Raises:
-        LabelSkewError: it is missing, damaged, not a model's file, of a newer version, or has invalid metadata.
-    """
+    """Read a model's file, which may be untrusted; raises LabelSkewError if it is missing, invalid or too new."""
     where = clean(file, 4096)
     try:
         check_regular(file)
@@ -185,10 +169,10 @@ def read(file: Path) -> tuple[About, Weights]:
     return _parsed(text, where), weights
 
 
-def said(file: Path) -> About | None:
-    """The metadata of a model's file, without loading its weights; None if they are missing or invalid."""
-    with suppress(SafetensorError, OSError, LabelSkewError), safe_open(file, "pt") as opened:
-        return _parsed((opened.metadata() or {})[KEY], "") if KEY in (opened.metadata() or {}) else None
+def read_metadata(file: Path) -> About | None:
+    """The metadata of a model's file; None if missing or invalid."""
+    with suppress(SafetensorError, OSError, LabelSkewError, KeyError), safe_open(file, "pt") as opened:
+        return _parsed((opened.metadata() or {})[KEY], "")
     return None
 
 

@@ -1,4 +1,4 @@
-"""Time the batches of a run in one process, and stop when there is no time for another one."""
+"""Time the batches of a run in one process."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.tensors import num_bytes
 
 MIN_BATCHES = 3
-"""Training batches that are timed at least, unless the total time is over earlier."""
+"""Minimum number of timed training batches, unless the total time ends earlier."""
 
 
 class OutOfTimeError(BaseException):
-    """The time of a run ended within a round, which is discarded and repeated when the run resumes.
-
-    A BaseException, because a plugin's hook may request batches, and its ``except Exception`` must not catch this.
-    """
+    """The time of a run ended within a round. Not an Exception, which plugins may catch."""
 
 
 class Pace:
-    """Times the batches of a run that is to pause, and ends the round when the time is over."""
+    """Times batches, and discards the round in which the time ends."""
 
     def __init__(self, record: Record) -> None:
         self.record, self.pause = record, record.pause
@@ -33,12 +30,10 @@ class Pace:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Watch the batches in the block; if the time ends within a round, leave the block without an error."""
-        if self.pause is None:
-            yield
-            return
+        """Time the batches in the block, and leave it without an error if the time ends."""
         between = self.record.session.trainer.between
-        between.append(self._next)
+        if self.pause is not None:
+            between.append(self._next)
         try:
             yield
         except OutOfTimeError:
@@ -48,7 +43,7 @@ class Pace:
             between.clear()
 
     def _next(self, training: bool) -> None:
-        """Check the time before each batch; ``training``: whether it is a training batch."""
+        """Check the time before each batch."""
         assert self.pause is not None
         now = time.monotonic()
         if math.isnan(self._begun):
@@ -63,16 +58,12 @@ class Pace:
             raise OutOfTimeError
 
     def _write_estimate(self) -> None:
-        """Write an estimate from the batches of an interrupted first round to status.json.
-
-        The first batch, a warm-up, counts only if it is the only one.
-        """
         if self.record.next_round or not self._seconds:
             return
         session = self.record.session
         train = session.recipe.train
         batches = statistics.fmean(-(-size // train.batch_size) for size in session.sizes) * train.epochs
-        batch = statistics.fmean(self._seconds[1:] or self._seconds)
+        batch = statistics.fmean(self._seconds[1:] or self._seconds)  # the first one is a warm-up
         pace = {
             "batches": len(self._seconds),
             "round": batch * batches * session.federation.clients_per_round,

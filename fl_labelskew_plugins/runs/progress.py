@@ -1,4 +1,4 @@
-"""What a runtime reports during a run, and when a run stops early; :mod:`.show.progress` displays it."""
+"""Reports during a run, see :mod:`.show.progress`, and its early stop."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from fl_labelskew_plugins.machine import log
 Hear = Callable[[dict[str, Any]], None]
 """Called with a round's line of metrics."""
 PAUSE = "FL_LABELSKEW_PAUSE"
-"""Environment variable with a :class:`Pause`, for a command's child processes."""
+"""Environment variable with a :class:`Pause`, for child processes."""
 
 
 @dataclass(frozen=True)
 class Pause:
-    """When a run stops before its last round, with a checkpoint to resume from.
+    """When a run stops early, with a checkpoint to resume from.
 
     Args:
         rounds: after this number of complete rounds.
-        at: at this time, in seconds of :func:`time.monotonic`, which all processes of a machine share. A run in one
-            process stops before its next batch, discards the round, and repeats it when it resumes; others start no
-            further round.
-        within: likewise, this many seconds after the first batch of this process, once some batches are timed.
+        at: time of :func:`time.monotonic`, the same for all processes of a machine. A run in one process stops before
+            its next batch and discards the round; others start no further round.
+        within: likewise, seconds after this process's first batch, once some batches are timed.
     """
 
     rounds: int
@@ -34,7 +33,7 @@ class Pause:
 
     @classmethod
     def inherited(cls) -> Pause | None:
-        """The pause of the command that started this process, if any."""
+        """The parent process's pause, if any."""
         rounds, *times = os.environ.get(PAUSE, "").split() or [""]
         return cls(int(rounds), *map(float, times)) if times else None
 
@@ -43,22 +42,22 @@ class Pause:
 
 
 class Progress:
-    """Receives the progress of every client and round; this base class prints nothing."""
+    """A run's progress; this base class prints nothing."""
 
     hear: Hear | None = None
-    """Called with every round's line once it is written and shown; an exception ends the run."""
+    """Called with every round's line after it is written and shown; an exception ends the run."""
 
     def note(self, text: str, level: str = log.INFO) -> None:
         """Print one line."""
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
-        """Start: completed rounds, all rounds, clients per round, and when the run stops early."""
+        """Start the display."""
 
     def client(self, round: int, number: int, clients: int, name: str = "") -> None:
-        """A client is about to train; ``number``: from 1, ``name``: may be empty."""
+        """A client starts to train."""
 
     def round(self, line: dict[str, Any], seconds: float) -> None:
-        """A round has ended, with its line of metrics."""
+        """A round has ended."""
 
     def stop(self) -> None:
         """End the display, also after a failure."""

@@ -1,4 +1,4 @@
-"""Read the files of a run's folder; each damaged file is a one-line error."""
+"""Read the files of a run's folder."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fl_labelskew_plugins.recipe.sections import Expected
 
 
 class RunFile(BaseModel):
-    """The keys of a JSON file that readers use; each may be missing, and other keys are allowed."""
+    """Types of a JSON file's keys, all of them optional."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
 
 class Environment(RunFile):
-    """``environment.json``: method, data, host and machine of the run."""
+    """``environment.json``: method, data and machine."""
 
     run: str = ""
     data: str | None = None
@@ -49,18 +49,14 @@ class Summary(RunFile):
 
 
 class Partition(RunFile):
-    """``partition.json``: names of the clients, and their training samples by class, ``(K, C)``."""
+    """``partition.json``: clients' names, and training samples by class, ``(K, C)``."""
 
     clients: list[str] = []
     counts: list[list[NonNegativeInt]] = []
 
 
 class RunReader:
-    """The files of one run's folder. Properties read the files at each access.
-
-    Raises:
-        LabelSkewError: in each property, if the file is damaged or cannot be read.
-    """
+    """The files of a run's folder, read at each access; raises LabelSkewError for damaged files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,7 +67,7 @@ class RunReader:
 
     @property
     def sections(self) -> dict[str, dict[str, Any]]:
-        """The recipe file, section to keys; needs neither plugins nor Python objects."""
+        """The recipe file, section to keys; needs no plugins."""
         try:
             content, _ = yaml.read(yaml.text_of(self.recipe))
         except yaml.YamlError as error:
@@ -84,7 +80,7 @@ class RunReader:
 
     @property
     def expected(self) -> list[Expected]:
-        """The papers' numbers in the recipe file; invalid ones are omitted."""
+        """The papers' numbers in the recipe, without invalid ones."""
         content: Any = None
         with suppress(yaml.YamlError):
             content, _ = yaml.read(yaml.text_of(self.recipe))
@@ -97,17 +93,17 @@ class RunReader:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The content of ``environment.json``, see :class:`Environment`; empty before the run begins."""
+        """The content of :class:`Environment`; empty before the run begins."""
         return self._content("environment.json", Environment)
 
     @property
     def results(self) -> dict[str, Any]:
-        """The content of ``summary.json``, see :class:`Summary`; empty before the run's end."""
+        """The content of :class:`Summary`; empty before the run's end."""
         return self._content("summary.json", Summary)
 
     @property
     def partition(self) -> dict[str, Any]:
-        """The content of ``partition.json``, see :class:`Partition`; empty if no single process knows it."""
+        """The content of :class:`Partition`; empty if no single process knows it."""
         return self._content("partition.json", Partition)
 
     @property
@@ -118,8 +114,7 @@ class RunReader:
     @property
     def class_names(self) -> list[str]:
         """One name for each of the ``C`` classes; empty before the run begins."""
-        names: list[str] = self.environment.get("class_names", [])
-        return names
+        return [*self.environment.get("class_names", [])]
 
     def _content(self, name: str, kind: type[RunFile]) -> dict[str, Any]:
         file = self.path / name

@@ -1,4 +1,4 @@
-"""A run in progress: its folder, clients' states and progress, and when to test and to save."""
+"""A run in progress and its results."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import csv
 import io
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 from torch import Tensor
@@ -38,33 +38,23 @@ from fl_labelskew_plugins.runs.model_file import about
 from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.session import Session, made_up, watch
 from fl_labelskew_plugins.runs.tracking import Trackers
-from fl_labelskew_plugins.tensors import joined
-
-
-class Card(Protocol):
-    """Makes the text of a run's ``MODEL_CARD.md``."""
-
-    def __call__(
-        self, session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[str, Any], *, best: bool
-    ) -> str:
-        """The text for these lines of metrics and this summary; ``best``: ``best.safetensors`` exists."""
 
 
 class Record:
     """The state of a run for its runtime.
 
-    ``resume``: continue from the folder's checkpoint; ``pause``: when to stop early. ``run``: the run's unique id.
-    ``next_round``, ``weights``, ``shared``, ``memory`` and ``opened`` (clients whose openings are in the shared
-    tensors) are the state after the last complete round. ``confusion``: ``(C, C)``, of the last test on the global test
-    set in this process, or None. ``test_samples``: their number for each client in its last test, or empty. ``norms``:
-    L2 norms of uploads of earlier rounds, see :mod:`.runtimes.silo.outliers`.
+    Attributes:
+        next_round: number of complete rounds; other state as in :class:`.Checkpoint`.
+        confusion: ``(C, C)``, of this process's last test on the global test set.
+        test_samples: number for each client in its last test; or empty.
+        cut: whether the run stops within a round, which is repeated when it resumes.
     """
 
     def __init__(
         self, session: Session, folder: RunFolder, progress: Progress, *, resume: bool, pause: Pause | None = None
     ) -> None:
         recipe = session.recipe
-        # frees the weights of round 0, which would be kept until the run's end
+        # frees the weights of round 0
         self.session = replace(session, start=forms(session.start))
         self.folder, self.progress, self.pause = folder, progress, pause
         begun = folder.load_checkpoint(session.trainer.device) if resume else None
@@ -75,9 +65,7 @@ class Record:
                 raise LabelSkewError(str(error)) from None
         at = begun or Checkpoint(weights=session.start)
         self.next_round, self.weights = at.round, at.weights
-        self.shared: Mapping[str, Tensor] = at.shared
-        self.memory: Mapping[str, Tensor] = at.memory
-        self.opened, self.norms = at.opened, at.norms
+        self.shared, self.memory, self.opened, self.norms = at.shared, at.memory, at.opened, at.norms
         self.confusion: Tensor | None = None
         self.test_samples: Sequence[int | None] = ()
         self.run = folder.run_id() if resume else secrets.token_hex(8)
@@ -86,7 +74,6 @@ class Record:
         limit = recipe.tracking.state_memory_mb * 2**20
         self.states = StateStore(folder.states, limit, at.states, at.selections, earlier)
         self.cut = False
-        """Whether the run stops within a round, which is repeated when it resumes."""
         self._seconds = at.seconds
         self._begun = time.perf_counter()
         self._saved = self.next_round
@@ -100,7 +87,7 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """Duration of the run so far, over all processes that resumed it."""
+        """Duration of the run so far, including earlier processes."""
         return self._seconds + time.perf_counter() - self._begun
 
     @property
@@ -115,7 +102,7 @@ class Record:
 
     @contextlib.contextmanager
     def tracked(self) -> Iterator[None]:
-        """Report the run inside this ``with`` block to the recipe's trackers."""
+        """Report the run in the block to its trackers."""
         state = status.FAILED
         try:
             self._trackers.begin(self.folder, self.next_round)
@@ -132,9 +119,9 @@ class Record:
         return self.session.recipe.tests(round, round + 1) > 0
 
     def round(self, line: dict[str, Any], server: Server, *, seconds: float) -> None:
-        """Record a complete round: its line of metrics, the server's state and the duration."""
+        """Record a complete round, with its line of metrics."""
         with signals.uninterrupted():
-            # operations that may fail come first: resuming drops extra lines, but could not drop an extra round
+            # operations that may fail come first: resuming can drop extra lines, but not an extra round
             self.folder.append(self.folder.metrics, line)
             timing = {"round": line["round"], "seconds": round(seconds, 4)}
             self.folder.append(self.folder.timings, timing | peak_memory(self.session.trainer.device))
@@ -156,19 +143,15 @@ class Record:
             self.progress.hear(line)
 
     def abandon(self) -> None:
-        """Stop before the last round: discard an incomplete round, and save the complete ones."""
+        """Discard an incomplete round, and save the complete ones."""
         with signals.uninterrupted():
-            self.folder.still_held()  # otherwise another process may own these states
+            self.folder.still_held()  # another process may own these states
             self.states.discard()
             if self.next_round != self._saved:
                 self._save()
 
-    def finish(self, card: Card | None = None) -> None:
-        """Write models, pictures and summary after the last round, when every client has been notified.
-
-        Args:
-            card: makes the text of ``MODEL_CARD.md``; default: no card.
-        """
+    def finish(self, card: Callable[..., str] | None = None) -> None:
+        """Write the results after the last round; ``card`` makes the text of ``MODEL_CARD.md``."""
         folder, session = self.folder, self.session
         if self.has_model:
             model_file.save(self.weights, folder.path / "model.safetensors", about(session, round=self.next_round))
@@ -189,7 +172,6 @@ class Record:
         self._trackers.finish(result)
 
     def _keep_best(self, accuracy: float) -> None:
-        """Keep the model if it is the best so far, or remove an outdated best model if models are not kept."""
         if accuracy > self._best and self.has_model:
             self._best, at = accuracy, self.next_round
             if self.session.recipe.tracking.keep_best:
@@ -199,24 +181,24 @@ class Record:
                 self.folder.best.unlink(missing_ok=True)
 
     def _save(self) -> None:
-        tensors = joined(model=self.weights, shared=self.shared, memory=self.memory)
-        self.folder.save_checkpoint(
+        state = Checkpoint(
             self.next_round,
-            tensors,
-            self.states,
+            self.weights,
+            self.shared,
+            self.memory,
+            seconds=self.seconds,
             sizes=self.session.sizes,
             opened=self.opened,
             norms=self.norms,
-            seconds=self.seconds,
-            keep=self.session.recipe.tracking.keep_checkpoints,
         )
+        self.folder.save_checkpoint(state, self.states, keep=self.session.recipe.tracking.keep_checkpoints)
         self._saved = self.next_round
 
     def _personalised_models(self) -> dict[str, float]:
-        """Write every client's personalised model; return their mean accuracy on the clients' own test splits."""
+        """Write the clients' own models; return their mean accuracy on own test splits."""
         method, local = self.session.method, self.session.trainer
         accuracies = []
-        for client in self.states.clients() if local.indices else []:  # without local clients there are no states
+        for client in self.states.clients() if local.indices else []:  # other processes have the states
             model = self.session.own_model(self.states.get(client))
             if model is None:
                 break
@@ -236,46 +218,41 @@ class Record:
     def _clients(self, accuracies: Sequence[float | None]) -> list[dict[str, Any]]:
         session, count = self.session, len(accuracies)
         sizes = [None] * count if session.recipe.sums_alone else [n or None for n in session.sizes]
-        splits = session.trainer.test_indices  # used if this process has not tested: resumed after the last round
+        splits = session.trainer.test_indices  # for a run resumed after its last test
         tests = self.test_samples or [len(splits.get(client, ())) or None for client in range(count)]
         columns = zip(session.client_names, sizes, tests, accuracies, strict=True)
         keys = ("name", "training_samples", "test_samples", "accuracy")
         return [dict(zip(keys, column, strict=True)) for column in columns]
 
     def _describe(self, resume: bool) -> None:
-        session, folder = self.session, self.folder
+        session, folder, recipe, method = self.session, self.folder, self.session.recipe, self.session.method
         now = environment(session.trainer.device) | {
             "run": self.run,
             "data": session.data,
             "partition": session.clients and session.clients.digest,
-            "method": session.recipe.method_name,
-            "host": "fedml" if session.recipe.hosted else "none",
-            "optimizer": compatibility.describe(session.recipe, session.trainer.model),
-            "deviations": [
-                *session.method.deviations(),
-                *session.recipe.optimizer.deviations(),
-                *compatibility.overruled(session.recipe),
-            ],
-            "report": session.method.report(session.federation),
-            "personal_models": session.method.personalises(),
+            "method": recipe.method_name,
+            "host": "fedml" if recipe.hosted else "none",
+            "optimizer": compatibility.describe(recipe, session.trainer.model),
+            "deviations": [*method.deviations(), *recipe.optimizer.deviations(), *compatibility.overruled(recipe)],
+            "report": method.report(session.federation),
+            "personal_models": method.personalises(),
             "class_names": session.class_names,
-            "made_up_data": made_up(session.recipe),
+            "made_up_data": made_up(recipe),
             "input_shape": list(session.input_shape),
             "dtype": session.dtype,
             "normalisation": {"mean": session.mean, "std": session.std},
             "notes": sorted(session.notes),
         }
-        if made_from := files(session.recipe):
-            now["network_files"] = made_from
-        if session.recipe.objects:
-            now["objects"] = {section: object_description(plugin) for section, plugin in session.recipe.objects.items()}
+        if network_files := files(recipe):
+            now["network_files"] = network_files
+        if recipe.objects:
+            now["objects"] = {section: object_description(plugin) for section, plugin in recipe.objects.items()}
         if resume:
             self._compare(now)
             folder.truncate(self.next_round)
             self._change_rounds()
             return
         folder.write_json("environment.json", now)
-        recipe = session.recipe
         for name, text in session.notes.items():
             folder.write_text(name, text)
         if session.clients is not None:
@@ -284,14 +261,13 @@ class Record:
         folder.write_text("recipe.yaml", recipe.dump())  # last: a folder with a recipe can be resumed
 
     def _change_rounds(self) -> None:
-        """Set the folder's number of rounds to the recipe's, which may have been changed."""
         recipe, last = self.session.recipe, self.next_round - 1
         observed = last % recipe.tracking.diagnostics_every == 0
         self.folder.change_rounds(recipe.train.comm_round, tested=self.tests(last), observed=observed)
         digest = model_file.recipe_hash(recipe)
         for file in self.folder.bests():
-            if (said := model_file.said(file)) is not None and said.recipe != digest:
-                model_file.save(model_file.read(file)[1], file, said.model_copy(update={"recipe": digest}))
+            if (metadata := model_file.read_metadata(file)) is not None and metadata.recipe != digest:
+                model_file.save(model_file.read(file)[1], file, metadata.model_copy(update={"recipe": digest}))
 
     def _draw_partition(self) -> None:
         session, file = self.session, self.folder.path / "partition.png"
@@ -304,7 +280,7 @@ class Record:
         session = self.session
         if not len(session.trainer.test.y):
             return
-        if self.confusion is None:  # resumed after the last round
+        if self.confusion is None:  # resumed after the last test
             logits, labels = session.trainer.predict(weights=self.weights)
             self.confusion = metrics.confusion(logits.argmax(1), labels, len(session.class_names)).cpu()
         text = io.StringIO()
@@ -316,7 +292,7 @@ class Record:
         plots.of_run(file, lambda: plots.confusion(matrix, classes, file, title=f"{title}, final model"))
 
     def _compare(self, now: dict[str, Any]) -> None:
-        """Raise LabelSkewError if the data or code changed; warn if the machine may give other numbers."""
+        """Raise LabelSkewError if data or code changed."""
         before = self.folder.environment
         changed = [key for key in ("data", "partition") if key in before and before[key] != now[key]]
         if changed:
@@ -327,7 +303,7 @@ class Record:
             raise mistake(f"--resume {self.folder.path}", change, "the original file, or start a new run")
         if before["optimizer"]["source"] != now["optimizer"]["source"]:  # their states differ
             problem = f"its {now['optimizer']['name']} has optimizer_source {before['optimizer']['source']}, but here"
-            problem = f"{problem} it would be {now['optimizer']['source']}"
+            problem += f" it would be {now['optimizer']['source']}"
             raise mistake(f"--resume {self.folder.path}", problem, f"--host {before.get('host', 'fedml')}")
         for key in ("versions", "threads", "device", "cpu_capability"):
             if before[key] != now[key]:

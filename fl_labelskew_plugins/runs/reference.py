@@ -1,7 +1,4 @@
-"""The reference run ``local``: one model per client, and nothing is averaged.
-
-The measures of a round are means over all clients' models.
-"""
+"""The reference run ``local``: one model per client; measures are means over the clients' models."""
 
 from __future__ import annotations
 
@@ -25,32 +22,27 @@ from fl_labelskew_plugins.tensors import State, joined
 
 
 class LocalTraining(Simulation):
-    """Clients that train their own models; the server's model never changes."""
+    """Clients that train their own models."""
 
     def __init__(self, record: Record) -> None:
         super().__init__(record, server=_Keeping, rounds=_OfClients)
 
     def train_client(self, client: int, round: int, state: State, **turn: Any) -> LocalResult:
-        """Train a client from its own model, which is its state."""
+        """Train a client from its own model."""
         weights = self.session.own_model(state) or self.server.weights
         result = self.take(client, round, weights, state={}, **turn)
         return replace(result, state=joined(**{OWN: result.upload}))
 
 
 class _Keeping(Server):
-    """A server that keeps its model."""
-
     def advance(self, *_: Any) -> None:
-        """Do nothing with a round's sums."""
+        """Keep the model."""
 
 
 class _OfClients(Rounds):
-    """Rounds with measures that are means over the clients' own models."""
-
     def evaluate(self, observed: Tensor | None) -> dict[str, Any]:
-        """Test each client's model on the global test set and on the client's own test split."""
-        session = self.session
-        everything, own = [], []
+        """Test each client's model on the global test set and its own test split."""
+        session, everything, own = self.session, [], []
         total = torch.zeros(session.federation.num_classes, session.federation.num_classes, dtype=torch.int64)
         for client in range(session.federation.num_clients):
             model = session.own_model(self.record.states.get(client, latest=True))
@@ -68,7 +60,6 @@ class _OfClients(Rounds):
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """Mean of numbers, or of lists element by element; None for values that no client has."""
     if isinstance(values[0], list):
         return [_mean(column) for column in zip(*values, strict=True)]
     known = [value for value in values if value is not None]

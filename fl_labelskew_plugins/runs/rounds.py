@@ -1,4 +1,4 @@
-"""The server-side rounds of a run, the same in every runtime: select clients and aggregate their uploads."""
+"""Server-side rounds, the same in every runtime."""
 
 from __future__ import annotations
 
@@ -18,18 +18,15 @@ from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.tensors import Weights, num_bytes
 
-ClientMeasures = Sequence[Mapping[str, Any]]
-"""A mapping of measures per client."""
-
 
 class Exchange(Protocol):
-    """Communication of a runtime with its clients."""
+    """A runtime's communication with its clients."""
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
-        """The sampled clients that take part; may wait for them."""
+        """The sampled clients that take part."""
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Train these clients; yield their checked results in ascending order. Failed clients may be omitted."""
+        """Train these clients; yield checked results, ascending; may omit failed clients."""
 
 
 class Rounds:
@@ -37,12 +34,8 @@ class Rounds:
 
     Args:
         predict: logits and labels of the global test set for given weights; default: computed in this process.
-        tested: measures of given weights on the clients' own test splits, for a line of metrics, if clients test
-            themselves; default: from the predictions on the global test set.
-        summed: trains these clients in a round; returns the clients in the sum of their vectors, and the sum. Default:
-            uploads are separate.
-        hooks: FedML's, if one of its features is on.
-        server: creates the server.
+        tested: measures of given weights on the clients' own test splits; default: from ``predict``.
+        summed: trains clients in a round; returns the clients in the sum of vectors, and the sum; default: none.
     """
 
     def __init__(
@@ -74,7 +67,7 @@ class Rounds:
         self.server.shared, self.server.memory, self.server.opened = record.shared, record.memory, record.opened
 
     def sample(self, round: int) -> list[int]:
-        """Selected clients of a round, ascending, determined by the recipe's seed and the round."""
+        """Selected clients of a round, ascending, by the recipe's seed."""
         federation = self.session.federation
         if federation.clients_per_round == federation.num_clients:
             return list(range(federation.num_clients))
@@ -82,12 +75,12 @@ class Rounds:
         return sorted(rng.choice(federation.num_clients, federation.clients_per_round, replace=False).tolist())
 
     def run(self, exchange: Exchange) -> None:
-        """Run all remaining rounds, or until the record pauses."""
+        """Run the remaining rounds, see :meth:`lines`."""
         for _ in self.lines(exchange):
             pass
 
     def lines(self, exchange: Exchange) -> Iterator[dict[str, Any]]:
-        """Yield each complete round's line of metrics; stopping early leaves a checkpoint."""
+        """Yield each round's line of metrics; stopping early leaves a checkpoint."""
         record, server = self.record, self.server
         try:
             if record.privacy is not None and not record.next_round:
@@ -127,7 +120,7 @@ class Rounds:
         if watch is not None:
             watch.aggregated(round, server.weights)
         if session.sums is not None:
-            tally.hear(server.measured)
+            tally.use_means(server.measured)
         line: dict[str, Any] = {"round": round, "clients": participants, "loss_terms": tally.loss_terms()}
         if missing := [client for client in sampled if client not in participants]:
             line["left_out"] = missing
@@ -146,7 +139,7 @@ class Rounds:
         return line | {"bytes_up": 0 if nothing else tally.sent, "bytes_down": 0 if nothing else down}
 
     def evaluate(self, observed: Tensor | None) -> dict[str, Any]:
-        """Measures of the global model on the global test set; ``observed`` ``(C,)``: classes of the round."""
+        """Test the global model on the global test set; ``observed`` ``(C,)``: classes of the round."""
         logits, labels = self._predict(self.server.weights)
         predicted = logits.argmax(1)
         matrix = metrics.confusion(predicted, labels, self.session.federation.num_classes).cpu()
@@ -154,30 +147,23 @@ class Rounds:
         known = None if observed is None else observed.cpu()
         line = {**metrics.measures(matrix, known), "loss": float(cross_entropy(logits, labels))}
         if self._per_client and self._tested is None:
-            rows = self.per_client(predicted, labels)
+            rows = [self.one_client(client, predicted, labels) for client in range(self.session.federation.num_clients)]
             line |= self.of_clients(rows)
             sums, reported = self.session.sums, self.session.recipe.comm.send_measures
             if sums is not None and sums.right is not None and reported:  # as in runs across silos
                 line |= metrics.pooled(*(sum(row.get(key, 0) for row in rows) for key in ("right", "samples")))
         return line
 
-    def per_client(self, predicted: Tensor, labels: Tensor) -> ClientMeasures:
-        """Measures of the global model on each client's own test split; empty without one.
-
-        ``predicted`` and ``labels`` ``(N,)`` are those of the global test samples.
-        """
-        return [self.one_client(client, predicted, labels) for client in range(self.session.federation.num_clients)]
-
-    def one_client(self, client: int, predicted: Tensor, labels: Tensor) -> dict[str, object]:
-        """The measures of :meth:`per_client` of one client."""
+    def one_client(self, client: int, predicted: Tensor, labels: Tensor) -> dict[str, Any]:
+        """Measures on a client's own test split, if any, from ``(N,)`` global test samples."""
         split = self.session.trainer.test_indices.get(client)
         if split is None or not len(split):
             return {}
         matrix = metrics.confusion(predicted[split], labels[split], self.session.federation.num_classes).cpu()
         return {**metrics.measures(matrix), "right": int(matrix.diag().sum()), "samples": int(matrix.sum())}
 
-    def of_clients(self, rows: ClientMeasures) -> dict[str, object]:
-        """The keys of a line of metrics with each client's measures."""
+    def of_clients(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+        """Keys of a line of metrics, from each client's measures."""
         accuracy, balanced = ([row.get(name) for row in rows] for name in ("accuracy", "balanced_accuracy"))
         self.record.test_samples = [row.get("samples") for row in rows]
         line = metrics.over_clients("client_accuracy", accuracy, self.session.client_names)
@@ -190,7 +176,7 @@ class Tally:
     def __init__(self) -> None:
         self.sent = 0
         self.personalised: dict[int, float] = {}
-        """Accuracy of each reporting client's own model on its own test split."""
+        """Accuracy of each client's own model on its own test split."""
         self._terms: list[dict[str, float]] = []
         self._accuracy: float | None = None
 
@@ -204,16 +190,16 @@ class Tally:
                 self.personalised[client] = result.personalised[0] / result.personalised[1]
             yield client, result
 
-    def hear(self, measured: Mapping[str, float]) -> None:
-        """With secure aggregation: take the means over clients of total loss and of own models' accuracy."""
+    def use_means(self, measured: Mapping[str, float]) -> None:
+        """Use means over clients of loss and of own models' accuracy, with secure aggregation."""
         self._terms = [{"total": measured["loss"]}] if "loss" in measured else []
         self._accuracy = measured.get("accuracy")
 
     def loss_terms(self) -> dict[str, float]:
-        """Mean of each term over the reporting clients."""
+        """Mean of each term over the clients."""
         names = dict.fromkeys(name for terms in self._terms for name in terms)
         return {name: added(terms.get(name, 0.0) / len(self._terms) for terms in self._terms) for name in names}
 
     def personalised_accuracy(self) -> float | None:
-        """Mean over the reporting clients."""
+        """Mean over the clients, if known."""
         return added(self.personalised.values()) / len(self.personalised) if self.personalised else self._accuracy

@@ -1,4 +1,4 @@
-"""Build the parts of a run from its recipe: data, clients, network, method, local trainer. Imports no host."""
+"""Build the objects of a run from its recipe. Imports no host."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from fl_labelskew_plugins.partition.clients import Clients, Parts, digest, divid
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.conflicts import fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.recipe.sections import DeviceArgs, TrainArgs
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, group, rest
 
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
 
 
 OWN = "own"
-"""Group of a client's state that contains its model, in a reference run with local models."""
+"""Group of a client's state with its model, in a reference run with local models."""
 
 
-class Dealt(Mapping[int, Tensor]):
-    """Sample indices ``(N_k,)`` of each client, sliced from one tensor on the device on access."""
+class ClientIndices(Mapping[int, Tensor]):
+    """Sample indices ``(N_k,)`` of each client, slices of a tensor."""
 
     def __init__(self, parts: Parts, device: torch.device) -> None:
         self._parts, self._indices = parts, torch.from_numpy(parts.indices).to(device)
@@ -68,30 +69,24 @@ class Session:
     Args:
         clients: the samples of each client; None if each silo knows only its own.
         class_names: one for each of the ``C`` classes.
-        federation: the facts of the run that every client may know.
-        trainer: trains any client in this process.
-        start: the state dict of round 0; a record replaces it by its shapes and dtypes.
-        sizes: training samples of each client; 0 for an unknown client.
+        start: the state dict of round 0; a record keeps only shapes and dtypes.
+        sizes: training samples of each client; 0 if unknown.
         counts: ``(K, C)`` training samples per client and class, on the device; None if unknown.
-        notes: text files of the data set to save with the results, by name.
-        data: fingerprint of the data, see :func:`fl_labelskew_plugins.data.fingerprint.fingerprint`; None if no single
-            process knows them.
-        input_shape: of one sample.
+        notes: text files to save with the results.
+        data: the data's fingerprint; None if no single process knows them.
         dtype: of samples as they are stored.
-        mean: by which samples are normalised, per channel; see :class:`fl_labelskew_registry.Data`. None if unknown
-            in this process.
-        std: likewise.
+        mean: see :class:`fl_labelskew_registry.Data`; None if unknown here. Likewise ``std``.
     """
 
     recipe: Recipe
-    clients: Clients | None
     class_names: list[str]
     federation: Federation
     trainer: LocalTrainer
     start: Weights
     sizes: list[int]
-    counts: Tensor | None
     notes: Mapping[str, str]
+    clients: Clients | None = None
+    counts: Tensor | None = None
     data: str | None = None
     input_shape: tuple[int, ...] = ()
     dtype: str = "float32"
@@ -99,16 +94,12 @@ class Session:
     std: tuple[float, ...] | None = None
 
     def openings(self) -> Iterator[Contribution]:
-        """Yield every client's part of the opening exchange; nothing if there is no such exchange.
-
-        Raises:
-            RunError: the method sends tensors that it has not announced.
-        """
+        """Yield every client's part of the opening exchange, if any."""
         if self.sums is not None or self.method.uses("opening"):
             yield from map(self.opening, range(self.federation.num_clients))
 
     def opening(self, client: int) -> Contribution:
-        """One client's part of the opening exchange; with secure aggregation, its vector."""
+        """A client's part of the opening exchange; raises RunError for unannounced tensors."""
         tensors = Turn(self.trainer, client).opening()
         shapes = self.method.opening_shapes(self.federation)
         check_extra(tensors, shapes, where=f"opening of {self.trainer.name(client)}")
@@ -118,13 +109,13 @@ class Session:
         return Contribution(client, tensors)
 
     def reported_tests(self, client: int) -> int:
-        """Number of test samples of a client that reports its accuracy on them, else 0."""
+        """Number of test samples on which a client reports its accuracy."""
         reports = self.recipe.comm.send_measures and self.recipe.validation.per_client
         return len(self.trainer.test_indices[client]) if reports else 0
 
     @cached_property
     def sums(self) -> Sums | None:
-        """The vectors that clients add and the server reads; None without secure aggregation."""
+        """The clients' vectors; None without secure aggregation."""
         comm, privacy = self.recipe.comm, self.recipe.privacy
         if not comm.secure_aggregation:
             return None
@@ -141,53 +132,49 @@ class Session:
         )
 
     def admit(self, client: int, samples: int, counts: Sequence[int] | None) -> None:
-        """Register a new client with its number of training samples, and those of each class if known."""
+        """Register a client with its training samples, in total and per class."""
         self.sizes[client] = samples
         if self.counts is not None and counts is not None:
             self.counts[client] = torch.tensor(counts)
 
     @property
     def client_names(self) -> list[str]:
-        """Display names: by the groups of the data set, the silos' own files, or numbers."""
+        """Display names: groups, silos' own files, or numbers."""
         if self.clients is not None:
             return [f"client {name}" if name == str(k) else name for k, name in enumerate(self.clients.names)]
         files = status.names(self.recipe.client_specific.data_silo_config, self.federation.num_clients)
         return [f"silo {rank}, {name}" if name else f"silo {rank}" for rank, name in enumerate(files, 1)]
 
     def own_model(self, state: State) -> Weights | None:
-        """A client's own model from its state; None if it has none."""
+        """A client's own model, if its state has one."""
         if self.recipe.train.reference == "local":
             return group(state, OWN) or None
         return self.method.personalised(rest(state, OPTIMIZER))
 
     @property
     def own_models(self) -> str:
-        """The kind of models that are tested on clients' own test splits after local training."""
+        """Display name of the clients' own models."""
         return "personalised models" if self.method.personalises() else "local models"
 
     @property
     def method(self) -> Method:
-        """The label-skew method in use."""
+        """The recipe's method."""
         return self.recipe.method
 
 
 def of_classes(names: Sequence[str], counts: Tensor | None, samples: int) -> str:
-    """Training samples and their classes, in words.
-
-    ``counts``: ``(K, C)`` training samples per client and class, if known; ``samples``: their number, 0 if unknown.
-    """
+    """Training samples and classes in words, from ``counts`` ``(K, C)``; ``samples``: 0 if unknown."""
     held = list(names)
     if counts is not None and len(counts):
         held = [name for name, some in zip(names, counts.sum(0).tolist(), strict=True) if some]
-    classes = (
-        counted(len(held), "class", "classes") if len(held) == len(names) else f"{len(held)} of {len(names)} classes"
-    )
+    every = counted(len(names), "class", "classes")
+    classes = every if len(held) == len(names) else f"{len(held)} of {len(names)} classes"
     known = f"{counted(samples, 'training sample')} of " if samples else ""
     return known + classes + ("" if numbered(names) else f" ({few(held)})")
 
 
 def numbered(names: Sequence[str]) -> bool:
-    """Whether the classes' names are only their numbers, as for arrays."""
+    """Whether the classes' names are only their numbers."""
     return list(names) == [str(c) for c in range(len(names))]
 
 
@@ -202,24 +189,22 @@ def loaded(recipe: Recipe) -> Data:
 
 
 def check_form(recipe: Recipe, data: Data) -> None:
-    """Raise LabelSkewError if the data's shape or number of classes differs from the recipe's."""
-    shape, classes = list(data.test.x.shape[1:]), len(data.class_names)
-    for key, expected, actual in (
-        ("input_shape", recipe.data.input_shape, shape),
-        ("classes", recipe.data.classes, classes),
-    ):
+    """Raise LabelSkewError if the data do not have the recipe's shape and number of classes."""
+    form = {"input_shape": list(data.test.x.shape[1:]), "classes": len(data.class_names)}
+    for key, actual in form.items():
+        expected = getattr(recipe.data, key)
         if expected is not None and expected != actual:
             raise mistake(f"data_args.{key}", f"{expected} in the recipe, but {actual} in the data", f"{key}: {actual}")
 
 
 def data_folder(recipe: Recipe) -> Path | None:
-    """The folder of the data set's files; None: the data set's default."""
+    """The data folder in the recipe, if any."""
     folder = recipe.data.data_cache_dir
     return None if folder is None else Path(folder).expanduser()
 
 
 def made_up(recipe: Recipe) -> bool:
-    """Whether ``labelskew data fake`` wrote the data's folder."""
+    """Whether ``labelskew data fake`` wrote the data."""
     return fakes.made_up(data_folder(recipe))
 
 
@@ -231,11 +216,7 @@ def divided(recipe: Recipe) -> tuple[Data, Clients]:
 
 
 def build(recipe: Recipe) -> Session:
-    """Set up a simulation: load the data, partition them, and build network and trainer.
-
-    Raises:
-        LabelSkewError: something in the recipe is not available here.
-    """
+    """Set up a simulation from its recipe."""
     refuse_host_switches(recipe)
     data, clients = divided(recipe)
     centralised = recipe.train.reference == "centralised"
@@ -245,13 +226,13 @@ def build(recipe: Recipe) -> Session:
     session = assemble(recipe, data, clients.train, clients.test, sizes, names=clients.groups, steps=total)
     counts = torch.from_numpy(clients.counts).to(session.trainer.device)
     session = replace(session, clients=clients, counts=counts, data=fingerprint(data))
-    watch(session, Path())  # raises before anything is written
-    _ = session.sums  # likewise, if the vectors are too small for the noise
+    watch(session, Path())  # raises errors before anything is written
+    _ = session.sums  # likewise
     return session
 
 
 def pooled(clients: Clients) -> Clients:
-    """One client with the training and test samples of all clients."""
+    """One client with the samples of all clients."""
 
     def together(parts: Parts) -> Parts:
         owners = np.full(int(parts.indices.max(initial=-1)) + 1, -1)
@@ -264,25 +245,21 @@ def pooled(clients: Clients) -> Clients:
 
 
 def steps(recipe: Recipe, sizes: Sequence[int]) -> int:
-    """Training steps of a round's clients together, on average; ``sizes``: training samples of each client."""
+    """Mean number of a round's training steps, of all its clients; ``sizes``: clients' training samples."""
     train = recipe.train
     every = sum(train.epochs * math.ceil(size / train.batch_size) for size in sizes)
     return max(1, round(every * train.clients_per_round / train.client_num_in_total))
 
 
 def watch(session: Session, folder: Path) -> Watch | None:
-    """The recipe's diagnostics, with files in ``folder``; None without diagnostics.
-
-    Raises:
-        LabelSkewError: the run lacks something that one of them needs.
-    """
+    """The recipe's diagnostics; raises LabelSkewError if they do not fit the run."""
     recipe = session.recipe
     if not recipe.tracking.diagnostics:
         return None
     from fl_labelskew_plugins.diagnostics.base import Scene
     from fl_labelskew_plugins.diagnostics.watch import Watch
 
-    assert session.counts is not None  # a recipe for several silos is refused
+    assert session.counts is not None  # recipes for silos have no diagnostics
     title = f"{recipe.method_name} on {recipe.data.dataset}"
     scene = Scene(title, session.trainer, session.counts, session.class_names, session.federation.rounds)
     return Watch(recipe.tracking.diagnostics, recipe.tracking.diagnostics_every, scene, folder)
@@ -302,16 +279,9 @@ def assemble(
 ) -> Session:
     """Build network and trainer for some or all clients of a federation.
 
-    Args:
-        recipe: of the run.
-        data: samples of these clients, and test samples; either part may be empty.
-        train: indices of the training samples of these clients, by client, or of all clients.
-        test: indices of their own test samples, likewise.
-        sizes: training samples of all clients, 0 for an unknown one.
-        federation: of the whole run, if it does not follow from the data here.
-        secret: seed of this silo's privacy noise, known only to the silo.
-        names: clients' display names, if any.
-        steps: number of a client's training steps in a round, instead of the recipe's epochs.
+    ``data``: samples of these clients, and test samples; either part may be empty. ``train`` and ``test``: indices of
+    these clients' samples. ``sizes``: training samples of all clients, 0 if unknown. ``federation``: default: from the
+    data. ``secret``: seed of a silo's privacy noise. ``steps``: a client's training steps per round, instead of epochs.
     """
     device = devices.device(recipe)
     fixed = recipe.device.threads or threads.chosen_by_user()
@@ -326,7 +296,7 @@ def assemble(
 
     def moved(parts: Mapping[int, NDArray[np.int64]] | Parts) -> Mapping[int, Tensor]:
         if isinstance(parts, Parts):
-            return Dealt(parts, device)
+            return ClientIndices(parts, device)
         return {k: torch.from_numpy(indices).to(device) for k, indices in parts.items()}
 
     model = network("model")
@@ -351,7 +321,7 @@ def assemble(
     trainer = LocalTrainer(
         model=with_shared(model, recipe.method, federation, "model").to(device),
         method=recipe.method,
-        settings=replace(local_settings(recipe), steps=steps),
+        settings=replace(local_settings(recipe.train, recipe.device), steps=steps),
         federation=federation,
         train=train_samples,
         indices=moved(train),
@@ -363,16 +333,13 @@ def assemble(
         names=names or {},
         sends=recipe.comm.send_contributions,
     )
-    start = snapshot(trainer.model) if train else trainer.hand_back()
     return Session(
         recipe,
-        None,
         data.class_names,
         federation,
         trainer,
-        start,
+        snapshot(trainer.model) if train else trainer.hand_back(),
         list(sizes),
-        None,
         data.notes,
         input_shape=shape,
         dtype="uint8" if isinstance(data.train.x, Images) or data.train.x.dtype == np.uint8 else "float32",
@@ -381,15 +348,14 @@ def assemble(
     )
 
 
-def local_settings(recipe: Recipe) -> LocalSettings:
-    """The recipe's settings of local training."""
-    known = LocalSettings.__dataclass_fields__
-    both = recipe.train.model_dump() | recipe.device.model_dump()
-    return LocalSettings(**{k: v for k, v in both.items() if k in known})
+def local_settings(train: TrainArgs, device: DeviceArgs) -> LocalSettings:
+    """A recipe's settings of local training."""
+    both = train.model_dump() | device.model_dump()
+    return LocalSettings(**{k: v for k, v in both.items() if k in LocalSettings.__dataclass_fields__})
 
 
 def loader_workers(recipe: Recipe, device: torch.device) -> int:
-    """Processes that decode pictures: by default half of this process's cores, with a GPU all but one; at most 16."""
+    """Processes that decode pictures: half of the cores, or with a GPU all but one; at most 16."""
     if recipe.device.loader_workers is not None:
         return recipe.device.loader_workers
     place = place_on_node() or mpi_rank()
@@ -398,13 +364,7 @@ def loader_workers(recipe: Recipe, device: torch.device) -> int:
 
 
 def refuse_host_switches(recipe: Recipe) -> None:
-    """Reject FedML's attacks, defences and differential privacy where they would miss tensors or corrupt weights.
-
-    They process only weights.
-
-    Raises:
-        LabelSkewError: they are on and the method sends other tensors, or rows are weighted per class.
-    """
+    """Raise LabelSkewError if FedML's attacks, defences or privacy are on and would miss tensors other than weights."""
     on = recipe.host_switches
     if not on:
         return

@@ -1,4 +1,4 @@
-"""A federation in one process, round by round. Imports no host."""
+"""A federation in one process. Imports no host."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from fl_labelskew_plugins.tensors import State
 
 
 class Simulation:
-    """All clients and the server in this process, one after the other.
+    """All clients and the server in this process.
 
-    Iteration runs the remaining rounds and yields each round's line of metrics. Stopping early leaves a checkpoint;
-    iterate again to resume. ``take``: a client's turn, by default :func:`.engine.turn.fit`; ``hooks`` and ``server`` as
-    in :class:`.Rounds`, which ``rounds`` replaces.
+    Iterate to run the remaining rounds and get each round's line of metrics; stopping early leaves a checkpoint.
+    ``take``: a client's turn, see :func:`.engine.turn.fit`.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Simulation:
             server.check(client, round, result)
             states.put(client, round, result.state)
             yield client, result
-            del result  # frees this client's memory before the next one trains
+            del result  # free its memory before the next client trains
 
     def train_client(self, client: int, round: int, state: State, **turn: Any) -> LocalResult:
         """Train a client from the server's model."""

@@ -1,15 +1,12 @@
-"""The status of a run for users on its machine: a small file in the run's folder, without a network port.
+"""The status of a run in a small file in its folder, without a network port.
 
-The process that writes in the folder updates ``status.json`` when a run begins and ends, and as a server of silos every
-second. The folder's lock shows whether it is alive; rounds and accuracy are read from ``metrics.jsonl``.
+The process that holds the folder updates it when a run begins and ends, as a server of silos every second.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,8 +17,8 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import locks
-from fl_labelskew_plugins.machine.files import read_lines, read_text, write_text
-from fl_labelskew_plugins.machine.text import clean, counted, utc
+from fl_labelskew_plugins.machine.files import read_lines, read_text
+from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.runs.measure import main_measure, main_tests
 
 NAME = "status.json"
@@ -35,32 +32,17 @@ DAMAGED = "was changed or damaged; remove it, and a run in progress writes it ag
 OVER = (FINISHED, PAUSED, STOPPED, FAILED, DIVERGED)
 
 
-class Status:
-    """Writes the status file of a run's folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / NAME
-        self._facts: dict[str, Any] = {"process": os.getpid(), "machine": socket.gethostname(), "began": utc()}
-
-    def tell(self, facts: Mapping[str, Any], *, write: bool) -> None:
-        """Add facts and write all of them; errors of the disk are ignored."""
-        self._facts |= facts
-        if write:
-            with contextlib.suppress(OSError):
-                write_text(self._file, json.dumps({**self._facts, "time": utc()}, indent=1) + "\n")
-
-
 @dataclass
 class Silo:
     """A silo in the server's status; times are UTC, rounds count from 1.
 
     Args:
-        name: of its own file in the recipe, if any.
+        name: of its own file, if any.
         since: when it connected or left.
-        left_out: whether rounds do not wait for it until it responds again.
+        left_out: whether rounds do not wait for it.
         turned_away: the reason, if it was rejected.
         upload: time, round and bytes of the last one.
-        bytes_in, bytes_out: received from it and sent to it since the server started.
+        bytes_in, bytes_out: since the server started.
     """
 
     rank: int
@@ -77,7 +59,7 @@ class Silo:
 
 
 class Silos:
-    """The state of each silo, by rank, from the audit log's events; thread-safe."""
+    """Each silo's state from events of the audit log; thread-safe."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._silos = [Silo(rank, name) for rank, name in enumerate(names, 1)]
@@ -102,7 +84,7 @@ class Silos:
                 silo.bytes_out += line["bytes"]
 
     def due(self) -> bool:
-        """Whether to write the silos again; True at most once a second."""
+        """Whether to write the silos; True at most once a second."""
         if time.monotonic() - self._written < EVERY_S:
             return False
         self._written = time.monotonic()
@@ -111,7 +93,7 @@ class Silos:
     def rows(
         self, present: Collection[int], away: Collection[int], turned: Mapping[int, str], excluded: Collection[int]
     ) -> list[dict[str, Any]]:
-        """All silos, given clients (from 0) that are connected, not waited for, rejected with a reason, or excluded."""
+        """All silos, given clients that are connected, not waited for, rejected with a reason, or excluded."""
         with self._lock:
             for client, silo in enumerate(self._silos):
                 silo.connected, silo.left_out = client in present, client in away
@@ -121,7 +103,7 @@ class Silos:
 
 
 def names(files: Sequence[str], count: int) -> list[str]:
-    """Names of the silos' own files in the recipe, without folder and ending; empty if they have none."""
+    """Names of the silos' own files, without folder and suffix."""
     return [clean(Path(file).stem, 40) for file in files] or [""] * count
 
 
@@ -140,11 +122,7 @@ def ending(tell: Callable[..., None]) -> Iterator[None]:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Read the status of a run.
-
-    Raises:
-        LabelSkewError: the folder is not a run's, or cannot be read.
-    """
+    """Read a run's status; raises LabelSkewError if the folder is not a run's."""
     try:
         return _read(folder)
     except OSError as error:  # such as another user's folder
@@ -152,18 +130,18 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def read_planned(folder: Path) -> dict[str, Any]:
-    """The status of a planned run, which may not have begun or may be damaged: at least ``run`` and ``state``."""
+    """A planned run's status, at least ``run`` and ``state``, even if it is damaged."""
     try:
         if not any((folder / name).exists() for name in (NAME, "recipe.yaml")):
             holder = locks.held_by(folder)
             return {"run": str(folder), "state": RUNNING if holder else NOT_BEGUN, "held_by": holder or None}
         known = read(folder)
-        # a run that was killed before its summary is unfinished, and its sweep resumes it
+        # a run that was killed before its summary is unfinished
         unfinished = known["state"] == FINISHED and not (folder / "summary.json").exists()
         return known | {"state": STOPPED} if unfinished else known
     except LabelSkewError as error:
         reason = str(error)
-    except (OSError, ValueError) as error:  # such as a name that is too long, or a number of 5000 digits
+    except (OSError, ValueError) as error:  # such as a number of 5000 digits
         reason = f"{folder}: cannot be read: {getattr(error, 'strerror', None) or error}"
     return {"run": str(folder), "state": UNREADABLE, "why": reason}
 
@@ -193,13 +171,17 @@ def _read(folder: Path) -> dict[str, Any]:
         facts["why"] = f"process {facts['process']} ended without a message" if "process" in facts else None
     if not holder and (folder / "summary.json").exists():
         state = FINISHED
+    over = bool(holder) or state == FINISHED
+    resume = facts.get("go_on") or f"labelskew run --resume {folder}"
+    if not (folder / "recipe.yaml").is_file():
+        resume = "start it again; no round is lost"
     measure, tests = main_measure(lines), main_tests(lines)
     known = {
         "run": str(folder),
         "state": state,
         "held_by": holder or None,
-        "why": None if holder or state == FINISHED else facts.get("why"),
-        "go_on": None if holder or state == FINISHED else _resume_command(folder, facts),
+        "why": None if over else facts.get("why"),
+        "go_on": None if over else str(resume),
         "rounds_done": len(lines),
         "rounds": facts.get("rounds"),
         "accuracy": tests[-1][measure.key] if tests else None,
@@ -214,14 +196,7 @@ def _read(folder: Path) -> dict[str, Any]:
     return {**known, **more, "silos": silos}
 
 
-def _resume_command(folder: Path, facts: Mapping[str, Any]) -> str:
-    if not (folder / "recipe.yaml").is_file():
-        return "start it again; no round is lost"
-    return str(facts.get("go_on") or f"labelskew run --resume {folder}")
-
-
 def _facts(file: Path) -> dict[str, Any]:
-    """The content of a status file; empty if it is missing. Raises LabelSkewError if it is damaged."""
     try:
         facts = json.loads(read_text(file))
         return {**facts, "silos": [asdict(Silo(**silo)) for silo in facts.get("silos", [])]}

@@ -1,4 +1,4 @@
-"""Call the hooks of a run's trackers so that none can end, block or change the run."""
+"""Call trackers' hooks so that they cannot end, block or change the run."""
 
 from __future__ import annotations
 
@@ -23,27 +23,24 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 
 LOG = "trackers.log"
-"""Tracebacks of failed trackers; the file is missing if none failed."""
+"""Tracebacks of failed trackers."""
 PATIENCE_S = {"begin": 120.0, "on_round": 30.0, "finish": 600.0, "close": 60.0}
 """Seconds that a run waits for each hook."""
 COUNTED = ("clients", "left_out", "opening_left_out")
-"""Lists of clients, reported by their lengths."""
+"""Lists that are reported by their lengths."""
 MAX_LIST = 100
-"""Maximum length of a reported list, such as one value per class; longer lists are skipped."""
+"""Longer lists are skipped."""
 
 
 class Trackers:
-    """All trackers of a recipe. A tracker that fails or takes too long is switched off with a warning.
-
-    Hooks run in a thread of this process, which waits for each. Global generators are restored after each hook.
-    """
+    """A recipe's trackers; one that fails or takes too long is switched off with a warning."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._on: dict[str, Tracker] = {}
 
     def begin(self, folder: RunFolder, rounds: int) -> None:
-        """Begin with a run of which ``rounds`` rounds are complete."""
+        """Begin after ``rounds`` complete rounds."""
         named = {name: params for item in self._recipe.tracking.trackers for name, params in item.items()}
         if not named:
             return
@@ -66,7 +63,7 @@ class Trackers:
             self._call_all("on_round", _numbers(line) | {"seconds": round(seconds, 4)})
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Report the run's summary and files, once these are written."""
+        """Report the run's summary and files."""
         if self._on:
             pictures = [self._path / f"{name}.png" for name in ("curves", "partition", "confusion")]
             pictures += sorted(self._path.glob("diagnostics/*.png"))
@@ -74,7 +71,7 @@ class Trackers:
             self._call_all("finish", _numbers(summary), existing, self._path / "model.safetensors")
 
     def close(self, state: str) -> None:
-        """Report that the run has ended or paused."""
+        """Report the end of the run, or a pause."""
         self._call_all("close", state)
         self._on = {}
 
@@ -83,7 +80,6 @@ class Trackers:
             self._call(name, hook, getattr(tracker, hook), self._run, *args)
 
     def _call(self, name: str, hook: str, function: Callable[..., None], *args: Any) -> None:
-        """Call a tracker's hook, and switch the tracker off if it fails or takes too long."""
         raised: list[BaseException] = []
 
         def work() -> None:
@@ -122,7 +118,7 @@ def _reason(error: BaseException, tracker: Tracker | None) -> str:
 
 
 def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """All finite numbers, flattened to names such as ``loss_terms.cross_entropy`` and ``recall.3``.
+    """All finite numbers with flattened names.
 
     >>> _numbers({"clients": [4, 7], "accuracy": 0.5, "recall": [1.0, None], "loss_terms": {"ce": math.nan}})
     {'clients': 2, 'accuracy': 0.5, 'recall.0': 1.0}
@@ -142,7 +138,6 @@ def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def _parameters(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
-    """All values by ``section.key``; those of other types as JSON text."""
     flat: dict[str, bool | int | float | str] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Use of trained models: read files, predict, evaluate on further data, export.
+"""Use of trained models: predict, evaluate, export. Needs only a model's file.
 
-May import runs and below. front and the command line use it. Needs only a model's file, not a run's folder.
+May import runs and below. front and the command line use it.
 """

@@ -1,4 +1,4 @@
-"""Evaluate a trained model on further data with the layout of its training data."""
+"""Evaluate a trained model on other data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Data, Dataset, Images, catalog, mistake
+from fl_labelskew_registry import Data, Dataset, Images, mistake
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,29 +24,25 @@ from fl_labelskew_plugins.recipe.sections import DataArgs
 from fl_labelskew_plugins.runs.reader import RunReader
 from fl_labelskew_plugins.runs.session import numbered
 from fl_labelskew_plugins.trained.inputs import fitted, reader
-from fl_labelskew_plugins.trained.network import Trained, known
+from fl_labelskew_plugins.trained.network import Trained, load_plugin
 
 BATCH = 128
+MEASURES = ("accuracy", "balanced_accuracy", "macro_f1")
 TestedPart = Literal["all", "test"]
 
 
 def evaluate(
     trained: Trained, folder: Path, part: TestedPart | None = None, settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Measure a model on the data in a folder, read as the recipe's data set is.
+    """Measure a model on the data in a folder or file.
 
-    Args:
-        trained: the model.
-        folder: the folder or file of the data.
-        part: all samples, or the test part only. Default: the test part if the data have one or are those of the run's
-            training, else all samples.
-        settings: ``data_args`` that override the recipe's.
+    ``part``: default: the test part if the data have one or are those of the run's training, else all samples;
+    ``settings``: ``data_args`` that override the recipe's.
 
     Returns:
-        The tested samples (``part``; ``total``, all samples of the data, None if only the test part was read; ``note``,
-        a sentence or None); ``accuracy``, ``balanced_accuracy`` and ``macro_f1`` between 0 and 1, over classes that
-        occur; ``classes`` and ``groups``, a mapping each; and ``confusion``, counts by true class (rows) and predicted
-        class. Values are None if there are no samples for them.
+        ``part``, ``total`` (all samples, None if only the test part was read) and ``note`` on the tested samples;
+        :data:`MEASURES` between 0 and 1, over classes that occur; ``classes``; ``groups``; and ``confusion``, counts by
+        true class (rows) and predicted class. Values without samples are None.
 
     Raises:
         LabelSkewError: the data cannot be read, or do not fit the model.
@@ -64,7 +60,7 @@ def evaluate(
         "data": clean(folder, 4096),
         "samples": len(labels),
         **read,
-        **{key: whole[key] for key in ("accuracy", "balanced_accuracy", "macro_f1")},
+        **{key: whole[key] for key in MEASURES},
         "classes": [
             {"class": name, "samples": n, "recall": hits / n if n else None, "precision": hits / p if p else None}
             for name, n, p, hits in zip(names, support, predictions, right, strict=True)
@@ -81,47 +77,48 @@ def _groups(data: Data, predicted: Tensor, labels: Tensor, classes: int) -> list
         name = data.group_names[group] if 0 <= group < len(data.group_names) else str(group)
         members = torch.from_numpy(groups == group)
         values = metrics.measures(metrics.confusion(predicted[members], labels[members], classes))
-        measures = {key: values[key] for key in ("accuracy", "balanced_accuracy", "macro_f1")}
-        rows.append({"group": clean(name), "samples": int(members.sum()), **measures})
+        rows.append({"group": clean(name), "samples": int(members.sum()), **{key: values[key] for key in MEASURES}})
     return rows
 
 
 def _data(
     trained: Trained, folder: Path, part: TestedPart | None, settings: Mapping[str, Any]
 ) -> tuple[Data, dict[str, Any]]:
-    """Data whose test part is to be tested, with the model's class numbers; and a description of the part."""
-    about, where, run = trained.about, clean(trained.file, 4096), _run(trained.file)
+    about, place = trained.about, clean(folder, 4096)
+    # the folder of the run that wrote the model's file, or the file's folder
+    readers = [RunReader(path) for path in trained.file.absolute().parents[:2]]
+    run = next((reader for reader in readers if reader.recipe.is_file()), readers[0])
     sections = run.sections if run.recipe.is_file() else {}
-    dataset, note = _dataset(trained, run, sections.get("data_args", {}), folder, settings), None
+    args, note, total = sections.get("data_args", {}), None, None
+    dataset = _dataset(trained, run, args, folder, settings)
     dataset.check_test(folder, download=False)
-    if not folder.exists():  # not noticed by a data set without files
-        raise mistake(clean(folder, 4096), "does not exist", "a value of data_args.data_cache_dir")
-    seed, total = int(sections.get("common_args", {}).get("random_seed", 0)), None
-    splits_off = dataset.splits_off(folder)
-    if part != "all" and not splits_off:
+    if not folder.exists():  # a data set without files does not notice
+        raise mistake(place, "does not exist", "a value of data_args.data_cache_dir")
+    seed = int(sections.get("common_args", {}).get("random_seed", 0))
+    if part != "all" and not dataset.splits_off(folder):
         data, part = dataset.load_test(folder, download=False, seed=seed), "test"
     else:
         data = dataset.load_all(folder, download=False, seed=seed)
-        part, note = _of_training(folder, data, run, sections.get("data_args", {}), part, settings)
+        part, note = _part(folder, data, run, args, part, settings)
         total = len(data.train.y) + len(data.test.y)
         if part == "all":
             data = replace(data, test=joined(data.train, data.test))
         else:
             data = dataset.load(folder, download=False, seed=seed)
     if not len(data.test.y):
-        raise mistake(clean(folder, 4096), "has no test samples", "data with a test part, or --part all")
-    names = [clean(name) for name in data.class_names]
+        raise mistake(place, "has no test samples", "data with a test part, or --part all")
+    names, where = [clean(name) for name in data.class_names], clean(trained.file, 4096)
     if len(names) != len(about.class_names):
-        here = counted(len(names), "class", "classes")
-        raise mistake(clean(folder, 4096), f"has {here}, but {where} {len(about.class_names)}", "data of these classes")
+        problem = f"has {counted(len(names), 'class', 'classes')}, but {where} {len(about.class_names)}"
+        raise mistake(place, problem, "data of these classes")
     for number, (name, trained_name) in enumerate(zip(names, about.class_names, strict=True)):
         if name != trained_name and not numbered(names) and not numbered(about.class_names):
             problem = f"class {number} is {name!r}, but in {where} it is {trained_name!r}"
-            raise mistake(clean(folder, 4096), problem, "data of the same classes")
+            raise mistake(place, problem, "data of the same classes")
     return data, {"part": part, "total": total, "note": note}
 
 
-def _of_training(
+def _part(
     folder: Path,
     data: Data,
     run: RunReader,
@@ -129,7 +126,7 @@ def _of_training(
     part: TestedPart | None,
     settings: Mapping[str, Any],
 ) -> tuple[TestedPart, str | None]:
-    """The ``part`` to test on, by default without training samples, and a note if these may be in it."""
+    """The part to test on, and a note if it may contain training samples."""
     known = run.environment.get("data")
     same = known == fingerprint(data)
     near = same or _home(args) in (folder.resolve(), *folder.resolve().parents)
@@ -147,24 +144,17 @@ def _home(args: Mapping[str, Any]) -> Path | None:
     return Path(home).resolve() if isinstance(home, str) else None
 
 
-def _run(file: Path) -> RunReader:
-    """The folder of the run, or silo, that wrote a model's file; the file's folder if there is no recipe."""
-    readers = [RunReader(folder) for folder in file.absolute().parents[:2]]
-    return next((reader for reader in readers if reader.recipe.is_file()), readers[0])
-
-
 def _dataset(
     trained: Trained, run: RunReader, args: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]
 ) -> Dataset:
-    """The data set of the model's training, with the recipe's parameters if the run's folder exists."""
     about, where = trained.about, clean(trained.file, 4096)
-    known_keys = keys_of(catalog.load("datasets", known("datasets", about.dataset, where)).Params)
+    known_keys = keys_of(load_plugin("datasets", about.dataset, where).Params)
     params = {key: value for key, value in args.items() if key in known_keys or key not in keys_of(DataArgs)}
-    if folder.is_file() and _home(args) != folder.resolve():  # the given file replaces those in the recipe
+    if folder.is_file() and _home(args) != folder.resolve():  # it replaces the files in the recipe
         params = {key: value for key, value in params.items() if key not in ("file", "test_file")}
     groups = params.get("groups")
     if isinstance(groups, list) and not all((folder / str(g)).is_dir() for g in groups):
-        del params["groups"]  # they are folders of the run's own data
+        del params["groups"]  # folders of the run's own data
     # data of one site often lack some classes
     if "class_names" in known_keys and params.get("class_names") is None and not numbered(about.class_names):
         params["class_names"] = about.class_names

@@ -1,4 +1,4 @@
-"""Export trained models, with normalisation in the graph, as ONNX or as torch's pt2."""
+"""Export trained models as ONNX or as torch's pt2."""
 
 from __future__ import annotations
 
@@ -24,23 +24,15 @@ from fl_labelskew_plugins.trained.network import Trained
 
 FORMATS = ("onnx", "pt2")
 TOLERANCE = 1e-4
-"""Maximum difference of a file's logits from the network's, divided by the largest logit or 1, whichever is larger."""
+"""Maximum difference of the file's logits from the network's, divided by the larger of 1 and the largest logit."""
 INPUT, OUTPUT = "samples", "logits"
 
 
 def export(trained: Trained, out: Path, form: str) -> float:
-    """Write a model with the normalisation in its graph, and check the file.
+    """Write a model with the normalisation in its graph; return the largest difference of a logit.
 
-    The graph has one input, ``samples`` ``(batch, ...)``, as the data set gives them: uint8 of 0 to 255 if its samples
-    are uint8, else float32; and one output, ``logits`` ``(batch, C)`` float32.
-
-    Args:
-        trained: the model.
-        out: the file; it appears only when it is complete and checked.
-        form: one of :data:`FORMATS`.
-
-    Returns:
-        The largest difference of a logit, as in :data:`TOLERANCE`.
+    The graph has one input, ``samples`` ``(batch, ...)``, uint8 of 0 to 255 or float32 as the data set gives them; and
+    one output, ``logits`` ``(batch, C)`` float32. ``form``: one of :data:`FORMATS`.
 
     Raises:
         LabelSkewError: a package is missing.
@@ -57,7 +49,7 @@ def export(trained: Trained, out: Path, form: str) -> float:
             batch = {INPUT: {0: torch.export.Dim("batch", min=1)}}
             program = torch.export.export(whole, (example,), dynamic_shapes=batch)
             for node in program.graph.nodes:
-                node.meta.pop("stack_trace", None)  # it contains paths of this machine
+                node.meta.pop("stack_trace", None)  # contains paths of this machine
             if form == "onnx":
                 texts = {KEY: metadata, "class_names": json.dumps(trained.about.class_names)}
                 _write_onnx(program, example, batch, part, texts)
@@ -66,10 +58,10 @@ def export(trained: Trained, out: Path, form: str) -> float:
                     torch.export.save(program, stream, extra_files={KEY: metadata})
         except OSError:
             raise
-        except Exception as error:  # any error of the exporter on an arbitrary network
+        except Exception as error:  # exporters raise any type
             reason = clean(failure(error), 300)
             raise RunError(f"{clean(trained.file, 4096)}: cannot be exported as {form}: {reason}") from error
-        run = _onnx(part) if form == "onnx" else _pt2(part)
+        run = _onnx(part) if form == "onnx" else torch.export.load(io.BytesIO(part.read_bytes())).module()
         worst = 0.0
         for number in (1, 3):
             x = samples(trained.about, number)
@@ -84,7 +76,7 @@ def export(trained: Trained, out: Path, form: str) -> float:
 
 
 def samples(about: About, number: int) -> Tensor:
-    """Reproducible random samples on the scale of training."""
+    """Reproducible random samples ``(number, ...)`` on the scale of training."""
     generator = torch.Generator().manual_seed(number)
     shape = (number, *about.input_shape)
     if about.dtype == "uint8":
@@ -100,7 +92,7 @@ def samples(about: About, number: int) -> Tensor:
 def _write_onnx(program: Any, example: Tensor, batch: dict[str, Any], file: Path, texts: dict[str, str]) -> None:
     names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "dynamic_shapes": batch}
     exported = torch.onnx.export(program, (example,), dynamo=True, verbose=False, **names)
-    assert exported is not None  # since it writes no file itself
+    assert exported is not None  # it has written no file
     model = exported.model_proto
     for key, text in texts.items():
         model.metadata_props.add(key=key, value=text)
@@ -112,12 +104,6 @@ def _onnx(file: Path) -> Callable[[Tensor], Tensor]:
 
     session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
     return lambda x: torch.from_numpy(session.run([OUTPUT], {INPUT: x.numpy()})[0])
-
-
-def _pt2(file: Path) -> Callable[[Tensor], Tensor]:
-    with file.open("rb") as stream:
-        run: Callable[[Tensor], Tensor] = torch.export.load(io.BytesIO(stream.read())).module()
-    return run
 
 
 @contextlib.contextmanager

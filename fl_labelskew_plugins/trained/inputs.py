@@ -1,4 +1,4 @@
-"""Read inputs of a model: pictures, folders of pictures, arrays and tables; in batches, as in training."""
+"""Read inputs of a model in batches: pictures, arrays and tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from fl_labelskew_registry import Dataset, LabelSkewError, MistakesError, catalog, mistake
+from fl_labelskew_registry import Dataset, LabelSkewError, MistakesError, mistake
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins.data.image_folder import images_in
@@ -20,25 +20,21 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runs.model_file import About
-from fl_labelskew_plugins.trained.network import Trained, known, made
+from fl_labelskew_plugins.trained.network import Trained, create, load_plugin
 
 MAX_DEVIATION = 8.0
-"""Warn if an array's standard deviation, or distance from the mean, exceeds this multiple of training's deviation."""
+"""Maximum distance from the training's mean, and ratio to its standard deviation, without a warning."""
 
 
 class InputBatch(NamedTuple):
-    """Samples ``(B, ...)`` as the data set gives them, and their names."""
+    """Samples ``(B, ...)`` as the data set gives them."""
 
     names: list[str]
     samples: NDArray[Any]
 
 
 def listed(places: Sequence[Path]) -> list[Path]:
-    """Files, with folders replaced by the pictures in them.
-
-    Raises:
-        MistakesError: some do not exist, or a folder has no pictures; a line each.
-    """
+    """Replace folders by the pictures in them; raises MistakesError for missing files and empty folders."""
     files: list[Path] = []
     wrong = []
     for place in places:
@@ -63,12 +59,9 @@ def batches(
     unreadable: list[str],
     settings: Mapping[str, Any] | None = None,
 ) -> Iterator[InputBatch]:
-    """Read the samples of files, in order, at most ``size`` at a time; unreadable files are listed in ``unreadable``.
+    """Read samples, at most ``size`` at a time; append errors of bad files to ``unreadable``.
 
-    ``settings``: ``data_args`` that override the training's.
-
-    Raises:
-        LabelSkewError: the model takes neither pictures nor tables, or pictures of another shape.
+    ``settings``: ``data_args`` that override the training's. Raises LabelSkewError if the model takes other inputs.
     """
     for picture, group in groupby(files, key=lambda file: not holds_many(file)):
         if picture:
@@ -89,12 +82,12 @@ def batches(
 
 
 def holds_many(file: Path) -> bool:
-    """Whether a file may contain several samples: an archive or a table."""
+    """Whether a file is an archive or a table."""
     return file.suffix.lower() in (".npz", *TEXT, *PARQUET)
 
 
 def cut(samples: NDArray[Any], size: int, name: str, numbers: NDArray[np.int64] | None = None) -> Iterator[InputBatch]:
-    """Samples in batches, each sample named ``name[number]``, by default numbered from 0."""
+    """Divide samples into batches, each sample named ``name[number]``, by default numbered from 0."""
     numbers = np.arange(len(samples)) if numbers is None else numbers
     for start in range(0, len(samples), size):
         part = slice(start, start + size)
@@ -102,11 +95,7 @@ def cut(samples: NDArray[Any], size: int, name: str, numbers: NDArray[np.int64] 
 
 
 def table_of(trained: Trained, settings: Mapping[str, Any] | None = None) -> Table:
-    """The data set that reads tables for a model.
-
-    Raises:
-        LabelSkewError: the model was not trained on tables, or a setting is wrong.
-    """
+    """The data set that reads tables for a model; raises LabelSkewError for other models."""
     about, where = trained.about, clean(trained.file, 4096)
     if about.dataset != "table":
         problem = f"was trained on {about.dataset}, whose samples are not rows of a table"
@@ -119,22 +108,16 @@ def table_of(trained: Trained, settings: Mapping[str, Any] | None = None) -> Tab
 def reader(trained: Trained, recipe: Mapping[str, Any], settings: Mapping[str, Any], place: str = "") -> Dataset:
     """The data set that reads samples for a model as in its training.
 
-    Args:
-        trained: the model.
-        recipe: ``data_args`` of its recipe, if known.
-        settings: ``data_args`` that override these.
-        place: of the recipe, for messages.
-
-    Raises:
-        LabelSkewError: the data set is not installed, or does not have these parameters.
+    ``settings`` override ``recipe``, its known ``data_args``; ``place``: for messages. Raises LabelSkewError if the
+    data set is not installed, or a setting is wrong.
     """
     about, where = trained.about, clean(trained.file, 4096)
-    kind = catalog.load("datasets", known("datasets", about.dataset, where))
+    kind = load_plugin("datasets", about.dataset, where)
     place = place or f"{where}: data set {about.dataset}: "
-    made(kind, settings, "--set data_args.")
+    create(kind, settings, "--set data_args.")
     if about.dataset != "table":
-        made_of: Dataset = made(kind, {**(about.picture or {}), **recipe, **settings}, place)
-        return made_of
+        dataset: Dataset = create(kind, {**(about.picture or {}), **recipe, **settings}, place)
+        return dataset
     if about.table is None:
         problem = "does not say how the rows of a table become samples"
         use = "a model of this version whose recipe has data_args.features and categorical"
@@ -143,7 +126,7 @@ def reader(trained: Trained, recipe: Mapping[str, Any], settings: Mapping[str, A
         raise mistake(f"--set data_args.{fixed[0]}", "is fixed by the model's training", "a table with those columns")
     of_model = {key: getattr(about.table, key) for key in ("label", "group", "missing")}
     of_model |= {"features": [feature.name for feature in about.table.features], "class_names": about.class_names}
-    table: Table = made(Table, {**recipe, "categorical": "refuse", **of_model, **settings}, place)
+    table: Table = create(Table, {**recipe, "categorical": "refuse", **of_model, **settings}, place)
     table.encoding = about.table
     return table
 
@@ -166,8 +149,7 @@ def _pictures(
     with ThreadPoolExecutor(available_cores()) as pool:
         for start in range(0, len(files), size):
             part = files[start : start + size]
-            batch = InputBatch([], np.empty((0, *about.input_shape), np.uint8))
-            sound = []
+            names, samples = [], []
             for file, sample in zip(part, pool.map(read, part), strict=True):
                 if isinstance(sample, str):
                     unreadable.append(sample)
@@ -175,10 +157,10 @@ def _pictures(
                 if list(sample.shape) != about.input_shape:
                     shape = f"{tuple(sample.shape)}, but the network takes {tuple(about.input_shape)}"
                     raise mistake(where, f"its pictures become samples of shape {shape}", "the original file")
-                batch.names.append(clean(file, 4096))
-                sound.append(sample)
-            if sound:
-                yield batch._replace(samples=np.stack(sound))
+                names.append(clean(file, 4096))
+                samples.append(sample)
+            if samples:
+                yield InputBatch(names, np.stack(samples))
 
 
 def _archives(about: About) -> str:
@@ -194,13 +176,10 @@ def _array(about: About, file: Path) -> NDArray[Any]:
 
 
 def fitted(about: About, x: NDArray[Any], where: str) -> NDArray[Any]:
-    """Convert an array of numbers to samples ``(N, ...)`` of the model's shape and type.
+    """Convert an array to samples ``(N, ...)`` of the model's shape and type, see :func:`warn_of_scale`.
 
-    Axes may be the model's, ``(N, H, W, C)``, ``(N, H, W)`` for one channel, or any if the model takes rows; a single
-    sample becomes a batch of one. Warns of another scale than the training's, see :func:`warn_of_scale`.
-
-    Raises:
-        LabelSkewError: the array does not fit.
+    It may have the model's shape, with or without ``N``; ``(N, H, W, C)``; ``(N, H, W)`` for one channel; or any if the
+    model takes rows. Raises LabelSkewError for other shapes.
     """
     shape = tuple(about.input_shape)
     if x.dtype.kind not in "biuf":
@@ -231,13 +210,8 @@ def fitted(about: About, x: NDArray[Any], where: str) -> NDArray[Any]:
 
 
 def warn_of_scale(about: About, x: NDArray[Any], where: str) -> None:
-    """Warn if samples ``(N, ...)`` clearly have another scale than the training's.
-
-    Normalised training samples have mean 0 and standard deviation 1. An array whose mean is further than 8 from that,
-    or whose standard deviation is above 8 or below 1/8, has another scale, such as 0 to 255 for 0 to 1, or a single
-    value. Without normalisation in training, this cannot be detected.
-    """
-    plain = about.mean == [0.0] and about.std == [1.0] and about.dtype == "float32"
+    """Warn if samples ``(N, ...)`` have another scale than in training, such as 0 to 255 for 0 to 1."""
+    plain = about.mean == [0.0] and about.std == [1.0] and about.dtype == "float32"  # without normalisation
     if not about.mean or not about.std or plain or not x.size:
         return
     axes = (0, *range(2, x.ndim))
@@ -246,8 +220,7 @@ def warn_of_scale(about: About, x: NDArray[Any], where: str) -> None:
     spread = x.std(axes, dtype=np.float64) / unit / about.std
     if np.abs(mean).max() <= MAX_DEVIATION and spread.max() <= MAX_DEVIATION and spread.max() >= 1 / MAX_DEVIATION:
         return
-    usual = unit * np.mean(about.mean), unit * np.mean(about.std)
     log.warn(
         f"{where}: scale differs from training: mean {x.mean():.3g}, standard deviation {x.std():.3g}, in training "
-        f"{usual[0]:.3g} and {usual[1]:.3g}; predictions may be meaningless"
+        f"{unit * np.mean(about.mean):.3g} and {unit * np.mean(about.std):.3g}; predictions may be meaningless"
     )

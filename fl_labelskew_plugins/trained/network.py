@@ -1,4 +1,4 @@
-"""Load a model's file as a network that takes samples as their data set gives them."""
+"""Load a model's file as a network."""
 
 from __future__ import annotations
 
@@ -30,43 +30,27 @@ from fl_labelskew_plugins.tensors import Weights
 
 LAST, BEST = "model.safetensors", "best.safetensors"
 SMALL = 2**20
-"""Most numbers in a batch for which the layers' memory is not estimated, since that takes seconds."""
+"""Maximum of numbers in a batch without an estimate of the layers' memory, which takes seconds."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model from its file.
-
-    Args:
-        file: its file.
-        about: the file's metadata.
-        network: without normalisation, in eval mode; takes normalised samples, and returns logits ``(B, C)``.
-    """
+    """A model from its file; ``network`` takes normalised samples, and returns logits ``(B, C)``."""
 
     file: Path
     about: About
     network: nn.Module
 
     def whole(self) -> Whole:
-        """The network with normalisation in front.
-
-        Raises:
-            LabelSkewError: the file does not say how samples were normalised.
-        """
+        """The network after normalisation; raises LabelSkewError if the normalisation is unknown."""
         if self.about.mean is None or self.about.std is None:
-            raise mistake(
-                clean(self.file, 4096),
-                "does not say how samples are normalised, because its writer had no samples",
-                "the model.safetensors of a silo, which has the normalisation of the silo's samples",
-            )
+            problem = "does not say how samples are normalised, because its writer had no samples"
+            use = "the model.safetensors of a silo, which has the normalisation of the silo's samples"
+            raise mistake(clean(self.file, 4096), problem, use)
         return Whole(self.network, self.about)
 
     def logits(self, samples: NDArray[Any]) -> Tensor:
-        """Logits ``(B, C)`` float32 of samples ``(B, ...)`` as the data set gives them.
-
-        Raises:
-            LabelSkewError: the network does not take them, or one sample needs more than the free memory.
-        """
+        """Logits ``(B, C)`` float32 of samples ``(B, ...)``; raises LabelSkewError if the samples do not fit."""
         whole, size = self.whole(), len(samples)
         if samples.size > SMALL:
             self.check_memory(1)
@@ -82,16 +66,13 @@ class Trained:
             ) from None
 
     def check_memory(self, count: int) -> None:
-        """Raise LabelSkewError unless the layers' values for ``count`` samples fit this machine's free memory."""
+        """Raise LabelSkewError unless the layers' values for ``count`` samples fit into memory."""
         use = "a machine with more memory, or a model of smaller samples"
         fits(count * self._memory, clean(self.file, 4096), "the layers of its network", use)
 
     @cached_property
     def _memory(self) -> int:
-        """Estimated bytes of the layers for one sample: three times the largest layer's inputs and outputs.
-
-        Only shapes are computed; 0 if the network does not allow that.
-        """
+        """Estimated bytes of the layers for one sample: three times the largest layer's; 0 if unknown."""
         sizes = [0]
 
         def measure(_: nn.Module, given: tuple[Any, ...], made: Any) -> None:
@@ -111,7 +92,7 @@ class Trained:
 
 
 class Whole(nn.Module):
-    """A network with normalisation in front: ``(B, ...)`` as the data set gives them, to logits ``(B, C)``."""
+    """A network after normalisation, from samples ``(B, ...)`` to logits ``(B, C)``."""
 
     def __init__(self, network: nn.Module, about: About) -> None:
         super().__init__()
@@ -128,44 +109,33 @@ class Whole(nn.Module):
 
 
 def load(file: Path, network: Network | None = None, *, code: str | None = None) -> Trained:
-    """Load a model's file, which may be untrusted.
+    """Load a model's file, which may be untrusted; raises LabelSkewError if it is invalid or needs a missing plugin.
 
-    Args:
-        file: a ``.safetensors`` file.
-        network: builds the network, if that was a Python object.
-        code: ``FILE.py:FUNCTION`` that builds it, if it was one; the model's file never chooses code to run.
-
-    Raises:
-        LabelSkewError: the file is invalid, or its network is not installed.
+    ``network``: if it was a Python object; ``code``: ``FILE.py:FUNCTION``, if it was one. The file never chooses code.
     """
     about, weights = model_file.read(file)
     where = clean(file, 4096)
-    if network is not None:
-        return Trained(file, about, build(network, about.input_shape, len(about.class_names), weights, where))
+    if network is None:
+        network = _network(about, weights, where, code)
+    return Trained(file, about, build(network, tuple(about.input_shape), len(about.class_names), weights, where))
+
+
+def _network(about: About, weights: Weights, where: str, code: str | None) -> Network:
     if about.network is None:
         raise mistake(where, f"its network was an object ({about.module})", "fl.load_run(RUN, model=...) in Python")
     if code is not None or is_code(about.network):
-        network = _of_code(about, where, code)
-        return Trained(file, about, build(network, about.input_shape, len(about.class_names), weights, where))
-    kind = catalog.load("models", known("models", about.network, where))
-    network = made(kind, about.network_params | dict(kind.trained_params), f"{where}: model {about.network}: ")
-    # first with shapes only: untrusted metadata may ask for any size; a network that cannot be built without numbers
-    # raises one of these errors, and is built with them below, under the same check
-    with (
-        suppress(NotImplementedError, RuntimeError, TypeError),
-        _no_larger_than(weights, where),
-        torch.device("meta"),
-    ):
+        return _from_code(about, where, code)
+    kind = load_plugin("models", about.network, where)
+    params = about.network_params | dict(kind.trained_params)
+    network: Network = create(kind, params, f"{where}: model {about.network}: ")
+    # untrusted metadata may ask for any size, so build it first with shapes only, unless it then raises one of these
+    with suppress(NotImplementedError, RuntimeError, TypeError), _limited(weights, where), torch.device("meta"):
         check(network.build(tuple(about.input_shape), len(about.class_names)), weights, where)
-    return Trained(file, about, build(network, about.input_shape, len(about.class_names), weights, where))
+    return network
 
 
-def _of_code(about: About, where: str, code: str | None) -> Network:
-    """The network of the function ``code``, if it is the model's.
-
-    Raises:
-        LabelSkewError: it is missing or differs.
-    """
+def _from_code(about: About, where: str, code: str | None) -> Network:
+    """The network of the function ``code``; LabelSkewError if it is missing or not the model's."""
     params, name = dict(about.network_params), clean(about.network)
     digest = clean(params.pop("sha256", "unknown"), 64)
     if not is_code(name):
@@ -178,16 +148,12 @@ def _of_code(about: About, where: str, code: str | None) -> Network:
     if (function.sha256, function.name) != (digest, name.rpartition(":")[2]):
         problem = f"{function} has SHA-256 {function.sha256}, but {where} needs {name} with {digest}"
         raise mistake("network", problem, "the original file")
-    made_of: Network = made(function, params, f"{where}: model {name}: ")
-    return made_of
+    network: Network = create(function, params, f"{where}: model {name}: ")
+    return network
 
 
-def known(kind: catalog.Kind, name: str, where: str) -> str:
-    """The name of an installed plugin.
-
-    Raises:
-        LabelSkewError: it is not installed.
-    """
+def load_plugin(kind: catalog.Kind, name: str, where: str) -> Any:
+    """Load a plugin's class; raises LabelSkewError if it is not installed."""
     names = sorted({entry.name for entry in catalog.entries(kind)})
     if name not in names:
         noun = kind.removesuffix("s")
@@ -195,15 +161,11 @@ def known(kind: catalog.Kind, name: str, where: str) -> str:
             f"{where}: needs the {noun} {name!r}, which is not installed; install its package, or "
             f"use one of {few(names, 40)}"
         )
-    return name
+    return catalog.load(kind, name)
 
 
-def made(plugin: Any, params: Mapping[str, Any], place: str) -> Any:
-    """A plugin with parameters from a file.
-
-    Raises:
-        LabelSkewError: the parameters are invalid.
-    """
+def create(plugin: Any, params: Mapping[str, Any], place: str) -> Any:
+    """A plugin with parameters from a file; raises LabelSkewError if they are invalid."""
     args, lines = mistakes.checked(plugin.Params, dict(params), place)
     if args is None:
         raise LabelSkewError(lines[0])
@@ -222,18 +184,16 @@ def check(module: nn.Module, weights: Weights, where: str) -> None:
 
 
 @contextmanager
-def _no_larger_than(weights: Weights, where: str) -> Iterator[None]:
-    """Stop building a network that has far more tensors or numbers than the file, before it takes memory.
-
-    Some networks replace layers that they have built, so a few more are allowed.
-    """
-    left = [10 * len(weights) + 1000, 10 * sum(value.numel() for value in weights.values()) + 10**7]
+def _limited(weights: Weights, where: str) -> Iterator[None]:
+    """Raise LabelSkewError if a network is built with far more tensors or numbers than the file."""
+    tensors, numbers = 10 * len(weights) + 1000, 10 * sum(value.numel() for value in weights.values()) + 10**7
     thread = threading.get_ident()
 
     def count(_: nn.Module, name: str, parameter: Any) -> None:
+        nonlocal tensors, numbers
         if parameter is not None and threading.get_ident() == thread:
-            left[0], left[1] = left[0] - 1, left[1] - parameter.numel()
-            if min(left) < 0:
+            tensors, numbers = tensors - 1, numbers - parameter.numel()
+            if min(tensors, numbers) < 0:
                 problem = "weights do not fit the network: the file has far fewer numbers than the network"
                 raise mistake(where, problem, "the original file")
 
@@ -244,21 +204,17 @@ def _no_larger_than(weights: Weights, where: str) -> Iterator[None]:
         hook.remove()
 
 
-def build(network: Network, shape: Any, classes: int, weights: Weights, where: str) -> nn.Module:
-    """Build a network with these weights, in eval mode; the caller's generator is unchanged.
-
-    Raises:
-        LabelSkewError: it cannot be built, or the weights do not fit.
-    """
+def build(network: Network, shape: tuple[int, ...], classes: int, weights: Weights, where: str) -> nn.Module:
+    """Build a network with these weights, in eval mode; raises LabelSkewError if they do not fit."""
     if network.trained_params:
         network = type(network)(network.params.model_copy(update=dict(network.trained_params)))
     with torch.random.fork_rng([]):  # keeps the caller's next draws unchanged
         try:
-            with _no_larger_than(weights, where):
-                module = network.build(tuple(shape), classes)
+            with _limited(weights, where):
+                module = network.build(shape, classes)
         except LabelSkewError:
             raise
-        except Exception as error:  # of any plugin, or of extreme sizes
+        except Exception as error:  # of any plugin, or for extreme sizes
             raise LabelSkewError(f"{where}: its network cannot be built: {clean(mistakes.failure(error))}") from error
     check(module, weights, where)
     module.load_state_dict(weights)
@@ -266,15 +222,9 @@ def build(network: Network, shape: Any, classes: int, weights: Weights, where: s
 
 
 def file_of(place: Path, *, best: bool = False, client: str | None = None) -> Path:
-    """The model's file in a run's folder, or a given file.
+    """The model's file in a run's folder, or the given file; raises LabelSkewError if it does not exist.
 
-    Args:
-        place: a run's folder, or a model's file.
-        best: the best round's model instead of the last one's.
-        client: a client's own model, by the client's name or its number from 0.
-
-    Raises:
-        LabelSkewError: there is no such model.
+    ``best``: the best round's instead of the last one's; ``client``: a client's own, by its name or number from 0.
     """
     where = clean(place, 4096)
     if best and client is not None:
@@ -287,14 +237,13 @@ def file_of(place: Path, *, best: bool = False, client: str | None = None) -> Pa
             raise mistake(option, f"{where} is a single model", "the run's folder with it")
         return place
     if client is not None:
-        return _of_client(place, client)
+        return _client_file(place, client)
     file = place / (BEST if best else LAST)
     if file.is_file():
         return file
     if best:
-        raise mistake(
-            where, f"has no {BEST}", "tracking_args.keep_best: true and test samples of the server or clients"
-        )
+        use = "tracking_args.keep_best: true and test samples of the server or clients"
+        raise mistake(where, f"has no {BEST}", use)
     is_run = (place / "recipe.yaml").is_file()
     # a silo's folder contains one folder per run; folders in a run's folder belong to earlier rounds
     below = [] if is_run else sorted(place.glob(f"*/{file.name}"))
@@ -308,16 +257,16 @@ def file_of(place: Path, *, best: bool = False, client: str | None = None) -> Pa
     raise LabelSkewError(f"{where}: has no {LAST}, which {reason}")
 
 
-def _of_client(place: Path, client: str) -> Path:
+def _client_file(place: Path, client: str) -> Path:
     files = sorted((place / "clients").glob("client*.safetensors"))
-    metadata = {file: model_file.said(file) for file in files}
+    metadata = {file: model_file.read_metadata(file) for file in files}
     for file, about in metadata.items():
         if about is not None and about.client_name == client:
             return file
     number = int(client) if client.isdecimal() and client.isascii() else -1
-    for file in files:
-        if file.name == f"client{number:06d}.safetensors":
-            return file
+    numbered = place / "clients" / f"client{number:06d}.safetensors"
+    if numbered in files:
+        return numbered
     names = [file.stem if about is None else about.client_name or str(about.client) for file, about in metadata.items()]
     use = few(names) if names else "no --client; methods such as map or fedphp keep one model per trained client"
     raise mistake(f"--client {clean(client)}", f"{clean(place, 4096)} has no model of that client", use)

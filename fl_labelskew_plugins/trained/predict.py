@@ -1,4 +1,4 @@
-"""Predictions as rows, and files of rows."""
+"""Predictions as rows and in files."""
 
 from __future__ import annotations
 
@@ -27,17 +27,13 @@ Write = Callable[[list[PredictionRow]], None]
 
 
 def columns(top: int) -> list[str]:
-    """The header of the rows: the file, the class and its probability; then those of the next classes."""
+    """The header of the rows: file, most probable class and its probability; the next classes."""
     further = [f"{name}_{rank}" for rank in range(2, top + 1) for name in ("class", "probability")]
     return ["file", "class", "probability", *further]
 
 
 def rows(trained: Trained, batches: Iterable[inputs.InputBatch], top: int) -> Iterator[list[PredictionRow]]:
-    """The rows of each batch, see :func:`columns`; probabilities between 0 and 1.
-
-    Raises:
-        LabelSkewError: the network does not take the samples, or has fewer than ``top`` classes.
-    """
+    """The rows of each batch, see :func:`columns`; raises LabelSkewError if samples or ``top`` do not fit."""
     names = trained.about.class_names
     if not 1 <= top <= len(names):
         raise LabelSkewError(f"--top {top}: the model has {len(names)} classes; allowed: 1 to {len(names)}")
@@ -52,8 +48,7 @@ def rows(trained: Trained, batches: Iterable[inputs.InputBatch], top: int) -> It
 def frame(trained: Trained, x: Any, *, top: int, batch_size: int) -> pd.DataFrame:
     """Predictions for an array or tensor ``(N, ...)`` by number, a table by its index, or paths by file.
 
-    Raises:
-        LabelSkewError: as :func:`rows`, or the array does not fit; with a line per file that cannot be read.
+    Raises LabelSkewError as :func:`rows`, and for files that cannot be read.
     """
     import pandas as pd
 
@@ -78,16 +73,12 @@ def frame(trained: Trained, x: Any, *, top: int, batch_size: int) -> pd.DataFram
 
 
 def writer(out: Path, head: Sequence[str]) -> AbstractContextManager[Write]:
-    """A writer of rows to a file, which appears when it is complete, in the format of its name's ending.
-
-    Raises:
-        LabelSkewError: the ending is unknown, or a package is missing.
-    """
+    """A writer of rows in the format of the file's suffix; raises LabelSkewError for unknown ones."""
     formats = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
     if out.suffix.lower() not in formats:
         raise LabelSkewError(f"--out {clean(out, 4096)}: unknown format; allowed: a name with {', '.join(formats)}")
     if out.suffix.lower() == ".parquet":
-        what = f"--out {clean(out, 4096)}:"  # checked before predicting
+        what = f"--out {clean(out, 4096)}:"
         extras.load("parquet", "pyarrow.parquet", what=what, otherwise=", or use --out FILE.csv")
     return formats[out.suffix.lower()](out, head)
 
@@ -115,8 +106,5 @@ def _parquet(out: Path, head: Sequence[str]) -> Iterator[Write]:
     schema = pa.schema(list(zip(head, kinds, strict=True)))
     with replacing(out) as part, pq.ParquetWriter(part, schema) as table:
         yield lambda some: table.write_table(
-            pa.Table.from_arrays(
-                [pa.array(column, kind) for column, kind in zip(zip(*some, strict=True), kinds, strict=True)],
-                schema=schema,
-            )
+            pa.Table.from_pylist([dict(zip(head, row, strict=True)) for row in some], schema)
         )

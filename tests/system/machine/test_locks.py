@@ -17,7 +17,7 @@ HOLD = """
 import pathlib, sys, time
 from fl_labelskew_plugins.machine import locks
 locks.LEASE_S = float(sys.argv[2])
-with locks.alone(pathlib.Path(sys.argv[1])) as lock:
+with locks.hold(pathlib.Path(sys.argv[1])) as lock:
     print("held", flush=True)
     sys.stdin.readline()
     try:
@@ -38,7 +38,7 @@ def hold(folder, lease=locks.LEASE_S, *, before=()):
 
 
 def refused(folder):
-    with pytest.raises(locks.HeldError) as error, locks.alone(folder, patience=0):
+    with pytest.raises(locks.HeldError) as error, locks.hold(folder, patience=0):
         pass
     return error.value
 
@@ -52,7 +52,7 @@ def test_a_second_process_is_told_of_the_first_whose_end_frees_the_folder(tmp_pa
     first.kill()
     os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and has its number still
     assert locks.held_by(tmp_path) == ""
-    with locks.alone(tmp_path) as lock:
+    with locks.hold(tmp_path) as lock:
         lock.check()
         assert locks.held_by(tmp_path) == f"process {os.getpid()}"
     first.wait()
@@ -75,7 +75,7 @@ def test_another_machine_keeps_its_lock_while_it_lives_and_loses_it_when_it_stan
     while locks.held_by(tmp_path):
         assert time.monotonic() < stopped + 20
     assert time.monotonic() - stopped > lease / 2
-    with locks.alone(tmp_path) as lock:
+    with locks.hold(tmp_path) as lock:
         os.kill(inner, signal.SIGCONT)
         said, _ = far.communicate("\n", timeout=20)  # it has awoken, and looks before it writes
         lock.check()
@@ -101,7 +101,7 @@ def test_a_lock_of_another_start_of_the_machine_is_stale_when_nobody_has_touched
     for away in (-1, 1):  # a clock may have been put back
         os.utime(file, (now, now + away * (locks.LEASE_S + 1)))
         assert locks.held_by(tmp_path) == ""
-    with locks.alone(tmp_path):
+    with locks.hold(tmp_path):
         assert [file.name for file in tmp_path.iterdir()] == [locks.NAME]
         refused(tmp_path)
     assert not list(tmp_path.iterdir())
@@ -112,7 +112,7 @@ def test_a_process_that_ended_within_a_takeover_is_no_obstacle(tmp_path):
         (tmp_path / name).write_text("{}")
         os.utime(tmp_path / name, (LONG_AGO, LONG_AGO))
     assert locks.belongs(locks.NEXT)
-    with locks.alone(tmp_path) as lock:
+    with locks.hold(tmp_path) as lock:
         lock.check()
     assert not list(tmp_path.iterdir())
 
@@ -126,7 +126,7 @@ def test_of_many_that_find_a_stale_lock_one_alone_takes_it_over(tmp_path):
             start.wait()
             stack = ExitStack()
             try:
-                held.append((stack.enter_context(locks.alone(tmp_path, patience=0)), stack))
+                held.append((stack.enter_context(locks.hold(tmp_path, patience=0)), stack))
             except locks.HeldError:
                 held.append(None)
 
@@ -140,7 +140,7 @@ def test_of_many_that_find_a_stale_lock_one_alone_takes_it_over(tmp_path):
         if turn % 2:  # the holder stands still, on another machine
             (tmp_path / locks.NAME).write_text("{}")
             os.utime(tmp_path / locks.NAME, (LONG_AGO, LONG_AGO))
-            with locks.alone(tmp_path), pytest.raises(RunError, match="has taken over this run"):
+            with locks.hold(tmp_path), pytest.raises(RunError, match="has taken over this run"):
                 lock.check()
         stack.close()
         assert not list(tmp_path.iterdir())
@@ -165,13 +165,13 @@ def test_what_stands_in_the_file_is_nobodys_to_forge(tmp_path, content, shown):
 def test_a_full_disk_or_a_missing_folder_is_one_line_and_leaves_no_lock(tmp_path, monkeypatch):
     with (
         pytest.raises(LabelSkewError, match="missing: cannot be written: No such file or directory; use another"),
-        locks.alone(tmp_path / "missing"),
+        locks.hold(tmp_path / "missing"),
     ):
         pass
     whole = os.write
     for written in (lambda *_: 3, lambda *_: whole(-1, b"")):
         monkeypatch.setattr(os, "write", written)
-        with pytest.raises(LabelSkewError, match=r"cannot be written: ") as error, locks.alone(tmp_path):
+        with pytest.raises(LabelSkewError, match=r"cannot be written: ") as error, locks.hold(tmp_path):
             pass
         assert type(error.value) is LabelSkewError
         assert not list(tmp_path.iterdir())
@@ -180,7 +180,7 @@ def test_a_full_disk_or_a_missing_folder_is_one_line_and_leaves_no_lock(tmp_path
 def test_a_process_that_is_forked_lets_nobody_in(tmp_path):
     child = 1
     try:
-        with locks.alone(tmp_path) as lock:
+        with locks.hold(tmp_path) as lock:
             if child := os.fork():
                 os.waitpid(child, 0)
                 lock.check()

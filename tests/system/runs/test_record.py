@@ -38,7 +38,7 @@ def is_best_of(folder, rounds, number):
     """Whether a folder's best model is that of the best among the first rounds, and says so."""
     best = max(range(number), key=lambda r: rounds[r][0])
     saved = load_file(folder / "best.safetensors")
-    assert model_file.said(folder / "best.safetensors").round == best + 1
+    assert model_file.read_metadata(folder / "best.safetensors").round == best + 1
     assert all(torch.equal(value, saved[name]) for name, value in rounds[best][1].items())
     return best + 1
 
@@ -130,7 +130,7 @@ def test_going_back_brings_back_the_best_of_the_rounds_that_remain(whole, tmp_pa
     assert (aside / "best.safetensors").exists() == (last > back)
     assert line.endswith(f"; best.safetensors is again the model of round {best}") == (last > back)
     if last > back:
-        assert model_file.said(aside / "best.safetensors").round == last
+        assert model_file.read_metadata(aside / "best.safetensors").round == last
     loop.run.resume(quiet=True)
     assert is_best_of(folder.path, whole[1], 7) == last
 

@@ -59,8 +59,8 @@ def test_a_federation_without_the_host_has_the_same_bits(tmp_path):
 
 
 def test_a_round_is_about_those_who_take_part_alone(tmp_path, monkeypatch):
-    looked_at, cut = set(), session.Dealt.__getitem__
-    monkeypatch.setattr(session.Dealt, "__getitem__", lambda self, k: looked_at.add(k) or cut(self, k))
+    looked_at, cut = set(), session.ClientIndices.__getitem__
+    monkeypatch.setattr(session.ClientIndices, "__getitem__", lambda self, k: looked_at.add(k) or cut(self, k))
     written = []
     for clients in (20, 200):
         changes = [f"train_args.client_num_in_total={clients}", "method_args.method=map", "partition_args.beta=100"]

@@ -51,7 +51,7 @@ def test_the_normalisation_is_that_of_training(pictures):
 def rewritten(run, file, **changes):
     """The run's model in another file, which says other things of it."""
     weights = load_file(run.folder / "model.safetensors")
-    said = model_file.said(run.folder / "model.safetensors").model_dump() | changes
+    said = model_file.read_metadata(run.folder / "model.safetensors").model_dump() | changes
     save_file(weights, file, {model_file.KEY: json.dumps(said)})
     return file
 
@@ -135,7 +135,7 @@ def test_a_module_of_somebodys_own_says_so_and_needs_it(tmp_path):
     }
     for _ in (loop := fl.simulate(recipe, tmp_path / "run", model=Net())):
         pass
-    said = model_file.said(tmp_path / "run" / "model.safetensors")
+    said = model_file.read_metadata(tmp_path / "run" / "model.safetensors")
     assert said.network is None
     assert said.module.startswith("Net, 650 parameters, shapes ")
     (line,) = errors("predict", tmp_path / "run", tmp_path)

@@ -7,8 +7,9 @@ from fl_labelskew_registry import LabelSkewError, RunError
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.runs.checkpoint import Checkpoint
 from fl_labelskew_plugins.runs.folder import RunFolder, summary
-from fl_labelskew_plugins.tensors import joined, save_atomic
+from fl_labelskew_plugins.tensors import save_atomic
 
 
 def test_truncate_drops_later_rounds_and_a_line_cut_in_half(tmp_path):
@@ -51,8 +52,8 @@ def test_checkpoint_comes_back(tmp_path):
     states.select(2)
     states.commit()
     weights = {"a.b": torch.randn(3), "steps": torch.tensor(7)}
-    tensors = joined(model=weights, shared={"prior": torch.rand(4)}, memory={"h/a.b": torch.zeros(3)})
-    folder.save_checkpoint(5, tensors, states, sizes=[7, 9], opened=[1], seconds=1.5)
+    tensors = {"shared": {"prior": torch.rand(4)}, "memory": {"h/a.b": torch.zeros(3)}}
+    folder.save_checkpoint(Checkpoint(5, weights, **tensors, sizes=[7, 9], opened=[1], seconds=1.5), states)
     back = folder.load_checkpoint(torch.device("cpu"))
     assert (back.round, back.seconds, back.states, back.selections) == (5, 1.5, {2: 0}, {2: 1})
     assert (back.sizes, back.opened) == ([7, 9], [1])
@@ -67,9 +68,9 @@ def test_checkpoint_comes_back(tmp_path):
 def saved(folder, states, round, keep):
     states.put(1, round - 1, {"hpm.w": torch.full((2,), float(round))})
     states.commit()
-    tensors = joined(model={"w": torch.full((2,), float(round))})
     norms = {0: {round - 1: {"the weights": 0.5}}}
-    folder.save_checkpoint(round, tensors, states, sizes=[7], norms=norms, seconds=1.0, keep=keep)
+    state = Checkpoint(round, {"w": torch.full((2,), float(round))}, sizes=[7], norms=norms, seconds=1.0)
+    folder.save_checkpoint(state, states, keep=keep)
     folder.append(folder.metrics, {"round": round - 1})
 
 

@@ -100,7 +100,7 @@ def test_what_cannot_be_is_one_line(tmp_path, change, says):
     line = message(lambda: model_file.read(file))
     assert line.startswith(f"{file}: ")
     assert says in line
-    assert model_file.said(file) is None
+    assert model_file.read_metadata(file) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, '{"format": 1, "x": "' + "x" * 2**24 + '"}'])

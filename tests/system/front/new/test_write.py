@@ -404,6 +404,6 @@ def test_a_federation_trains_as_it_is(own, here, forker):
     summary = json.loads((folder / "runs" / "first" / "summary.json").read_text())
     card = (folder / "runs" / "first" / "MODEL_CARD.md").read_text()
     assert f"| {100 * summary['client_accuracy_mean']:.2f} %, {100 * summary['client_accuracy_worst']:.2f} % |" in card
-    names = model_file.said(folder / "runs" / "first" / "model.safetensors").class_names
+    names = model_file.read_metadata(folder / "runs" / "first" / "model.safetensors").class_names
     assert names == ["benign", "malign", "unclear"]
     assert parse.load(folder / "federation.yaml").own_data

@@ -81,7 +81,7 @@ def test_the_federation_runs_and_everybody_keeps_their_own(start):
         (run_folder,) = (path for path in (folder / "run").iterdir() if path.is_dir())
         weights = load_file(run_folder / "model.safetensors")
         assert all(weights[name].equal(value) for name, value in final.items())
-        about = model_file.said(run_folder / "model.safetensors")
+        about = model_file.read_metadata(run_folder / "model.safetensors")
         assert (about.round, about.client, len(about.mean)) == (10, None, 1)
         assert len((run_folder / "metrics.jsonl").read_text().splitlines()) == 10
     assert "joined: 414 training samples of 1152, 10 rounds" in said["north"]

@@ -88,11 +88,11 @@ def test_results_that_are_written_again_say_the_run_s_numbers(holds_a_test_part,
         apart.overrides += ["validation_args.server_test_data=false", "data_args.input_shape=[3,2,2]"]
     finished(apart.server(), *apart.silos())
     file = apart.run_dir / "model.safetensors"
-    said = model_file.said(file)
+    said = model_file.read_metadata(file)
     assert (said.dtype, said.mean) == ("uint8", known(apart.run_dir)["mean"])
     (apart.run_dir / "curves.png").unlink()
     finished(apart.server(resume=True))
-    assert model_file.said(file) == said
+    assert model_file.read_metadata(file) == said
 
 
 def test_who_comes_late_or_after_a_resume_gets_the_numbers_of_the_run(apart, hospitals):

@@ -65,7 +65,7 @@ def test_a_task_for_each_run_that_nobody_has_done_or_is_doing(dry, write, tmp_pa
     assert options(dry())["array"] == "0,2"
     assert options(dry("--task", "1-2"))["array"] == "2"
     first.folder.create()
-    with locks.alone(first.folder.path):
+    with locks.hold(first.folder.path):
         assert options(dry("--set-sbatch", "array=%4"))["array"] == "2%4"
         finish(third)
         assert dry() == "3 runs: 2 finished, 1 running; nothing to submit\n"
