@@ -10,20 +10,17 @@ its private state, that of its last accepted upload, is from the same round.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method, Total
 from pydantic import Field
+from torch import Tensor
 from torch.nn import functional
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import class_sums, full
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
 
 SUMS, TEACHER = "fd.sums", "fd.teacher"
 

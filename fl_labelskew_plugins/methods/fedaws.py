@@ -14,19 +14,15 @@ samples of the class. docs/methods/fedaws.md converts the margins and rates of F
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
 from fl_labelskew_registry.contracts import Method
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import full, unit
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
 
 CLASSES = "classifier.weight"
 

@@ -16,17 +16,13 @@ FedMR's intra-class loss is this regulariser within each class. So the formula i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.methods.fedmr import Scale, intra_class_loss
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def decorrelation(features: Tensor, *, scale: Scale = "paper") -> Tensor:

@@ -12,17 +12,15 @@ Equation 6 (pairwise margin) and equation 7 (calibrated cross-entropy). The pape
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import check_choice, check_per_class, full, on_device
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Missing = Literal["one", "mask"]
 

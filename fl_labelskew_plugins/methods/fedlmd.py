@@ -14,18 +14,16 @@ minority label, all its targets are masked, and its loss can reach 1000; here su
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.methods.fedntd import not_true_distillation
 from fl_labelskew_plugins.ops import freeze_model, on_device
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEACHER = "fedlmd.teacher"
 

@@ -10,17 +10,15 @@ large weights overshoot. FedFusion, by the same authors, is https://arxiv.org/ab
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import freeze_model, mmd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEACHER = "fedmmd.teacher"
 

@@ -15,11 +15,13 @@ Equation 3 (intra-class loss), equation 4 (inter-class loss), equation 5 (their 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method, Total
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params, seeds
 from fl_labelskew_plugins.ops import (
@@ -34,11 +36,6 @@ from fl_labelskew_plugins.ops import (
     sum_shapes,
     value_with_gradient,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
 
 Scale = Literal["code", "paper"]
 Negatives = Literal["all", "observed"]

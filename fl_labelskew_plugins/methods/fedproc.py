@@ -11,20 +11,17 @@ FedMR (tables 9 and 10), best between 1e-5 and 1e-3.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method, Total
 from pydantic import Field
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import full_precision, global_prototypes, on_device, own_sums, sum_shapes, unit
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
 
 
 def contrast_share(round: int, rounds: int, *, mu: float = 1.0) -> float:

@@ -14,21 +14,17 @@ restricts the softmax to the client's classes even with ``gamma = 0``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
+from collections.abc import Mapping, Sequence
+from typing import Literal, cast
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import check_choice, check_per_class, full, keep_private, on_device, private_model
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
 
 HEAD = "fedrod.head."
 MODEL = "fedrod.model."

@@ -11,20 +11,17 @@ clips gradients at 100.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from fl_labelskew_registry.contracts import ClientView, Federation, Method
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import Scaling, noise_of, on_device, restricted_logits
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
 
 __all__ = ["FedRS", "privacy_epsilon", "private_update", "restricted_logits"]
 

@@ -10,21 +10,17 @@ bit, because distributions are computed in float64 and rounded once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from fl_labelskew_registry.contracts import ClientView, Federation, Method, Total
+from fl_labelskew_registry.contracts import Aggregation, ClientView, Federation, Method, Total
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import check_choice, check_per_class, full, noise_of, on_device
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fl_labelskew_registry.contracts import Aggregation
-    from torch import Tensor
 
 
 def smoothed_distribution(counts: Tensor, *, smoothing: float | Tensor) -> Tensor:

@@ -21,19 +21,17 @@ paper itself was not available to us. Deviations:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method
 from pydantic import Field
+from torch import Tensor
 from torch.nn.functional import kl_div
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.methods.fedrod import balanced_logits
 from fl_labelskew_plugins.ops import check_choice, check_per_class, freeze_model, full, on_device, one_hot
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Form = Literal["code", "paper"]
 TEACHER = "fedvls.teacher"

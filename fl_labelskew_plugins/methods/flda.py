@@ -15,21 +15,17 @@ use the host's ``dp_args``.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import check_choice, full, keep_private, private_model
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
 
 Mixture = Literal["logits", "probabilities"]
 Start = Literal["random", "general"]

@@ -14,20 +14,17 @@ from public code: docs/methods/map.md.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method, Stage
 from pydantic import Field
+from torch import Tensor
 from torch.nn import functional
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import Scaling, full, keep_private, mmd, on_device, private_model, restricted_logits
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
 
 PREFIX = "hpm."
 TEACHER = "map.teacher"

@@ -10,19 +10,16 @@ code they contrast with random weights.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import full, keep_private, private_model, unit
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PREFIX = "moon."
 TEACHERS = "moon.teachers"

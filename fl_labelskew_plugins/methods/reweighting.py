@@ -11,16 +11,12 @@ pcdd, all weights are equal and only lower the learning rate. Neutral settings a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fl_labelskew_registry.contracts import Batch, ClientView
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.methods.fedshift import KnownPrior, PriorParams, smoothed_distribution
 from fl_labelskew_plugins.ops import check_per_class, full, on_device
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def importance_weights(counts: Tensor, prior: Tensor, *, smoothing: float | Tensor) -> Tensor:

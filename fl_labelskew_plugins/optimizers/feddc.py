@@ -18,21 +18,16 @@ Fashion-MNIST recipe reached after 12 rounds 10 % with 0.001, 18 % with 0.01 and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
-from fl_labelskew_registry.contracts import Optimizer
+from fl_labelskew_registry.contracts import Aggregated, LocalWork, Optimizer
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import add_proximal, sum_of_coefficients
 from fl_labelskew_plugins.tensors import group, joined
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fl_labelskew_registry.contracts import Aggregated, LocalWork
-    from torch import Tensor
 
 
 class FedDC(Optimizer):

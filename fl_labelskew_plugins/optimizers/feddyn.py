@@ -19,18 +19,13 @@ docs/mixing.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-from fl_labelskew_registry.contracts import Optimizer
+from fl_labelskew_registry.contracts import Aggregated, LocalWork, Optimizer
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import add_proximal
-
-if TYPE_CHECKING:
-    from fl_labelskew_registry.contracts import Aggregated, LocalWork
-    from torch import Tensor
 
 
 class FedDyn(Optimizer):

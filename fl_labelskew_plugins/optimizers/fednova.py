@@ -12,19 +12,14 @@ A client sends the normalised change itself: adding it to the start weights woul
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
-from fl_labelskew_registry.contracts import Optimizer
+from fl_labelskew_registry.contracts import Aggregated, LocalWork, Optimizer
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import sum_of_coefficients
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fl_labelskew_registry.contracts import Aggregated, LocalWork
-    from torch import Tensor
 
 
 class FedNova(Optimizer):

@@ -11,17 +11,14 @@ method's weights of the uploads; algorithm 2 prints ``1/|S|``. ``sgd`` with ``se
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
-from fl_labelskew_registry.contracts import Optimizer
+from fl_labelskew_registry.contracts import Aggregated, Optimizer
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from fl_labelskew_plugins import params
-
-if TYPE_CHECKING:
-    from fl_labelskew_registry.contracts import Aggregated
-    from torch import Tensor
 
 TORCH: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad}
 

@@ -8,16 +8,11 @@ Neutral setting: ``fedprox_mu = 0`` is FedAvg, bit for bit.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from fl_labelskew_registry.contracts import Optimizer
+from fl_labelskew_registry.contracts import LocalWork, Optimizer
 from pydantic import Field
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import add_proximal
-
-if TYPE_CHECKING:
-    from fl_labelskew_registry.contracts import LocalWork
 
 
 class FedProx(Optimizer):
