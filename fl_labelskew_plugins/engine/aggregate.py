@@ -88,7 +88,7 @@ class WeightedMean:
         for key, value in upload.items():
             term = value if value.is_floating_point() else value.double()
             if proxy_weight is not None and key in PROXIES:
-                term = term * _rows(proxy_weight, term)
+                term = term * rows(proxy_weight, term)
                 self.sums[key] = self.sums[key] + term if key in self.sums else term
             elif key in self.sums:
                 for into, part in matching(self.sums[key], term):
@@ -102,7 +102,7 @@ class WeightedMean:
     def scale(self, factor: float, proxy_factor: Tensor | None = None) -> None:
         """Rescale the sum if expected clients are missing; ``proxy_factor``: ``(C,)`` for the classifier's rows."""
         for key, value in self.sums.items():
-            value.mul_(factor if proxy_factor is None or key not in PROXIES else _rows(proxy_factor, value))
+            value.mul_(factor if proxy_factor is None or key not in PROXIES else rows(proxy_factor, value))
 
     @torch.no_grad()
     def result(self, rest: float = 0.0, proxy_rest: Tensor | None = None) -> Weights:
@@ -159,18 +159,18 @@ def matching(into: Tensor, term: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
     return zip(pieces(into), pieces(term), strict=True) if into.stride() == term.stride() else [(into, term)]
 
 
-def _rows(per_class: Tensor, like: Tensor) -> Tensor:
+def rows(per_class: Tensor, like: Tensor) -> Tensor:
     """``(C,)`` shaped to multiply the rows of the classifier's weight or bias."""
     return per_class.to(like).reshape(-1, *[1] * (like.dim() - 1))
 
 
 def weighted_mean(uploads: Iterable[tuple[float, Weights]], old: Weights) -> Weights:
     """Weighted mean of uploads, ``sum_k w_k u_k + (1 - sum_k w_k) old``; the weights sum to at most 1."""
-    uploads = list(uploads)
-    mean = WeightedMean(old)
+    mean, weights = WeightedMean(old), []
     for weight, upload in uploads:
         mean.add(upload, weight)
-    return mean.result(share_of_old([weight for weight, _ in uploads]))
+        weights.append(weight)
+    return mean.result(share_of_old(weights))
 
 
 def check_upload(
@@ -223,11 +223,10 @@ def check_result(
     upload: Weights,
     extra: Mapping[str, Tensor],
     old: Weights,
-    *,
+    shapes: Mapping[str, tuple[int, ...]],
     method: Method,
     optimizer: Optimizer,
-    federation: Federation,
-    parameters: Sequence[str],
+    *,
     where: str,
 ) -> None:
     """Check that a client's result has the model's and the plugins' form, and finite values.
@@ -236,7 +235,6 @@ def check_result(
         RunError: begins with ``where`` and names the tensor.
     """
     check_upload(upload, old, where=where, keys=numbers(optimizer))
-    shapes = announced(method, optimizer, federation, old, parameters)
     needed = [name for name in shapes if name.startswith(f"{OPTIMIZER}/")]
     # an optimiser's tensor named after a parameter has the parameter's dtype
     named = {name: old.get(name.removeprefix(f"{OPTIMIZER}/")) for name in needed}
@@ -260,8 +258,8 @@ def check_terms(terms: Mapping[str, float], upload: Mapping[str, Tensor], method
     for name, value in terms.items():
         if not math.isfinite(value) and all(map(_finite, upload.values())):
             keys = ", or another ".join(["train_args.learning_rate", *numbers(method)])
-            error = RunError(f"{where}: loss term {name} is {value}, training diverged; use a smaller {keys}")
-            raise shareable(error)
+            message = f"{where}: loss term {name} is {value}, training diverged; use a smaller {keys}"
+            raise shareable(RunError(message))
 
 
 def check_extra(

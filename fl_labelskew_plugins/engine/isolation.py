@@ -149,8 +149,7 @@ class Unchanged:
                 continue
             now, before = _attributes(part), self._before[number]
             changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-            cached = [name for name in changed if name not in before and _is_cached(part, name)]
-            if others := [name for name in changed if name not in cached]:
+            if others := [name for name in changed if name in before or not _is_cached(part, name)]:
                 names = few([f"self.{name}" for name in others], 3)
                 raise HookError(
                     f"{hook_name(part, *used)} changed {names}; all clients of a process share this object, and other "

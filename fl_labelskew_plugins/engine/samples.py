@@ -259,10 +259,8 @@ def _end_after_grace() -> None:
 
 def collate(batch: list[Tensor | LabelSkewError]) -> Tensor | LabelSkewError:
     """Stack samples, or return the first error."""
-    for sample in batch:
-        if isinstance(sample, LabelSkewError):
-            return sample
-    return torch.stack([sample for sample in batch if not isinstance(sample, LabelSkewError)])
+    errors = [sample for sample in batch if isinstance(sample, LabelSkewError)]
+    return errors[0] if errors else torch.stack(batch)  # type: ignore[arg-type]
 
 
 class ClientBatches:

@@ -116,16 +116,8 @@ class Server:
         if self.sums is not None:
             self.sums.check(result.upload, self.sums.round, where=where)
             return
-        check_result(
-            result.upload,
-            result.contributions,
-            self.weights,
-            method=self.method,
-            optimizer=self.optimizer,
-            federation=self.federation,
-            parameters=self.parameters,
-            where=where,
-        )
+        upload, extra, shapes = result.upload, result.contributions, self.contribution_shapes()
+        check_result(upload, extra, self.weights, shapes, self.method, self.optimizer, where=where)
 
     def contribution_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all tensors allowed in addition to weights: the method's and the optimiser's."""

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Aggregation, Federation, Method, Optimizer, RunError, Total, mistake
+from fl_labelskew_registry import RunError, Total, mistake
 from torch import Tensor
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.engine.aggregate import PROXIES, announced, check_result, origin
+from fl_labelskew_plugins.engine.aggregate import PROXIES, announced, check_result, origin, rows
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
 from fl_labelskew_plugins.engine.noise import MULTIPLIER, SumNoise
 from fl_labelskew_plugins.engine.ring import Narrow, Ring, Vector, Wide, parts, trim
@@ -86,11 +86,15 @@ class Sums:
         noise: tuple[float, float, int] | None = None,
     ) -> None:
         self.trainer, self.forms, self.proxy_smoothing, self.clip = trainer, forms, proxy_smoothing, clip
+        self.method, self.optimizer = trainer.method, trainer.optimizer
+        self.aggregation = self.optimizer.aggregation or self.method.aggregation
         self.parameters = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
         federation, clients = trainer.federation, trainer.federation.clients_per_round
         self.clients = federation.num_clients
         """Clients in the opening sum."""
-        entries = self._of_round(federation, clip)
+        self.shapes = announced(self.method, self.optimizer, federation, forms, self.parameters)
+        """Shapes of the tensors that a client sends in addition to weights."""
+        entries = self._round_entries()
         if noise is None:
             entries["measured"] = Wide((4,), SUMMED)
         self.noise: SumNoise | None = None
@@ -109,36 +113,20 @@ class Sums:
         self.right = None if self.noise else Ring({"right": Wide((), SUMMED)}, bits, federation.num_clients)
         """Correct answers on the clients' own test splits; None with noise, because the noise would not cover them."""
 
-    @property
-    def method(self) -> Method:
-        """The method in use."""
-        return self.trainer.method
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimiser in use."""
-        return self.trainer.optimizer
-
-    @property
-    def aggregation(self) -> Aggregation:
-        """Weights of the uploads."""
-        return self.optimizer.aggregation or self.method.aggregation
-
-    def _of_round(self, federation: Federation, clip: float) -> dict[str, Narrow | Wide]:
+    def _round_entries(self) -> dict[str, Narrow | Wide]:
         entries: dict[str, Narrow | Wide] = {}
         # changes that an optimiser divides by unknown numbers may be arbitrarily small: encode them as wide
         narrow = () if self.optimizer.sends_change else dict(self.trainer.model.named_parameters())
         for name, form in _averaged(self.forms).items():
             shape = tuple(form.shape)
-            entries[f"model/{name}"] = Narrow(shape, clip) if name in narrow else Wide(shape, MEAN)
+            entries[f"model/{name}"] = Narrow(shape, self.clip) if name in narrow else Wide(shape, MEAN)
             if name in PROXIES and self.proxy_smoothing is not None:
                 entries[f"rows/{name}"] = Wide(shape, SUMMED)
-        shapes = announced(self.method, self.optimizer, federation, self.forms, self.parameters)
-        of_optimizer = {name: shape for name, shape in shapes.items() if name.startswith(f"{OPTIMIZER}/")}
+        of_optimizer = joined(**{OPTIMIZER: group(self.shapes, OPTIMIZER)})
         entries |= {name: Wide(shape, MEAN) for name, shape in of_optimizer.items()}
-        entries |= _sent({name: shape for name, shape in shapes.items() if name not in of_optimizer})
+        entries |= _sent(rest(self.shapes, OPTIMIZER))
         if self.proxy_smoothing is not None:
-            entries["counts"] = Wide((federation.num_classes,), SUMMED)
+            entries["counts"] = Wide((self.trainer.federation.num_classes,), SUMMED)
         return entries
 
     def share(self, samples: int) -> float:
@@ -168,16 +156,7 @@ class Sums:
         """
         trainer, extra = self.trainer, result.contributions
         where = f"round {round + 1}: {trainer.name(client)}"
-        check_result(
-            result.upload,
-            extra,
-            start,
-            method=self.method,
-            optimizer=self.optimizer,
-            federation=trainer.federation,
-            parameters=self.parameters,
-            where=where,
-        )
+        check_result(result.upload, extra, start, self.shapes, self.method, self.optimizer, where=where)
         counts = trainer.counts(client)
         samples = int(counts.sum())
         share, old = self.share(samples), origin(start, self.optimizer, self.parameters)
@@ -191,7 +170,7 @@ class Sums:
             else:
                 tensors[key] = share * change
             if f"rows/{name}" in self.round.entries:
-                tensors[f"rows/{name}"] = _by_class(weights.double(), change) * change
+                tensors[f"rows/{name}"] = rows(weights, change) * change
         if self.proxy_smoothing is not None:
             tensors["counts"] = weights
         sent = group(extra, OPTIMIZER)
@@ -282,15 +261,16 @@ class Sums:
         if self.proxy_smoothing is not None:
             held = sums["counts"]
             for name in (key for key in PROXIES if key in mean):
-                rows = _by_class(held, sums[f"rows/{name}"])
-                change = (sums[f"rows/{name}"] / rows).where(rows > 0, 0.0).clamp(-self.clip, self.clip)
+                total = sums[f"rows/{name}"]
+                samples = rows(held, total)
+                change = (total / samples).where(samples > 0, 0.0).clamp(-self.clip, self.clip)
                 whole[name], mean[name] = mean[name], _moved(start[name], change)
         sent = {name: value / share for name, value in group(sums, OPTIMIZER).items()}
         sent = {name: value.to(old.get(name, value)) for name, value in sent.items()}
         measured = _means(sums["measured"].tolist(), clients) if "measured" in sums else {}
         device = next(iter(old.values())).device
-        total = Total({n: v.to(device) for n, v in _sent_sums(sums).items()}, clients, round)
-        return Read(mean, whole, sent, total, measured)
+        of_method = Total({n: v.to(device) for n, v in _sent_sums(sums).items()}, clients, round)
+        return Read(mean, whole, sent, of_method, measured)
 
 
 def travelling(vector: Vector) -> Tensor:
@@ -346,10 +326,6 @@ def _sent_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _averaged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors to average. Batch norm's batch counts reveal numbers of samples, so they keep the server's values."""
     return {name: value for name, value in tensors.items() if value.is_floating_point()}
-
-
-def _by_class(per_class: Tensor, like: Tensor) -> Tensor:
-    return per_class.to(like.device).reshape(-1, *[1] * (like.dim() - 1))
 
 
 def _moved(old: Tensor, change: Tensor) -> Tensor:

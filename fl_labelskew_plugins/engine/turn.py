@@ -64,9 +64,8 @@ class Turn:
             id=client,
             round=round,
             counts=torch.bincount(self.samples.y[self.index], minlength=federation.num_classes),
-            shared={
-                name: value.clone() for name, value in rest(self.shared, OPTIMIZER).items()
-            },  # clients may modify it
+            # clones: clients may modify them
+            shared={name: value.clone() for name, value in rest(self.shared, OPTIMIZER).items()},
             state=rest(self.state, OPTIMIZER),
             generator=seeds.torch_generator(federation.seed, "method", round, client),
             noise=seeds.noise_generator(secret, purpose, round, client),
@@ -310,9 +309,8 @@ class Turn:
         for module, other in zip(self.model.modules(), model.modules(), strict=True):
             other.training = module.training
         generator = torch.Generator(view.generator.device).set_state(methods)
-        view_copy = replace(
-            view, model=model, generator=generator, scratch=_detached(view.scratch), state=dict(view.state)
-        )
+        scratch = {name: _detached(value) for name, value in view.scratch.items()}
+        view_copy = replace(view, model=model, generator=generator, scratch=scratch, state=dict(view.state))
         with torch.random.fork_rng([] if cuda is None else [device]):
             torch.set_rng_state(cpu)
             if cuda is not None:
@@ -419,15 +417,11 @@ def _total(terms: Mapping[str, Tensor]) -> Tensor:
     return sum(others, first)
 
 
-def _detached(scratch: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy: replacing its entries, also in nested dictionaries, does not change the original."""
-    copies = {name: _copied(kept) if isinstance(kept, nn.Module) else kept for name, kept in scratch.items()}
-    return {name: _detached(kept) if isinstance(kept, dict) else kept for name, kept in copies.items()}
-
-
-def _copied(module: nn.Module) -> nn.Module:
-    """A copy with separate buffers and modes but shared parameters."""
-    return copy.deepcopy(module, {id(p): p for p in module.parameters()})
+def _detached(value: Any) -> Any:
+    """Copy dictionaries, and modules with separate buffers and modes but shared parameters."""
+    if isinstance(value, nn.Module):
+        return copy.deepcopy(value, {id(p): p for p in value.parameters()})
+    return {name: _detached(kept) for name, kept in value.items()} if isinstance(value, dict) else value
 
 
 def _batch_norm_training(model: nn.Module, mode: bool) -> None:

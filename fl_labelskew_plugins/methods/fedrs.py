@@ -23,8 +23,6 @@ from torch import Tensor
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import Scaling, noise_of, on_device, restricted_logits
 
-__all__ = ["FedRS", "privacy_epsilon", "private_update", "restricted_logits"]
-
 
 def private_update(
     update: Mapping[str, Tensor], *, clip: float, sigma: float, generator: np.random.Generator

@@ -50,9 +50,8 @@ def load_imagenet(net: nn.Module, weights: str | None, *, name: str, head: str, 
     Raises:
         LabelSkewError: the file is not readable, or belongs to another network.
     """
-    if weights in (None, NONE):
+    if weights is None or weights == NONE:
         return
-    assert weights is not None
     path = Path(torch.hub.get_dir(), "checkpoints", cached) if weights == AUTO else Path(weights).expanduser()
     if weights == AUTO and not os.path.isfile(path):
         if (mpi_rank() or (0, 1))[0] == 0:  # warn once per machine

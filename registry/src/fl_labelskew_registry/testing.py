@@ -49,7 +49,7 @@ def check_method(kind: type[Method], params: Any = None) -> None:
     inputs, labels = torch.randn(SAMPLES, 2), torch.tensor([0, 0, 1, 1])
     state: dict[str, Any] = {}
     opened = _call(method, "opening", _view(model, {}, {}, labels, inputs))
-    shared = dict(_call(method, "open", _total(opened)))
+    shared = dict(_call(method, "open", Total(opened, 1)))
     for hook, given in (("deviations", ()), ("warnings", (run,)), ("report", (run,)), ("protects", ())):
         _call(method, hook, *given)
     for round in range(run.rounds):
@@ -69,7 +69,7 @@ def check_method(kind: type[Method], params: Any = None) -> None:
         if method.protects():
             _call(method, "protect", {name: torch.zeros_like(p) for name, p in model.named_parameters()}, view)
         _call(method, "private_logits", inputs, view)
-        shared, state = dict(_call(method, "combine", _total(sent), shared)), view.state
+        shared, state = dict(_call(method, "combine", Total(sent, 1), shared)), view.state
         _call(method, "after_aggregation", model.state_dict(), shared)
         _call(method, "personalised", state)
 
@@ -125,10 +125,6 @@ def _call(plugin: Any, hook: str, *given: Any) -> Any:
     wrong = problem(plugin, contract, hook, answer, *given)
     assert not wrong, f"{type(plugin).__name__}.{hook} {wrong}"
     return answer
-
-
-def _total(sent: Any) -> Total:
-    return Total(dict(sent), 1)
 
 
 def _network(shared: Any) -> Any:
