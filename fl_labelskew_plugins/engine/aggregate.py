@@ -1,4 +1,4 @@
-"""Weighted means over uploads, and checks of uploads, as pure functions of tensors."""
+"""Weighted means and checks of uploads."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def client_weights(samples: Sequence[int], aggregation: Aggregation, population:
     Args:
         samples: training samples ``N_k`` of the round's clients.
         aggregation: ``samples``: ``N_k`` over the round's sum (FedAvg). ``uniform``: ``1/|S|`` (FedRS and MAP,
-            algorithm 1). ``population``: ``N_k / N`` with ``N`` over all clients (FedShift, algorithm 1 line 9); the
-            old model gets the remaining weight, so a partial round changes the model less.
-        population: ``N``, training samples of all clients; the round's sum if that is larger, because a silo that
-            joins late is not in ``N``.
+            algorithm 1). ``population``: ``N_k / N`` (FedShift, algorithm 1 line 9); the old model gets the remaining
+            weight.
+        population: ``N``, training samples of all clients. The round's sum replaces a smaller ``N``, which lacks silos
+            that joined late.
     """
     if aggregation == "uniform":
         return [1 / len(samples)] * len(samples)
@@ -36,20 +36,20 @@ def client_weights(samples: Sequence[int], aggregation: Aggregation, population:
 
 
 def share_of_old(weights: Sequence[float]) -> float:
-    """Weight of the old model: 1 minus the sum; exactly 0 if the difference is only a rounding error."""
+    """Weight of the old model: 1 minus the sum of ``weights``, without rounding errors."""
     rest = 1 - added(weights)
     return rest if abs(rest) > 1e-9 else 0.0
 
 
 def class_weights(counts: Tensor, smoothing: float) -> Tensor:
-    r"""Weights of the classifier's rows, ``p_kc ~ n_kc + lambda`` (FedRS section 4.4, fine-grained aggregation).
+    """Weights of the classifier's rows, ``p_kc ~ n_kc + lambda`` (FedRS section 4.4, fine-grained aggregation).
 
     Args:
         counts: ``(|S|, C)`` training samples per class of the round's clients.
         smoothing: ``lambda``, in samples.
 
     Returns:
-        ``(|S|, C)``; a column sums to 1, or to 0 if no client holds the class and ``smoothing`` is 0.
+        ``(|S|, C)``; a column sums to 1, or to 0 for a class without samples if ``smoothing`` is 0.
     """
     smoothed = counts.double() + smoothing
     return smoothed / smoothed.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
@@ -65,17 +65,17 @@ def origin(weights: Weights, optimizer: Optimizer, parameters: Sequence[str]) ->
 def announced(
     method: Method, optimizer: Optimizer, federation: Federation, weights: Weights, parameters: Sequence[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors allowed in addition to weights; the optimiser's are in its group."""
+    """Names and shapes of all tensors that clients may send in addition to weights."""
     shapes = {name: tuple(weights[name].shape) for name in parameters}
     of_optimizer = {f"{OPTIMIZER}/{k}": tuple(v) for k, v in optimizer.contribution_shapes(shapes).items()}
     return {**method.contribution_shapes(federation), **of_optimizer}
 
 
 class WeightedMean:
-    """Running weighted sum of uploads, in ``sums``; uploads can be freed after they are added.
+    """Running weighted sum of uploads.
 
-    Integer tensors, such as batch norm's counters, are averaged in double precision and rounded. ``old``: the model at
-    the round's start, see :func:`origin`.
+    Integer tensors, such as batch norm's counters, are averaged in double precision and rounded. ``old``: from
+    :func:`origin`.
     """
 
     def __init__(self, old: Weights) -> None:
@@ -84,7 +84,7 @@ class WeightedMean:
 
     @torch.no_grad()
     def add(self, upload: Weights, weight: float, proxy_weight: Tensor | None = None) -> None:
-        """Add one upload with its weight; ``proxy_weight`` ``(C,)`` replaces it for the classifier's rows."""
+        """Add an upload; ``proxy_weight`` ``(C,)`` replaces ``weight`` for the classifier's rows."""
         for key, value in upload.items():
             term = value if value.is_floating_point() else value.double()
             if proxy_weight is not None and key in PROXIES:
@@ -100,7 +100,7 @@ class WeightedMean:
 
     @torch.no_grad()
     def scale(self, factor: float, proxy_factor: Tensor | None = None) -> None:
-        """Rescale the sum if expected clients are missing; ``proxy_factor``: ``(C,)`` for the classifier's rows."""
+        """Rescale the sum if clients are missing; ``proxy_factor``: ``(C,)`` for the classifier's rows."""
         for key, value in self.sums.items():
             value.mul_(factor if proxy_factor is None or key not in PROXIES else rows(proxy_factor, value))
 
@@ -108,8 +108,8 @@ class WeightedMean:
     def result(self, rest: float = 0.0, proxy_rest: Tensor | None = None) -> Weights:
         """The mean, in the old model's dtypes.
 
-        ``rest``: weight of the old model in a partial round under ``population``, see :func:`share_of_old`.
-        ``proxy_rest``: the same for each row of the classifier, ``(C,)``; by default ``rest``.
+        ``rest``: weight of the old model, see :func:`share_of_old`. ``proxy_rest``: ``(C,)``, weights for the
+        classifier's rows; default: ``rest``.
         """
         if rest:
             self.add(self._old, rest, proxy_rest)
@@ -122,10 +122,7 @@ class WeightedMean:
 
 
 class Addition:
-    """Running sum of clients' tensors other than weights, each in the dtype in which it is sent.
-
-    ``individual``: also keep each client's tensors, see ``Method.individual``.
-    """
+    """Running sum of clients' tensors other than weights; ``individual``: also keep each client's tensors."""
 
     def __init__(self, *, individual: bool) -> None:
         self._individual = individual
@@ -133,7 +130,7 @@ class Addition:
         self._contributions: list[Contribution] = []
 
     def add(self, client: int, tensors: Mapping[str, Tensor]) -> None:
-        """Add one client's tensors; clients without any can be skipped."""
+        """Add one client's tensors."""
         for name, value in tensors.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
         if self._individual and tensors:
@@ -143,7 +140,7 @@ class Addition:
         """The sum over ``clients`` clients.
 
         Raises:
-            RunError: it is not finite; the message names the tensor.
+            RunError: it is not finite.
         """
         for name, value in self._sums.items():
             if not _finite(value):
@@ -155,12 +152,12 @@ class Addition:
 
 
 def matching(into: Tensor, term: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Corresponding parts of two tensors; for tensors on disk, only one part at a time is in memory."""
+    """Corresponding parts of two tensors, so that tensors on disk need little memory."""
     return zip(pieces(into), pieces(term), strict=True) if into.stride() == term.stride() else [(into, term)]
 
 
 def rows(per_class: Tensor, like: Tensor) -> Tensor:
-    """``(C,)`` shaped to multiply the rows of the classifier's weight or bias."""
+    """``(C,)`` reshaped to multiply the rows of the classifier's weight or bias."""
     return per_class.to(like).reshape(-1, *[1] * (like.dim() - 1))
 
 
@@ -197,13 +194,9 @@ def check_upload(
 
 
 def check_form(state: Mapping[str, Tensor], old: Mapping[str, Tensor], what: str, use: str) -> None:
-    """Check that a plugin's state dict has the model's names and shapes.
+    """Check that a plugin's state dict has the names and shapes of ``old``.
 
-    Args:
-        state: the state dict.
-        old: the model's.
-        what: start of the message: the hook, and what it did.
-        use: end of the message: advice.
+    ``what`` begins the message and names the hook; ``use`` ends it with advice.
 
     Raises:
         HookError: names the tensors.
@@ -229,7 +222,7 @@ def check_result(
     *,
     where: str,
 ) -> None:
-    """Check that a client's result has the model's and the plugins' form, and finite values.
+    """Check form and values of a client's result; ``shapes``: from :func:`announced`.
 
     Raises:
         RunError: begins with ``where`` and names the tensor.
@@ -248,9 +241,9 @@ def check_result(
 
 
 def check_terms(terms: Mapping[str, float], upload: Mapping[str, Tensor], method: Method, *, where: str) -> None:
-    """Check for a loss that is not finite although the gradients are: the weights do not reveal it.
+    """Check for a loss that is not finite although gradients and weights are.
 
-    ``terms``: mean of each term over a client's round. :func:`check_upload` checks the weights.
+    ``terms``: mean of each term over a client's round.
 
     Raises:
         RunError: begins with ``where`` and names the term.
@@ -269,10 +262,10 @@ def check_extra(
     where: str,
     dtypes: Mapping[str, Sequence[torch.dtype]] | None = None,
 ) -> None:
-    """Check that tensors other than weights are announced, finite and, if they are counts, not negative.
+    """Check tensors other than weights: names and shapes in ``shapes``, finite, and integers not negative.
 
-    They are float32, float64 or int64. A client may send fewer tensors than ``shapes`` announces. ``dtypes``: the only
-    dtypes allowed for some tensors, by name, because the dtype of one client would affect the sum.
+    ``dtypes``: allowed dtypes by name, because the dtype of one client would affect the sum; default: float32, float64
+    and int64.
 
     Raises:
         RunError: begins with ``where`` and names the tensor.
@@ -306,18 +299,18 @@ def check_made(made: Mapping[str, Tensor], plugin: Method | Optimizer) -> None:
 
 
 def numbers(plugin: Method | Optimizer) -> list[str]:
-    """Keys of a plugin's float parameters, such as rates and strengths."""
+    """Keys of a plugin's float parameters."""
     section = "method_args" if isinstance(plugin, Method) else "train_args"
     return [f"{section}.{name}" for name, value in plugin.params if isinstance(value, float)]
 
 
 def _finite(value: Tensor) -> bool:
-    """Whether all entries are finite. The sum is checked first: it is not finite if an entry is inf or NaN."""
+    """Whether all entries are finite; checks the sum first, which is faster."""
     return not value.is_floating_point() or all(
         bool(torch.isfinite(part.sum()) or torch.isfinite(part).all()) for part in pieces(value)
     )
 
 
 def _shown(names: Sequence[str]) -> str:
-    """Names from an untrusted client, sanitised for a log line."""
+    """Names from an untrusted client, sanitised."""
     return ", ".join(clean(name, 80) for name in names)

@@ -1,4 +1,4 @@
-"""Random augmentation of images in local training: torchvision's transforms with separate draws for each sample."""
+"""Random augmentation of images in training, with separate draws for each sample."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ GREY = (0.2989, 0.587, 0.114)
 class Augment:
     """The augmentation in ``train_args.augment``, in the order flip, crop, colour.
 
-    Args:
-        names: ``flip``, ``crop``, ``colour`` or some of them.
-        shape: of one sample.
-        dtype: of the samples.
+    ``shape`` and ``dtype``: of a sample.
 
     Raises:
         LabelSkewError: the samples are not images.
@@ -50,7 +47,7 @@ class Augment:
 
 
 def flip(x: Tensor, chosen: Tensor) -> Tensor:
-    """Mirror the ``chosen`` ``(B,)`` of samples ``(B, C, H, W)`` from left to right."""
+    """Mirror the ``chosen`` ``(B,)`` of samples ``(B, C, H, W)`` horizontally."""
     return torch.where(chosen.to(x.device)[:, None, None, None], x.flip(3), x)
 
 
@@ -65,7 +62,7 @@ def crop(x: Tensor, top: Tensor, left: Tensor) -> Tensor:
 
 
 def colour(x: Tensor, factors: Tensor) -> Tensor:
-    """Multiply brightness, contrast and, with three channels, saturation of uint8 samples by ``factors`` ``(3, B)``."""
+    """Multiply brightness, contrast and (of colour images) saturation of uint8 samples by ``factors`` ``(3, B)``."""
     brightness, contrast, saturation = factors.to(x.device)[:, :, None, None, None]
     pixels = _blend(x.float(), torch.zeros((), device=x.device), brightness)
     # float64: so that the sum does not depend on the number of threads

@@ -1,4 +1,4 @@
-"""Assignment of processes to devices, checked before any process starts."""
+"""Assignment of processes to devices."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fl_labelskew_plugins.recipe.model import Recipe
 
 
 def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:
-    """GPUs to use, in the recipe's order; empty for the CPU. ``warn``: report if ``fallback`` selects the CPU.
+    """GPUs to use, in the recipe's order; empty for the CPU. ``warn``: report a fallback to the CPU.
 
     Raises:
-        LabelSkewError: a GPU is missing, and there is no fallback.
+        LabelSkewError: a GPU is missing, and ``fallback`` is not set.
     """
     args = recipe.device
     if not args.using_gpu:
@@ -37,8 +37,7 @@ def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:
 def gpu_slots(recipe: Recipe, workers: int) -> list[int]:
     """GPU of each worker, starting with rank 1; empty on the CPU.
 
-    Workers are assigned to GPUs in turn, so that two workers use two GPUs. Ranks are then in ascending order of GPUs,
-    the only order that FedML's mapping supports.
+    Workers are divided evenly. Ranks are in ascending order of GPUs, the only order that FedML's mapping supports.
 
     Raises:
         LabelSkewError: more workers than ``workers_per_gpu`` allows.
@@ -56,10 +55,7 @@ def gpu_slots(recipe: Recipe, workers: int) -> list[int]:
 
 
 def host_mapping(recipe: Recipe, workers: int) -> dict[str, dict[str, list[int]]]:
-    """FedML's GPU mapping: number of processes per GPU, including the server; empty on the CPU.
-
-    The server shares the first GPU.
-    """
+    """FedML's mapping: number of processes per GPU, with the server on the first one; empty on the CPU."""
     if place_on_node() is not None and (gpu := device(recipe).index) is not None:
         ranks = [gpu] * (workers + 1)  # each rank reads its own mapping
     elif slots := gpu_slots(recipe, workers):
@@ -70,7 +66,7 @@ def host_mapping(recipe: Recipe, workers: int) -> dict[str, dict[str, list[int]]
 
 
 def workers(recipe: Recipe, gpus: Sequence[int]) -> int:
-    """Number of training processes, without the server; ``gpus``: from :func:`gpus`, empty on the CPU."""
+    """Number of training processes, without the server; ``gpus``: from :func:`gpus`."""
     place = mpi_rank()
     if place is not None:
         return place[1] - 1
@@ -83,7 +79,7 @@ def workers(recipe: Recipe, gpus: Sequence[int]) -> int:
 
 
 def device(recipe: Recipe, rank: int | None = None) -> torch.device:
-    """Device of this process; ``rank``: in a simulation over MPI, default: this process's rank, if it has one.
+    """Device of this process, or of ``rank`` in a simulation over MPI.
 
     Raises:
         LabelSkewError: see :func:`gpus` and :func:`gpu_slots`.

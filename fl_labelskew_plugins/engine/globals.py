@@ -12,16 +12,14 @@ import torch
 
 @contextlib.contextmanager
 def restored(threads: int | None = None) -> Iterator[None]:
-    """Restore the global generators and the number of torch threads at the end of the block, even if it raises.
+    """Restore global generators, torch threads and the handling of subnormal numbers after the block.
 
-    The generators are those of ``random``, numpy and torch, and of GPUs that this process already uses. FedML, and
-    possibly plugins, reseed all of them.
+    The generators are those of ``random``, numpy, torch and GPUs in use; FedML reseeds them, and plugins may.
 
-    Within the block the CPU treats subnormal values (below 1.2e-38 in float32) as 0. It is many times slower with
-    them, so a sender of a crafted model could infer properties of samples from the training time.
+    Within the block the CPU treats subnormal values (below 1.2e-38 in float32) as 0. It computes with them many times
+    slower, so a crafted model could reveal properties of samples by the training time.
 
-    Args:
-        threads: number of torch threads within the block; default: unchanged.
+    ``threads``: number of torch threads within the block; default: unchanged.
     """
     before, python, of_numpy, cpu = (
         torch.get_num_threads(),
@@ -47,7 +45,7 @@ def restored(threads: int | None = None) -> Iterator[None]:
 
 
 def _flushes_subnormals() -> bool:
-    """Whether the CPU treats subnormal values as 0; torch has no such query."""
+    """Whether the CPU treats subnormal values as 0; torch cannot be asked."""
     for kind in (np.float16, np.float32, np.float64):
         np.finfo(kind)  # computes subnormal values once; with flushing, numpy would warn that they are 0
     return float(torch.tensor(1e-40) * torch.tensor(1.0)) == 0.0

@@ -1,8 +1,8 @@
 """Isolation of clients that share a network and plugins in one process.
 
-Over MPI and across silos, clients train in other processes. A hook's changes of a shared object would reach only some
-of the later clients, so the same recipe and seed would give different numbers. Changes of the network are therefore
-undone after each turn; a plugin whose attributes change ends the run.
+Over MPI and across silos, clients train in other processes. A hook that changes a shared object would affect only the
+later clients of its process, and the runtimes would give different numbers. So changes of the network are undone after
+each turn, and changed attributes of a plugin end the run.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ SERVER = ("open", "combine", "after_aggregation", "step")
 
 
 class Baseline:
-    """State of a network; :meth:`restore` undoes all later changes, except those of weights and saved buffers.
+    """State of a network; :meth:`restore` undoes later changes of all except weights and saved buffers.
 
-    It covers the modules' structure, attributes, modes and hooks, which parameters are trained, their hooks, and the
-    values of non-persistent buffers. Weights and persistent buffers are loaded at the start of each turn; those with a
-    changed shape or dtype get their earlier form, filled with zeros.
+    The state comprises modules' structure, attributes, modes and hooks, parameters' ``requires_grad`` and hooks, and
+    non-persistent buffers. Weights and persistent buffers are loaded at each turn's start; if their shape or dtype has
+    changed, they become zeros in the earlier form.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -118,7 +118,7 @@ def _reform(tensor: Tensor, form: Tensor) -> None:
 
 
 def _current(now: Mapping[str, Tensor | None], before: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Buffers by their earlier names; buffers of the same form stay, since FedML moves them between devices."""
+    """Buffers by their earlier names; of those with equal form, the current ones, which may be on another device."""
 
     def same(name: str, old: Tensor | None) -> bool:
         new = now.get(name)
@@ -128,10 +128,7 @@ def _current(now: Mapping[str, Tensor | None], before: Mapping[str, Tensor | Non
 
 
 class Unchanged:
-    """Check that the attributes of a method or an optimiser do not change.
-
-    Values computed by ``functools.cached_property`` are allowed.
-    """
+    """Check that attributes of a plugin do not change, except for values of ``functools.cached_property``."""
 
     def __init__(self, plugin: Method | Optimizer) -> None:
         self._parts: list[Plugin] = list(plugin.parts.values()) if isinstance(plugin, Combined) else [plugin]
@@ -139,10 +136,10 @@ class Unchanged:
         self._used = cache(lambda part, hooks: [hook for hook in hooks if hasattr(part, hook) and part.uses(hook)])
 
     def check(self, *hooks: str) -> None:
-        """Compare attributes after a call of some of these ``hooks``; free if the plugin defines none of them.
+        """Compare attributes after a call of ``hooks``; free if the plugin defines none of them.
 
         Raises:
-            HookError: an attribute changed; the message names class, hook and attribute, and how to fix it.
+            HookError: an attribute changed; the message names class, hook and attribute.
         """
         for number, part in enumerate(self._parts):
             if not (used := self._used(part, hooks)):
@@ -174,7 +171,7 @@ def _is_cached(part: Plugin, name: str) -> bool:
 
 
 def _attributes(part: Plugin) -> dict[str, Any]:
-    """Comparable state of all attributes of a plugin and of its class."""
+    """Comparable state of all attributes of a plugin and its class."""
     packages = {package(base) for base in type(part).__mro__} - {"builtins"}
     of_classes = {
         name: value
@@ -238,7 +235,7 @@ STATES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 
 
 def _token(value: Any, packages: set[str], seen: set[int]) -> Any:
-    """Comparable state of a value: its content, or for objects of other ``packages``, its identity."""
+    """Comparable state of a value: its content, or for objects of other ``packages`` its identity."""
     for kinds, state in STATES:
         if isinstance(value, kinds):
             return state(value)

@@ -2,9 +2,9 @@
 
 Kairouz, Liu, Steinke: The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation, ICML
 2021 (theorem 1, algorithm 1). Each client clips the norm of its update, rounds it to steps of the ring, and adds
-discrete Gaussian noise; the sum contains the noise of all clients. Difference: the paper rounds randomly until the norm
-is small enough, and rotates vectors randomly, so that few bits suffice. Here each value is rounded to the nearest step,
-which lengthens a vector of ``d`` values by at most ``sqrt(d) / 2`` steps, and the noise is scaled to that norm.
+discrete Gaussian noise. Difference: the paper rotates vectors and rounds randomly until the norm is small enough, so
+that few bits suffice. Here values are rounded to the nearest step, which lengthens a vector of ``d`` values by at most
+``sqrt(d) / 2`` steps, and the noise is scaled to that norm.
 """
 
 from __future__ import annotations
@@ -77,23 +77,23 @@ class SumNoise:
 
     @property
     def head_room(self) -> float:
-        """Room for the noise in the ring, divided by ``largest``."""
+        """Part of the ring for the noise, divided by ``largest``."""
         return self.step * float(2 ** (self.bits - 1) - 1 - self.clients) / self.largest - 1
 
     @property
     def norm(self) -> float:
-        """Maximum norm, in steps, of one client's rounded vector."""
+        """Maximum norm of one client's rounded vector, in steps."""
         return self.clip / self.step + math.sqrt(self.size) / 2
 
     @property
     def deviation(self) -> float:
-        """Standard deviation, in steps, of one client's noise."""
+        """Standard deviation of one client's noise, in steps."""
         return self.multiplier * self.norm / math.sqrt(self.least)
 
     def clipped(self, values: Mapping[str, Tensor], share: float = 1.0) -> dict[str, Tensor]:
         """Scale values (float64) so that their norm times ``share`` is at most ``clip``, and each at most ``largest``.
 
-        A value that was larger is not an error, which would reveal it.
+        A larger value is not an error, because an error would reveal it.
         """
         norm = share * math.sqrt(math.fsum(float(value.square().sum()) for value in values.values()))
         if not norm:
@@ -108,19 +108,12 @@ class SumNoise:
 
 
 def discrete_gaussian(size: int, sigma: float, generator: np.random.Generator) -> NDArray[np.int64]:
-    r"""Draws of the discrete Gaussian distribution (Canonne, Kamath, Steinke, NeurIPS 2020, algorithms 2 and 3).
+    r"""Draw ``(size,)`` values of the discrete Gaussian distribution; ``sigma``: above 0 and below 2**40.
 
     .. math:: P(x) \propto \exp(-x^2 / 2 \sigma^2), \quad x \in \mathbb Z
 
-    Exact, except for the generator and the 60 digits of comparisons that float64 cannot decide.
-
-    Args:
-        size: number of draws.
-        sigma: above 0 and below 2**40; used exactly, without rounding.
-        generator: source of randomness.
-
-    Returns:
-        ``(size,)``.
+    Canonne, Kamath, Steinke, NeurIPS 2020, algorithms 2 and 3. Exact, except for the generator and the 60 digits of
+    comparisons that float64 cannot decide.
     """
     variance, scale = Fraction(sigma) ** 2, math.floor(sigma) + 1
     centre, width = float(variance / scale), float(2 * variance)

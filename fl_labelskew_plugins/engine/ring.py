@@ -1,17 +1,15 @@
 """Fixed-point numbers in integer rings, whose sums are exact in any order.
 
-A client encodes a mapping of tensors as one flat vector; the sum of such vectors contains the sums of the tensors.
-There are two kinds of tensors:
+A client encodes tensors as one flat vector; the sum of vectors contains the sums of the tensors.
 
-- A *narrow* tensor takes one entry of the vector per value, summed modulo ``2 ** bits``. Values are at most ``bound``
-  and weighted by the clients' shares. These sum to at most 1, so a sum is at most ``bound``, too, for any number of
-  clients. The step is ``bound`` divided by half of the ring, less half a step of rounding per client.
-- A *wide* tensor has its own step, such as ``2 ** -20``, and takes one 64-bit number per value, summed modulo
-  ``2 ** 64``: sums of parts of these numbers would reveal more than the sum.
+- A *narrow* tensor takes one entry per value, summed modulo ``2 ** bits``. Values are at most ``bound`` and weighted by
+  the clients' shares, whose sum is at most 1; so a sum is at most ``bound`` for any number of clients. The step is
+  ``bound`` divided by half of the ring, less half a step of rounding per client.
+- A *wide* tensor has its own step, such as ``2 ** -20``, and takes one 64-bit number per value, summed modulo ``2 **
+  64``: sums of parts of these numbers would reveal more than the sum.
 
-In memory and on the wire, wide numbers come first, then narrow entries, of two bytes with 16 bits and otherwise four.
-
-A value out of range is an error before anything leaves a client.
+Wide numbers come first, then narrow entries, of two bytes with 16 bits and otherwise four. A value out of range is an
+error before anything leaves a client.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ Vector = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True)
 class Narrow:
-    """Form of a tensor whose values are at most ``bound`` before they are weighted by the client's share."""
+    """Form of a tensor with values of at most ``bound`` before the weighting by the client's share."""
 
     shape: tuple[int, ...]
     bound: float
@@ -74,22 +72,19 @@ class Ring:
         """Entries of the vector, of the type :func:`unit`."""
 
     def steps(self, entry: Narrow | Wide) -> float:
-        """Steps of the ring per unit of a tensor."""
+        """Steps per unit of a tensor."""
         return self._top / entry.bound if isinstance(entry, Narrow) else 2.0**entry.fraction
 
     def encode(
         self, tensors: Mapping[str, Tensor], *, share: float, where: str, words: Mapping[str, tuple[str, str]]
     ) -> Vector:
-        """One client's vector.
+        """One client's vector ``(size,)``, with narrow entries from 0 to ``2 ** bits - 1``.
 
         Args:
             tensors: all entries, in their shapes; finite.
-            share: the client's weight for narrow tensors, 0 to 1; all clients' weights sum to at most 1.
+            share: the client's weight for narrow tensors, 0 to 1.
             where: start of error messages.
-            words: description and advice for error messages, by name; default: the name, and advice against divergence.
-
-        Returns:
-            ``(size,)``, narrow entries from 0 to ``2 ** bits - 1``.
+            words: description and advice for error messages, by name; default: advice against divergence.
 
         Raises:
             RunError: a tensor is out of range.
@@ -123,7 +118,7 @@ class Ring:
         add(into, vector, self.bits, self.wide)
 
     def decode(self, vector: Vector) -> dict[str, Tensor]:
-        """Sums of all clients' tensors, weighted for narrow ones, from the sum of their vectors; float64."""
+        """Sums of all clients' tensors (narrow ones weighted) from the sum of their vectors; float64."""
         sums: dict[str, Tensor] = {}
         wide, narrow = parts(vector, self.wide)
         for name, entry in self.entries.items():
@@ -143,7 +138,7 @@ def unit(bits: int) -> DTypeLike:
 
 
 def length(bits: int, wide: int, narrow: int) -> int:
-    """Number of entries of a vector with these numbers of wide values and narrow entries."""
+    """Number of a vector's entries."""
     return narrow + wide * 8 // np.dtype(unit(bits)).itemsize
 
 
@@ -154,7 +149,7 @@ def parts(vector: Vector, wide: int) -> tuple[NDArray[np.uint64], Vector]:
 
 
 def add(into: Vector, vector: Vector, bits: int, wide: int) -> None:
-    """Add a vector in place: wide values modulo ``2 ** 64``, narrow entries modulo ``2 ** bits``."""
+    """Add a vector in place."""
     for sums, values in zip(parts(into, wide), parts(vector, wide), strict=True):
         np.add(sums, values, out=sums)
     trim(into, bits, wide)

@@ -50,7 +50,7 @@ class Samples:
         self._normalise = Normalise(mean, std, dims=x.dim(), dtype=x.dtype, device=x.device)
 
     def inputs(self, index: Tensor | slice) -> Tensor:
-        """Normalised float32 inputs ``(B, ...)``, not augmented."""
+        """Normalised float32 inputs ``(B, ...)``, without augmentation."""
         return self._normalise(self._stored(index))
 
     def _stored(self, index: Tensor | slice) -> Tensor:
@@ -68,7 +68,7 @@ class Samples:
 
 
 class Normalise:
-    """Normalisation of stored samples to float32 inputs; ``mean`` and ``std`` per channel; no mean: unchanged.
+    """Normalisation of stored samples to float32; ``mean`` and ``std`` per channel; empty: none.
 
     ``dims``: of a batch; ``dtype`` and ``device``: of the samples.
     """
@@ -92,7 +92,7 @@ class Normalise:
 
 
 class Streamed:
-    """One part of a data set whose images other processes decode ahead.
+    """One part of a data set, decoded ahead by other processes.
 
     ``part``: its index in the reader; ``y``: ``(N,)`` int64 on the device; ``mean`` and ``std`` per channel.
     """
@@ -103,14 +103,13 @@ class Streamed:
         self._normalise = Normalise(mean, std, dims=4, dtype=torch.uint8, device=y.device)
 
     def inputs(self, index: Tensor | slice) -> Tensor:
-        """Normalised float32 inputs ``(B, C, H, W)``, without augmentation or decoding ahead."""
+        """Normalised float32 inputs ``(B, C, H, W)``, without augmentation."""
         return next(self.stream([index]))[1]
 
     def stream(self, batches: Iterable[Part], seed: int | None = None) -> Iterator[tuple[Part, Tensor]]:
-        """Each of ``batches`` with its inputs, while the next ones are being decoded.
+        """Each of ``batches`` with its inputs; a new stream of the data set ends the previous one.
 
-        A new stream of a data set ends the previous one. ``seed``: of the augmentation, by the samples' positions in
-        the stream; None: no augmentation.
+        ``seed``: of the augmentation, by positions in the stream; None: no augmentation.
 
         Raises:
             LabelSkewError: a file is not a valid image.
@@ -160,10 +159,10 @@ class Plan:
 
 
 class Reader:
-    """Decode images of several parts of a data set, in persistent worker processes.
+    """Decode images in persistent worker processes.
 
     Args:
-        parts: the images.
+        parts: images of several parts of a data set.
         workers: number of processes; 0: decode in this process, between training steps.
         pin: whether batches are for a GPU.
     """
@@ -235,9 +234,8 @@ GRACE_S = 30
 def _begin(_: int) -> None:
     """Set up a worker so that it ends with its reader, but lets the reader save a checkpoint first.
 
-    Batch systems and service managers signal all processes, and torch raises an error in the reader as soon as a worker
-    is gone. Torch itself watches the process that forked the worker. Under a fork server that is not the reader, so the
-    worker would stay.
+    Batch systems signal all processes, and torch raises an error in the reader as soon as a worker ends. Torch's own
+    watchdog observes the process that forked the worker, which under a fork server is not the reader.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -264,7 +262,7 @@ def collate(batch: list[Tensor | LabelSkewError]) -> Tensor | LabelSkewError:
 
 
 class ClientBatches:
-    """Batches of a client's samples ``(N_k,)`` in FedML's form: ``(inputs, labels)``, in order."""
+    """Batches of a client's samples ``(N_k,)`` in FedML's form: ``(inputs, labels)``."""
 
     def __init__(self, samples: Samples | Streamed, index: Tensor, batch_size: int) -> None:
         self.samples, self.index, self.batch_size = samples, index, batch_size
@@ -282,11 +280,7 @@ def samples(
 ) -> tuple[Samples | Streamed, Samples | Streamed]:
     """Training and test samples of a data set, on a device.
 
-    Args:
-        data: the data set.
-        device: where samples are stored.
-        workers: number of processes that decode images.
-        augment: augmentation of training samples, see :class:`.augment.Augment`.
+    ``workers``: processes that decode images; ``augment``: of training samples, see :class:`.augment.Augment`.
 
     Raises:
         LabelSkewError: the samples do not support the augmentation.

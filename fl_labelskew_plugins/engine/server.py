@@ -1,4 +1,4 @@
-"""The federation's server: its state, and the update by a round's uploads. Independent of FedML."""
+"""The server's state, and its update by a round's uploads."""
 
 from __future__ import annotations
 
@@ -43,9 +43,8 @@ class Server:
     Args:
         model: the network, for the names of its parameters.
         weights: initial state dict.
-        hooks: FedML's attacks, defences and noise, if one of them is on.
-        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: its client weights are those of
-            the other layers.
+        hooks: FedML's attacks, defences and noise.
+        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: no such weights.
         sums: with secure aggregation, the encoding of uploads.
         name: display name of a client.
     """
@@ -107,7 +106,7 @@ class Server:
         self._unchanged[0].check("open")
 
     def check(self, client: int, round: int, result: LocalResult) -> None:
-        """Check that a result has the model's and the method's form, and finite values.
+        """Check form and values of a client's result.
 
         Raises:
             RunError: names the client, the round and the tensor.
@@ -120,7 +119,7 @@ class Server:
         check_result(upload, extra, self.weights, shapes, self.method, self.optimizer, where=where)
 
     def contribution_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of all tensors allowed in addition to weights: the method's and the optimiser's."""
+        """Names and shapes of all tensors allowed in addition to weights."""
         return announced(self.method, self.optimizer, self.federation, self.weights, self.parameters)
 
     def run_round(
@@ -132,17 +131,14 @@ class Server:
         *,
         round: int = 0,
     ) -> list[int]:
-        """Aggregate a round's uploads, and combine the tensors that come with them.
+        """Aggregate a round's uploads; return the clients that uploaded.
 
         Args:
             clients: selected clients, ascending.
             sizes: training samples of each of them.
             uploads: client and checked result, ascending; missing clients are excluded from the mean.
             counts: ``(|S|, C)`` training samples per class of the selected clients, for per-class weights.
-            round: number of the round, for the method and FedML's hooks.
-
-        Returns:
-            The clients that uploaded.
+            round: number of the round.
         """
         if self.sums is not None:
             participants: list[int] = []
@@ -209,14 +205,14 @@ class Server:
         self.shared = {**shared, **joined(**{OPTIMIZER: sent})}
 
     def shares(self, sizes: Sequence[int]) -> list[float]:
-        """Weight in the mean for each client, by its number of training samples."""
+        """Weight of each client in the mean, by its number of training samples."""
         aggregation = self.optimizer.aggregation or self.method.aggregation
         return client_weights(sizes, aggregation, self.federation.num_samples)
 
     def _step(
         self, mean: Weights, whole: Weights, contributions: Weights, clients: int
     ) -> tuple[Weights, dict[str, Tensor]]:
-        """The optimiser's step from the old weights to the new ones, and its new shared tensors."""
+        """The optimiser's step: new weights, and its new shared tensors."""
         shared, memory = group(self.shared, OPTIMIZER), dict(self.memory)
         with torch.no_grad():
             weights = self.optimizer.step(

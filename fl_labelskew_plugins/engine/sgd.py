@@ -10,15 +10,9 @@ from torch.optim.sgd import sgd
 
 
 class SGD:
-    """Steps bit-identical to ``torch.optim.SGD(..., fused=True)``.
+    """Steps bit-identical to ``torch.optim.SGD(..., fused=True)``; parameters without a gradient are skipped.
 
-    That class imports torch's compiler at its first step, which costs each process two seconds and 100 MB.
-
-    Args:
-        parameters: parameters to train; those without a gradient are skipped.
-        lr: learning rate.
-        momentum: of the steps.
-        weight_decay: factor of the weights that is added to each gradient.
+    Torch's class imports its compiler at the first step, which costs each process two seconds and 100 MB.
     """
 
     def __init__(

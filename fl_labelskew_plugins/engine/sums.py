@@ -3,12 +3,12 @@
 Each client's update is one vector of integers, see :mod:`.ring`; the server sees only the sum. In one process and over
 MPI the vectors are added without masks, which gives a bit-identical sum.
 
-Only the opening sum contains the numbers of samples. If each round's sum repeated them, linear algebra could recover
-single clients' values from sums over different clients, because these values do not change between rounds.
+Only the opening sum contains numbers of samples, which are constant: with sums over different sets of clients, linear
+algebra could recover single clients' numbers.
 
-The weights in the mean are the clients' shares of all samples. If ``s`` of ``k`` clients take part, the mean is
-``k / s`` times the weighted sum of the changes (Li et al., On the Convergence of FedAvg on Non-IID Data, ICLR 2020,
-scheme II). It is exact if all clients take part.
+The weights in the mean are the clients' shares of all samples. If ``s`` of ``k`` clients take part, the mean is ``k /
+s`` times the weighted sum of the changes (Li et al., On the Convergence of FedAvg on Non-IID Data, ICLR 2020, scheme
+II).
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ class Read:
         whole: see ``Aggregated.whole``.
         optimizer: weighted mean of the optimiser's tensors.
         total: sum of the method's tensors.
-        measured: mean training loss of the clients that reported it, and accuracy of their personalised models on all
-            their test samples together.
+        measured: mean training loss, and accuracy of personalised models on all their test samples, as reported.
     """
 
     mean: Weights
@@ -67,9 +66,8 @@ class Sums:
         forms: a state dict, for its names, shapes and types.
         bits: of the ring.
         clip: maximum change of a parameter in a round.
-        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: the classifier has the same client
-            weights as the other layers.
-        noise: multiplier, norm and minimum number of clients of :class:`.SumNoise`, if there is noise.
+        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: no such weights.
+        noise: multiplier, norm and minimum number of clients of :class:`.SumNoise`.
 
     Raises:
         LabelSkewError: the noise would not cover the whole network, or does not fit into the ring.
@@ -135,7 +133,7 @@ class Sums:
         return (1 / federation.clients_per_round) if self.aggregation == "uniform" else samples / federation.num_samples
 
     def shares(self, clients: int) -> float:
-        """Expected sum of the weights of ``clients`` clients chosen at random."""
+        """Expected sum of the weights of ``clients`` random clients."""
         every = self.trainer.federation.clients_per_round if self.aggregation == "uniform" else self.clients
         return clients / every
 
@@ -149,7 +147,7 @@ class Sums:
             round: number of the round.
             start: state dict at the round's start.
             result: of the client's training.
-            measures: whether to include the client's loss and accuracy; with noise, they are never included.
+            measures: whether to include the client's loss and accuracy, if there is no noise.
 
         Raises:
             RunError: a tensor is not finite, not announced, or out of range.
@@ -198,20 +196,20 @@ class Sums:
     def opened(self, client: int, tensors: Mapping[str, Tensor], tests: int) -> Vector:
         """A client's vector before round 0: numbers of its samples, and the method's opening.
 
-        ``tests``: number of its own test samples on which it will report correct answers; omitted with noise.
+        ``tests``: number of its own test samples that it will report on; omitted with noise.
         """
         samples = self.trainer.counts(client).sum()
         added = {"samples": samples, "tests": torch.tensor(tests), **_as_sent(tensors, self.opening)}
         return self.opening.encode(added, share=1, where=f"opening of {self.trainer.name(client)}", words={})
 
     def tested(self, client: int, right: int) -> Vector:
-        """A client's vector after a test of the global model: its number of correct answers."""
+        """A client's number of correct answers of the global model, as a vector."""
         assert self.right is not None
         added = {"right": torch.tensor(right)}
         return self.right.encode(added, share=1, where=f"test of {self.trainer.name(client)}", words={})
 
     def sealed(self, client: int, round: int, start: Weights, result: LocalResult) -> LocalResult:
-        """Reduce a result to the vector, plus the private state if that is also sent."""
+        """Reduce a result to the vector and the private state."""
         vector = self.added(client, round, start, result)
         if self.noise is not None:
             assert result.noise_seed is not None  # set by a turn in this process
@@ -231,7 +229,7 @@ class Sums:
         """Numbers of training and test samples, and the sum of the method's openings, from the sum of all vectors.
 
         Raises:
-            RunError: the sum claims that a tensor was sent by no client, or by more than ``clients``.
+            RunError: the sum claims an impossible number of senders of a tensor.
         """
         sums = self.opening.decode(vector)
         _check_sent(sums, 1, clients, "opening exchange")
@@ -246,10 +244,10 @@ class Sums:
     def read(self, vector: Vector, old: Weights, clients: int, round: int) -> Read:
         """Decode a round's sum over ``clients`` clients; ``old``: state dict at the round's start.
 
-        Impossible measures are omitted: the clients' reports are not checked.
+        Impossible measures are omitted, because clients' reports are not checked.
 
         Raises:
-            RunError: the sum claims that a tensor was sent by more than ``clients``, or by a negative number.
+            RunError: the sum claims an impossible number of senders of a tensor.
         """
         sums, share = self.round.decode(vector), self.shares(clients)
         _check_sent(sums, 0, clients, f"round {round + 1}")
@@ -274,7 +272,7 @@ class Sums:
 
 
 def travelling(vector: Vector) -> Tensor:
-    """A vector as a tensor of signed integers, the only type that the wire supports."""
+    """A vector as signed integers, the only integer type on the wire."""
     return torch.from_numpy(vector.view(f"i{vector.itemsize}"))
 
 
@@ -302,7 +300,7 @@ def _check_sent(sums: Mapping[str, Tensor], least: int, most: int, where: str) -
 
 
 def _sent(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Narrow | Wide]:
-    """Entries for a method's tensors, and for the number of clients that sent each tensor: clients may omit tensors."""
+    """Entries for a method's tensors and for the number of senders of each, because clients may omit tensors."""
     entries: dict[str, Narrow | Wide] = {f"method/{name}": Wide(tuple(shape), SUMMED) for name, shape in shapes.items()}
     return entries | {f"sent/{name}": Wide((), SUMMED) for name in shapes}
 
@@ -319,12 +317,12 @@ def _as_sent(tensors: Mapping[str, Tensor], ring: Ring) -> dict[str, Tensor]:
 
 
 def _sent_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sums of the method's tensors that at least one client sent, as float32: sums do not preserve integer types."""
+    """Sums of the method's tensors that at least one client sent, as float32."""
     return {name: value.float() for name, value in group(sums, "method").items() if sums[f"sent/{name}"] >= 0.5}
 
 
 def _averaged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors to average. Batch norm's batch counts reveal numbers of samples, so they keep the server's values."""
+    """Tensors to average. Batch norm's batch counts, which reveal numbers of samples, keep the server's values."""
     return {name: value for name, value in tensors.items() if value.is_floating_point()}
 
 

@@ -43,16 +43,13 @@ THREADS = 4
 
 
 def chosen_by_user() -> int | None:
-    """Number of threads that the environment or the caller has set; None: torch's default.
-
-    A caller who sets torch's default value cannot be detected.
-    """
+    """Number of threads that the environment or the caller has set; None for torch's default value."""
     now = torch.get_num_threads()
     return now if "OMP_NUM_THREADS" in os.environ or now not in _defaults() else None
 
 
 def warn_if_too_many(processes: int, threads: int | None) -> None:
-    """Warn if ``processes`` have more threads in total (default: as set by the user) than this machine has cores."""
+    """Warn if ``processes`` with ``threads`` threads each (default: as set by the user) exceed this machine's cores."""
     threads, cores = threads or chosen_by_user() or 1, available_cores()
     if threads > 1 and processes * threads > cores:
         log.warn(
@@ -62,7 +59,7 @@ def warn_if_too_many(processes: int, threads: int | None) -> None:
 
 
 def suitable(model: nn.Module, input_shape: Sequence[int], batch_size: int) -> int:
-    """Number of threads for training a network on batches of this form; the network stays unchanged."""
+    """Number of threads for training a network on such batches."""
     return THREADS if multiply_adds(model, input_shape) * batch_size >= LARGE else 1
 
 
@@ -70,8 +67,8 @@ def multiply_adds(model: nn.Module, input_shape: Sequence[int]) -> float:
     """Approximate number of multiply-adds of a network on the CPU for one sample.
 
     Each weight matrix counts once per position of its layer's output, which is exact for linear, convolutional and
-    recurrent layers. 0 if the network cannot be copied or rejects such samples: training will report the reason.
-    (``torch.utils.flop_counter`` supports more layers, but its first use takes a second of CPU time.)
+    recurrent layers. 0 if the network cannot be copied or rejects such samples: training will report the reason. (The
+    first use of ``torch.utils.flop_counter`` takes a second of CPU time.)
     """
     total = 0.0
 
@@ -97,7 +94,7 @@ def multiply_adds(model: nn.Module, input_shape: Sequence[int]) -> float:
 
 
 def _defaults() -> set[int]:
-    """Numbers of threads that torch may choose by default: logical or physical cores of the machine or the process."""
+    """Default numbers of threads of torch: logical or physical cores of the machine or the process."""
     machine = set(range(os.cpu_count() or 1))
     process = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else machine
     numbers = {len(machine), len(process)}

@@ -1,4 +1,4 @@
-"""One client's turn in a round, with the only local training loop."""
+"""A client's turn in a round, with the only local training loop."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Draws = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Turn:
-    """A client's part of a round or of the opening exchange; ``view`` is the client from the method's perspective.
+    """A client's part of a round or of the opening exchange; ``view`` is the client as the method sees it.
 
     Args:
-        trainer: state common to all clients' training in this process.
+        trainer: state that all clients' training in this process shares.
         shared: the server's shared tensors.
         state: the client's private tensors.
-        times_selected: how often the client was selected, including this round; 0 only in the opening exchange.
-        samples: replacement for the client's samples, such as samples changed by FedML's data poisoning.
+        times_selected: number of the client's selections, including this round; 0 only in the opening exchange.
+        samples: replace the client's samples, for FedML's data poisoning.
         noise_seed: seed of privacy noise, instead of the trainer's.
     """
 
@@ -130,7 +130,7 @@ class Turn:
             return result
 
     def unchanged(self, weights: Weights) -> LocalResult:
-        """The result of a turn without training: the weights, with noise if the method protects uploads."""
+        """The result of a turn without training: the weights, protected by the method."""
         upload = dict(weights)
         if self.method.protects():
             _protect(upload, weights, self.view, self.method)
@@ -150,7 +150,7 @@ class Turn:
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
-        """On exit, undo the hooks' changes to the network, also after an exception."""
+        """Undo the hooks' changes to the network on exit, also after an exception."""
         baseline = self.trainer.baseline
         try:
             yield
@@ -158,7 +158,7 @@ class Turn:
             baseline.restore()
 
     def work(self, weights: Weights) -> LocalWork:
-        """The turn from the optimiser's perspective, starting at ``weights``, with the optimiser's own tensors."""
+        """The turn as the optimiser sees it, starting at ``weights``."""
         trainer, view = self.trainer, self.view
         settings, federation = trainer.settings, trainer.federation
         client = replace(
@@ -180,7 +180,7 @@ class Turn:
         )
 
     def batches(self) -> tuple[Iterator[tuple[Tensor, Tensor]], int]:
-        """Inputs ``(B, ...)`` and labels ``(B,)`` of all batches in the round's epochs, and the number of batches."""
+        """Inputs ``(B, ...)`` and labels ``(B,)`` of the round's batches, and the number of batches."""
         trainer, view = self.trainer, self.view
         epochs, per_epoch = self._epochs()
         total = trainer.settings.steps or per_epoch * trainer.settings.epochs
@@ -197,7 +197,7 @@ class Turn:
 
     @contextlib.contextmanager
     def seeded(self) -> Iterator[None]:
-        """Seed torch's global generator (dropout) for this turn; restore it afterwards."""
+        """Seed torch's global generator for this turn (dropout); restore it afterwards."""
         device, view = self.trainer.device, self.view
         seed = seeds.torch_seed(self.trainer.federation.seed, "torch", view.round, view.id)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -209,7 +209,7 @@ class Turn:
 
     @contextlib.contextmanager
     def explained_memory_errors(self) -> Iterator[None]:
-        """Turn out-of-memory errors of a GPU or the machine into a RunError with advice."""
+        """Turn out-of-memory errors into a RunError with advice."""
         try:
             yield
         except RuntimeError as error:
@@ -295,7 +295,7 @@ class Turn:
         return (index[order].tensor_split(cuts) for order in orders), len(cuts) + 1
 
     def _generator_states(self) -> Draws:
-        """States of the generators that a step may draw from: the view's, and torch's."""
+        """States of the generators that a step may draw from."""
         device = self.trainer.device
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return self.view.generator.get_state(), torch.get_rng_state(), cuda
@@ -303,7 +303,7 @@ class Turn:
     def _loss_under(self, batch: Batch, drawn: Draws, model: nn.Module) -> Tensor:
         """The method's loss of a batch on ``model``, a copy of the network with the same random draws and modes.
 
-        The client's view, buffers of networks in its scratch, and all generators stay unchanged.
+        The client's view and all generators stay unchanged.
         """
         (methods, cpu, cuda), view, device = drawn, self.view, self.trainer.device
         for module, other in zip(self.model.modules(), model.modules(), strict=True):
@@ -319,12 +319,10 @@ class Turn:
             return _total(self.method.loss(replace(batch, features=features, logits=logits), view_copy))
 
     def _gradient(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """See ``LocalWork.gradient``; eval mode: no dropout, and batch norm with running statistics.
+        """See ``LocalWork.gradient``; 0 for parameters that the method has frozen.
 
-        The gradient is 0 for parameters that the method has frozen for this turn.
-
-        A loss may depend on the whole batch (FedMR compares its samples). So the batches are those of the first
-        training epoch, without augmentation; they do not depend on the device's memory.
+        Batches are those of the first training epoch, not larger ones: a loss may depend on the whole batch (FedMR
+        compares its samples), and the result must not depend on the device's memory.
         """
         model, decay = self.model, self.trainer.settings.weight_decay
         epochs, _ = self._epochs()
@@ -358,7 +356,7 @@ def fit(
     trains: bool = True,
     **turn: Any,
 ) -> LocalResult:
-    """A client's whole turn in a round; see :class:`Turn` for ``turn``, :meth:`Turn.fit` for the other arguments.
+    """A client's turn in a round; see :class:`Turn` for ``turn``, :meth:`Turn.fit` for the other arguments.
 
     ``trains``: False for :meth:`Turn.unchanged`.
     """
@@ -395,7 +393,7 @@ def _features(trainer: LocalTrainer, samples: Samples | Streamed, index: Tensor)
 def _protect(upload: Weights, weights: Weights, view: ClientView, method: Method) -> None:
     """Apply the method's protection to the upload's difference from the round's start.
 
-    Integer tensors keep the start's values: batch norm's batch counts show how far a failed training came.
+    Integer tensors keep the start's values: batch norm's batch counts reveal when a failed training ended.
     """
     update = {k: v - weights[k] for k, v in upload.items() if v.is_floating_point()}
     with torch.no_grad():

@@ -2,10 +2,8 @@
 
 E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis, S.-L. Kim. NeurIPS workshop 2018. https://arxiv.org/abs/1811.11479
 
-Algorithm 1, federated distillation, without augmentation. The paper was not available to us: we take its regulariser to
-be the cross-entropy with the softmax of the mean logits. Weights are averaged as well, because table 1 of FedRS lists
-an aggregated model as FD. The server returns the sums of the mean outputs per label. A client subtracts its own only if
-its private state, that of its last accepted upload, is from the same round.
+Algorithm 1, federated distillation, without augmentation. Deviations: docs/methods/fd.md. A client subtracts its own
+outputs from the sum only if its state, that of its last accepted upload, is from the same round.
 """
 
 from __future__ import annotations
@@ -30,13 +28,11 @@ def distillation(logits: Tensor, labels: Tensor, teacher: Tensor, known: Tensor)
 
     .. math:: -\frac1B \sum_n \sum_c \sigma(\hat F_{y_n})_c \log \sigma(z_n)_c
 
-    A sample with an unknown label counts 0.
-
     Args:
-        logits: ``(B, C)``, computed in at least float32.
+        logits: ``(B, C)``.
         labels: ``(B,)`` int64.
         teacher: ``(C, C)``, mean output for each label.
-        known: ``(C,)`` bool, labels with a mean output.
+        known: ``(C,)`` bool, labels with a mean output; samples of other labels count 0.
 
     >>> z, f = torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0, 0.0], [9.0, 9.0]])
     >>> distillation(z, torch.tensor([0]), f, torch.tensor([True, False]))
@@ -94,7 +90,7 @@ class FD(Method):
     )
 
     def before_round(self, client: ClientView) -> None:
-        """Compute the client's teacher, if there are outputs."""
+        """Compute the client's teacher."""
         if self.params.gamma == 0 or "total" not in client.shared:
             return
         total, senders, round = (client.shared[name] for name in ("total", "senders", "round"))
@@ -106,7 +102,7 @@ class FD(Method):
         client.scratch[TEACHER] = teacher.to(client.counts.device), known.to(client.counts.device)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The distillation loss, if there is a teacher."""
+        """The distillation loss."""
         if self.params.gamma == 0:
             return {}
         sums = class_sums(batch.logits.detach(), batch.labels, len(client.counts))
@@ -118,12 +114,12 @@ class FD(Method):
         return {"distillation": self.params.gamma * distillation(batch.logits, batch.labels, teacher, known)}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Mean output per label, and the client's labels."""
+        """Shapes of :meth:`contribute`."""
         classes = federation.num_classes
         return {} if self.params.gamma == 0 else {"outputs": (classes, classes), "held": (classes,)}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
-        """Mean output per label, over all batches of the round."""
+        """Mean output per label over the round, and the client's labels."""
         if client.scratch.get(SUMS) is None:
             return {}
         sums, counts = client.scratch[SUMS]
@@ -144,6 +140,6 @@ class FD(Method):
         return {**rest, "total": outputs, "senders": held, "round": torch.tensor(total.round)}
 
     def deviations(self) -> list[str]:
-        """Averaged weights, which published FD does not have."""
+        """Averaged weights."""
         line = "weights are averaged in addition to outputs; in the paper clients send only outputs"
         return [line] if self.params.gamma > 0 else []

@@ -2,12 +2,7 @@
 
 J. Zhang, Z. Li, B. Li, J. Xu, S. Wu, S. Ding, C. Wu. ICML 2022. https://arxiv.org/abs/2209.00189
 
-Equation 6 (pairwise margin) and equation 7 (calibrated cross-entropy). The paper gives no value of ``tau``.
-
-- A missing class has an infinite margin. ``missing: one`` counts it as one sample; ``mask`` removes its logit from the
-  softmax, so that its proxy gets no gradient.
-- ``denominator: full`` is the whole sum, as in theorem 3. ``others`` omits the label's own term, as in equations 5 and
-  7, and has no lower bound.
+Equation 6 (pairwise margin) and equation 7 (calibrated cross-entropy). Deviations: docs/methods/fedlc.md.
 """
 
 from __future__ import annotations
@@ -35,9 +30,6 @@ def calibrated_logits(logits: Tensor, counts: Tensor, *, tau: float, missing: Mi
         counts: ``(C,)``, the client's training samples per class, integers or floats.
         tau: strength of the margins; 0 adds none.
         missing: ``one`` counts a class without samples as one sample; ``mask`` sets its logit to minus infinity.
-
-    Returns:
-        ``(B, C)``.
 
     >>> calibrated_logits(torch.tensor([[1.0, 1.0, 1.0]]), torch.tensor([16, 1, 0]), tau=1.0)
     tensor([[0.5000, 0.0000, 0.0000]])
@@ -133,7 +125,7 @@ class FedLC(Method):
         return lines
 
     def warnings(self, federation: Federation) -> list[str]:
-        """Warn about the printed loss, which has no lower bound."""
+        """The printed loss has no lower bound."""
         if self.params.denominator == "others":
             return ["denominator: others has no lower bound, so training may diverge; full is safe"]
         return []

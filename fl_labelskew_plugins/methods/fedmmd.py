@@ -2,10 +2,9 @@
 
 X. Yao, C. Huang, L. Sun. VCIP 2018. https://doi.org/10.1109/VCIP.2018.8698609
 
-The paper was not available to us, so no equation numbers are given. The authors' public code compares logits with 19
-fixed bandwidths (its published version computes a squared distance instead); here bandwidths are relative to the mean
-distance of features, as in deep adaptation networks, so the gradient does not vanish when both models are close and
-large weights overshoot. FedFusion, by the same authors, is https://arxiv.org/abs/1908.05891.
+Bandwidths are relative to the mean distance of features, as in deep adaptation networks, so the gradient does not
+vanish when both models are close and large weights overshoot. Deviations: docs/methods/fedmmd.md. FedFusion, by the
+same authors: https://arxiv.org/abs/1908.05891.
 """
 
 from __future__ import annotations

@@ -3,13 +3,8 @@
 Z. Fan, J. Yao, R. Zhang, L. Lyu, Y. Zhang, Y. Wang. TMLR 2024. https://arxiv.org/abs/2405.18983
 
 Equation 3 (intra-class loss), equation 4 (inter-class loss), equation 5 (their sum), algorithm 1 (prototypes), table 5
-(prototype privacy) and table 11 (Lite-n). Deviations (more in docs/methods/fedmr.md):
-
-- ``scale: code`` is the authors' code. ``paper`` is eq. 3, which grows with ``d`` and fails with the published ``mu1``;
-  its variance is divided by ``n - 1`` (the paper prints ``n``), because lemma 1 needs eigenvalues of ``M`` with mean 1.
-- ``negatives: all`` uses every class with a prototype, as in text and figure 3; ``observed`` is eq. 4 as printed.
-- ``eps`` is added to the variance, which may be 0, as in the authors' code. Gradients of features that hardly vary grow
-  by up to ``1 / sqrt(eps)``.
+(prototype privacy) and table 11 (Lite-n). Deviations: docs/methods/fedmr.md. Gradients of features that hardly vary
+grow by up to ``1 / sqrt(eps)``.
 """
 
 from __future__ import annotations
@@ -60,10 +55,10 @@ def intra_class_loss(
     the ``(d, d)`` one. The same pass computes the gradient, without second derivative.
 
     Args:
-        features: ``(B, d)``, computed in at least float32.
+        features: ``(B, d)``.
         labels: ``(B,)`` int64.
         scale: ``code`` or ``paper``.
-        eps: added to the unbiased variance, for constant dimensions; the default is the authors'.
+        eps: added to the unbiased variance, for constant dimensions.
         num_classes: ``C``, if known, to save time.
 
     >>> intra_class_loss(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([0, 0]))
@@ -125,7 +120,7 @@ def inter_class_loss(
     loss is 0. The same pass computes the gradient, with respect to ``features`` only.
 
     Args:
-        features: ``(B, d)``, computed in at least float32.
+        features: ``(B, d)``.
         labels: ``(B,)`` int64.
         prototypes: ``(C, d)``.
         known: ``(C,)`` bool, classes with a prototype.
@@ -205,7 +200,7 @@ class FedMR(Method):
 
     @property
     def inter(self) -> bool:
-        """Whether the inter-class loss, the only user of prototypes, is on (eq. 4)."""
+        """Whether the inter-class loss, the only user of prototypes, is on."""
         return bool(self.params.mu2 > 0 and self.params.lite != 0)
 
     def shares(self, client: ClientView) -> bool:
@@ -217,12 +212,12 @@ class FedMR(Method):
         return client.id in seeds.python_random(run.seed, "fedmr/share").sample(range(run.num_clients), number)
 
     def before_round(self, client: ClientView) -> None:
-        """Initialise the sums for ``prototypes: running``."""
+        """Prepare sums for ``prototypes: running``."""
         if self.params.prototypes == "running" and self.shares(client):
             client.scratch["fedmr.sums"] = None
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Both terms of equation 5; the inter-class term needs prototypes."""
+        """Both terms of equation 5."""
         p, terms = self.params, {}
         if batch.last_epoch and "fedmr.sums" in client.scratch:
             sums = class_sums(batch.features.detach(), batch.labels, len(client.counts))
@@ -251,7 +246,7 @@ class FedMR(Method):
         )
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Shapes of the class sums, if prototypes are used."""
+        """Shapes of the class sums."""
         return sum_shapes(federation) if self.inter else {}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
@@ -266,7 +261,7 @@ class FedMR(Method):
         return {"sums": sums, "counts": counts}
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Global prototypes for the next round."""
+        """Global prototypes."""
         return global_prototypes(total, shared)
 
     def deviations(self) -> list[str]:
@@ -285,7 +280,7 @@ class FedMR(Method):
         return lines
 
     def warnings(self, federation: Federation) -> list[str]:
-        """Warn about the published weights with the printed scale."""
+        """The published weights fail with the printed scale."""
         if self.params.scale == "paper" and self.params.mu1 > 1e-4:
             return [f"mu1 {self.params.mu1:g} with scale: paper drove training to chance; use 1e-4 or less"]
         return []

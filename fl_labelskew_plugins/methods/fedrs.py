@@ -2,10 +2,8 @@
 
 X.-C. Li, D.-C. Zhan. KDD 2021. https://doi.org/10.1145/3447548.3467254
 
-Equation 8 (restricted softmax), equations 9 and 10 (its gradient), algorithm 1 (plain mean of the uploads) and
-appendix B (private upload). The paper has no bias; here the whole logit, including the bias, is scaled. The authors'
-public code scales rare observed classes too (``scaling: proportional``), weights uploads by samples, has no bias and
-clips gradients at 100.
+Equation 8 (restricted softmax), equations 9 and 10 (its gradient), algorithm 1 (plain mean of the uploads) and appendix
+B (private upload). Deviations: docs/methods/fedrs.md.
 """
 
 from __future__ import annotations

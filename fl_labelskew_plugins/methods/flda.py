@@ -2,14 +2,9 @@
 
 D. Peterson, P. Kanani, V. J. Marathe. NeurIPS workshop 2019. https://arxiv.org/abs/1912.06733
 
-The global test uses only the general model; a client's own evaluation uses its mixture.
-
-The paper was not available to us, so no equation numbers are given. As in public code of FedRS's first author, the gate
-is linear in the general model's features and starts at one half, the private network starts as another random network,
-the same for all clients, and ``mixture: logits`` mixes logits (that code adds the same loss twice). We take the paper's
-gate to be linear in the input. With ``private_start: general``, both networks stay equal in a client's first round and
-the gate, whose gradient is their difference, does not change. For the paper's noise on the general model's gradients,
-use the host's ``dp_args``.
+The gate starts at one half, and the private network as another random network, the same for all clients. (The code of
+FedRS's first author adds the same loss twice.) With ``private_start: general``, both networks stay equal in a client's
+first round and the gate, whose gradient is their difference, does not change. Deviations: docs/methods/flda.md.
 """
 
 from __future__ import annotations
@@ -34,7 +29,7 @@ EXPERT, GATE_NOW = "flda.private", "flda.gate"
 
 
 def mixed(general: Tensor, private: Tensor, score: Tensor, *, mixture: Mixture = "logits") -> Tensor:
-    r"""Logits of the mixture; for ``probabilities``, their logarithm.
+    r"""Logits ``(B, C)`` of the mixture; for ``probabilities``, their logarithm.
 
     .. math:: a z_G + (1 - a) z_P \quad\text{or}\quad \log\bigl(a \, \sigma(z_G) + (1 - a) \, \sigma(z_P)\bigr)
 
@@ -43,9 +38,6 @@ def mixed(general: Tensor, private: Tensor, score: Tensor, *, mixture: Mixture =
         private: ``(B, C)`` logits of the private one.
         score: ``(B,)``, ``a`` before its sigmoid, or one number ``()`` for all.
         mixture: values to mix.
-
-    Returns:
-        ``(B, C)``.
 
     >>> mixed(torch.tensor([[4.0, 0.0]]), torch.tensor([[0.0, 2.0]]), torch.tensor([0.0]))
     tensor([[2., 1.]])
@@ -131,7 +123,7 @@ class FLDA(Method):
         return {"cross_entropy": functional.cross_entropy(self.calibrate(logits, client), batch.labels)}
 
     def after_round(self, client: ClientView) -> None:
-        """Keep the private model and the gate in host memory."""
+        """Keep the private model and the gate."""
         if EXPERT not in client.scratch:
             return
         keep_private(client, PRIVATE, client.scratch[EXPERT].state_dict())
