@@ -1,4 +1,4 @@
-"""Base of all diagnostics: calls, data and files."""
+"""Base of all diagnostics."""
 
 from __future__ import annotations
 
@@ -45,16 +45,10 @@ class Scene:
 
 
 class Diagnostic:
-    """One diagnostic of a run, called every ``diagnostics_every`` rounds, which must not change the run.
+    """One diagnostic of a run, called every ``diagnostics_every`` rounds; it must not change the run.
 
     Calls in such a round: :meth:`before` and :meth:`step` in each client's training, :meth:`uploaded` after its upload,
-    :meth:`aggregated` at the end. ``lines`` collects the round's numbers, each a mapping of plain values, without the
-    round.
-
-    Args:
-        name: its registered name.
-        scene: the run.
-        folder: for its files.
+    :meth:`aggregated` at the end. ``lines`` collects the round's numbers, each a mapping of plain values.
     """
 
     num_features: ClassVar[int | None] = None
@@ -78,10 +72,10 @@ class Diagnostic:
             raise mistake("tracking_args.diagnostics", needs, f"model_args: {networks}")
 
     def before(self, view: ClientView) -> None:
-        """Called when a client has the round's start weights, before training."""
+        """Called with the round's start weights, before a client's training."""
 
     def step(self, batch: Batch, view: ClientView) -> None:
-        """Called when a batch's gradients are computed, before the step."""
+        """Called with a batch's gradients, before the step."""
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
         """Called after a client's upload; ``start``: its start weights."""
@@ -91,7 +85,7 @@ class Diagnostic:
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """Curves over the rounds, from a run's lines; empty for a diagnostic without curves."""
+        """Curves over the rounds, from a run's lines."""
         return {}
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
@@ -145,7 +139,7 @@ class TrainingMeans(Diagnostic):
 
 
 def by_round(lines: Sequence[dict[str, Any]], name: str) -> Rounds:
-    """All clients' values of a number in each round; rounds without values are omitted."""
+    """All clients' values of a number in each round that has some."""
     rounds: Rounds = {}
     for line in lines:
         if line.get(name) is not None:
@@ -164,7 +158,7 @@ def calibrated(view: ClientView, logits: Tensor, scene: Scene) -> Tensor:
 
 
 def test_features(trainer: LocalTrainer, weights: Weights, index: Tensor) -> Tensor:
-    """Features ``(n, d)`` float32, on the CPU, of test samples for given weights."""
+    """Features ``(n, d)`` float32 of test samples for given weights, on the CPU."""
     kept: list[Tensor] = []
     handle = trainer.model.classifier.register_forward_pre_hook(  # type: ignore[union-attr]
         lambda module, inputs: kept.append(inputs[0].float().cpu())
@@ -177,7 +171,7 @@ def test_features(trainer: LocalTrainer, weights: Weights, index: Tensor) -> Ten
 
 
 def some_test_samples(trainer: LocalTrainer, most: int) -> Tensor:
-    """Indices of at most ``most`` test samples, from the recipe's seed: identical in all rounds and processes."""
+    """Indices of at most ``most`` test samples, from the recipe's seed."""
     rng = seeds.numpy_generator(trainer.federation.seed, "diagnostics")
     order = rng.permutation(len(trainer.test.y))[:most]
     return torch.from_numpy(order).to(trainer.device)

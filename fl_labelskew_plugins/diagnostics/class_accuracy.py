@@ -15,11 +15,7 @@ from fl_labelskew_plugins.tensors import Weights
 
 
 def class_accuracy(logits: Tensor, labels: Tensor) -> list[float | None]:
-    """Share of correct samples per class; None for a class without samples.
-
-    Args:
-        logits: ``(N, C)``.
-        labels: ``(N,)`` int64.
+    """Accuracy per class from logits ``(N, C)`` and labels ``(N,)``; None for a class without samples.
 
     >>> import torch
     >>> class_accuracy(torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]), torch.tensor([0, 1]))
@@ -38,7 +34,7 @@ class ClassAccuracy(Diagnostic):
         self.lines.append({"client": client, "held": self.scene.held(client), "recall": self._tested(upload)})
 
     def aggregated(self, round: int, weights: Weights) -> None:
-        """Add the global model's line, after aggregation."""
+        """Add the global model's line."""
         self.lines.append({"client": None, "recall": self._tested(weights)})
 
     def _tested(self, weights: Weights) -> list[float | None]:
@@ -55,7 +51,7 @@ class ClassAccuracy(Diagnostic):
         return {"accuracy in %": kinds}
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Draw bars of the classes in the last round; before aggregation, means over the clients."""
+        """Draw the last round's classes as bars; before aggregation, means over the clients."""
         figure, axes = plots.figure(8, 5)
         last = [line for line in lines if line["round"] == lines[-1]["round"]]
         names = self.scene.class_names

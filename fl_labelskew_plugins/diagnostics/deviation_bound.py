@@ -51,7 +51,7 @@ def pairs(bound: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class DeviationBound(Diagnostic):
-    """Bounds over each client's training samples, with the round's start weights and the method's own softmax."""
+    """Bounds over each client's training samples, with the round's start weights."""
 
     def before(self, view: ClientView) -> None:
         """Add the client's line: number of pairs, share of pairs with ``n_j / n_r`` above the bound, median bound."""

@@ -1,4 +1,4 @@
-"""Spread of features over their dimensions: the variance of eigenvalues in FedMR's table 7."""
+"""Spread of features over their dimensions (FedMR, table 7)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def eigenvalue_variance(features: Tensor, labels: Tensor, *, top: int = TOP, eps
         \Bigl(\lambda_i - \frac{1}{m} \sum_{j=1}^{m} \lambda_j\Bigr)^2, \quad m = \min(\mathrm{top}, d)
 
     over the eigenvalues, from the largest, of each class's ``M`` (eq. 2): the covariance of its features, standardised
-    per dimension. With ``m = d`` and every dimension varying, ``B`` times the value is the mean of
-    ``||M||_F^2 - d`` (lemma 1). The paper prints the formula for one ``M`` and says "of all classes"; here it is the
-    mean over the classes. Classes with one sample are excluded.
+    per dimension. With ``m = d`` and every dimension varying, ``B`` times the value is the mean of ``||M||_F^2 - d``
+    (lemma 1). The paper prints the formula for one ``M`` and says "of all classes"; here it is the mean over the
+    classes with several samples.
 
     Args:
         features: ``(B, d)``.
         labels: ``(B,)`` int64.
         top: number of eigenvalues.
-        eps: lower bound of the variance, as in the intra-class loss; constant dimensions become 0.
+        eps: lower bound of the variance; constant dimensions become 0.
 
     >>> features = torch.tensor([[0.0, 0.0], [1.0, 2.0], [5.0, 5.0]])
     >>> eigenvalue_variance(features, torch.tensor([0, 0, 1]))  # eigenvalues 2 and 0: (1 + 1) / 3

@@ -35,7 +35,7 @@ class FeatureSphere(Points):
     three_d = True
 
     def place(self, features: Tensor) -> Tensor:
-        """Project features on the unit sphere; a zero feature stays."""
+        """Project features on the unit sphere."""
         return normalize(features, dim=1)
 
     def line(self, points: Tensor, proxies: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -46,6 +46,6 @@ class FeatureSphere(Points):
     def panel(
         axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float = 1.0
     ) -> None:
-        """Draw the sphere and the points; missing classes are hollow, so that they cover nothing."""
+        """Draw the sphere and the points; missing classes are hollow."""
         plots.sphere(axes)
         plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), solid=held, scale=scale)

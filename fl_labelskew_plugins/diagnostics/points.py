@@ -94,13 +94,7 @@ class Points(Diagnostic):
 
 @dataclass(frozen=True)
 class ClientPoints:
-    """Stored points of a run, for plots.
-
-    Args:
-        kept: tensors from :class:`Points`.
-        held: classes of which the client has training samples.
-        class_names: ``C`` names.
-    """
+    """Stored tensors of :class:`Points`, for plots; ``held``: classes of which the client has training samples."""
 
     kept: Mapping[str, Tensor]
     held: list[int]
@@ -122,11 +116,7 @@ def draw_points(
 ) -> None:
     """Draw stages in rows and runs in columns; a single run has its stages side by side.
 
-    Args:
-        kind: the diagnostic.
-        columns: title to the points of a run.
-        path: the file.
-        width: of a paper's column in inches; default: of a screen.
+    ``columns``: title to the points of a run; ``width``: of a paper's column in inches; default: of a screen.
     """
     rows = {STAGE_TITLES[stage]: stage for stage in kind.stages}
     space = {"projection": "3d" if kind.three_d else None}

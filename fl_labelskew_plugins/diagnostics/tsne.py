@@ -17,7 +17,7 @@ SMALLEST = 8
 def embedding(features: Tensor, seed: int) -> Tensor:
     """t-SNE of features ``(n, d)`` as ``(n, 2)``, with perplexity 30 or at most ``(n - 1) / 3``.
 
-    van der Maaten and Hinton, JMLR 2008, in scikit-learn's implementation. The same seed gives the same points.
+    van der Maaten and Hinton, JMLR 2008, in scikit-learn's implementation; deterministic for a seed.
     """
     from sklearn.manifold import TSNE
 

@@ -1,4 +1,4 @@
-"""The diagnostics of a run: classes, calls and files."""
+"""The diagnostics of a run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Watch:
     def uploads(
         self, round: int, start: Weights, uploads: Iterator[tuple[int, LocalResult]]
     ) -> Iterator[tuple[int, LocalResult]]:
-        """Pass on the round's uploads, and show them to the diagnostics."""
+        """Show the round's uploads to the diagnostics, and yield them."""
         diagnostics = self.all.values() if self.looks(round) else ()
         for client, result in uploads:
             for diagnostic in diagnostics:

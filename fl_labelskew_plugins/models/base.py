@@ -16,7 +16,7 @@ class FeatureNet(nn.Module):
         body: returns ``d`` values per sample, ``(B, ...)``, after its last non-linearity.
         num_features: ``d``.
         num_classes: ``C``.
-        text: whether inputs are unscaled character indices (uint8).
+        text: whether inputs are character indices (uint8).
     """
 
     def __init__(self, body: nn.Module, num_features: int, num_classes: int, *, text: bool = False) -> None:
@@ -46,7 +46,7 @@ class FeatureNet(nn.Module):
 
 
 def he_normal(body: nn.Module, mode: Literal["fan_in", "fan_out"]) -> nn.Module:
-    """Kaiming's normal weights and zero biases for every convolution, without which deep networks hardly learn."""
+    """Kaiming's normal weights and zero biases for every convolution; without them, deep networks hardly learn."""
     for module in body.modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
@@ -56,10 +56,7 @@ def he_normal(body: nn.Module, mode: Literal["fan_in", "fan_out"]) -> nn.Module:
 
 
 class ImageNetwork(Network):
-    """A network for images; by default without parameters.
-
-    ``name`` is for messages; ``smallest`` is the minimum side in pixels.
-    """
+    """A network for images; ``smallest``: minimum side in pixels; ``name``: for messages."""
 
     Params = params.Params
     name: ClassVar[str]

@@ -18,7 +18,7 @@ class LastOutput(nn.Module):
         self.lstm = nn.LSTM(embedding, hidden, num_layers=layers, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The features of some texts."""
+        """Features of texts."""
         outputs, _ = self.lstm(self.embedding(x.int()))
         last: torch.Tensor = outputs[:, -1]
         return last

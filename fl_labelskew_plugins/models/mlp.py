@@ -1,4 +1,4 @@
-"""Logistic regression and a multilayer perceptron for inputs of any shape, which they flatten."""
+"""Logistic regression and a multilayer perceptron."""
 
 import math
 from itertools import pairwise

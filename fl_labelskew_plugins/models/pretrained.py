@@ -41,8 +41,8 @@ def load_imagenet(net: nn.Module, weights: str | None, *, name: str, head: str, 
 
     Args:
         net: the network.
-        weights: a file (see :func:`read_weights`); ``auto``: the file ``cached`` in torchvision's cache, or a warning
-            if it is missing; ``none`` or None: keep the weights of ``net``.
+        weights: a file (see :func:`read_weights`); ``auto``: the file ``cached``, or a warning if it is missing;
+            ``none`` or None: keep the weights of ``net``.
         name: name of the network, for messages.
         head: prefix of the classifier's tensors.
         cached: file name in torchvision's cache.

@@ -1,7 +1,7 @@
 """Wide ResNet: Zagoruyko and Komodakis, "Wide Residual Networks", BMVC 2016, https://arxiv.org/abs/1605.07146.
 
-FedMR's network for CIFAR100 (section C.1.1) is the one of https://github.com/meliketoy/wide-resnet.pytorch: depth 28,
-width 10, dropout 0.3 and, unlike the paper's, convolutions with biases.
+Unlike the paper's, the convolutions have biases, as in FedMR's network for CIFAR100 (section C.1.1),
+https://github.com/meliketoy/wide-resnet.pytorch.
 """
 
 from itertools import pairwise

@@ -3,10 +3,10 @@
 S. J. Reddi, Z. Charles, M. Zaheer, Z. Garrett, K. Rush, J. Konecny, S. Kumar, H. B. McMahan. ICLR 2021.
 https://arxiv.org/abs/2003.00295
 
-Algorithm 2: the mean change ``Delta`` of the uploads is the gradient for the server's optimiser. It is torch's with
-torch's other defaults: Adam has bias correction and an epsilon that differs from algorithm 2. ``Delta`` has the
-method's weights of the uploads; algorithm 2 prints ``1/|S|``. ``sgd`` with ``server_momentum`` is FedAvgM; ``sgd`` with
-``server_lr = 1`` and no momentum is FedAvg except for rounding.
+Algorithm 2: the mean change ``Delta`` of the uploads is the gradient for the server's optimiser, which is torch's: Adam
+has bias correction and an epsilon that differs from algorithm 2. ``Delta`` has the method's weights of the uploads;
+algorithm 2 prints ``1/|S|``. ``sgd`` with ``server_momentum`` is FedAvgM, and with ``server_lr = 1`` and no momentum
+FedAvg except for rounding.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FedOpt(Optimizer):
         return lines
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """One step of the server's optimiser; its state is in ``memory`` under ``entry/parameter``."""
+        """One step of the server's optimiser, which has its state in ``memory`` under ``entry/parameter``."""
         p = self.params
         weights = {name: round.old[name].clone().requires_grad_() for name in round.parameters}
         for name, weight in weights.items():

@@ -2,8 +2,7 @@
 
 T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith. MLSys 2020. https://arxiv.org/abs/1812.06127
 
-Equation 2: a client minimises ``F_k(w) + mu/2 ||w - w_t||^2``, so that ``mu (w - w_t)`` is added to each gradient.
-Neutral setting: ``fedprox_mu = 0`` is FedAvg, bit for bit.
+Equation 2: a client minimises ``F_k(w) + mu/2 ||w - w_t||^2``. ``fedprox_mu = 0`` is FedAvg, bit for bit.
 """
 
 from __future__ import annotations

@@ -14,15 +14,15 @@ starts from ``s = 0``. The server sends the part that a step needs, ``(1 - beta)
 is ``server_momentum``; local momentum must be 0. MimeLite is omitted.
 
 - ``c`` is that of the last round, as in FedML; the paper collects it at this round's ``x`` in a separate exchange. In
-  round 1 there is none, and ``g = grad f_k(y; zeta)``: without ``c``, the gradient at ``x`` is not subtracted.
-- Both local gradients have the same draws (dropout) and normalise by the batch; ``c`` is the mean over the batches of a
-  client's first epoch, in eval mode.
+  round 1, which has no ``c``, ``g = grad f_k(y; zeta)``.
+- Both local gradients have the same draws (dropout) and normalise by the batch; ``c`` is in eval mode, over a client's
+  first epoch.
 - Weight decay is part of ``f_k``, like the regulariser in the authors' code (google/fedjax), and therefore in all three
   gradients of ``g``.
-- The algorithm has no gradient clipping. Here local SGD clips first and then adds its full decay ``lambda y``: with
-  ``d = (1 - beta) g + beta s``, the step is ``clip(d - lambda y) + lambda y``. Gradients for ``c`` are not clipped.
+- The algorithm has no gradient clipping. Here, with ``d = (1 - beta) g + beta s``, a clipped step is ``clip(d - lambda
+  y) + lambda y``. Gradients for ``c`` are not clipped.
 
-Differences from FedML's Mime: docs/mixing.md.
+FedML's Mime: docs/mixing.md.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Mime(Optimizer):
         return gradient
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """Update and share ``s``, and return the mean of the uploads."""
+        """Update and share ``s``."""
         new, beta = dict(round.mean), self.params.server_momentum
         for name in round.parameters:
             c = round.contributions[name]

@@ -3,16 +3,16 @@ r"""SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
 S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh. ICML 2020.
 https://arxiv.org/abs/1910.06378
 
-Algorithm 1 with option II; option I, the gradient at the server's weights, is omitted. A local step follows
-``g(y) - c_k + c`` (line 10). Afterwards the control variate becomes (line 12)
+Algorithm 1 with option II; option I, the gradient at the server's weights, is omitted. A local step follows ``g(y) -
+c_k + c`` (line 10). Afterwards the control variate becomes (line 12)
 
 .. math:: c_k^+ = c_k - c + \frac{x - y_k}{K \eta}
 
 and the server adds the mean change of the weights, times ``server_lr``, to its own (line 16), and ``|S| / N`` times the
 mean change of the control variates to ``c`` (line 17).
 
-The paper's clients use plain SGD. With momentum, ``K`` is the sum of the coefficients that the local optimiser gives to
-its gradients, as in FedNova. Weight decay is part of the objective. Differences from FedML's SCAFFOLD: docs/mixing.md.
+The paper's clients use plain SGD. With momentum, ``K`` is the sum of the coefficients of gradients, as in FedNova.
+Weight decay is part of the objective. FedML's SCAFFOLD: docs/mixing.md.
 """
 
 from __future__ import annotations

@@ -35,9 +35,7 @@ FEDERATION = Federation(
 def check_method(kind: type[Method], params: Any = None) -> None:
     """Call each hook of a method for two rounds of a client that lacks a class.
 
-    Args:
-        kind: the class.
-        params: its parameters; default: ``kind.Params()``.
+    ``params``: default: ``kind.Params()``.
 
     Raises:
         AssertionError: a hook violated its contract; the message names the hook.
