@@ -24,10 +24,8 @@ def client_weights(samples: Sequence[int], aggregation: Aggregation, population:
     Args:
         samples: training samples ``N_k`` of the round's clients.
         aggregation: ``samples``: ``N_k`` over the round's sum (FedAvg). ``uniform``: ``1/|S|`` (FedRS and MAP,
-            algorithm 1). ``population``: ``N_k / N`` (FedShift, algorithm 1 line 9); the old model gets the remaining
-            weight.
-        population: ``N``, training samples of all clients. The round's sum replaces a smaller ``N``, which lacks silos
-            that joined late.
+            algorithm 1). ``population``: ``N_k / N`` (FedShift, algorithm 1 line 9); the old model gets the rest.
+        population: ``N``, training samples of all clients except silos that joined late.
     """
     if aggregation == "uniform":
         return [1 / len(samples)] * len(samples)
@@ -36,20 +34,16 @@ def client_weights(samples: Sequence[int], aggregation: Aggregation, population:
 
 
 def share_of_old(weights: Sequence[float]) -> float:
-    """Weight of the old model: 1 minus the sum of ``weights``, without rounding errors."""
+    """Weight of the old model: 1 minus the sum of ``weights``."""
     rest = 1 - added(weights)
     return rest if abs(rest) > 1e-9 else 0.0
 
 
 def class_weights(counts: Tensor, smoothing: float) -> Tensor:
-    """Weights of the classifier's rows, ``p_kc ~ n_kc + lambda`` (FedRS section 4.4, fine-grained aggregation).
+    """Weights ``(|S|, C)`` of the classifier's rows, ``p_kc ~ n_kc + lambda`` (FedRS, section 4.4).
 
-    Args:
-        counts: ``(|S|, C)`` training samples per class of the round's clients.
-        smoothing: ``lambda``, in samples.
-
-    Returns:
-        ``(|S|, C)``; a column sums to 1, or to 0 for a class without samples if ``smoothing`` is 0.
+    ``counts``: ``(|S|, C)`` training samples per class; ``smoothing``: ``lambda``, in samples. A column sums to 1, or
+    to 0 for a class without samples if ``smoothing`` is 0.
     """
     smoothed = counts.double() + smoothing
     return smoothed / smoothed.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
@@ -65,17 +59,16 @@ def origin(weights: Weights, optimizer: Optimizer, parameters: Sequence[str]) ->
 def announced(
     method: Method, optimizer: Optimizer, federation: Federation, weights: Weights, parameters: Sequence[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors that clients may send in addition to weights."""
+    """Shapes of all tensors that clients may send in addition to weights."""
     shapes = {name: tuple(weights[name].shape) for name in parameters}
     of_optimizer = {f"{OPTIMIZER}/{k}": tuple(v) for k, v in optimizer.contribution_shapes(shapes).items()}
     return {**method.contribution_shapes(federation), **of_optimizer}
 
 
 class WeightedMean:
-    """Running weighted sum of uploads.
+    """Running weighted sum of uploads; ``old``: from :func:`origin`.
 
-    Integer tensors, such as batch norm's counters, are averaged in double precision and rounded. ``old``: from
-    :func:`origin`.
+    Integer tensors, such as batch norm's counters, are averaged in double precision and rounded.
     """
 
     def __init__(self, old: Weights) -> None:
@@ -100,16 +93,13 @@ class WeightedMean:
 
     @torch.no_grad()
     def scale(self, factor: float, proxy_factor: Tensor | None = None) -> None:
-        """Rescale the sum if clients are missing; ``proxy_factor``: ``(C,)`` for the classifier's rows."""
+        """Rescale the sum if clients are missing; ``proxy_factor`` ``(C,)``: for the classifier's rows."""
         for key, value in self.sums.items():
             value.mul_(factor if proxy_factor is None or key not in PROXIES else rows(proxy_factor, value))
 
     @torch.no_grad()
     def result(self, rest: float = 0.0, proxy_rest: Tensor | None = None) -> Weights:
-        """The mean, in the old model's dtypes.
-
-        ``rest``: weight of the old model, see :func:`share_of_old`. ``proxy_rest``: ``(C,)``, weights for the
-        classifier's rows; default: ``rest``.
+        """The mean in the old model's dtypes; ``rest``: the old model's weight; ``proxy_rest`` ``(C,)``: for proxies.
         """
         if rest:
             self.add(self._old, rest, proxy_rest)
@@ -137,11 +127,7 @@ class Addition:
             self._contributions.append(Contribution(client, tensors))
 
     def total(self, clients: int, round: int = 0) -> Total:
-        """The sum over ``clients`` clients.
-
-        Raises:
-            RunError: it is not finite.
-        """
+        """The sum over ``clients`` clients; raise RunError if it is not finite."""
         for name, value in self._sums.items():
             if not _finite(value):
                 raise RunError(
@@ -152,7 +138,7 @@ class Addition:
 
 
 def matching(into: Tensor, term: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Corresponding parts of two tensors, so that tensors on disk need little memory."""
+    """Corresponding parts of two tensors: tensors on disk then need little memory."""
     return zip(pieces(into), pieces(term), strict=True) if into.stride() == term.stride() else [(into, term)]
 
 
@@ -162,7 +148,7 @@ def rows(per_class: Tensor, like: Tensor) -> Tensor:
 
 
 def weighted_mean(uploads: Iterable[tuple[float, Weights]], old: Weights) -> Weights:
-    """Weighted mean of uploads, ``sum_k w_k u_k + (1 - sum_k w_k) old``; the weights sum to at most 1."""
+    """``sum_k w_k u_k + (1 - sum_k w_k) old``; the weights sum to at most 1."""
     mean, weights = WeightedMean(old), []
     for weight, upload in uploads:
         mean.add(upload, weight)
@@ -173,12 +159,9 @@ def weighted_mean(uploads: Iterable[tuple[float, Weights]], old: Weights) -> Wei
 def check_upload(
     upload: Mapping[str, Tensor], old: Mapping[str, Tensor], *, where: str, keys: Sequence[str] = ()
 ) -> None:
-    """Check that an upload has the model's names, shapes and dtypes, and finite values.
+    """Raise RunError unless an upload has the model's names, shapes and dtypes, and finite values.
 
     ``keys``: recipe keys that may cause divergence, in addition to those of local training.
-
-    Raises:
-        RunError: begins with ``where`` and names the tensor.
     """
     if upload.keys() != old.keys():
         unexpected = sorted(upload.keys() ^ old.keys())[:3]
@@ -194,12 +177,9 @@ def check_upload(
 
 
 def check_form(state: Mapping[str, Tensor], old: Mapping[str, Tensor], what: str, use: str) -> None:
-    """Check that a plugin's state dict has the names and shapes of ``old``.
+    """Raise HookError unless a plugin's state dict has the names and shapes of ``old``.
 
-    ``what`` begins the message and names the hook; ``use`` ends it with advice.
-
-    Raises:
-        HookError: names the tensors.
+    The message begins with ``what``, which names the hook, and ends with the advice ``use``.
     """
     for name, value in state.items():
         if name in old and value.shape != old[name].shape:
@@ -222,11 +202,7 @@ def check_result(
     *,
     where: str,
 ) -> None:
-    """Check form and values of a client's result; ``shapes``: from :func:`announced`.
-
-    Raises:
-        RunError: begins with ``where`` and names the tensor.
-    """
+    """Raise RunError unless a client's result has the right form and values; ``shapes``: from :func:`announced`."""
     check_upload(upload, old, where=where, keys=numbers(optimizer))
     needed = [name for name in shapes if name.startswith(f"{OPTIMIZER}/")]
     # an optimiser's tensor named after a parameter has the parameter's dtype
@@ -241,13 +217,7 @@ def check_result(
 
 
 def check_terms(terms: Mapping[str, float], upload: Mapping[str, Tensor], method: Method, *, where: str) -> None:
-    """Check for a loss that is not finite although gradients and weights are.
-
-    ``terms``: mean of each term over a client's round.
-
-    Raises:
-        RunError: begins with ``where`` and names the term.
-    """
+    """Raise RunError if a loss term is not finite although the weights are; ``terms``: means over a client's round."""
     for name, value in terms.items():
         if not math.isfinite(value) and all(map(_finite, upload.values())):
             keys = ", or another ".join(["train_args.learning_rate", *numbers(method)])
@@ -262,13 +232,10 @@ def check_extra(
     where: str,
     dtypes: Mapping[str, Sequence[torch.dtype]] | None = None,
 ) -> None:
-    """Check tensors other than weights: names and shapes in ``shapes``, finite, and integers not negative.
+    """Raise RunError unless tensors have the announced ``shapes``, are finite, and have no negative integers.
 
     ``dtypes``: allowed dtypes by name, because the dtype of one client would affect the sum; default: float32, float64
     and int64.
-
-    Raises:
-        RunError: begins with ``where`` and names the tensor.
     """
     if unknown := sorted(tensors.keys() - shapes.keys()):
         raise RunError(f"{where} has tensors that its method does not announce: {_shown(unknown[:3])}")
@@ -284,11 +251,7 @@ def check_extra(
 
 
 def check_made(made: Mapping[str, Tensor], plugin: Method | Optimizer) -> None:
-    """Check that the result of a plugin's step on the server is finite.
-
-    Raises:
-        RunError: names the tensor and the plugin's float parameters.
-    """
+    """Raise RunError if the result of a plugin's step on the server is not finite."""
     for key, value in made.items():
         if not _finite(value):
             keys = ", ".join([*numbers(plugin), "train_args.learning_rate"])
@@ -305,7 +268,7 @@ def numbers(plugin: Method | Optimizer) -> list[str]:
 
 
 def _finite(value: Tensor) -> bool:
-    """Whether all entries are finite; checks the sum first, which is faster."""
+    """Whether all entries are finite; the sum is checked first, which is faster."""
     return not value.is_floating_point() or all(
         bool(torch.isfinite(part.sum()) or torch.isfinite(part).all()) for part in pieces(value)
     )

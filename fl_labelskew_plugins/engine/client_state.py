@@ -1,7 +1,6 @@
 """Clients' private states, by client and round: in memory up to a limit, otherwise on disk.
 
-An interrupted round has no effect: :meth:`StateStore.commit` makes all states of a round valid together. Files of a
-checkpoint are never changed.
+An interrupted round has no effect: a commit makes all states of a round valid. Files of a checkpoint never change.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ class StateStore:
     """Private tensors of clients.
 
     Args:
-        folder: for states on disk; created when needed.
+        folder: for states on disk.
         memory_bytes: limit of states in memory.
-        index: of a resumed run: the round of each client's state, from :meth:`flush`.
+        index: of a resumed run, from :meth:`flush`.
         selections: of a resumed run: number of selections per client.
         earlier: indices of earlier checkpoints that are kept, oldest first.
     """
@@ -57,12 +56,12 @@ class StateStore:
                     file.unlink()
 
     def select(self, client: int) -> int:
-        """Count a selection of this client in this round; return its number of selections, including this one."""
+        """Count a selection of this client in this round; return its number of selections."""
         self._selected.append(client)
         return self.times_selected(client) + 1
 
     def get(self, client: int, *, latest: bool = False) -> State:
-        """A copy of the client's last committed state, or with ``latest`` its last state; empty if it has none."""
+        """A copy of the client's last committed state, or its ``latest``; may be empty."""
         rounds = {**self.committed, **self._pending} if latest else self.committed
         if client not in rounds:
             return {}
@@ -119,7 +118,7 @@ class StateStore:
         return dict(self.committed)
 
     def checkpointed(self, keep: int = 1) -> None:
-        """Record a checkpoint; delete states that only checkpoints before the last ``keep`` need."""
+        """Record a checkpoint; delete states of checkpoints before the last ``keep``."""
         self._kept = [*self._kept, dict(self.committed)][-keep:]
         over = {(client, round) for client, round in self._replaced if round not in self.kept(client)}
         for key in over:
@@ -172,7 +171,7 @@ class Versions:
         return self._file(round).exists()
 
     def put(self, round: int, state: State) -> None:
-        """Write a state; an empty one also gets a file, because a missing file looks lost."""
+        """Write a state; an empty one, too, because a missing file looks lost."""
         self.folder.mkdir(parents=True, exist_ok=True)
         save_atomic(state, self._file(round))
 

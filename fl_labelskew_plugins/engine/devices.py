@@ -37,7 +37,7 @@ def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:
 def gpu_slots(recipe: Recipe, workers: int) -> list[int]:
     """GPU of each worker, starting with rank 1; empty on the CPU.
 
-    Workers are divided evenly. Ranks are in ascending order of GPUs, the only order that FedML's mapping supports.
+    Ranks are in ascending order of GPUs, the only order that FedML's mapping supports.
 
     Raises:
         LabelSkewError: more workers than ``workers_per_gpu`` allows.
@@ -55,7 +55,7 @@ def gpu_slots(recipe: Recipe, workers: int) -> list[int]:
 
 
 def host_mapping(recipe: Recipe, workers: int) -> dict[str, dict[str, list[int]]]:
-    """FedML's mapping: number of processes per GPU, with the server on the first one; empty on the CPU."""
+    """FedML's mapping: number of processes per GPU, with the server on the first; empty on the CPU."""
     if place_on_node() is not None and (gpu := device(recipe).index) is not None:
         ranks = [gpu] * (workers + 1)  # each rank reads its own mapping
     elif slots := gpu_slots(recipe, workers):
@@ -79,11 +79,7 @@ def workers(recipe: Recipe, gpus: Sequence[int]) -> int:
 
 
 def device(recipe: Recipe, rank: int | None = None) -> torch.device:
-    """Device of this process, or of ``rank`` in a simulation over MPI.
-
-    Raises:
-        LabelSkewError: see :func:`gpus` and :func:`gpu_slots`.
-    """
+    """Device of this process, or of ``rank`` in a simulation over MPI; errors as in :func:`gpus`, :func:`gpu_slots`."""
     place = mpi_rank() if recipe.comm.over_mpi else None
     if rank is None and place is not None:
         rank = place[0]

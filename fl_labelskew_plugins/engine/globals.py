@@ -1,4 +1,4 @@
-"""Process-wide state that a run restores: global generators, torch threads, handling of subnormal numbers."""
+"""Process-wide state that a run restores."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ import torch
 
 @contextlib.contextmanager
 def restored(threads: int | None = None) -> Iterator[None]:
-    """Restore global generators, torch threads and the handling of subnormal numbers after the block.
+    """Restore global generators, the number of torch ``threads`` and the handling of subnormal numbers after the block.
 
-    The generators are those of ``random``, numpy, torch and GPUs in use; FedML reseeds them, and plugins may.
-
-    Within the block the CPU treats subnormal values (below 1.2e-38 in float32) as 0. It computes with them many times
-    slower, so a crafted model could reveal properties of samples by the training time.
-
-    ``threads``: number of torch threads within the block; default: unchanged.
+    FedML reseeds the generators of ``random``, numpy, torch and GPUs, and plugins may. Within the block the CPU treats
+    subnormal values (below 1.2e-38 in float32) as 0: it computes with them many times slower, so a crafted model could
+    reveal properties of samples by the training time.
     """
     before, python, of_numpy, cpu = (
         torch.get_num_threads(),
@@ -45,7 +42,7 @@ def restored(threads: int | None = None) -> Iterator[None]:
 
 
 def _flushes_subnormals() -> bool:
-    """Whether the CPU treats subnormal values as 0; torch cannot be asked."""
+    """Whether the CPU treats subnormal values as 0."""
     for kind in (np.float16, np.float32, np.float64):
         np.finfo(kind)  # computes subnormal values once; with flushing, numpy would warn that they are 0
     return float(torch.tensor(1e-40) * torch.tensor(1.0)) == 0.0

@@ -1,8 +1,8 @@
 """Isolation of clients that share a network and plugins in one process.
 
-Over MPI and across silos, clients train in other processes. A hook that changes a shared object would affect only the
-later clients of its process, and the runtimes would give different numbers. So changes of the network are undone after
-each turn, and changed attributes of a plugin end the run.
+Over MPI and across silos, a hook that changes a shared object would affect only the later clients of its process, and
+the runtimes would give different numbers. So changes of the network are undone after each turn, and changed attributes
+of a plugin end the run.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Baseline:
     """State of a network; :meth:`restore` undoes later changes of all except weights and saved buffers.
 
     The state comprises modules' structure, attributes, modes and hooks, parameters' ``requires_grad`` and hooks, and
-    non-persistent buffers. Weights and persistent buffers are loaded at each turn's start; if their shape or dtype has
-    changed, they become zeros in the earlier form.
+    non-persistent buffers. Weights and persistent buffers are loaded at each turn's start; only their shape and dtype
+    are restored.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -128,7 +128,7 @@ def _current(now: Mapping[str, Tensor | None], before: Mapping[str, Tensor | Non
 
 
 class Unchanged:
-    """Check that attributes of a plugin do not change, except for values of ``functools.cached_property``."""
+    """Check that a plugin's attributes do not change, except for values of ``functools.cached_property``."""
 
     def __init__(self, plugin: Method | Optimizer) -> None:
         self._parts: list[Plugin] = list(plugin.parts.values()) if isinstance(plugin, Combined) else [plugin]
@@ -136,11 +136,7 @@ class Unchanged:
         self._used = cache(lambda part, hooks: [hook for hook in hooks if hasattr(part, hook) and part.uses(hook)])
 
     def check(self, *hooks: str) -> None:
-        """Compare attributes after a call of ``hooks``; free if the plugin defines none of them.
-
-        Raises:
-            HookError: an attribute changed; the message names class, hook and attribute.
-        """
+        """Raise HookError if an attribute changed in a call of ``hooks``; free if the plugin defines none of them."""
         for number, part in enumerate(self._parts):
             if not (used := self._used(part, hooks)):
                 continue
@@ -196,7 +192,7 @@ class _Same:
 
 
 class _Tensor(_Same):
-    """Equal for the same tensor without in-place changes, or another tensor with the same values."""
+    """Equal for the same tensor without in-place changes, or a tensor with the same values."""
 
     value: Tensor
 
@@ -235,7 +231,7 @@ STATES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 
 
 def _token(value: Any, packages: set[str], seen: set[int]) -> Any:
-    """Comparable state of a value: its content, or for objects of other ``packages`` its identity."""
+    """Comparable state of a value: its content, or the identity of objects of other ``packages``."""
     for kinds, state in STATES:
         if isinstance(value, kinds):
             return state(value)

@@ -1,4 +1,4 @@
-"""Settings, network, samples and tests that all clients' local training shares."""
+"""Parts of local training that all clients share."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class LocalResult:
     Args:
         upload: state dict for the server.
         contributions: other tensors for the server.
-        state: new private state of the client.
-        loss_terms: mean of each loss term over the round's batches.
-        personalised: correct answers and samples of the client's own test split with its final weights, or None.
-        noise_seed: seed of the privacy noise of this turn; never sent to the server.
+        state: new private state.
+        loss_terms: mean of each term over the round's batches.
+        personalised: correct answers and samples of the client's own test split.
+        noise_seed: seed of this turn's privacy noise; never sent to the server.
     """
 
     upload: Weights
@@ -89,13 +89,12 @@ class LocalTrainer:
     """State that all clients' training in this process shares.
 
     Args:
-        model: the network, with ``features`` and ``classifier``; its weights are overwritten.
-        train: training samples of all clients in this process.
-        indices: ``(N_k,)`` int64 sample indices of each client in this process, by its number.
+        model: the network; its weights are overwritten.
+        indices: ``(N_k,)`` int64 training samples of each client in this process.
         test_indices: of each such client's own test split.
         secret: secret seed of a silo's privacy noise, up to 128 bits; None: the recipe's seed.
         fresh: freshly initialised state dict of another network, identical in all processes.
-        names: display names of clients, by number; may be empty.
+        names: display names of clients; may be empty.
         sends: whether the method's contributions leave a client.
         between: called before each batch with whether it is for training; an exception ends the round.
     """
@@ -140,7 +139,7 @@ class LocalTrainer:
 
     @property
     def noise_seed(self) -> int:
-        """Seed of privacy noise; a secret if the server could compute noise from the recipe's seed."""
+        """Seed of privacy noise."""
         return self.federation.seed if self.secret is None else self.secret
 
     def counts(self, client: int) -> Tensor:
@@ -171,9 +170,9 @@ class LocalTrainer:
     def predict(
         self, index: Tensor | None = None, weights: Weights | None = None, *, view: ClientView | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Logits ``(N, C)`` and labels ``(N,)`` of test samples, by default all; ``weights`` replace the current ones.
+        """Logits ``(N, C)`` and labels ``(N,)`` of test samples, by default all.
 
-        With ``view``: logits of that client's own model, as the method defines it.
+        ``weights`` replace the current ones; with ``view``, logits are of that client's own model.
         """
         if weights is not None and self.indices:
             load(self.model, weights)
@@ -225,7 +224,7 @@ def snapshot(model: nn.Module) -> Weights:
 
 
 def with_shared(model: nn.Module, method: Method, federation: Federation, purpose: str) -> nn.Module:
-    """Add the method's shared modules to the network; ``purpose`` names the random stream of their weights."""
+    """Add the method's shared modules to the network; ``purpose`` names their random stream."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seeds.torch_seed(federation.seed, f"{purpose}, shared modules"))
         modules = method.shared_modules(federation)

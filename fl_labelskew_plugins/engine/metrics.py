@@ -15,15 +15,10 @@ def confusion(predicted: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 
 
 def measures(matrix: Tensor, observed: Tensor | None = None) -> dict[str, object]:
-    """Measures of a confusion matrix ``(C, C)``; classes without test samples are excluded.
+    """Measures of a confusion matrix ``(C, C)``, over classes with test samples; None without samples.
 
-    Args:
-        matrix: from :func:`confusion`.
-        observed: ``(C,)`` bool, classes that some client of the round holds.
-
-    Returns:
-        ``accuracy``; ``balanced_accuracy``, the mean recall; ``macro_f1``; ``recall`` per class; with ``observed`` also
-            ``observed_accuracy`` and ``missing_accuracy``. None stands for values without samples.
+    ``balanced_accuracy`` is the mean recall. ``observed``: ``(C,)`` bool, classes that some client of the round holds,
+    for ``observed_accuracy`` and ``missing_accuracy``.
     """
     matrix = matrix.double()
     right, support, predicted = matrix.diag(), matrix.sum(1), matrix.sum(0)

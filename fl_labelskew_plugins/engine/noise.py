@@ -3,8 +3,8 @@
 Kairouz, Liu, Steinke: The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation, ICML
 2021 (theorem 1, algorithm 1). Each client clips the norm of its update, rounds it to steps of the ring, and adds
 discrete Gaussian noise. Difference: the paper rotates vectors and rounds randomly until the norm is small enough, so
-that few bits suffice. Here values are rounded to the nearest step, which lengthens a vector of ``d`` values by at most
-``sqrt(d) / 2`` steps, and the noise is scaled to that norm.
+that few bits suffice. Rounding to the nearest step lengthens a vector of ``d`` values by at most ``sqrt(d) / 2`` steps,
+and the noise is scaled to that norm.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class SumNoise:
         clip: maximum norm of one client's weighted values together, before rounding.
         largest: maximum of a value in the sum.
         bits: of the ring.
-        clients: maximum of clients in a sum, which gives the most noise.
-        least: minimum of clients in a sum, which gives the least noise.
+        clients: maximum of clients in a sum (most noise).
+        least: minimum of clients in a sum (least noise).
         size: values of a vector.
 
     Raises:
@@ -93,7 +93,7 @@ class SumNoise:
     def clipped(self, values: Mapping[str, Tensor], share: float = 1.0) -> dict[str, Tensor]:
         """Scale values (float64) so that their norm times ``share`` is at most ``clip``, and each at most ``largest``.
 
-        A larger value is not an error, because an error would reveal it.
+        An error would reveal a larger value.
         """
         norm = share * math.sqrt(math.fsum(float(value.square().sum()) for value in values.values()))
         if not norm:

@@ -3,13 +3,12 @@
 A client encodes tensors as one flat vector; the sum of vectors contains the sums of the tensors.
 
 - A *narrow* tensor takes one entry per value, summed modulo ``2 ** bits``. Values are at most ``bound`` and weighted by
-  the clients' shares, whose sum is at most 1; so a sum is at most ``bound`` for any number of clients. The step is
-  ``bound`` divided by half of the ring, less half a step of rounding per client.
+  the clients' shares, whose sum is at most 1; so a sum is at most ``bound``. The step is ``bound`` divided by half of
+  the ring, less half a step of rounding per client.
 - A *wide* tensor has its own step, such as ``2 ** -20``, and takes one 64-bit number per value, summed modulo ``2 **
   64``: sums of parts of these numbers would reveal more than the sum.
 
-Wide numbers come first, then narrow entries, of two bytes with 16 bits and otherwise four. A value out of range is an
-error before anything leaves a client.
+Wide numbers come first, then narrow entries, of two bytes with 16 bits and otherwise four.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Vector = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True)
 class Narrow:
-    """Form of a tensor with values of at most ``bound`` before the weighting by the client's share."""
+    """Form of a tensor with values of at most ``bound``, before weighting."""
 
     shape: tuple[int, ...]
     bound: float
@@ -84,7 +83,7 @@ class Ring:
             tensors: all entries, in their shapes; finite.
             share: the client's weight for narrow tensors, 0 to 1.
             where: start of error messages.
-            words: description and advice for error messages, by name; default: advice against divergence.
+            words: description and advice for error messages, by name.
 
         Raises:
             RunError: a tensor is out of range.
@@ -118,7 +117,7 @@ class Ring:
         add(into, vector, self.bits, self.wide)
 
     def decode(self, vector: Vector) -> dict[str, Tensor]:
-        """Sums of all clients' tensors (narrow ones weighted) from the sum of their vectors; float64."""
+        """Sums of all clients' tensors (narrow ones weighted), float64."""
         sums: dict[str, Tensor] = {}
         wide, narrow = parts(vector, self.wide)
         for name, entry in self.entries.items():
@@ -143,7 +142,7 @@ def length(bits: int, wide: int, narrow: int) -> int:
 
 
 def parts(vector: Vector, wide: int) -> tuple[NDArray[np.uint64], Vector]:
-    """Views of the ``wide`` values of a vector and of its narrow entries."""
+    """Views of a vector's ``wide`` values and narrow entries."""
     end = wide * 8 // vector.itemsize
     return vector[:end].view(np.uint64), vector[end:]
 

@@ -33,9 +33,8 @@ class Samples:
     Args:
         x: ``(N, ...)`` uint8 or float32.
         y: ``(N,)`` int64.
-        mean: per channel, see :class:`fl_labelskew_registry.Data`; empty: no normalisation.
+        mean: per channel; empty: no normalisation.
         std: per channel.
-        augment: augmentation in training.
     """
 
     def __init__(
@@ -68,10 +67,7 @@ class Samples:
 
 
 class Normalise:
-    """Normalisation of stored samples to float32; ``mean`` and ``std`` per channel; empty: none.
-
-    ``dims``: of a batch; ``dtype`` and ``device``: of the samples.
-    """
+    """Normalisation of stored samples to float32, per channel; ``dims``: of a batch."""
 
     def __init__(
         self, mean: tuple[float, ...], std: tuple[float, ...], *, dims: int, dtype: torch.dtype, device: torch.device
@@ -92,10 +88,7 @@ class Normalise:
 
 
 class Streamed:
-    """One part of a data set, decoded ahead by other processes.
-
-    ``part``: its index in the reader; ``y``: ``(N,)`` int64 on the device; ``mean`` and ``std`` per channel.
-    """
+    """Part number ``part`` of the reader's data set; ``y``: ``(N,)`` int64 on the device."""
 
     def __init__(self, reader: Reader, part: int, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         self.y = y
@@ -109,10 +102,8 @@ class Streamed:
     def stream(self, batches: Iterable[Part], seed: int | None = None) -> Iterator[tuple[Part, Tensor]]:
         """Each of ``batches`` with its inputs; a new stream of the data set ends the previous one.
 
-        ``seed``: of the augmentation, by positions in the stream; None: no augmentation.
-
-        Raises:
-            LabelSkewError: a file is not a valid image.
+        ``seed``: of the augmentation, by positions in the stream; None: no augmentation. Errors as in
+        :meth:`Reader.read`.
         """
         waiting: deque[Part] = deque()
         every, part = range(len(self.y)), self._part
@@ -159,13 +150,7 @@ class Plan:
 
 
 class Reader:
-    """Decode images in persistent worker processes.
-
-    Args:
-        parts: images of several parts of a data set.
-        workers: number of processes; 0: decode in this process, between training steps.
-        pin: whether batches are for a GPU.
-    """
+    """Decode images of ``parts`` in persistent processes; 0 ``workers``: in this process, between training steps."""
 
     def __init__(self, parts: Sequence[Images], *, workers: int, pin: bool) -> None:
         self.waited = 0.0
@@ -177,7 +162,7 @@ class Reader:
         self._loader: torch.utils.data.DataLoader[Any] | None = None
 
     def read(self, batches: Iterator[list[Key]]) -> Iterator[Tensor]:
-        """Batches ``(B, C, H, W)`` uint8 in this order.
+        """Batches ``(B, C, H, W)`` uint8.
 
         Raises:
             LabelSkewError: a file is not a valid image.
@@ -278,12 +263,10 @@ class ClientBatches:
 def samples(
     data: Data, device: torch.device, *, workers: int = 0, augment: Sequence[str] = ()
 ) -> tuple[Samples | Streamed, Samples | Streamed]:
-    """Training and test samples of a data set, on a device.
-
-    ``workers``: processes that decode images; ``augment``: of training samples, see :class:`.augment.Augment`.
+    """Training and test samples of a data set, on a device; ``workers``: processes that decode images.
 
     Raises:
-        LabelSkewError: the samples do not support the augmentation.
+        LabelSkewError: the samples do not support the augmentation of training samples.
     """
     pin = device.type == "cuda"  # copies from pinned memory are asynchronous
     parts = (data.train, data.test)

@@ -41,7 +41,6 @@ class Server:
     Uploads arrive in client order. Each is added and freed at once, unless ``hooks`` need all of them.
 
     Args:
-        model: the network, for the names of its parameters.
         weights: initial state dict.
         hooks: FedML's attacks, defences and noise.
         proxy_smoothing: lambda of per-class weights for the classifier's rows; None: no such weights.
@@ -75,7 +74,7 @@ class Server:
         self._unchanged = Unchanged(self.method), Unchanged(self.optimizer)
 
     def open(self, openings: Iterable[Contribution]) -> None:
-        """Compute the first shared tensors from clients' openings, before round 0, and again if clients join later."""
+        """Compute shared tensors from clients' openings, before round 0, and again if clients join later."""
         clients: list[int] = []
         if self.sums is not None:
             vector = self.sums.opening.zeros()
@@ -106,11 +105,7 @@ class Server:
         self._unchanged[0].check("open")
 
     def check(self, client: int, round: int, result: LocalResult) -> None:
-        """Check form and values of a client's result.
-
-        Raises:
-            RunError: names the client, the round and the tensor.
-        """
+        """Raise RunError unless a client's result has the right form and values."""
         where = f"round {round + 1}: upload of {self.name(client)}"
         if self.sums is not None:
             self.sums.check(result.upload, self.sums.round, where=where)
@@ -119,7 +114,7 @@ class Server:
         check_result(upload, extra, self.weights, shapes, self.method, self.optimizer, where=where)
 
     def contribution_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of all tensors allowed in addition to weights."""
+        """See :func:`.announced`."""
         return announced(self.method, self.optimizer, self.federation, self.weights, self.parameters)
 
     def run_round(
@@ -136,8 +131,8 @@ class Server:
         Args:
             clients: selected clients, ascending.
             sizes: training samples of each of them.
-            uploads: client and checked result, ascending; missing clients are excluded from the mean.
-            counts: ``(|S|, C)`` training samples per class of the selected clients, for per-class weights.
+            uploads: client and checked result, ascending; some clients may be missing.
+            counts: ``(|S|, C)`` training samples per class, for per-class weights.
             round: number of the round.
         """
         if self.sums is not None:
@@ -191,7 +186,7 @@ class Server:
         return participants
 
     def advance(self, mean: Weights, whole: Weights, contributions: Weights, total: Total) -> None:
-        """Apply the steps of the method and the optimiser to a round's sums."""
+        """Apply the steps of the method and the optimiser."""
         of_method, of_optimizer = self._unchanged
         shared = self.method.combine(total, rest(self.shared, OPTIMIZER))
         of_method.check("combine")
@@ -205,7 +200,7 @@ class Server:
         self.shared = {**shared, **joined(**{OPTIMIZER: sent})}
 
     def shares(self, sizes: Sequence[int]) -> list[float]:
-        """Weight of each client in the mean, by its number of training samples."""
+        """Weight of each client in the mean."""
         aggregation = self.optimizer.aggregation or self.method.aggregation
         return client_weights(sizes, aggregation, self.federation.num_samples)
 

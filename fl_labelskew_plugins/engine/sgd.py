@@ -12,7 +12,7 @@ from torch.optim.sgd import sgd
 class SGD:
     """Steps bit-identical to ``torch.optim.SGD(..., fused=True)``; parameters without a gradient are skipped.
 
-    Torch's class imports its compiler at the first step, which costs each process two seconds and 100 MB.
+    Torch's class imports its compiler, which costs each process two seconds and 100 MB.
     """
 
     def __init__(

@@ -1,14 +1,13 @@
 """Secure aggregation without its cryptography: encoding of clients' updates, and decoding of their sum.
 
 Each client's update is one vector of integers, see :mod:`.ring`; the server sees only the sum. In one process and over
-MPI the vectors are added without masks, which gives a bit-identical sum.
+MPI the vectors are added without masks, with a bit-identical sum.
 
 Only the opening sum contains numbers of samples, which are constant: with sums over different sets of clients, linear
 algebra could recover single clients' numbers.
 
-The weights in the mean are the clients' shares of all samples. If ``s`` of ``k`` clients take part, the mean is ``k /
-s`` times the weighted sum of the changes (Li et al., On the Convergence of FedAvg on Non-IID Data, ICLR 2020, scheme
-II).
+If ``s`` of ``k`` clients take part, the mean is ``k / s`` times the weighted sum of the changes (Li et al., On the
+Convergence of FedAvg on Non-IID Data, ICLR 2020, scheme II).
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ class Read:
     """Decoded sum of a round.
 
     Args:
-        mean: weighted mean of the uploads, see ``Aggregated.mean``.
+        mean: see ``Aggregated.mean``.
         whole: see ``Aggregated.whole``.
         optimizer: weighted mean of the optimiser's tensors.
         total: sum of the method's tensors.
-        measured: mean training loss, and accuracy of personalised models on all their test samples, as reported.
+        measured: mean training loss, and accuracy of personalised models on all their test samples.
     """
 
     mean: Weights
@@ -142,12 +141,7 @@ class Sums:
     def added(self, client: int, round: int, start: Weights, result: LocalResult, *, measures: bool = True) -> Vector:
         """A client's vector for a round, before noise.
 
-        Args:
-            client: a client of this process.
-            round: number of the round.
-            start: state dict at the round's start.
-            result: of the client's training.
-            measures: whether to include the client's loss and accuracy, if there is no noise.
+        ``start``: state dict at the round's start; ``measures``: whether to include the client's loss and accuracy.
 
         Raises:
             RunError: a tensor is not finite, not announced, or out of range.
@@ -185,7 +179,7 @@ class Sums:
         return self.round.encode(tensors, share=share, where=where, words=words)
 
     def noisy(self, vector: Vector, generator: np.random.Generator) -> Vector:
-        """A copy of a vector of :meth:`added`, with this client's part of the noise."""
+        """A copy of a vector, with this client's part of the noise."""
         assert self.noise is not None
         vector = vector.copy()
         _, narrow = parts(vector, self.round.wide)
@@ -194,16 +188,13 @@ class Sums:
         return vector
 
     def opened(self, client: int, tensors: Mapping[str, Tensor], tests: int) -> Vector:
-        """A client's vector before round 0: numbers of its samples, and the method's opening.
-
-        ``tests``: number of its own test samples that it will report on; omitted with noise.
-        """
+        """A client's vector before round 0: numbers of its samples and of its own ``tests``, and its opening."""
         samples = self.trainer.counts(client).sum()
         added = {"samples": samples, "tests": torch.tensor(tests), **_as_sent(tensors, self.opening)}
         return self.opening.encode(added, share=1, where=f"opening of {self.trainer.name(client)}", words={})
 
     def tested(self, client: int, right: int) -> Vector:
-        """A client's number of correct answers of the global model, as a vector."""
+        """A client's number of correct answers, as a vector."""
         assert self.right is not None
         added = {"right": torch.tensor(right)}
         return self.right.encode(added, share=1, where=f"test of {self.trainer.name(client)}", words={})
@@ -220,16 +211,16 @@ class Sums:
     # server side
 
     def check(self, upload: Mapping[str, Tensor], ring: Ring, *, where: str) -> None:
-        """Raise RunError for an upload that is not a vector of this ring."""
+        """Raise RunError unless an upload is a vector of this ring."""
         value = upload.get(VECTOR)
         if len(upload) != 1 or value is None or value.shape != (ring.size,) or value.dtype != _type(ring):
             raise RunError(f"{where} is not a vector of {ring.size} integers of {ring.bits} bits")
 
     def read_opening(self, vector: Vector, clients: int) -> tuple[int, int, Total]:
-        """Numbers of training and test samples, and the sum of the method's openings, from the sum of all vectors.
+        """Numbers of training and test samples, and the sum of the method's openings.
 
         Raises:
-            RunError: the sum claims an impossible number of senders of a tensor.
+            RunError: the sum claims an impossible number of senders.
         """
         sums = self.opening.decode(vector)
         _check_sent(sums, 1, clients, "opening exchange")
@@ -237,7 +228,7 @@ class Sums:
         return round(float(sums["samples"])), tests, Total(_sent_sums(sums), clients)
 
     def read_tested(self, vector: Vector) -> int:
-        """Number of correct answers of all clients, from the sum of their vectors."""
+        """Number of correct answers of all clients."""
         assert self.right is not None
         return round(float(self.right.decode(vector)["right"]))
 
@@ -247,7 +238,7 @@ class Sums:
         Impossible measures are omitted, because clients' reports are not checked.
 
         Raises:
-            RunError: the sum claims an impossible number of senders of a tensor.
+            RunError: the sum claims an impossible number of senders.
         """
         sums, share = self.round.decode(vector), self.shares(clients)
         _check_sent(sums, 0, clients, f"round {round + 1}")
@@ -300,7 +291,7 @@ def _check_sent(sums: Mapping[str, Tensor], least: int, most: int, where: str) -
 
 
 def _sent(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Narrow | Wide]:
-    """Entries for a method's tensors and for the number of senders of each, because clients may omit tensors."""
+    """Entries for a method's tensors and their numbers of senders, because clients may omit tensors."""
     entries: dict[str, Narrow | Wide] = {f"method/{name}": Wide(tuple(shape), SUMMED) for name, shape in shapes.items()}
     return entries | {f"sent/{name}": Wide((), SUMMED) for name in shapes}
 
@@ -327,5 +318,5 @@ def _averaged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _moved(old: Tensor, change: Tensor) -> Tensor:
-    """``old`` plus a change, computed in double precision, in the dtype of ``old``."""
+    """``old`` plus a change, computed in double precision."""
     return (old.double() + change.to(old.device)).to(old.dtype)

@@ -4,8 +4,8 @@ Results depend on this number: a convolution's gradients differ in their last di
 (network, shape of a sample, batch size), never from a machine's cores or load, unless the user sets it:
 ``device_args.threads``, ``OMP_NUM_THREADS`` or ``torch.set_num_threads``.
 
-Measured on two busy cores (torch 2.12, CPU milliseconds per training step, batch 64 unless stated otherwise), by number
-of threads. Two threads wait for each other by spinning; ``passive``: with ``OMP_WAIT_POLICY=PASSIVE``.
+CPU milliseconds per training step by number of threads, on two busy cores (torch 2.12, batch 64 unless stated
+otherwise). Two threads wait for each other by spinning; ``passive``: with ``OMP_WAIT_POLICY=PASSIVE``.
 
 ===================  ===========  =====  =====  =====  ==========
 network              GMAC/batch   1      2      4      2, passive
@@ -43,13 +43,13 @@ THREADS = 4
 
 
 def chosen_by_user() -> int | None:
-    """Number of threads that the environment or the caller has set; None for torch's default value."""
+    """Number of threads that the environment or the caller has set; None for torch's default."""
     now = torch.get_num_threads()
     return now if "OMP_NUM_THREADS" in os.environ or now not in _defaults() else None
 
 
 def warn_if_too_many(processes: int, threads: int | None) -> None:
-    """Warn if ``processes`` with ``threads`` threads each (default: as set by the user) exceed this machine's cores."""
+    """Warn if all processes' ``threads`` (default: as set by the user) exceed this machine's cores."""
     threads, cores = threads or chosen_by_user() or 1, available_cores()
     if threads > 1 and processes * threads > cores:
         log.warn(
@@ -67,8 +67,8 @@ def multiply_adds(model: nn.Module, input_shape: Sequence[int]) -> float:
     """Approximate number of multiply-adds of a network on the CPU for one sample.
 
     Each weight matrix counts once per position of its layer's output, which is exact for linear, convolutional and
-    recurrent layers. 0 if the network cannot be copied or rejects such samples: training will report the reason. (The
-    first use of ``torch.utils.flop_counter`` takes a second of CPU time.)
+    recurrent layers. 0 if the network cannot be copied or rejects such samples: training will report the reason.
+    (``torch.utils.flop_counter`` needs a second of CPU time.)
     """
     total = 0.0
 
@@ -94,7 +94,7 @@ def multiply_adds(model: nn.Module, input_shape: Sequence[int]) -> float:
 
 
 def _defaults() -> set[int]:
-    """Default numbers of threads of torch: logical or physical cores of the machine or the process."""
+    """Default numbers of threads of torch: logical or physical cores of machine or process."""
     machine = set(range(os.cpu_count() or 1))
     process = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else machine
     numbers = {len(machine), len(process)}

@@ -35,9 +35,9 @@ class Turn:
         trainer: state that all clients' training in this process shares.
         shared: the server's shared tensors.
         state: the client's private tensors.
-        times_selected: number of the client's selections, including this round; 0 only in the opening exchange.
+        times_selected: number of the client's selections; 0 only in the opening exchange.
         samples: replace the client's samples, for FedML's data poisoning.
-        noise_seed: seed of privacy noise, instead of the trainer's.
+        noise_seed: replaces the trainer's.
     """
 
     def __init__(
@@ -81,9 +81,7 @@ class Turn:
     def fit(
         self, weights: Weights, *, personalised: bool = False, observer: TrainingObserver | None = None
     ) -> LocalResult:
-        """Train locally from ``weights``; return the results for the server and for the client.
-
-        ``personalised``: also test the final weights on the client's own test split.
+        """Train locally from ``weights``; ``personalised``: also test on the client's own test split.
 
         Raises:
             RunError: a loss term is not finite although the upload is finite, or memory is exhausted.
@@ -150,7 +148,7 @@ class Turn:
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
-        """Undo the hooks' changes to the network on exit, also after an exception."""
+        """Undo the hooks' changes to the network on exit."""
         baseline = self.trainer.baseline
         try:
             yield
@@ -301,7 +299,7 @@ class Turn:
         return self.view.generator.get_state(), torch.get_rng_state(), cuda
 
     def _loss_under(self, batch: Batch, drawn: Draws, model: nn.Module) -> Tensor:
-        """The method's loss of a batch on ``model``, a copy of the network with the same random draws and modes.
+        """The method's loss of a batch on ``model``, a copy of the network, with the same random draws and modes.
 
         The client's view and all generators stay unchanged.
         """
@@ -321,8 +319,8 @@ class Turn:
     def _gradient(self, names: Sequence[str]) -> dict[str, Tensor]:
         """See ``LocalWork.gradient``; 0 for parameters that the method has frozen.
 
-        Batches are those of the first training epoch, not larger ones: a loss may depend on the whole batch (FedMR
-        compares its samples), and the result must not depend on the device's memory.
+        The batches are not larger than in training: a loss may depend on the whole batch (FedMR compares its samples),
+        and the result must not depend on the device's memory.
         """
         model, decay = self.model, self.trainer.settings.weight_decay
         epochs, _ = self._epochs()
@@ -356,10 +354,7 @@ def fit(
     trains: bool = True,
     **turn: Any,
 ) -> LocalResult:
-    """A client's turn in a round; see :class:`Turn` for ``turn``, :meth:`Turn.fit` for the other arguments.
-
-    ``trains``: False for :meth:`Turn.unchanged`.
-    """
+    """A client's whole turn; see :class:`Turn` and :meth:`Turn.fit`, or if not ``trains`` :meth:`Turn.unchanged`."""
     whole = Turn(trainer, client, round, **turn)
     return whole.fit(weights, personalised=personalised, observer=observer) if trains else whole.unchanged(weights)
 
@@ -391,7 +386,7 @@ def _features(trainer: LocalTrainer, samples: Samples | Streamed, index: Tensor)
 
 
 def _protect(upload: Weights, weights: Weights, view: ClientView, method: Method) -> None:
-    """Apply the method's protection to the upload's difference from the round's start.
+    """Apply the method's protection to the upload's change in the round.
 
     Integer tensors keep the start's values: batch norm's batch counts reveal when a failed training ended.
     """
