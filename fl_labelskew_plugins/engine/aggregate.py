@@ -99,8 +99,7 @@ class WeightedMean:
 
     @torch.no_grad()
     def result(self, rest: float = 0.0, proxy_rest: Tensor | None = None) -> Weights:
-        """The mean in the old model's dtypes; ``rest``: the old model's weight; ``proxy_rest`` ``(C,)``: for proxies.
-        """
+        """Mean in the old dtypes; ``rest``: the old model's weight; ``proxy_rest`` ``(C,)``: for its proxies."""
         if rest:
             self.add(self._old, rest, proxy_rest)
         elif proxy_rest is not None and bool(proxy_rest.any()):

@@ -5,7 +5,7 @@ An interrupted round has no effect: a commit makes all states of a round valid. 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class StateStore:
         self.folder = folder
         self.memory_bytes = memory_bytes
         self.committed: dict[int, int] = dict(index or {})
-        self.selections: dict[int, int] = dict(selections or {})
+        self.selections = Counter(selections)
         self._kept: list[dict[int, int]] = [dict(rounds) for rounds in (*earlier, index or {})]
         self._replaced = {key for rounds in earlier for key in rounds.items()} - self.committed.items()
         """Superseded states that checkpoints refer to."""
@@ -58,7 +58,7 @@ class StateStore:
     def select(self, client: int) -> int:
         """Count a selection of this client in this round; return its number of selections."""
         self._selected.append(client)
-        return self.times_selected(client) + 1
+        return self.selections[client] + 1
 
     def get(self, client: int, *, latest: bool = False) -> State:
         """A copy of the client's last committed state, or its ``latest``; may be empty."""
@@ -87,10 +87,6 @@ class StateStore:
         """Rounds of the client's states in checkpoints, ascending."""
         return sorted({index[client] for index in self._kept if client in index})
 
-    def times_selected(self, client: int) -> int:
-        """Number of the client's selections in committed rounds."""
-        return self.selections.get(client, 0)
-
     def commit(self) -> None:
         """Make this round's states valid."""
         for client, round in self._pending.items():
@@ -101,8 +97,7 @@ class StateStore:
                 self._forget(old, disk=not needed)
                 if needed:
                     self._replaced.add(old)
-        for client in self._selected:
-            self.selections[client] = self.selections.get(client, 0) + 1
+        self.selections.update(self._selected)
         self._pending, self._selected = {}, []
 
     def discard(self) -> None:
@@ -124,10 +119,6 @@ class StateStore:
         for key in over:
             self._file(key).unlink(missing_ok=True)
         self._replaced -= over
-
-    def clients(self) -> list[int]:
-        """Clients with a state, sorted."""
-        return sorted(self.committed)
 
     def _file(self, key: Key) -> Path:
         return self.folder / f"client{key[0]:06d}-round{key[1]:06d}.safetensors"

@@ -18,26 +18,19 @@ def restored(threads: int | None = None) -> Iterator[None]:
     subnormal values (below 1.2e-38 in float32) as 0: it computes with them many times slower, so a crafted model could
     reveal properties of samples by the training time.
     """
-    before, python, of_numpy, cpu = (
-        torch.get_num_threads(),
-        random.getstate(),
-        np.random.get_state(),
-        torch.get_rng_state(),
-    )
+    threads_before, python, of_numpy = torch.get_num_threads(), random.getstate(), np.random.get_state()
     flushed = _flushes_subnormals()
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     if threads is not None:
         torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     try:
-        yield
+        with torch.random.fork_rng(gpus):
+            yield
     finally:
         random.setstate(python)
         np.random.set_state(of_numpy)
-        torch.set_rng_state(cpu)
-        if gpus is not None:
-            torch.cuda.set_rng_state_all(gpus)
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
         torch.set_flush_denormal(flushed)
 
 

@@ -67,7 +67,7 @@ class Ring:
         self.wide = sum(math.prod(e.shape) for e in self.entries.values() if isinstance(e, Wide))
         """Number of wide values in the vector."""
         narrow = sum(math.prod(e.shape) for e in self.entries.values() if isinstance(e, Narrow))
-        self.size = length(bits, self.wide, narrow)
+        self.size = narrow + self.wide * 8 // np.dtype(unit(bits)).itemsize
         """Entries of the vector, of the type :func:`unit`."""
 
     def steps(self, entry: Narrow | Wide) -> float:
@@ -134,11 +134,6 @@ class Ring:
 def unit(bits: int) -> DTypeLike:
     """Dtype of a vector's entries."""
     return np.uint16 if bits == 16 else np.uint32
-
-
-def length(bits: int, wide: int, narrow: int) -> int:
-    """Number of a vector's entries."""
-    return narrow + wide * 8 // np.dtype(unit(bits)).itemsize
 
 
 def parts(vector: Vector, wide: int) -> tuple[NDArray[np.uint64], Vector]:

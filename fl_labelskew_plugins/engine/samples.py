@@ -38,12 +38,7 @@ class Samples:
     """
 
     def __init__(
-        self,
-        x: Tensor,
-        y: Tensor,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        augment: Augment | None = None,
+        self, x: Tensor, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...], augment: Augment | None = None
     ) -> None:
         self.x, self.y, self._augment = x, y, augment
         self._normalise = Normalise(mean, std, dims=x.dim(), dtype=x.dtype, device=x.device)

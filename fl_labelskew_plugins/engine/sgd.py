@@ -16,12 +16,7 @@ class SGD:
     """
 
     def __init__(
-        self,
-        parameters: Sequence[Tensor],
-        *,
-        lr: float,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
+        self, parameters: Sequence[Tensor], *, lr: float, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
         self._parameters, self._lr, self._momentum, self._weight_decay = parameters, lr, momentum, weight_decay
         self._buffers: dict[Tensor, Tensor | None] = {}

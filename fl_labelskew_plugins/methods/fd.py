@@ -79,8 +79,6 @@ class FD(Method):
     """
 
     class Params(params.Params):
-        """Options of FD."""
-
         gamma: float = Field(0.1, ge=0, description="weight of the distillation; the default is ours; 0: none")
 
     sends: ClassVar[Mapping[str, str]] = {"outputs": "prototypes", "held": "prototypes"}

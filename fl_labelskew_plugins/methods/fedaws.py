@@ -67,8 +67,6 @@ class FedAwS(Method):
     """
 
     class Params(params.Params):
-        """Options of FedAwS."""
-
         rate: float = Field(0.1, ge=0, description="rate of the server's step, lambda times eta in the paper; 0: none")
         margin: float = Field(1.0, gt=0, le=2, description="nu, cosine distance above which classes have no penalty")
 

@@ -58,12 +58,9 @@ class FedDecorr(Method):
     """
 
     class Params(params.Params):
-        """Options of FedDecorr."""
-
         beta: float = Field(0.1, ge=0, description="weight of the regulariser (paper and authors' code: 0.1)")
         scale: Scale = Field(
-            "paper",
-            description="paper: as printed; code: the authors', 62 times as strong in a batch of 64",
+            "paper", description="paper: as printed; code: the authors', 62 times as strong in a batch of 64"
         )
 
     paper = (

@@ -82,8 +82,6 @@ class FedLC(Method):
     """
 
     class Params(params.Params):
-        """Options of FedLC."""
-
         tau: float = Field(1.0, ge=0, description="strength of the margins; the paper gives no value; 0: none")
         missing: Missing = Field("one", description="class without samples: one: counts as one; mask: not in softmax")
         denominator: Literal["full", "others"] = Field(

@@ -78,8 +78,6 @@ class FedLMD(Method):
     """
 
     class Params(params.Params):
-        """Options of FedLMD."""
-
         beta: float = Field(1.0, ge=0, description="weight of the distillation; 0: plain cross-entropy")
         tau: float = Field(1.0, gt=0, description="temperature of both models' outputs")
         teacher: Literal["global", "uniform"] = Field(

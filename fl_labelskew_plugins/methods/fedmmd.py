@@ -36,8 +36,6 @@ class FedMMD(Method):
     """
 
     class Params(params.Params):
-        """Options of FedMMD."""
-
         lam: float = Field(0.1, ge=0, description="weight of the discrepancy (FedRS, tables 1 and 5: 1e-4, 1e-3)")
 
     paper = (

@@ -66,8 +66,6 @@ class FedNTD(Method):
     """
 
     class Params(params.Params):
-        """Options of FedNTD."""
-
         beta: float = Field(1.0, ge=0, description="weight of the distillation; 0: plain cross-entropy")
         tau: float = Field(1.0, gt=0, description="temperature of both models' outputs")
 

@@ -33,9 +33,7 @@ class FedPHP(InheritedPrivateModel):
     With ``lam: 0``, the loss is bit-identical to plain cross-entropy.
     """
 
-    class Params(TransferParams):
-        """Options of FedPHP."""
-
+    Params = TransferParams
     paper = (
         "FedPHP: Federated Personalization with Inherited Private Models, ECML PKDD 2021, "
         "https://doi.org/10.1007/978-3-030-86486-6_36"

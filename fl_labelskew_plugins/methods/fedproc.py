@@ -72,8 +72,6 @@ class FedProc(Method):
     """
 
     class Params(params.Params):
-        """Options of FedProc."""
-
         mu: float = Field(1.0, ge=0, le=1, description="share, or constant weight, of the contrastive loss; 0: none")
         schedule: Literal["linear", "constant"] = Field(
             "linear",

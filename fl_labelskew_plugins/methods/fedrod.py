@@ -64,8 +64,6 @@ class FedRoD(Method):
     """
 
     class Params(params.Params):
-        """Options of Fed-RoD."""
-
         gamma: float = Field(1.0, ge=0, description="strength of the balanced softmax; 0: plain softmax")
         missing: Missing = Field("one", description="class without samples: one: counts as one; mask: not in softmax")
         private: float = Field(1.0, ge=0, description="weight of the private head's cross-entropy; 0: no private head")

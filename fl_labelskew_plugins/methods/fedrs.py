@@ -96,8 +96,6 @@ class FedRS(Method):
     """
 
     class Params(params.Params):
-        """Options of FedRS."""
-
         alpha: float = Field(0.5, ge=0, le=1, description="factor on the logits of missing classes; 1: plain softmax")
         min_count: int = Field(1, ge=1, description="a class with fewer samples is missing (FEMNIST 2, Shakespeare 20)")
         scaling: Scaling = Field(

@@ -133,10 +133,7 @@ class PriorParams(params.Params):
         None, gt=0, description="a as a fraction of each client's samples, instead of smoothing (0.1 with pcdd)"
     )
     count_noise: float = Field(
-        0.0,
-        ge=0,
-        le=1e9,
-        description="scale b (laplace) or std (gaussian) of the noise on revealed counts",
+        0.0, ge=0, le=1e9, description="scale b (laplace) or std (gaussian) of the noise on revealed counts"
     )
     count_noise_type: Literal["laplace", "gaussian"] = Field(
         "laplace", description="laplace: epsilon = 2 / count_noise; gaussian: no bound is reported"
@@ -205,8 +202,6 @@ class FedShift(KnownPrior):
     """
 
     class Params(PriorParams):
-        """Options of FedShift."""
-
         denominator: Literal["population", "participants"] = Field(
             "population", description="N of a round's weights N_k / N: all clients (algorithm 1) or those of the round"
         )

@@ -105,8 +105,6 @@ class FedVLS(Method):
     """
 
     class Params(params.Params):
-        """Options of FedVLS."""
-
         lam: float = Field(0.1, ge=0, description="weight of the distillation (authors' README: 0.1)")
         suppression: float = Field(0.005, ge=0, description="weight w of the suppression (paper: 1)")
         form: Form = Field(

@@ -64,12 +64,9 @@ class FLDA(Method):
     """
 
     class Params(params.Params):
-        """Options of FLDA."""
-
         mixture: Mixture = Field("logits", description="values to mix, before or after the softmax")
         private_start: Start = Field(
-            "random",
-            description="initial private model: another random network, or a copy of the general one",
+            "random", description="initial private model: another random network, or a copy of the general one"
         )
         general_share: float | None = Field(
             None, gt=0, le=1, description="fixed share of the general model in the mixture; default: learnt by a gate"

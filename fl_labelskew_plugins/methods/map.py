@@ -162,8 +162,6 @@ class MAP(InheritedPrivateModel):
     """
 
     class Params(TransferParams):
-        """Options of MAP."""
-
         alpha: float = Field(0.5, ge=0, le=1, description="factor on the logits of missing classes; 1: plain softmax")
         min_count: int = Field(1, ge=1, description="a class with fewer samples is missing")
         scaling: Scaling = Field("indicator", description="as in fedrs")

@@ -62,8 +62,6 @@ class MOON(Method):
     """
 
     class Params(params.Params):
-        """Options of MOON."""
-
         mu: float = Field(
             1.0, ge=0, description="weight of the contrastive loss (5 for CIFAR-10; FedMR, tables 9 and 10: 1e-4 to 1)"
         )

@@ -39,8 +39,6 @@ class LeNet(ImageNetwork):
     name, smallest = "lenet", 16
 
     class Params(params.Params):
-        """Parameters of lenet."""
-
         features: int = Field(84, ge=1, description="d, features of the last hidden layer; 2 for the papers' plots.")
         relu_features: bool = Field(True, description="Whether the features pass a ReLU.")
 

@@ -31,8 +31,6 @@ class CharLSTM(Network):
     """
 
     class Params(Params):
-        """Parameters of char_lstm."""
-
         vocabulary: int | None = Field(
             None, ge=1, le=256, description="Number of characters; default: number of classes."
         )

@@ -26,8 +26,6 @@ class MLP(Network):
     """Linear layers with ReLU; the features are the last hidden layer."""
 
     class Params(params.Params):
-        """Parameters of mlp."""
-
         hidden: list[Annotated[int, Field(ge=1)]] = Field(
             [128], min_length=1, description="Width of each hidden layer; the last one is d."
         )

@@ -17,8 +17,6 @@ class _ResNet(Pretrained):
     smallest = 8
 
     class Params(WithWeights):
-        """Parameters of a ResNet."""
-
         stem: Literal["small", "imagenet"] = Field(
             "small", description="First layers: for small images, or torchvision's; default: imagenet with weights."
         )

@@ -47,8 +47,6 @@ class WideResNet(ImageNetwork):
     name, smallest = "wide_resnet", 8
 
     class Params(params.Params):
-        """Parameters of wide_resnet."""
-
         depth: int = Field(28, ge=10, le=1000, description="Layers, 6 n + 4 for n blocks in each stage.")
         widen: int = Field(10, ge=1, description="Width: 16, 32 and 64 times this; the last one is d.")
         dropout: float = Field(0.3, ge=0, lt=1, description="Share of values dropped inside a block.")

@@ -34,8 +34,6 @@ class FedDC(Optimizer):
     """Decoupling and correction of local drift."""
 
     class Params(params.Params):
-        """Options of FedDC."""
-
         feddc_alpha: float = Field(
             0.01,
             ge=0,
