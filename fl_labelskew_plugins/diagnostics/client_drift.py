@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_labelskew_plugins.diagnostics.base import Curves, Diagnostic, Scene, by_round
+from fl_labelskew_plugins.diagnostics.base import Curves, Diagnostic, RunInfo, by_round
 from fl_labelskew_plugins.tensors import Weights
 
 IN_MEMORY = 2**28
@@ -23,9 +23,8 @@ def norm_and_cosine(update: Tensor, aggregated: Tensor) -> tuple[float, float | 
     .. math:: \Delta_k = y_k - x, \quad \lVert \Delta_k \rVert_2, \quad
         \cos_k = \frac{\Delta_k \cdot \Delta}{\lVert \Delta_k \rVert_2 \lVert \Delta \rVert_2}
 
-    with the round's start weights *x*, the client's weights after local training *y_k* and the change of the global
-    model, Delta. Clients drift (Karimireddy et al., SCAFFOLD, ICML 2020, https://arxiv.org/abs/1910.06378, section 3)
-    if they move towards their own optima: large norms, small or negative cosines.
+    with the round's start weights *x*, the client's weights *y_k* and the change of the global model, Delta
+    (Karimireddy et al., SCAFFOLD, ICML 2020, https://arxiv.org/abs/1910.06378, section 3).
 
     >>> norm_and_cosine(torch.tensor([3.0, 4.0]), torch.tensor([2.0, 0.0]))  # 3 * 2 / (5 * 2)
     (5.0, 0.6)
@@ -38,9 +37,9 @@ def norm_and_cosine(update: Tensor, aggregated: Tensor) -> tuple[float, float | 
 class ClientDrift(Diagnostic):
     """Norms and cosines of each upload's update, and the norm of the global one."""
 
-    def __init__(self, name: str, scene: Scene, folder: Path) -> None:
-        super().__init__(name, scene, folder)
-        self._parameters = [name for name, _ in scene.trainer.model.named_parameters()]
+    def __init__(self, name: str, run: RunInfo, folder: Path) -> None:
+        super().__init__(name, run, folder)
+        self._parameters = [name for name, _ in run.trainer.model.named_parameters()]
         self._start: Weights = {}
         self._clients: list[int] = []
         self._updates = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=str(folder.parent))  # noqa: SIM115

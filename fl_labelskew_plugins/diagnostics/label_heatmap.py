@@ -15,9 +15,9 @@ class LabelHeatmap(Diagnostic):
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
         """Add the client's line."""
-        self.lines.append({"client": client, "counts": self.scene.counts[client].tolist()})
+        self.lines.append({"client": client, "counts": self.run.counts[client].tolist()})
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
         """Draw classes down and clients across."""
-        counts, names = self.scene.counts.cpu().numpy(), list(self.scene.trainer.names.values())
-        plots.heat_map(counts, self.scene.class_names, self.picture, title=self.scene.title, clients=names)
+        counts, names = self.run.counts.cpu().numpy(), list(self.run.trainer.names.values())
+        plots.heat_map(counts, self.run.class_names, self.picture, title=self.run.title, clients=names)

@@ -175,7 +175,7 @@ def check_upload(
             raise shareable(RunError(f"{where}: {key} is not finite, training diverged; {use}"))
 
 
-def check_form(state: Mapping[str, Tensor], old: Mapping[str, Tensor], what: str, use: str) -> None:
+def check_form(state: Mapping[str, Tensor], old: Mapping[str, Tensor], what: str, use: str = ALL) -> None:
     """Raise HookError unless a plugin's state dict has the names and shapes of ``old``.
 
     The message begins with ``what``, which names the hook, and ends with the advice ``use``.

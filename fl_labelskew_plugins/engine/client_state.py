@@ -18,14 +18,10 @@ Key = tuple[int, int]
 
 
 class StateStore:
-    """Private tensors of clients.
+    """Private tensors of clients, in memory up to ``memory_bytes``.
 
-    Args:
-        folder: for states on disk.
-        memory_bytes: limit of states in memory.
-        index: of a resumed run, from :meth:`flush`.
-        selections: of a resumed run: number of selections per client.
-        earlier: indices of earlier checkpoints that are kept, oldest first.
+    Of a resumed run: ``index`` is from :meth:`flush`, ``selections`` are numbers of selections per client, and
+    ``earlier`` are indices of earlier checkpoints that are kept, oldest first.
     """
 
     def __init__(
@@ -115,10 +111,10 @@ class StateStore:
     def checkpointed(self, keep: int = 1) -> None:
         """Record a checkpoint; delete states of checkpoints before the last ``keep``."""
         self._kept = [*self._kept, dict(self.committed)][-keep:]
-        over = {(client, round) for client, round in self._replaced if round not in self.kept(client)}
-        for key in over:
+        unneeded = {(client, round) for client, round in self._replaced if round not in self.kept(client)}
+        for key in unneeded:
             self._file(key).unlink(missing_ok=True)
-        self._replaced -= over
+        self._replaced -= unneeded
 
     def _file(self, key: Key) -> Path:
         return self.folder / f"client{key[0]:06d}-round{key[1]:06d}.safetensors"

@@ -20,7 +20,8 @@ def restored(threads: int | None = None) -> Iterator[None]:
     """
     threads_before, python, of_numpy = torch.get_num_threads(), random.getstate(), np.random.get_state()
     flushed = _flushes_subnormals()
-    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpus = range(torch.cuda.device_count() if in_use else 0)
     if threads is not None:
         torch.set_num_threads(threads)
     torch.set_flush_denormal(True)

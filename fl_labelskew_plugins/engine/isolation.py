@@ -25,7 +25,7 @@ from fl_labelskew_plugins.checked import Hook, HookError, hook_name, package
 from fl_labelskew_plugins.machine.text import few
 from fl_labelskew_plugins.methods.combined import Combined
 
-BETWEEN = (
+WITHOUT_CLIENT = (
     "deviations",
     "warnings",
     "report",
@@ -40,7 +40,7 @@ BETWEEN = (
     "personalised",
 )
 """Hooks without a client, which may be called at any time."""
-SERVER = ("open", "combine", "after_aggregation", "step")
+ON_SERVER = ("open", "combine", "after_aggregation", "step")
 """Hooks of the server."""
 
 
@@ -142,7 +142,9 @@ class Unchanged:
                 continue
             now, before = _attributes(part), self._before[number]
             changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-            if others := [name for name in changed if name in before or not _is_cached(part, name)]:
+            new = {name for name in changed if name not in before}
+            cached = {n for n in new if isinstance(inspect.getattr_static(type(part), n, None), cached_property)}
+            if others := [name for name in changed if name not in cached]:
                 names = few([f"self.{name}" for name in others], 3)
                 raise HookError(
                     f"{hook_name(part, *used)} changed {names}; all clients of a process share this object, and other "
@@ -153,17 +155,13 @@ class Unchanged:
 
 def _remedy(part: Plugin, hooks: list[str]) -> str:
     optimizer = isinstance(part, Optimizer)
-    if all(hook in SERVER for hook in hooks):
+    if all(hook in ON_SERVER for hook in hooks):
         place = "round.memory or round.shared" if optimizer else "the tensors that open and combine return"
         return f"keep the value in {place}"
-    if all(hook in BETWEEN for hook in hooks):
+    if all(hook in WITHOUT_CLIENT for hook in hooks):
         return "compute the value in __init__ or a functools.cached_property"
     view = "work.client" if optimizer else "client"
     return f"keep the value in {view}.state (for later rounds) or {view}.scratch (for the rest of this round)"
-
-
-def _is_cached(part: Plugin, name: str) -> bool:
-    return isinstance(inspect.getattr_static(type(part), name, None), cached_property)
 
 
 def _attributes(part: Plugin) -> dict[str, Any]:

@@ -57,13 +57,8 @@ def learning_rate(settings: LocalSettings, round: int) -> float:
 class LocalResult:
     """Result of a client's local training.
 
-    Args:
-        upload: state dict for the server.
-        contributions: other tensors for the server.
-        state: new private state.
-        loss_terms: mean of each term over the round's batches.
-        personalised: correct answers and samples of the client's own test split.
-        noise_seed: seed of this turn's privacy noise; never sent to the server.
+    ``loss_terms``: mean of each term over the round's batches; ``personalised``: correct answers and samples of the
+    client's own test split; ``noise_seed``: of this turn's privacy noise, never sent to the server.
     """
 
     upload: Weights

@@ -37,6 +37,8 @@ MULTIPLIER = "privacy_args.noise_multiplier"
 class SumNoise:
     """Noise on the sum of clients' vectors, of which each client adds a part.
 
+    Raise LabelSkewError if the ring has too few bits, or too large steps.
+
     Args:
         multiplier: minimum standard deviation of the sum's noise, divided by ``clip``.
         clip: maximum norm of one client's weighted values together, before rounding.
@@ -45,9 +47,6 @@ class SumNoise:
         clients: maximum of clients in a sum (most noise).
         least: minimum of clients in a sum (least noise).
         size: values of a vector.
-
-    Raises:
-        LabelSkewError: the ring has too few bits, or too large steps.
     """
 
     multiplier: float
@@ -118,29 +117,29 @@ def discrete_gaussian(size: int, sigma: float, generator: np.random.Generator) -
     variance, scale = Fraction(sigma) ** 2, math.floor(sigma) + 1
     centre, width = float(variance / scale), float(2 * variance)
     draws: NDArray[np.int64] = np.empty(size, np.int64)
-    have = 0
-    while have < size:
+    drawn = 0
+    while drawn < size:
         laplace = _discrete_laplace(scale, generator)
         distance = np.abs(laplace)
 
         def exact(i: int, distance: NDArray[np.int64] = distance) -> Fraction:
             return (int(distance[i]) - variance / scale) ** 2 / (2 * variance)
 
-        taken = laplace[_chance((distance - centre) ** 2 / width, exact, generator)][: size - have]
-        draws[have : have + len(taken)] = taken
-        have += len(taken)
+        accepted = laplace[_chance((distance - centre) ** 2 / width, exact, generator)][: size - drawn]
+        draws[drawn : drawn + len(accepted)] = accepted
+        drawn += len(accepted)
     return draws
 
 
 def _discrete_laplace(scale: int, generator: np.random.Generator) -> NDArray[np.int64]:
     """Some draws ``x`` with probabilities proportional to ``exp(-|x| / scale)``."""
-    part = generator.integers(0, scale, AT_ONCE)
-    part = part[_chance(part / scale, lambda i: Fraction(int(part[i]), scale), generator)]
-    whole = np.zeros_like(part)
-    going = np.arange(len(part))
-    while len(going := going[_chance(np.ones(len(going)), lambda _: Fraction(1), generator)]):
-        whole[going] += 1
-    draws: NDArray[np.int64] = part + scale * whole
+    remainder = generator.integers(0, scale, AT_ONCE)
+    remainder = remainder[_chance(remainder / scale, lambda i: Fraction(int(remainder[i]), scale), generator)]
+    quotient = np.zeros_like(remainder)
+    active = np.arange(len(remainder))
+    while len(active := active[_chance(np.ones(len(active)), lambda _: Fraction(1), generator)]):
+        quotient[active] += 1
+    draws: NDArray[np.int64] = remainder + scale * quotient
     negative = generator.integers(0, 2, len(draws), dtype=bool)
     signed: NDArray[np.int64] = np.where(negative, -draws, draws)[~(negative & (draws == 0))]  # or 0 would count twice
     return signed
@@ -151,10 +150,10 @@ def _chance(
 ) -> NDArray[np.bool_]:
     """Draw True with probability ``exp(-exponent)`` each; ``exact``: the exponent of an index, without rounding."""
     chance, draw = np.exp(-exponent), generator.random(len(exponent))
-    yes: NDArray[np.bool_] = draw < chance
+    result: NDArray[np.bool_] = draw < chance
     for i in np.flatnonzero(np.abs(draw - chance) < UNSURE):  # 53 bits may not decide: draw 128 more
         more = Fraction(int.from_bytes(generator.bytes(16), "little"), 2**181)
         drawn, power = Fraction(float(draw[i])) + more, exact(int(i))
         decimal = [DIGITS.divide(Decimal(f.numerator), Decimal(f.denominator)) for f in (drawn, -power)]
-        yes[i] = decimal[0] < DIGITS.exp(decimal[1])
-    return yes
+        result[i] = decimal[0] < DIGITS.exp(decimal[1])
+    return result

@@ -48,11 +48,8 @@ class Wide:
 class Ring:
     """Encoding of tensors as a vector.
 
-    Args:
-        entries: forms of tensors, by name.
-        bits: of an entry of the vector, 16 to 32.
-        clients: maximum of vectors in a sum.
-        head_room: free part of narrow ranges for noise, relative to ``bound``.
+    ``entries``: forms of tensors, by name; ``bits``: of an entry of the vector, 16 to 32; ``clients``: maximum of
+    vectors in a sum; ``head_room``: free part of narrow ranges for noise, relative to ``bound``.
     """
 
     def __init__(
@@ -79,14 +76,8 @@ class Ring:
     ) -> Vector:
         """One client's vector ``(size,)``, with narrow entries from 0 to ``2 ** bits - 1``.
 
-        Args:
-            tensors: all entries, in their shapes; finite.
-            share: the client's weight for narrow tensors, 0 to 1.
-            where: start of error messages.
-            words: description and advice for error messages, by name.
-
-        Raises:
-            RunError: a tensor is out of range.
+        Raise RunError if a tensor is out of range; the message begins with ``where``, and has the description and
+        advice in ``words``. ``share``: the client's weight for narrow tensors, 0 to 1.
         """
         vector = self.zeros()
         wide, narrow = parts(vector, self.wide)

@@ -28,13 +28,9 @@ Key = tuple[int, int, int | None]
 
 
 class Samples:
-    """Samples and labels on the device; inputs keep their stored dtype and are normalised batch by batch.
+    """Samples ``(N, ...)``, uint8 or float32, and labels ``(N,)`` int64 on the device.
 
-    Args:
-        x: ``(N, ...)`` uint8 or float32.
-        y: ``(N,)`` int64.
-        mean: per channel; empty: no normalisation.
-        std: per channel.
+    Inputs keep their stored dtype and are normalised batch by batch; ``mean`` and ``std``: per channel; empty: none.
     """
 
     def __init__(
@@ -157,12 +153,7 @@ class Reader:
         self._loader: torch.utils.data.DataLoader[Any] | None = None
 
     def read(self, batches: Iterator[list[Key]]) -> Iterator[Tensor]:
-        """Batches ``(B, C, H, W)`` uint8.
-
-        Raises:
-            LabelSkewError: a file is not a valid image.
-            RunError: a worker process has ended.
-        """
+        """Batches ``(B, C, H, W)`` uint8; raise RunError if a worker has ended, LabelSkewError for an invalid image."""
         self._plan.batches = batches
         if self._loader is None:
             self._loader = self._start()
@@ -260,8 +251,7 @@ def samples(
 ) -> tuple[Samples | Streamed, Samples | Streamed]:
     """Training and test samples of a data set, on a device; ``workers``: processes that decode images.
 
-    Raises:
-        LabelSkewError: the samples do not support the augmentation of training samples.
+    Raise LabelSkewError if the samples do not support the augmentation.
     """
     pin = device.type == "cuda"  # copies from pinned memory are asynchronous
     parts = (data.train, data.test)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from fl_labelskew_plugins.checked import hook_name
 from fl_labelskew_plugins.engine.aggregate import (
-    ALL,
     PROXIES,
     Addition,
     WeightedMean,
@@ -38,14 +37,9 @@ Hooks = Callable[["Server", int, list[tuple[int, Weights]]], Weights]
 class Server:
     """The server's ``weights``, ``shared`` tensors and the optimiser's ``memory``, and their updates.
 
-    Uploads arrive in client order. Each is added and freed at once, unless ``hooks`` need all of them.
-
-    Args:
-        weights: initial state dict.
-        hooks: FedML's attacks, defences and noise.
-        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: no such weights.
-        sums: with secure aggregation, the encoding of uploads.
-        name: display name of a client.
+    Uploads arrive in client order. Each is added and freed at once, unless ``hooks`` (FedML's attacks, defences and
+    noise) need all of them. ``proxy_smoothing``: lambda of per-class weights for the classifier's rows; None: no such
+    weights. ``sums``: with secure aggregation, the encoding of uploads.
     """
 
     def __init__(
@@ -126,14 +120,9 @@ class Server:
         *,
         round: int = 0,
     ) -> list[int]:
-        """Aggregate a round's uploads; return the clients that uploaded.
+        """Aggregate a round's checked ``uploads``, ascending by client; return the clients that uploaded.
 
-        Args:
-            clients: selected clients, ascending.
-            sizes: training samples of each of them.
-            uploads: client and checked result, ascending; some clients may be missing.
-            counts: ``(|S|, C)`` training samples per class, for per-class weights.
-            round: number of the round.
+        ``sizes``: training samples of each selected client; ``counts``: ``(|S|, C)`` per class, for per-class weights.
         """
         if self.sums is not None:
             participants: list[int] = []
@@ -194,7 +183,7 @@ class Server:
         of_optimizer.check("step")
         weights = self.method.after_aggregation(weights, shared)
         of_method.check("after_aggregation")
-        check_form(weights, self.weights, f"{hook_name(self.method, 'after_aggregation')} returned a state dict", ALL)
+        check_form(weights, self.weights, f"{hook_name(self.method, 'after_aggregation')} returned a state dict")
         check_made(weights, self.method)
         self.weights = weights
         self.shared = {**shared, **joined(**{OPTIMIZER: sent})}
@@ -223,7 +212,7 @@ class Server:
                     whole=whole,
                 )
             )
-        check_form(weights, self.weights, f"{hook_name(self.optimizer, 'step')} returned a state dict", ALL)
+        check_form(weights, self.weights, f"{hook_name(self.optimizer, 'step')} returned a state dict")
         check_made({**joined(shared=shared, memory=memory), **weights}, self.optimizer)
         self.memory = memory
         return dict(weights), shared

@@ -40,14 +40,9 @@ LARGER = "use a larger comm_args.secure_clip"
 
 @dataclass(frozen=True)
 class Read:
-    """Decoded sum of a round.
+    """Decoded sum of a round; ``mean`` and ``whole`` as in ``Aggregated``; means of the optimiser's tensors.
 
-    Args:
-        mean: see ``Aggregated.mean``.
-        whole: see ``Aggregated.whole``.
-        optimizer: weighted mean of the optimiser's tensors.
-        total: sum of the method's tensors.
-        measured: mean training loss, and accuracy of personalised models on all their test samples.
+    ``measured``: mean training loss, and accuracy of personalised models on all their test samples.
     """
 
     mean: Weights
@@ -60,16 +55,14 @@ class Read:
 class Sums:
     """Encoder and decoder of sums for one recipe, identical for clients and server.
 
+    Raise LabelSkewError if the noise would not cover the whole network, or does not fit into the ring.
+
     Args:
-        trainer: this process's trainer; on the server, it needs no samples.
         forms: a state dict, for its names, shapes and types.
         bits: of the ring.
         clip: maximum change of a parameter in a round.
         proxy_smoothing: lambda of per-class weights for the classifier's rows; None: no such weights.
         noise: multiplier, norm and minimum number of clients of :class:`.SumNoise`.
-
-    Raises:
-        LabelSkewError: the noise would not cover the whole network, or does not fit into the ring.
     """
 
     def __init__(
@@ -139,12 +132,9 @@ class Sums:
     # client side
 
     def added(self, client: int, round: int, start: Weights, result: LocalResult, *, measures: bool = True) -> Vector:
-        """A client's vector for a round, before noise.
+        """A client's vector for a round, before noise; ``measures``: whether to include the client's loss and accuracy.
 
-        ``start``: state dict at the round's start; ``measures``: whether to include the client's loss and accuracy.
-
-        Raises:
-            RunError: a tensor is not finite, not announced, or out of range.
+        Raise RunError if a tensor is not finite, not announced, or out of range.
         """
         trainer, extra = self.trainer, result.contributions
         where = f"round {round + 1}: {trainer.name(client)}"
@@ -213,14 +203,14 @@ class Sums:
     def check(self, upload: Mapping[str, Tensor], ring: Ring, *, where: str) -> None:
         """Raise RunError unless an upload is a vector of this ring."""
         value = upload.get(VECTOR)
-        if len(upload) != 1 or value is None or value.shape != (ring.size,) or value.dtype != _type(ring):
+        dtype = torch.int16 if ring.bits == 16 else torch.int32
+        if len(upload) != 1 or value is None or value.shape != (ring.size,) or value.dtype != dtype:
             raise RunError(f"{where} is not a vector of {ring.size} integers of {ring.bits} bits")
 
     def read_opening(self, vector: Vector, clients: int) -> tuple[int, int, Total]:
         """Numbers of training and test samples, and the sum of the method's openings.
 
-        Raises:
-            RunError: the sum claims an impossible number of senders.
+        Raise RunError if the sum claims an impossible number of senders.
         """
         sums = self.opening.decode(vector)
         _check_sent(sums, 1, clients, "opening exchange")
@@ -235,10 +225,8 @@ class Sums:
     def read(self, vector: Vector, old: Weights, clients: int, round: int) -> Read:
         """Decode a round's sum over ``clients`` clients; ``old``: state dict at the round's start.
 
-        Impossible measures are omitted, because clients' reports are not checked.
-
-        Raises:
-            RunError: the sum claims an impossible number of senders.
+        Impossible measures are omitted, because clients' reports are not checked. Raise RunError if the sum claims an
+        impossible number of senders.
         """
         sums, share = self.round.decode(vector), self.shares(clients)
         _check_sent(sums, 0, clients, f"round {round + 1}")
@@ -270,10 +258,6 @@ def travelling(vector: Vector) -> Tensor:
 def arrived(tensor: Tensor) -> Vector:
     """The vector from a tensor of :func:`travelling`."""
     return tensor.cpu().numpy().view(f"u{tensor.element_size()}")
-
-
-def _type(ring: Ring) -> torch.dtype:
-    return torch.int16 if ring.bits == 16 else torch.int32
 
 
 def _means(measured: list[float], clients: int) -> dict[str, float]:

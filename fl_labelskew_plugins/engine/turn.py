@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from fl_labelskew_registry import Batch, ClientView, LocalWork, Method, RunError, shareable
+from fl_labelskew_registry import Batch, ClientView, LocalWork, RunError, shareable
 from torch import Tensor, nn
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.checked import backward, hook_name
-from fl_labelskew_plugins.engine.aggregate import ALL, check_form, check_terms
-from fl_labelskew_plugins.engine.isolation import BETWEEN
+from fl_labelskew_plugins.engine.aggregate import check_form, check_terms
+from fl_labelskew_plugins.engine.isolation import WITHOUT_CLIENT
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer, TrainingObserver, learning_rate, load, snapshot
 from fl_labelskew_plugins.engine.samples import Samples, Streamed
 from fl_labelskew_plugins.engine.sgd import SGD
@@ -32,7 +32,6 @@ class Turn:
     """A client's part of a round or of the opening exchange; ``view`` is the client as the method sees it.
 
     Args:
-        trainer: state that all clients' training in this process shares.
         shared: the server's shared tensors.
         state: the client's private tensors.
         times_selected: number of the client's selections; 0 only in the opening exchange.
@@ -83,16 +82,15 @@ class Turn:
     ) -> LocalResult:
         """Train locally from ``weights``; ``personalised``: also test on the client's own test split.
 
-        Raises:
-            RunError: a loss term is not finite although the upload is finite, or memory is exhausted.
+        Raise RunError if memory is exhausted, or a loss term is not finite although the upload is finite.
         """
         trainer, method, view = self.trainer, self.method, self.view
         of_method, of_optimizer = trainer.unchanged
         with self.isolated():
             with self.seeded(), self.explained_memory_errors():
                 view.stage = method.stages(trainer.settings.epochs)[0].name  # for optimisers that ask for the gradient
-                of_method.check(*BETWEEN)
-                of_optimizer.check(*BETWEEN)
+                of_method.check(*WITHOUT_CLIENT)
+                of_optimizer.check(*WITHOUT_CLIENT)
                 work = self.work(weights)
                 load(self.model, weights)
                 method.before_round(view)
@@ -112,12 +110,10 @@ class Turn:
                 method.after_round(view)
                 of_method.check("after_round")
             if view.times_selected == 1 and (model := method.personalised(view.state)) is not None:
-                line = f"{hook_name(method, 'personalised')} returned a state dict"
+                what = f"{hook_name(method, 'personalised')} returned a state dict"
                 use = "return all tensors of client.model.state_dict(), or None for no model"
-                check_form(model, weights, line, use)
-            if method.protects():
-                _protect(upload, weights, view, method)
-                of_method.check("protect")
+                check_form(model, weights, what, use)
+            self._protect(upload, weights)
             state = view.state | joined(**{OPTIMIZER: work.client.state})
             result = LocalResult(upload, contributions, state, terms, noise_seed=self.noise_seed)
             test = trainer.test_indices[view.id]
@@ -130,9 +126,7 @@ class Turn:
     def unchanged(self, weights: Weights) -> LocalResult:
         """The result of a turn without training: the weights, protected by the method."""
         upload = dict(weights)
-        if self.method.protects():
-            _protect(upload, weights, self.view, self.method)
-            self.trainer.unchanged[0].check("protect")
+        self._protect(upload, weights)
         return LocalResult(upload, {}, dict(self.state), {}, noise_seed=self.noise_seed)
 
     def opening(self) -> Mapping[str, Tensor]:
@@ -292,6 +286,24 @@ class Turn:
         orders = (torch.randperm(len(index), generator=generator).to(index.device) for _ in itertools.count())
         return (index[order].tensor_split(cuts) for order in orders), len(cuts) + 1
 
+    @torch.no_grad()
+    def _protect(self, upload: Weights, weights: Weights) -> None:
+        """Apply the method's protection, if any, to the upload's change in the round.
+
+        Integer tensors keep the start's values: batch norm's batch counts reveal when a failed training ended.
+        """
+        if not self.method.protects():
+            return
+        update = {k: v - weights[k] for k, v in upload.items() if v.is_floating_point()}
+        protected = self.method.protect(update, self.view)
+        check_form(protected, update, f"{hook_name(self.method, 'protect')} returned an update")
+        upload |= {name: value for name, value in weights.items() if not value.is_floating_point()}
+        for key, value in protected.items():
+            upload[key] = weights[key] + value
+            if key.endswith("running_var"):  # noise could make a variance negative
+                upload[key].clamp_(min=0)
+        self.trainer.unchanged[0].check("protect")
+
     def _generator_states(self) -> Draws:
         """States of the generators that a step may draw from."""
         device = self.trainer.device
@@ -355,8 +367,8 @@ def fit(
     **turn: Any,
 ) -> LocalResult:
     """A client's whole turn; see :class:`Turn` and :meth:`Turn.fit`, or if not ``trains`` :meth:`Turn.unchanged`."""
-    whole = Turn(trainer, client, round, **turn)
-    return whole.fit(weights, personalised=personalised, observer=observer) if trains else whole.unchanged(weights)
+    part = Turn(trainer, client, round, **turn)
+    return part.fit(weights, personalised=personalised, observer=observer) if trains else part.unchanged(weights)
 
 
 def _optimizer(trainer: LocalTrainer, rate: float, more: Sequence[nn.Parameter]) -> SGD | torch.optim.Adam:
@@ -383,22 +395,6 @@ def _features(trainer: LocalTrainer, samples: Samples | Streamed, index: Tensor)
             features.append(model.features(inputs).float())  # type: ignore[operator]
     model.train(was_training)
     return torch.cat(features), samples.y[index]
-
-
-def _protect(upload: Weights, weights: Weights, view: ClientView, method: Method) -> None:
-    """Apply the method's protection to the upload's change in the round.
-
-    Integer tensors keep the start's values: batch norm's batch counts reveal when a failed training ended.
-    """
-    update = {k: v - weights[k] for k, v in upload.items() if v.is_floating_point()}
-    with torch.no_grad():
-        protected = method.protect(update, view)
-        check_form(protected, update, f"{hook_name(method, 'protect')} returned an update", ALL)
-        upload |= {name: value for name, value in weights.items() if not value.is_floating_point()}
-        for key, value in protected.items():
-            upload[key] = weights[key] + value
-            if key.endswith("running_var"):  # noise could make a variance negative
-                upload[key].clamp_(min=0)
 
 
 def _no_batch(model: nn.Module) -> Tensor:

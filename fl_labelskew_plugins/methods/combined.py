@@ -212,10 +212,9 @@ class Combined(Method):
 
 
 def combine(parts: Mapping[str, Method]) -> Method:
-    """One method made of ``parts``; uploads have the weights of the last part.
+    """One method made of ``parts``, with the last part's weights of uploads.
 
-    Raises:
-        LabelSkewError: the parts cannot be combined.
+    Raise LabelSkewError if the parts cannot be combined.
     """
     carriers = [name for name, part in parts.items() if not part.logits_only()]
     special = next((name for name in carriers if not parts[name].additive()), None)

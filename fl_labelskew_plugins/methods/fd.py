@@ -44,7 +44,7 @@ def distillation(logits: Tensor, labels: Tensor, teacher: Tensor, known: Tensor)
 
 
 def without_own(total: Tensor, senders: Tensor, sent: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    r"""A client's teacher: the mean of the other clients' means (algorithm 1, the server's part).
+    r"""A client's teacher ``(C, C)``: the mean of the other clients' means (algorithm 1, the server's part).
 
     .. math:: \hat F^{(k)}_c = \frac{\sum_j \bar F^{(j)}_c - \bar F^{(k)}_c}{M_c - 1}
 
@@ -54,8 +54,7 @@ def without_own(total: Tensor, senders: Tensor, sent: Tensor, counted: Tensor) -
         sent: ``(C, C)``, means that this client sent.
         counted: ``(C,)`` bool, labels whose total includes them.
 
-    Returns:
-        ``(C, C)`` means and ``(C,)`` bool, labels that another client sent.
+    The second result, ``(C,)`` bool, are the labels that another client sent.
 
     >>> without_own(torch.tensor([[5.0], [3.0]]), torch.tensor([2, 1]), torch.ones(2, 1), torch.tensor([True, True]))
     (tensor([[4.],

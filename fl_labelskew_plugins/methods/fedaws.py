@@ -24,13 +24,9 @@ CLASSES = "classifier.weight"
 
 
 def spreadout(embeddings: Tensor, *, margin: float = 1.0) -> Tensor:
-    """Penalty for class embeddings that are close to each other (eq. 7, see :class:`FedAwS`).
+    """Penalty for class embeddings ``(C, d)`` that are close to each other (eq. 7, see :class:`FedAwS`).
 
-    Embeddings of length 0 have no direction and are ignored.
-
-    Args:
-        embeddings: ``(C, d)``.
-        margin: ``nu``, cosine distance, 0 to 2.
+    ``margin``: ``nu``, cosine distance, 0 to 2. Embeddings of length 0 have no direction and are ignored.
 
     >>> spreadout(torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 1.0]]))
     tensor(2.)

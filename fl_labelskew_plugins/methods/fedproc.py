@@ -33,17 +33,14 @@ def contrast_share(round: int, rounds: int, *, mu: float = 1.0) -> float:
 def prototype_contrast(
     features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, *, temperature: float = 0.5
 ) -> Tensor:
-    """Contrast each sample with the prototypes of all known classes, see :class:`FedProc`.
+    """Contrast each sample with the prototypes of all known classes, ``(B,)``; see :class:`FedProc`.
 
     Args:
         features: ``(B, d)``.
         labels: ``(B,)`` int64.
         prototypes: ``(C, d)``.
-        known: ``(C,)`` bool, classes with a prototype.
+        known: ``(C,)`` bool, classes with a prototype; samples of other classes count 0.
         temperature: tau.
-
-    Returns:
-        ``(B,)``, 0 for a sample whose class has no prototype.
 
     >>> g = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> prototype_contrast(g, torch.tensor([0, 0]), g, torch.tensor([True, True]), temperature=1.0)

@@ -3,9 +3,9 @@
 H.-Y. Chen, W.-L. Chao. ICLR 2022. https://arxiv.org/abs/2107.00778
 
 The generic predictor uses the balanced softmax of Ren et al. (NeurIPS 2020, https://arxiv.org/abs/2007.10740). The
-gradient of the personalised one does not reach the generic part. The personalised model, the trained body with both
-heads merged, is private state as large as the model. ``missing: mask`` is the limit of the formula for a class without
-samples, also with ``gamma = 0``. Deviations: docs/methods/fedrod.md.
+gradient of the personalised one does not reach the generic part. The personalised model has both heads merged.
+``missing: mask`` is the limit of the formula for a class without samples, also with ``gamma = 0``. Deviations:
+docs/methods/fedrod.md.
 """
 
 from __future__ import annotations

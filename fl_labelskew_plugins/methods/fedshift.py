@@ -23,16 +23,13 @@ from fl_labelskew_plugins.ops import check_choice, check_per_class, full, noise_
 
 
 def smoothed_distribution(counts: Tensor, *, smoothing: float | Tensor) -> Tensor:
-    """Smoothed label distribution of one client or of several (footnote 2).
+    """Smoothed label distribution of one client or of several (footnote 2); raise ValueError unless ``smoothing > 0``.
 
     .. math:: P_k(c) = (n_{kc} + a) / (N_k + a C)
 
     Args:
         counts: ``(C,)`` or ``(K, C)``; a client without samples gets a uniform distribution.
-        smoothing: ``a`` above 0: a number, or a tensor that broadcasts with ``counts``, such as ``(K, 1)``.
-
-    Raises:
-        ValueError: the number is not above 0.
+        smoothing: ``a``: a number, or a tensor that broadcasts with ``counts``, such as ``(K, 1)``.
 
     >>> smoothed_distribution(torch.tensor([3, 0]), smoothing=1.0)
     tensor([0.8000, 0.2000])
@@ -47,10 +44,7 @@ def smoothed_distribution(counts: Tensor, *, smoothing: float | Tensor) -> Tenso
 
 
 def smoothed_counts(counts: Tensor, *, smoothing: float | Tensor) -> Tensor:
-    """A client's term of the global prior, ``N_k P_k(c)``; arguments as in :func:`smoothed_distribution`.
-
-    Returns:
-        float64, of the shape of ``counts``.
+    """A client's term of the global prior, ``N_k P_k(c)``, in float64; arguments as in :func:`smoothed_distribution`.
 
     >>> smoothed_counts(torch.tensor([3, 0]), smoothing=1.0)
     tensor([2.4000, 0.6000], dtype=torch.float64)
@@ -59,13 +53,9 @@ def smoothed_counts(counts: Tensor, *, smoothing: float | Tensor) -> Tensor:
 
 
 def global_prior(smoothed: Tensor) -> Tensor:
-    """Label distribution of the whole federation (below eq. 5).
+    """Label distribution of the whole federation (below eq. 5), ``(C,)`` float32; uniform without samples.
 
-    Args:
-        smoothed: ``(C,)`` float64, the sum of :func:`smoothed_counts` over **all** clients.
-
-    Returns:
-        ``(C,)`` float32; uniform if there are no samples.
+    ``smoothed``: ``(C,)`` float64, the sum of :func:`smoothed_counts` over **all** clients.
 
     >>> clients = [smoothed_counts(torch.tensor(n), smoothing=1.0) for n in ([3, 0], [0, 1])]
     >>> global_prior(sum(clients))

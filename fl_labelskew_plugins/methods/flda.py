@@ -2,9 +2,9 @@
 
 D. Peterson, P. Kanani, V. J. Marathe. NeurIPS workshop 2019. https://arxiv.org/abs/1912.06733
 
-The gate starts at one half, and the private network as another random network, the same for all clients. (The code of
-FedRS's first author adds the same loss twice.) With ``private_start: general``, both networks stay equal in a client's
-first round and the gate, whose gradient is their difference, does not change. Deviations: docs/methods/flda.md.
+The gate starts at one half, and the private network is the same for all clients. With ``private_start: general``, both
+networks stay equal in a client's first round and the gate, whose gradient is their difference, does not change.
+Deviations: docs/methods/flda.md.
 """
 
 from __future__ import annotations

@@ -12,11 +12,8 @@ from fl_labelskew_plugins import params
 class FeatureNet(nn.Module):
     """``forward(x) = classifier(features(x))``.
 
-    Args:
-        body: returns ``d`` values per sample, ``(B, ...)``, after its last non-linearity.
-        num_features: ``d``.
-        num_classes: ``C``.
-        text: whether inputs are character indices (uint8).
+    ``body`` returns ``num_features`` values per sample, ``(B, ...)``, after its last non-linearity; ``text``: inputs
+    are character indices (uint8).
     """
 
     def __init__(self, body: nn.Module, num_features: int, num_classes: int, *, text: bool = False) -> None:
@@ -26,11 +23,7 @@ class FeatureNet(nn.Module):
         self.text = text
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Inputs ``(B, ...)`` to features ``(B, d)``.
-
-        Raises:
-            LabelSkewError: a network for measurements got characters, or vice versa.
-        """
+        """Inputs ``(B, ...)`` to features ``(B, d)``; raise LabelSkewError for characters, or if they are missing."""
         if x.is_floating_point() == self.text:
             if self.text:
                 network = "a network for measurements (mlp, logistic, ...)"

@@ -3,10 +3,8 @@
 S. J. Reddi, Z. Charles, M. Zaheer, Z. Garrett, K. Rush, J. Konecny, S. Kumar, H. B. McMahan. ICLR 2021.
 https://arxiv.org/abs/2003.00295
 
-Algorithm 2: the mean change ``Delta`` of the uploads is the gradient for the server's optimiser, which is torch's: Adam
-has bias correction and an epsilon that differs from algorithm 2. ``Delta`` has the method's weights of the uploads;
-algorithm 2 prints ``1/|S|``. ``sgd`` with ``server_momentum`` is FedAvgM, and with ``server_lr = 1`` and no momentum
-FedAvg except for rounding.
+Algorithm 2: the mean change of the uploads is the gradient for the server's optimiser. ``sgd`` with ``server_momentum``
+is FedAvgM, and with ``server_lr = 1`` and no momentum FedAvg except for rounding.
 """
 
 from __future__ import annotations

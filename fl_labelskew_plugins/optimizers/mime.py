@@ -13,16 +13,13 @@ Each client then sends its whole gradient at the server's ``x``; ``c`` is their 
 starts from ``s = 0``. The server sends the part that a step needs, ``(1 - beta) c + beta s``, with the model. ``beta``
 is ``server_momentum``; local momentum must be 0. MimeLite is omitted.
 
-- ``c`` is that of the last round, as in FedML; the paper collects it at this round's ``x`` in a separate exchange. In
-  round 1, which has no ``c``, ``g = grad f_k(y; zeta)``.
-- Both local gradients have the same draws (dropout) and normalise by the batch; ``c`` is in eval mode, over a client's
-  first epoch.
+- ``c`` is that of the last round; the paper collects it at this round's ``x`` in a separate exchange. In round 1, which
+  has no ``c``, ``g = grad f_k(y; zeta)``.
+- Both local gradients have the same draws (dropout) and normalise by the batch.
 - Weight decay is part of ``f_k``, like the regulariser in the authors' code (google/fedjax), and therefore in all three
   gradients of ``g``.
-- The algorithm has no gradient clipping. Here, with ``d = (1 - beta) g + beta s``, a clipped step is ``clip(d - lambda
-  y) + lambda y``. Gradients for ``c`` are not clipped.
 
-FedML's Mime: docs/mixing.md.
+Clipping, and FedML's Mime: docs/mixing.md.
 """
 
 from __future__ import annotations

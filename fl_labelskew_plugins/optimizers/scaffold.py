@@ -9,10 +9,8 @@ c_k + c`` (line 10). Afterwards the control variate becomes (line 12)
 .. math:: c_k^+ = c_k - c + \frac{x - y_k}{K \eta}
 
 and the server adds the mean change of the weights, times ``server_lr``, to its own (line 16), and ``|S| / N`` times the
-mean change of the control variates to ``c`` (line 17).
-
-The paper's clients use plain SGD. With momentum, ``K`` is the sum of the coefficients of gradients, as in FedNova.
-Weight decay is part of the objective. FedML's SCAFFOLD: docs/mixing.md.
+mean change of the control variates to ``c`` (line 17). With momentum, ``K`` is the sum of the coefficients of
+gradients, as in FedNova. Weight decay, and FedML's SCAFFOLD: docs/mixing.md.
 """
 
 from __future__ import annotations

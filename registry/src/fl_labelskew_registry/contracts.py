@@ -182,8 +182,9 @@ class Method(Plugin):
     - ``corrects``: purpose of the calibration; methods with the same purpose cannot be combined.
 
     A method that only changes logits overrides only :meth:`calibrate`; one that adds to the loss overrides
-    :meth:`terms`. One object serves all clients, so a client's data belong in its view: a hook that sets an attribute
-    of the object stops the run.
+    :meth:`terms`. Hooks with the answer "whether ..." need an override only if the answer depends on options. One
+    object serves all clients, so a client's data belong in its view: a hook that sets an attribute of the object stops
+    the run.
     """
 
     paper: ClassVar[str] = ""
@@ -210,25 +211,19 @@ class Method(Plugin):
         return {}
 
     def logits_only(self) -> bool:
-        """Whether this method only calibrates logits, so that it can run inside another training loop.
-
-        An opening exchange is allowed. Override it if the answer depends on options.
-        """
-        return not self.uses(*(hook for hook in hooks(Method) if hook not in BESIDE_TRAINING))
+        """Whether this method only calibrates logits, so that it can run inside another training loop."""
+        return not self.uses(*(hook for hook in hooks(Method) if hook not in CALIBRATION_ONLY))
 
     def additive(self) -> bool:
-        """Whether this method only adds :meth:`terms` to the cross-entropy of calibrated logits.
-
-        Additive methods can be combined with each other. Override it if the answer depends on options.
-        """
+        """Whether this method only adds :meth:`terms`, so that it can be combined with other such methods."""
         return self.logits_only() or not self.uses(*(hook for hook in hooks(Method) if hook not in ADDITIVE))
 
     def protects(self) -> bool:
-        """Whether :meth:`protect` changes updates. Override it if the answer depends on options."""
+        """Whether :meth:`protect` changes updates."""
         return self.uses("protect")
 
     def personalises(self) -> bool:
-        """Whether clients have a model other than the uploaded one. Override it if the answer depends on options."""
+        """Whether clients have a model other than the uploaded one."""
         return self.uses("personalised", "private_logits")
 
     def opening_shapes(self, federation: Federation) -> Mapping[str, tuple[int, ...]]:
@@ -294,7 +289,7 @@ class Method(Plugin):
         return {}
 
     def protect(self, update: dict[str, Tensor], client: ClientView) -> dict[str, Tensor]:
-        """Client: final change of the floating-point update (upload minus the start of the round) before it is sent.
+        """Client: final change of the floating-point update (upload minus the start) before it is sent.
 
         Draw noise from ``client.noise``.
         """
@@ -442,8 +437,8 @@ class Optimizer(Plugin):
         return round.mean
 
 
-BESIDE_TRAINING = {"deviations", "warnings", "report", "logits_only", "additive", "protects", "personalises"}
-BESIDE_TRAINING |= {"calibrate", "opening", "opening_shapes", "open", "contribution_shapes"}
+CALIBRATION_ONLY = {"deviations", "warnings", "report", "logits_only", "additive", "protects", "personalises"}
+CALIBRATION_ONLY |= {"calibrate", "opening", "opening_shapes", "open", "contribution_shapes"}
 """Hooks that a method may override if it only calibrates logits in training."""
-ADDITIVE = BESIDE_TRAINING | {"shared_modules", "before_round", "terms", "contribute", "combine", "after_round"}
+ADDITIVE = CALIBRATION_ONLY | {"shared_modules", "before_round", "terms", "contribute", "combine", "after_round"}
 """Hooks that a method may override if it only adds terms to the loss."""

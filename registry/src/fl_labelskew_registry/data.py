@@ -140,10 +140,7 @@ class Dataset(Plugin):
         return False
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Like :meth:`load`, but without a split: if :meth:`splits_off` is true, one part contains all samples.
-
-        Override it together with :meth:`splits_off`.
-        """
+        """Like :meth:`load`, but without a split; override it together with :meth:`splits_off`."""
         return self.load(data_dir, download=download, seed=seed)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
@@ -153,10 +150,7 @@ class Dataset(Plugin):
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Only the global test part; ``train`` has no samples, ``(0, ...)``.
 
-        Override it if the test part can be read without the training files.
-
-        Raises:
-            LabelSkewError: files are missing or broken.
+        Override it if the test part can be read without the training files. Raises as :meth:`load`.
         """
         data = self.load(data_dir, download=download, seed=seed)
         # copies: a slice would keep the whole training part in memory

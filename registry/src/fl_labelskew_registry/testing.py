@@ -111,8 +111,8 @@ def check_partition(kind: type[data.Partitioner], params: Any = None, *, clients
     name = f"{kind.__name__}.split"
     assert len(parts) == clients, f"{name} returned {len(parts)} parts; expected one for each of {clients} clients"
     assert all(len(part) for part in parts), f"{name} returned an empty part; expected samples for each client"
-    dealt = np.concatenate(parts)
-    assert len(set(dealt.tolist())) == len(dealt), f"{name} gave a sample to two clients; expected one"
+    indices = np.concatenate(parts)
+    assert len(set(indices.tolist())) == len(indices), f"{name} gave a sample to two clients; expected one"
     same = all(map(np.array_equal, parts, again))
     assert same, f"{name} returned other parts for the same generator; expected draws from rng only"
 

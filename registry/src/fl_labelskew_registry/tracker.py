@@ -41,17 +41,17 @@ class Tracker(Plugin):
         """The run begins, or is resumed if ``run.earlier`` has lines."""
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
-        """A round is complete.
+        """A round is complete; ``line``: numbers of its line of ``metrics.jsonl``, and its ``seconds``.
 
-        ``line``: numbers of the round's line of ``metrics.jsonl``, such as ``accuracy``, ``recall.3`` of class 3 or
-        ``loss_terms.cross_entropy``, and the round's ``seconds``; ``round`` counts from 0. Shares are 0 to 1.
+        Names are such as ``accuracy``, ``recall.3`` of class 3 or ``loss_terms.cross_entropy``; ``round`` counts from
+        0. Shares are 0 to 1.
         """
 
     def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
         """All rounds are complete.
 
-        ``summary``: numbers of ``summary.json``, named like those of a line; ``pictures``: PNG files; ``model``: the
-        global model, a safetensors file.
+        ``summary``: numbers of ``summary.json``; ``pictures``: PNG files; ``model``: the global model, a safetensors
+        file.
         """
 
     def close(self, run: TrackedRun, state: str) -> None:
