@@ -121,7 +121,6 @@ class TrainingMeans(Diagnostic):
         names = [name for labels in self.panels.values() for name in labels]
         means = {name: float(total) / number for name, (total, number) in self._sums.items()}
         self.lines.append({"client": client, **{name: means.get(name) for name in names}})
-        self._sums.clear()
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:

@@ -74,7 +74,6 @@ KINDS = (
 
 
 def _percent(line: dict[str, Any], label: str) -> dict[int, float]:
-    """Class to accuracy in %, for the classes of this kind in a line."""
     kinds = {c: KINDS[2 if line["client"] is None else c not in line["held"]] for c in range(len(line["recall"]))}
     return {c: 100 * value for c, value in enumerate(line["recall"]) if kinds[c] == label and value is not None}
 

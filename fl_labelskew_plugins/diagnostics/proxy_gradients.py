@@ -28,7 +28,7 @@ class ProxyGradients(TrainingMeans):
     """Gradients of a batch's mean loss with all terms, before clipping."""
 
     panels: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "gradient norm of a proxy": {"missing": "missing classes", "observed": "observed classes"},
+        "gradient norm of a proxy": {"missing": "missing classes", "observed": "observed classes"}
     }
     log = True
 

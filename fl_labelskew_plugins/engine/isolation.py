@@ -101,7 +101,6 @@ class Baseline:
 
 
 def _content(value: Any) -> Any:
-    """A copy of a container; None for any other value."""
     return value.copy() if isinstance(value, dict | set | list) else None
 
 
@@ -111,7 +110,6 @@ def _refill(container: Any, content: Any) -> None:
 
 
 def _reform(tensor: Tensor, form: Tensor) -> None:
-    """Restore the shape and dtype of a tensor whose ``data`` was replaced."""
     if tensor.shape != form.shape or tensor.dtype != form.dtype:
         tensor.grad = None
         tensor.data = torch.zeros_like(form, device=tensor.device)
@@ -165,7 +163,6 @@ def _remedy(part: Plugin, hooks: list[str]) -> str:
 
 
 def _attributes(part: Plugin) -> dict[str, Any]:
-    """Comparable state of all attributes of a plugin and its class."""
     packages = {package(base) for base in type(part).__mro__} - {"builtins"}
     of_classes = {
         name: value

@@ -41,17 +41,14 @@ class Samples:
 
     def inputs(self, index: Tensor | slice) -> Tensor:
         """Normalised float32 inputs ``(B, ...)``, without augmentation."""
-        return self._normalise(self._stored(index))
-
-    def _stored(self, index: Tensor | slice) -> Tensor:
-        # faster than indexing, which would process single elements
-        return self.x[index] if isinstance(index, slice) else self.x.index_select(0, index)
+        return next(self.stream([index]))[1]
 
     def stream(self, batches: Iterable[Part], seed: int | None = None) -> Iterator[tuple[Part, Tensor]]:
         """Each of ``batches`` with its inputs; ``seed``: of the augmentation; None: no augmentation."""
         generator = torch.Generator().manual_seed(seed or 0)
         for index in batches:
-            stored = self._stored(index)
+            # index_select is faster than indexing with a tensor, which would process single elements
+            stored = self.x[index] if isinstance(index, slice) else self.x.index_select(0, index)
             if seed is not None and self._augment is not None:
                 stored = self._augment(stored, generator)
             yield index, self._normalise(stored)

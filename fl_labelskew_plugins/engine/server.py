@@ -196,7 +196,6 @@ class Server:
     def _step(
         self, mean: Weights, whole: Weights, contributions: Weights, clients: int
     ) -> tuple[Weights, dict[str, Tensor]]:
-        """The optimiser's step: new weights, and its new shared tensors."""
         shared, memory = group(self.shared, OPTIMIZER), dict(self.memory)
         with torch.no_grad():
             weights = self.optimizer.step(

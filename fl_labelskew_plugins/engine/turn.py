@@ -305,7 +305,6 @@ class Turn:
         self.trainer.unchanged[0].check("protect")
 
     def _generator_states(self) -> Draws:
-        """States of the generators that a step may draw from."""
         device = self.trainer.device
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return self.view.generator.get_state(), torch.get_rng_state(), cuda

@@ -116,7 +116,6 @@ class Added(Method):
 
 
 def _of(name: str, total: Total) -> Total:
-    """The tensors of one part."""
     contributions = [Contribution(one.id, group(one.tensors, name)) for one in total.contributions]
     return replace(total, tensors=group(total.tensors, name), contributions=contributions)
 

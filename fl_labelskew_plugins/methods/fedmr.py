@@ -2,9 +2,9 @@
 
 Z. Fan, J. Yao, R. Zhang, L. Lyu, Y. Zhang, Y. Wang. TMLR 2024. https://arxiv.org/abs/2405.18983
 
-Equation 3 (intra-class loss), equation 4 (inter-class loss), equation 5 (their sum), algorithm 1 (prototypes), table 5
-(prototype privacy) and table 11 (Lite-n). Deviations: docs/methods/fedmr.md. Gradients of features that hardly vary
-grow by up to ``1 / sqrt(eps)``.
+Equation 3 (intra-class loss), equation 4 (inter-class loss), equation 5 (their sum), algorithm 1 (prototypes), tables 9
+and 10 (``mu1`` and ``mu2`` per data set), table 5 (prototype privacy) and table 11 (Lite-n). Deviations:
+docs/methods/fedmr.md. Gradients of features that hardly vary grow by up to ``1 / sqrt(eps)``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ Negatives = Literal["all", "observed"]
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Sum of the products of all entries."""
     return a.reshape(-1).dot(b.reshape(-1))
 
 
@@ -177,8 +176,6 @@ class FedMR(Method):
     """
 
     class Params(params.Params):
-        """Options of FedMR; tables 9 and 10 list ``mu1`` and ``mu2`` per data set."""
-
         mu1: float = Field(0.01, ge=0, description="weight of the intra-class loss; 0: none")
         mu2: float = Field(1e-4, ge=0, description="weight of the inter-class loss; 0: none")
         scale: Scale = Field("code", description="intra-class loss: code: as the authors compute it; paper: eq. 3")

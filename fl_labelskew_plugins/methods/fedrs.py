@@ -109,7 +109,6 @@ class FedRS(Method):
 
         @model_validator(mode="after")
         def _noise_needs_clip(self) -> FedRS.Params:
-            """Without a largest norm, noise gives no privacy bound."""
             for name in ("upload_sigma", "upload_delta"):
                 if self.upload_clip is None and getattr(self, name) is not None:
                     raise ValueError(f"{name} needs upload_clip: without a largest norm, noise gives no privacy bound")

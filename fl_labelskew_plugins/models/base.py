@@ -24,10 +24,10 @@ class FeatureNet(nn.Module):
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """Inputs ``(B, ...)`` to features ``(B, d)``; raise LabelSkewError for characters, or if they are missing."""
-        if x.is_floating_point() == self.text:
-            if self.text:
-                network = "a network for measurements (mlp, logistic, ...)"
-                raise mistake("model", "needs a data set of characters, such as shakespeare", network)
+        if self.text and x.is_floating_point():
+            network = "a network for measurements (mlp, logistic, ...)"
+            raise mistake("model", "needs a data set of characters, such as shakespeare", network)
+        if not self.text and not x.is_floating_point():
             raise mistake("model", "needs measurements, but this data set contains characters", "char_lstm")
         out: torch.Tensor = self.body(x)
         return out.flatten(1)

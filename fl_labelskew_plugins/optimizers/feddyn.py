@@ -30,8 +30,6 @@ class FedDyn(Optimizer):
     """Dynamic regularisation."""
 
     class Params(params.Params):
-        """Options of FedDyn, with the host's names."""
-
         feddyn_alpha: float = Field(0.01, gt=0, description="alpha, strength of the regulariser")
 
     paper = "Federated Learning Based on Dynamic Regularization, ICLR 2021, https://arxiv.org/abs/2111.04263"

@@ -25,15 +25,12 @@ class FedOpt(Optimizer):
     """An optimiser on the server: momentum, Adam or Adagrad."""
 
     class Params(params.Params):
-        """Options of FedOpt, with the host's names."""
-
         server_optimizer: Literal["sgd", "adam", "adagrad"] = Field("sgd", description="the server's optimiser")
         server_lr: float = Field(1.0, gt=0, description="eta, the server's learning rate (0.01 or so with adam)")
         server_momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the server's sgd (FedAvgM: 0.9)")
 
         @model_validator(mode="after")
         def _momentum_needs_sgd(self) -> FedOpt.Params:
-            """Refuse an option that would have no effect."""
             if self.server_momentum and self.server_optimizer != "sgd":
                 raise ValueError(f"server_momentum has no effect with {self.server_optimizer}; use sgd, or 0")
             return self

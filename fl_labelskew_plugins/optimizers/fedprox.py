@@ -18,8 +18,6 @@ class FedProx(Optimizer):
     """A proximal term in local training."""
 
     class Params(params.Params):
-        """Options of FedProx, with the host's name."""
-
         fedprox_mu: float = Field(0.01, ge=0, description="strength mu of the proximal term; 0: FedAvg")
 
     paper = "Federated Optimization in Heterogeneous Networks, MLSys 2020, https://arxiv.org/abs/1812.06127"

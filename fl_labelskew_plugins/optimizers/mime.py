@@ -39,8 +39,6 @@ class Mime(Optimizer):
     """Server momentum in every local step."""
 
     class Params(params.Params):
-        """Options of Mime, with the host's names."""
-
         server_optimizer: Literal["sgd"] = Field("sgd", description="the base optimiser")
         server_lr: float = Field(1.0, gt=0, description="the server's learning rate on the mean change (paper: 1)")
         server_momentum: float = Field(0.9, ge=0, lt=1, description="beta, momentum of the base optimiser")

@@ -30,8 +30,6 @@ class SCAFFOLD(Optimizer):
     """Control variates against client drift."""
 
     class Params(params.Params):
-        """Options of SCAFFOLD, with the host's names."""
-
         server_lr: float = Field(1.0, gt=0, description="eta_g, the server's learning rate")
 
     paper = (

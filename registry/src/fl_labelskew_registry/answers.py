@@ -33,10 +33,8 @@ def problem(plugin: Any, contract: type, hook: str, answer: Any, *given: Any) ->
     if annotation is not None and not _fits(answer, annotation):
         return f"returned {_wrong_entry(answer, annotation) or described(answer)}; expected {text}"
     if hook in ("before_round", "after_round"):
-        state = getattr(given[0], "client", given[0]).state
-        wrong = (
-            _wrong_entry(state, _annotated(Method, "contribute")[0]) if isinstance(state, dict) else described(state)
-        )
+        state, tensors = getattr(given[0], "client", given[0]).state, _annotated(Method, "contribute")[0]
+        wrong = _wrong_entry(state, tensors) if isinstance(state, dict) else described(state)
         return wrong and f"left {wrong} in client.state; expected names and tensors, for example torch.as_tensor(value)"
     if hook in SHAPES:
         expected = SHAPES[hook](plugin, *given)

@@ -81,8 +81,6 @@ class ClientView:
         noise: numpy generator for privacy noise only (ChaCha20). In cross-silo runs its key comes from a secret of the
             silo, because the server knows the recipe's seed and could subtract the noise.
         times_selected: number of rounds that selected this client, including this one.
-        federation: facts about the run.
-        stage: name of the current stage of training.
         model: the local network, with ``features(x)`` and ``classifier``. After the round, hooks' changes are undone,
             except those of the uploaded weights.
         frozen: returns a new frozen network in eval mode with the given state dict, valid for the rest of the round.
@@ -324,7 +322,6 @@ class LocalWork:
     Args:
         client: ``shared``, ``state`` and ``scratch`` are the optimiser's, separate from the method's.
         start: the server's parameters, by name.
-        learning_rate: of this round.
         momentum: of local SGD.
         weight_decay: factor of the weights that the local optimiser adds to each gradient.
         loss: the method's loss of the current batch in a network from ``client.frozen``, with its gradient. Dropout,
@@ -367,7 +364,6 @@ class Aggregated:
         parameters: names of the trained parameters; all others are buffers.
         shared: tensors to send with the next model; entries may be replaced.
         memory: tensors that stay on the server; entries may be replaced.
-        federation: facts about the run.
         whole: if ``mean`` weights rows of the classifier by class: these tensors, averaged with the uploads' weights.
     """
 
