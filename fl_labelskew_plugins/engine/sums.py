@@ -55,14 +55,9 @@ class Read:
 class Sums:
     """Encoder and decoder of sums for one recipe, identical for clients and server.
 
-    Raise LabelSkewError if the noise would not cover the whole network, or does not fit into the ring.
-
-    Args:
-        forms: a state dict, for its names, shapes and types.
-        bits: of the ring.
-        clip: maximum change of a parameter in a round.
-        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: no such weights.
-        noise: multiplier, norm and minimum number of clients of :class:`.SumNoise`.
+    ``forms``: a state dict, for its names, shapes and types; ``clip``: maximum change of a parameter in a round;
+    ``proxy_smoothing``: lambda of per-class weights for the classifier's rows, or None; ``noise``: multiplier, norm and
+    minimum number of clients of :class:`.SumNoise`, which must cover the whole network and fit into the ring.
     """
 
     def __init__(
@@ -85,18 +80,17 @@ class Sums:
         self.shapes = announced(self.method, self.optimizer, federation, forms, self.parameters)
         """Shapes of the tensors that a client sends in addition to weights."""
         entries = self._round_entries()
+        self.noise: SumNoise | None = None
         if noise is None:
             entries["measured"] = Wide((4,), SUMMED)
-        self.noise: SumNoise | None = None
-        if noise is not None:
+        else:
             if uncovered := [name for name in forms if not isinstance(entries.get(f"model/{name}"), Narrow)]:
                 what = f"adds noise only to trained parameters, not to the network's {few(uncovered, 2)}"
                 raise mistake(MULTIPLIER, what, "a network without batch normalisation or other buffers")
             multiplier, norm, least = noise
             size = sum(form.numel() for form in forms.values())
             self.noise = SumNoise(multiplier, norm, clip, bits, clients, least, size)
-        room = 0.0 if self.noise is None else self.noise.head_room
-        self.round = Ring(entries, bits, clients, head_room=room)
+        self.round = Ring(entries, bits, clients, head_room=self.noise.head_room if self.noise else 0.0)
         opening = self.method.opening_shapes(federation) if self.method.uses("opening") else {}
         tests = {} if self.noise else {"tests": Wide((), SUMMED)}
         self.opening = Ring({"samples": Wide((), SUMMED), **tests, **_sent(opening)}, bits, federation.num_clients)

@@ -31,12 +31,9 @@ Draws = tuple[Tensor, Tensor, Tensor | None]
 class Turn:
     """A client's part of a round or of the opening exchange; ``view`` is the client as the method sees it.
 
-    Args:
-        shared: the server's shared tensors.
-        state: the client's private tensors.
-        times_selected: number of the client's selections; 0 only in the opening exchange.
-        samples: replace the client's samples, for FedML's data poisoning.
-        noise_seed: replaces the trainer's.
+    ``shared`` and ``state``: tensors of the server and of the client; ``times_selected``: number of the client's
+    selections, 0 only in the opening exchange; ``samples`` replace the client's, for FedML's data poisoning;
+    ``noise_seed`` replaces the trainer's.
     """
 
     def __init__(

@@ -3,8 +3,7 @@
 X. Yao, C. Huang, L. Sun. VCIP 2018. https://doi.org/10.1109/VCIP.2018.8698609
 
 Bandwidths are relative to the mean distance of features, as in deep adaptation networks, so the gradient does not
-vanish when both models are close and large weights overshoot. Deviations: docs/methods/fedmmd.md. FedFusion, by the
-same authors: https://arxiv.org/abs/1908.05891.
+vanish when both models are close and large weights overshoot. Deviations: docs/methods/fedmmd.md.
 """
 
 from __future__ import annotations

@@ -208,17 +208,12 @@ class FedMR(Method):
         number = math.floor(fraction * run.num_clients + 0.5)
         return client.id in seeds.python_random(run.seed, "fedmr/share").sample(range(run.num_clients), number)
 
-    def before_round(self, client: ClientView) -> None:
-        """Prepare sums for ``prototypes: running``."""
-        if self.params.prototypes == "running" and self.shares(client):
-            client.scratch["fedmr.sums"] = None
-
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         """Both terms of equation 5."""
         p, terms = self.params, {}
-        if batch.last_epoch and "fedmr.sums" in client.scratch:
+        if p.prototypes == "running" and batch.last_epoch and self.shares(client):
             sums = class_sums(batch.features.detach(), batch.labels, len(client.counts))
-            old = client.scratch["fedmr.sums"]
+            old = client.scratch.get("fedmr.sums")
             client.scratch["fedmr.sums"] = sums if old is None else (old[0] + sums[0], old[1] + sums[1])
         if p.mu1 > 0:
             classes = len(client.counts)

@@ -114,10 +114,7 @@ class ClientView:
         return int(self.counts.sum())
 
     def modules(self, model: nn.Module | None = None) -> Mapping[str, nn.Module]:
-        """The method's :meth:`Method.shared_modules` in ``model`` (default: the local network).
-
-        In a network from :attr:`frozen`, they have the weights of its state dict.
-        """
+        """The method's :meth:`Method.shared_modules` in ``model``, by default the local network."""
         shared: Any = getattr(self.model if model is None else model, SHARED_MODULES, {})
         return dict(shared.items())
 
@@ -287,10 +284,7 @@ class Method(Plugin):
         return {}
 
     def protect(self, update: dict[str, Tensor], client: ClientView) -> dict[str, Tensor]:
-        """Client: final change of the floating-point update (upload minus the start) before it is sent.
-
-        Draw noise from ``client.noise``.
-        """
+        """Client: last change of the floating-point update (upload minus start), with noise from ``client.noise``."""
         return update
 
     def combine(self, total: Total, shared: Tensors) -> Tensors:

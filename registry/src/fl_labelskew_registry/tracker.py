@@ -55,7 +55,4 @@ class Tracker(Plugin):
         """
 
     def close(self, run: TrackedRun, state: str) -> None:
-        """The last call, also after an error.
-
-        ``state``: ``finished``, ``paused``, ``stopped`` (by a person or the system) or ``failed``.
-        """
+        """The last call; ``state``: ``finished``, ``paused``, ``stopped`` (by a person or the system) or ``failed``."""
