@@ -216,8 +216,8 @@ class Record:
         """Write every client's personalised model; return their mean accuracy on the clients' own test splits."""
         method, local = self.session.method, self.session.trainer
         accuracies = []
-        clients = sorted(self.states.committed) if local.indices else []  # without local clients there are no states
-        for client in clients:
+        stored = sorted(self.states.committed) if local.indices else []  # without local clients there are no states
+        for client in stored:
             model = self.session.own_model(self.states.get(client))
             if model is None:
                 break
