@@ -1,4 +1,4 @@
 """Plots and tables of the papers other than accuracy.
 
-May import engine and below. Runs without diagnostics import and compute nothing here.
+May import engine and below. Only runs with diagnostics import it.
 """

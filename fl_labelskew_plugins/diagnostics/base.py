@@ -1,4 +1,4 @@
-"""Base of all diagnostics: calls, data and files."""
+"""Base of all diagnostics."""
 
 from __future__ import annotations
 
@@ -22,15 +22,10 @@ Curves = dict[str, dict[str, Rounds]]
 
 
 @dataclass(frozen=True)
-class Scene:
-    """The observed run.
+class RunInfo:
+    """The observed run; ``counts``: ``(K, C)`` int64 training samples per client.
 
-    Args:
-        title: method and data set, for the plots.
-        trainer: the local trainer; its network may be overwritten between two turns.
-        counts: ``(K, C)`` int64 training samples per client.
-        class_names: ``C`` names.
-        rounds: ``T``.
+    The trainer's network may be overwritten between two turns.
     """
 
     title: str
@@ -45,16 +40,9 @@ class Scene:
 
 
 class Diagnostic:
-    """One diagnostic of a run, called every ``diagnostics_every`` rounds, which must not change the run.
+    """One diagnostic of a run, called every ``diagnostics_every`` rounds; it must not change the run.
 
-    Calls in such a round: :meth:`before` and :meth:`step` in each client's training, :meth:`uploaded` after its upload,
-    :meth:`aggregated` at the end. ``lines`` collects the round's numbers, each a mapping of plain values, without the
-    round.
-
-    Args:
-        name: its registered name.
-        scene: the run.
-        folder: for its files.
+    ``lines`` collects the round's numbers, each a mapping of plain values.
     """
 
     num_features: ClassVar[int | None] = None
@@ -62,8 +50,8 @@ class Diagnostic:
     log: ClassVar[bool] = False
     """Whether the value axis is logarithmic."""
 
-    def __init__(self, name: str, scene: Scene, folder: Path) -> None:
-        self.name, self.scene = name, scene
+    def __init__(self, name: str, run: RunInfo, folder: Path) -> None:
+        self.name, self.run = name, run
         self.numbers, self.tensors = folder / f"{name}.jsonl", folder / f"{name}.safetensors"
         self.picture = folder / f"{name}.png"
         self.lines: list[dict[str, Any]] = []
@@ -71,17 +59,17 @@ class Diagnostic:
 
     def check(self) -> None:
         """Raise LabelSkewError if the run does not support this diagnostic."""
-        d, wanted = self.scene.trainer.federation.num_features, self.num_features
+        d, wanted = self.run.trainer.federation.num_features, self.num_features
         if wanted is not None and d != wanted:
             needs = f"{self.name} needs a network of {wanted} features, this one has {d}"
             networks = f"{{model: lenet, features: {wanted}}} or {{model: mlp, hidden: [128, {wanted}]}}"
             raise mistake("tracking_args.diagnostics", needs, f"model_args: {networks}")
 
     def before(self, view: ClientView) -> None:
-        """Called when a client has the round's start weights, before training."""
+        """Called before a client's training."""
 
     def step(self, batch: Batch, view: ClientView) -> None:
-        """Called when a batch's gradients are computed, before the step."""
+        """Called with a batch's gradients, before the step."""
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
         """Called after a client's upload; ``start``: its start weights."""
@@ -91,11 +79,11 @@ class Diagnostic:
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """Curves over the rounds, from a run's lines; empty for a diagnostic without curves."""
+        """Curves over the rounds."""
         return {}
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Draw the curves: mean and standard deviation over a round's clients."""
+        """Draw mean and standard deviation over a round's clients."""
         curves = self.curves(lines)
         settings = {title: {"": labels} for title, labels in curves.items()}
         one_colour_each = {label: self.name for labels in curves.values() for label in labels}
@@ -103,15 +91,15 @@ class Diagnostic:
 
 
 class TrainingMeans(Diagnostic):
-    """Means over the batches of a client's local training up to its upload; one line per client.
+    """Means over the batches of a client's local training up to its upload.
 
     ``panels``: axis label of each chart, to names and labels of its numbers.
     """
 
     panels: ClassVar[Mapping[str, Mapping[str, str]]]
 
-    def __init__(self, name: str, scene: Scene, folder: Path) -> None:
-        super().__init__(name, scene, folder)
+    def __init__(self, name: str, run: RunInfo, folder: Path) -> None:
+        super().__init__(name, run, folder)
         self._sums: dict[str, tuple[Tensor, int]] = {}
 
     def measure(self, batch: Batch, view: ClientView) -> Mapping[str, Tensor]:
@@ -133,7 +121,6 @@ class TrainingMeans(Diagnostic):
         names = [name for labels in self.panels.values() for name in labels]
         means = {name: float(total) / number for name, (total, number) in self._sums.items()}
         self.lines.append({"client": client, **{name: means.get(name) for name in names}})
-        self._sums.clear()
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
@@ -145,7 +132,7 @@ class TrainingMeans(Diagnostic):
 
 
 def by_round(lines: Sequence[dict[str, Any]], name: str) -> Rounds:
-    """All clients' values of a number in each round; rounds without values are omitted."""
+    """All clients' values of a number in each round that has some."""
     rounds: Rounds = {}
     for line in lines:
         if line.get(name) is not None:
@@ -153,18 +140,18 @@ def by_round(lines: Sequence[dict[str, Any]], name: str) -> Rounds:
     return rounds
 
 
-def calibrated(view: ClientView, logits: Tensor, scene: Scene) -> Tensor:
-    """Probabilities ``(B, C)`` float64 in the method's cross-entropy; its generator is restored."""
+def calibrated(view: ClientView, logits: Tensor, run: RunInfo) -> Tensor:
+    """Probabilities ``(B, C)`` float64 in the method's cross-entropy; draws no random numbers."""
     state = view.generator.get_state()
     try:
         with torch.no_grad():
-            return scene.trainer.method.calibrate(logits.detach(), view).double().softmax(dim=1)
+            return run.trainer.method.calibrate(logits.detach(), view).double().softmax(dim=1)
     finally:
         view.generator.set_state(state)
 
 
 def test_features(trainer: LocalTrainer, weights: Weights, index: Tensor) -> Tensor:
-    """Features ``(n, d)`` float32, on the CPU, of test samples for given weights."""
+    """Features ``(n, d)`` float32 of test samples, on the CPU."""
     kept: list[Tensor] = []
     handle = trainer.model.classifier.register_forward_pre_hook(  # type: ignore[union-attr]
         lambda module, inputs: kept.append(inputs[0].float().cpu())
@@ -177,7 +164,7 @@ def test_features(trainer: LocalTrainer, weights: Weights, index: Tensor) -> Ten
 
 
 def some_test_samples(trainer: LocalTrainer, most: int) -> Tensor:
-    """Indices of at most ``most`` test samples, from the recipe's seed: identical in all rounds and processes."""
+    """Indices of at most ``most`` test samples, from the recipe's seed."""
     rng = seeds.numpy_generator(trainer.federation.seed, "diagnostics")
     order = rng.permutation(len(trainer.test.y))[:most]
     return torch.from_numpy(order).to(trainer.device)

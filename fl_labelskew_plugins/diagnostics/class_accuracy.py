@@ -15,11 +15,7 @@ from fl_labelskew_plugins.tensors import Weights
 
 
 def class_accuracy(logits: Tensor, labels: Tensor) -> list[float | None]:
-    """Share of correct samples per class; None for a class without samples.
-
-    Args:
-        logits: ``(N, C)``.
-        labels: ``(N,)`` int64.
+    """Accuracy per class from logits ``(N, C)`` and labels ``(N,)``; None for a class without samples.
 
     >>> import torch
     >>> class_accuracy(torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]), torch.tensor([0, 1]))
@@ -35,18 +31,18 @@ class ClassAccuracy(Diagnostic):
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
         """Add a client's line, before aggregation."""
-        self.lines.append({"client": client, "held": self.scene.held(client), "recall": self._tested(upload)})
+        self.lines.append({"client": client, "held": self.run.held(client), "recall": self._tested(upload)})
 
     def aggregated(self, round: int, weights: Weights) -> None:
-        """Add the global model's line, after aggregation."""
+        """Add the global model's line."""
         self.lines.append({"client": None, "recall": self._tested(weights)})
 
     def _tested(self, weights: Weights) -> list[float | None]:
-        return class_accuracy(*self.scene.trainer.predict(weights=weights))
+        return class_accuracy(*self.run.trainer.predict(weights=weights))
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """Mean over the classes of each kind, for each model, in %."""
+        """Mean over the classes of each kind, in %."""
         kinds: dict[str, Rounds] = {label: {} for label in KINDS}
         for label, rounds in kinds.items():
             for line in lines:
@@ -55,15 +51,15 @@ class ClassAccuracy(Diagnostic):
         return {"accuracy in %": kinds}
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Draw bars of the classes in the last round; before aggregation, means over the clients."""
+        """Draw the last round's classes as bars; before aggregation, means over the clients."""
         figure, axes = plots.figure(8, 5)
         last = [line for line in lines if line["round"] == lines[-1]["round"]]
-        names = self.scene.class_names
+        names = self.run.class_names
         for position, label in enumerate(KINDS):
             recalls = [_percent(line, label) for line in last]
             heights = [_mean([recall[c] for recall in recalls if c in recall]) for c in range(len(names))]
             axes.bar(np.arange(len(names)) + 0.27 * (position - 1), heights, width=0.27, label=label)
-        title = f"{self.scene.title}: round {lines[-1]['round'] + 1}, global test set"
+        title = f"{self.run.title}: round {lines[-1]['round'] + 1}, global test set"
         axes.set(xlabel="class", ylabel="accuracy in %", title=title, ylim=(0, plots.PERCENT[1]))
         if len(names) <= 20:
             axes.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 3 else 0, ha="right")
@@ -78,7 +74,6 @@ KINDS = (
 
 
 def _percent(line: dict[str, Any], label: str) -> dict[int, float]:
-    """Class to accuracy in %, for the classes of this kind in a line."""
     kinds = {c: KINDS[2 if line["client"] is None else c not in line["held"]] for c in range(len(line["recall"]))}
     return {c: 100 * value for c, value in enumerate(line["recall"]) if kinds[c] == label and value is not None}
 

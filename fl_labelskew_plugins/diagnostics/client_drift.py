@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_labelskew_plugins.diagnostics.base import Curves, Diagnostic, Scene, by_round
+from fl_labelskew_plugins.diagnostics.base import Curves, Diagnostic, RunInfo, by_round
 from fl_labelskew_plugins.tensors import Weights
 
 IN_MEMORY = 2**28
@@ -18,18 +18,13 @@ IN_MEMORY = 2**28
 
 
 def norm_and_cosine(update: Tensor, aggregated: Tensor) -> tuple[float, float | None]:
-    r"""Norm of a client's update, and its cosine with the aggregated update; None if one of them is 0.
+    r"""Norm of a client's update ``(D,)``, and its cosine with the aggregated update; None if one of them is 0.
 
     .. math:: \Delta_k = y_k - x, \quad \lVert \Delta_k \rVert_2, \quad
         \cos_k = \frac{\Delta_k \cdot \Delta}{\lVert \Delta_k \rVert_2 \lVert \Delta \rVert_2}
 
-    with the round's start weights *x*, the client's weights after local training *y_k* and the change of the global
-    model, Delta. Clients drift (Karimireddy et al., SCAFFOLD, ICML 2020, https://arxiv.org/abs/1910.06378, section 3)
-    if they move towards their own optima: large norms, small or negative cosines.
-
-    Args:
-        update: ``(D,)``.
-        aggregated: ``(D,)``.
+    with the round's start weights *x*, the client's weights *y_k* and the change of the global model, Delta
+    (Karimireddy et al., SCAFFOLD, ICML 2020, https://arxiv.org/abs/1910.06378, section 3).
 
     >>> norm_and_cosine(torch.tensor([3.0, 4.0]), torch.tensor([2.0, 0.0]))  # 3 * 2 / (5 * 2)
     (5.0, 0.6)
@@ -40,20 +35,17 @@ def norm_and_cosine(update: Tensor, aggregated: Tensor) -> tuple[float, float | 
 
 
 class ClientDrift(Diagnostic):
-    """Norms and cosines of each upload's update of parameters, and the norm of the global one.
+    """Norms and cosines of each upload's update, and the norm of the global one."""
 
-    A round's updates are kept until its end, since the cosines need the aggregated update.
-    """
-
-    def __init__(self, name: str, scene: Scene, folder: Path) -> None:
-        super().__init__(name, scene, folder)
-        self._parameters = [name for name, _ in scene.trainer.model.named_parameters()]
+    def __init__(self, name: str, run: RunInfo, folder: Path) -> None:
+        super().__init__(name, run, folder)
+        self._parameters = [name for name, _ in run.trainer.model.named_parameters()]
         self._start: Weights = {}
         self._clients: list[int] = []
         self._updates = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=str(folder.parent))  # noqa: SIM115
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
-        """Store the client's update."""
+        """Store the client's update until the round's end."""
         if not self._clients:
             self._updates.seek(0)
         self._start = start
@@ -61,7 +53,7 @@ class ClientDrift(Diagnostic):
         self._updates.write(self._change(upload).numpy().data)
 
     def aggregated(self, round: int, weights: Weights) -> None:
-        """Add a line per client, and one for the global model, which has only a norm."""
+        """Add a line per client, and one for the global model."""
         if not self._clients:
             return
         whole = self._change(weights)
@@ -75,12 +67,12 @@ class ClientDrift(Diagnostic):
         self._start = {}
 
     def _change(self, weights: Weights) -> Tensor:
-        """Change since the round's start, ``(D,)`` float32 on the CPU."""
+        """Change of the parameters since the round's start, ``(D,)`` float32 on the CPU."""
         return torch.cat([(weights[name] - self._start[name]).flatten().float().cpu() for name in self._parameters])
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """Norms of the clients' and the global updates, and cosines."""
+        """Norms and cosines."""
         clients, of_global = ([line for line in lines if (line["client"] is None) == kind] for kind in (False, True))
         return {
             "norm of the update": {"clients": by_round(clients, "norm"), "global model": by_round(of_global, "norm")},

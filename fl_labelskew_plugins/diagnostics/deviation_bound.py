@@ -1,4 +1,4 @@
-"""FedLC's deviation bound: when majority classes dominate minority ones in a client's first steps (definition 3)."""
+"""FedLC's deviation bound (definition 3)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def deviation_bound(probabilities: Tensor, features: Tensor, labels: Tensor) -> 
     .. math:: D_{jr} = \frac{(1 - \overline{p_r^{(r)}}) \lVert \overline{h^{(r)}} \rVert_2^2}
         {\overline{p_r^{(j)}} \, \overline{h^{(r)}} \cdot \overline{h^{(j)}}}
 
-    with means over the samples of the class in parentheses. If ``n_j / n_r`` is above ``D_jr > 0``, the update of the
-    classifier is likely wrong for class r (theorem 1). NaN for classes without samples and for j = r.
+    with means over the samples of the class in parentheses; NaN for classes without samples and for j = r.
 
     Args:
         probabilities: ``(N, C)``, of the method's softmax.
@@ -51,15 +50,15 @@ def pairs(bound: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class DeviationBound(Diagnostic):
-    """Bounds over each client's training samples, with the round's start weights and the method's own softmax."""
+    """Bounds over each client's training samples, with the round's start weights."""
 
     def before(self, view: ClientView) -> None:
-        """Add the client's line: number of pairs, share of pairs with ``n_j / n_r`` above the bound, median bound."""
+        """Add the client's line: number of pairs, share with ``n_j / n_r`` above the bound, median bound."""
         assert view.features is not None  # set by the local trainer
         features, labels = view.features()
         with torch.no_grad():
-            logits = self.scene.trainer.model.classifier(features)  # type: ignore[operator]
-        bound = deviation_bound(calibrated(view, logits, self.scene), features, labels)
+            logits = self.run.trainer.model.classifier(features)  # type: ignore[operator]
+        bound = deviation_bound(calibrated(view, logits, self.run), features, labels)
         ratio, bounds = (values.cpu() for values in pairs(bound, view.counts))
         numbers: dict[str, float | None] = {"exceeded": None, "median": None}
         if len(ratio):

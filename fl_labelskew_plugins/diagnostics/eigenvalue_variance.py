@@ -1,4 +1,4 @@
-"""Spread of features over their dimensions: the variance of eigenvalues in FedMR's table 7."""
+"""Spread of features over their dimensions (FedMR, table 7)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ def eigenvalue_variance(features: Tensor, labels: Tensor, *, top: int = TOP, eps
     .. math:: \frac{1}{|C|} \sum_c \frac{1}{B} \sum_{i=1}^{m}
         \Bigl(\lambda_i - \frac{1}{m} \sum_{j=1}^{m} \lambda_j\Bigr)^2, \quad m = \min(\mathrm{top}, d)
 
-    over the eigenvalues, from the largest, of each class's ``M`` (eq. 2): the covariance of its features, standardised
-    per dimension. With ``m = d`` and every dimension varying, ``B`` times the value is the mean of
-    ``||M||_F^2 - d`` (lemma 1). The paper prints the formula for one ``M`` and says "of all classes"; here it is the
-    mean over the classes. Classes with one sample are excluded.
+    over the eigenvalues of each class's ``M`` (eq. 2): the covariance of its features, standardised per dimension. With
+    ``m = d`` and every dimension varying, ``B`` times the value is the mean of ``||M||_F^2 - d`` (lemma 1). The paper
+    prints the formula for one ``M``; classes with one sample are excluded.
 
     Args:
         features: ``(B, d)``.
         labels: ``(B,)`` int64.
         top: number of eigenvalues.
-        eps: lower bound of the variance, as in the intra-class loss; constant dimensions become 0.
+        eps: lower bound of the variance.
 
     >>> features = torch.tensor([[0.0, 0.0], [1.0, 2.0], [5.0, 5.0]])
     >>> eigenvalue_variance(features, torch.tensor([0, 0, 1]))  # eigenvalues 2 and 0: (1 + 1) / 3
@@ -54,7 +53,7 @@ class EigenvalueVariance(Diagnostic):
 
     def aggregated(self, round: int, weights: Weights) -> None:
         """Add the round's value."""
-        trainer = self.scene.trainer
+        trainer = self.run.trainer
         index = some_test_samples(trainer, BATCH * BATCHES)
         features, labels = test_features(trainer, weights, index), trainer.test.y[index].cpu()
         parts = [slice(start, start + BATCH) for start in range(0, max(len(index) - BATCH, 0) + 1, BATCH)]

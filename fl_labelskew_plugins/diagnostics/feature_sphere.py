@@ -1,4 +1,4 @@
-"""Features on the unit sphere, which show FedMR's collapse and invasion (figure 1c; simulation in appendix B)."""
+"""Features on the unit sphere, as in FedMR (figure 1c; simulation in appendix B)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from fl_labelskew_plugins.diagnostics.points import Points
 
 
 def principal_shares(points: Tensor) -> list[float]:
-    """Shares of the variance of points ``(n, d)`` along the principal directions, in descending order.
-
-    Close to 1 and 0s if features have collapsed to a line or an arc; only 0s if all points are equal.
+    """Shares of the variance of points ``(n, d)`` along the principal directions; 0 if all points are equal.
 
     >>> principal_shares(torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.5, 0.0], [0.0, -0.5, 0.0]]))
     [0.8, 0.2, 0.0]
@@ -35,7 +33,7 @@ class FeatureSphere(Points):
     three_d = True
 
     def place(self, features: Tensor) -> Tensor:
-        """Project features on the unit sphere; a zero feature stays."""
+        """Project features on the unit sphere."""
         return normalize(features, dim=1)
 
     def line(self, points: Tensor, proxies: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -43,9 +41,7 @@ class FeatureSphere(Points):
         return {"principal_shares": principal_shares(points)}
 
     @staticmethod
-    def panel(
-        axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float = 1.0
-    ) -> None:
-        """Draw the sphere and the points; missing classes are hollow, so that they cover nothing."""
+    def panel(axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float) -> None:
+        """Draw the sphere and the points; missing classes are hollow."""
         plots.sphere(axes)
         plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), solid=held, scale=scale)

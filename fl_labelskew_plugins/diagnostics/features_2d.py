@@ -1,4 +1,4 @@
-"""2-D features and proxies: LeNet with ``d = 2``, as in FedRS (figures 3, 4 and 12) and MAP (figure 5)."""
+"""2-D features and proxies, as in FedRS (figures 3, 4 and 12) and MAP (figure 5)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from fl_labelskew_plugins.ops import class_means
 
 
 def arrows(points: Tensor, proxies: Tensor, share: float = 0.5) -> Tensor:
-    """Proxies ``(C, 2)``, scaled by one factor so that the longest is ``share`` of the largest distance of a point.
-
-    The papers scale theirs by 10.
+    """Proxies ``(C, 2)``, scaled so that the longest is ``share`` of the largest distance of a point (papers: by 10).
 
     >>> arrows(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0], [0.5, 0.0]]))
     tensor([[0.0000, 2.5000],
@@ -40,9 +38,7 @@ class Features2D(Points):
         return {"proxies": proxies.tolist(), "means": rows}
 
     @staticmethod
-    def panel(
-        axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float = 1.0
-    ) -> None:
+    def panel(axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float) -> None:
         """Draw points and proxies; proxies of missing classes are white arrows, as in the papers."""
         plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), scale=scale)
         for label, (x, y) in enumerate(arrows(points, proxies).tolist()):

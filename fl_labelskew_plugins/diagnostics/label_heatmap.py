@@ -11,13 +11,13 @@ from fl_labelskew_plugins.tensors import Weights
 
 
 class LabelHeatmap(Diagnostic):
-    """A line with the samples per class for each client of a round; the plot shows all clients of the run."""
+    """Samples per class of each client; the plot shows all clients of the run."""
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
         """Add the client's line."""
-        self.lines.append({"client": client, "counts": self.scene.counts[client].tolist()})
+        self.lines.append({"client": client, "counts": self.run.counts[client].tolist()})
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Draw a heat map, classes down and clients across."""
-        counts, names = self.scene.counts.cpu().numpy(), list(self.scene.trainer.names.values())
-        plots.heat_map(counts, self.scene.class_names, self.picture, title=self.scene.title, clients=names)
+        """Draw classes down and clients across."""
+        counts, names = self.run.counts.cpu().numpy(), list(self.run.trainer.names.values())
+        plots.heat_map(counts, self.run.class_names, self.picture, title=self.run.title, clients=names)

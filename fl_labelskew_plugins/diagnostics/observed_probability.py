@@ -14,9 +14,6 @@ from fl_labelskew_plugins.diagnostics.base import TrainingMeans, calibrated
 def observed_probability(probabilities: Tensor, labels: Tensor, observed: Tensor) -> dict[str, Tensor]:
     """Mean probability of a sample's own class, ``own``, and of all observed classes together, ``observed``.
 
-    FedRS plots "the magnitude of observed classes' probabilities" and concludes by eq. 9 that larger ones give smaller
-    gradients, which holds for a sample's own class.
-
     Args:
         probabilities: ``(B, C)``, of the method's own softmax (FedRS, eq. 8).
         labels: ``(B,)`` int64.
@@ -39,4 +36,4 @@ class ObservedProbability(TrainingMeans):
 
     def measure(self, batch: Batch, view: ClientView) -> Mapping[str, Tensor]:
         """Probabilities of this batch."""
-        return observed_probability(calibrated(view, batch.logits, self.scene), batch.labels, view.counts > 0)
+        return observed_probability(calibrated(view, batch.logits, self.run), batch.labels, view.counts > 0)

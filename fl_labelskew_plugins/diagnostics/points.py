@@ -1,4 +1,4 @@
-"""Features of test samples at up to three stages of a round: the base of three diagnostics."""
+"""Features of test samples at up to three stages of a round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.diagnostics.base import Diagnostic, Scene, some_test_samples, test_features
+from fl_labelskew_plugins.diagnostics.base import Diagnostic, RunInfo, some_test_samples, test_features
 from fl_labelskew_plugins.tensors import Weights, save_atomic
 
 MAX_SAMPLES = 1000
@@ -24,17 +24,16 @@ STAGE_TITLES = {"start": "client before training", "local": "client after traini
 class Points(Diagnostic):
     """Features of test samples under the first client's weights and under the global ones, as in figure 4 of FedRS.
 
-    ``stages``: ``start``, the start weights of the round's first client; ``local``, its upload; ``global``, the
-    aggregated model. Stored are ``<stage>.points``, ``<stage>.proxies``, ``labels`` and the number of the ``client``.
+    ``stages``: ``start``, the round's start weights; ``local``, the client's upload; ``global``, the aggregated model.
     """
 
     stages: ClassVar[Sequence[str]]
     width: ClassVar[float] = 4.6
     three_d: ClassVar[bool] = False
 
-    def __init__(self, name: str, scene: Scene, folder: Path) -> None:
-        super().__init__(name, scene, folder)
-        self._index = some_test_samples(scene.trainer, MAX_SAMPLES)
+    def __init__(self, name: str, run: RunInfo, folder: Path) -> None:
+        super().__init__(name, run, folder)
+        self._index = some_test_samples(run.trainer, MAX_SAMPLES)
         self._kept: dict[str, Tensor] = {}
 
     def wanted(self, round: int) -> bool:
@@ -46,13 +45,11 @@ class Points(Diagnostic):
         return features
 
     def line(self, points: Tensor, proxies: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Numbers of a stage from points of :meth:`place`, proxies ``(C, d)`` and labels ``(n,)``; empty: no line."""
+        """Numbers of a stage from points, proxies ``(C, d)`` and labels ``(n,)``; empty: no line."""
         return {}
 
     @staticmethod
-    def panel(
-        axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float = 1.0
-    ) -> None:
+    def panel(axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float) -> None:
         """Draw a stage; ``held``: the client's classes, None for the global model; ``scale``: size of the marks."""
         raise NotImplementedError
 
@@ -75,16 +72,16 @@ class Points(Diagnostic):
         """Draw a panel for each stage."""
         if self.tensors.exists():
             kept = load_file(self.tensors)
-            title = f"{self.scene.title}: {self.scene.trainer.name(int(kept['client']))}"
-            held = self.scene.held(int(kept["client"]))
-            draw_points(type(self), {title: ClientPoints(kept, held, self.scene.class_names)}, self.picture)
+            title = f"{self.run.title}: {self.run.trainer.name(int(kept['client']))}"
+            held = self.run.held(int(kept["client"]))
+            draw_points(type(self), {title: ClientPoints(kept, held, self.run.class_names)}, self.picture)
 
     def _labels(self) -> Tensor:
-        return self.scene.trainer.test.y[self._index].cpu()
+        return self.run.trainer.test.y[self._index].cpu()
 
     def _add(self, stage: str, weights: Weights) -> None:
         if stage in self.stages:
-            points = self.place(test_features(self.scene.trainer, weights, self._index))
+            points = self.place(test_features(self.run.trainer, weights, self._index))
             proxies = weights["classifier.weight"].float().cpu()
             self._kept |= {f"{stage}.points": points, f"{stage}.proxies": proxies}
             if line := self.line(points, proxies, self._labels()):
@@ -94,13 +91,7 @@ class Points(Diagnostic):
 
 @dataclass(frozen=True)
 class ClientPoints:
-    """Stored points of a run, for plots.
-
-    Args:
-        kept: tensors from :class:`Points`.
-        held: classes of which the client has training samples.
-        class_names: ``C`` names.
-    """
+    """Stored tensors of :class:`Points`, for plots; ``held``: classes of which the client has training samples."""
 
     kept: Mapping[str, Tensor]
     held: list[int]
@@ -120,13 +111,9 @@ class ClientPoints:
 def draw_points(
     kind: type[Points], columns: Mapping[str, ClientPoints], path: Path, width: float | None = None
 ) -> None:
-    """Draw stages in rows and runs in columns; a single run has its stages side by side.
+    """Draw stages in rows and runs, by title, in columns; a single run has its stages side by side.
 
-    Args:
-        kind: the diagnostic.
-        columns: title to the points of a run.
-        path: the file.
-        width: of a paper's column in inches; default: of a screen.
+    ``width``: of a paper's column in inches; default: of a screen.
     """
     rows = {STAGE_TITLES[stage]: stage for stage in kind.stages}
     space = {"projection": "3d" if kind.three_d else None}

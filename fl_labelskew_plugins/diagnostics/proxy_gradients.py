@@ -15,9 +15,7 @@ from fl_labelskew_plugins.diagnostics.base import TrainingMeans
 def proxy_gradient_norms(gradient: Tensor, observed: Tensor) -> dict[str, Tensor]:
     """Mean norm of the proxies' gradients (FedRS, eq. 9), for ``observed`` and for ``missing`` classes, if any.
 
-    Args:
-        gradient: ``(C, d)``, of the classifier's weight.
-        observed: ``(C,)`` bool, classes that the client holds.
+    ``gradient``: ``(C, d)``, of the classifier's weight; ``observed``: ``(C,)`` bool, classes that the client holds.
 
     >>> proxy_gradient_norms(torch.tensor([[3.0, 4.0], [0.0, 1.0], [0.0, 2.0]]), torch.tensor([True, False, False]))
     {'observed': tensor(5.), 'missing': tensor(1.5000)}
@@ -27,16 +25,16 @@ def proxy_gradient_norms(gradient: Tensor, observed: Tensor) -> dict[str, Tensor
 
 
 class ProxyGradients(TrainingMeans):
-    """Gradients of a batch's mean loss with all terms, before clipping; equation 9 sums over the samples."""
+    """Gradients of a batch's mean loss with all terms, before clipping."""
 
     panels: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "gradient norm of a proxy": {"missing": "missing classes", "observed": "observed classes"},
+        "gradient norm of a proxy": {"missing": "missing classes", "observed": "observed classes"}
     }
     log = True
 
     def measure(self, batch: Batch, view: ClientView) -> Mapping[str, Tensor]:
         """Norms of this batch."""
-        gradient = self.scene.trainer.model.classifier.weight.grad  # type: ignore[union-attr]
+        gradient = self.run.trainer.model.classifier.weight.grad  # type: ignore[union-attr]
         if not isinstance(gradient, Tensor):  # the method has frozen the classifier
             return {}
         return proxy_gradient_norms(gradient, view.counts > 0)

@@ -15,9 +15,9 @@ SMALLEST = 8
 
 
 def embedding(features: Tensor, seed: int) -> Tensor:
-    """t-SNE of features ``(n, d)`` as ``(n, 2)``, with perplexity 30 or at most ``(n - 1) / 3``.
+    """t-SNE of features ``(n, d)`` as ``(n, 2)``, with perplexity 30 or at most ``(n - 1) / 3``; deterministic.
 
-    van der Maaten and Hinton, JMLR 2008, in scikit-learn's implementation. The same seed gives the same points.
+    van der Maaten and Hinton, JMLR 2008, in scikit-learn's implementation.
     """
     from sklearn.manifold import TSNE
 
@@ -35,22 +35,20 @@ class TSNE(Points):
     def check(self) -> None:
         """Raise LabelSkewError if there are too few test samples."""
         super().check()
-        if (n := len(self.scene.trainer.test.y)) < SMALLEST:
+        if (n := len(self.run.trainer.test.y)) < SMALLEST:
             needs = f"tsne needs at least {SMALLEST} test samples, the data set has {n}"
             raise mistake("tracking_args.diagnostics", needs, "another diagnostic")
 
     def wanted(self, round: int) -> bool:
         """Only the last round: an embedding takes seconds."""
-        return round == self.scene.rounds - 1
+        return round == self.run.rounds - 1
 
     def place(self, features: Tensor) -> Tensor:
         """Embed the features."""
-        return embedding(features, seeds.torch_seed(self.scene.trainer.federation.seed, "t-SNE") % 2**31)
+        return embedding(features, seeds.torch_seed(self.run.trainer.federation.seed, "t-SNE") % 2**31)
 
     @staticmethod
-    def panel(
-        axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float = 1.0
-    ) -> None:
+    def panel(axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float) -> None:
         """Draw points without scales, which have no meaning; missing classes are hollow."""
         plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), solid=held, scale=scale)
         axes.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2")

@@ -1,4 +1,4 @@
-"""The diagnostics of a run: classes, calls and files."""
+"""The diagnostics of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from fl_labelskew_registry import Batch, ClientView
 
 from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.diagnostics.base import Diagnostic, Scene
+from fl_labelskew_plugins.diagnostics.base import Diagnostic, RunInfo
 from fl_labelskew_plugins.diagnostics.class_accuracy import ClassAccuracy
 from fl_labelskew_plugins.diagnostics.client_drift import ClientDrift
 from fl_labelskew_plugins.diagnostics.deviation_bound import DeviationBound
@@ -43,34 +43,28 @@ KINDS: dict[DiagnosticName, type[Diagnostic]] = {
 
 
 class Watch:
-    """Call a run's diagnostics and write their results.
-
-    Args:
-        names: diagnostics to run.
-        every: rounds between two rounds with diagnostics; the last one is always included.
-        scene: the run.
-        folder: for their files; created when needed.
+    """Call a run's diagnostics and write their results; ``every``: rounds between two rounds with diagnostics.
 
     Raises:
         LabelSkewError: the run does not support one of them.
     """
 
-    def __init__(self, names: list[DiagnosticName], every: int, scene: Scene, folder: Path) -> None:
-        self.every, self.scene, self.folder = every, scene, folder
+    def __init__(self, names: list[DiagnosticName], every: int, run: RunInfo, folder: Path) -> None:
+        self.every, self.run, self.folder = every, run, folder
         self.all: dict[DiagnosticName, Diagnostic] = {
-            name: KINDS[name](name, scene, folder) for name in dict.fromkeys(names)
+            name: KINDS[name](name, run, folder) for name in dict.fromkeys(names)
         }
         self._in_training = [self.all[name] for name in self.all if name in IN_TRAINING]
 
-    def looks(self, round: int) -> bool:
+    def is_due(self, round: int) -> bool:
         """Whether this round has diagnostics."""
-        return round % self.every == 0 or round == self.scene.rounds - 1
+        return round % self.every == 0 or round == self.run.rounds - 1
 
     def uploads(
         self, round: int, start: Weights, uploads: Iterator[tuple[int, LocalResult]]
     ) -> Iterator[tuple[int, LocalResult]]:
-        """Pass on the round's uploads, and show them to the diagnostics."""
-        diagnostics = self.all.values() if self.looks(round) else ()
+        """Show the round's uploads to the diagnostics, and yield them."""
+        diagnostics = self.all.values() if self.is_due(round) else ()
         for client, result in uploads:
             for diagnostic in diagnostics:
                 diagnostic.uploaded(round, client, start, result.upload)
@@ -79,7 +73,7 @@ class Watch:
 
     def observer(self, round: int) -> Watch | None:
         """Observer of this round's local training, if any."""
-        return self if self._in_training and self.looks(round) else None
+        return self if self._in_training and self.is_due(round) else None
 
     def before(self, view: ClientView) -> None:
         """See :meth:`Diagnostic.before`."""
@@ -93,7 +87,7 @@ class Watch:
 
     def aggregated(self, round: int, weights: Weights) -> None:
         """See :meth:`Diagnostic.aggregated`."""
-        if self.looks(round):
+        if self.is_due(round):
             for diagnostic in self.all.values():
                 diagnostic.aggregated(round, weights)
 

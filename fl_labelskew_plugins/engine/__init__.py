@@ -1,4 +1,4 @@
-"""Training: a client's turn, the server's round, the state between rounds, and devices.
+"""Training on clients, aggregation on the server, and devices, without FedML.
 
-May import recipe and below. diagnostics, runs, host and the runtimes use it. Independent of FedML.
+May import recipe and below. diagnostics, runs, host and the runtimes use it.
 """

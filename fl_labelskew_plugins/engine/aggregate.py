@@ -1,4 +1,4 @@
-"""Weighted means over uploads, and checks of uploads, as pure functions of tensors."""
+"""Weighted means and checks of uploads."""
 
 from __future__ import annotations
 
@@ -26,10 +26,8 @@ def client_weights(samples: Sequence[int], aggregation: Aggregation, population:
     Args:
         samples: training samples ``N_k`` of the round's clients.
         aggregation: ``samples``: ``N_k`` over the round's sum (FedAvg). ``uniform``: ``1/|S|`` (FedRS and MAP,
-            algorithm 1). ``population``: ``N_k / N`` with ``N`` over all clients (FedShift, algorithm 1 line 9); the
-            old model gets the remaining weight, so a partial round changes the model less.
-        population: ``N``, training samples of all clients; the round's sum if that is larger, because a silo that
-            joins late is not in ``N``.
+            algorithm 1). ``population``: ``N_k / N`` (FedShift, algorithm 1 line 9); the old model gets the rest.
+        population: ``N``, training samples of all clients except silos that joined late.
     """
     if aggregation == "uniform":
         return [1 / len(samples)] * len(samples)
@@ -38,20 +36,16 @@ def client_weights(samples: Sequence[int], aggregation: Aggregation, population:
 
 
 def share_of_old(weights: Sequence[float]) -> float:
-    """Weight of the old model: 1 minus the sum; exactly 0 if the difference is only a rounding error."""
+    """Weight of the old model: 1 minus the sum of ``weights``."""
     rest = 1 - added(weights)
     return rest if abs(rest) > 1e-9 else 0.0
 
 
 def class_weights(counts: Tensor, smoothing: float) -> Tensor:
-    r"""Weights of the classifier's rows, ``p_kc ~ n_kc + lambda`` (FedRS section 4.4, fine-grained aggregation).
+    """Weights ``(|S|, C)`` of the classifier's rows, ``p_kc ~ n_kc + lambda`` (FedRS, section 4.4).
 
-    Args:
-        counts: ``(|S|, C)`` training samples per class of the round's clients.
-        smoothing: ``lambda``, in samples.
-
-    Returns:
-        ``(|S|, C)``; a column sums to 1, or to 0 if no client holds the class and ``smoothing`` is 0.
+    ``counts``: ``(|S|, C)`` training samples per class; ``smoothing``: ``lambda``, in samples. A column sums to 1, or
+    to 0 for a class without samples if ``smoothing`` is 0.
     """
     smoothed = counts.double() + smoothing
     return smoothed / smoothed.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
@@ -67,17 +61,16 @@ def origin(weights: Weights, optimizer: Optimizer, parameters: Sequence[str]) ->
 def announced(
     method: Method, optimizer: Optimizer, federation: Federation, weights: Weights, parameters: Sequence[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors allowed in addition to weights; the optimiser's are in its group."""
+    """Shapes of all tensors that clients may send in addition to weights."""
     shapes = {name: tuple(weights[name].shape) for name in parameters}
     of_optimizer = {f"{OPTIMIZER}/{k}": tuple(v) for k, v in optimizer.contribution_shapes(shapes).items()}
     return {**method.contribution_shapes(federation), **of_optimizer}
 
 
 class WeightedMean:
-    """Running weighted sum of uploads, in ``sums``; uploads can be freed after they are added.
+    """Running weighted sum of uploads; ``old``: from :func:`origin`.
 
-    Integer tensors, such as batch norm's counters, are averaged in double precision and rounded. ``old``: the model at
-    the round's start, see :func:`origin`.
+    Integer tensors, such as batch norm's counters, are averaged in double precision and rounded.
     """
 
     def __init__(self, old: Weights) -> None:
@@ -86,11 +79,11 @@ class WeightedMean:
 
     @torch.no_grad()
     def add(self, upload: Weights, weight: float, proxy_weight: Tensor | None = None) -> None:
-        """Add one upload with its weight; ``proxy_weight`` ``(C,)`` replaces it for the classifier's rows."""
+        """Add an upload; ``proxy_weight`` ``(C,)`` replaces ``weight`` for the classifier's rows."""
         for key, value in upload.items():
             term = value if value.is_floating_point() else value.double()
             if proxy_weight is not None and key in PROXIES:
-                term = term * _rows(proxy_weight, term)
+                term = term * rows(proxy_weight, term)
                 self.sums[key] = self.sums[key] + term if key in self.sums else term
             elif key in self.sums:
                 for into, part in matching(self.sums[key], term):
@@ -102,17 +95,13 @@ class WeightedMean:
 
     @torch.no_grad()
     def scale(self, factor: float, proxy_factor: Tensor | None = None) -> None:
-        """Rescale the sum if expected clients are missing; ``proxy_factor``: ``(C,)`` for the classifier's rows."""
+        """Rescale the sum if clients are missing; ``proxy_factor`` ``(C,)``: for the classifier's rows."""
         for key, value in self.sums.items():
-            value.mul_(factor if proxy_factor is None or key not in PROXIES else _rows(proxy_factor, value))
+            value.mul_(factor if proxy_factor is None or key not in PROXIES else rows(proxy_factor, value))
 
     @torch.no_grad()
     def result(self, rest: float = 0.0, proxy_rest: Tensor | None = None) -> Weights:
-        """The mean, in the old model's dtypes.
-
-        ``rest``: weight of the old model in a partial round under ``population``, see :func:`share_of_old`.
-        ``proxy_rest``: the same for each row of the classifier, ``(C,)``; by default ``rest``.
-        """
+        """Mean in the old dtypes; ``rest``: the old model's weight; ``proxy_rest`` ``(C,)``: for its proxies."""
         if rest:
             self.add(self._old, rest, proxy_rest)
         elif proxy_rest is not None and bool(proxy_rest.any()):
@@ -128,10 +117,7 @@ class WeightedMean:
 
 
 class Addition:
-    """Running sum of clients' tensors other than weights, each in the dtype in which it is sent.
-
-    ``individual``: also keep each client's tensors, see ``Method.individual``.
-    """
+    """Running sum of clients' tensors other than weights; ``individual``: also keep each client's tensors."""
 
     def __init__(self, *, individual: bool) -> None:
         self._individual = individual
@@ -139,18 +125,14 @@ class Addition:
         self._contributions: list[Contribution] = []
 
     def add(self, client: int, tensors: Mapping[str, Tensor]) -> None:
-        """Add one client's tensors; clients without any can be skipped."""
+        """Add one client's tensors."""
         for name, value in tensors.items():
             self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
         if self._individual and tensors:
             self._contributions.append(Contribution(client, tensors))
 
     def total(self, clients: int, round: int = 0) -> Total:
-        """The sum over ``clients`` clients.
-
-        Raises:
-            RunError: it is not finite; the message names the tensor.
-        """
+        """The sum over ``clients`` clients; raise RunError if it is not finite."""
         for name, value in self._sums.items():
             if not _finite(value):
                 raise RunError(
@@ -161,33 +143,30 @@ class Addition:
 
 
 def matching(into: Tensor, term: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Corresponding parts of two tensors; for tensors on disk, only one part at a time is in memory."""
+    """Corresponding parts of two tensors: tensors on disk then need little memory."""
     return zip(pieces(into), pieces(term), strict=True) if into.stride() == term.stride() else [(into, term)]
 
 
-def _rows(per_class: Tensor, like: Tensor) -> Tensor:
-    """``(C,)`` shaped to multiply the rows of the classifier's weight or bias."""
+def rows(per_class: Tensor, like: Tensor) -> Tensor:
+    """``(C,)`` reshaped to multiply the rows of the classifier's weight or bias."""
     return per_class.to(like).reshape(-1, *[1] * (like.dim() - 1))
 
 
 def weighted_mean(uploads: Iterable[tuple[float, Weights]], old: Weights) -> Weights:
-    """Weighted mean of uploads, ``sum_k w_k u_k + (1 - sum_k w_k) old``; the weights sum to at most 1."""
-    uploads = list(uploads)
-    mean = WeightedMean(old)
+    """``sum_k w_k u_k + (1 - sum_k w_k) old``; the weights sum to at most 1."""
+    mean, weights = WeightedMean(old), []
     for weight, upload in uploads:
         mean.add(upload, weight)
-    return mean.result(share_of_old([weight for weight, _ in uploads]))
+        weights.append(weight)
+    return mean.result(share_of_old(weights))
 
 
 def check_upload(
     upload: Mapping[str, Tensor], old: Mapping[str, Tensor], *, where: str, keys: Sequence[str] = ()
 ) -> None:
-    """Check that an upload has the model's names, shapes and dtypes, and finite values.
+    """Raise RunError unless an upload has the model's names, shapes and dtypes, and finite values.
 
     ``keys``: recipe keys that may cause divergence, in addition to those of local training.
-
-    Raises:
-        RunError: begins with ``where`` and names the tensor.
     """
     if upload.keys() != old.keys():
         unexpected = sorted(upload.keys() ^ old.keys())[:3]
@@ -202,17 +181,10 @@ def check_upload(
             raise shareable(RunError(f"{where}: {key} is not finite, training diverged; {use}"))
 
 
-def check_form(state: Mapping[str, Tensor], old: Mapping[str, Tensor], what: str, use: str) -> None:
-    """Check that a plugin's state dict has the model's names and shapes.
+def check_form(state: Mapping[str, Tensor], old: Mapping[str, Tensor], what: str, use: str = ALL) -> None:
+    """Raise HookError unless a plugin's state dict has the names and shapes of ``old``.
 
-    Args:
-        state: the state dict.
-        old: the model's.
-        what: start of the message: the hook, and what it did.
-        use: end of the message: advice.
-
-    Raises:
-        HookError: names the tensors.
+    The message begins with ``what``, which names the hook, and ends with the advice ``use``.
     """
     for name, value in state.items():
         if name in old and value.shape != old[name].shape:
@@ -229,20 +201,14 @@ def check_result(
     upload: Weights,
     extra: Mapping[str, Tensor],
     old: Weights,
-    *,
+    shapes: Mapping[str, tuple[int, ...]],
     method: Method,
     optimizer: Optimizer,
-    federation: Federation,
-    parameters: Sequence[str],
+    *,
     where: str,
 ) -> None:
-    """Check that a client's result has the model's and the plugins' form, and finite values.
-
-    Raises:
-        RunError: begins with ``where`` and names the tensor.
-    """
+    """Raise RunError unless a client's result has the right form and values; ``shapes``: from :func:`announced`."""
     check_upload(upload, old, where=where, keys=numbers(optimizer))
-    shapes = announced(method, optimizer, federation, old, parameters)
     needed = [name for name in shapes if name.startswith(f"{OPTIMIZER}/")]
     # an optimiser's tensor named after a parameter has the parameter's dtype
     named = {name: old.get(name.removeprefix(f"{OPTIMIZER}/")) for name in needed}
@@ -256,18 +222,12 @@ def check_result(
 
 
 def check_terms(terms: Mapping[str, float], upload: Mapping[str, Tensor], method: Method, *, where: str) -> None:
-    """Check for a loss that is not finite although the gradients are: the weights do not reveal it.
-
-    ``terms``: mean of each term over a client's round. :func:`check_upload` checks the weights.
-
-    Raises:
-        RunError: begins with ``where`` and names the term.
-    """
+    """Raise RunError if a loss term is not finite although the weights are; ``terms``: means over a client's round."""
     for name, value in terms.items():
         if not math.isfinite(value) and all(map(_finite, upload.values())):
             keys = ", or another ".join(["train_args.learning_rate", *numbers(method)])
-            error = RunError(f"{where}: loss term {name} is {value}, training diverged; use a smaller {keys}")
-            raise shareable(error)
+            message = f"{where}: loss term {name} is {value}, training diverged; use a smaller {keys}"
+            raise shareable(RunError(message))
 
 
 def check_extra(
@@ -277,13 +237,10 @@ def check_extra(
     where: str,
     dtypes: Mapping[str, Sequence[torch.dtype]] | None = None,
 ) -> None:
-    """Check that tensors other than weights are announced, finite and, if they are counts, not negative.
+    """Raise RunError unless tensors have the announced ``shapes``, are finite, and have no negative integers.
 
-    They are float32, float64 or int64. A client may send fewer tensors than ``shapes`` announces. ``dtypes``: the only
-    dtypes allowed for some tensors, by name, because the dtype of one client would affect the sum.
-
-    Raises:
-        RunError: begins with ``where`` and names the tensor.
+    ``dtypes``: allowed dtypes by name, because the dtype of one client would affect the sum; default: float32, float64
+    and int64.
     """
     if unknown := sorted(tensors.keys() - shapes.keys()):
         raise RunError(f"{where} has tensors that its method does not announce: {_shown(unknown[:3])}")
@@ -299,11 +256,7 @@ def check_extra(
 
 
 def check_made(made: Mapping[str, Tensor], plugin: Method | Optimizer) -> None:
-    """Check that the result of a plugin's step on the server is finite.
-
-    Raises:
-        RunError: names the tensor and the plugin's float parameters.
-    """
+    """Raise RunError if the result of a plugin's step on the server is not finite."""
     for key, value in made.items():
         if not _finite(value):
             keys = ", ".join([*numbers(plugin), "train_args.learning_rate"])
@@ -314,18 +267,18 @@ def check_made(made: Mapping[str, Tensor], plugin: Method | Optimizer) -> None:
 
 
 def numbers(plugin: Method | Optimizer) -> list[str]:
-    """Keys of a plugin's float parameters, such as rates and strengths."""
+    """Keys of a plugin's float parameters."""
     section = "method_args" if isinstance(plugin, Method) else "train_args"
     return [f"{section}.{name}" for name, value in plugin.params if isinstance(value, float)]
 
 
 def _finite(value: Tensor) -> bool:
-    """Whether all entries are finite. The sum is checked first: it is not finite if an entry is inf or NaN."""
+    """Whether all entries are finite; the sum is checked first, which is faster."""
     return not value.is_floating_point() or all(
         bool(torch.isfinite(part.sum()) or torch.isfinite(part).all()) for part in pieces(value)
     )
 
 
 def _shown(names: Sequence[str]) -> str:
-    """Names from an untrusted client, sanitised for a log line."""
+    """Names from an untrusted client, sanitised."""
     return ", ".join(clean(name, 80) for name in names)

@@ -1,4 +1,4 @@
-"""Random augmentation of images in local training: torchvision's transforms with separate draws for each sample."""
+"""Random augmentation of images, with separate draws for each sample."""
 
 from __future__ import annotations
 
@@ -17,16 +17,7 @@ GREY = (0.2989, 0.587, 0.114)
 
 
 class Augment:
-    """The augmentation in ``train_args.augment``, in the order flip, crop, colour.
-
-    Args:
-        names: ``flip``, ``crop``, ``colour`` or some of them.
-        shape: of one sample.
-        dtype: of the samples.
-
-    Raises:
-        LabelSkewError: the samples are not images.
-    """
+    """The augmentation in ``train_args.augment``; ``shape`` and ``dtype``: of a sample, which must be an image."""
 
     def __init__(self, names: Sequence[str], shape: Sequence[int], dtype: torch.dtype) -> None:
         self.names = names
@@ -38,7 +29,7 @@ class Augment:
             raise mistake("train_args.augment", what, "flip or crop")
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Augment samples ``(B, C, H, W)``, in the same dtype; ``generator`` is on the CPU."""
+        """Augment samples ``(B, C, H, W)``; ``generator`` is on the CPU."""
         if "flip" in self.names:
             x = flip(x, torch.rand(len(x), generator=generator) < 0.5)
         if "crop" in self.names:
@@ -50,12 +41,12 @@ class Augment:
 
 
 def flip(x: Tensor, chosen: Tensor) -> Tensor:
-    """Mirror the ``chosen`` ``(B,)`` of samples ``(B, C, H, W)`` from left to right."""
+    """Mirror the ``chosen`` ``(B,)`` of samples ``(B, C, H, W)`` horizontally."""
     return torch.where(chosen.to(x.device)[:, None, None, None], x.flip(3), x)
 
 
 def crop(x: Tensor, top: Tensor, left: Tensor) -> Tensor:
-    """Pad samples ``(B, C, H, W)`` with zeros by an eighth of each side, and crop ``(H, W)`` at positions ``(B,)``."""
+    """Pad ``(B, C, H, W)`` with zeros by an eighth of each side, and crop ``(H, W)`` at positions ``(B,)``."""
     height, width = x.shape[2:]
     padded = torch.nn.functional.pad(x, (width // PADDING,) * 2 + (height // PADDING,) * 2)
     rows = (top[:, None] + torch.arange(height)).to(x.device)
@@ -65,7 +56,7 @@ def crop(x: Tensor, top: Tensor, left: Tensor) -> Tensor:
 
 
 def colour(x: Tensor, factors: Tensor) -> Tensor:
-    """Multiply brightness, contrast and, with three channels, saturation of uint8 samples by ``factors`` ``(3, B)``."""
+    """Multiply brightness, contrast and (of colour images) saturation of uint8 samples by ``factors`` ``(3, B)``."""
     brightness, contrast, saturation = factors.to(x.device)[:, :, None, None, None]
     pixels = _blend(x.float(), torch.zeros((), device=x.device), brightness)
     # float64: so that the sum does not depend on the number of threads

@@ -1,12 +1,11 @@
 """Clients' private states, by client and round: in memory up to a limit, otherwise on disk.
 
-:meth:`StateStore.commit` makes all states of a round valid together. Until then the last committed states stay valid,
-so an interrupted round has no effect. Files that a checkpoint refers to are never changed.
+An interrupted round has no effect: a commit makes all states of a round valid. Files of a checkpoint never change.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,14 +18,10 @@ Key = tuple[int, int]
 
 
 class StateStore:
-    """Private tensors of clients.
+    """Private tensors of clients, in memory up to ``memory_bytes``.
 
-    Args:
-        folder: for states on disk; created when needed.
-        memory_bytes: memory for states, in bytes; 0 keeps all on disk.
-        index: the round of each client's state, from :meth:`flush`, for a resumed run.
-        selections: number of selections per client, for a resumed run.
-        earlier: indices of earlier checkpoints that are kept, oldest first.
+    Of a resumed run: ``index`` is from :meth:`flush`, ``selections`` are numbers of selections per client, and
+    ``earlier`` are indices of earlier checkpoints that are kept, oldest first.
     """
 
     def __init__(
@@ -40,7 +35,7 @@ class StateStore:
         self.folder = folder
         self.memory_bytes = memory_bytes
         self.committed: dict[int, int] = dict(index or {})
-        self.selections: dict[int, int] = dict(selections or {})
+        self.selections = Counter(selections)
         self._kept: list[dict[int, int]] = [dict(rounds) for rounds in (*earlier, index or {})]
         self._replaced = {key for rounds in earlier for key in rounds.items()} - self.committed.items()
         """Superseded states that checkpoints refer to."""
@@ -57,12 +52,12 @@ class StateStore:
                     file.unlink()
 
     def select(self, client: int) -> int:
-        """Count a selection of this client in this round; return the number of its selections, with this one."""
+        """Count a selection of this client in this round; return its number of selections."""
         self._selected.append(client)
-        return self.times_selected(client) + 1
+        return self.selections[client] + 1
 
     def get(self, client: int, *, latest: bool = False) -> State:
-        """A copy of the client's last committed state, or with ``latest`` of its last state; empty without one."""
+        """A copy of the client's last committed state, or its ``latest``; may be empty."""
         rounds = {**self.committed, **self._pending} if latest else self.committed
         if client not in rounds:
             return {}
@@ -81,16 +76,12 @@ class StateStore:
         self._remember((client, round), state)
 
     def note(self, client: int, round: int) -> None:
-        """Record a new state of a client that stores its state itself; valid from the next :meth:`commit`."""
+        """Like :meth:`put`, for a client that stores its state itself."""
         self._pending[client] = round
 
     def kept(self, client: int) -> list[int]:
-        """Rounds of the client's states that checkpoints refer to, ascending."""
+        """Rounds of the client's states in checkpoints, ascending."""
         return sorted({index[client] for index in self._kept if client in index})
-
-    def times_selected(self, client: int) -> int:
-        """How often the client was selected in committed rounds."""
-        return self.selections.get(client, 0)
 
     def commit(self) -> None:
         """Make this round's states valid."""
@@ -102,8 +93,7 @@ class StateStore:
                 self._forget(old, disk=not needed)
                 if needed:
                     self._replaced.add(old)
-        for client in self._selected:
-            self.selections[client] = self.selections.get(client, 0) + 1
+        self.selections.update(self._selected)
         self._pending, self._selected = {}, []
 
     def discard(self) -> None:
@@ -119,16 +109,12 @@ class StateStore:
         return dict(self.committed)
 
     def checkpointed(self, keep: int = 1) -> None:
-        """Delete files needed only by checkpoints older than the last ``keep``, which include the current one."""
+        """Record a checkpoint; delete states of checkpoints before the last ``keep``."""
         self._kept = [*self._kept, dict(self.committed)][-keep:]
-        over = {(client, round) for client, round in self._replaced if round not in self.kept(client)}
-        for key in over:
+        unneeded = {(client, round) for client, round in self._replaced if round not in self.kept(client)}
+        for key in unneeded:
             self._file(key).unlink(missing_ok=True)
-        self._replaced -= over
-
-    def clients(self) -> list[int]:
-        """Clients with a state, sorted."""
-        return sorted(self.committed)
+        self._replaced -= unneeded
 
     def _file(self, key: Key) -> Path:
         return self.folder / f"client{key[0]:06d}-round{key[1]:06d}.safetensors"
@@ -157,27 +143,27 @@ class StateStore:
 
 
 class Versions:
-    """One client's private states in separate files, one per round that may be requested."""
+    """One client's private states in files, one per round."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def get(self, round: int) -> State:
-        """The state written in this round; empty without one."""
+        """The state of this round; empty if there is none."""
         file = self._file(round)
         return load_file(file) if file.exists() else {}
 
     def has(self, round: int) -> bool:
-        """Whether this round wrote a state, possibly an empty one."""
+        """Whether this round has a state, possibly an empty one."""
         return self._file(round).exists()
 
     def put(self, round: int, state: State) -> None:
-        """Write a state, also an empty one: without a file it would look lost."""
+        """Write a state; an empty one, too, because a missing file looks lost."""
         self.folder.mkdir(parents=True, exist_ok=True)
         save_atomic(state, self._file(round))
 
     def keep(self, rounds: set[int]) -> None:
-        """Delete the states of all other rounds, and incomplete files."""
+        """Delete all other rounds' states, and incomplete files."""
         wanted = {self._file(round) for round in rounds}
         for file in self.folder.glob("round*.safetensors*"):
             if file not in wanted:

@@ -1,4 +1,4 @@
-"""Assignment of processes to devices, checked before any process starts."""
+"""Assignment of processes to devices."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from fl_labelskew_plugins.recipe.model import Recipe
 
 
 def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:
-    """GPUs to use, in the recipe's order; empty for the CPU. ``warn``: report if ``fallback`` selects the CPU.
+    """GPUs to use, in the recipe's order; empty for the CPU. ``warn``: report a fallback to the CPU.
 
-    Raises:
-        LabelSkewError: a GPU is missing, and there is no fallback.
+    Raise LabelSkewError if a GPU is missing and ``fallback`` is not set.
     """
     args = recipe.device
     if not args.using_gpu:
@@ -26,22 +25,18 @@ def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:
     missing = [gpu for gpu in args.gpu_ids if gpu >= available]
     if not missing:
         return list(dict.fromkeys(args.gpu_ids))
-    lack = f"device_args.gpu_ids: no GPU {missing[0]} on this machine, which has {available}"
+    problem = f"device_args.gpu_ids: no GPU {missing[0]} on this machine, which has {available}"
     if args.fallback is None:
-        raise LabelSkewError(f"{lack}; use using_gpu: false, or fallback: cpu")
+        raise LabelSkewError(f"{problem}; use using_gpu: false, or fallback: cpu")
     if warn:
-        log.warn(f"{lack}; training on the CPU")
+        log.warn(f"{problem}; training on the CPU")
     return []
 
 
 def gpu_slots(recipe: Recipe, workers: int) -> list[int]:
-    """GPU of each worker, starting with rank 1; empty on the CPU.
+    """GPU of each worker, starting with rank 1; empty on the CPU. Raise LabelSkewError for too many workers.
 
-    Workers are assigned to GPUs in turn, so that two workers use two GPUs. Ranks are then in ascending order of GPUs,
-    the only order that FedML's mapping supports.
-
-    Raises:
-        LabelSkewError: more workers than ``workers_per_gpu`` allows.
+    Ranks are in ascending order of GPUs, the only order that FedML's mapping supports.
     """
     selected, most = gpus(recipe), recipe.device.workers_per_gpu
     if not selected:
@@ -56,10 +51,7 @@ def gpu_slots(recipe: Recipe, workers: int) -> list[int]:
 
 
 def host_mapping(recipe: Recipe, workers: int) -> dict[str, dict[str, list[int]]]:
-    """FedML's GPU mapping: number of processes per GPU, including the server; empty on the CPU.
-
-    The server shares the first GPU.
-    """
+    """FedML's mapping: number of processes per GPU, with the server on the first; empty on the CPU."""
     if place_on_node() is not None and (gpu := device(recipe).index) is not None:
         ranks = [gpu] * (workers + 1)  # each rank reads its own mapping
     elif slots := gpu_slots(recipe, workers):
@@ -70,34 +62,28 @@ def host_mapping(recipe: Recipe, workers: int) -> dict[str, dict[str, list[int]]
 
 
 def workers(recipe: Recipe, gpus: Sequence[int]) -> int:
-    """Number of training processes, without the server; ``gpus``: from :func:`gpus`, empty on the CPU."""
-    place = mpi_rank()
-    if place is not None:
-        return place[1] - 1
-    most, wanted = recipe.train.clients_per_round, recipe.comm.workers
-    if wanted is None:
-        return min(most, len(gpus) * recipe.device.workers_per_gpu if gpus else available_cores())
-    if wanted > most:
-        log.warn(f"comm_args.workers: {wanted} is more than the {most} clients per round; starting {most}")
-    return min(wanted, most)
+    """Number of training processes, without the server; ``gpus``: from :func:`gpus`."""
+    if (rank_and_size := mpi_rank()) is not None:
+        return rank_and_size[1] - 1
+    clients, requested = recipe.train.clients_per_round, recipe.comm.workers
+    if requested is None:
+        return min(clients, len(gpus) * recipe.device.workers_per_gpu if gpus else available_cores())
+    if requested > clients:
+        log.warn(f"comm_args.workers: {requested} is more than the {clients} clients per round; starting {clients}")
+    return min(requested, clients)
 
 
 def device(recipe: Recipe, rank: int | None = None) -> torch.device:
-    """Device of this process; ``rank``: in a simulation over MPI, default: this process's rank, if it has one.
-
-    Raises:
-        LabelSkewError: see :func:`gpus` and :func:`gpu_slots`.
-    """
-    place = mpi_rank() if recipe.comm.over_mpi else None
-    if rank is None and place is not None:
-        rank = place[0]
+    """Device of this process, or of ``rank`` in a simulation over MPI; errors as in :func:`gpus`, :func:`gpu_slots`."""
+    if rank is None and recipe.comm.over_mpi:
+        rank = (mpi_rank() or (None,))[0]
     selected = gpus(recipe, warn=not rank and not launched())  # the launcher has already warned
     if not selected:
         return torch.device("cpu")
     if rank is None:
         return torch.device("cuda", selected[0])
-    if (here := place_on_node()) is not None:  # GPUs are numbered per node
-        gpu_slots(recipe, here[1] - 1)  # the server is on one node, and shares a GPU there
-        return torch.device("cuda", selected[here[0] % len(selected)])
+    if (on_node := place_on_node()) is not None:  # GPUs are numbered per node
+        gpu_slots(recipe, on_node[1] - 1)  # the server is on one node, and shares a GPU there
+        return torch.device("cuda", selected[on_node[0] % len(selected)])
     slots = gpu_slots(recipe, workers(recipe, selected))
     return torch.device("cuda", slots[max(rank - 1, 0)])

@@ -1,4 +1,4 @@
-"""Process-wide state that a run restores: global generators, torch threads, handling of subnormal numbers."""
+"""Process-wide state that a run restores."""
 
 from __future__ import annotations
 
@@ -12,42 +12,31 @@ import torch
 
 @contextlib.contextmanager
 def restored(threads: int | None = None) -> Iterator[None]:
-    """Restore the global generators and the number of torch threads at the end of the block, even if it raises.
+    """Restore global generators, the number of torch ``threads`` and the handling of subnormal numbers after the block.
 
-    The generators are those of ``random``, numpy and torch, and of GPUs that this process already uses. FedML, and
-    possibly plugins, reseed all of them.
-
-    Within the block the CPU treats subnormal values (below 1.2e-38 in float32) as 0. It is many times slower with
-    them, so a sender of a crafted model could infer properties of samples from the training time.
-
-    Args:
-        threads: number of torch threads within the block; default: unchanged.
+    FedML reseeds the generators of ``random``, numpy, torch and GPUs, and plugins may. Within the block the CPU treats
+    subnormal values (below 1.2e-38 in float32) as 0: it computes with them many times slower, so a crafted model could
+    reveal properties of samples by the training time.
     """
-    before, python, of_numpy, cpu = (
-        torch.get_num_threads(),
-        random.getstate(),
-        np.random.get_state(),
-        torch.get_rng_state(),
-    )
+    threads_before, python, of_numpy = torch.get_num_threads(), random.getstate(), np.random.get_state()
     flushed = _flushes_subnormals()
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpus = range(torch.cuda.device_count() if in_use else 0)
     if threads is not None:
         torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     try:
-        yield
+        with torch.random.fork_rng(gpus):
+            yield
     finally:
         random.setstate(python)
         np.random.set_state(of_numpy)
-        torch.set_rng_state(cpu)
-        if gpus is not None:
-            torch.cuda.set_rng_state_all(gpus)
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
         torch.set_flush_denormal(flushed)
 
 
 def _flushes_subnormals() -> bool:
-    """Whether the CPU treats subnormal values as 0; torch has no such query."""
+    """Whether the CPU treats subnormal values as 0."""
     for kind in (np.float16, np.float32, np.float64):
         np.finfo(kind)  # computes subnormal values once; with flushing, numpy would warn that they are 0
     return float(torch.tensor(1e-40) * torch.tensor(1.0)) == 0.0

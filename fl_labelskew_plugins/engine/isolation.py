@@ -1,8 +1,8 @@
 """Isolation of clients that share a network and plugins in one process.
 
-Over MPI and across silos, clients train in other processes. A hook's changes of a shared object would reach only some
-of the later clients, so the same recipe and seed would give different numbers. Changes of the network are therefore
-undone after each turn; a plugin whose attributes change ends the run.
+Over MPI and across silos, a hook that changes a shared object would affect only the later clients of its process, and
+the runtimes would give different numbers. So changes of the network are undone after each turn, and changed attributes
+of a plugin end the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fl_labelskew_plugins.checked import Hook, HookError, hook_name, package
 from fl_labelskew_plugins.machine.text import few
 from fl_labelskew_plugins.methods.combined import Combined
 
-BETWEEN = (
+WITHOUT_CLIENT = (
     "deviations",
     "warnings",
     "report",
@@ -40,16 +40,16 @@ BETWEEN = (
     "personalised",
 )
 """Hooks without a client, which may be called at any time."""
-SERVER = ("open", "combine", "after_aggregation", "step")
+ON_SERVER = ("open", "combine", "after_aggregation", "step")
 """Hooks of the server."""
 
 
 class Baseline:
-    """State of a network; :meth:`restore` undoes all later changes, except those of weights and saved buffers.
+    """State of a network; :meth:`restore` undoes later changes of all except weights and saved buffers.
 
-    It covers the modules' structure, attributes, modes and hooks, which parameters are trained, their hooks, and the
-    values of non-persistent buffers. Weights and persistent buffers are loaded at the start of each turn; those with a
-    changed shape or dtype get their earlier form, filled with zeros.
+    The state comprises modules' structure, attributes, modes and hooks, parameters' ``requires_grad`` and hooks, and
+    non-persistent buffers. Weights and persistent buffers are loaded at each turn's start; only their shape and dtype
+    are restored.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -101,7 +101,6 @@ class Baseline:
 
 
 def _content(value: Any) -> Any:
-    """A copy of a container; None for any other value."""
     return value.copy() if isinstance(value, dict | set | list) else None
 
 
@@ -111,14 +110,13 @@ def _refill(container: Any, content: Any) -> None:
 
 
 def _reform(tensor: Tensor, form: Tensor) -> None:
-    """Restore the shape and dtype of a tensor whose ``data`` was replaced."""
     if tensor.shape != form.shape or tensor.dtype != form.dtype:
         tensor.grad = None
         tensor.data = torch.zeros_like(form, device=tensor.device)
 
 
 def _current(now: Mapping[str, Tensor | None], before: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Buffers by their earlier names; buffers of the same form stay, since FedML moves them between devices."""
+    """Buffers by their earlier names; of those with equal form, the current ones, which may be on another device."""
 
     def same(name: str, old: Tensor | None) -> bool:
         new = now.get(name)
@@ -128,10 +126,7 @@ def _current(now: Mapping[str, Tensor | None], before: Mapping[str, Tensor | Non
 
 
 class Unchanged:
-    """Check that the attributes of a method or an optimiser do not change.
-
-    Values computed by ``functools.cached_property`` are allowed.
-    """
+    """Check that a plugin's attributes do not change, except for values of ``functools.cached_property``."""
 
     def __init__(self, plugin: Method | Optimizer) -> None:
         self._parts: list[Plugin] = list(plugin.parts.values()) if isinstance(plugin, Combined) else [plugin]
@@ -139,17 +134,14 @@ class Unchanged:
         self._used = cache(lambda part, hooks: [hook for hook in hooks if hasattr(part, hook) and part.uses(hook)])
 
     def check(self, *hooks: str) -> None:
-        """Compare attributes after a call of some of these ``hooks``; free if the plugin defines none of them.
-
-        Raises:
-            HookError: an attribute changed; the message names class, hook and attribute, and how to fix it.
-        """
+        """Raise HookError if an attribute changed in a call of ``hooks``; free if the plugin defines none of them."""
         for number, part in enumerate(self._parts):
             if not (used := self._used(part, hooks)):
                 continue
             now, before = _attributes(part), self._before[number]
             changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-            cached = [name for name in changed if name not in before and _is_cached(part, name)]
+            new = {name for name in changed if name not in before}
+            cached = {n for n in new if isinstance(inspect.getattr_static(type(part), n, None), cached_property)}
             if others := [name for name in changed if name not in cached]:
                 names = few([f"self.{name}" for name in others], 3)
                 raise HookError(
@@ -161,21 +153,16 @@ class Unchanged:
 
 def _remedy(part: Plugin, hooks: list[str]) -> str:
     optimizer = isinstance(part, Optimizer)
-    if all(hook in SERVER for hook in hooks):
+    if all(hook in ON_SERVER for hook in hooks):
         place = "round.memory or round.shared" if optimizer else "the tensors that open and combine return"
         return f"keep the value in {place}"
-    if all(hook in BETWEEN for hook in hooks):
+    if all(hook in WITHOUT_CLIENT for hook in hooks):
         return "compute the value in __init__ or a functools.cached_property"
     view = "work.client" if optimizer else "client"
     return f"keep the value in {view}.state (for later rounds) or {view}.scratch (for the rest of this round)"
 
 
-def _is_cached(part: Plugin, name: str) -> bool:
-    return isinstance(inspect.getattr_static(type(part), name, None), cached_property)
-
-
 def _attributes(part: Plugin) -> dict[str, Any]:
-    """Comparable state of all attributes of a plugin and of its class."""
     packages = {package(base) for base in type(part).__mro__} - {"builtins"}
     of_classes = {
         name: value
@@ -200,7 +187,7 @@ class _Same:
 
 
 class _Tensor(_Same):
-    """Equal for the same tensor without in-place changes, or another tensor with the same values."""
+    """Equal for the same tensor without in-place changes, or a tensor with the same values."""
 
     value: Tensor
 
@@ -239,7 +226,7 @@ STATES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 
 
 def _token(value: Any, packages: set[str], seen: set[int]) -> Any:
-    """Comparable state of a value: its content, or for objects of other ``packages``, its identity."""
+    """Comparable state of a value: its content, or the identity of objects of other ``packages``."""
     for kinds, state in STATES:
         if isinstance(value, kinds):
             return state(value)

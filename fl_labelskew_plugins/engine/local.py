@@ -1,4 +1,4 @@
-"""Local training common to all clients: settings, network, samples, tests. Independent of FedML."""
+"""Parts of local training that all clients share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEST_BATCH = {"cpu": 128, "cuda": 1024}
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """Settings of local training, named as in a recipe's ``train_args`` and ``device_args``."""
+    """Settings of local training, named as in ``train_args`` and ``device_args``."""
 
     epochs: int = 1
     batch_size: int = 64
@@ -47,7 +47,7 @@ class LocalSettings:
 
 
 def learning_rate(settings: LocalSettings, round: int) -> float:
-    """Learning rate of a round: constant, or multiplied by ``lr_decay`` every ``lr_decay_every`` rounds."""
+    """Learning rate of a round."""
     if settings.lr_schedule == "step":
         return settings.learning_rate * settings.lr_decay ** (round // settings.lr_decay_every)
     return settings.learning_rate
@@ -57,13 +57,8 @@ def learning_rate(settings: LocalSettings, round: int) -> float:
 class LocalResult:
     """Result of a client's local training.
 
-    Args:
-        upload: state dict for the server.
-        contributions: other tensors for the server.
-        state: new private state of the client.
-        loss_terms: mean of each loss term over the round's batches.
-        personalised: correct answers and samples of the client's own test split with its final weights, or None.
-        noise_seed: seed of its privacy noise in this turn; never sent to the server.
+    ``loss_terms``: mean of each term over the round's batches; ``personalised``: correct answers and samples of the
+    client's own test split; ``noise_seed``: of this turn's privacy noise, never sent to the server.
     """
 
     upload: Weights
@@ -75,30 +70,28 @@ class LocalResult:
 
 
 class TrainingObserver(Protocol):
-    """Observer of local training up to the upload; it must not change training or draw random numbers."""
+    """Observer of local training up to the upload; must not change training or draw random numbers."""
 
     def before(self, view: ClientView) -> None:
         """Called with the start weights, before training."""
 
     def step(self, batch: Batch, view: ClientView) -> None:
-        """Called with a batch's gradients, not clipped, before the step."""
+        """Called with a batch's gradients, before clipping and the step."""
 
 
 @dataclass(frozen=True)
 class LocalTrainer:
-    """State common to all clients' training in this process; see :class:`.turn.Turn`.
+    """State that all clients' training in this process shares.
 
     Args:
-        model: the network, with ``features`` and ``classifier``; its weights are overwritten.
-        train: training samples of all clients in this process.
-        indices: ``(N_k,)`` int64 sample indices of each client in this process, by its number.
-        test_indices: test samples of each such client's own split.
+        model: the network; its weights are overwritten.
+        indices: ``(N_k,)`` int64 training samples of each client in this process.
+        test_indices: of each such client's own test split.
         secret: secret seed of a silo's privacy noise, up to 128 bits; None: the recipe's seed.
-        optimizer: the federated optimiser, for its local part.
-        fresh: freshly initialised state dict of another network, identical for all calls and processes.
-        names: display names of clients, by number; empty: only numbers.
+        fresh: freshly initialised state dict of another network, identical in all processes.
+        names: display names of clients; may be empty.
         sends: whether the method's contributions leave a client.
-        between: called before each batch, with whether it is a training batch; an exception ends the round.
+        between: called before each batch with whether it is for training; an exception ends the round.
     """
 
     model: nn.Module
@@ -126,34 +119,34 @@ class LocalTrainer:
 
     @cached_property
     def baseline(self) -> Baseline:
-        """The network before the first turn of this process, in eval mode."""
+        """The network before the first turn, in eval mode."""
         return Baseline(self.model.eval())
 
     @property
     def device(self) -> torch.device:
-        """Device of this trainer."""
+        """Device of the samples."""
         return self.train.y.device
 
     @cached_property
     def has_batch_norm(self) -> bool:
-        """Whether the network has a layer that cannot train on one sample."""
+        """Whether the network cannot train on one sample."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.model.modules())
 
     @property
     def noise_seed(self) -> int:
-        """Seed of all privacy noise; secret if the server could subtract noise from the recipe's seed."""
+        """Seed of privacy noise."""
         return self.federation.seed if self.secret is None else self.secret
 
     def counts(self, client: int) -> Tensor:
-        """``(C,)`` int64 training samples per class of a client in this process."""
+        """``(C,)`` int64 training samples per class of a client."""
         return torch.bincount(self.train.y[self.indices[client]], minlength=self.federation.num_classes)
 
     def name(self, client: int) -> str:
-        """Display name: ``client north``, or ``client 3`` without a name."""
+        """Display name, such as ``client north``, or ``client 3`` without a name."""
         return f"client {self.names.get(client, client)}"
 
     def spares(self) -> Iterator[nn.Module]:
-        """Copies of the network, made when needed; valid until the next turn asks for copies."""
+        """Copies of the network; valid until the next turn requests copies."""
         for number in itertools.count():
             if number == len(self._spares):
                 self._spares.append(copy.deepcopy(self.baseline))
@@ -172,9 +165,9 @@ class LocalTrainer:
     def predict(
         self, index: Tensor | None = None, weights: Weights | None = None, *, view: ClientView | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Logits ``(N, C)`` and labels ``(N,)`` of test samples, by default all, for the current or given weights.
+        """Logits ``(N, C)`` and labels ``(N,)`` of test samples, by default all.
 
-        With ``view``, the logits of that client's own model, as the method defines it.
+        ``weights`` replace the current ones; with ``view``, logits are of that client's own model.
         """
         if weights is not None and self.indices:
             load(self.model, weights)
@@ -191,7 +184,7 @@ class LocalTrainer:
         return torch.cat(parts), labels
 
     def hand_back(self) -> Weights:
-        """Take the model's weights out of it and return them; a process without clients needs them only for tests."""
+        """Take the weights out of the model and return them; a process without clients needs them only for tests."""
         weights = {name: value.detach() for name, value in self.model.state_dict().items()}
         lend(self.model, forms(weights))
         return weights
@@ -214,7 +207,7 @@ class LocalTrainer:
         return inputs
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Context in which the network computes with the chosen precision."""
+        """Context with the chosen precision."""
         if self.settings.precision == "bf16":
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return contextlib.nullcontext()
@@ -226,7 +219,7 @@ def snapshot(model: nn.Module) -> Weights:
 
 
 def with_shared(model: nn.Module, method: Method, federation: Federation, purpose: str) -> nn.Module:
-    """Add the method's shared modules to the network, if any; ``purpose`` names the random stream of their weights."""
+    """Add the method's shared modules to the network; ``purpose`` names their random stream."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seeds.torch_seed(federation.seed, f"{purpose}, shared modules"))
         modules = method.shared_modules(federation)

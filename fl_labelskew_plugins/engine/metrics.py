@@ -1,4 +1,4 @@
-"""Classification measures from logits, as plain tensor functions."""
+"""Classification measures."""
 
 from __future__ import annotations
 
@@ -15,16 +15,10 @@ def confusion(predicted: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 
 
 def measures(matrix: Tensor, observed: Tensor | None = None) -> dict[str, object]:
-    """Measures of a confusion matrix ``(C, C)``, without classes that have no test samples.
+    """Measures of a confusion matrix ``(C, C)``, over classes with test samples; None without samples.
 
-    Args:
-        matrix: from :func:`confusion`.
-        observed: ``(C,)`` bool, classes that some client of the round holds.
-
-    Returns:
-        ``accuracy``; ``balanced_accuracy``, the mean recall; ``macro_f1``; ``recall`` per class, None without samples.
-        With ``observed`` also ``observed_accuracy`` and ``missing_accuracy``, over the test samples of observed and of
-        other classes; None without samples.
+    ``balanced_accuracy`` is the mean recall. ``observed``: ``(C,)`` bool, classes that some client of the round holds,
+    for ``observed_accuracy`` and ``missing_accuracy``.
     """
     matrix = matrix.double()
     right, support, predicted = matrix.diag(), matrix.sum(1), matrix.sum(0)
@@ -45,14 +39,12 @@ def measures(matrix: Tensor, observed: Tensor | None = None) -> dict[str, object
 
 
 def pooled(right: int, samples: int) -> dict[str, object]:
-    """Accuracy over all clients' test samples together, and their number; empty without samples."""
+    """Accuracy over all clients' test samples together; empty without samples."""
     return {"client_accuracy_pooled": right / samples, "client_test_samples": samples} if samples else {}
 
 
 def over_clients(key: str, values: Sequence[float | None], names: Sequence[str]) -> dict[str, object]:
     """A measure of each client, in order, with mean, std, worst value and worst client of those that have one.
-
-    Without any value, only the list.
 
     >>> over_clients("recall", [0.75, None, 0.25], ["north", "south", "coast"])["recall_worst_client"]
     'coast'

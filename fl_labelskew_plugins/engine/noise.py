@@ -2,9 +2,9 @@
 
 Kairouz, Liu, Steinke: The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation, ICML
 2021 (theorem 1, algorithm 1). Each client clips the norm of its update, rounds it to steps of the ring, and adds
-discrete Gaussian noise; the sum contains the noise of all clients. Difference: the paper rounds randomly until the norm
-is small enough, and rotates vectors randomly, so that few bits suffice. Here each value is rounded to the nearest step,
-which lengthens a vector of ``d`` values by at most ``sqrt(d) / 2`` steps, and the noise is scaled to that norm.
+discrete Gaussian noise. Difference: the paper rotates vectors and rounds randomly until the norm is small enough, so
+that few bits suffice. Rounding to the nearest step lengthens a vector of ``d`` values by at most ``sqrt(d) / 2`` steps,
+and the noise is scaled to that norm.
 """
 
 from __future__ import annotations
@@ -37,17 +37,16 @@ MULTIPLIER = "privacy_args.noise_multiplier"
 class SumNoise:
     """Noise on the sum of clients' vectors, of which each client adds a part.
 
+    Raise LabelSkewError if the ring has too few bits, or too large steps.
+
     Args:
         multiplier: minimum standard deviation of the sum's noise, divided by ``clip``.
         clip: maximum norm of one client's weighted values together, before rounding.
         largest: maximum of a value in the sum.
         bits: of the ring.
-        clients: maximum of clients in a sum, which gives the most noise.
-        least: minimum of clients in a sum, which gives the least noise.
+        clients: maximum of clients in a sum (most noise).
+        least: minimum of clients in a sum (least noise).
         size: values of a vector.
-
-    Raises:
-        LabelSkewError: the ring has too few bits, or too large steps.
     """
 
     multiplier: float
@@ -77,23 +76,23 @@ class SumNoise:
 
     @property
     def head_room(self) -> float:
-        """Room for the noise in the ring, divided by ``largest``."""
+        """Part of the ring for the noise, divided by ``largest``."""
         return self.step * float(2 ** (self.bits - 1) - 1 - self.clients) / self.largest - 1
 
     @property
     def norm(self) -> float:
-        """Maximum norm, in steps, of one client's rounded vector."""
+        """Maximum norm of one client's rounded vector, in steps."""
         return self.clip / self.step + math.sqrt(self.size) / 2
 
     @property
     def deviation(self) -> float:
-        """Standard deviation, in steps, of one client's noise."""
+        """Standard deviation of one client's noise, in steps."""
         return self.multiplier * self.norm / math.sqrt(self.least)
 
     def clipped(self, values: Mapping[str, Tensor], share: float = 1.0) -> dict[str, Tensor]:
         """Scale values (float64) so that their norm times ``share`` is at most ``clip``, and each at most ``largest``.
 
-        A value that was larger is not an error, which would reveal it.
+        An error would reveal a larger value.
         """
         norm = share * math.sqrt(math.fsum(float(value.square().sum()) for value in values.values()))
         if not norm:
@@ -108,46 +107,39 @@ class SumNoise:
 
 
 def discrete_gaussian(size: int, sigma: float, generator: np.random.Generator) -> NDArray[np.int64]:
-    r"""Draws of the discrete Gaussian distribution (Canonne, Kamath, Steinke, NeurIPS 2020, algorithms 2 and 3).
+    r"""Draw ``(size,)`` values of the discrete Gaussian distribution; ``sigma``: above 0 and below 2**40.
 
     .. math:: P(x) \propto \exp(-x^2 / 2 \sigma^2), \quad x \in \mathbb Z
 
-    Exact, except for the generator and the 60 digits of comparisons that float64 cannot decide.
-
-    Args:
-        size: number of draws.
-        sigma: above 0 and below 2**40; used exactly, without rounding.
-        generator: source of randomness.
-
-    Returns:
-        ``(size,)``.
+    Canonne, Kamath, Steinke, NeurIPS 2020, algorithms 2 and 3. Exact, except for the generator and the 60 digits of
+    comparisons that float64 cannot decide.
     """
     variance, scale = Fraction(sigma) ** 2, math.floor(sigma) + 1
     centre, width = float(variance / scale), float(2 * variance)
     draws: NDArray[np.int64] = np.empty(size, np.int64)
-    have = 0
-    while have < size:
+    drawn = 0
+    while drawn < size:
         laplace = _discrete_laplace(scale, generator)
         distance = np.abs(laplace)
 
         def exact(i: int, distance: NDArray[np.int64] = distance) -> Fraction:
             return (int(distance[i]) - variance / scale) ** 2 / (2 * variance)
 
-        taken = laplace[_chance((distance - centre) ** 2 / width, exact, generator)][: size - have]
-        draws[have : have + len(taken)] = taken
-        have += len(taken)
+        accepted = laplace[_chance((distance - centre) ** 2 / width, exact, generator)][: size - drawn]
+        draws[drawn : drawn + len(accepted)] = accepted
+        drawn += len(accepted)
     return draws
 
 
 def _discrete_laplace(scale: int, generator: np.random.Generator) -> NDArray[np.int64]:
     """Some draws ``x`` with probabilities proportional to ``exp(-|x| / scale)``."""
-    part = generator.integers(0, scale, AT_ONCE)
-    part = part[_chance(part / scale, lambda i: Fraction(int(part[i]), scale), generator)]
-    whole = np.zeros_like(part)
-    going = np.arange(len(part))
-    while len(going := going[_chance(np.ones(len(going)), lambda _: Fraction(1), generator)]):
-        whole[going] += 1
-    draws: NDArray[np.int64] = part + scale * whole
+    remainder = generator.integers(0, scale, AT_ONCE)
+    remainder = remainder[_chance(remainder / scale, lambda i: Fraction(int(remainder[i]), scale), generator)]
+    quotient = np.zeros_like(remainder)
+    active = np.arange(len(remainder))
+    while len(active := active[_chance(np.ones(len(active)), lambda _: Fraction(1), generator)]):
+        quotient[active] += 1
+    draws: NDArray[np.int64] = remainder + scale * quotient
     negative = generator.integers(0, 2, len(draws), dtype=bool)
     signed: NDArray[np.int64] = np.where(negative, -draws, draws)[~(negative & (draws == 0))]  # or 0 would count twice
     return signed
@@ -158,10 +150,10 @@ def _chance(
 ) -> NDArray[np.bool_]:
     """Draw True with probability ``exp(-exponent)`` each; ``exact``: the exponent of an index, without rounding."""
     chance, draw = np.exp(-exponent), generator.random(len(exponent))
-    yes: NDArray[np.bool_] = draw < chance
+    result: NDArray[np.bool_] = draw < chance
     for i in np.flatnonzero(np.abs(draw - chance) < UNSURE):  # 53 bits may not decide: draw 128 more
         more = Fraction(int.from_bytes(generator.bytes(16), "little"), 2**181)
         drawn, power = Fraction(float(draw[i])) + more, exact(int(i))
         decimal = [DIGITS.divide(Decimal(f.numerator), Decimal(f.denominator)) for f in (drawn, -power)]
-        yes[i] = decimal[0] < DIGITS.exp(decimal[1])
-    return yes
+        result[i] = decimal[0] < DIGITS.exp(decimal[1])
+    return result

@@ -1,17 +1,14 @@
 """Fixed-point numbers in integer rings, whose sums are exact in any order.
 
-A client encodes a mapping of tensors as one flat vector; the sum of such vectors contains the sums of the tensors.
-There are two kinds of tensors:
+A client encodes tensors as one flat vector; the sum of vectors contains the sums of the tensors.
 
-- A *narrow* tensor takes one entry of the vector per value, summed modulo ``2 ** bits``. Values are at most ``bound``
-  and weighted by the clients' shares. These sum to at most 1, so a sum is at most ``bound``, too, for any number of
-  clients. The step is ``bound`` divided by half of the ring, less half a step of rounding per client.
-- A *wide* tensor has its own step, such as ``2 ** -20``, and takes one 64-bit number per value, summed modulo
-  ``2 ** 64``: sums of parts of these numbers would reveal more than the sum.
+- A *narrow* tensor takes one entry per value, summed modulo ``2 ** bits``. Values are at most ``bound`` and weighted by
+  the clients' shares, whose sum is at most 1; so a sum is at most ``bound``. The step is ``bound`` divided by half of
+  the ring, less half a step of rounding per client.
+- A *wide* tensor has its own step, such as ``2 ** -20``, and takes one 64-bit number per value, summed modulo ``2 **
+  64``: sums of parts of these numbers would reveal more than the sum.
 
-In memory and on the wire, wide numbers come first, then narrow entries, of two bytes with 16 bits and otherwise four.
-
-A value out of range is an error before anything leaves a client.
+Wide numbers come first, then narrow entries, of two bytes with 16 bits and otherwise four.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ Vector = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True)
 class Narrow:
-    """Form of a tensor whose values are at most ``bound`` before they are weighted by the client's share."""
+    """Form of a tensor with values of at most ``bound``, before weighting."""
 
     shape: tuple[int, ...]
     bound: float
@@ -51,11 +48,8 @@ class Wide:
 class Ring:
     """Encoding of tensors as a vector.
 
-    Args:
-        entries: forms of tensors, by name.
-        bits: of an entry of the vector, 16 to 32.
-        clients: maximum of vectors in a sum.
-        head_room: free part of narrow ranges for noise, relative to ``bound``.
+    ``entries``: forms of tensors, by name; ``bits``: of an entry of the vector, 16 to 32; ``clients``: maximum of
+    vectors in a sum; ``head_room``: free part of narrow ranges for noise, relative to ``bound``.
     """
 
     def __init__(
@@ -70,29 +64,20 @@ class Ring:
         self.wide = sum(math.prod(e.shape) for e in self.entries.values() if isinstance(e, Wide))
         """Number of wide values in the vector."""
         narrow = sum(math.prod(e.shape) for e in self.entries.values() if isinstance(e, Narrow))
-        self.size = length(bits, self.wide, narrow)
+        self.size = narrow + self.wide * 8 // np.dtype(unit(bits)).itemsize
         """Entries of the vector, of the type :func:`unit`."""
 
     def steps(self, entry: Narrow | Wide) -> float:
-        """Steps of the ring per unit of a tensor."""
+        """Steps per unit of a tensor."""
         return self._top / entry.bound if isinstance(entry, Narrow) else 2.0**entry.fraction
 
     def encode(
         self, tensors: Mapping[str, Tensor], *, share: float, where: str, words: Mapping[str, tuple[str, str]]
     ) -> Vector:
-        """One client's vector.
+        """One client's vector ``(size,)``, with narrow entries from 0 to ``2 ** bits - 1``.
 
-        Args:
-            tensors: all entries, in their shapes; finite.
-            share: the client's weight for narrow tensors, 0 to 1; all clients' weights sum to at most 1.
-            where: start of error messages.
-            words: description and advice for error messages, by name; default: the name, and advice against divergence.
-
-        Returns:
-            ``(size,)``, narrow entries from 0 to ``2 ** bits - 1``.
-
-        Raises:
-            RunError: a tensor is out of range.
+        Raise RunError if a tensor is out of range; the message begins with ``where``, and has the description and
+        advice in ``words``. ``share``: the client's weight for narrow tensors, 0 to 1.
         """
         vector = self.zeros()
         wide, narrow = parts(vector, self.wide)
@@ -123,7 +108,7 @@ class Ring:
         add(into, vector, self.bits, self.wide)
 
     def decode(self, vector: Vector) -> dict[str, Tensor]:
-        """Sums of all clients' tensors, weighted for narrow ones, from the sum of their vectors; float64."""
+        """Sums of all clients' tensors (narrow ones weighted), float64."""
         sums: dict[str, Tensor] = {}
         wide, narrow = parts(vector, self.wide)
         for name, entry in self.entries.items():
@@ -142,19 +127,14 @@ def unit(bits: int) -> DTypeLike:
     return np.uint16 if bits == 16 else np.uint32
 
 
-def length(bits: int, wide: int, narrow: int) -> int:
-    """Number of entries of a vector with these numbers of wide values and narrow entries."""
-    return narrow + wide * 8 // np.dtype(unit(bits)).itemsize
-
-
 def parts(vector: Vector, wide: int) -> tuple[NDArray[np.uint64], Vector]:
-    """Views of the ``wide`` values of a vector and of its narrow entries."""
+    """Views of a vector's ``wide`` values and narrow entries."""
     end = wide * 8 // vector.itemsize
     return vector[:end].view(np.uint64), vector[end:]
 
 
 def add(into: Vector, vector: Vector, bits: int, wide: int) -> None:
-    """Add a vector in place: wide values modulo ``2 ** 64``, narrow entries modulo ``2 ** bits``."""
+    """Add a vector in place."""
     for sums, values in zip(parts(into, wide), parts(vector, wide), strict=True):
         np.add(sums, values, out=sums)
     trim(into, bits, wide)

@@ -28,50 +28,34 @@ Key = tuple[int, int, int | None]
 
 
 class Samples:
-    """Samples and labels on the device; inputs keep their stored dtype and are normalised batch by batch.
+    """Samples ``(N, ...)``, uint8 or float32, and labels ``(N,)`` int64 on the device.
 
-    Args:
-        x: ``(N, ...)`` uint8 or float32.
-        y: ``(N,)`` int64.
-        mean: per channel, see :class:`fl_labelskew_registry.Data`; empty: no normalisation.
-        std: per channel.
-        augment: augmentation in training.
+    Inputs keep their stored dtype and are normalised batch by batch; ``mean`` and ``std``: per channel; empty: none.
     """
 
     def __init__(
-        self,
-        x: Tensor,
-        y: Tensor,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        augment: Augment | None = None,
+        self, x: Tensor, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...], augment: Augment | None = None
     ) -> None:
         self.x, self.y, self._augment = x, y, augment
         self._normalise = Normalise(mean, std, dims=x.dim(), dtype=x.dtype, device=x.device)
 
     def inputs(self, index: Tensor | slice) -> Tensor:
-        """Normalised float32 inputs ``(B, ...)``, not augmented."""
-        return self._normalise(self._stored(index))
-
-    def _stored(self, index: Tensor | slice) -> Tensor:
-        # faster than indexing, which would process single elements
-        return self.x[index] if isinstance(index, slice) else self.x.index_select(0, index)
+        """Normalised float32 inputs ``(B, ...)``, without augmentation."""
+        return next(self.stream([index]))[1]
 
     def stream(self, batches: Iterable[Part], seed: int | None = None) -> Iterator[tuple[Part, Tensor]]:
         """Each of ``batches`` with its inputs; ``seed``: of the augmentation; None: no augmentation."""
         generator = torch.Generator().manual_seed(seed or 0)
         for index in batches:
-            stored = self._stored(index)
+            # index_select is faster than indexing with a tensor, which would process single elements
+            stored = self.x[index] if isinstance(index, slice) else self.x.index_select(0, index)
             if seed is not None and self._augment is not None:
                 stored = self._augment(stored, generator)
             yield index, self._normalise(stored)
 
 
 class Normalise:
-    """Normalisation of stored samples to float32 inputs; ``mean`` and ``std`` per channel; no mean: unchanged.
-
-    ``dims``: of a batch; ``dtype`` and ``device``: of the samples.
-    """
+    """Normalisation of stored samples to float32, per channel; ``dims``: of a batch."""
 
     def __init__(
         self, mean: tuple[float, ...], std: tuple[float, ...], *, dims: int, dtype: torch.dtype, device: torch.device
@@ -92,10 +76,7 @@ class Normalise:
 
 
 class Streamed:
-    """One part of a data set whose images other processes decode ahead.
-
-    ``part``: its index in the reader; ``y``: ``(N,)`` int64 on the device; ``mean`` and ``std`` per channel.
-    """
+    """Part number ``part`` of the reader's data set; ``y``: ``(N,)`` int64 on the device."""
 
     def __init__(self, reader: Reader, part: int, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         self.y = y
@@ -103,17 +84,14 @@ class Streamed:
         self._normalise = Normalise(mean, std, dims=4, dtype=torch.uint8, device=y.device)
 
     def inputs(self, index: Tensor | slice) -> Tensor:
-        """Normalised float32 inputs ``(B, C, H, W)``, without augmentation or decoding ahead."""
+        """Normalised float32 inputs ``(B, C, H, W)``, without augmentation."""
         return next(self.stream([index]))[1]
 
     def stream(self, batches: Iterable[Part], seed: int | None = None) -> Iterator[tuple[Part, Tensor]]:
-        """Each of ``batches`` with its inputs, while the next ones are being decoded.
+        """Each of ``batches`` with its inputs; a new stream of the data set ends the previous one.
 
-        A new stream of a data set ends the previous one. ``seed``: of the augmentation, by the samples' positions in
-        the stream; None: no augmentation.
-
-        Raises:
-            LabelSkewError: a file is not a valid image.
+        ``seed``: of the augmentation, by positions in the stream; None: no augmentation. Errors as in
+        :meth:`Reader.read`.
         """
         waiting: deque[Part] = deque()
         every, part = range(len(self.y)), self._part
@@ -160,13 +138,7 @@ class Plan:
 
 
 class Reader:
-    """Decode images of several parts of a data set, in persistent worker processes.
-
-    Args:
-        parts: the images.
-        workers: number of processes; 0: decode in this process, between training steps.
-        pin: whether batches are for a GPU.
-    """
+    """Decode images of ``parts`` in persistent processes; 0 ``workers``: in this process, between training steps."""
 
     def __init__(self, parts: Sequence[Images], *, workers: int, pin: bool) -> None:
         self.waited = 0.0
@@ -178,12 +150,7 @@ class Reader:
         self._loader: torch.utils.data.DataLoader[Any] | None = None
 
     def read(self, batches: Iterator[list[Key]]) -> Iterator[Tensor]:
-        """Batches ``(B, C, H, W)`` uint8 in this order.
-
-        Raises:
-            LabelSkewError: a file is not a valid image.
-            RunError: a worker process has ended.
-        """
+        """Batches ``(B, C, H, W)`` uint8; raise RunError if a worker has ended, LabelSkewError for an invalid image."""
         self._plan.batches = batches
         if self._loader is None:
             self._loader = self._start()
@@ -235,9 +202,8 @@ GRACE_S = 30
 def _begin(_: int) -> None:
     """Set up a worker so that it ends with its reader, but lets the reader save a checkpoint first.
 
-    Batch systems and service managers signal all processes, and torch raises an error in the reader as soon as a worker
-    is gone. Torch itself watches the process that forked the worker. Under a fork server that is not the reader, so the
-    worker would stay.
+    Batch systems signal all processes, and torch raises an error in the reader as soon as a worker ends. Torch's own
+    watchdog observes the process that forked the worker, which under a fork server is not the reader.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -259,14 +225,12 @@ def _end_after_grace() -> None:
 
 def collate(batch: list[Tensor | LabelSkewError]) -> Tensor | LabelSkewError:
     """Stack samples, or return the first error."""
-    for sample in batch:
-        if isinstance(sample, LabelSkewError):
-            return sample
-    return torch.stack([sample for sample in batch if not isinstance(sample, LabelSkewError)])
+    errors = [sample for sample in batch if isinstance(sample, LabelSkewError)]
+    return errors[0] if errors else torch.stack(batch)  # type: ignore[arg-type]
 
 
 class ClientBatches:
-    """Batches of a client's samples ``(N_k,)`` in FedML's form: ``(inputs, labels)``, in order."""
+    """Batches of a client's samples ``(N_k,)`` in FedML's form: ``(inputs, labels)``."""
 
     def __init__(self, samples: Samples | Streamed, index: Tensor, batch_size: int) -> None:
         self.samples, self.index, self.batch_size = samples, index, batch_size
@@ -282,16 +246,9 @@ class ClientBatches:
 def samples(
     data: Data, device: torch.device, *, workers: int = 0, augment: Sequence[str] = ()
 ) -> tuple[Samples | Streamed, Samples | Streamed]:
-    """Training and test samples of a data set, on a device.
+    """Training and test samples of a data set, on a device; ``workers``: processes that decode images.
 
-    Args:
-        data: the data set.
-        device: where samples are stored.
-        workers: number of processes that decode images.
-        augment: augmentation of training samples, see :class:`.augment.Augment`.
-
-    Raises:
-        LabelSkewError: the samples do not support the augmentation.
+    Raise LabelSkewError if the samples do not support the augmentation.
     """
     pin = device.type == "cuda"  # copies from pinned memory are asynchronous
     parts = (data.train, data.test)

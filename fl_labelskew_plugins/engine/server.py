@@ -1,4 +1,4 @@
-"""The federation's server: its state, and the update by a round's uploads. Independent of FedML."""
+"""The server's state, and its update by a round's uploads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from fl_labelskew_plugins.checked import hook_name
 from fl_labelskew_plugins.engine.aggregate import (
-    ALL,
     PROXIES,
     Addition,
     WeightedMean,
@@ -38,16 +37,9 @@ Hooks = Callable[["Server", int, list[tuple[int, Weights]]], Weights]
 class Server:
     """The server's ``weights``, ``shared`` tensors and the optimiser's ``memory``, and their updates.
 
-    Uploads arrive in client order. Each is added and freed at once, unless ``hooks`` need all of them.
-
-    Args:
-        model: the network, for the names of its parameters.
-        weights: initial state dict.
-        hooks: FedML's attacks, defences and noise, if one of them is on.
-        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: its client weights are those of
-            the other layers.
-        sums: with secure aggregation, the encoding of uploads.
-        name: display name of a client.
+    Uploads arrive in client order. Each is added and freed at once, unless ``hooks`` (FedML's attacks, defences and
+    noise) need all of them. ``proxy_smoothing``: lambda of per-class weights for the classifier's rows; None: no such
+    weights. ``sums``: with secure aggregation, the encoding of uploads.
     """
 
     def __init__(
@@ -76,7 +68,7 @@ class Server:
         self._unchanged = Unchanged(self.method), Unchanged(self.optimizer)
 
     def open(self, openings: Iterable[Contribution]) -> None:
-        """Compute the first shared tensors from clients' openings, before round 0, and again if clients join later."""
+        """Compute shared tensors from clients' openings, before round 0, and again if clients join later."""
         clients: list[int] = []
         if self.sums is not None:
             vector = self.sums.opening.zeros()
@@ -107,28 +99,16 @@ class Server:
         self._unchanged[0].check("open")
 
     def check(self, client: int, round: int, result: LocalResult) -> None:
-        """Check that a result has the model's and the method's form, and finite values.
-
-        Raises:
-            RunError: names the client, the round and the tensor.
-        """
+        """Raise RunError unless a client's result has the right form and values."""
         where = f"round {round + 1}: upload of {self.name(client)}"
         if self.sums is not None:
             self.sums.check(result.upload, self.sums.round, where=where)
             return
-        check_result(
-            result.upload,
-            result.contributions,
-            self.weights,
-            method=self.method,
-            optimizer=self.optimizer,
-            federation=self.federation,
-            parameters=self.parameters,
-            where=where,
-        )
+        upload, extra, shapes = result.upload, result.contributions, self.contribution_shapes()
+        check_result(upload, extra, self.weights, shapes, self.method, self.optimizer, where=where)
 
     def contribution_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of all tensors allowed in addition to weights: the method's and the optimiser's."""
+        """See :func:`.announced`."""
         return announced(self.method, self.optimizer, self.federation, self.weights, self.parameters)
 
     def run_round(
@@ -140,17 +120,9 @@ class Server:
         *,
         round: int = 0,
     ) -> list[int]:
-        """Aggregate a round's uploads, and combine the tensors that come with them.
+        """Aggregate a round's checked ``uploads``, ascending by client; return the clients that uploaded.
 
-        Args:
-            clients: selected clients, ascending.
-            sizes: training samples of each of them.
-            uploads: client and checked result, ascending; missing clients are excluded from the mean.
-            counts: ``(|S|, C)`` training samples per class of the selected clients, for per-class weights.
-            round: number of the round, for the method and FedML's hooks.
-
-        Returns:
-            The clients that uploaded.
+        ``sizes``: training samples of each selected client; ``counts``: ``(|S|, C)`` per class, for per-class weights.
         """
         if self.sums is not None:
             participants: list[int] = []
@@ -203,7 +175,7 @@ class Server:
         return participants
 
     def advance(self, mean: Weights, whole: Weights, contributions: Weights, total: Total) -> None:
-        """Apply the steps of the method and the optimiser to a round's sums."""
+        """Apply the steps of the method and the optimiser."""
         of_method, of_optimizer = self._unchanged
         shared = self.method.combine(total, rest(self.shared, OPTIMIZER))
         of_method.check("combine")
@@ -211,20 +183,19 @@ class Server:
         of_optimizer.check("step")
         weights = self.method.after_aggregation(weights, shared)
         of_method.check("after_aggregation")
-        check_form(weights, self.weights, f"{hook_name(self.method, 'after_aggregation')} returned a state dict", ALL)
+        check_form(weights, self.weights, f"{hook_name(self.method, 'after_aggregation')} returned a state dict")
         check_made(weights, self.method)
         self.weights = weights
         self.shared = {**shared, **joined(**{OPTIMIZER: sent})}
 
     def shares(self, sizes: Sequence[int]) -> list[float]:
-        """Weight in the mean for each client, by its number of training samples."""
+        """Weight of each client in the mean."""
         aggregation = self.optimizer.aggregation or self.method.aggregation
         return client_weights(sizes, aggregation, self.federation.num_samples)
 
     def _step(
         self, mean: Weights, whole: Weights, contributions: Weights, clients: int
     ) -> tuple[Weights, dict[str, Tensor]]:
-        """The optimiser's step from the old weights to the new ones, and its new shared tensors."""
         shared, memory = group(self.shared, OPTIMIZER), dict(self.memory)
         with torch.no_grad():
             weights = self.optimizer.step(
@@ -240,7 +211,7 @@ class Server:
                     whole=whole,
                 )
             )
-        check_form(weights, self.weights, f"{hook_name(self.optimizer, 'step')} returned a state dict", ALL)
+        check_form(weights, self.weights, f"{hook_name(self.optimizer, 'step')} returned a state dict")
         check_made({**joined(shared=shared, memory=memory), **weights}, self.optimizer)
         self.memory = memory
         return dict(weights), shared

@@ -10,24 +10,13 @@ from torch.optim.sgd import sgd
 
 
 class SGD:
-    """Steps bit-identical to ``torch.optim.SGD(..., fused=True)``.
+    """Steps bit-identical to ``torch.optim.SGD(..., fused=True)``; parameters without a gradient are skipped.
 
-    That class imports torch's compiler at its first step, which costs each process two seconds and 100 MB.
-
-    Args:
-        parameters: parameters to train; those without a gradient are skipped.
-        lr: learning rate.
-        momentum: of the steps.
-        weight_decay: factor of the weights that is added to each gradient.
+    Torch's class imports its compiler, which costs each process two seconds and 100 MB.
     """
 
     def __init__(
-        self,
-        parameters: Sequence[Tensor],
-        *,
-        lr: float,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
+        self, parameters: Sequence[Tensor], *, lr: float, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
         self._parameters, self._lr, self._momentum, self._weight_decay = parameters, lr, momentum, weight_decay
         self._buffers: dict[Tensor, Tensor | None] = {}

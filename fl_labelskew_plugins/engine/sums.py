@@ -1,14 +1,13 @@
 """Secure aggregation without its cryptography: encoding of clients' updates, and decoding of their sum.
 
 Each client's update is one vector of integers, see :mod:`.ring`; the server sees only the sum. In one process and over
-MPI the vectors are added without masks, which gives a bit-identical sum.
+MPI the vectors are added without masks, with a bit-identical sum.
 
-Only the opening sum contains the numbers of samples. If each round's sum repeated them, linear algebra could recover
-single clients' values from sums over different clients, because these values do not change between rounds.
+Only the opening sum contains numbers of samples, which are constant: with sums over different sets of clients, linear
+algebra could recover single clients' numbers.
 
-The weights in the mean are the clients' shares of all samples. If ``s`` of ``k`` clients take part, the mean is
-``k / s`` times the weighted sum of the changes (Li et al., On the Convergence of FedAvg on Non-IID Data, ICLR 2020,
-scheme II). It is exact if all clients take part.
+If ``s`` of ``k`` clients take part, the mean is ``k / s`` times the weighted sum of the changes (Li et al., On the
+Convergence of FedAvg on Non-IID Data, ICLR 2020, scheme II).
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Aggregation, Federation, Method, Optimizer, RunError, Total, mistake
+from fl_labelskew_registry import RunError, Total, mistake
 from torch import Tensor
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.engine.aggregate import PROXIES, announced, check_result, origin
+from fl_labelskew_plugins.engine.aggregate import PROXIES, announced, check_result, origin, rows
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
 from fl_labelskew_plugins.engine.noise import MULTIPLIER, SumNoise
 from fl_labelskew_plugins.engine.ring import Narrow, Ring, Vector, Wide, parts, trim
@@ -41,15 +40,9 @@ LARGER = "use a larger comm_args.secure_clip"
 
 @dataclass(frozen=True)
 class Read:
-    """Decoded sum of a round.
+    """Decoded sum of a round; ``mean`` and ``whole`` as in ``Aggregated``; means of the optimiser's tensors.
 
-    Args:
-        mean: weighted mean of the uploads, see ``Aggregated.mean``.
-        whole: see ``Aggregated.whole``.
-        optimizer: weighted mean of the optimiser's tensors.
-        total: sum of the method's tensors.
-        measured: mean training loss of the clients that reported it, and accuracy of their personalised models on all
-            their test samples together.
+    ``measured``: mean training loss, and accuracy of personalised models on all their test samples.
     """
 
     mean: Weights
@@ -62,17 +55,9 @@ class Read:
 class Sums:
     """Encoder and decoder of sums for one recipe, identical for clients and server.
 
-    Args:
-        trainer: this process's trainer; on the server, it needs no samples.
-        forms: a state dict, for its names, shapes and types.
-        bits: of the ring.
-        clip: maximum change of a parameter in a round.
-        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: the classifier has the same client
-            weights as the other layers.
-        noise: multiplier, norm and minimum number of clients of :class:`.SumNoise`, if there is noise.
-
-    Raises:
-        LabelSkewError: the noise would not cover the whole network, or does not fit into the ring.
+    ``forms``: a state dict, for its names, shapes and types; ``clip``: maximum change of a parameter in a round;
+    ``proxy_smoothing``: lambda of per-class weights for the classifier's rows, or None; ``noise``: multiplier, norm and
+    minimum number of clients of :class:`.SumNoise`, which must cover the whole network and fit into the ring.
     """
 
     def __init__(
@@ -86,23 +71,27 @@ class Sums:
         noise: tuple[float, float, int] | None = None,
     ) -> None:
         self.trainer, self.forms, self.proxy_smoothing, self.clip = trainer, forms, proxy_smoothing, clip
+        self.method, self.optimizer = trainer.method, trainer.optimizer
+        self.aggregation = self.optimizer.aggregation or self.method.aggregation
         self.parameters = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
         federation, clients = trainer.federation, trainer.federation.clients_per_round
         self.clients = federation.num_clients
         """Clients in the opening sum."""
-        entries = self._of_round(federation, clip)
+        self.shapes = announced(self.method, self.optimizer, federation, forms, self.parameters)
+        """Shapes of the tensors that a client sends in addition to weights."""
+        entries = self._round_entries()
+        self.noise: SumNoise | None = None
         if noise is None:
             entries["measured"] = Wide((4,), SUMMED)
-        self.noise: SumNoise | None = None
-        if noise is not None:
+        else:
             if uncovered := [name for name in forms if not isinstance(entries.get(f"model/{name}"), Narrow)]:
                 what = f"adds noise only to trained parameters, not to the network's {few(uncovered, 2)}"
                 raise mistake(MULTIPLIER, what, "a network without batch normalisation or other buffers")
             multiplier, norm, least = noise
             size = sum(form.numel() for form in forms.values())
             self.noise = SumNoise(multiplier, norm, clip, bits, clients, least, size)
-        room = 0.0 if self.noise is None else self.noise.head_room
-        self.round = Ring(entries, bits, clients, head_room=room)
+        self._head_room = self.noise.head_room if self.noise else 0.0
+        self.round = Ring(entries, bits, clients, head_room=self._head_room)
         self._clipped = {n.removeprefix("model/") for n, entry in entries.items() if isinstance(entry, Narrow)}
         opening = self.method.opening_shapes(federation) if self.method.uses("opening") else {}
         tests = {} if self.noise else {"tests": Wide((), SUMMED)}
@@ -110,36 +99,20 @@ class Sums:
         self.right = None if self.noise else Ring({"right": Wide((), SUMMED)}, bits, federation.num_clients)
         """Correct answers on the clients' own test splits; None with noise, because the noise would not cover them."""
 
-    @property
-    def method(self) -> Method:
-        """The method in use."""
-        return self.trainer.method
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimiser in use."""
-        return self.trainer.optimizer
-
-    @property
-    def aggregation(self) -> Aggregation:
-        """Weights of the uploads."""
-        return self.optimizer.aggregation or self.method.aggregation
-
-    def _of_round(self, federation: Federation, clip: float) -> dict[str, Narrow | Wide]:
+    def _round_entries(self) -> dict[str, Narrow | Wide]:
         entries: dict[str, Narrow | Wide] = {}
         # changes that an optimiser divides by unknown numbers may be arbitrarily small: encode them as wide
         narrow = () if self.optimizer.sends_change else dict(self.trainer.model.named_parameters())
         for name, form in _averaged(self.forms).items():
             shape = tuple(form.shape)
-            entries[f"model/{name}"] = Narrow(shape, clip) if name in narrow else Wide(shape, MEAN)
+            entries[f"model/{name}"] = Narrow(shape, self.clip) if name in narrow else Wide(shape, MEAN)
             if name in PROXIES and self.proxy_smoothing is not None:
                 entries[f"rows/{name}"] = Wide(shape, SUMMED)
-        shapes = announced(self.method, self.optimizer, federation, self.forms, self.parameters)
-        of_optimizer = {name: shape for name, shape in shapes.items() if name.startswith(f"{OPTIMIZER}/")}
+        of_optimizer = joined(**{OPTIMIZER: group(self.shapes, OPTIMIZER)})
         entries |= {name: Wide(shape, MEAN) for name, shape in of_optimizer.items()}
-        entries |= _sent({name: shape for name, shape in shapes.items() if name not in of_optimizer})
+        entries |= _sent(rest(self.shapes, OPTIMIZER))
         if self.proxy_smoothing is not None:
-            entries["counts"] = Wide((federation.num_classes,), SUMMED)
+            entries["counts"] = Wide((self.trainer.federation.num_classes,), SUMMED)
         return entries
 
     def share(self, samples: int) -> float:
@@ -148,37 +121,20 @@ class Sums:
         return (1 / federation.clients_per_round) if self.aggregation == "uniform" else samples / federation.num_samples
 
     def shares(self, clients: int) -> float:
-        """Expected sum of the weights of ``clients`` clients chosen at random."""
+        """Expected sum of the weights of ``clients`` random clients."""
         every = self.trainer.federation.clients_per_round if self.aggregation == "uniform" else self.clients
         return clients / every
 
     # client side
 
     def added(self, client: int, round: int, start: Weights, result: LocalResult, *, measures: bool = True) -> Vector:
-        """A client's vector for a round, before noise.
+        """A client's vector for a round, before noise; ``measures``: whether to include the client's loss and accuracy.
 
-        Args:
-            client: a client of this process.
-            round: number of the round.
-            start: state dict at the round's start.
-            result: of the client's training.
-            measures: whether to include the client's loss and accuracy; with noise, they are never included.
-
-        Raises:
-            RunError: a tensor is not finite, not announced, or out of range.
+        Raise RunError if a tensor is not finite, not announced, or out of range.
         """
         trainer, extra = self.trainer, result.contributions
         where = f"round {round + 1}: {trainer.name(client)}"
-        check_result(
-            result.upload,
-            extra,
-            start,
-            method=self.method,
-            optimizer=self.optimizer,
-            federation=trainer.federation,
-            parameters=self.parameters,
-            where=where,
-        )
+        check_result(result.upload, extra, start, self.shapes, self.method, self.optimizer, where=where)
         counts = trainer.counts(client)
         samples = int(counts.sum())
         share, old = self.share(samples), origin(start, self.optimizer, self.parameters)
@@ -192,7 +148,7 @@ class Sums:
             else:
                 tensors[key] = share * change
             if f"rows/{name}" in self.round.entries:
-                tensors[f"rows/{name}"] = _by_class(weights.double(), change) * change
+                tensors[f"rows/{name}"] = rows(weights, change) * change
         if self.proxy_smoothing is not None:
             tensors["counts"] = weights
         sent = group(extra, OPTIMIZER)
@@ -209,7 +165,7 @@ class Sums:
         return self.round.encode(tensors, share=share, where=where, words=words)
 
     def noisy(self, vector: Vector, generator: np.random.Generator) -> Vector:
-        """A copy of a vector of :meth:`added`, with this client's part of the noise."""
+        """A copy of a vector, with this client's part of the noise."""
         assert self.noise is not None
         vector = vector.copy()
         _, narrow = parts(vector, self.round.wide)
@@ -218,22 +174,19 @@ class Sums:
         return vector
 
     def opened(self, client: int, tensors: Mapping[str, Tensor], tests: int) -> Vector:
-        """A client's vector before round 0: numbers of its samples, and the method's opening.
-
-        ``tests``: number of its own test samples on which it will report correct answers; omitted with noise.
-        """
+        """A client's vector before round 0: numbers of its samples and of its own ``tests``, and its opening."""
         samples = self.trainer.counts(client).sum()
         added = {"samples": samples, "tests": torch.tensor(tests), **_as_sent(tensors, self.opening)}
         return self.opening.encode(added, share=1, where=f"opening of {self.trainer.name(client)}", words={})
 
     def tested(self, client: int, right: int) -> Vector:
-        """A client's vector after a test of the global model: its number of correct answers."""
+        """A client's number of correct answers, as a vector."""
         assert self.right is not None
         added = {"right": torch.tensor(right)}
         return self.right.encode(added, share=1, where=f"test of {self.trainer.name(client)}", words={})
 
     def sealed(self, client: int, round: int, start: Weights, result: LocalResult) -> LocalResult:
-        """Reduce a result to the vector, plus the private state if that is also sent."""
+        """Reduce a result to the vector and the private state."""
         vector = self.added(client, round, start, result)
         if self.noise is not None:
             assert result.noise_seed is not None  # set by a turn in this process
@@ -244,16 +197,16 @@ class Sums:
     # server side
 
     def check(self, upload: Mapping[str, Tensor], ring: Ring, *, where: str) -> None:
-        """Raise RunError for an upload that is not a vector of this ring."""
+        """Raise RunError unless an upload is a vector of this ring."""
         value = upload.get(VECTOR)
-        if len(upload) != 1 or value is None or value.shape != (ring.size,) or value.dtype != _type(ring):
+        dtype = torch.int16 if ring.bits == 16 else torch.int32
+        if len(upload) != 1 or value is None or value.shape != (ring.size,) or value.dtype != dtype:
             raise RunError(f"{where} is not a vector of {ring.size} integers of {ring.bits} bits")
 
     def read_opening(self, vector: Vector, clients: int) -> tuple[int, int, Total]:
-        """Numbers of training and test samples, and the sum of the method's openings, from the sum of all vectors.
+        """Numbers of training and test samples, and the sum of the method's openings.
 
-        Raises:
-            RunError: the sum claims that a tensor was sent by no client, or by more than ``clients``.
+        Raise RunError if the sum claims an impossible number of senders.
         """
         sums = self.opening.decode(vector)
         _check_sent(sums, 1, clients, "opening exchange")
@@ -261,24 +214,22 @@ class Sums:
         return round(float(sums["samples"])), tests, Total(_sent_sums(sums), clients)
 
     def read_tested(self, vector: Vector) -> int:
-        """Number of correct answers of all clients, from the sum of their vectors."""
+        """Number of correct answers of all clients."""
         assert self.right is not None
         return round(float(self.right.decode(vector)["right"]))
 
     def read(self, vector: Vector, old: Weights, clients: int, round: int) -> Read:
         """Decode a round's sum over ``clients`` clients; ``old``: state dict at the round's start.
 
-        Impossible measures are omitted: the clients' reports are not checked.
-
-        Raises:
-            RunError: the sum claims that a tensor was sent by more than ``clients``, or by a negative number.
+        Impossible measures are omitted, because clients' reports are not checked. Raise RunError if the sum claims an
+        impossible number of senders.
         """
         sums, share = self.round.decode(vector), self.shares(clients)
         _check_sent(sums, 0, clients, f"round {round + 1}")
         start = origin(old, self.optimizer, self.parameters)
         of_mean = 1.0 if self.aggregation == "population" else share
         # a partial round divides by less than 1, which also enlarges a vector beyond the clip
-        most = self.clip * (1 + (0.0 if self.noise is None else self.noise.head_room) / of_mean)
+        most = self.clip * (1 + self._head_room / of_mean)
         changes = {n: sums[f"model/{n}"] / of_mean for n in _averaged(start)}
         changes |= {n: change.clamp(-most, most) for n, change in changes.items() if n in self._clipped}
         mean = {n: _moved(start[n], change) for n, change in changes.items()}
@@ -287,29 +238,26 @@ class Sums:
         if self.proxy_smoothing is not None:
             held = sums["counts"]
             for name in (key for key in PROXIES if key in mean):
-                rows = _by_class(held, sums[f"rows/{name}"])
-                change = (sums[f"rows/{name}"] / rows).where(rows > 0, 0.0).clamp(-self.clip, self.clip)
+                total = sums[f"rows/{name}"]
+                samples = rows(held, total)
+                change = (total / samples).where(samples > 0, 0.0).clamp(-self.clip, self.clip)
                 whole[name], mean[name] = mean[name], _moved(start[name], change)
         sent = {name: value / share for name, value in group(sums, OPTIMIZER).items()}
         sent = {name: value.to(old.get(name, value)) for name, value in sent.items()}
         measured = _means(sums["measured"].tolist(), clients) if "measured" in sums else {}
         device = next(iter(old.values())).device
-        total = Total({n: v.to(device) for n, v in _sent_sums(sums).items()}, clients, round)
-        return Read(mean, whole, sent, total, measured)
+        of_method = Total({n: v.to(device) for n, v in _sent_sums(sums).items()}, clients, round)
+        return Read(mean, whole, sent, of_method, measured)
 
 
 def travelling(vector: Vector) -> Tensor:
-    """A vector as a tensor of signed integers, the only type that the wire supports."""
+    """A vector as signed integers, the only integer type on the wire."""
     return torch.from_numpy(vector.view(f"i{vector.itemsize}"))
 
 
 def arrived(tensor: Tensor) -> Vector:
     """The vector from a tensor of :func:`travelling`."""
     return tensor.cpu().numpy().view(f"u{tensor.element_size()}")
-
-
-def _type(ring: Ring) -> torch.dtype:
-    return torch.int16 if ring.bits == 16 else torch.int32
 
 
 def _means(measured: list[float], clients: int) -> dict[str, float]:
@@ -327,7 +275,7 @@ def _check_sent(sums: Mapping[str, Tensor], least: int, most: int, where: str) -
 
 
 def _sent(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Narrow | Wide]:
-    """Entries for a method's tensors, and for the number of clients that sent each tensor: clients may omit tensors."""
+    """Entries for a method's tensors and their numbers of senders, because clients may omit tensors."""
     entries: dict[str, Narrow | Wide] = {f"method/{name}": Wide(tuple(shape), SUMMED) for name, shape in shapes.items()}
     return entries | {f"sent/{name}": Wide((), SUMMED) for name in shapes}
 
@@ -344,19 +292,15 @@ def _as_sent(tensors: Mapping[str, Tensor], ring: Ring) -> dict[str, Tensor]:
 
 
 def _sent_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sums of the method's tensors that at least one client sent, as float32: sums do not preserve integer types."""
+    """Sums of the method's tensors that at least one client sent, as float32."""
     return {name: value.float() for name, value in group(sums, "method").items() if sums[f"sent/{name}"] >= 0.5}
 
 
 def _averaged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors to average. Batch norm's batch counts reveal numbers of samples, so they keep the server's values."""
+    """Tensors to average. Batch norm's batch counts, which reveal numbers of samples, keep the server's values."""
     return {name: value for name, value in tensors.items() if value.is_floating_point()}
 
 
-def _by_class(per_class: Tensor, like: Tensor) -> Tensor:
-    return per_class.to(like.device).reshape(-1, *[1] * (like.dim() - 1))
-
-
 def _moved(old: Tensor, change: Tensor) -> Tensor:
-    """``old`` plus a change, computed in double precision, in the dtype of ``old``."""
+    """``old`` plus a change, computed in double precision."""
     return (old.double() + change.to(old.device)).to(old.dtype)

@@ -4,8 +4,8 @@ Results depend on this number: a convolution's gradients differ in their last di
 (network, shape of a sample, batch size), never from a machine's cores or load, unless the user sets it:
 ``device_args.threads``, ``OMP_NUM_THREADS`` or ``torch.set_num_threads``.
 
-Measured on two busy cores (torch 2.12, CPU milliseconds per training step, batch 64 unless stated otherwise), by number
-of threads. Two threads wait for each other by spinning; ``passive``: with ``OMP_WAIT_POLICY=PASSIVE``.
+CPU milliseconds per training step by number of threads, on two busy cores (torch 2.12, batch 64 unless stated
+otherwise). Two threads wait for each other by spinning; ``passive``: with ``OMP_WAIT_POLICY=PASSIVE``.
 
 ===================  ===========  =====  =====  =====  ==========
 network              GMAC/batch   1      2      4      2, passive
@@ -43,16 +43,13 @@ THREADS = 4
 
 
 def chosen_by_user() -> int | None:
-    """Number of threads that the environment or the caller has set; None: torch's default.
-
-    A caller who sets torch's default value cannot be detected.
-    """
+    """Number of threads that the environment or the caller has set; None for torch's default."""
     now = torch.get_num_threads()
     return now if "OMP_NUM_THREADS" in os.environ or now not in _defaults() else None
 
 
 def warn_if_too_many(processes: int, threads: int | None) -> None:
-    """Warn if ``processes`` have more threads in total (default: as set by the user) than this machine has cores."""
+    """Warn if all processes' ``threads`` (default: as set by the user) exceed this machine's cores."""
     threads, cores = threads or chosen_by_user() or 1, available_cores()
     if threads > 1 and processes * threads > cores:
         log.warn(
@@ -62,7 +59,7 @@ def warn_if_too_many(processes: int, threads: int | None) -> None:
 
 
 def suitable(model: nn.Module, input_shape: Sequence[int], batch_size: int) -> int:
-    """Number of threads for training a network on batches of this form; the network stays unchanged."""
+    """Number of threads for training a network on such batches."""
     return THREADS if multiply_adds(model, input_shape) * batch_size >= LARGE else 1
 
 
@@ -71,7 +68,7 @@ def multiply_adds(model: nn.Module, input_shape: Sequence[int]) -> float:
 
     Each weight matrix counts once per position of its layer's output, which is exact for linear, convolutional and
     recurrent layers. 0 if the network cannot be copied or rejects such samples: training will report the reason.
-    (``torch.utils.flop_counter`` supports more layers, but its first use takes a second of CPU time.)
+    (``torch.utils.flop_counter`` needs a second of CPU time.)
     """
     total = 0.0
 
@@ -97,7 +94,7 @@ def multiply_adds(model: nn.Module, input_shape: Sequence[int]) -> float:
 
 
 def _defaults() -> set[int]:
-    """Numbers of threads that torch may choose by default: logical or physical cores of the machine or the process."""
+    """Default numbers of threads of torch: logical or physical cores of machine or process."""
     machine = set(range(os.cpu_count() or 1))
     process = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else machine
     numbers = {len(machine), len(process)}

@@ -1,4 +1,4 @@
-"""One client's turn in a round, with the only local training loop."""
+"""A client's turn in a round, with the only local training loop."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from fl_labelskew_registry import Batch, ClientView, LocalWork, Method, RunError, shareable
+from fl_labelskew_registry import Batch, ClientView, LocalWork, RunError, shareable
 from torch import Tensor, nn
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.checked import backward, hook_name
-from fl_labelskew_plugins.engine.aggregate import ALL, check_form, check_terms
-from fl_labelskew_plugins.engine.isolation import BETWEEN
+from fl_labelskew_plugins.engine.aggregate import check_form, check_terms
+from fl_labelskew_plugins.engine.isolation import WITHOUT_CLIENT
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer, TrainingObserver, learning_rate, load, snapshot
 from fl_labelskew_plugins.engine.samples import Samples, Streamed
 from fl_labelskew_plugins.engine.sgd import SGD
@@ -29,15 +29,11 @@ Draws = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Turn:
-    """A client's part of a round or of the opening exchange; ``view`` is the client from the method's perspective.
+    """A client's part of a round or of the opening exchange; ``view`` is the client as the method sees it.
 
-    Args:
-        trainer: state common to all clients' training in this process.
-        shared: the server's shared tensors.
-        state: the client's private tensors.
-        times_selected: how often the client was selected, including this round; 0 only in the opening exchange.
-        samples: replacement for the client's samples, such as samples changed by FedML's data poisoning.
-        noise_seed: seed of privacy noise, instead of the trainer's.
+    ``shared`` and ``state``: tensors of the server and of the client; ``times_selected``: number of the client's
+    selections, 0 only in the opening exchange; ``samples`` replace the client's, for FedML's data poisoning;
+    ``noise_seed`` replaces the trainer's.
     """
 
     def __init__(
@@ -64,9 +60,8 @@ class Turn:
             id=client,
             round=round,
             counts=torch.bincount(self.samples.y[self.index], minlength=federation.num_classes),
-            shared={
-                name: value.clone() for name, value in rest(self.shared, OPTIMIZER).items()
-            },  # clients may modify it
+            # clones: clients may modify them
+            shared={name: value.clone() for name, value in rest(self.shared, OPTIMIZER).items()},
             state=rest(self.state, OPTIMIZER),
             generator=seeds.torch_generator(federation.seed, "method", round, client),
             noise=seeds.noise_generator(secret, purpose, round, client),
@@ -82,20 +77,17 @@ class Turn:
     def fit(
         self, weights: Weights, *, personalised: bool = False, observer: TrainingObserver | None = None
     ) -> LocalResult:
-        """Train locally from ``weights``; return the results for the server and for the client.
+        """Train locally from ``weights``; ``personalised``: also test on the client's own test split.
 
-        ``personalised``: also test the final weights on the client's own test split.
-
-        Raises:
-            RunError: a loss term is not finite although the upload is finite, or memory is exhausted.
+        Raise RunError if memory is exhausted, or a loss term is not finite although the upload is finite.
         """
         trainer, method, view = self.trainer, self.method, self.view
         of_method, of_optimizer = trainer.unchanged
         with self.isolated():
             with self.seeded(), self.explained_memory_errors():
                 view.stage = method.stages(trainer.settings.epochs)[0].name  # for optimisers that ask for the gradient
-                of_method.check(*BETWEEN)
-                of_optimizer.check(*BETWEEN)
+                of_method.check(*WITHOUT_CLIENT)
+                of_optimizer.check(*WITHOUT_CLIENT)
                 work = self.work(weights)
                 load(self.model, weights)
                 method.before_round(view)
@@ -115,12 +107,10 @@ class Turn:
                 method.after_round(view)
                 of_method.check("after_round")
             if view.times_selected == 1 and (model := method.personalised(view.state)) is not None:
-                line = f"{hook_name(method, 'personalised')} returned a state dict"
+                what = f"{hook_name(method, 'personalised')} returned a state dict"
                 use = "return all tensors of client.model.state_dict(), or None for no model"
-                check_form(model, weights, line, use)
-            if method.protects():
-                _protect(upload, weights, view, method)
-                of_method.check("protect")
+                check_form(model, weights, what, use)
+            self._protect(upload, weights)
             state = view.state | joined(**{OPTIMIZER: work.client.state})
             result = LocalResult(upload, contributions, state, terms, noise_seed=self.noise_seed)
             test = trainer.test_indices[view.id]
@@ -131,11 +121,9 @@ class Turn:
             return result
 
     def unchanged(self, weights: Weights) -> LocalResult:
-        """The result of a turn without training: the weights, with noise if the method protects uploads."""
+        """The result of a turn without training: the weights, protected by the method."""
         upload = dict(weights)
-        if self.method.protects():
-            _protect(upload, weights, self.view, self.method)
-            self.trainer.unchanged[0].check("protect")
+        self._protect(upload, weights)
         return LocalResult(upload, {}, dict(self.state), {}, noise_seed=self.noise_seed)
 
     def opening(self) -> Mapping[str, Tensor]:
@@ -151,7 +139,7 @@ class Turn:
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
-        """On exit, undo the hooks' changes to the network, also after an exception."""
+        """Undo the hooks' changes to the network on exit."""
         baseline = self.trainer.baseline
         try:
             yield
@@ -159,7 +147,7 @@ class Turn:
             baseline.restore()
 
     def work(self, weights: Weights) -> LocalWork:
-        """The turn from the optimiser's perspective, starting at ``weights``, with the optimiser's own tensors."""
+        """The turn as the optimiser sees it, starting at ``weights``."""
         trainer, view = self.trainer, self.view
         settings, federation = trainer.settings, trainer.federation
         client = replace(
@@ -181,7 +169,7 @@ class Turn:
         )
 
     def batches(self) -> tuple[Iterator[tuple[Tensor, Tensor]], int]:
-        """Inputs ``(B, ...)`` and labels ``(B,)`` of all batches in the round's epochs, and the number of batches."""
+        """Inputs ``(B, ...)`` and labels ``(B,)`` of the round's batches, and the number of batches."""
         trainer, view = self.trainer, self.view
         epochs, per_epoch = self._epochs()
         total = trainer.settings.steps or per_epoch * trainer.settings.epochs
@@ -198,7 +186,7 @@ class Turn:
 
     @contextlib.contextmanager
     def seeded(self) -> Iterator[None]:
-        """Seed torch's global generator (dropout) for this turn; restore it afterwards."""
+        """Seed torch's global generator for this turn (dropout); restore it afterwards."""
         device, view = self.trainer.device, self.view
         seed = seeds.torch_seed(self.trainer.federation.seed, "torch", view.round, view.id)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -210,7 +198,7 @@ class Turn:
 
     @contextlib.contextmanager
     def explained_memory_errors(self) -> Iterator[None]:
-        """Turn out-of-memory errors of a GPU or the machine into a RunError with advice."""
+        """Turn out-of-memory errors into a RunError with advice."""
         try:
             yield
         except RuntimeError as error:
@@ -295,24 +283,40 @@ class Turn:
         orders = (torch.randperm(len(index), generator=generator).to(index.device) for _ in itertools.count())
         return (index[order].tensor_split(cuts) for order in orders), len(cuts) + 1
 
+    @torch.no_grad()
+    def _protect(self, upload: Weights, weights: Weights) -> None:
+        """Apply the method's protection, if any, to the upload's change in the round.
+
+        Integer tensors keep the start's values: batch norm's batch counts reveal when a failed training ended.
+        """
+        if not self.method.protects():
+            return
+        update = {k: v - weights[k] for k, v in upload.items() if v.is_floating_point()}
+        protected = self.method.protect(update, self.view)
+        check_form(protected, update, f"{hook_name(self.method, 'protect')} returned an update")
+        upload |= {name: value for name, value in weights.items() if not value.is_floating_point()}
+        for key, value in protected.items():
+            upload[key] = weights[key] + value
+            if key.endswith("running_var"):  # noise could make a variance negative
+                upload[key].clamp_(min=0)
+        self.trainer.unchanged[0].check("protect")
+
     def _generator_states(self) -> Draws:
-        """States of the generators that a step may draw from: the view's, and torch's."""
         device = self.trainer.device
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return self.view.generator.get_state(), torch.get_rng_state(), cuda
 
     def _loss_under(self, batch: Batch, drawn: Draws, model: nn.Module) -> Tensor:
-        """The method's loss of a batch on ``model``, a copy of the network with the same random draws and modes.
+        """The method's loss of a batch on ``model``, a copy of the network, with the same random draws and modes.
 
-        The client's view, buffers of networks in its scratch, and all generators stay unchanged.
+        The client's view and all generators stay unchanged.
         """
         (methods, cpu, cuda), view, device = drawn, self.view, self.trainer.device
         for module, other in zip(self.model.modules(), model.modules(), strict=True):
             other.training = module.training
         generator = torch.Generator(view.generator.device).set_state(methods)
-        view_copy = replace(
-            view, model=model, generator=generator, scratch=_detached(view.scratch), state=dict(view.state)
-        )
+        scratch = {name: _detached(value) for name, value in view.scratch.items()}
+        view_copy = replace(view, model=model, generator=generator, scratch=scratch, state=dict(view.state))
         with torch.random.fork_rng([] if cuda is None else [device]):
             torch.set_rng_state(cpu)
             if cuda is not None:
@@ -321,12 +325,10 @@ class Turn:
             return _total(self.method.loss(replace(batch, features=features, logits=logits), view_copy))
 
     def _gradient(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """See ``LocalWork.gradient``; eval mode: no dropout, and batch norm with running statistics.
+        """See ``LocalWork.gradient``; 0 for parameters that the method has frozen.
 
-        The gradient is 0 for parameters that the method has frozen for this turn.
-
-        A loss may depend on the whole batch (FedMR compares its samples). So the batches are those of the first
-        training epoch, without augmentation; they do not depend on the device's memory.
+        The batches are not larger than in training: a loss may depend on the whole batch (FedMR compares its samples),
+        and the result must not depend on the device's memory.
         """
         model, decay = self.model, self.trainer.settings.weight_decay
         epochs, _ = self._epochs()
@@ -360,12 +362,9 @@ def fit(
     trains: bool = True,
     **turn: Any,
 ) -> LocalResult:
-    """A client's whole turn in a round; see :class:`Turn` for ``turn``, :meth:`Turn.fit` for the other arguments.
-
-    ``trains``: False for :meth:`Turn.unchanged`.
-    """
-    whole = Turn(trainer, client, round, **turn)
-    return whole.fit(weights, personalised=personalised, observer=observer) if trains else whole.unchanged(weights)
+    """A client's whole turn; see :class:`Turn` and :meth:`Turn.fit`, or if not ``trains`` :meth:`Turn.unchanged`."""
+    part = Turn(trainer, client, round, **turn)
+    return part.fit(weights, personalised=personalised, observer=observer) if trains else part.unchanged(weights)
 
 
 def _optimizer(trainer: LocalTrainer, rate: float, more: Sequence[nn.Parameter]) -> SGD | torch.optim.Adam:
@@ -394,22 +393,6 @@ def _features(trainer: LocalTrainer, samples: Samples | Streamed, index: Tensor)
     return torch.cat(features), samples.y[index]
 
 
-def _protect(upload: Weights, weights: Weights, view: ClientView, method: Method) -> None:
-    """Apply the method's protection to the upload's difference from the round's start.
-
-    Integer tensors keep the start's values: batch norm's batch counts show how far a failed training came.
-    """
-    update = {k: v - weights[k] for k, v in upload.items() if v.is_floating_point()}
-    with torch.no_grad():
-        protected = method.protect(update, view)
-        check_form(protected, update, f"{hook_name(method, 'protect')} returned an update", ALL)
-        upload |= {name: value for name, value in weights.items() if not value.is_floating_point()}
-        for key, value in protected.items():
-            upload[key] = weights[key] + value
-            if key.endswith("running_var"):  # noise could make a variance negative
-                upload[key].clamp_(min=0)
-
-
 def _no_batch(model: nn.Module) -> Tensor:
     raise RuntimeError("LocalWork.loss is defined only during training, after the first batch")
 
@@ -419,15 +402,11 @@ def _total(terms: Mapping[str, Tensor]) -> Tensor:
     return sum(others, first)
 
 
-def _detached(scratch: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy: replacing its entries, also in nested dictionaries, does not change the original."""
-    copies = {name: _copied(kept) if isinstance(kept, nn.Module) else kept for name, kept in scratch.items()}
-    return {name: _detached(kept) if isinstance(kept, dict) else kept for name, kept in copies.items()}
-
-
-def _copied(module: nn.Module) -> nn.Module:
-    """A copy with separate buffers and modes but shared parameters."""
-    return copy.deepcopy(module, {id(p): p for p in module.parameters()})
+def _detached(value: Any) -> Any:
+    """Copy dictionaries, and modules with separate buffers and modes but shared parameters."""
+    if isinstance(value, nn.Module):
+        return copy.deepcopy(value, {id(p): p for p in value.parameters()})
+    return {name: _detached(kept) for name, kept in value.items()} if isinstance(value, dict) else value
 
 
 def _batch_norm_training(model: nn.Module, mode: bool) -> None:

@@ -162,16 +162,9 @@ class Trainer(ClientTrainer):  # type: ignore[misc]
             times_selected=times,
         )
         result = turn.fit(weights, personalised=test is not None)
-        check_result(
-            result.upload,
-            result.contributions,
-            weights,
-            method=task.method,
-            optimizer=local.optimizer,
-            federation=task.federation,
-            parameters=[],
-            where=f"round {round + 1}: upload of client {client}",
-        )
+        where = f"round {round + 1}: upload of client {client}"
+        upload, extra = result.upload, result.contributions
+        check_result(upload, extra, weights, task.shapes, task.method, local.optimizer, where=where)
         self._keep(client, {**result.state, TIMES: torch.tensor(times)} if result.state else {})
         self._message = task.outward(result.upload)
         if not task.plain:

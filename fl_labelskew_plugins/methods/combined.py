@@ -1,4 +1,4 @@
-"""Combinations of methods: a sequence of calibrations of the logits, and the sum of the terms of additive methods."""
+"""Combinations of methods: a sequence of calibrations of the logits, and the sum of additive methods' terms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIGN = "+"
 
 @dataclass
 class PartView(ClientView):
-    """A client as the part ``name`` of :class:`Added` sees it; ``whole`` is the view of the whole combination."""
+    """A client as the part ``name`` of :class:`Added` sees it; ``whole``: the view of the combination."""
 
     whole: ClientView | None = None
     name: str = ""
@@ -32,9 +32,9 @@ class PartView(ClientView):
 
 
 class Added(Method):
-    """Additive methods as one method: the sum of their terms, called in the order of their names.
+    """The sum of additive methods' terms as one method; parts are called in the order of their names.
 
-    Each part has its own scratch. The part's name is the prefix of its tensors (shared, kept and sent) and terms.
+    Each part has its own scratch, and its name as the prefix of its terms and tensors (shared, kept and sent).
     """
 
     def __init__(self, parts: Mapping[str, Method]) -> None:
@@ -44,7 +44,7 @@ class Added(Method):
         vars(self).update(sends=joined(**{name: part.sends for name, part in self.parts.items()}))
 
     def uses(self, *hooks: str) -> bool:
-        """Whether a part has any of these hooks, among the hooks of additive methods."""
+        """Whether a part has any of these hooks, among those of additive methods."""
         return any(part.uses(*ADDITIVE.intersection(hooks)) for part in self.parts.values())
 
     def _views(self, client: ClientView) -> Iterator[tuple[str, Method, ClientView]]:
@@ -63,7 +63,7 @@ class Added(Method):
             client.state = {**rest(client.state, name), **joined(**{name: view.state})}
 
     def shared_modules(self, federation: Federation) -> dict[str, nn.Module]:
-        """Call this hook of every part."""
+        """Modules of every part."""
         return joined(**{name: part.shared_modules(federation) for name, part in self.parts.items()})
 
     def calibration(self, name: str) -> Calibration:
@@ -72,7 +72,7 @@ class Added(Method):
         return lambda logits, client: next(calibrate(logits, view) for n, _, view in self._views(client) if n == name)
 
     def before_round(self, client: ClientView) -> None:
-        """Call this hook of every part."""
+        """Call every part."""
         for _, part, view in self._views(client):
             part.before_round(view)
 
@@ -82,16 +82,16 @@ class Added(Method):
         return {f"{name}.{term}": value for name, made in terms for term, value in made.items()}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
-        """Call this hook of every part."""
+        """Tensors of every part."""
         return joined(**{name: part.contribute(view) for name, part, view in self._views(client)})
 
     def after_round(self, client: ClientView) -> None:
-        """Call this hook of every part."""
+        """Call every part."""
         for _, part, view in self._views(client):
             part.after_round(view)
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Call this hook of every part with the part's sums."""
+        """Shared tensors of every part, from its sums."""
         new = dict(shared)
         for name, part in self.parts.items():
             part_shared = part.combine(_of(name, total), group(shared, name))
@@ -99,24 +99,23 @@ class Added(Method):
         return new
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Call this hook of every part."""
+        """Shapes of every part."""
         return joined(**{name: part.contribution_shapes(federation) for name, part in self.parts.items()})
 
     def opening_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Call this hook of every part."""
+        """Shapes of every part."""
         return joined(**{name: part.opening_shapes(federation) for name, part in self.parts.items()})
 
     def opening(self, client: ClientView) -> dict[str, Tensor]:
-        """Call this hook of every part."""
+        """Tensors of every part."""
         return joined(**{name: part.opening(view) for name, part, view in self._views(client)})
 
     def open(self, total: Total) -> dict[str, Tensor]:
-        """Call this hook of every part with the part's sums."""
+        """Shared tensors of every part, from its sums."""
         return joined(**{name: part.open(_of(name, total)) for name, part in self.parts.items()})
 
 
 def _of(name: str, total: Total) -> Total:
-    """The tensors of one part in a total."""
     contributions = [Contribution(one.id, group(one.tensors, name)) for one in total.contributions]
     return replace(total, tensors=group(total.tensors, name), contributions=contributions)
 
@@ -124,8 +123,7 @@ def _of(name: str, total: Total) -> Total:
 class Combined(Method):
     """Methods in sequence; ``params`` contains the parameters of each under its name.
 
-    Args:
-        parts: methods by name, in order. If several do more than calibrate logits, all of these are additive.
+    ``parts``: methods by name, in order. If several do more than calibrate logits, all of these are additive.
     """
 
     def __init__(self, parts: Mapping[str, Method]) -> None:
@@ -179,7 +177,7 @@ class Combined(Method):
         return client.stage in [stage.name for stage in stages[last + 1 :]]
 
     def deviations(self) -> list[str]:
-        """Call this hook of every part, and list the parts whose upload weights are not used."""
+        """Deviations of every part, and parts with unused weights of uploads."""
         lines = [line for part in self.parts.values() for line in part.deviations()]
         *others, last = self.parts
         return lines + [
@@ -189,23 +187,23 @@ class Combined(Method):
         ]
 
     def warnings(self, federation: Federation) -> list[str]:
-        """Call this hook of every part."""
+        """Warnings of every part."""
         return [line for part in self.parts.values() for line in part.warnings(federation)]
 
     def report(self, federation: Federation) -> dict[str, Any]:
-        """Call this hook of every part."""
+        """Facts of every part."""
         return {key: value for part in self.parts.values() for key, value in part.report(federation).items()}
 
     def opening_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Call this hook of every part."""
+        """Shapes of every part."""
         return {key: shape for part in self._openings() for key, shape in part.opening_shapes(federation).items()}
 
     def opening(self, client: Any) -> dict[str, Tensor]:
-        """Call this hook of every part."""
+        """Tensors of every part."""
         return {key: tensor for part in self._openings() for key, tensor in part.opening(client).items()}
 
     def open(self, total: Total) -> dict[str, Tensor]:
-        """Call this hook of every part; each finds its tensors by their names."""
+        """Shared tensors of every part, which finds its sums by their names."""
         return {key: tensor for part in self._openings() for key, tensor in part.open(total).items()}
 
     def _openings(self) -> list[Method]:
@@ -213,10 +211,9 @@ class Combined(Method):
 
 
 def combine(parts: Mapping[str, Method]) -> Method:
-    """One method made of ``parts``; uploads have the weights of the last part.
+    """One method made of ``parts``, with the last part's weights of uploads.
 
-    Raises:
-        LabelSkewError: the parts cannot be combined; the message states the reason and an alternative.
+    Raise LabelSkewError if the parts cannot be combined.
     """
     carriers = [name for name, part in parts.items() if not part.logits_only()]
     special = next((name for name in carriers if not parts[name].additive()), None)
@@ -248,7 +245,7 @@ def combine(parts: Mapping[str, Method]) -> Method:
 
 
 def _shown(part: Method, last: bool) -> Any:
-    """The type of a part's parameters; a record omits a key that has no effect."""
+    """The type of a part's parameters; dumps omit the key for weights of uploads if it has no effect."""
     model, key = type(part.params), part.aggregation_key
 
     def without_key(params: Any, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:

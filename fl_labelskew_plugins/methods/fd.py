@@ -2,28 +2,23 @@
 
 E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis, S.-L. Kim. NeurIPS workshop 2018. https://arxiv.org/abs/1811.11479
 
-Algorithm 1, federated distillation, without augmentation. The paper was not available to us: we take its regulariser to
-be the cross-entropy with the softmax of the mean logits. Weights are averaged as well, because table 1 of FedRS lists
-an aggregated model as FD. The server returns the sums of the mean outputs per label. A client subtracts its own only if
-its private state, that of its last accepted upload, is from the same round.
+Algorithm 1, federated distillation, without augmentation. Deviations: docs/methods/fd.md. A client subtracts its own
+outputs from the sum only if its state, that of its last accepted upload, is from the same round.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method, Total
 from pydantic import Field
+from torch import Tensor
 from torch.nn import functional
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import class_sums, full
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
 
 SUMS, TEACHER = "fd.sums", "fd.teacher"
 
@@ -33,13 +28,11 @@ def distillation(logits: Tensor, labels: Tensor, teacher: Tensor, known: Tensor)
 
     .. math:: -\frac1B \sum_n \sum_c \sigma(\hat F_{y_n})_c \log \sigma(z_n)_c
 
-    A sample with an unknown label counts 0.
-
     Args:
-        logits: ``(B, C)``, computed in at least float32.
+        logits: ``(B, C)``.
         labels: ``(B,)`` int64.
         teacher: ``(C, C)``, mean output for each label.
-        known: ``(C,)`` bool, labels with a mean output.
+        known: ``(C,)`` bool, labels with a mean output; samples of other labels count 0.
 
     >>> z, f = torch.tensor([[0.0, 0.0]]), torch.tensor([[2.0, 0.0], [9.0, 9.0]])
     >>> distillation(z, torch.tensor([0]), f, torch.tensor([True, False]))
@@ -51,7 +44,7 @@ def distillation(logits: Tensor, labels: Tensor, teacher: Tensor, known: Tensor)
 
 
 def without_own(total: Tensor, senders: Tensor, sent: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    r"""A client's teacher: the mean of the other clients' means (algorithm 1, the server's part).
+    r"""A client's teacher ``(C, C)``: the mean of the other clients' means (algorithm 1, the server's part).
 
     .. math:: \hat F^{(k)}_c = \frac{\sum_j \bar F^{(j)}_c - \bar F^{(k)}_c}{M_c - 1}
 
@@ -61,8 +54,7 @@ def without_own(total: Tensor, senders: Tensor, sent: Tensor, counted: Tensor) -
         sent: ``(C, C)``, means that this client sent.
         counted: ``(C,)`` bool, labels whose total includes them.
 
-    Returns:
-        ``(C, C)`` means and ``(C,)`` bool, labels that another client sent.
+    The second result, ``(C,)`` bool, are the labels that another client sent.
 
     >>> without_own(torch.tensor([[5.0], [3.0]]), torch.tensor([2, 1]), torch.ones(2, 1), torch.tensor([True, True]))
     (tensor([[4.],
@@ -86,8 +78,6 @@ class FD(Method):
     """
 
     class Params(params.Params):
-        """Options of FD."""
-
         gamma: float = Field(0.1, ge=0, description="weight of the distillation; the default is ours; 0: none")
 
     sends: ClassVar[Mapping[str, str]] = {"outputs": "prototypes", "held": "prototypes"}
@@ -97,7 +87,7 @@ class FD(Method):
     )
 
     def before_round(self, client: ClientView) -> None:
-        """Compute the client's teacher, if there are outputs."""
+        """Compute the client's teacher."""
         if self.params.gamma == 0 or "total" not in client.shared:
             return
         total, senders, round = (client.shared[name] for name in ("total", "senders", "round"))
@@ -109,7 +99,7 @@ class FD(Method):
         client.scratch[TEACHER] = teacher.to(client.counts.device), known.to(client.counts.device)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The distillation loss, if there is a teacher."""
+        """The distillation loss."""
         if self.params.gamma == 0:
             return {}
         sums = class_sums(batch.logits.detach(), batch.labels, len(client.counts))
@@ -121,12 +111,12 @@ class FD(Method):
         return {"distillation": self.params.gamma * distillation(batch.logits, batch.labels, teacher, known)}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Mean output per label, and the client's labels."""
+        """Shapes of :meth:`contribute`."""
         classes = federation.num_classes
         return {} if self.params.gamma == 0 else {"outputs": (classes, classes), "held": (classes,)}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
-        """Mean output per label, over all batches of the round."""
+        """Mean output per label over the round, and the client's labels."""
         if client.scratch.get(SUMS) is None:
             return {}
         sums, counts = client.scratch[SUMS]
@@ -147,6 +137,6 @@ class FD(Method):
         return {**rest, "total": outputs, "senders": held, "round": torch.tensor(total.round)}
 
     def deviations(self) -> list[str]:
-        """Averaged weights, which published FD does not have."""
+        """Averaged weights."""
         line = "weights are averaged in addition to outputs; in the paper clients send only outputs"
         return [line] if self.params.gamma > 0 else []

@@ -1,10 +1,8 @@
 """FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data.
 
-H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agueera y Arcas. AISTATS 2017.
-https://arxiv.org/abs/1602.05629
+H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agueera y Arcas. AISTATS 2017. https://arxiv.org/abs/1602.05629
 
-Algorithm 1: local SGD on plain cross-entropy, and the sample-weighted mean of the uploads. These are the hooks'
-defaults.
+Algorithm 1, which the hooks' defaults implement.
 """
 
 from __future__ import annotations

@@ -3,44 +3,29 @@
 F. X. Yu, A. S. Rawat, A. K. Menon, S. Kumar. ICML 2020. https://arxiv.org/abs/2004.10342
 
 Algorithm 1, the server's gradient step on the spreadout regulariser (equation 7) of the class embeddings, which are the
-rows of the classifier's weight. Equation 8, for nearest classes, is omitted. The paper was not available to us; its
-equation numbers and values are from memory and from other authors' notes.
-
-The paper's rate is ``lambda`` times the learning rate, with ``lambda = 10``: 0.1 at a learning rate of 0.01. Other
-defaults are ours. Clients train with cross-entropy on several classes, as in table 1 of FedRS; the paper's have one
-class each. In the paper an embedding comes from one client: ``train_args.proxy_aggregation: class`` weights it by
-samples of the class. docs/methods/fedaws.md converts the margins and rates of FedRS's code.
+rows of the classifier's weight. Its rate is ``lambda`` times the learning rate, with ``lambda = 10``: 0.1 at a learning
+rate of 0.01. Equation 8, for nearest classes, is omitted. Deviations: docs/methods/fedaws.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
 from fl_labelskew_registry.contracts import Method
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import full, unit
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
 
 CLASSES = "classifier.weight"
 
 
 def spreadout(embeddings: Tensor, *, margin: float = 1.0) -> Tensor:
-    r"""Penalty for class embeddings that are close to each other (eq. 7).
+    """Penalty for class embeddings ``(C, d)`` that are close to each other (eq. 7, see :class:`FedAwS`).
 
-    .. math:: \sum_c \sum_{c' \ne c} \max(0, \nu - d(w_c, w_{c'}))^2
-
-    ``d`` is the cosine distance, 0 to 2. Embeddings of length 0 have no direction and are ignored.
-
-    Args:
-        embeddings: ``(C, d)``.
-        margin: ``nu``.
+    ``margin``: ``nu``, cosine distance, 0 to 2. Embeddings of length 0 have no direction and are ignored.
 
     >>> spreadout(torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 1.0]]))
     tensor(2.)
@@ -54,12 +39,7 @@ def spreadout(embeddings: Tensor, *, margin: float = 1.0) -> Tensor:
 
 
 def spread(embeddings: Tensor, *, rate: float, margin: float = 1.0) -> Tensor:
-    """Class embeddings after a gradient step on :func:`spreadout` (algorithm 1, the server's part).
-
-    Args:
-        embeddings: ``(C, d)``.
-        rate: of the step.
-        margin: as in :func:`spreadout`.
+    """Class embeddings ``(C, d)`` after a gradient step on :func:`spreadout` (algorithm 1, the server's part).
 
     >>> spread(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), rate=0.1, margin=1.5)
     tensor([[ 1.0000, -0.2000],
@@ -82,8 +62,6 @@ class FedAwS(Method):
     """
 
     class Params(params.Params):
-        """Options of FedAwS."""
-
         rate: float = Field(0.1, ge=0, description="rate of the server's step, lambda times eta in the paper; 0: none")
         margin: float = Field(1.0, gt=0, le=2, description="nu, cosine distance above which classes have no penalty")
 
@@ -95,5 +73,5 @@ class FedAwS(Method):
         return {**weights, CLASSES: spread(weights[CLASSES], rate=p.rate, margin=p.margin)} if p.rate else weights
 
     def deviations(self) -> list[str]:
-        """Differences in local training from the paper."""
+        """Local training."""
         return ["clients train with cross-entropy; the paper's have one class and no negatives"]

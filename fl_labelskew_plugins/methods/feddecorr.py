@@ -2,35 +2,24 @@
 
 Y. Shi, J. Liang, W. Zhang, V. Y. F. Tan, S. Bai. ICLR 2023. https://arxiv.org/abs/2210.00226
 
-The regulariser of section 4.2 and its sum with cross-entropy. The full text of the paper was not available to us, so no
-equation numbers are given. Deviations:
-
-- ``scale: paper`` is the squared norm of the correlation matrix ``K``, divided by ``d^2``. ``code`` is the authors'
-  code: it has no diagonal, does not divide ``Zhat^T Zhat`` by ``B - 1``, and divides the squares by ``B``. Its gradient
-  is ``(B - 1)^2 / B * d / (d - 1)`` times as large: 62 times in a batch of 64. The published ``beta`` was used with it.
-- The variance is unbiased, and 1e-8 is added to it, as in the authors' code. The paper divides a constant dimension by
-  0.
-
-FedMR's intra-class loss is this regulariser within each class. So the formula is FedMR's function with one class.
+The regulariser of section 4.2. The published ``beta`` was used with ``scale: code``. Deviations:
+docs/methods/feddecorr.md. FedMR's intra-class loss is this regulariser within each class, so FedMR's function is called
+with one class.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.methods.fedmr import Scale, intra_class_loss
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 def decorrelation(features: Tensor, *, scale: Scale = "paper") -> Tensor:
-    r"""Correlation between the feature dimensions of a batch (section 4.2).
+    r"""Correlation between the feature dimensions of a batch (section 4.2), a scalar.
 
     .. math:: \text{paper: } \frac{1}{d^2} \lVert K \rVert_F^2, \quad K = \frac{\hat Z^\top \hat Z}{B - 1}
         \qquad \text{code: } \frac{1}{B} \, \frac{1}{d (d - 1)} \sum_{j \ne l} (\hat Z^\top \hat Z)_{jl}^2
@@ -39,11 +28,8 @@ def decorrelation(features: Tensor, *, scale: Scale = "paper") -> Tensor:
     paper``, uncorrelated dimensions give ``1 / d``, and equal ones 1. A batch of one sample gives 0, without gradient.
 
     Args:
-        features: ``(B, d)``, computed in at least float32.
+        features: ``(B, d)``.
         scale: ``paper`` or ``code``.
-
-    Returns:
-        A scalar.
 
     >>> square = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
     >>> decorrelation(square), decorrelation(square[:, :1].expand(4, 2))
@@ -72,12 +58,9 @@ class FedDecorr(Method):
     """
 
     class Params(params.Params):
-        """Options of FedDecorr."""
-
         beta: float = Field(0.1, ge=0, description="weight of the regulariser (paper and authors' code: 0.1)")
         scale: Scale = Field(
-            "paper",
-            description="paper: as printed; code: the authors', 62 times as strong in a batch of 64",
+            "paper", description="paper: as printed; code: the authors', 62 times as strong in a batch of 64"
         )
 
     paper = (

@@ -2,27 +2,20 @@
 
 J. Zhang, Z. Li, B. Li, J. Xu, S. Wu, S. Ding, C. Wu. ICML 2022. https://arxiv.org/abs/2209.00189
 
-Equation 6 (pairwise margin) and equation 7 (calibrated cross-entropy). The paper gives no value of ``tau``.
-
-- A missing class has an infinite margin. ``missing: one`` counts it as one sample; ``mask`` removes its logit from the
-  softmax, so that its proxy gets no gradient.
-- ``denominator: full`` is the whole sum, as in theorem 3. ``others`` omits the label's own term, as in equations 5 and
-  7, and has no lower bound.
+Equation 6 (pairwise margin) and equation 7 (calibrated cross-entropy). Deviations: docs/methods/fedlc.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import check_choice, check_per_class, full, on_device
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Missing = Literal["one", "mask"]
 
@@ -37,9 +30,6 @@ def calibrated_logits(logits: Tensor, counts: Tensor, *, tau: float, missing: Mi
         counts: ``(C,)``, the client's training samples per class, integers or floats.
         tau: strength of the margins; 0 adds none.
         missing: ``one`` counts a class without samples as one sample; ``mask`` sets its logit to minus infinity.
-
-    Returns:
-        ``(B, C)``.
 
     >>> calibrated_logits(torch.tensor([[1.0, 1.0, 1.0]]), torch.tensor([16, 1, 0]), tau=1.0)
     tensor([[0.5000, 0.0000, 0.0000]])
@@ -92,8 +82,6 @@ class FedLC(Method):
     """
 
     class Params(params.Params):
-        """Options of FedLC."""
-
         tau: float = Field(1.0, ge=0, description="strength of the margins; the paper gives no value; 0: none")
         missing: Missing = Field("one", description="class without samples: one: counts as one; mask: not in softmax")
         denominator: Literal["full", "others"] = Field(
@@ -135,7 +123,7 @@ class FedLC(Method):
         return lines
 
     def warnings(self, federation: Federation) -> list[str]:
-        """Warn about the printed loss, which has no lower bound."""
+        """The printed loss has no lower bound."""
         if self.params.denominator == "others":
             return ["denominator: others has no lower bound, so training may diverge; full is safe"]
         return []

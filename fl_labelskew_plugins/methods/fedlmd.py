@@ -2,44 +2,32 @@
 
 J. Lu, S. Li, K. Bao, P. Wang, Z. Qian, S. Ge. ACM Multimedia 2023. https://arxiv.org/abs/2409.13136
 
-FedNTD's distillation, without the client's majority labels in the teacher's output. ``teacher: uniform`` is the
-paper's FedLMD-Tf, which needs no teacher. Only the paper's abstract was available to us, so no equation numbers are
-given; loss and defaults are those of the authors' public code: a majority label has more samples than the mean of all
-classes.
-
-Two formulas of that code cannot work. FedLMD-Tf's targets are divided by ``C - B - 1`` with the batch size ``B``, which
-is negative for most batches; here they are a uniform distribution. If the label of a sample is the client's only
-minority label, all its targets are masked, and its loss can reach 1000; here such a sample has only cross-entropy.
+FedNTD's distillation, without the client's majority labels in the teacher's output. ``teacher: uniform`` is the paper's
+FedLMD-Tf, which needs no teacher. Deviations: docs/methods/fedlmd.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.methods.fedntd import not_true_distillation
 from fl_labelskew_plugins.ops import freeze_model, on_device
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEACHER = "fedlmd.teacher"
 
 
 def majority_labels(counts: Tensor) -> Tensor:
-    r"""Labels of which a client has more samples than the mean of all classes.
+    r"""Labels of which a client has more samples than the mean of all classes, ``(C,)`` bool.
 
     .. math:: \mathcal{M} = \{c : n_c > N_k / C\}
 
-    Args:
-        counts: ``(C,)`` int64, the client's training samples per class.
-
-    Returns:
-        ``(C,)`` bool. All labels are minority labels if all classes have the same number of samples.
+    ``counts``: ``(C,)`` int64, the client's training samples per class.
 
     >>> majority_labels(torch.tensor([6, 3, 0, 3]))
     tensor([ True, False, False, False])
@@ -50,17 +38,13 @@ def majority_labels(counts: Tensor) -> Tensor:
 def label_masking_distillation(
     student: Tensor, teacher: Tensor, labels: Tensor, majority: Tensor, *, tau: float = 1.0
 ) -> Tensor:
-    r"""Distil a teacher's outputs for the minority labels ``m`` other than each sample's label.
-
-    .. math:: \frac{\tau^2}{B} \sum_n \sum_{c \in m, c \ne y_n} p^g_{nc} \log \frac{p^g_{nc}}{p_{nc}}, \quad
-        p^g_{nc} = \frac{\exp(z^g_{nc} / \tau)}{\sum_{j \in m, j \ne y_n} \exp(z^g_{nj} / \tau)}, \quad
-        p_{nc} = \frac{\exp(z_{nc} / \tau)}{\sum_{j \ne y_n} \exp(z_{nj} / \tau)}
+    r"""Distil a teacher's outputs for the minority labels other than each sample's label, see :class:`FedLMD`.
 
     The gradient with respect to a label's logit is 0. With respect to the logit of any other majority label, it is
     :math:`\tau p_{nc} / B`, so these logits fall. A sample without a minority label other than its own counts 0.
 
     Args:
-        student: ``(B, C)`` logits in training, computed in at least float32.
+        student: ``(B, C)`` logits in training.
         teacher: ``(B, C)`` logits without a gradient; equal ones are the uniform target of FedLMD-Tf.
         labels: ``(B,)`` int64.
         majority: ``(C,)`` bool.
@@ -94,8 +78,6 @@ class FedLMD(Method):
     """
 
     class Params(params.Params):
-        """Options of FedLMD."""
-
         beta: float = Field(1.0, ge=0, description="weight of the distillation; 0: plain cross-entropy")
         tau: float = Field(1.0, gt=0, description="temperature of both models' outputs")
         teacher: Literal["global", "uniform"] = Field(
@@ -123,7 +105,7 @@ class FedLMD(Method):
         return {"distillation": p.beta * distillation}
 
     def deviations(self) -> list[str]:
-        """The formulas that the authors' code has in another form."""
+        """Corrections of the authors' formulas."""
         if self.params.beta == 0:
             return []
         lines = ["a sample of the only minority label counts 0; in the authors' code, up to 1000"]

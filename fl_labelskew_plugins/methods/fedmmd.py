@@ -2,25 +2,21 @@
 
 X. Yao, C. Huang, L. Sun. VCIP 2018. https://doi.org/10.1109/VCIP.2018.8698609
 
-The paper was not available to us, so no equation numbers are given. The authors' public code compares logits with 19
-fixed bandwidths (its published version computes a squared distance instead); here bandwidths are relative to the mean
-distance of features, as in deep adaptation networks, so the gradient does not vanish when both models are close and
-large weights overshoot. FedFusion, by the same authors, is https://arxiv.org/abs/1908.05891.
+Bandwidths are relative to the mean distance of features, as in deep adaptation networks, so the gradient does not
+vanish when both models are close and large weights overshoot. Deviations: docs/methods/fedmmd.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import freeze_model, mmd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEACHER = "fedmmd.teacher"
 
@@ -39,8 +35,6 @@ class FedMMD(Method):
     """
 
     class Params(params.Params):
-        """Options of FedMMD."""
-
         lam: float = Field(0.1, ge=0, description="weight of the discrepancy (FedRS, tables 1 and 5: 1e-4, 1e-3)")
 
     paper = (

@@ -2,24 +2,21 @@
 
 Z. Fan, J. Yao, R. Zhang, L. Lyu, Y. Zhang, Y. Wang. TMLR 2024. https://arxiv.org/abs/2405.18983
 
-Equation 3 (intra-class loss), equation 4 (inter-class loss), equation 5 (their sum), algorithm 1 (prototypes), table 5
-(prototype privacy) and table 11 (Lite-n). Deviations (more in docs/methods/fedmr.md):
-
-- ``scale: code`` is the authors' code. ``paper`` is eq. 3, which grows with ``d`` and fails with the published ``mu1``;
-  its variance is divided by ``n - 1`` (the paper prints ``n``), because lemma 1 needs eigenvalues of ``M`` with mean 1.
-- ``negatives: all`` uses every class with a prototype, as in text and figure 3; ``observed`` is eq. 4 as printed.
-- ``eps`` is added to the variance, which may be 0, as in the authors' code. Gradients of features that hardly vary grow
-  by up to ``1 / sqrt(eps)``.
+Equation 3 (intra-class loss), equation 4 (inter-class loss), equation 5 (their sum), algorithm 1 (prototypes), tables 9
+and 10 (``mu1`` and ``mu2`` per data set), table 5 (prototype privacy) and table 11 (Lite-n). Deviations:
+docs/methods/fedmr.md. Gradients of features that hardly vary grow by up to ``1 / sqrt(eps)``.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method, Total
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params, seeds
 from fl_labelskew_plugins.ops import (
@@ -35,17 +32,11 @@ from fl_labelskew_plugins.ops import (
     value_with_gradient,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
 Scale = Literal["code", "paper"]
 Negatives = Literal["all", "observed"]
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Sum of the products of all entries."""
     return a.reshape(-1).dot(b.reshape(-1))
 
 
@@ -63,10 +54,10 @@ def intra_class_loss(
     the ``(d, d)`` one. The same pass computes the gradient, without second derivative.
 
     Args:
-        features: ``(B, d)``, computed in at least float32.
+        features: ``(B, d)``.
         labels: ``(B,)`` int64.
         scale: ``code`` or ``paper``.
-        eps: added to the unbiased variance, for constant dimensions; the default is the authors'.
+        eps: added to the unbiased variance, for constant dimensions.
         num_classes: ``C``, if known, to save time.
 
     >>> intra_class_loss(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([0, 0]))
@@ -128,7 +119,7 @@ def inter_class_loss(
     loss is 0. The same pass computes the gradient, with respect to ``features`` only.
 
     Args:
-        features: ``(B, d)``, computed in at least float32.
+        features: ``(B, d)``.
         labels: ``(B,)`` int64.
         prototypes: ``(C, d)``.
         known: ``(C,)`` bool, classes with a prototype.
@@ -185,8 +176,6 @@ class FedMR(Method):
     """
 
     class Params(params.Params):
-        """Options of FedMR; tables 9 and 10 list ``mu1`` and ``mu2`` per data set."""
-
         mu1: float = Field(0.01, ge=0, description="weight of the intra-class loss; 0: none")
         mu2: float = Field(1e-4, ge=0, description="weight of the inter-class loss; 0: none")
         scale: Scale = Field("code", description="intra-class loss: code: as the authors compute it; paper: eq. 3")
@@ -208,7 +197,7 @@ class FedMR(Method):
 
     @property
     def inter(self) -> bool:
-        """Whether the inter-class loss, the only user of prototypes, is on (eq. 4)."""
+        """Whether the inter-class loss, the only user of prototypes, is on."""
         return bool(self.params.mu2 > 0 and self.params.lite != 0)
 
     def shares(self, client: ClientView) -> bool:
@@ -219,17 +208,12 @@ class FedMR(Method):
         number = math.floor(fraction * run.num_clients + 0.5)
         return client.id in seeds.python_random(run.seed, "fedmr/share").sample(range(run.num_clients), number)
 
-    def before_round(self, client: ClientView) -> None:
-        """Initialise the sums for ``prototypes: running``."""
-        if self.params.prototypes == "running" and self.shares(client):
-            client.scratch["fedmr.sums"] = None
-
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Both terms of equation 5; the inter-class term needs prototypes."""
+        """Both terms of equation 5."""
         p, terms = self.params, {}
-        if batch.last_epoch and "fedmr.sums" in client.scratch:
+        if p.prototypes == "running" and batch.last_epoch and self.shares(client):
             sums = class_sums(batch.features.detach(), batch.labels, len(client.counts))
-            old = client.scratch["fedmr.sums"]
+            old = client.scratch.get("fedmr.sums")
             client.scratch["fedmr.sums"] = sums if old is None else (old[0] + sums[0], old[1] + sums[1])
         if p.mu1 > 0:
             classes = len(client.counts)
@@ -254,7 +238,7 @@ class FedMR(Method):
         )
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Shapes of the class sums, if prototypes are used."""
+        """Shapes of the class sums."""
         return sum_shapes(federation) if self.inter else {}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
@@ -269,7 +253,7 @@ class FedMR(Method):
         return {"sums": sums, "counts": counts}
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Global prototypes for the next round."""
+        """Global prototypes."""
         return global_prototypes(total, shared)
 
     def deviations(self) -> list[str]:
@@ -288,7 +272,7 @@ class FedMR(Method):
         return lines
 
     def warnings(self, federation: Federation) -> list[str]:
-        """Warn about the published weights with the printed scale."""
+        """The published weights fail with the printed scale."""
         if self.params.scale == "paper" and self.params.mu1 > 1e-4:
             return [f"mu1 {self.params.mu1:g} with scale: paper drove training to chance; use 1e-4 or less"]
         return []

@@ -2,25 +2,21 @@
 
 G. Lee, M. Jeong, Y. Shin, S. Bae, S.-Y. Yun. NeurIPS 2022. https://arxiv.org/abs/2106.03097
 
-Cross-entropy plus a distillation from the server's model over the classes other than a sample's label. The paper was
-not available to us, so no equation numbers are given; loss and defaults are those of the authors' public code. That
-code multiplies the divergence by ``tau^2``, a factor that ``beta`` can undo and that is 1 with the default ``tau``. Its
-loss class has ``tau`` 3 by default, but its configuration, which we follow, sets 1.
+Cross-entropy plus a distillation from the server's model over the classes other than a sample's label. Deviations:
+docs/methods/fedntd.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import freeze_model, full, one_hot
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEACHER = "fedntd.teacher"
 
@@ -28,16 +24,13 @@ TEACHER = "fedntd.teacher"
 def not_true_distillation(
     student: Tensor, teacher: Tensor, labels: Tensor, *, tau: float = 1.0, masked: Tensor | None = None
 ) -> Tensor:
-    r"""Distil one model's outputs into another's, over the classes other than each sample's label.
+    r"""Distil one model's outputs into another's, over the classes other than each sample's label; see :class:`FedNTD`.
 
-    .. math:: \frac{\tau^2}{B} \sum_n \sum_{c \ne y_n} p^g_{nc} \log \frac{p^g_{nc}}{p_{nc}}, \quad
-        p_{nc} = \frac{\exp(z_{nc} / \tau)}{\sum_{j \ne y_n} \exp(z_{nj} / \tau)}
-
-    The gradient with respect to a label's logit is 0, and with respect to any other one
-    :math:`\tau (p_{nc} - p^g_{nc}) / B`.
+    The gradient with respect to a label's logit is 0, and with respect to any other one :math:`\tau (p_{nc} - p^g_{nc})
+    / B`.
 
     Args:
-        student: ``(B, C)`` logits in training, computed in at least float32.
+        student: ``(B, C)`` logits in training.
         teacher: ``(B, C)`` logits of the server's model, without a gradient.
         labels: ``(B,)`` int64.
         tau: temperature of both.
@@ -73,8 +66,6 @@ class FedNTD(Method):
     """
 
     class Params(params.Params):
-        """Options of FedNTD."""
-
         beta: float = Field(1.0, ge=0, description="weight of the distillation; 0: plain cross-entropy")
         tau: float = Field(1.0, gt=0, description="temperature of both models' outputs")
 
@@ -99,7 +90,7 @@ class FedNTD(Method):
         return {"distillation": self.params.beta * distillation}
 
     def deviations(self) -> list[str]:
-        """The factor of the temperature, if it has an effect."""
+        """The factor of the temperature."""
         if self.params.beta == 0 or self.params.tau == 1:
             return []
         return ["tau: the distillation is multiplied by tau^2, as in the authors' code"]

@@ -2,8 +2,8 @@
 
 X.-C. Li, D.-C. Zhan, Y. Shao, B. Li, S. Song. ECML PKDD 2021. https://doi.org/10.1007/978-3-030-86486-6_36
 
-MAP's inherited private model without the restricted softmax: it supervises all local epochs, in one stage, whose result
-is both the upload and the personalised model.
+MAP's inherited private model without the restricted softmax: one stage, whose result is both the upload and the
+personalised model.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ class FedPHP(InheritedPrivateModel):
     With ``lam: 0``, the loss is bit-identical to plain cross-entropy.
     """
 
-    class Params(TransferParams):
-        """Options of FedPHP."""
-
+    Params = TransferParams
     paper = (
         "FedPHP: Federated Personalization with Inherited Private Models, ECML PKDD 2021, "
         "https://doi.org/10.1007/978-3-030-86486-6_36"
     )
 
     def stages(self, epochs: int) -> list[Stage]:
-        """All epochs in one stage, with upload at its end."""
+        """All epochs in one stage."""
         return [Stage("personalise", epochs)]

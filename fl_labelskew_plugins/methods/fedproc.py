@@ -2,40 +2,27 @@
 
 X. Mu, Y. Shen, K. Cheng, X. Geng, J. Fu, T. Zhang, Z. Zhang. FGCS 143, 2023. https://arxiv.org/abs/2109.12273
 
-Clients send feature sums and sample counts per class, and the server computes global prototypes. The paper was not
-available to us, so no equation numbers are given; similarity (cosine) and temperature (MOON's) are uncertain. The paper
-has a projection head before the classifier; here prototypes and contrast use the network's features. Our choice: a
-class without a prototype is not a negative, and its samples have only cross-entropy. ``schedule: constant`` is for
-FedMR (tables 9 and 10), best between 1e-5 and 1e-3.
+Clients send feature sums and sample counts per class, and the server computes global prototypes. Deviations:
+docs/methods/fedproc.md. ``schedule: constant`` is for FedMR (tables 9 and 10), best between 1e-5 and 1e-3.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method, Total
 from pydantic import Field
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import full_precision, global_prototypes, on_device, own_sums, sum_shapes, unit
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
 
 def contrast_share(round: int, rounds: int, *, mu: float = 1.0) -> float:
-    r"""Share of the contrastive loss in a round.
-
-    .. math:: \alpha = \mu \, (1 - t / T)
-
-    Args:
-        round: ``t``, from 0.
-        rounds: ``T``.
-        mu: share at the beginning, 1 in the paper.
+    """Share of the contrastive loss in a round, ``alpha = mu (1 - t / T)``.
 
     >>> contrast_share(25, 100)
     0.75
@@ -46,19 +33,14 @@ def contrast_share(round: int, rounds: int, *, mu: float = 1.0) -> float:
 def prototype_contrast(
     features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, *, temperature: float = 0.5
 ) -> Tensor:
-    r"""Contrast each sample with all prototypes.
-
-    .. math:: \ell_n = -\log \frac{\exp(\cos(z_n, g_{y_n}) / \tau)}{\sum_{c \text{ known}} \exp(\cos(z_n, g_c) / \tau)}
+    """Contrast each sample with the prototypes of all known classes, ``(B,)``; see :class:`FedProc`.
 
     Args:
-        features: ``(B, d)``, computed in at least float32.
+        features: ``(B, d)``.
         labels: ``(B,)`` int64.
         prototypes: ``(C, d)``.
-        known: ``(C,)`` bool, classes with a prototype.
+        known: ``(C,)`` bool, classes with a prototype; samples of other classes count 0.
         temperature: tau.
-
-    Returns:
-        ``(B,)``, 0 for a sample whose class has no prototype.
 
     >>> g = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     >>> prototype_contrast(g, torch.tensor([0, 0]), g, torch.tensor([True, True]), temperature=1.0)
@@ -87,8 +69,6 @@ class FedProc(Method):
     """
 
     class Params(params.Params):
-        """Options of FedProc."""
-
         mu: float = Field(1.0, ge=0, le=1, description="share, or constant weight, of the contrastive loss; 0: none")
         schedule: Literal["linear", "constant"] = Field(
             "linear",
@@ -131,7 +111,7 @@ class FedProc(Method):
         return {"cross_entropy": weighted, **self.terms(batch, client)}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Shapes of the class sums, if prototypes are used."""
+        """Shapes of the class sums."""
         return sum_shapes(federation) if self.params.mu > 0 else {}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
@@ -139,7 +119,7 @@ class FedProc(Method):
         return own_sums(client) if self.params.mu > 0 else {}
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Global prototypes for the next round."""
+        """Global prototypes."""
         return global_prototypes(total, shared)
 
     def deviations(self) -> list[str]:

@@ -3,32 +3,24 @@
 H.-Y. Chen, W.-L. Chao. ICLR 2022. https://arxiv.org/abs/2107.00778
 
 The generic predictor uses the balanced softmax of Ren et al. (NeurIPS 2020, https://arxiv.org/abs/2007.10740). The
-gradient of the personalised one does not reach the generic part. The personalised model, the trained body with both
-heads merged, is private state as large as the model.
-
-The paper was not available to us, so no equation numbers are given; its authors' code is not public. Our choices: no
-hypernetwork, a private head that starts at zero, and for a class without samples, whose logarithm is undefined, the
-count of one sample (``missing: one``) or removal from the softmax (``mask``, the limit of the formula). ``mask``
-restricts the softmax to the client's classes even with ``gamma = 0``.
+gradient of the personalised one does not reach the generic part. The personalised model has both heads merged.
+``missing: mask`` is the limit of the formula for a class without samples, also with ``gamma = 0``. Deviations:
+docs/methods/fedrod.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
+from collections.abc import Mapping, Sequence
+from typing import Literal, cast
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import check_choice, check_per_class, full, keep_private, on_device, private_model
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
 
 HEAD = "fedrod.head."
 MODEL = "fedrod.model."
@@ -46,9 +38,6 @@ def balanced_logits(logits: Tensor, counts: Tensor, *, gamma: float = 1.0, missi
         counts: ``(C,)``, the client's training samples per class.
         gamma: strength; 1 is balanced softmax, 0 adds nothing.
         missing: ``one`` counts a class without samples as one sample; ``mask`` sets its logit to minus infinity.
-
-    Returns:
-        ``(B, C)``.
 
     >>> balanced_logits(torch.tensor([[1.0, 1.0, 1.0]]), torch.tensor([2, 1, 0]))
     tensor([[1.6931, 1.0000, 1.0000]])
@@ -75,8 +64,6 @@ class FedRoD(Method):
     """
 
     class Params(params.Params):
-        """Options of Fed-RoD."""
-
         gamma: float = Field(1.0, ge=0, description="strength of the balanced softmax; 0: plain softmax")
         missing: Missing = Field("one", description="class without samples: one: counts as one; mask: not in softmax")
         private: float = Field(1.0, ge=0, description="weight of the private head's cross-entropy; 0: no private head")
@@ -137,5 +124,5 @@ class FedRoD(Method):
         return logits
 
     def personalised(self, state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """The client's last network with merged heads."""
+        """The network with merged heads."""
         return private_model(state, MODEL)

@@ -2,31 +2,24 @@
 
 X.-C. Li, D.-C. Zhan. KDD 2021. https://doi.org/10.1145/3447548.3467254
 
-Equation 8 (restricted softmax), equations 9 and 10 (its gradient), algorithm 1 (plain mean of the uploads) and
-appendix B (private upload). The paper has no bias; here the whole logit, including the bias, is scaled. The authors'
-public code scales rare observed classes too (``scaling: proportional``), weights uploads by samples, has no bias and
-clips gradients at 100.
+Equation 8 (restricted softmax), equations 9 and 10 (its gradient), algorithm 1 (plain mean of the uploads) and appendix
+B (private upload). Deviations: docs/methods/fedrs.md.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from fl_labelskew_registry.contracts import ClientView, Federation, Method
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import Scaling, noise_of, on_device, on_grid, restricted_logits
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-__all__ = ["FedRS", "privacy_epsilon", "private_update", "restricted_logits"]
 
 
 def private_update(
@@ -104,8 +97,6 @@ class FedRS(Method):
     """
 
     class Params(params.Params):
-        """Options of FedRS."""
-
         alpha: float = Field(0.5, ge=0, le=1, description="factor on the logits of missing classes; 1: plain softmax")
         min_count: int = Field(1, ge=1, description="a class with fewer samples is missing (FEMNIST 2, Shakespeare 20)")
         scaling: Scaling = Field(
@@ -119,7 +110,6 @@ class FedRS(Method):
 
         @model_validator(mode="after")
         def _noise_needs_clip(self) -> FedRS.Params:
-            """Without a largest norm, noise gives no privacy bound."""
             for name in ("upload_sigma", "upload_delta"):
                 if self.upload_clip is None and getattr(self, name) is not None:
                     raise ValueError(f"{name} needs upload_clip: without a largest norm, noise gives no privacy bound")

@@ -2,42 +2,34 @@
 
 Y. Shen, H. Wang, H. Lv. arXiv 2023. https://arxiv.org/abs/2304.04972
 
-Equations 4 and 5 (shift and global prior), footnote 2 (smoothing) and algorithm 1, line 9 (weights of the uploads).
-With pure missing classes a small smoothing constant nearly masks them: ``smoothing: 1`` learns more slowly than
-``smoothing_fraction: 0.1`` (docs/results.md). A single client, or ``smoothing = 1e30``, is plain cross-entropy bit for
-bit, because distributions are computed in float64 and rounded once.
+Equations 4 and 5 (shift and global prior), footnote 2 (smoothing) and algorithm 1, line 9 (weights of the uploads). A
+single client, or ``smoothing = 1e30``, is plain cross-entropy bit for bit, because distributions are computed in
+float64 and rounded once. Deviations: docs/methods/fedshift.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from fl_labelskew_registry.contracts import ClientView, Federation, Method, Total
+from fl_labelskew_registry.contracts import Aggregation, ClientView, Federation, Method, Total
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import check_choice, check_per_class, full, noise_of, on_device
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fl_labelskew_registry.contracts import Aggregation
-    from torch import Tensor
-
 
 def smoothed_distribution(counts: Tensor, *, smoothing: float | Tensor) -> Tensor:
-    """Smoothed label distribution of one client or of several (footnote 2).
+    """Smoothed label distribution of one client or of several (footnote 2); raise ValueError unless ``smoothing > 0``.
 
     .. math:: P_k(c) = (n_{kc} + a) / (N_k + a C)
 
     Args:
         counts: ``(C,)`` or ``(K, C)``; a client without samples gets a uniform distribution.
-        smoothing: ``a`` above 0: a number, or a tensor that broadcasts with ``counts``, such as ``(K, 1)``.
-
-    Raises:
-        ValueError: the number is not above 0.
+        smoothing: ``a``: a number, or a tensor that broadcasts with ``counts``, such as ``(K, 1)``.
 
     >>> smoothed_distribution(torch.tensor([3, 0]), smoothing=1.0)
     tensor([0.8000, 0.2000])
@@ -52,16 +44,7 @@ def smoothed_distribution(counts: Tensor, *, smoothing: float | Tensor) -> Tenso
 
 
 def smoothed_counts(counts: Tensor, *, smoothing: float | Tensor) -> Tensor:
-    """A client's term of the global prior: its number of samples times its smoothed distribution.
-
-    .. math:: N_k P_k(c)
-
-    Args:
-        counts: ``(C,)``, of one client, or ``(K, C)``.
-        smoothing: ``a``: a number, or a tensor of shape ``(1,)`` or ``(K, 1)``.
-
-    Returns:
-        float64, of the shape of ``counts``.
+    """A client's term of the global prior, ``N_k P_k(c)``, in float64; arguments as in :func:`smoothed_distribution`.
 
     >>> smoothed_counts(torch.tensor([3, 0]), smoothing=1.0)
     tensor([2.4000, 0.6000], dtype=torch.float64)
@@ -70,15 +53,9 @@ def smoothed_counts(counts: Tensor, *, smoothing: float | Tensor) -> Tensor:
 
 
 def global_prior(smoothed: Tensor) -> Tensor:
-    r"""Label distribution of the whole federation (below eq. 5).
+    """Label distribution of the whole federation (below eq. 5), ``(C,)`` float32; uniform without samples.
 
-    .. math:: P(c) = \sum_k \frac{N_k}{N} P_k(c)
-
-    Args:
-        smoothed: ``(C,)`` float64, the sum of :func:`smoothed_counts` over **all** clients.
-
-    Returns:
-        ``(C,)`` float32; uniform if there are no samples.
+    ``smoothed``: ``(C,)`` float64, the sum of :func:`smoothed_counts` over **all** clients.
 
     >>> clients = [smoothed_counts(torch.tensor(n), smoothing=1.0) for n in ([3, 0], [0, 1])]
     >>> global_prior(sum(clients))
@@ -89,18 +66,13 @@ def global_prior(smoothed: Tensor) -> Tensor:
 
 
 def shifted_logits(logits: Tensor, counts: Tensor, prior: Tensor, *, smoothing: float | Tensor) -> Tensor:
-    r"""Add the classifier shift of a client (eq. 4 and 5).
-
-    .. math:: \hat z_c = z_c + \ln \frac{P_k(c)}{P(c)}
+    """Add the classifier shift of a client (eq. 4 and 5).
 
     Args:
         logits: ``(B, C)``.
         counts: ``(C,)``, the client's training samples per class.
         prior: ``(C,)``, from :func:`global_prior` with the same smoothing.
         smoothing: ``a`` above 0: a number, or a tensor of shape ``()`` or ``(1,)``.
-
-    Returns:
-        ``(B, C)``.
 
     >>> shifted_logits(torch.zeros(1, 2), torch.tensor([3, 0]), torch.tensor([0.5, 0.5]), smoothing=1.0)
     tensor([[ 0.4700, -0.9163]])
@@ -115,19 +87,12 @@ def shifted_logits(logits: Tensor, counts: Tensor, prior: Tensor, *, smoothing: 
 def noisy_counts(
     counts: Tensor, *, scale: float, noise: Literal["laplace", "gaussian"], generator: np.random.Generator
 ) -> Tensor:
-    """Class counts with noise, rounded to integers of at least 0.
+    """A client's class counts ``(C,)`` with noise, rounded to integers of at least 0.
 
     Rounding also hides the low bits of the noise, which can reveal the value under it (Mironov, "On Significance of the
     Least Significant Bits for Differential Privacy", CCS 2012).
 
-    Args:
-        counts: ``(C,)``, of one client.
-        scale: ``b`` of Laplace noise (standard deviation ``sqrt(2) b``), or standard deviation of Gaussian noise.
-        noise: its distribution.
-        generator: the only source of the noise.
-
-    Returns:
-        ``(C,)``, of the type of ``counts``.
+    ``scale``: ``b`` of Laplace noise (standard deviation ``sqrt(2) b``), or standard deviation of Gaussian noise.
     """
     check_choice("noise", noise, ("laplace", "gaussian"))
     draw = generator.laplace if noise == "laplace" else generator.normal
@@ -136,15 +101,13 @@ def noisy_counts(
 
 
 def counts_epsilon(scale: float) -> float:
-    r"""Epsilon of class counts with Laplace noise (Dwork, McSherry, Nissim, Smith, TCC 2006, proposition 1).
+    r"""Epsilon of class counts with Laplace noise of scale ``b``, in samples.
 
     .. math:: \epsilon = 2 / b
 
-    Replacing one sample changes two counts by one, so the L1 sensitivity is 2. (For adding or removing a sample it is
-    1, but the number of samples is not secret here: it is the weight of uploads.)
-
-    Args:
-        scale: ``b``, in samples.
+    Dwork, McSherry, Nissim, Smith, TCC 2006, proposition 1. Replacing one sample changes two counts by one, so the L1
+    sensitivity is 2. (For adding or removing a sample it is 1, but the number of samples is not secret here: it is the
+    weight of uploads.)
 
     >>> counts_epsilon(4.0)
     0.5
@@ -160,10 +123,7 @@ class PriorParams(params.Params):
         None, gt=0, description="a as a fraction of each client's samples, instead of smoothing (0.1 with pcdd)"
     )
     count_noise: float = Field(
-        0.0,
-        ge=0,
-        le=1e9,
-        description="scale b (laplace) or std (gaussian) of the noise on revealed counts",
+        0.0, ge=0, le=1e9, description="scale b (laplace) or std (gaussian) of the noise on revealed counts"
     )
     count_noise_type: Literal["laplace", "gaussian"] = Field(
         "laplace", description="laplace: epsilon = 2 / count_noise; gaussian: no bound is reported"
@@ -190,7 +150,7 @@ class KnownPrior(Method):
         return {"smoothed": (federation.num_classes,)}
 
     def opening(self, client: ClientView) -> dict[str, Tensor]:
-        """Smoothed class counts; noise, if any, is drawn once per run."""
+        """Smoothed class counts; noise is drawn once per run."""
         p, counts = self.params, client.counts
         if p.count_noise > 0:
             counts = noisy_counts(counts, scale=p.count_noise, noise=p.count_noise_type, generator=noise_of(client))
@@ -210,7 +170,7 @@ class KnownPrior(Method):
         return {"privacy": {"epsilon": counts_epsilon(p.count_noise), "delta": 0.0, "holds_for": scope}}
 
     def deviations(self) -> list[str]:
-        """Noise, which the paper does not have."""
+        """Noise."""
         return ["count_noise: the prior comes from noisy class counts"] if self.params.count_noise > 0 else []
 
 
@@ -232,8 +192,6 @@ class FedShift(KnownPrior):
     """
 
     class Params(PriorParams):
-        """Options of FedShift."""
-
         denominator: Literal["population", "participants"] = Field(
             "population", description="N of a round's weights N_k / N: all clients (algorithm 1) or those of the round"
         )

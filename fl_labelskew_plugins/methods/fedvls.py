@@ -3,37 +3,24 @@
 K. Guo, Y. Ding, J. Liang, R. He, Z. Wang, T. Tan. AAAI 2025. https://arxiv.org/abs/2401.02329
 
 Algorithm 1 of the technical appendix, which the authors publish with their code: line 14 (calibrated cross-entropy),
-line 15 (vacant-class distillation), lines 16 and 17 (logit suppression) and line 18 (their sum). The full text of the
-paper itself was not available to us. Deviations:
-
-- Line 15 is printed without the minus sign of the divergence. Here, as in the authors' code, both softmaxes run over
-  the vacant classes only, so a client with one vacant class has no distillation.
-- ``form: paper`` is lines 16 and 17, without a lower bound: its gradient does not vanish for very small logits. A class
-  without samples of another class in the batch has no term, because its logarithm is infinite. ``code`` is the authors'
-  code: it divides the exponentials by ``C p_c`` and counts ``exp(0)`` for a sample of the class itself, as a bound.
-- Line 18 has no weight for the suppression; the authors' code multiplies it by 0.005. With ``form: paper`` and weight 1
-  our training diverged, so the authors' code is the default. ``lam`` is 0.1 in the command of the authors' README, and
-  1 by default in their code.
-- Line 14 removes vacant classes from the softmax. The authors' code adds 1e-9 to ``p_c``, which lowers their logits by
-  20.7.
+line 15 (vacant-class distillation), lines 16 and 17 (logit suppression) and line 18 (their sum). Deviations:
+docs/methods/fedvls.md. With ``form: paper``, the gradient of the suppression does not vanish for very small logits.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method
 from pydantic import Field
+from torch import Tensor
 from torch.nn.functional import kl_div
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.methods.fedrod import balanced_logits
 from fl_labelskew_plugins.ops import check_choice, check_per_class, freeze_model, full, on_device, one_hot
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Form = Literal["code", "paper"]
 TEACHER = "fedvls.teacher"
@@ -41,15 +28,12 @@ VACANT = "fedvls.vacant"
 
 
 def vacant_class_distillation(logits: Tensor, teacher: Tensor, vacant: Tensor) -> Tensor:
-    r"""Divergence of the server's and the client's model on the vacant classes (algorithm 1, line 15).
+    """Divergence of the server's and the client's model on the vacant classes (line 15, see :class:`FedVLS`).
 
-    .. math:: \frac1B \sum_n \sum_{o \in O} q^g_{n,o} \log \frac{q^g_{n,o}}{q_{n,o}}, \quad
-        q_{n,o} = \frac{e^{z_{n,o}}}{\sum_{c \in O} e^{z_{n,c}}}
-
-    ``q^g`` is computed from the server's logits in the same way. With one vacant class, the divergence is 0.
+    Both softmaxes run over the vacant classes only, so with one vacant class the divergence is 0.
 
     Args:
-        logits: ``(B, C)`` of the trained model, computed in at least float32.
+        logits: ``(B, C)`` of the trained model.
         teacher: ``(B, C)`` of the server's model.
         vacant: ``(V,)`` int64, the classes ``O`` without samples at the client.
 
@@ -74,7 +58,7 @@ def logit_suppression(logits: Tensor, labels: Tensor, counts: Tensor, *, form: F
     are of this class.
 
     Args:
-        logits: ``(B, C)``, computed in at least float32.
+        logits: ``(B, C)``.
         labels: ``(B,)`` int64.
         counts: ``(C,)``, the client's training samples per class; ``p_c`` is the share of class ``c``.
         form: ``code`` or ``paper``.
@@ -121,8 +105,6 @@ class FedVLS(Method):
     """
 
     class Params(params.Params):
-        """Options of FedVLS."""
-
         lam: float = Field(0.1, ge=0, description="weight of the distillation (authors' README: 0.1)")
         suppression: float = Field(0.005, ge=0, description="weight w of the suppression (paper: 1)")
         form: Form = Field(
@@ -176,7 +158,7 @@ class FedVLS(Method):
         return lines
 
     def warnings(self, federation: Federation) -> list[str]:
-        """Warn about the printed suppression, which has no lower bound."""
+        """The printed suppression has no lower bound."""
         if self.params.suppression > 0 and self.params.form == "paper":
             return ["form: paper has no lower bound, so training may diverge; code is safe"]
         return []

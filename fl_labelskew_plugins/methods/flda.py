@@ -2,34 +2,25 @@
 
 D. Peterson, P. Kanani, V. J. Marathe. NeurIPS workshop 2019. https://arxiv.org/abs/1912.06733
 
-The global test uses only the general model; a client's own evaluation uses its mixture.
-
-The paper was not available to us, so no equation numbers are given. As in public code of FedRS's first author, the gate
-is linear in the general model's features and starts at one half, the private network starts as another random network,
-the same for all clients, and ``mixture: logits`` mixes logits (that code adds the same loss twice). We take the paper's
-gate to be linear in the input. With ``private_start: general``, both networks stay equal in a client's first round and
-the gate, whose gradient is their difference, does not change. For the paper's noise on the general model's gradients,
-use the host's ``dp_args``.
+The gate starts at one half, and the private network is the same for all clients. With ``private_start: general``, both
+networks stay equal in a client's first round and the gate, whose gradient is their difference, does not change.
+Deviations: docs/methods/flda.md.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import check_choice, full, keep_private, private_model
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
 
 Mixture = Literal["logits", "probabilities"]
 Start = Literal["random", "general"]
@@ -38,7 +29,7 @@ EXPERT, GATE_NOW = "flda.private", "flda.gate"
 
 
 def mixed(general: Tensor, private: Tensor, score: Tensor, *, mixture: Mixture = "logits") -> Tensor:
-    r"""Logits of the mixture; for ``probabilities``, their logarithm.
+    r"""Logits ``(B, C)`` of the mixture; for ``probabilities``, their logarithm.
 
     .. math:: a z_G + (1 - a) z_P \quad\text{or}\quad \log\bigl(a \, \sigma(z_G) + (1 - a) \, \sigma(z_P)\bigr)
 
@@ -47,9 +38,6 @@ def mixed(general: Tensor, private: Tensor, score: Tensor, *, mixture: Mixture =
         private: ``(B, C)`` logits of the private one.
         score: ``(B,)``, ``a`` before its sigmoid, or one number ``()`` for all.
         mixture: values to mix.
-
-    Returns:
-        ``(B, C)``.
 
     >>> mixed(torch.tensor([[4.0, 0.0]]), torch.tensor([[0.0, 2.0]]), torch.tensor([0.0]))
     tensor([[2., 1.]])
@@ -76,12 +64,9 @@ class FLDA(Method):
     """
 
     class Params(params.Params):
-        """Options of FLDA."""
-
         mixture: Mixture = Field("logits", description="values to mix, before or after the softmax")
         private_start: Start = Field(
-            "random",
-            description="initial private model: another random network, or a copy of the general one",
+            "random", description="initial private model: another random network, or a copy of the general one"
         )
         general_share: float | None = Field(
             None, gt=0, le=1, description="fixed share of the general model in the mixture; default: learnt by a gate"
@@ -135,7 +120,7 @@ class FLDA(Method):
         return {"cross_entropy": functional.cross_entropy(self.calibrate(logits, client), batch.labels)}
 
     def after_round(self, client: ClientView) -> None:
-        """Keep the private model and the gate in host memory."""
+        """Keep the private model and the gate."""
         if EXPERT not in client.scratch:
             return
         keep_private(client, PRIVATE, client.scratch[EXPERT].state_dict())

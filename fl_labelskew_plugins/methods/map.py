@@ -5,29 +5,23 @@ X.-C. Li, S. Song, Y. Li, B. Li, Y. Shao, Y. Yang, D.-C. Zhan. TKDE 2024. https:
 Algorithm 1: a client trains the first half of its epochs with the restricted softmax (eq. 8) and uploads the result. It
 continues with the plain softmax and its frozen inherited private model (HPM; eq. 11 or 12, and 13), which gives its
 personalised model. Eq. 10 mixes this model into the HPM; with momentum 0 the HPM is that model, as in the text.
-
-The text below eq. 10 counts this round in ``z_k`` (``hpm_count: text``). Algorithm 1, lines 14 and 15, and the public
-code of MAP and FedPHP do not (``algorithm``). The paper does not give ``lam``; the defaults are FedPHP's. Differences
-from public code: docs/methods/map.md.
+Deviations: docs/methods/map.md.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method, Stage
 from pydantic import Field
+from torch import Tensor
 from torch.nn import functional
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import Scaling, full, keep_private, mmd, on_device, private_model, restricted_logits
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
 
 PREFIX = "hpm."
 TEACHER = "map.teacher"
@@ -51,9 +45,7 @@ def hpm_momentum(times_selected: int, *, rounds: int, fraction: float, mu0: floa
 
 
 def distillation(student: Tensor, teacher: Tensor, *, temperature: float = 4.0) -> Tensor:
-    r"""Distil one model's outputs into another's (eq. 11; no factor of the squared temperature).
-
-    .. math:: \frac1B \sum_n D_{KL}\bigl(\sigma(z^p_n / \tau) \,\Vert\, \sigma(z_n / \tau)\bigr)
+    """Distil one model's outputs into another's (eq. 11, see :class:`MAP`; no factor of the squared temperature).
 
     Args:
         student: ``(B, C)`` logits in training.
@@ -134,7 +126,7 @@ class InheritedPrivateModel(Method):
         keep_private(client, PREFIX, weights)
 
     def deviations(self) -> list[str]:
-        """The count in use, of the paper's two."""
+        """The count in use."""
         if self.params.mu0 == 0:
             return []
         if self.params.hpm_count == "text":
@@ -170,8 +162,6 @@ class MAP(InheritedPrivateModel):
     """
 
     class Params(TransferParams):
-        """Options of MAP."""
-
         alpha: float = Field(0.5, ge=0, le=1, description="factor on the logits of missing classes; 1: plain softmax")
         min_count: int = Field(1, ge=1, description="a class with fewer samples is missing")
         scaling: Scaling = Field("indicator", description="as in fedrs")

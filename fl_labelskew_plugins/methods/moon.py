@@ -3,39 +3,31 @@
 Q. Li, B. He, D. Song. CVPR 2021. https://arxiv.org/abs/2103.16257
 
 Equation 3 (model-contrastive loss), equation 4 (its sum with cross-entropy) and algorithm 1. The paper has temperature
-0.5, and ``mu`` 5 for CIFAR-10 and 1 elsewhere. ``projection: mlp`` adds a projection head only before the contrast; in
-the paper the classifier follows it as well. Clients that join after round 1 have no contrast at first; in the authors'
-code they contrast with random weights.
+0.5. Deviations: docs/methods/moon.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import full, keep_private, private_model, unit
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PREFIX = "moon."
 TEACHERS = "moon.teachers"
 
 
 def model_contrast(features: Tensor, positive: Tensor, negative: Tensor, *, temperature: float = 0.5) -> Tensor:
-    r"""Contrast features with those of two other models for the same samples (eq. 3).
-
-    .. math:: -\frac1B \sum_n \log \frac{e^{\cos(z_n, z^+_n) / \tau}}{e^{\cos(z_n, z^+_n) / \tau}
-        + e^{\cos(z_n, z^-_n) / \tau}}
+    """Contrast features with those of two other models for the same samples (eq. 3, see :class:`MOON`).
 
     Args:
-        features: ``(B, d)`` of the trained model, computed in at least float32.
+        features: ``(B, d)`` of the trained model.
         positive: ``(B, d)`` of the server's model.
         negative: ``(B, d)`` of the client's last model.
         temperature: tau.
@@ -49,7 +41,7 @@ def model_contrast(features: Tensor, positive: Tensor, negative: Tensor, *, temp
 
 
 def projected(features: Tensor, client: ClientView, model: nn.Module | None = None) -> Tensor:
-    """Features ``(B, d)`` after the projection head of the network or of ``model``; unchanged without a head."""
+    """Features ``(B, d)`` after the projection head of the network or of ``model``, if there is one."""
     head = client.modules(model).get("projection")
     return features if head is None else head(full(features))
 
@@ -70,8 +62,6 @@ class MOON(Method):
     """
 
     class Params(params.Params):
-        """Options of MOON."""
-
         mu: float = Field(
             1.0, ge=0, description="weight of the contrastive loss (5 for CIFAR-10; FedMR, tables 9 and 10: 1e-4 to 1)"
         )
@@ -107,7 +97,7 @@ class MOON(Method):
         return {"contrast": self.params.mu * contrast}
 
     def after_round(self, client: ClientView) -> None:
-        """Keep the client's final weights, a private state as large as the model."""
+        """Keep the client's final weights."""
         if self.params.mu > 0 and client.model is not None:
             keep_private(client, PREFIX, client.model.state_dict())
 

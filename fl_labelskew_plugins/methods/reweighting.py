@@ -3,38 +3,28 @@
 Y. Shen, H. Wang, H. Lv. Federated Learning with Classifier Shift for Class Imbalance. arXiv 2023.
 https://arxiv.org/abs/2304.04972
 
-FedShift's authors try this first ("make P = P_i", section 3.2) and find it far below FedAvg (table 1). They print no
-formula. Here a sample of class ``c`` has the weight ``P(c) / P_k(c)`` (importance sampling), with FedShift's smoothing
-and opening exchange, and uploads are weighted by samples. If the classes of a client are equally frequent, as with
-pcdd, all weights are equal and only lower the learning rate. Neutral settings are FedShift's.
+FedShift's authors try this first ("make P = P_i", section 3.2) and find it far below FedAvg (table 1). If the classes
+of a client are equally frequent, as with pcdd, all weights are equal and only lower the learning rate. Deviations:
+docs/methods/reweighting.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fl_labelskew_registry.contracts import Batch, ClientView
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.methods.fedshift import KnownPrior, PriorParams, smoothed_distribution
 from fl_labelskew_plugins.ops import check_per_class, full, on_device
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 def importance_weights(counts: Tensor, prior: Tensor, *, smoothing: float | Tensor) -> Tensor:
-    """Weight of a sample of each class.
-
-    .. math:: w_c = P(c) / P_k(c)
+    """Weight of a sample of each class, ``P(c) / P_k(c)``, as ``(C,)``.
 
     Args:
         counts: ``(C,)``, the client's training samples per class.
         prior: ``(C,)``, from ``global_prior``, with the same smoothing.
         smoothing: ``a`` above 0: a number, or a tensor of shape ``()`` or ``(1,)``.
-
-    Returns:
-        ``(C,)``.
 
     >>> importance_weights(torch.tensor([3, 0]), torch.tensor([0.5, 0.5]), smoothing=1.0)
     tensor([0.6250, 2.5000])
@@ -43,14 +33,7 @@ def importance_weights(counts: Tensor, prior: Tensor, *, smoothing: float | Tens
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    r"""Cross-entropy with a weight for each class.
-
-    .. math:: \frac1B \sum_n w_{y_n} \ell_n
-
-    Args:
-        logits: ``(B, C)``.
-        labels: ``(B,)`` int64.
-        weights: ``(C,)``, above 0.
+    """Mean cross-entropy of logits ``(B, C)`` with a weight above 0 for each class, ``(C,)``.
 
     >>> weighted_cross_entropy(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor([1.0, 3.0]))
     tensor(1.3863)

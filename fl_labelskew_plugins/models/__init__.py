@@ -1,4 +1,4 @@
 """Networks with ``features`` and a linear ``classifier``.
 
-They may import params and the machine, and are found by their entry points.
+They may import params and the machine.
 """

@@ -12,11 +12,8 @@ from fl_labelskew_plugins import params
 class FeatureNet(nn.Module):
     """``forward(x) = classifier(features(x))``.
 
-    Args:
-        body: returns ``d`` values per sample, ``(B, ...)``, after its last non-linearity.
-        num_features: ``d``.
-        num_classes: ``C``.
-        text: whether inputs are unscaled character indices (uint8).
+    ``body`` returns ``num_features`` values per sample, ``(B, ...)``, after its last non-linearity; ``text``: inputs
+    are character indices (uint8).
     """
 
     def __init__(self, body: nn.Module, num_features: int, num_classes: int, *, text: bool = False) -> None:
@@ -26,15 +23,11 @@ class FeatureNet(nn.Module):
         self.text = text
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Inputs ``(B, ...)`` to features ``(B, d)``.
-
-        Raises:
-            LabelSkewError: a network for measurements got characters, or vice versa.
-        """
-        if x.is_floating_point() == self.text:
-            if self.text:
-                network = "a network for measurements (mlp, logistic, ...)"
-                raise mistake("model", "needs a data set of characters, such as shakespeare", network)
+        """Inputs ``(B, ...)`` to features ``(B, d)``; raise LabelSkewError for characters, or if they are missing."""
+        if self.text and x.is_floating_point():
+            network = "a network for measurements (mlp, logistic, ...)"
+            raise mistake("model", "needs a data set of characters, such as shakespeare", network)
+        if not self.text and not x.is_floating_point():
             raise mistake("model", "needs measurements, but this data set contains characters", "char_lstm")
         out: torch.Tensor = self.body(x)
         return out.flatten(1)
@@ -46,7 +39,7 @@ class FeatureNet(nn.Module):
 
 
 def he_normal(body: nn.Module, mode: Literal["fan_in", "fan_out"]) -> nn.Module:
-    """Kaiming's normal weights and zero biases for every convolution, without which deep networks hardly learn."""
+    """Kaiming's normal weights and zero biases for every convolution; without them, deep networks hardly learn."""
     for module in body.modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
@@ -56,10 +49,7 @@ def he_normal(body: nn.Module, mode: Literal["fan_in", "fan_out"]) -> nn.Module:
 
 
 class ImageNetwork(Network):
-    """A network for images; by default without parameters.
-
-    ``name`` is for messages; ``smallest`` is the minimum side in pixels.
-    """
+    """A network for images; ``smallest``: minimum side in pixels; ``name``: for messages."""
 
     Params = params.Params
     name: ClassVar[str]

@@ -14,7 +14,7 @@ from fl_labelskew_plugins.models.base import FeatureNet, ImageNetwork, he_normal
 def conv_pool(channels: int, widths: Sequence[int], kernel: int, padding: int = 0) -> list[nn.Module]:
     """Blocks of convolution, 2x2 max-pooling and ReLU, one for each of ``widths``.
 
-    ReLU after pooling gives the same values and gradients as before it, with a quarter of the work.
+    ReLU after pooling gives the same values and gradients with a quarter of the work.
     """
     layers: list[nn.Module] = []
     for before, after in zip([channels, *widths], widths, strict=False):
@@ -39,8 +39,6 @@ class LeNet(ImageNetwork):
     name, smallest = "lenet", 16
 
     class Params(params.Params):
-        """Parameters of lenet."""
-
         features: int = Field(84, ge=1, description="d, features of the last hidden layer; 2 for the papers' plots.")
         relu_features: bool = Field(True, description="Whether the features pass a ReLU.")
 

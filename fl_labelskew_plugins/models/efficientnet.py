@@ -24,8 +24,6 @@ class EfficientNetB0(ImageNetwork):
     trained_params: ClassVar[Mapping[str, Any]] = {"weights": NONE}
 
     class Params(params.Params):
-        """Parameters of efficientnet_b0."""
-
         weights: Annotated[str, params.IS_PATH] = Field(
             AUTO,
             min_length=1,

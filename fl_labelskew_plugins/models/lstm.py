@@ -18,7 +18,7 @@ class LastOutput(nn.Module):
         self.lstm = nn.LSTM(embedding, hidden, num_layers=layers, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The features of some texts."""
+        """Features of texts."""
         outputs, _ = self.lstm(self.embedding(x.int()))
         last: torch.Tensor = outputs[:, -1]
         return last
@@ -31,8 +31,6 @@ class CharLSTM(Network):
     """
 
     class Params(Params):
-        """Parameters of char_lstm."""
-
         vocabulary: int | None = Field(
             None, ge=1, le=256, description="Number of characters; default: number of classes."
         )

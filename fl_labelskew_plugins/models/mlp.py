@@ -1,4 +1,4 @@
-"""Logistic regression and a multilayer perceptron for inputs of any shape, which they flatten."""
+"""Logistic regression and a multilayer perceptron."""
 
 import math
 from itertools import pairwise
@@ -26,8 +26,6 @@ class MLP(Network):
     """Linear layers with ReLU; the features are the last hidden layer."""
 
     class Params(params.Params):
-        """Parameters of mlp."""
-
         hidden: list[Annotated[int, Field(ge=1)]] = Field(
             [128], min_length=1, description="Width of each hidden layer; the last one is d."
         )

@@ -1,4 +1,4 @@
-"""A module from Python as a network; its last Linear layer becomes the classifier."""
+"""A module from Python as a network."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ class ModuleNetwork(Network):
     """A user's module as a network: each build is a copy with the module's weights.
 
     A module with ``features(x)`` and a Linear ``classifier`` is used unchanged. Otherwise the last Linear layer with
-    one output per class is the classifier, whose outputs the module must return, and its inputs are the features.
+    one output per class is the classifier, and must give the module's outputs.
 
-    Args:
-        module: takes a batch ``(B, ...)`` and returns logits ``(B, C)``.
+    ``module``: takes a batch ``(B, ...)`` and returns logits ``(B, C)``.
 
     Raises:
         LabelSkewError: it has a lazy layer without a shape.
@@ -69,7 +68,7 @@ class ModuleNetwork(Network):
         )
 
     def _check(self, whole: Headed, shape: tuple[int, ...]) -> None:
-        """Require that the classifier's logits equal the module's outputs; uses copies in eval mode."""
+        """Require that the classifier's logits equal the module's outputs."""
         samples = torch.randn(16, *shape, generator=torch.Generator().manual_seed(0))
         split, original = copy.deepcopy(whole).eval(), copy.deepcopy(self.module).eval()
         for head in (split.classifier, original.get_submodule(whole.path)):
@@ -90,12 +89,7 @@ class ModuleNetwork(Network):
 
 
 class Headed(nn.Module):
-    """A module with its last layer separated: ``forward(x) = classifier(features(x))``.
-
-    Args:
-        module: the whole module; it is changed.
-        path: of its last layer, a Linear.
-    """
+    """A module split at its last layer, the Linear at ``path``; ``module`` is changed."""
 
     def __init__(self, module: nn.Module, path: str) -> None:
         super().__init__()
@@ -124,7 +118,7 @@ class Headed(nn.Module):
 
 
 def _any_logits(_: nn.Module, __: object, logits: torch.Tensor) -> torch.Tensor:
-    """Random logits, because a layer's own may all be positive, which would hide a ReLU after it."""
+    """Random logits: a layer's own may all be positive, which would hide a ReLU after it."""
     return torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
 
 

@@ -37,22 +37,16 @@ class Pretrained(ImageNetwork):
 
 
 def load_imagenet(net: nn.Module, weights: str | None, *, name: str, head: str, cached: str = "") -> None:
-    """Load a torchvision network's weights, except its classifier, from a file.
+    """Load a torchvision network's weights from a file, except its classifier, whose tensors have the prefix ``head``.
 
-    Args:
-        net: the network.
-        weights: a file (see :func:`read_weights`); ``auto``: the file ``cached`` in torchvision's cache, or a warning
-            if it is missing; ``none`` or None: keep the weights of ``net``.
-        name: name of the network, for messages.
-        head: prefix of the classifier's tensors.
-        cached: file name in torchvision's cache.
+    ``weights``: a file; ``auto``: the file ``cached`` in torchvision's cache, or a warning; ``none`` or None: keep the
+    weights of ``net``.
 
     Raises:
         LabelSkewError: the file is not readable, or belongs to another network.
     """
-    if weights in (None, NONE):
+    if weights is None or weights == NONE:
         return
-    assert weights is not None
     path = Path(torch.hub.get_dir(), "checkpoints", cached) if weights == AUTO else Path(weights).expanduser()
     if weights == AUTO and not os.path.isfile(path):
         if (mpi_rank() or (0, 1))[0] == 0:  # warn once per machine
@@ -75,8 +69,7 @@ def load_imagenet(net: nn.Module, weights: str | None, *, name: str, head: str, 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a ``.safetensors`` file, or of a ``.pth`` file with only a state dict.
 
-    Raises:
-        LabelSkewError: the file is missing or has other content.
+    Raise LabelSkewError if the file is missing or has other content.
     """
     if not os.path.isfile(path):
         raise mistake(path, "does not exist", "a file with ImageNet weights")

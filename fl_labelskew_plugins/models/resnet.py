@@ -1,4 +1,4 @@
-"""ResNets for small images: torchvision's with a 3x3 stem of stride 1 and no max-pooling, as usual for 32x32.
+"""ResNets for small images: torchvision's with a 3x3 stem of stride 1 and no max-pooling.
 
 Weights from a file need torchvision's stem, 7x7 of stride 2 and max-pooling. Parameter counts exclude the classifier,
 at 3 channels.
@@ -17,8 +17,6 @@ class _ResNet(Pretrained):
     smallest = 8
 
     class Params(WithWeights):
-        """Parameters of a ResNet."""
-
         stem: Literal["small", "imagenet"] = Field(
             "small", description="First layers: for small images, or torchvision's; default: imagenet with weights."
         )

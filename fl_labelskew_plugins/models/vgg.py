@@ -19,8 +19,6 @@ class VGG11(Pretrained):
     name, smallest = "vgg11", 32
 
     class Params(WithWeights):
-        """Parameters of vgg11."""
-
         batch_norm: bool = Field(False, description="Whether each convolution is followed by batch normalisation.")
 
     def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:

@@ -1,7 +1,7 @@
 """Wide ResNet: Zagoruyko and Komodakis, "Wide Residual Networks", BMVC 2016, https://arxiv.org/abs/1605.07146.
 
-FedMR's network for CIFAR100 (section C.1.1) is the one of https://github.com/meliketoy/wide-resnet.pytorch: depth 28,
-width 10, dropout 0.3 and, unlike the paper's, convolutions with biases.
+Unlike the paper's, the convolutions have biases, as in FedMR's network for CIFAR100 (section C.1.1),
+https://github.com/meliketoy/wide-resnet.pytorch.
 """
 
 from itertools import pairwise
@@ -47,8 +47,6 @@ class WideResNet(ImageNetwork):
     name, smallest = "wide_resnet", 8
 
     class Params(params.Params):
-        """Parameters of wide_resnet."""
-
         depth: int = Field(28, ge=10, le=1000, description="Layers, 6 n + 4 for n blocks in each stage.")
         widen: int = Field(10, ge=1, description="Width: 16, 32 and 64 times this; the last one is d.")
         dropout: float = Field(0.3, ge=0, lt=1, description="Share of values dropped inside a block.")

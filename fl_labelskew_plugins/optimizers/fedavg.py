@@ -1,8 +1,6 @@
 """FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data.
 
 H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agueera y Arcas. AISTATS 2017. https://arxiv.org/abs/1602.05629
-
-Algorithm 1: local SGD, and the mean of the uploads. These are the defaults of every hook.
 """
 
 from __future__ import annotations

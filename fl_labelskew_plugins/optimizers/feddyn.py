@@ -3,42 +3,33 @@ r"""FedDyn: Federated Learning Based on Dynamic Regularization.
 D. A. E. Acar, Y. Zhao, R. Matas Navarro, M. Mattina, P. N. Whatmough, V. Saligrama. ICLR 2021.
 https://arxiv.org/abs/2111.04263
 
-Algorithm 1. A client minimises
+Algorithm 1. A client minimises (eq. 1)
 
 .. math:: L_k(\theta) - \langle \nabla_k, \theta \rangle + \frac\alpha2 \lVert \theta - \theta^{t-1} \rVert^2
 
-(eq. 1), after which ``grad_k <- grad_k - alpha (theta_k - theta^{t-1})``. The server keeps ``h <- h - alpha/m sum
-(theta_k - theta^{t-1})`` over the round's clients, with ``m`` all clients, and sets
-``theta <- mean theta_k - h / alpha``, a uniform mean.
+and then sets ``grad_k <- grad_k - alpha (theta_k - theta^{t-1})``. The server keeps ``h <- h - alpha/m sum (theta_k -
+theta^{t-1})`` over the round's clients, with ``m`` all clients, and sets ``theta <- mean theta_k - h / alpha``, a
+uniform mean.
 
-``h / alpha`` is the sum of all mean changes so far, for any ``alpha``. The local regulariser limits it only with enough
-steps or a larger ``alpha``: FedMR's tables 9 and 10 have 1e-6 to 1e-4 with 10 local epochs; with one epoch and the
-default, the small Fashion-MNIST recipe reached 36 % after 10 rounds, FedAvg 62 %. Differences from FedML's FedDyn:
-docs/mixing.md.
+``h / alpha`` is the sum of all mean changes so far. The local regulariser limits it only with enough steps or a larger
+``alpha``: FedMR's tables 9 and 10 have 1e-6 to 1e-4 with 10 local epochs. FedML's FedDyn: docs/mixing.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-from fl_labelskew_registry.contracts import Optimizer
+from fl_labelskew_registry.contracts import Aggregated, LocalWork, Optimizer
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import add_proximal
-
-if TYPE_CHECKING:
-    from fl_labelskew_registry.contracts import Aggregated, LocalWork
-    from torch import Tensor
 
 
 class FedDyn(Optimizer):
     """Dynamic regularisation."""
 
     class Params(params.Params):
-        """Options of FedDyn, with the host's names."""
-
         feddyn_alpha: float = Field(0.01, gt=0, description="alpha, strength of the regulariser")
 
     paper = "Federated Learning Based on Dynamic Regularization, ICLR 2021, https://arxiv.org/abs/2111.04263"

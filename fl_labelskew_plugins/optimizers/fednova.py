@@ -2,29 +2,23 @@
 
 J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor. NeurIPS 2020. https://arxiv.org/abs/2007.07481
 
-Equation 6: a client's change is divided by ``||a_k||_1``, the sum of the coefficients that its local optimiser gives to
-its gradients; the mean is multiplied by ``tau_eff = sum p_k tau_k``, with ``tau_k = ||a_k||_1``. So clients with more
-steps have no larger influence. Equal steps on all clients are FedAvg except for rounding. The proximal term of section
-5 and the authors' server momentum are omitted.
+Equation 6: a client's change is divided by ``tau_k = ||a_k||_1``, the sum of the coefficients that its local optimiser
+gives to its gradients; the mean is multiplied by ``tau_eff = sum p_k tau_k``. Equal steps on all clients are FedAvg
+except for rounding. The proximal term of section 5 and the authors' server momentum are omitted.
 
-A client sends the normalised change itself: adding it to the start weights would round it before the multiplication.
+A client sends the normalised change: adding it to the start weights would round it before the multiplication.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
-from fl_labelskew_registry.contracts import Optimizer
+from fl_labelskew_registry.contracts import Aggregated, LocalWork, Optimizer
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import sum_of_coefficients
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fl_labelskew_registry.contracts import Aggregated, LocalWork
-    from torch import Tensor
 
 
 class FedNova(Optimizer):

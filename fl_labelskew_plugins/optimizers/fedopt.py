@@ -3,25 +3,20 @@
 S. J. Reddi, Z. Charles, M. Zaheer, Z. Garrett, K. Rush, J. Konecny, S. Kumar, H. B. McMahan. ICLR 2021.
 https://arxiv.org/abs/2003.00295
 
-Algorithm 2: the mean change ``Delta`` of the uploads is the gradient for the server's optimiser. It is torch's with
-torch's other defaults: Adam has bias correction and an epsilon that differs from algorithm 2. ``Delta`` has the
-method's weights of the uploads; algorithm 2 prints ``1/|S|``. ``sgd`` with ``server_momentum`` is FedAvgM; ``sgd`` with
-``server_lr = 1`` and no momentum is FedAvg except for rounding.
+Algorithm 2: the mean change of the uploads is the gradient for the server's optimiser. ``sgd`` with ``server_momentum``
+is FedAvgM, and with ``server_lr = 1`` and no momentum FedAvg except for rounding.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
-from fl_labelskew_registry.contracts import Optimizer
+from fl_labelskew_registry.contracts import Aggregated, Optimizer
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from fl_labelskew_plugins import params
-
-if TYPE_CHECKING:
-    from fl_labelskew_registry.contracts import Aggregated
-    from torch import Tensor
 
 TORCH: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad}
 
@@ -30,15 +25,12 @@ class FedOpt(Optimizer):
     """An optimiser on the server: momentum, Adam or Adagrad."""
 
     class Params(params.Params):
-        """Options of FedOpt, with the host's names."""
-
         server_optimizer: Literal["sgd", "adam", "adagrad"] = Field("sgd", description="the server's optimiser")
         server_lr: float = Field(1.0, gt=0, description="eta, the server's learning rate (0.01 or so with adam)")
         server_momentum: float = Field(0.0, ge=0, lt=1, description="momentum of the server's sgd (FedAvgM: 0.9)")
 
         @model_validator(mode="after")
         def _momentum_needs_sgd(self) -> FedOpt.Params:
-            """Refuse an option that would have no effect."""
             if self.server_momentum and self.server_optimizer != "sgd":
                 raise ValueError(f"server_momentum has no effect with {self.server_optimizer}; use sgd, or 0")
             return self
@@ -53,7 +45,7 @@ class FedOpt(Optimizer):
         return lines
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """One step of the server's optimiser; its state is in ``memory`` under ``entry/parameter``."""
+        """One step of the server's optimiser, which has its state in ``memory`` under ``entry/parameter``."""
         p = self.params
         weights = {name: round.old[name].clone().requires_grad_() for name in round.parameters}
         for name, weight in weights.items():

@@ -2,30 +2,22 @@
 
 T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith. MLSys 2020. https://arxiv.org/abs/1812.06127
 
-Equation 2: a client minimises ``F_k(w) + mu/2 ||w - w_t||^2``, so that ``mu (w - w_t)`` is added to each gradient.
-Neutral setting: ``fedprox_mu = 0`` is FedAvg, bit for bit.
+Equation 2: a client minimises ``F_k(w) + mu/2 ||w - w_t||^2``. ``fedprox_mu = 0`` is FedAvg, bit for bit.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from fl_labelskew_registry.contracts import Optimizer
+from fl_labelskew_registry.contracts import LocalWork, Optimizer
 from pydantic import Field
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import add_proximal
-
-if TYPE_CHECKING:
-    from fl_labelskew_registry.contracts import LocalWork
 
 
 class FedProx(Optimizer):
     """A proximal term in local training."""
 
     class Params(params.Params):
-        """Options of FedProx, with the host's name."""
-
         fedprox_mu: float = Field(0.01, ge=0, description="strength mu of the proximal term; 0: FedAvg")
 
     paper = "Federated Optimization in Heterogeneous Networks, MLSys 2020, https://arxiv.org/abs/1812.06127"

@@ -13,41 +13,32 @@ Each client then sends its whole gradient at the server's ``x``; ``c`` is their 
 starts from ``s = 0``. The server sends the part that a step needs, ``(1 - beta) c + beta s``, with the model. ``beta``
 is ``server_momentum``; local momentum must be 0. MimeLite is omitted.
 
-- ``c`` is that of the last round, as in FedML; the paper collects it at this round's ``x`` in a separate exchange. In
-  round 1 there is none, and ``g = grad f_k(y; zeta)``: without ``c``, the gradient at ``x`` is not subtracted.
-- Both local gradients have the same draws (dropout) and normalise by the batch; ``c`` is the mean over the batches of a
-  client's first epoch, in eval mode.
+- ``c`` is that of the last round; the paper collects it at this round's ``x`` in a separate exchange. In round 1, which
+  has no ``c``, ``g = grad f_k(y; zeta)``.
+- Both local gradients have the same draws (dropout) and normalise by the batch.
 - Weight decay is part of ``f_k``, like the regulariser in the authors' code (google/fedjax), and therefore in all three
   gradients of ``g``.
-- The algorithm has no gradient clipping. Here local SGD clips first and then adds its full decay ``lambda y``: with
-  ``d = (1 - beta) g + beta s``, the step is ``clip(d - lambda y) + lambda y``. Gradients for ``c`` are not clipped.
 
-Differences from FedML's Mime: docs/mixing.md.
+Clipping, and FedML's Mime: docs/mixing.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 import torch
-from fl_labelskew_registry.contracts import Optimizer
+from fl_labelskew_registry.contracts import Aggregated, LocalWork, Optimizer
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fl_labelskew_registry.contracts import Aggregated, LocalWork
-    from torch import Tensor
 
 
 class Mime(Optimizer):
     """Server momentum in every local step."""
 
     class Params(params.Params):
-        """Options of Mime, with the host's names."""
-
         server_optimizer: Literal["sgd"] = Field("sgd", description="the base optimiser")
         server_lr: float = Field(1.0, gt=0, description="the server's learning rate on the mean change (paper: 1)")
         server_momentum: float = Field(0.9, ge=0, lt=1, description="beta, momentum of the base optimiser")
@@ -103,7 +94,7 @@ class Mime(Optimizer):
         return gradient
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """Update and share ``s``, and return the mean of the uploads."""
+        """Update and share ``s``."""
         new, beta = dict(round.mean), self.params.server_momentum
         for name in round.parameters:
             c = round.contributions[name]

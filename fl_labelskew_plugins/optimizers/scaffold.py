@@ -3,42 +3,33 @@ r"""SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
 S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh. ICML 2020.
 https://arxiv.org/abs/1910.06378
 
-Algorithm 1 with option II; option I, the gradient at the server's weights, is omitted. A local step follows
-``g(y) - c_k + c`` (line 10). Afterwards the control variate becomes (line 12)
+Algorithm 1 with option II; option I, the gradient at the server's weights, is omitted. A local step follows ``g(y) -
+c_k + c`` (line 10). Afterwards the control variate becomes (line 12)
 
 .. math:: c_k^+ = c_k - c + \frac{x - y_k}{K \eta}
 
 and the server adds the mean change of the weights, times ``server_lr``, to its own (line 16), and ``|S| / N`` times the
-mean change of the control variates to ``c`` (line 17).
-
-The paper's clients use plain SGD. With momentum, ``K`` is the sum of the coefficients that the local optimiser gives to
-its gradients, as in FedNova. Weight decay is part of the objective. Differences from FedML's SCAFFOLD: docs/mixing.md.
+mean change of the control variates to ``c`` (line 17). With momentum, ``K`` is the sum of the coefficients of
+gradients, as in FedNova. Weight decay, and FedML's SCAFFOLD: docs/mixing.md.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
-from fl_labelskew_registry.contracts import Optimizer
+from fl_labelskew_registry.contracts import Aggregated, LocalWork, Optimizer
 from pydantic import Field
+from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import sum_of_coefficients
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fl_labelskew_registry.contracts import Aggregated, LocalWork
-    from torch import Tensor
 
 
 class SCAFFOLD(Optimizer):
     """Control variates against client drift."""
 
     class Params(params.Params):
-        """Options of SCAFFOLD, with the host's names."""
-
         server_lr: float = Field(1.0, gt=0, description="eta_g, the server's learning rate")
 
     paper = (

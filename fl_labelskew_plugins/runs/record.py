@@ -198,7 +198,8 @@ class Record:
         """Write the clients' own models; return their mean accuracy on own test splits."""
         method, local = self.session.method, self.session.trainer
         accuracies = []
-        for client in self.states.clients() if local.indices else []:  # other processes have the states
+        stored = sorted(self.states.committed) if local.indices else []  # without local clients there are no states
+        for client in stored:
             model = self.session.own_model(self.states.get(client))
             if model is None:
                 break

@@ -256,13 +256,13 @@ def watch(session: Session, folder: Path) -> Watch | None:
     recipe = session.recipe
     if not recipe.tracking.diagnostics:
         return None
-    from fl_labelskew_plugins.diagnostics.base import Scene
+    from fl_labelskew_plugins.diagnostics.base import RunInfo
     from fl_labelskew_plugins.diagnostics.watch import Watch
 
     assert session.counts is not None  # recipes for silos have no diagnostics
     title = f"{recipe.method_name} on {recipe.data.dataset}"
-    scene = Scene(title, session.trainer, session.counts, session.class_names, session.federation.rounds)
-    return Watch(recipe.tracking.diagnostics, recipe.tracking.diagnostics_every, scene, folder)
+    run = RunInfo(title, session.trainer, session.counts, session.class_names, session.federation.rounds)
+    return Watch(recipe.tracking.diagnostics, recipe.tracking.diagnostics_every, run, folder)
 
 
 def assemble(

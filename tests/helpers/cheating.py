@@ -269,7 +269,7 @@ def withholds_the_end_of_a_sum():
         with suppress(RunError):
             honest(self, round, clients)
         states = self.rounds.record.states
-        states.committed[3], states.selections[3] = round, states.times_selected(3) + 1
+        states.committed[3], states.selections[3] = round, states.selections[3] + 1
         ServerRound.advertised = believes_each_silo
         return honest(self, round + 1, clients)
 

@@ -185,7 +185,7 @@ class Uploads(SiloExchange):
             client + 1,
             round=round,
             meta={
-                "times_selected": states.times_selected(client) + 1,
+                "times_selected": states.selections[client] + 1,
                 "state_round": states.committed.get(client, -1),
                 "kept_rounds": states.kept(client),
                 "personalised": self.personalised,

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fl_labelskew_plugins.engine.aggregate import check_made, check_upload, numbers
-from fl_labelskew_plugins.engine.isolation import BETWEEN, Baseline
+from fl_labelskew_plugins.engine.isolation import WITHOUT_CLIENT, Baseline
 from fl_labelskew_plugins.engine.local import LocalResult, LocalSettings, learning_rate, load, snapshot
 from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.engine.turn import Turn
@@ -210,7 +210,7 @@ class HostedFederation(Simulation):
         turn = Turn(local, client, round, shared=self.server.shared, times_selected=record.states.select(client))
         self.turn = HostedTurn(turn, network, self.settings.epochs)
         of_method, baseline = local.unchanged[0], Baseline(network)
-        of_method.check(*BETWEEN)
+        of_method.check(*WITHOUT_CLIENT)
         try:
             with turn.seeded(), with_recipe_settings(self.settings):
                 sent = train()

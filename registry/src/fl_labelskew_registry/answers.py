@@ -1,6 +1,6 @@
-"""Checks of hooks: their return values and the state they leave, by the contracts' annotations and some shapes.
+"""Checks of hooks' return values, and of the state they leave, by types and shapes.
 
-Runs and plugin tests call :func:`problem`. It compares only types and shapes, which is fast enough for each batch.
+Fast enough for each batch; runs and plugin tests call :func:`problem`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,9 @@ Check = Callable[..., str]
 
 
 def problem(plugin: Any, contract: type, hook: str, answer: Any, *given: Any) -> str:
-    """Describe the violation in the ``answer`` of a hook and the expected value; empty if it is valid.
+    """Describe the violation in the ``answer`` of a hook of ``contract``; empty if it is valid.
 
-    Args:
-        plugin: the object.
-        contract: its base class in this package.
-        hook: name of the hook.
-        answer: its return value.
-        given: positional arguments of the call.
+    ``given``: positional arguments of the call.
 
     >>> from fl_labelskew_registry import Method
     >>> problem(None, Method, "deviations", "none")
@@ -38,10 +33,8 @@ def problem(plugin: Any, contract: type, hook: str, answer: Any, *given: Any) ->
     if annotation is not None and not _fits(answer, annotation):
         return f"returned {_wrong_entry(answer, annotation) or described(answer)}; expected {text}"
     if hook in ("before_round", "after_round"):
-        state = getattr(given[0], "client", given[0]).state
-        wrong = (
-            _wrong_entry(state, _annotated(Method, "contribute")[0]) if isinstance(state, dict) else described(state)
-        )
+        state, tensors = getattr(given[0], "client", given[0]).state, _annotated(Method, "contribute")[0]
+        wrong = _wrong_entry(state, tensors) if isinstance(state, dict) else described(state)
         return wrong and f"left {wrong} in client.state; expected names and tensors, for example torch.as_tensor(value)"
     if hook in SHAPES:
         expected = SHAPES[hook](plugin, *given)
@@ -50,7 +43,7 @@ def problem(plugin: Any, contract: type, hook: str, answer: Any, *given: Any) ->
 
 
 def described(value: object) -> str:
-    """The type of a value, and the shape of an array, for an error message."""
+    """The type of a value, and the shape of an array."""
     if value is None:
         return "None"
     if hasattr(value, "shape"):
@@ -73,7 +66,7 @@ def _annotated(contract: type, hook: str) -> tuple[Any, str]:
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-    """Whether a value has a type; for tuples, only the first element type is compared."""
+    """Whether a value has a type; of tuples, only the first element type is compared."""
     kind, parts = get_origin(annotation), get_args(annotation)
     if annotation is Any:
         return True
@@ -87,7 +80,7 @@ def _fits(value: Any, annotation: Any) -> bool:
 
 
 def _wrong_entry(value: Any, annotation: Any) -> str:
-    """The first entry of a mapping with a wrong type, such as ``a float as 'n'``; empty if there is none."""
+    """The first entry of a mapping with a wrong type, such as ``a float as 'n'``; empty if all are right."""
     if not isinstance(value, Mapping) or get_origin(annotation) not in (dict, Mapping):
         return ""
     name_type, entry_type = get_args(annotation)
@@ -122,7 +115,7 @@ def _loss(plugin: object, terms: Any, *__: Any) -> str:
 
 
 def _sent(announcing: str) -> Check:
-    """Return a check of tensors to send; the hook ``announcing`` returns their shapes."""
+    """A check of tensors to send; the hook ``announcing`` returns their shapes."""
 
     def check(plugin: Any, answer: Any, client: Any) -> str:
         announced = getattr(plugin, announcing)(client.federation) if answer else {}

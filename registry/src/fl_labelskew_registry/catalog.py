@@ -1,4 +1,4 @@
-"""Catalogue of plugins: list names without importing plugins, and load a plugin by name."""
+"""List plugins without importing them, and load a plugin by name."""
 
 from __future__ import annotations
 
@@ -87,9 +87,7 @@ def nearest(name: str, known: list[str]) -> str:
 def misplaced(kind: Kind, name: str | None = None) -> list[str]:
     """A line for each plugin in a non-existent ``fl_labelskew`` group, without importing plugins.
 
-    Args:
-        kind: only plugins that were probably meant for this kind, unless ``name`` is given.
-        name: only plugins with this name.
+    ``kind``: only plugins that were probably meant for this kind; ``name``: instead only plugins with this name.
     """
     lines = set()
     for entry in {point for distribution in distributions() for point in distribution.entry_points}:
@@ -151,7 +149,7 @@ def _check(kind: Kind, plugin: Any, source: str) -> None:
 def _misspelt(plugin: type, contract: type) -> str:
     """Error message for the first public name that is close to a name of the contract; empty if there is none.
 
-    The contract would never use such a hook or attribute. A class that defines both names probably means both.
+    The contract would never use it. A class that defines both names probably means both.
     """
     members = {name: callable(value) for name, value in vars(contract).items() if not name.startswith("_")}
     defined = _defined(plugin, contract)
@@ -192,6 +190,6 @@ def _incompatible(plugin: type, contract: type) -> str:
 
 
 def _defined(plugin: type, contract: type) -> dict[str, Any]:
-    """Members of a class that its contract does not define, inherited ones included."""
+    """Members of a class outside its contract, inherited ones included."""
     classes = [base for base in reversed(plugin.__mro__) if issubclass(base, contract) and base is not contract]
     return {name: value for base in classes for name, value in vars(base).items()}

@@ -1,7 +1,7 @@
 """Contracts of methods and optimisers, and the objects that their hooks receive.
 
-At run time this module imports neither torch, numpy nor fedml; the annotations are for readers and type checkers.
-Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``K`` clients.
+At run time this module imports neither torch, numpy nor fedml. Notation: ``C`` classes, ``B`` samples of a batch, ``d``
+features, ``K`` clients.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Federation:
 
     Args:
         num_clients: ``K``.
-        clients_per_round: clients per round; ``clients_per_round / num_clients`` is ``Q``.
+        clients_per_round: ``clients_per_round / num_clients`` is ``Q``.
         rounds: ``T``.
         epochs: local epochs ``E``.
         num_classes: ``C``.
@@ -79,16 +79,14 @@ class ClientView:
         state: private tensors that stay with this client between rounds; a method may replace entries.
         generator: CPU generator for the method's draws, seeded by (seed, round, client).
         noise: numpy generator for privacy noise only (ChaCha20). In cross-silo runs its key comes from a secret of the
-            silo: with the recipe's seed, the server could subtract the noise.
+            silo, because the server knows the recipe's seed and could subtract the noise.
         times_selected: number of rounds that selected this client, including this one.
-        federation: facts about the run.
-        stage: name of the current stage of training.
-        model: the local network, with ``features(x)`` and ``classifier``. After the round, changes by a hook are
-            undone, except those of the uploaded weights.
+        model: the local network, with ``features(x)`` and ``classifier``. After the round, hooks' changes are undone,
+            except those of the uploaded weights.
         frozen: returns a new frozen network in eval mode with the given state dict, valid for the rest of the round.
         fresh: state dict of a second, freshly initialised network, identical in every round and client.
-        features: ``features() -> (N_k, d), (N_k,)``, training features and labels under the current weights, in eval
-            mode; each call passes over the client's data.
+        features: returns training features ``(N_k, d)`` and labels ``(N_k,)`` under the current weights, in eval mode;
+            each call passes over the client's data.
         scratch: the method's own values for the rest of this round.
         sends: whether :meth:`Method.contribute` is called and its tensors leave this client.
     """
@@ -116,10 +114,7 @@ class ClientView:
         return int(self.counts.sum())
 
     def modules(self, model: nn.Module | None = None) -> Mapping[str, nn.Module]:
-        """The method's :meth:`Method.shared_modules` in ``model`` (default: the local network).
-
-        In a network from :attr:`frozen`, they have the weights of its state dict.
-        """
+        """The method's :meth:`Method.shared_modules` in ``model``, by default the local network."""
         shared: Any = getattr(self.model if model is None else model, SHARED_MODULES, {})
         return dict(shared.items())
 
@@ -145,7 +140,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Contribution:
-    """The tensors that client ``id`` sent in addition to its weights, as returned by ``opening`` or ``contribute``."""
+    """The tensors that client ``id`` sent in addition to its weights."""
 
     id: int
     tensors: Tensors
@@ -159,7 +154,7 @@ class Total:
         tensors: sums by name, if any client sent the name. With secure aggregation, float32 in steps of 1e-6.
         clients: number of uploads of the round, or of openings.
         round: from 0; also 0 for the opening.
-        contributions: the tensors of each client, by ascending id, if the method is ``individual``; otherwise empty.
+        contributions: the tensors of each client, by ascending id, if the method is ``individual``.
     """
 
     tensors: Tensors
@@ -182,8 +177,9 @@ class Method(Plugin):
     - ``corrects``: purpose of the calibration; methods with the same purpose cannot be combined.
 
     A method that only changes logits overrides only :meth:`calibrate`; one that adds to the loss overrides
-    :meth:`terms`. One object serves all clients, so a client's data belong in its view: a hook that sets an attribute
-    of the object stops the run.
+    :meth:`terms`. Hooks with the answer "whether ..." need an override only if the answer depends on options. One
+    object serves all clients, so a client's data belong in its view: a hook that sets an attribute of the object stops
+    the run.
     """
 
     paper: ClassVar[str] = ""
@@ -202,7 +198,7 @@ class Method(Plugin):
         return []
 
     def warnings(self, federation: Federation) -> list[str]:
-        """Warnings to print before this run, for example about a value known to fail."""
+        """Warnings to print before this run."""
         return []
 
     def report(self, federation: Federation) -> dict[str, Any]:
@@ -210,37 +206,31 @@ class Method(Plugin):
         return {}
 
     def logits_only(self) -> bool:
-        """Whether this method only calibrates logits, so that it can run inside another training loop.
-
-        An opening exchange is allowed. Override it if the answer depends on options.
-        """
-        return not self.uses(*(hook for hook in hooks(Method) if hook not in BESIDE_TRAINING))
+        """Whether this method only calibrates logits, so that it can run inside another training loop."""
+        return not self.uses(*(hook for hook in hooks(Method) if hook not in CALIBRATION_ONLY))
 
     def additive(self) -> bool:
-        """Whether this method only adds :meth:`terms` to the cross-entropy of calibrated logits.
-
-        Additive methods can be combined with each other. Override it if the answer depends on options.
-        """
+        """Whether this method only adds :meth:`terms`, so that it can be combined with other such methods."""
         return self.logits_only() or not self.uses(*(hook for hook in hooks(Method) if hook not in ADDITIVE))
 
     def protects(self) -> bool:
-        """Whether :meth:`protect` changes updates. Override it if the answer depends on options."""
+        """Whether :meth:`protect` changes updates."""
         return self.uses("protect")
 
     def personalises(self) -> bool:
-        """Whether clients have a model other than the uploaded one. Override it if the answer depends on options."""
+        """Whether clients have a model other than the uploaded one."""
         return self.uses("personalised", "private_logits")
 
     def opening_shapes(self, federation: Federation) -> Mapping[str, tuple[int, ...]]:
-        """Names and shapes of the tensors of :meth:`opening`: float32, float64 or int64; others are refused."""
+        """Names and shapes of the tensors of :meth:`opening`: float32, float64 or int64."""
         return {}
 
     def contribution_shapes(self, federation: Federation) -> Mapping[str, tuple[int, ...]]:
-        """Names and shapes of the tensors of :meth:`contribute`: float32, float64 or int64; others are refused."""
+        """Names and shapes of the tensors of :meth:`contribute`: float32, float64 or int64."""
         return {}
 
     def opening(self, client: ClientView) -> Tensors:
-        """Client, once before round 0, for every client: tensors to be summed for :meth:`open`; default: none."""
+        """Client, once before round 0, for every client: tensors to be summed for :meth:`open`."""
         return {}
 
     def open(self, total: Total) -> Tensors:
@@ -272,14 +262,14 @@ class Method(Plugin):
         return logits
 
     def terms(self, batch: Batch, client: ClientView) -> Tensors:
-        """Weighted terms to add to the cross-entropy, by name; default: none."""
+        """Weighted terms to add to the cross-entropy, by name."""
         return {}
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         """All terms of the loss, weighted; training minimises their sum.
 
-        The default is the mean cross-entropy of the calibrated logits, and :meth:`terms`. Override it only to replace
-        the cross-entropy: the method can then not be combined with methods that add terms.
+        The default is the mean cross-entropy of the calibrated logits, and :meth:`terms`. A method that overrides it
+        cannot be combined with methods that add terms.
         """
         from torch.nn.functional import cross_entropy
 
@@ -287,17 +277,14 @@ class Method(Plugin):
         return {"cross_entropy": cross_entropy(calibrated, batch.labels), **self.terms(batch, client)}
 
     def contribute(self, client: ClientView) -> Tensors:
-        """Client, after local training: tensors to be summed, announced by :meth:`contribution_shapes`; default: none.
+        """Client, after local training: tensors to be summed, announced by :meth:`contribution_shapes`.
 
         Return sums over samples, such as feature sums and sample counts per class: means would be added up unweighted.
         """
         return {}
 
     def protect(self, update: dict[str, Tensor], client: ClientView) -> dict[str, Tensor]:
-        """Client: final change of the floating-point update (upload minus the start of the round) before it is sent.
-
-        Draw noise from ``client.noise``.
-        """
+        """Client: last change of the floating-point update (upload minus start), with noise from ``client.noise``."""
         return update
 
     def combine(self, total: Total, shared: Tensors) -> Tensors:
@@ -309,7 +296,7 @@ class Method(Plugin):
         return weights
 
     def after_round(self, client: ClientView) -> None:
-        """Client, after local training: update ``client.state`` from ``client.model``, which has the final weights."""
+        """Client, after local training: update ``client.state``; ``client.model`` has the final weights."""
 
     def private_logits(self, inputs: Tensor, client: ClientView) -> Tensor:
         """``(B, C)`` logits to evaluate a client's own model after training; default: the network's."""
@@ -329,7 +316,6 @@ class LocalWork:
     Args:
         client: ``shared``, ``state`` and ``scratch`` are the optimiser's, separate from the method's.
         start: the server's parameters, by name.
-        learning_rate: of this round.
         momentum: of local SGD.
         weight_decay: factor of the weights that the local optimiser adds to each gradient.
         loss: the method's loss of the current batch in a network from ``client.frozen``, with its gradient. Dropout,
@@ -372,7 +358,6 @@ class Aggregated:
         parameters: names of the trained parameters; all others are buffers.
         shared: tensors to send with the next model; entries may be replaced.
         memory: tensors that stay on the server; entries may be replaced.
-        federation: facts about the run.
         whole: if ``mean`` weights rows of the classifier by class: these tensors, averaged with the uploads' weights.
     """
 
@@ -397,8 +382,7 @@ class Aggregated:
 class Optimizer(Plugin):
     """Optimisation of the federation, independent of its method: corrections of local gradients, and the server's step.
 
-    Every hook has a neutral default: without overrides, this class is FedAvg. The method never sees the tensors that an
-    optimiser sends, shares or keeps.
+    Without overrides, this class is FedAvg. The method never sees the tensors that an optimiser sends, shares or keeps.
 
     - ``aggregation``: weights of the uploads; None: those of the method.
     - ``client_optimizers``: supported local optimisers; ``local_momentum``: whether these may have momentum.
@@ -443,8 +427,8 @@ class Optimizer(Plugin):
         return round.mean
 
 
-BESIDE_TRAINING = {"deviations", "warnings", "report", "logits_only", "additive", "protects", "personalises"}
-BESIDE_TRAINING |= {"calibrate", "opening", "opening_shapes", "open", "contribution_shapes"}
+CALIBRATION_ONLY = {"deviations", "warnings", "report", "logits_only", "additive", "protects", "personalises"}
+CALIBRATION_ONLY |= {"calibrate", "opening", "opening_shapes", "open", "contribution_shapes"}
 """Hooks that a method may override if it only calibrates logits in training."""
-ADDITIVE = BESIDE_TRAINING | {"shared_modules", "before_round", "terms", "contribute", "combine", "after_round"}
+ADDITIVE = CALIBRATION_ONLY | {"shared_modules", "before_round", "terms", "contribute", "combine", "after_round"}
 """Hooks that a method may override if it only adds terms to the loss."""

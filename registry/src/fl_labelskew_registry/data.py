@@ -1,7 +1,7 @@
 """Contracts of partitioners, data sets and networks, and the data that they exchange.
 
-At run time this module imports neither torch, numpy nor fedml; the annotations are for readers and type checkers.
-Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``K`` clients, ``N`` samples.
+At run time this module imports neither torch, numpy nor fedml. Notation: ``C`` classes, ``B`` samples of a batch, ``d``
+features, ``K`` clients, ``N`` samples.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ class Partitioner(Plugin):
 
 @dataclass(frozen=True)
 class Images:
-    """Image files that are decoded on demand, for a data set that does not fit into memory.
-
-    ``len``, ``shape`` and indexing with a slice or an array of indices work as for an array ``(N, C, H, W)``.
+    """Image files that are decoded on demand; ``len``, ``shape`` and indices work as for an array ``(N, C, H, W)``.
 
     Args:
         files: paths of the ``N`` samples.
@@ -71,7 +69,7 @@ class Images:
         return replace(self, files=[self.files[int(row)] for row in rows])
 
     def copy(self) -> Images:
-        """Return this object: it holds no samples."""
+        """Return this object, which holds no samples."""
         return self
 
 
@@ -92,8 +90,7 @@ class Data:
         train: training part.
         test: global test part.
         class_names: names of the ``C`` classes.
-        mean: per channel (first axis of a sample), for ``x`` scaled to 0..1 if ``x`` is uint8; empty: do not normalise,
-            for example indices of characters.
+        mean: per channel (first axis of a sample), for ``x`` scaled to 0..1 if ``x`` is uint8; empty: do not normalise.
         std: per channel, like ``mean``.
         notes: text files to store with a run's results, by name, for example a drawn split.
         group_names: names of the numbers in ``groups``, for example hospitals; empty: no names.
@@ -115,8 +112,7 @@ class Dataset(Plugin):
     """Reads or generates a data set.
 
     ``default_dir`` is its default folder; ``source`` states the origin and size of its files. ``picture_keys`` are the
-    parameters that :meth:`picture` depends on, which model files store for use on new images; empty if samples do not
-    come from image files.
+    parameters that :meth:`picture` depends on, which model files store; empty if samples do not come from image files.
     """
 
     default_dir: ClassVar[str | None] = None
@@ -125,7 +121,7 @@ class Dataset(Plugin):
 
     @property
     def measured(self) -> bool:
-        """Whether mean and std are computed from the training part, because the data set has no published ones."""
+        """Whether mean and std are computed from the training part."""
         return False
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
@@ -144,10 +140,7 @@ class Dataset(Plugin):
         return False
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Like :meth:`load`, but without a split: if :meth:`splits_off` is true, one part contains all samples.
-
-        Override it together with :meth:`splits_off`: test data may be too few to split.
-        """
+        """Like :meth:`load`, but without a split; override it together with :meth:`splits_off`."""
         return self.load(data_dir, download=download, seed=seed)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
@@ -155,12 +148,9 @@ class Dataset(Plugin):
         self.check(data_dir, download=download)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Only the global test part, for a server without training data; ``train`` has no samples, ``(0, ...)``.
+        """Only the global test part; ``train`` has no samples, ``(0, ...)``.
 
-        Override it if the test part can be read without the training files.
-
-        Raises:
-            LabelSkewError: files are missing or broken.
+        Override it if the test part can be read without the training files. Raises as :meth:`load`.
         """
         data = self.load(data_dir, download=download, seed=seed)
         # copies: a slice would keep the whole training part in memory
@@ -190,7 +180,7 @@ class Dataset(Plugin):
         return [("files", "found", "found")]
 
     def broken(self, data_dir: Path | None) -> list[str]:
-        """A line for each broken file that :meth:`load` reads; by default, the errors of :meth:`load`."""
+        """A line for each broken file that :meth:`load` reads."""
         try:
             self.load(data_dir, download=False, seed=0)
         except LabelSkewError as error:

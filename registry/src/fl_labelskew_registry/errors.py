@@ -1,4 +1,4 @@
-"""Errors for users; each message is one line: where, what is wrong, and what to use instead."""
+"""Errors for users."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MistakesError(LabelSkewError):
 
 
 class PluginError(LabelSkewError):
-    """A plugin that is unknown, ambiguous, or cannot be loaded; the message names its distribution."""
+    """A plugin that is unknown, ambiguous, or cannot be loaded."""
 
 
 def mistake(where: object, what: str, use: str) -> LabelSkewError:
@@ -45,7 +45,7 @@ def mistake(where: object, what: str, use: str) -> LabelSkewError:
 
 
 class RunError(LabelSkewError):
-    """A run that cannot continue, for example because training diverged. One line, but exit code 1."""
+    """A run that cannot continue, for example because training diverged. Exit code 1."""
 
     exit_code = 1
 
@@ -56,7 +56,7 @@ Error = TypeVar("Error", bound=LabelSkewError)
 def shareable(error: Error, text: str = "") -> Error:
     """Give the error a message for other machines: ``text``, or its own if that contains no value of local data.
 
-    A silo sends its server only this message; for other errors, only the fact that one occurred.
+    A silo sends its server only this message.
 
     >>> shareable(RunError("labels.csv: 12 rows are without a label"), "rows are without a label").public
     'rows are without a label'

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 
 class Plugin:
-    """Base of all contracts: a class's ``Params``, an object's ``params``, and the check for overridden hooks.
+    """Base of all contracts.
 
     A plugin for recipes needs ``Params``, possibly empty. A class whose objects are created in Python may omit it.
     """
@@ -17,12 +17,12 @@ class Plugin:
         self.params = type(self).Params() if params is None and hasattr(type(self), "Params") else params
 
     def uses(self, *hooks: str) -> bool:
-        """Whether the plugin overrides any of these hooks of its contract."""
+        """Whether the plugin overrides any of these hooks."""
         kind = type(self)
         contract = next(base for base in kind.__mro__ if Plugin in base.__bases__)
         return any(getattr(kind, hook) is not getattr(contract, hook) for hook in hooks)
 
 
 def hooks(contract: type[Plugin]) -> tuple[str, ...]:
-    """Names of a contract's hooks, which are its public functions, in their order."""
+    """Names of a contract's hooks, which are its public functions."""
     return tuple(name for name, hook in vars(contract).items() if callable(hook) and not name.startswith("_"))

@@ -35,9 +35,7 @@ FEDERATION = Federation(
 def check_method(kind: type[Method], params: Any = None) -> None:
     """Call each hook of a method for two rounds of a client that lacks a class.
 
-    Args:
-        kind: the class.
-        params: its parameters; default: ``kind.Params()``.
+    ``params``: default: ``kind.Params()``.
 
     Raises:
         AssertionError: a hook violated its contract; the message names the hook.
@@ -49,7 +47,7 @@ def check_method(kind: type[Method], params: Any = None) -> None:
     inputs, labels = torch.randn(SAMPLES, 2), torch.tensor([0, 0, 1, 1])
     state: dict[str, Any] = {}
     opened = _call(method, "opening", _view(model, {}, {}, labels, inputs))
-    shared = dict(_call(method, "open", _total(opened)))
+    shared = dict(_call(method, "open", Total(opened, 1)))
     for hook, given in (("deviations", ()), ("warnings", (run,)), ("report", (run,)), ("protects", ())):
         _call(method, hook, *given)
     for round in range(run.rounds):
@@ -69,7 +67,7 @@ def check_method(kind: type[Method], params: Any = None) -> None:
         if method.protects():
             _call(method, "protect", {name: torch.zeros_like(p) for name, p in model.named_parameters()}, view)
         _call(method, "private_logits", inputs, view)
-        shared, state = dict(_call(method, "combine", _total(sent), shared)), view.state
+        shared, state = dict(_call(method, "combine", Total(sent, 1), shared)), view.state
         _call(method, "after_aggregation", model.state_dict(), shared)
         _call(method, "personalised", state)
 
@@ -113,8 +111,8 @@ def check_partition(kind: type[data.Partitioner], params: Any = None, *, clients
     name = f"{kind.__name__}.split"
     assert len(parts) == clients, f"{name} returned {len(parts)} parts; expected one for each of {clients} clients"
     assert all(len(part) for part in parts), f"{name} returned an empty part; expected samples for each client"
-    dealt = np.concatenate(parts)
-    assert len(set(dealt.tolist())) == len(dealt), f"{name} gave a sample to two clients; expected one"
+    indices = np.concatenate(parts)
+    assert len(set(indices.tolist())) == len(indices), f"{name} gave a sample to two clients; expected one"
     same = all(map(np.array_equal, parts, again))
     assert same, f"{name} returned other parts for the same generator; expected draws from rng only"
 
@@ -125,10 +123,6 @@ def _call(plugin: Any, hook: str, *given: Any) -> Any:
     wrong = problem(plugin, contract, hook, answer, *given)
     assert not wrong, f"{type(plugin).__name__}.{hook} {wrong}"
     return answer
-
-
-def _total(sent: Any) -> Total:
-    return Total(dict(sent), 1)
 
 
 def _network(shared: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Contract of trackers, and the description of a run that they receive; without heavy imports."""
+"""Contract of trackers; without heavy imports."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class TrackedRun:
 
     Args:
         id: 16 letters that identify this run, also after it is resumed.
-        folder: folder of the run, named like it; a tracker may store files there.
+        folder: folder of the run; a tracker may store files there.
         parameters: the recipe with every default, ``section.key`` to its value; lists are JSON text, None is ``null``.
-        earlier: lines of all completed rounds, in order, as passed to :meth:`Tracker.on_round`; reports of later rounds
-            before a resume are void.
+        earlier: lines of all completed rounds, as passed to :meth:`Tracker.on_round`; reports of later rounds before a
+            resume are void.
     """
 
     id: str
@@ -41,28 +41,18 @@ class Tracker(Plugin):
         """The run begins, or is resumed if ``run.earlier`` has lines."""
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
-        """A round is complete.
+        """A round is complete; ``line``: numbers of its line of ``metrics.jsonl``, and its ``seconds``.
 
-        Args:
-            run: as it was at the beginning.
-            line: numbers of the round's line of ``metrics.jsonl``, such as ``accuracy``, ``recall.3`` of class 3 or
-                ``loss_terms.cross_entropy``, and the round's ``seconds``; ``round`` counts from 0. Shares are 0 to 1.
+        Names are such as ``accuracy``, ``recall.3`` of class 3 or ``loss_terms.cross_entropy``; ``round`` counts from
+        0. Shares are 0 to 1.
         """
 
     def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
         """All rounds are complete.
 
-        Args:
-            run: as it was at the beginning.
-            summary: numbers of ``summary.json``, named like those of a line.
-            pictures: PNG files of the run.
-            model: the global model, a safetensors file.
+        ``summary``: numbers of ``summary.json``; ``pictures``: PNG files; ``model``: the global model, a safetensors
+        file.
         """
 
     def close(self, run: TrackedRun, state: str) -> None:
-        """The last call, also after an error.
-
-        Args:
-            run: as it was at the beginning.
-            state: ``finished``, ``paused``, ``stopped`` (by a person or the system) or ``failed``.
-        """
+        """The last call; ``state``: ``finished``, ``paused``, ``stopped`` (by a person or the system) or ``failed``."""
