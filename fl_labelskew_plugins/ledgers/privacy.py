@@ -1,10 +1,9 @@
 """Privacy accounting: the ledger of clients' answers, their epsilon so far, and the answers that a budget allows.
 
-Epsilon covers all answers of one client, each with its own noise. dp-accounting computes it as the smaller of two valid
-bounds: Renyi differential privacy (Mironov, CSF 2017), and pure bounds of Laplace noise plus the exact bound of
-Gaussian noise (Balle and Wang, ICML 2018). For discrete Gaussian noise only the first applies, which treats it like
-Gaussian noise (Kairouz, Liu, Steinke, ICML 2021, theorem 1). There is no amplification by sampling: the server knows
-whom it asked, and rounds without a client reveal nothing about it.
+Epsilon covers all answers of one client, each with its own noise. It is the smaller of two valid bounds: Renyi
+differential privacy (Mironov, CSF 2017), and pure bounds of Laplace noise plus the exact bound of Gaussian noise (Balle
+and Wang, ICML 2018). For discrete Gaussian noise only the first applies, which treats it like Gaussian noise (Kairouz,
+Liu, Steinke, ICML 2021, theorem 1). Sampling does not amplify privacy, because the server knows the selected clients.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class SpentError(RunError):
 
 
 class LedgerEntry(BaseModel):
-    """A line of a ledger: an answer, and the total epsilon with it (None: no bound). ``round``: -1 before the first."""
+    """A line of a ledger: an answer, and the total epsilon with it (None: no bound)."""
 
     time: str
     run: str
@@ -65,8 +64,7 @@ class LedgerEntry(BaseModel):
 class Ledger:
     """A file of answers, and their budget, if any.
 
-    Each answer is a line of JSON, on disk before the answer is computed. A repeated question has the same answer with
-    the same noise, and is spent once.
+    A repeated question has the same answer with the same noise, and is spent once.
 
     Raises:
         LabelSkewError: the file is not a ledger, or there is a budget and dp-accounting is not installed.
@@ -85,7 +83,7 @@ class Ledger:
     def spend(
         self, noises: Sequence[Noise], answer: str, *, run: str, round: int = -1, client: int | None = None
     ) -> None:
-        """Record an answer before it is computed, unless the same one with the same parts is recorded already.
+        """Record an answer on disk before it is computed, unless it is recorded already.
 
         Args:
             noises: the parts of the answer with their noise.
@@ -98,18 +96,30 @@ class Ledger:
             SpentError: the answer would exceed the budget.
             RunError: the ledger cannot be written.
         """
-        with self._alone():
-            self._read()
-            if (client, answer, tuple(noises)) not in self._answers:
-                self._spend(noises, answer, run, round, client)
+        with self._locked():
+            if (client, answer, tuple(noises)) in self._answers:
+                return
+            delta, so_far = self._total(noises, round, client)
+            entry = LedgerEntry(
+                time=utc(),
+                run=run,
+                round=round,
+                client=client,
+                answer=answer,
+                answered=noises,
+                delta=delta,
+                epsilon={level: value if math.isfinite(value) else None for level, value in so_far.items()},
+            )
+            self._write(entry)
+            self._add(entry)
 
     def check(self, noises: Sequence[Noise], *, round: int) -> None:
         """Raise SpentError if another answer would exceed the budget."""
-        with self._alone():
-            self._read()
-            self._after(noises, round, None)
+        with self._locked():
+            self._total(noises, round, None)
 
-    def _after(self, noises: Sequence[Noise], round: int, client: int | None) -> tuple[float, dict[Level, float]]:
+    def _total(self, noises: Sequence[Noise], round: int, client: int | None) -> tuple[float, dict[Level, float]]:
+        """Delta, and epsilon with another answer; raises SpentError if it exceeds the budget."""
         delta = DELTA if self.budget is None else self.budget.delta
         spent = self._spent.get(client, Counter()) + Counter(noises)
         so_far = {level: epsilon(at(spent, level), delta) for level in LEVELS} if installed() else {}
@@ -123,28 +133,13 @@ class Ledger:
             raise shareable(error, f"{BUDGET} does not allow {refused}")
         return delta, so_far
 
-    def _spend(self, noises: Sequence[Noise], answer: str, run: str, round: int, client: int | None) -> None:
-        delta, so_far = self._after(noises, round, client)
-        entry = LedgerEntry(
-            time=utc(),
-            run=run,
-            round=round,
-            client=client,
-            answer=answer,
-            answered=noises,
-            delta=delta,
-            epsilon={level: value if math.isfinite(value) else None for level, value in so_far.items()},
-        )
-        self._write(entry)
-        self._take(entry)
-
-    def _take(self, entry: LedgerEntry) -> None:
+    def _add(self, entry: LedgerEntry) -> None:
         self.entries.append(entry)
         self._answers.add((entry.client, entry.answer, tuple(entry.answered)))
         self._spent.setdefault(entry.client, Counter()).update(entry.answered)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Lock the file from reading to writing, since a silo may be in several runs at a time."""
         try:
             # links are allowed, since the operator made them; other content behind them is rejected before writing
@@ -154,6 +149,7 @@ class Ledger:
         with os.fdopen(handle, "ab") as file:
             with suppress(OSError):  # a network file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX)
+            self._read()
             yield
 
     def _unwritable(self, error: OSError) -> RunError:
@@ -173,7 +169,7 @@ class Ledger:
             ) from None
         self.entries, self._spent, self._answers = [], {}, set()
         for entry in lines:
-            self._take(entry)
+            self._add(entry)
         self._size = len(whole) + len(newline)
 
     def _write(self, entry: LedgerEntry) -> None:
@@ -192,7 +188,7 @@ class Ledger:
 
 
 def ledger_of(recipe: Recipe, folder: Path) -> Ledger | None:
-    """The ledger in a folder, or at the recipe's path; None if there is neither noise nor a ledger yet."""
+    """The ledger in a folder or at the recipe's path; None without noise, budget and earlier ledger."""
     args = recipe.privacy
     elsewhere = args.ledger if recipe.common.across_silos else None  # clients of two simulations are different ones
     file = folder / NAME if elsewhere is None else Path(elsewhere)
@@ -220,7 +216,7 @@ class Accounted(Protocol):
 
 
 class ClientAccounts:
-    """The clients of a simulation with their budgets."""
+    """The budgets of a simulation's clients."""
 
     def __init__(self, ledger: Ledger, session: Accounted, run: str) -> None:
         recipe, least = session.recipe, session.federation.min_samples
@@ -229,16 +225,16 @@ class ClientAccounts:
         self._least = 1 if recipe.privacy.noise_multiplier is None else fewest_summed(recipe)
 
     def open(self) -> None:
-        """Record what all clients reveal before the first round; raises SpentError if a budget does not allow it."""
+        """Record all clients' answers before the first round; raises SpentError if a budget does not allow them."""
         for client, parts in enumerate(self._leaving):
             if parts.once:
                 self.ledger.spend(parts.once, "opening", run=self.run, client=client)
 
     def willing(self, round: int, clients: Iterable[int]) -> list[int]:
-        """The selected clients whose budget allows an answer, which is recorded; repeated answers are identical.
+        """Record the selected clients' answers; return the clients with enough budget.
 
         Raises:
-            RunError: there are none, or too few for the noise of a sum.
+            RunError: no client has, or too few for the noise of a sum.
         """
         willing, refusal = [], None
         for client in clients:
@@ -255,7 +251,7 @@ class ClientAccounts:
 
 
 def clients_of(session: Accounted, folder: Path, run: str) -> ClientAccounts | None:
-    """The accounts of a simulation's clients; None without noise, and for silos, which have their own."""
+    """The accounts of a simulation's clients; None for silos, which have their own, and without a ledger."""
     recipe = session.recipe
     ledger = None if recipe.common.across_silos else ledger_of(recipe, folder)
     return None if ledger is None else ClientAccounts(ledger, session, run)
@@ -271,10 +267,7 @@ def at(noises: Mapping[Noise, int], level: Level) -> Spent:
 
 @lru_cache(maxsize=4096)  # clients of one size that answered as often have one epsilon
 def epsilon(spent: Spent, delta: float) -> float:
-    """Epsilon of several answers together; infinite if one of them has no bound.
-
-    For 100 Gaussian answers of strength 1 it is 91.8 at delta 1e-5.
-    """
+    """Epsilon of several answers together; infinite if one of them has no bound."""
     if not all(strength for _, strength, _ in spent):
         return math.inf
     dp = require("epsilon")
@@ -317,7 +310,7 @@ def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBu
 
 
 def carried(recipe: Recipe, sizes: Iterable[int], budget: PrivacyBudget) -> int:
-    """Uploads that a budget allows for the client with the fewest; ``sizes``: training samples of each client."""
+    """Uploads that a budget allows each client; ``sizes``: training samples of each client."""
     require(BUDGET)
     sizes = {n for n in sizes if n}
     parts = [leaving(recipe, n, min(sizes)) for n in sizes]

@@ -10,9 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import IO
+from typing import IO, NamedTuple
 
 from fl_labelskew_registry import RunError
 
@@ -27,8 +26,7 @@ Process = subprocess.Popen[str] | BaseProcess
 """A process started by a command, or forked."""
 
 
-@dataclass(frozen=True)
-class ProcessPart:
+class ProcessPart(NamedTuple):
     """One process: the prefix of its output, and its command."""
 
     name: str
@@ -39,8 +37,8 @@ def together(parts: Sequence[ProcessPart], *, environment: Mapping[str, str]) ->
     """Run all parts until the first one and then the others have succeeded, or until one fails.
 
     Raises:
-        RunError: a part failed; with its exit code, after the others were ended.
-        KeyboardInterrupt: this process was interrupted, and has ended the others.
+        RunError: a part failed; with its exit code.
+        KeyboardInterrupt: this process was interrupted.
     """
     env = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
     running: list[tuple[ProcessPart, subprocess.Popen[str]]] = []
@@ -89,7 +87,7 @@ def end(processes: Sequence[Process], grace: float) -> None:
 
 
 def how_it_ended(name: str, code: int) -> str:
-    """Describe a process's end."""
+    """Description of a process's end."""
     if code < 0:
         return f"{name} was killed by signal {-code} ({signal.Signals(-code).name})"
     return f"{name} ended with exit code {code}"

@@ -1,8 +1,7 @@
 """Start ``mpirun`` and report how it ended.
 
-Ranks on this machine start in :mod:`.rank`, which connects their stderr to this process. So this process notices and
-reports each rank's end, and ends all ranks; a rank notices the end of this process. Rank 0 inherits this process's
-stdout, so that it can detect a terminal (mpirun gives its ranks one in any case). Output of other machines' ranks
+Ranks on this machine start in :mod:`.rank`, which connects their stderr to this process, so each side notices the end
+of the other. Rank 0 inherits this process's stdout, so that it can detect a terminal. Output of other machines' ranks
 passes through mpirun, which also notices the loss of a machine.
 """
 
@@ -19,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +37,8 @@ TERMINATE_AFTER, KILL_AFTER = 5.0, 8.0
 """Seconds for the server to save its checkpoint, and for mpirun to end by itself."""
 
 KEEPALIVE = {"time": 10, "intvl": 5, "probes": 4}
-"""Seconds of silence until a node is probed, seconds between probes, and their number: a node without network is given
-up after 30 s. Open MPI's defaults are 300, 20 and 9."""
+"""Seconds of silence until a node is probed, seconds between probes, and their number. Open MPI's defaults are 300, 20
+and 9."""
 
 NODE_LOST = re.compile(rb"lost communication with a remote daemon.*?Remote daemon: \S+ on node (\S+)", re.DOTALL)
 STARTER_LOST = b"unable to reliably start one or more daemons"
@@ -54,11 +52,7 @@ MAX_OUTPUT = 2**16
 
 
 def check() -> str:
-    """The path of ``mpirun``.
-
-    Raises:
-        LabelSkewError: it is missing, or Slurm has started several independent processes.
-    """
+    """The path of ``mpirun``; raises LabelSkewError if it is missing, or Slurm has started independent processes."""
     # each of them would start an mpirun, all with the same folder
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1" and not any(rank in os.environ for rank, _ in RANKS):
@@ -83,7 +77,7 @@ def slots(hostfile: str) -> int:
     """Number of slots in a hostfile, as ``mpirun --hostfile`` reads it.
 
     Raises:
-        LabelSkewError: it is unreadable, or its first node is not this machine, where the server runs.
+        LabelSkewError: it is unreadable, or its first node is not this machine.
     """
     try:
         text = read_text(hostfile)
@@ -101,12 +95,7 @@ def slots(hostfile: str) -> int:
 
 
 def launch(
-    command: list[str],
-    processes: int,
-    *,
-    run_dir: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    hostfile: str | None = None,
+    command: list[str], processes: int, *, run_dir: Path, environment: dict[str, str], hostfile: str | None = None
 ) -> None:
     """Run a command in every rank of a new ``mpirun``, until all of them have ended.
 
@@ -114,7 +103,7 @@ def launch(
         command: each rank's command, which works in :func:`.rank.as_rank`.
         processes: number of processes, the server included.
         run_dir: the run's folder, to find out whether the run can be resumed.
-        environment: additional variables for the ranks on this machine, :data:`.typed.GO_ON` among them.
+        environment: additional variables for the ranks on this machine, with :data:`.typed.GO_ON`.
         hostfile: the nodes, this machine first; default: only this machine.
 
     Raises:
@@ -123,14 +112,14 @@ def launch(
         SystemExit: a rank failed with an error message; with its exit code.
         KeyboardInterrupt: interrupted before the server could report how to resume.
     """
-    mpirun, environment = check(), dict(environment or {})
+    mpirun = check()
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="labelskew-", dir=_short_folder()) as folder:
         path = f"{folder}/socket"
         job = MPIJob(_mpirun(mpirun, processes, command, hostfile), _environment(path) | environment)
         with job, handled(*ENDING, handler=lambda signum, frame: job.interrupt()):
             job.watch()
-    job.verdict(run_dir, environment.get(GO_ON, ""))
+    job.report(run_dir, environment[GO_ON])
 
 
 def _mpirun(mpirun: str, processes: int, command: list[str], hostfile: str | None) -> list[str]:
@@ -189,14 +178,13 @@ class MPIJob:
         self._listener.bind(environment[DOOR])
         self._listener.listen(128)
         self._selector.register(self._listener, selectors.EVENT_READ, self._admit)
-        # A session of its own: Ctrl-C reaches only this process, which then ends the others in order.
         self.process = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            start_new_session=True,  # so that Ctrl-C reaches only this process, which ends the others in order
         )
         assert self.process.stdout is not None
         self._selector.register(self.process.stdout, selectors.EVENT_READ, self._read_mpirun)
@@ -230,28 +218,28 @@ class MPIJob:
             if self._ending is not None:
                 self._escalate(time.monotonic() - self._ending)
 
-    def verdict(self, run_dir: Path | None, resume: str) -> None:
-        """Report how the job ended; see :func:`launch`."""
+    def report(self, run_dir: Path, resume: str) -> None:
+        """Raise an error for the end of the job, if it failed; see :func:`launch`."""
         code = self.process.returncode
         if code == 0:
             return
         server = self.ranks.get(0, Rank(0)).output
-        resumable = run_dir is not None and (run_dir / "recipe.yaml").exists() and resume.encode() not in server
+        resumable = (run_dir / "recipe.yaml").exists() and resume.encode() not in server
         advice = f"; {resume}" if resumable else ""
         if self.interrupted:
             if b"interrupted" in server:
                 raise SystemExit(130)
             raise KeyboardInterrupt(f"interrupted{advice}")
-        gone = NODE_LOST.search(self.mpirun_output)
-        if gone is not None or (self.ranks and STARTER_LOST in self.mpirun_output):
-            node = f"node {clean(gone[1].decode(errors='replace'))}" if gone else "a node"
+        lost = NODE_LOST.search(self.mpirun_output)
+        if lost is not None or (self.ranks and STARTER_LOST in self.mpirun_output):
+            node = f"node {clean(lost[1].decode(errors='replace'))}" if lost else "a node"
             cause = "it was switched off, its processes were killed or its network is cut"
             raise RunError(f"{node} is gone: {cause}{advice}")
         if self.first_end is None:
             lines = self.mpirun_output.decode(errors="replace").splitlines()
             reason = next((line.strip() for line in lines if line.strip(" -")), "it printed nothing")
             raise RunError(f"comm_args.backend: mpirun could not start: {reason}")
-        # the first rank to end is the cause; mpirun's exit code is that rank's, or 128 and the signal that killed it
+        # mpirun's exit code is that of the first rank to end, or 128 and the signal that killed it
         rank, number, where = self.first_end, -code if code < 0 else code - 128, ""
         if self.elsewhere and (first := FIRST_TO_END.search(self.mpirun_output)):
             rank = int(first[1] or first[3])
@@ -332,7 +320,7 @@ class MPIJob:
         self._signal(signal.SIGKILL, *self.open)
 
     def _signal(self, number: int, *ranks: int) -> None:
-        """Signal ranks; an open connection proves that the process id is still the rank's."""
+        """Signal ranks, which all have an open connection: so their process ids are still theirs."""
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.ranks[rank].pid, number)

@@ -1,7 +1,4 @@
-"""Check before the first round that every worker has the server's recipe, data and package versions.
-
-On several nodes, each process reads its own files at the recipe's path.
-"""
+"""Check before the first round that every worker has the server's recipe, data and package versions."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ MAY_DIFFER = "data_args.data_cache_dir"
 
 
 def facts(session: Session) -> dict[str, Any]:
-    """Everything that determines a rank's results."""
+    """All that determines a rank's results."""
     known = environment(session.trainer.device)
     assert session.clients is not None  # a simulation
     content = {
@@ -41,19 +38,18 @@ def facts(session: Session) -> dict[str, Any]:
     return dict(json.loads(json.dumps(content)))
 
 
-def greet(transport: MPITransport, has: Session | LabelSkewError) -> None:
+def greet(transport: MPITransport, result: Session | LabelSkewError) -> None:
     """Send a worker's facts, or its error, to the server."""
-    meta = facts(has) if isinstance(has, Session) else {"reason": str(has), "frames": has.frames}
+    meta = facts(result) if isinstance(result, Session) else {"reason": str(result), "frames": result.frames}
     meta["node"] = socket.gethostname()
     transport.send_message(Message(Kind.HELLO, transport.rank, 0, meta=meta))
 
 
 class Nodes:
-    """The server's check: waits for the facts of every worker and compares them with its own.
+    """Waits for the facts of every worker and compares them with the server's.
 
     Raises:
-        LabelSkewError: a worker failed, or its samples, recipe or version of this package differ; names worker and
-            node.
+        LabelSkewError: a worker failed, or its samples, recipe or version of this package differ.
     """
 
     def __init__(self, transport: MPITransport, session: Session) -> None:

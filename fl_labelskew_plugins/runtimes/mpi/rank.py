@@ -50,8 +50,8 @@ def enter(command: list[str]) -> NoReturn:
 def as_rank() -> Iterator[None]:
     """Context for all of a rank's work; does nothing outside ``mpirun``.
 
-    A worker prints nothing, as the server does, unless only the worker fails. A failing rank ends at once, and
-    ``mpirun`` then ends the others; successful ranks wait for each other.
+    A worker prints nothing unless only the worker fails. A failing rank ends at once, and ``mpirun`` then ends the
+    others; successful ranks wait for each other.
     """
     place = mpi_rank()
     if place is None:
@@ -87,7 +87,7 @@ def as_rank() -> Iterator[None]:
 
 
 def prepare() -> None:
-    """Set mpi4py's options before its ``MPI`` is imported."""
+    """Set mpi4py's options, before its ``MPI`` is imported."""
     if importlib.util.find_spec("mpi4py") is not None:
         import mpi4py
 
@@ -97,11 +97,7 @@ def prepare() -> None:
 
 
 def world() -> Any:
-    """MPI's ``COMM_WORLD``.
-
-    Raises:
-        LabelSkewError: mpi4py cannot be loaded, or was built for another MPI.
-    """
+    """MPI's ``COMM_WORLD``; raises LabelSkewError if mpi4py cannot be loaded, or was built for another MPI."""
     prepare()
     try:
         from mpi4py import MPI

@@ -1,7 +1,7 @@
-"""Messages over MPI: the bytes of :mod:`fl_labelskew_plugins.runtimes.wire`, sent and received without blocking calls.
+"""Messages over MPI in the format of :mod:`fl_labelskew_plugins.runtimes.wire`.
 
-MPI's blocking calls keep a core busy. Here a waiting process polls, ever more rarely while nothing arrives. There is no
-thread: calls of ``receive`` move all traffic.
+MPI's blocking calls keep a core busy. Here a waiting process polls, ever more rarely while nothing arrives. Calls of
+``receive`` move all traffic.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.0002, 0.002
 """Shortest and longest seconds between two polls."""
 
 EAGER_S, BYTES_PER_S = 0.002, 2e8
-"""After each message a process polls without sleep for this time, plus the message's duration at this rate: if MPI
-transfers a message in small pieces, both sides must poll for each of them."""
+"""After each message a process polls without sleep for this time, plus the message's duration at this rate: MPI may
+transfer a message in small pieces."""
 
 STOP_S = 5.0
 """Maximum seconds to send the last messages."""
@@ -46,8 +46,8 @@ class Transfer:
 class MPITransport(Transport):
     """Messages between the ranks of ``COMM_WORLD``, in order from each sender.
 
-    :meth:`send_message` copies the tensors and does not wait for the receiver, so two ranks may send each other
-    messages of any size at once. :attr:`spool` allocates the buffers of received messages.
+    :meth:`send_message` copies the tensors and does not wait for the receiver. :attr:`spool` allocates the buffers of
+    received messages.
     """
 
     def __init__(self) -> None:
@@ -63,10 +63,10 @@ class MPITransport(Transport):
         self._eager_until = 0.0
 
     def send_message(self, msg: Message) -> None:
-        """Start to send a message; it proceeds while this process receives, sends or stops.
+        """Start to send a message, which proceeds while this process receives, sends or stops.
 
         Raises:
-            TypeError: it cannot be encoded, see :func:`fl_labelskew_plugins.runtimes.wire.encode`.
+            TypeError, ValueError, WireError: it cannot be encoded, see :func:`.wire.encode`.
         """
         receiver = msg.receiver
         parts = wire.encode(msg.kind, self.rank, receiver, msg.round, msg.meta, msg.tensors)
@@ -79,7 +79,7 @@ class MPITransport(Transport):
         self._move()
 
     def stop_receive_message(self) -> None:
-        """End the loop once the last messages are sent, after at most :data:`STOP_S` seconds."""
+        """End the loop once the last messages are sent."""
         super().stop_receive_message()
         end = time.monotonic() + STOP_S
         while self._outgoing and time.monotonic() < end:

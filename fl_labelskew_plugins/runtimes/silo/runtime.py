@@ -120,7 +120,7 @@ class CrossSilo(Runtime):
     ) -> SiloServer:
         comm, train = self.recipe.comm, self.recipe.train
         seen = status.Silos(self._names)
-        self._audit = Audit(hear=seen.hear, digests=comm.audit_digests)
+        self._audit = Audit(observe=seen.hear, digests=comm.audit_digests)
         tls, revoked = self._certificate(comm.certs, "server")
         transport = ServerTransport(
             self.options.server or comm.listen_address or comm.server_address,

@@ -133,8 +133,8 @@ def test_a_message_beyond_2_gb_waits_on_disk(start, tmp_path):
 @pytest.mark.parametrize("digests", [True, False])
 def test_both_sides_note_a_message_alike_with_its_digest_where_that_is_wanted(start, digests):
     here, there = [], []
-    server = start(audit=Audit(hear=here.append, digests=digests))
-    silo = start.silo(server.transport.address, audit=Audit(hear=there.append, digests=digests))
+    server = start(audit=Audit(observe=here.append, digests=digests))
+    silo = start.silo(server.transport.address, audit=Audit(observe=there.append, digests=digests))
     silo.wait(Kind.JOINED)
     server.wait(Kind.HELLO)
     server.send(Kind.TRAIN, 1, round=3, tensors=TENSORS)
