@@ -1,8 +1,8 @@
 """Limit the number and duration of connections without a stream at the server's port.
 
 gRPC has one limit for all connections, so idle ones could block the silos. A :class:`Door` shuts down accepted sockets
-without a stream: after a while, or earlier if they are many. To gRPC, such a peer has disconnected. It also counts
-connections that end without a stream, as gRPC does not report failed handshakes.
+without a stream: after a while, or earlier if they are many. It also counts connections that end without a stream, as
+gRPC does not report failed handshakes.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class Door:
 
     Args:
         places: maximum connections of gRPC, see :func:`places`.
-        tell: called at most once per minute with the number of failed connections.
-        tls: whether :meth:`knock` reports each connection. If so, those without a stream in time have failed, whichever
-            side closed them; else those that were shut down here.
+        report: called at most once per minute with the number of failed connections.
+        tls: whether :meth:`knock` reports each connection. If so, those without a stream in time have failed; else
+            those that were shut down here.
     """
 
-    def __init__(self, places: int, tell: Callable[[int], None], *, tls: bool = False) -> None:
-        self._most_per_host, self._most_in_all, self._report = places // 4, places // 2, tell
+    def __init__(self, places: int, report: Callable[[int], None], *, tls: bool) -> None:
+        self._most_per_host, self._most_in_all, self._report = places // 4, places // 2, report
         self._tls, self._port = tls, 0
         self._streams: Counter[Peer] = Counter()
         self._handshakes: deque[float] = deque()
@@ -92,13 +92,11 @@ class Door:
         """Note a new connection, before its handshake."""
         self._handshakes.append(time.monotonic())
 
-    def enter(self, peer: str, *, member: bool, looked: bool = False) -> None:
-        """Note the start of a stream.
+    def enter(self, peer: str, *, member: bool, looked: bool) -> None:
+        """Note the start of a stream of ``peer``, as gRPC names it.
 
-        Args:
-            peer: its connection, as gRPC names it.
-            member: whether the stream protects its connection.
-            looked: whether the peer connected before to check this server's certificate.
+        ``member``: whether the stream protects its connection; ``looked``: whether the peer connected before to check
+        this server's certificate.
         """
         address = of_peer(peer)
         with self._lock:
@@ -130,10 +128,9 @@ class Door:
             strangers = {inode: p for inode, p in self._peers.items() if p is not None and p not in self._streams}
         self._since = {inode: self._since.get(inode, now) for inode in strangers}
         idle = sorted(Stranger(self._since[i], i, host, descriptors[i]) for i, (host, _) in strangers.items())
-        leaving = {s.inode: s for s in idle if now - s.since >= WAIT_S}
-        staying = [s for s in idle if s.inode not in leaving]
-        leaving |= {s.inode: s for s in self._excess(staying) if now - s.since >= GRACE_S}
-        return sum(_shut_down(s) for s in leaving.values())
+        expired = [s for s in idle if now - s.since >= WAIT_S]
+        excess = self._excess([s for s in idle if now - s.since < WAIT_S])
+        return sum(map(_shut_down, [*expired, *(s for s in excess if now - s.since >= GRACE_S)]))
 
     def _failed(self, now: float) -> int:
         """Number of connections without a stream in time."""
@@ -168,7 +165,7 @@ class Door:
 
 
 def _sockets() -> Iterator[tuple[int, int]]:
-    """Inode, which is never reused, and descriptor of every socket of this process."""
+    """Inode, which is never reused, and descriptor of each socket of this process."""
     for name in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):  # closed in the meantime
             info = os.fstat(int(name))

@@ -1,4 +1,4 @@
-"""Enforces a silo's policy: it refuses requests beyond it, and counts answers across processes and runs."""
+"""Enforces a silo's policy, and counts answers across processes and runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fl_labelskew_plugins.tensors import State
 
 
 class PolicyError(RunError):
-    """The silo's policy does not allow a request of the server, or what a method would send."""
+    """The silo's policy does not allow a request of the server, or a method's tensor."""
 
 
 class AnswersFile(BaseModel):
@@ -50,7 +50,7 @@ class Guard:
             self._refuse("server_fingerprint", f"a server whose certificate has {fingerprint}")
 
     def join(self, federation: Federation, quorum: Any) -> None:
-        """Raise PolicyError unless the policy allows this run; ``quorum``: uploads per round, as the server reports."""
+        """Raise PolicyError unless the policy allows this run; ``quorum``: the server's uploads per round."""
         least = self.policy.min_clients  # the rounds are the recipe's, which was checked before
         if least is not None:
             if type(quorum) is not int:
@@ -61,13 +61,13 @@ class Guard:
     def answer(self, run: str, round: int, question: str, *, of: str = "") -> None:
         """Count an answer before it is computed, unless the same request was answered before.
 
-        ``of``: another kind than training; each kind is counted separately.
+        ``of``: a kind of answers other than training, which is counted separately.
 
         Raises:
             PolicyError: the policy allows no more answers.
             RunError: the account cannot be written.
         """
-        self._write_down(run, str(round), question, f"round {round + 1} of run {run}", of)
+        self._count(run, str(round), question, f"round {round + 1} of run {run}", of)
 
     def survey(self, question: str) -> None:
         """Raise PolicyError unless the policy allows class counts for a survey; it counts as an answer."""
@@ -75,10 +75,9 @@ class Guard:
             self._refuse("require_secure_aggregation", "a survey: its class counts are sent per silo")
         if self.policy.send is not None and "counts" not in self.policy.send:
             self._refuse("send", "counts: those of its classes, for a survey")
-        self._write_down("survey", question, question, "a survey")
+        self._count("survey", question, question, "a survey")
 
-    def _write_down(self, run: str, round: str, question: str, what: str, of: str = "") -> None:
-        """Count an answer to ``what`` in the account, see :meth:`answer`."""
+    def _count(self, run: str, round: str, question: str, request: str, of: str = "") -> None:
         runs = self._runs()
         answered = runs.setdefault(run, {}).setdefault(f"{round} {of}".strip(), [])
         if question in answered:
@@ -86,9 +85,9 @@ class Guard:
         most, often = self.policy.max_rounds, self.policy.max_answers_per_round
         alike = sum(key.partition(" ")[2] == of for rounds in runs.values() for key in rounds)
         if not answered and most is not None and alike > most:
-            self._refuse("max_rounds", f"an answer to {what} after {most} earlier ones", more=f" ({self.account})")
+            self._refuse("max_rounds", f"an answer to {request} after {most} earlier ones", more=f" ({self.account})")
         if answered and often is not None and len(answered) >= often:
-            self._refuse("max_answers_per_round", f"another answer to {what}")
+            self._refuse("max_answers_per_round", f"another answer to {request}")
         answered.append(question)
         try:
             write_text(self.account, json.dumps({"policy": self.file, "runs": runs}, indent=1), durable=True)
@@ -105,10 +104,10 @@ class Guard:
             if self.policy.send is not None and kind not in self.policy.send:
                 self._refuse("send", f"{kind}: {clean(name)}", "which the method would send")
 
-    def _refuse(self, key: str, demand: str, whose: str = "which the server asks for", more: str = "") -> None:
+    def _refuse(self, key: str, demand: str, origin: str = "which the server asks for", more: str = "") -> None:
         value = getattr(self.policy, key)
         limit = value if isinstance(value, str) else show(value)
-        refused = f"{POLICY}.{key}: {limit} does not allow {demand}, {whose}"
+        refused = f"{POLICY}.{key}: {limit} does not allow {demand}, {origin}"
         raise shareable(PolicyError(f"{self.file}: {refused}{more}"), refused)
 
     def _runs(self) -> dict[str, dict[str, list[str]]]:
@@ -125,7 +124,7 @@ class Guard:
 
 
 def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
-    """Return the guard of a silo by its rank from 1; None if it has no policy.
+    """The guard of a silo by its rank from 1, if it has a policy.
 
     Raises:
         LabelSkewError: the silo has answered under a policy and now has none, or its account cannot be read.
@@ -143,7 +142,7 @@ def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
 def question(
     federation: Federation, round: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], state: State
 ) -> str:
-    """Return the digest of everything in a request that affects the answer; ``state``: the private state it names."""
+    """Digest of all that affects the answer to a request, with the private ``state`` that it names."""
     digest = hashlib.sha256(json.dumps([asdict(federation), round, meta], sort_keys=True).encode())
     for name, value in (*sorted(tensors.items()), *sorted(state.items())):
         digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())

@@ -1,7 +1,7 @@
 """Files in a certificate folder, common names and ranks, private keys and their passphrase.
 
 Imports cryptography only when needed. Encrypted keys are PKCS#8 (AES-256, PBKDF2), compatible with OpenSSL. The
-passphrase is typed or comes from an environment variable; it is never on a command line or in a log.
+passphrase is never on a command line or in a log.
 """
 
 from __future__ import annotations
@@ -35,15 +35,7 @@ REVOKED = "revoked.crl"
 
 @dataclass(frozen=True)
 class Files:
-    """A process's TLS files, as PEM bytes.
-
-    Args:
-        name: ``server`` or ``silo-3``.
-        ca: the authority's certificate.
-        certificate: this process's own.
-        key: its decrypted private key; excluded from ``repr``.
-        warnings: such as of certificates that expire soon.
-    """
+    """TLS files of a process, as PEM: its authority, its certificate and its decrypted key."""
 
     name: str
     ca: bytes
@@ -75,11 +67,7 @@ def fingerprint(pem: bytes) -> str:
 
 
 def paths(folder: Path) -> list[Path]:
-    """The folder's certificates by rank.
-
-    Raises:
-        LabelSkewError: there are none.
-    """
+    """The folder's certificates by rank; raises LabelSkewError if there are none."""
     found = sorted(folder.glob("*.pem"), key=lambda path: (rank_of(path.stem), path.stem))
     if not found:
         raise mistake(folder, "contains no certificate", "a folder from `labelskew certs new`")
@@ -90,7 +78,7 @@ def named(folder: Path, names: Sequence[str]) -> list[str]:
     """Check names of certificates, remove duplicates and expand :data:`ALL`.
 
     Raises:
-        LabelSkewError: a certificate does not exist, or is the authority's.
+        LabelSkewError: a certificate does not exist, or is that of the authority.
     """
     from fl_labelskew_plugins.recipe import mistakes
 
@@ -105,11 +93,7 @@ def named(folder: Path, names: Sequence[str]) -> list[str]:
 
 
 def content(path: Path) -> bytes:
-    """Read a file in a certificate folder.
-
-    Raises:
-        LabelSkewError: it is missing or unreadable.
-    """
+    """Read a file in a certificate folder; raises LabelSkewError if it is missing or unreadable."""
     try:
         return read_bytes(path)
     except FileNotFoundError:
@@ -130,11 +114,7 @@ class Passphrase:
         self._source, self._value = "", b""
 
     def get(self, path: Path, *, new: bool = False) -> bytes:
-        """The passphrase, read when it is first needed.
-
-        Args:
-            path: the key's file, for the prompt and for errors.
-            new: whether the key is new, so that the passphrase is typed twice.
+        """The passphrase of the key in ``path``, read when it is first needed; ``new``: it is typed twice.
 
         Raises:
             LabelSkewError: it is invalid, or there is no terminal.
@@ -142,9 +122,7 @@ class Passphrase:
         if not self._value:
             value = self._read(path, new=new)
             if not 0 < len(value) <= MAX_PASSPHRASE or b"\0" in value:
-                raise LabelSkewError(
-                    f"{self._source}: invalid passphrase; use 1 to {MAX_PASSPHRASE} bytes without zeros"
-                )
+                raise mistake(self._source, "invalid passphrase", f"1 to {MAX_PASSPHRASE} bytes without zeros")
             self._value = value
         return self._value
 
@@ -153,7 +131,7 @@ class Passphrase:
         return {VARIABLE: os.fsdecode(self._value)} if self._value else {}
 
     def wrong(self, path: Path) -> LabelSkewError:
-        """The error for a key that it does not decrypt."""
+        """Create the error for a key that it does not decrypt."""
         return LabelSkewError(f"{path}: the passphrase from {self._source} does not decrypt it, or it is damaged")
 
     def _read(self, path: Path, *, new: bool) -> bytes:
@@ -173,11 +151,7 @@ class Passphrase:
 
 
 def load(path: Path, content: bytes, passphrase: Passphrase) -> PrivateKeyTypes:
-    """Load the private key from a file's PEM.
-
-    Raises:
-        LabelSkewError: it is not a key, or the passphrase is missing or wrong.
-    """
+    """Load a private key from PEM; raises LabelSkewError if it is not a key, or the passphrase is missing or wrong."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
@@ -213,7 +187,7 @@ def readable_by_others(path: Path) -> Iterator[str]:
 
 
 def write(path: Path, content: bytes, mode: int) -> None:
-    """Write a file atomically; others can never open a key, not even for a moment."""
+    """Write a file atomically, with ``mode`` from the beginning."""
     with replacing(path, mode) as part, part.open("wb") as file:
         file.write(content)
         file.flush()
@@ -221,12 +195,12 @@ def write(path: Path, content: bytes, mode: int) -> None:
 
 
 @contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turn errors of writing to a folder into LabelSkewError."""
+def writing(path: Path, more: str = "") -> Iterator[None]:
+    """Turn errors of writing to ``path`` into LabelSkewErrors; ``more``: the end of their message."""
     try:
         yield
     except OSError as error:
-        raise LabelSkewError(f"{folder}: cannot be written: {error.strerror}") from None
+        raise LabelSkewError(f"{path}: cannot be written: {error.strerror}{more}") from None
 
 
 def _terminal() -> bool:

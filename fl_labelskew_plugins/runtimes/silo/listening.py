@@ -1,7 +1,8 @@
-"""The server's end of the network: it accepts connections of silos, and refuses others."""
+"""The server's end of the network."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import threading
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
 UNREAD = 4
-"""Maximum queued messages of a silo, over all its connections; at this number the server stops reading from it."""
+"""Maximum queued messages of a silo, over all its connections; with more, the server does not read from it."""
 LOOK_S = 0.2
-"""Seconds between checks whether a connection is still open while the server does not read from it."""
+"""Seconds between checks of a connection from which the server does not read."""
 HELLO_S = 10.0
 SILENT = 2
 """Maximum number of streams of one certificate before HELLO; one more stream replaces the oldest."""
@@ -37,7 +38,7 @@ FROM_SILOS = (
 
 
 class DaemonThreads(Executor):
-    """One daemon thread per call, so that none keeps a failed process alive; gRPC limits their number."""
+    """One daemon thread per call, so that none keeps a failed process alive."""
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Start ``call`` in a thread."""
@@ -55,7 +56,7 @@ class DaemonThreads(Executor):
 
 
 class _Connection:
-    """A silo's stream, server-side. Its rank comes from the certificate, or is 0 until HELLO claims a rank."""
+    """A silo's stream. Its rank comes from the certificate, or is 0 until HELLO claims a rank."""
 
     def __init__(self, context: Any, rank: int, audit: Audit) -> None:
         self.context = context
@@ -63,13 +64,13 @@ class _Connection:
         self.certificate = b"".join(context.auth_context().get("x509_pem_cert", ()))
         """PEM; empty without TLS."""
         self.known = {"peer": addresses.join(*addresses.of_peer(context.peer()))}
-        """Facts for the audit log: address, and fingerprint of the certificate."""
+        """Facts for the audit log."""
         if self.certificate:
             self.known["fingerprint"] = keys.fingerprint(self.certificate)
         self.outbox = streams.Outbox(audit, lambda: {"rank": self.rank, **self.known})
         self.greeted = self.closed = self.gone = self.receiving = False
         self.peer = ""
-        """Its address for :class:`.Door`, once its certificate is known to be one of the federation's."""
+        """Its address for :class:`.Door`, once its certificate is checked."""
 
     def close(self, code: Any, reason: str) -> None:
         """End the stream with a reason for the peer."""
@@ -84,9 +85,9 @@ class _Connection:
 class ServerTransport(Transport):
     """The server's end of the network: it listens at once, and queues the silos' messages.
 
-    The first message of a silo is HELLO, and the end of its connection is queued as LEFT. Refused messages are not
-    read: REFUSED is queued, with the silo's rank or -1 if it is unknown, and the connection is closed. Messages to a
-    silo use the connection whose HELLO :meth:`receive` has returned.
+    The first message of a silo is HELLO, and the end of its connection is queued as LEFT. If a message is refused,
+    REFUSED is queued, with the silo's rank or -1 if it is unknown, and the connection is closed. Messages to a silo use
+    the connection of the last HELLO that :meth:`receive` has returned.
 
     Args:
         address: ``host:port`` to listen at; port 0 selects a free one.
@@ -115,7 +116,7 @@ class ServerTransport(Transport):
         self._grpc = compatibility.grpc()
         self.silos = silos
         self.limits = dict.fromkeys(FROM_SILOS, streams.LIMIT)
-        """Largest message in bytes, by kind; may be changed at any time."""
+        """Maximum bytes of a message, by kind; may be changed at any time."""
         self.tls = tls
         self._spool = spool or Spool()
         self._lock = threading.Lock()
@@ -123,7 +124,7 @@ class ServerTransport(Transport):
         self._slots = {rank: threading.Semaphore(UNREAD) for rank in range(1, silos + 1)}
         self._decoding = {rank: threading.Lock() for rank in self._slots}
         self._receiving = {rank: threading.Lock() for rank in self._slots}
-        """Held while a message of a silo arrives: its space is reserved before its bytes have come."""
+        """Held while a message of a silo arrives, as its space is reserved."""
         self._present: dict[int, _Connection] = {}
         self._open: dict[int, _Connection] = {}
         self._shown: dict[int, bytes] = {}
@@ -137,10 +138,7 @@ class ServerTransport(Transport):
         self._door.open(addresses.split(self.address)[1])
 
     def send_message(self, msg: Message) -> None:
-        """Queue a message for a silo; do nothing if it is not connected.
-
-        Do not change its tensors afterwards: they are read during sending.
-        """
+        """Queue a message for a silo, if it is connected. Its tensors must not change while they are sent."""
         connection = self._open.get(msg.receiver)
         if connection is None or connection.closed:
             return
@@ -160,18 +158,15 @@ class ServerTransport(Transport):
         self._server.stop(0).wait(streams.PATIENCE_S)
 
     def _turn_out(self) -> None:
-        """If there is a newer list of revoked certificates, end the connections with these certificates.
-
-        Then queue LEFT with ``revoked``, also for silos that are already disconnected: they cannot reconnect.
-        """
+        """If there is a newer list of revoked certificates, end their connections, and queue LEFT with ``revoked``."""
         if self.revoked is None or (number := self.revoked.look().number) == self._listed:
             return
         self._listed = number
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
-            if why := self.revoked.barred(connection.certificate):
-                self._refuse(connection, why, "PERMISSION_DENIED")
+            if reason := self.revoked.barred(connection.certificate):
+                self._refuse(connection, reason, "PERMISSION_DENIED")
         with self._lock:
             for rank, shown in self._shown.items():
                 if self.revoked.barred(shown):
@@ -182,7 +177,6 @@ class ServerTransport(Transport):
         arrived = super()._next(timeout)
         connection: _Connection | None = arrived.connection
         if connection is not None:
-            # from here on, messages to this rank go to this connection
             if arrived.kind == Kind.HELLO:
                 self._open[connection.rank] = connection
             if arrived.kind == Kind.LEFT:
@@ -245,7 +239,7 @@ class ServerTransport(Transport):
             self._received(connection)  # only now is the buffer of an incomplete message free
 
     def _received(self, connection: _Connection) -> None:
-        """Allow the next message of this silo to arrive."""
+        """Allow the next message of a silo to arrive."""
         if connection.receiving:
             connection.receiving = False
             self._receiving[connection.rank].release()
@@ -264,18 +258,14 @@ class ServerTransport(Transport):
         while not slots.acquire(timeout=LOOK_S):
             if connection.closed or connection.gone:
                 return False
-        taken = False
-        try:
-            with self._lock:
-                if connection.closed or connection.gone:
-                    return False
-                if not connection.greeted:
-                    self._greet(connection, arrived.sender)
-                self.arrived.put(arrived)
-                taken = True
-        finally:
-            if not taken:
-                slots.release()
+        with self._lock, contextlib.ExitStack() as undo:
+            undo.callback(slots.release)
+            if connection.closed or connection.gone:
+                return False
+            if not connection.greeted:
+                self._greet(connection, arrived.sender)
+            self.arrived.put(arrived)
+            undo.pop_all()
         return True
 
     def _decoded(self, connection: _Connection, header: Header, payload: Buffer) -> Message:
@@ -346,14 +336,14 @@ class ServerTransport(Transport):
         if not connection.greeted:
             self._refuse(connection, f"sent no HELLO within {HELLO_S:g} s", "DEADLINE_EXCEEDED")
 
-    def _refuse(self, connection: _Connection, why: str, code: str) -> None:
-        """Close a connection; ``code``: gRPC's name of a status, ``why``: a predicate such as "sends too much"."""
+    def _refuse(self, connection: _Connection, reason: str, code: str) -> None:
+        """Close a connection; ``code``: gRPC's name of a status, ``reason``: a predicate such as "sends too much"."""
         with self._lock:
             if connection.closed or connection.gone:
                 return
-            connection.close(getattr(self._grpc.StatusCode, code), why)
-            self.audit.note("refused", rank=connection.rank or None, **connection.known, why=why)
-            self.arrived.put(Message(Kind.REFUSED, connection.rank or -1, 0, meta={"reason": why}))
+            connection.close(getattr(self._grpc.StatusCode, code), reason)
+            self.audit.note("refused", rank=connection.rank or None, **connection.known, why=reason)
+            self.arrived.put(Message(Kind.REFUSED, connection.rank or -1, 0, meta={"reason": reason}))
             self._leave(connection)
 
 
@@ -375,7 +365,7 @@ def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: in
             ("grpc.so_reuseport", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-            # strangers soon have no stream; connections without one are closed after 10 s or earlier, see Door
+            # without a stream; Door may close such connections earlier
             ("grpc.max_connection_idle_ms", 10_000),
             ("grpc.server_handshake_timeout_ms", int(1000 * door.HANDSHAKE_S)),
             ("grpc.max_concurrent_streams", 2),

@@ -1,13 +1,13 @@
 """Refuse uploads of extreme size: compare their norms with those of other silos and of the silo's own past.
 
-A single finite upload of 3.4e38 would determine the mean of a round. This check does not stop subtler attacks: an
-update may be as large as ``ratio`` medians in any direction.
+A single finite upload of 3.4e38 would determine the mean of a round. An update may still be as large as ``ratio``
+medians in any direction.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from statistics import median, median_high
 
 import torch
@@ -26,7 +26,7 @@ ROUNDS = 10
 def norms(
     result: LocalResult, old: Weights, parameters: Collection[str], sends: Mapping[str, str], *, sends_change: bool
 ) -> dict[str, float]:
-    """L2 norms of an upload, in double precision, without copying it.
+    """L2 norms of an upload, without copying it.
 
     Args:
         result: the upload, of the same form as ``old``.
@@ -36,10 +36,9 @@ def norms(
         sends_change: whether the upload contains changes of the parameters.
 
     Returns:
-        ``update``: of the parameters' change; ``buffers``: of the other tensors' change; of all optimiser tensors, and
-            of the update times their single numbers, if it is a change; of
-            each of the method's tensors by name, per sample of its class if it is a sum. Integer counts and buffers are
-            omitted.
+        Norms of the parameters' change (``update``), of the other tensors' change (``buffers``), of all optimiser
+        tensors, of ``update`` times their single numbers if ``sends_change``, and of each of the method's tensors by
+        name; sums are divided by the samples of their class. Integer counts and buffers are omitted.
     """
     totals: dict[str, float] = {}
     for name, value in result.upload.items():
@@ -61,7 +60,7 @@ def norms(
 
 
 def _per_sample(name: str, value: Tensor, tensors: Mapping[str, Tensor], sends: Mapping[str, str]) -> Tensor:
-    """A class's sum divided by its number of samples, if the method also sends that; other tensors unchanged."""
+    """Each class's sum divided by its number of samples, if the method sends both; other tensors unchanged."""
     value = value if value.is_floating_point() else value.double()
     if sends.get(name) != "prototypes":
         return value
@@ -80,7 +79,7 @@ def _with(totals: Mapping[str, float], name: str, value: Tensor, old: Tensor | N
 
 @torch.no_grad()
 def _distance(value: Tensor, old: Tensor | None) -> float:
-    """Compute in the tensors' own precision, which is eight times as fast; in double precision on overflow."""
+    """Distance in the tensors' own precision, which is eight times as fast; in double precision on overflow."""
     before = torch.zeros((), dtype=value.dtype, device=value.device) if old is None else old
     norm = float(torch.dist(value, before))
     return norm if math.isfinite(norm) else float(torch.linalg.vector_norm(value.double() - before.double()))
@@ -96,8 +95,7 @@ class Judge:
 
     Args:
         ratio: ``comm_args.max_update_ratio``; None accepts all.
-        past: norms of accepted uploads, updated in place; entries of the current and later rounds, from an interrupted
-            round, are dropped.
+        past: norms of accepted uploads, updated in place.
     """
 
     def __init__(self, ratio: float | None, past: Norms) -> None:
@@ -106,7 +104,7 @@ class Judge:
         self._now: dict[int, dict[str, float]] = {}
 
     def begin(self, round: int) -> None:
-        """Begin a round."""
+        """Begin a round; drop the norms of this and later rounds, from an interrupted process."""
         self._round, self._now = round, {}
         for client, rounds in self.past.items():
             before = sorted(at for at in rounds if at < round)
@@ -141,12 +139,8 @@ class Judge:
 
     def _before(self, client: int, name: str) -> list[float]:
         rounds = self.past.get(client, {})
-        return list(_above_0(rounds[at].get(name) for at in rounds if at < self._round))
+        return [norm for at, norms in rounds.items() if at < self._round and (norm := norms.get(name))]
 
     def _others(self, client: int, name: str) -> list[float]:
-        now = list(_above_0(norms.get(name) for k, norms in self._now.items() if k != client))
+        now = [norm for k, norms in self._now.items() if k != client and (norm := norms.get(name))]
         return now or [before[-1] for k in self.past if k != client and (before := self._before(k, name))]
-
-
-def _above_0(norms: Iterator[float | None]) -> Iterator[float]:
-    return (norm for norm in norms if norm)

@@ -1,9 +1,8 @@
 """Shared parts of both ends of a silo's gRPC stream: options, limits, and the encoding of messages.
 
-The server listens, see :mod:`.listening`; each silo connects with one long-lived stream, see :mod:`.connecting`.
-Messages are cut into chunks, so that only the receiver's ``limits`` bound their size. With TLS, the certificate
-identifies a silo; without, only this machine can connect. Messages are checked before memory is allocated for them, and
-never unpickled.
+The server listens (:mod:`.listening`); each silo connects with one long-lived stream (:mod:`.connecting`). Messages are
+cut into chunks, so that only the receiver's ``limits`` bound their size. They are checked before memory is allocated
+for them, and never unpickled.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from fl_labelskew_plugins.tensors import PIECE, OnDisk
 
 SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
 CHUNK = 2**20
-"""Bytes of a gRPC message; smaller ones are slower, and larger ones not faster."""
+"""Bytes of a gRPC message; smaller ones are slower."""
 QUEUED = 8
 """Maximum messages for one peer; with more, it counts as disconnected."""
 PATIENCE_S = 2.0
@@ -42,8 +41,7 @@ LOOKED = "labelskew-looked"
 OPTIONS = [
     ("grpc.max_receive_message_length", CHUNK + 4096),
     ("grpc.max_send_message_length", CHUNK + 4096),
-    # A silent peer is probed after 20 s. If its machine is gone, the kernel notices after 10 s more. Its process has
-    # gRPC's 60 s to answer, as on a slow line the answer waits behind megabytes of weights.
+    # a silent peer is probed after 20 s; its kernel has 10 s to answer, and its process gRPC's 60 s
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -52,7 +50,7 @@ OPTIONS = [
 
 
 class CutShortError(WireError):
-    """The stream ended within a message, mostly because the connection was lost."""
+    """The stream ended within a message."""
 
 
 class RefusedError(WireError):
@@ -72,7 +70,7 @@ def predicate(error: WireError) -> str:
 
 
 def checked(address: str, tls: keys.Files | None) -> tuple[str, int]:
-    """Host and port of an address; raises LabelSkewError if it needs certificates and has none."""
+    """Host and port of an address; raises LabelSkewError if it is invalid, or not local and without certificates."""
     try:
         host, port = addresses.split(address)
     except ValueError as error:
@@ -90,7 +88,7 @@ def encoded(msg: Message) -> list[bytes | memoryview]:
 
 
 def decoded(header: Header, payload: wire.Buffer) -> Message:
-    """Decode a message, and make its texts safe for log lines."""
+    """Decode a message with clean texts."""
     meta, tensors = wire.decode(payload)
     kind, meta = Kind(header.kind), wire.cleaned(meta)
     return Message(kind, header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)
@@ -141,7 +139,7 @@ def assemble(
 
     Raises:
         WireError: the chunks are not a message; CutShortError if they end within it.
-        OSError: there is no space for the payload.
+        OSError: the disk is full.
     """
     first = next(chunks, None)
     if first is None:
@@ -177,11 +175,7 @@ def received(
     spool: Spool,
     decode: Callable[[Header, wire.Buffer], Message] = decoded,
 ) -> tuple[Message, dict[str, Any]] | None:
-    """The next message and its entry for the audit log; None at the stream's end.
-
-    Raises:
-        WireError, OSError: as :func:`assemble` and :func:`.wire.decode`.
-    """
+    """The next message and its entry for the audit log; None at the stream's end. Raises as :func:`assemble`."""
     got = assemble(stream, admit, spool)
     if got is None:
         return None
@@ -203,10 +197,7 @@ def _described(header: Header, size: int, digest: str | None, cause: str | None)
 
 
 class Outbox:
-    """Queue of messages to one peer, copied from the tensors' memory chunk by chunk as the peer accepts them.
-
-    ``receiver`` returns the peer's fields for the audit log.
-    """
+    """Queue of messages to one peer, copied chunk by chunk; ``receiver`` returns the peer's facts for the audit log."""
 
     def __init__(self, audit: Audit, receiver: Callable[[], Mapping[str, Any]]) -> None:
         self._audit, self._receiver = audit, receiver
@@ -216,14 +207,14 @@ class Outbox:
         """Chunks that the peer has accepted."""
 
     def put(self, msg: Message) -> bool:
-        """Queue a message; False if too many are queued already."""
+        """Queue a message; False if the queue is full."""
         if self._queue.qsize() >= QUEUED:
             return False
         self._queue.put((encoded(msg), reason(msg)))
         return True
 
     def close(self, *, flush: bool) -> None:
-        """End the stream: with ``flush`` after the queued messages, else at once."""
+        """End the stream: at once, or with ``flush`` after the queued messages."""
         self._dropping |= not flush
         self._queue.put(None)
 
@@ -231,7 +222,7 @@ class Outbox:
         """Chunks for gRPC to send; waits for messages until :meth:`close`."""
         while (queued := self._queue.get()) is not None:
             yield from self._chunks(*queued)
-            del queued  # else it would stay in memory until the next message
+            del queued  # free the memory before the next message
 
     def _chunks(self, parts: list[bytes | memoryview], cause: str | None) -> Iterator[bytes]:
         header, hashing = Header.unpack(parts[0]), Hashing(cut(parts, CHUNK), wanted=self._audit.digests)

@@ -1,4 +1,4 @@
-"""A survey across silos: the server asks each silo for its class counts once. It trains nothing and sends no weights.
+"""A survey across silos: the server asks each silo for its class counts once, without training.
 
 A silo answers only if its own command has ``--survey`` and its policy allows it. Its counts have the noise of its
 ``count_noise``, or of its policy if that is stronger.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,8 +36,7 @@ MAX_NOISE = 1e9
 """Largest noise that a silo may report; the limit of ``count_noise``."""
 
 
-@dataclass(frozen=True)
-class ClassCounts:
+class ClassCounts(NamedTuple):
     """A silo's class counts, ``(C,)``, or None if it sends none, and the scale of their noise."""
 
     counts: NDArray[np.int64] | None
@@ -44,7 +44,7 @@ class ClassCounts:
 
 
 class SurveyExchange(SiloExchange):
-    """The server's survey: waits for silos as for a run, asks them, and dismisses them."""
+    """The server's part of a survey."""
 
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
@@ -61,7 +61,7 @@ class SurveyExchange(SiloExchange):
         """Ask all connected silos; ``names``: those of the silos' own files, or empty.
 
         Raises:
-            RunError: too few silos connected, or none sends counts.
+            RunError: too few silos connected, or no silo sends counts.
         """
         server, members = self.server, self.server.members
         server.meet()
@@ -86,14 +86,13 @@ class SurveyExchange(SiloExchange):
         counts = np.array([answer.counts for answer in given.values()], np.int64).reshape(len(given), classes)
         if not counts.any():
             raise RunError("no silo has sent class counts above 0, so there is nothing to survey")
-        silent = {name: self._reason_for_silence(k) for k, name in enumerate(names) if k not in given}
         return Survey(
             title=f"{clean(self.server.recipe.data.dataset)}, across silos",
             clients=[names[k] for k in given],
             class_names=census.class_names or [str(c) for c in range(classes)],
             counts=counts,
             noise=[answer.noise for answer in given.values()],
-            silent=silent,
+            silent={name: self._reason_for_silence(k) for k, name in enumerate(names) if k not in given},
         )
 
     def _reason_for_silence(self, client: int) -> str:
@@ -118,7 +117,6 @@ class SurveyExchange(SiloExchange):
             server.turn_away(client, str(error))
 
     def _checked(self, client: int, message: Message) -> ClassCounts:
-        """Parse an answer; raise RunError if it is invalid."""
         tensors, noise = message.tensors, message.meta.get("count_noise")
         check_extra(tensors, {"counts": (self.server.census.num_classes,)}, where=f"survey of silo {client + 1}")
         if "counts" not in tensors or tensors["counts"].dtype != torch.int64:
@@ -157,9 +155,8 @@ class SurveyAnswers(Answers):
 
     def _answer(self, message: Message) -> None:
         silo = self.silo
-        own = silo.seed()
+        seed = own = silo.seed()
         scale, kind = count_noise(silo.recipe)
-        seed = own
         least, wanted = (0.0, "") if silo.guard is None else silo.guard.policy.least_noise("count_noise")
         if least > scale or wanted not in ("", kind):
             scale, kind = max(least, scale), wanted or kind
@@ -177,7 +174,7 @@ class SurveyAnswers(Answers):
             return
         counts = torch.from_numpy(silo.data.counts)
         if scale:
-            # the generator of an opening exchange, so that a run with these settings sends the same counts again
+            # as in an opening exchange, so that a run with these settings sends the same counts again
             noise = seeds.noise_generator(seed, "opening noise", 0, silo.client)
             counts = noisy_counts(counts, scale=scale, noise=kind, generator=noise)
         silo.send(Kind.SURVEY, SERVER, meta={"count_noise": scale}, tensors={"counts": counts})

@@ -1,4 +1,4 @@
-"""The server's part in a secure sum: it forwards messages, adds vectors, and removes the remaining masks."""
+"""The server's part in a secure sum."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from fl_labelskew_plugins.engine.ring import Vector, add, trim, unit
+from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, Attempt, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert, Authority
 from fl_labelskew_plugins.runtimes.silo.secure.shares import Way
 from fl_labelskew_plugins.runtimes.silo.secure.silo import agreement, checked, roster_digest
@@ -17,13 +18,13 @@ from fl_labelskew_plugins.runtimes.silo.secure.silo import agreement, checked, r
 class ServerRound:
     """The server in one attempt.
 
-    Each answer of a silo is checked, and refused with a :class:`.SecureError`. Asking for the result of a step ends the
-    step, and raises one if too few silos are left.
+    Invalid answers raise :class:`.SecureError`. The result of a step ends the step, and raises SecureError if too few
+    silos are left.
     """
 
     def __init__(self, attempt: Attempt, authority: Authority) -> None:
         self.attempt, self._authority = attempt, authority
-        self._threshold = LEAST
+        self._threshold = LEAST_SUMMED
         self._adverts: dict[int, bytes] = {}
         self._shown: dict[int, Advert] = {}
         self._roster: dict[int, bytes] = {}
@@ -31,7 +32,7 @@ class ServerRound:
         self._dealt: dict[int, tuple[dict[int, bytes], bytes]] = {}
         self._fine: dict[int, bytes] = {}
         self.cheats: dict[int, str] = {}
-        """Silos that provably cheated, and how."""
+        """Silos that provably cheated, and their acts."""
         self._wronged: list[int] = []
         self._passed_on: list[int] = []
         self._sharing: dict[int, bytes] = {}
@@ -41,7 +42,7 @@ class ServerRound:
         self._revealed: dict[int, dict[int, int]] = {}
         self._total: Vector = np.zeros(attempt.length, unit(attempt.bits))
 
-    # -- what silos send
+    # -- answers of silos
 
     def advertised(self, rank: int, advert: bytes) -> None:
         """Take the keys of a silo; step 0."""
@@ -73,9 +74,8 @@ class ServerRound:
             self._fine[rank] = answer[rank]
             return
         if not answer or not answer.keys() <= {*self._passed_on} - {rank}:
-            raise self.attempt.error(
-                f"silo {rank} complained about {listed(answer)}; expected: other silos among {listed(self._passed_on)}"
-            )
+            expected = f"expected: other silos among {listed(self._passed_on)}"
+            raise self.attempt.error(f"silo {rank} complained about {listed(answer)}; {expected}")
         for dealer, secret in answer.items():
             if self._proven(rank, dealer, secret):
                 self.cheats[dealer] = f"sent silo {rank} shares that do not match"
@@ -109,10 +109,10 @@ class ServerRound:
             raise self.attempt.error(f"silo {rank} revealed no share of {listed(set(self._sharing) - given.keys())}")
         self._revealed[rank] = {dealer: int.from_bytes(share, "big") for dealer, share in given.items()}
 
-    # -- what they are told
+    # -- requests to silos
 
     def roster(self) -> dict[int, bytes]:
-        """Return all keys, for all silos; ends step 0."""
+        """All keys; ends step 0."""
         if not self._roster:
             self._threshold = self.attempt.threshold(self._adverts)
             self._roster = dict(sorted(self._adverts.items()))
@@ -120,7 +120,7 @@ class ServerRound:
         return self._roster
 
     def dealt(self, rank: int) -> dict[int, tuple[bytes, bytes]]:
-        """Return the shares for a silo and the commitments, by dealer; ends step 1."""
+        """The shares for a silo and the commitments, by dealer; ends step 1."""
         if not self._passed_on:
             self._enough(self._dealt, "have shared")
             self._passed_on = sorted(self._dealt)
@@ -128,7 +128,7 @@ class ServerRound:
         return {dealer: (sealed[rank], commitments) for dealer, (sealed, commitments) in dealt.items()}
 
     def sharing(self) -> dict[int, bytes]:
-        """Return the silos that share masks, with signatures; ends step 2, or the attempt if a complaint is proven."""
+        """The signatures of the silos that share masks; ends step 2, or the attempt after a proven complaint."""
         if not self._sharing:
             if self._wronged:
                 raise self.attempt.error(f"{listed(self._wronged)} got wrong shares")
@@ -137,19 +137,19 @@ class ServerRound:
         return self._sharing
 
     def there(self) -> list[int]:
-        """Return the silos in the sum; ends step 3."""
+        """The silos in the sum; ends step 3."""
         if not self._there:
             self._enough(self._added, "have sent a vector")
             self._there = sorted(self._added)
         return self._there
 
     def signatures(self) -> dict[int, bytes]:
-        """Return all signatures, for all silos; later ones are valid, too."""
+        """All signatures so far."""
         self._enough(self._signatures, "have signed the list of silos in the sum")
         return self._signatures
 
     def total(self) -> Vector:
-        """Return the sum modulo ``2 ** bits``; ends step 5."""
+        """The sum modulo ``2 ** bits``; ends step 5."""
         attempt, total = self.attempt, self._total
         self._enough(self._revealed, "have revealed their shares")
         for dealer in self._sharing:
@@ -158,7 +158,7 @@ class ServerRound:
                 masks.add_own(total, secret, dealer, attempt, remove=True)
                 continue
             key = masks.key_pair(secret)
-            for peer in self._there:  # who has added a mask that it shares with the one that is lost
+            for peer in self._there:  # each has added a mask that it shares with the lost silo
                 masks.add_shared(total, key, peer, self._shown[peer].mask_key, dealer, attempt, remove=True)
         trim(total, attempt.bits, attempt.wide)
         self._total = np.zeros(0, total.dtype)  # once
@@ -184,9 +184,8 @@ class ServerRound:
             given = {rank: share for rank, share in given.items() if rank not in wrong}
             if len(given) < self._threshold:
                 break
-        raise self.attempt.error(
-            f"only {len(given)} of {self._threshold} shares of the {what} of silo {dealer} are correct"
-        )
+        counts = f"only {len(given)} of {self._threshold} shares"
+        raise self.attempt.error(f"{counts} of the {what} of silo {dealer} are correct")
 
     def _proven(self, rank: int, dealer: int, secret: bytes) -> bool:
         """Whether a silo's key proves that a dealer's shares for it are wrong."""
@@ -205,6 +204,6 @@ class ServerRound:
         if closed:
             raise self.attempt.error(f"a message of silo {rank} arrived too late")
 
-    def _enough(self, ranks: Collection[int], what: str) -> None:
+    def _enough(self, ranks: Collection[int], state: str) -> None:
         if len(ranks) < self._threshold:
-            raise self.attempt.error(f"{len(ranks)} silos {what}, but at least {self._threshold} are needed")
+            raise self.attempt.error(f"{len(ranks)} silos {state}, but at least {self._threshold} are needed")

@@ -1,4 +1,4 @@
-"""Verifiable shares of a silo's two secrets: dealt, sealed for one peer each, checked, and combined.
+"""Verifiable shares of a silo's two secrets.
 
 Feldman, A Practical Scheme for Non-interactive Verifiable Secret Sharing, FOCS 1987, over P-256 with base point ``G``.
 The share of rank ``x`` is ``f(x)``; ``f`` is a polynomial of degree ``t - 1``, and ``f(0)`` is the secret. The dealer
@@ -31,7 +31,7 @@ SEALED = 2 * SECRET + 16
 def dealt(
     secret: int, at_least: int, ranks: Collection[int], random: Callable[[int], bytes]
 ) -> tuple[dict[int, int], list[bytes]]:
-    """Return one share of a secret per rank, and the ``at_least`` commitments (points)."""
+    """One share of a secret per rank, and the ``at_least`` commitments (points)."""
     factors = [secret, *(masks.scalar(random) for _ in range(at_least - 1))]
     shares = {rank: sum(factor * pow(rank, j, ORDER) for j, factor in enumerate(factors)) % ORDER for rank in ranks}
     return shares, [masks.public(masks.key_pair(factor)) for factor in factors]
@@ -84,7 +84,7 @@ def _times(point: EccPoint, number: int) -> EccPoint:
 class Way:
     """The encrypted channel from a dealer of shares to one receiver, in one attempt.
 
-    ``roster``: digest of all public keys; ``commitments``: the dealer's, for both secrets.
+    ``roster``: digest of all public keys; ``commitments``: the dealer's to both secrets.
     """
 
     attempt: Attempt
@@ -119,12 +119,7 @@ def checked(
 ) -> tuple[int, int] | None:
     """Decrypt and verify a pair of shares; None if decryption fails or they do not match the commitments.
 
-    Args:
-        way: the channel from the dealer to the receiver.
-        text: the encrypted pair.
-        key: the receiver's private key for shares.
-        dealer: the dealer's public keys.
-        at_least: number of shares that reconstruct a secret, and of commitments to each.
+    ``key``: the receiver's private key for shares; ``at_least``: number of commitments to each secret.
     """
     pair = way.opened(text, key, dealer.share_key)
     of_secrets = list(commitments(way.commitments, dealer.seed_key, dealer.mask_key).values())
@@ -135,7 +130,7 @@ def checked(
 
 
 def published(seed: Sequence[bytes], key: Sequence[bytes]) -> bytes:
-    """Join the commitments to both secrets, without the first ones: these are the dealer's public keys."""
+    """The commitments to both secrets, without the first ones: these are the dealer's public keys."""
     return b"".join([*seed[1:], *key[1:]])
 
 
