@@ -84,7 +84,7 @@ class Audit:
             self._write_waiting()
 
     def note(self, event: str, **facts: Any) -> None:
-        """Add a line: one of :data:`EVENTS`, with the facts that are not None, such as ``rank`` or ``why``."""
+        """Add a line: one of :data:`EVENTS`, with the facts that are not None."""
         line: dict[str, Any] = {"time": utc(), "event": event}
         line |= {k: clean(v, MAX_TEXT) if isinstance(v, str) else v for k, v in facts.items() if v is not None}
         self._waiting.append(line)
@@ -99,7 +99,7 @@ class Audit:
                 os.fsync(self._file)
 
     def close(self) -> str:
-        """Write the last line; return a message about the log, if there is one."""
+        """Write the last line; return a message about the log, if any."""
         with self._lock:
             if self._folder is None:
                 return ""
@@ -130,7 +130,7 @@ class Audit:
             self._busy = False
 
     def _write_repeated(self, *, now: bool = False) -> None:
-        """Once a minute, write the number of lines that were counted but not written."""
+        """Once a minute, write the number of suppressed lines."""
         if not now and time.monotonic() - self._seen_since < MINUTE:
             return
         for (event, *_), (times, line) in self._seen.items():
@@ -187,7 +187,7 @@ class Audit:
         self._reopen()
 
     def _reopen(self) -> None:
-        """Open the file at its end; remove an incomplete last line (kill, full disk), and note this."""
+        """Open the file at its end; remove an incomplete last line (kill, full disk)."""
         assert self._folder is not None
         self._file = open_regular(self._folder / NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._size = os.fstat(self._file).st_size
@@ -227,7 +227,7 @@ def belongs(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Verified:
-    """Facts about a valid log; ``missing``: lines that could not be written, ``repaired``: removed incomplete lines."""
+    """A valid log; ``missing``: lines that could not be written, ``repaired``: removed incomplete lines."""
 
     lines: int
     files: int

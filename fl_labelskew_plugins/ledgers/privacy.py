@@ -119,7 +119,7 @@ class Ledger:
             self._total(noises, round, None)
 
     def _total(self, noises: Sequence[Noise], round: int, client: int | None) -> tuple[float, dict[Level, float]]:
-        """Delta, and epsilon with another answer; raises SpentError if it exceeds the budget."""
+        """Delta, and epsilon with another answer; SpentError if it exceeds the budget."""
         delta = DELTA if self.budget is None else self.budget.delta
         spent = self._spent.get(client, Counter()) + Counter(noises)
         so_far = {level: epsilon(at(spent, level), delta) for level in LEVELS} if installed() else {}
@@ -140,7 +140,7 @@ class Ledger:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the file from reading to writing, since a silo may be in several runs at a time."""
+        """Lock the file from reading to writing, since a silo may be in several runs."""
         try:
             # links are allowed, since the operator made them; other content behind them is rejected before writing
             handle = open_regular(os.path.realpath(self.file), os.O_WRONLY | os.O_CREAT)
@@ -225,7 +225,7 @@ class ClientAccounts:
         self._least = 1 if recipe.privacy.noise_multiplier is None else fewest_summed(recipe)
 
     def open(self) -> None:
-        """Record all clients' answers before the first round; raises SpentError if a budget does not allow them."""
+        """Record all clients' answers before the first round; raises SpentError."""
         for client, parts in enumerate(self._leaving):
             if parts.once:
                 self.ledger.spend(parts.once, "opening", run=self.run, client=client)
@@ -251,7 +251,7 @@ class ClientAccounts:
 
 
 def clients_of(session: Accounted, folder: Path, run: str) -> ClientAccounts | None:
-    """The accounts of a simulation's clients; None for silos, which have their own, and without a ledger."""
+    """The accounts of a simulation's clients; None without a ledger, and for silos, which have their own."""
     recipe = session.recipe
     ledger = None if recipe.common.across_silos else ledger_of(recipe, folder)
     return None if ledger is None else ClientAccounts(ledger, session, run)
@@ -293,7 +293,7 @@ def after(opening: Sequence[Noise], upload: Sequence[Noise], number: int, level:
 
 
 def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBudget, level: Level) -> int:
-    """Uploads that a budget allows after an opening, at most :data:`MAX_ANSWERS`; -1 if it does not even allow that."""
+    """Uploads that a budget allows after an opening, at most :data:`MAX_ANSWERS`; -1: not even the opening."""
 
     def fits(number: int) -> bool:
         return after(opening, upload, number, level, budget.delta) <= budget.epsilon
@@ -318,7 +318,7 @@ def carried(recipe: Recipe, sizes: Iterable[int], budget: PrivacyBudget) -> int:
 
 
 def expected(recipe: Recipe) -> int:
-    """Expected number of rounds in which a client is selected."""
+    """Expected number of rounds of a client."""
     train = recipe.train
     return math.ceil(train.comm_round * train.clients_per_round / train.client_num_in_total)
 
@@ -345,5 +345,5 @@ def installed() -> bool:
 
 
 def require(what: str) -> Any:
-    """Import dp-accounting; raises LabelSkewError if it is not installed."""
+    """Import dp-accounting; LabelSkewError if it is not installed."""
     return extras.load("privacy", "dp_accounting", "dp_accounting.rdp", what=f"{what}:")

@@ -39,7 +39,7 @@ class Runtime:
             raise mistake("--survey", what, "labelskew survey RECIPE, which surveys the partition")
 
     def delegated(self) -> bool:
-        """Run this process's part and return True, unless this process is the server."""
+        """Run this process's part; False if it is the server."""
         return False
 
     def session(self) -> Session:
@@ -47,7 +47,7 @@ class Runtime:
         return build(self.recipe)
 
     def host(self, recipe: Recipe, folder: Path, *, rank: int = 0) -> Host:
-        """The framework around this process; its configuration is saved in ``folder``."""
+        """The framework of this process, with its configuration in ``folder``."""
         return self.load_host()(recipe, folder / "fedml.yaml", rank=rank) if recipe.hosted else Host()
 
     def load_host(self) -> type[FedML]:
@@ -63,7 +63,7 @@ class Runtime:
         return self.session()
 
     def survey(self) -> Survey:
-        """Ask silos for their class counts; only for runtimes with ``roles``."""
+        """Ask silos for class counts; only for runtimes with ``roles``."""
         raise NotImplementedError
 
     def run(self, session: Session, record: Record) -> None:

@@ -49,7 +49,7 @@ class RunOptions:
     pause: Pause | None = None
 
     def check(self) -> None:
-        """Raise LabelSkewError for options that contradict each other."""
+        """Raise LabelSkewError for contradictory options."""
         back, resume = f"--from-round {self.from_round}", self.resume is not None
         mistakes = {
             "--run-dir is for a new run and --resume for an old one; use one of them": resume and self.run_dir,
@@ -66,7 +66,7 @@ class RunOptions:
             raise LabelSkewError(line)
 
     def command(self, recipe: Path, folder: Path, *more: str, resume: bool = False) -> list[str]:
-        """The command that runs the same recipe in ``folder`` in another process."""
+        """The command that runs the recipe in ``folder`` in another process."""
         return [sys.executable, "-m", "fl_labelskew_plugins.cli.main", *self._words(recipe, folder, resume), *more]
 
     def resume_command(self, folder: Path) -> str:

@@ -74,7 +74,7 @@ def together(parts: Sequence[ProcessPart], *, environment: Mapping[str, str]) ->
 
 
 def end(processes: Sequence[Process], grace: float) -> None:
-    """Terminate running processes; kill those that still run after ``grace`` seconds."""
+    """Terminate processes; kill those that still run after ``grace`` seconds."""
     for process in processes:
         if _runs(process):
             process.terminate()

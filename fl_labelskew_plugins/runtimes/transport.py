@@ -29,7 +29,7 @@ LARGEST = 1e30
 
 
 class Kind(IntEnum):
-    """Types of messages. Those from 100 on are never sent: with them, a transport reports events to its own side."""
+    """Types of messages. With those from 100 on, a transport reports events to its own side."""
 
     HELLO = 1
     """Silo to server, first on every connection: the facts that the server needs to build the run."""
@@ -120,7 +120,7 @@ class Transport(ABC):
         self._observers.append(observer)
 
     def receive(self, timeout: float | None = None) -> bool:
-        """Pass the next message to the observers; False if none arrives within ``timeout`` seconds."""
+        """Pass the next message to the observers; False after ``timeout`` seconds."""
         try:
             arrived = self._next(timeout)
         except queue.Empty:
@@ -145,7 +145,7 @@ class Transport(ABC):
         self.running = False
 
     def _next(self, timeout: float | None) -> Message:
-        """The next message; raises ``queue.Empty``. Wakes every hour at the latest, so that signals are handled."""
+        """The next message, or ``queue.Empty``. Wakes every hour, so that signals are handled."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             left = 3600.0 if end is None else max(0.0, end - time.monotonic())
@@ -157,7 +157,7 @@ class Transport(ABC):
 
 
 class Manager:
-    """One side of an exchange: a handler for each kind of message; other kinds are dropped."""
+    """One side of an exchange; messages without a handler are dropped."""
 
     def __init__(self, host: Host, transport: Transport, rank: int, size: int) -> None:
         self.host, self.transport, self.rank, self.size = host, transport, rank, size
@@ -205,7 +205,7 @@ def measures(meta: Mapping[str, Any]) -> dict[str, float]:
 
 
 def upload(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> LocalResult:
-    """Parse an upload; raises RunError if it is malformed."""
+    """Parse an upload; RunError if it is malformed."""
     parts = {name: group(tensors, name) for name in ("model", "contribution", "state")}
     if sum(map(len, parts.values())) != len(tensors):
         raise RunError("tensors that are neither weights nor contributions")

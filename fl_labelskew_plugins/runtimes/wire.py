@@ -192,7 +192,7 @@ def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def cleaned(value: Any) -> Any:
-    """Make all names and texts in foreign JSON safe for a log line; raises WireError if it is nested too deeply."""
+    """Make all texts in foreign JSON safe for a log line; WireError if it is nested too deeply."""
     if isinstance(value, str):
         return clean(value, MAX_TEXT)
     try:
@@ -266,7 +266,7 @@ def _mapping(text: str, most: int) -> dict[str, Any]:
 
 
 def _parse(text: str, most: int) -> Any:
-    """Parse JSON of at most ``most`` values; refuse numbers that are not finite, and texts that cannot be encoded."""
+    """Parse JSON of at most ``most`` values, without infinite numbers and texts that cannot be encoded."""
     if sum(map(text.count, "[{,")) > most:
         raise WireError(f"JSON of more than {most} values")
     try:

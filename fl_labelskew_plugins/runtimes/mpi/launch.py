@@ -52,7 +52,7 @@ MAX_OUTPUT = 2**16
 
 
 def check() -> str:
-    """The path of ``mpirun``; raises LabelSkewError if it is missing, or Slurm has started independent processes."""
+    """The path of ``mpirun``; LabelSkewError if it is missing, or Slurm has started independent processes."""
     # each of them would start an mpirun, all with the same folder
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1" and not any(rank in os.environ for rank, _ in RANKS):
@@ -148,7 +148,7 @@ def _environment(path: str) -> dict[str, str]:
 
 
 def _short_folder() -> str | None:
-    """The folder for sockets, whose paths have at most about 100 characters."""
+    """A folder for sockets, whose paths have at most about 100 characters."""
     return None if len(tempfile.gettempdir()) < 70 else "/tmp"
 
 
@@ -161,7 +161,7 @@ class Rank:
 
 
 class MPIJob:
-    """One ``mpirun`` that starts :func:`.rank.enter` in every rank."""
+    """One ``mpirun``."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self.ranks: dict[int, Rank] = {}
@@ -199,13 +199,13 @@ class MPIJob:
                 connection.close()
 
     def interrupt(self) -> None:
-        """End all processes within ten seconds; called by a signal."""
+        """End all processes within ten seconds."""
         terminal_closed()
         self.interrupted = True
         self._end()
 
     def watch(self) -> None:
-        """Pass on rank 0's output until mpirun and all ranks have ended."""
+        """Print rank 0's output until mpirun and all ranks have ended."""
         while True:
             over = self.process.poll() is not None
             ready = self._selector.select(0.1)
@@ -219,7 +219,7 @@ class MPIJob:
                 self._escalate(time.monotonic() - self._ending)
 
     def report(self, run_dir: Path, resume: str) -> None:
-        """Raise an error for the end of the job, if it failed; see :func:`launch`."""
+        """Raise an error if the job failed; see :func:`launch`."""
         code = self.process.returncode
         if code == 0:
             return
@@ -258,7 +258,6 @@ class MPIJob:
         raise error
 
     def _admit(self) -> None:
-        """Connect a rank's stderr to this process, and the server's stdout to this one's."""
         connection, _ = self._listener.accept()
         connection.settimeout(2)  # a rank sends its number at once
         with contextlib.suppress(OSError, ValueError):  # it died, and mpirun will report it
@@ -320,7 +319,7 @@ class MPIJob:
         self._signal(signal.SIGKILL, *self.open)
 
     def _signal(self, number: int, *ranks: int) -> None:
-        """Signal ranks, which all have an open connection: so their process ids are still theirs."""
+        """Signal ranks with an open connection, so that their process ids are still theirs."""
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.ranks[rank].pid, number)

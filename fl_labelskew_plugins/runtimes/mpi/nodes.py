@@ -39,7 +39,7 @@ def facts(session: Session) -> dict[str, Any]:
 
 
 def greet(transport: MPITransport, result: Session | LabelSkewError) -> None:
-    """Send a worker's facts, or its error, to the server."""
+    """Send a worker's facts or error to the server."""
     meta = facts(result) if isinstance(result, Session) else {"reason": str(result), "frames": result.frames}
     meta["node"] = socket.gethostname()
     transport.send_message(Message(Kind.HELLO, transport.rank, 0, meta=meta))
@@ -62,19 +62,18 @@ class Nodes:
                 log.warn(f"worker {few(missing)} has not reported yet; still waiting")
 
     def name(self, worker: int) -> str:
-        """A worker's name for messages, on several nodes with its node."""
+        """A worker's name for messages; on several nodes, with its node."""
         node = self._nodes[worker]
         return f"worker {worker}" if {*self._nodes.values()} == {node} else f"worker {worker} on {node}"
 
     def __str__(self) -> str:
-        """The nodes and their workers; empty on one node."""
         here, *others = Counter(self._nodes.values()).items()
         parts = [f"{here[0]} (server, {counted(here[1] - 1, 'worker')})"]
         parts += [f"{node} ({counted(number, 'worker')})" for node, number in others]
         return f"nodes: {', '.join(parts)}" if others else ""
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """Compare a worker's facts with the server's; ignore other messages."""
+        """Compare a worker's facts with the server's."""
         if msg_type != Kind.HELLO:
             return
         ours, theirs = self._ours, msg_params.meta

@@ -97,7 +97,7 @@ def prepare() -> None:
 
 
 def world() -> Any:
-    """MPI's ``COMM_WORLD``; raises LabelSkewError if mpi4py cannot be loaded, or was built for another MPI."""
+    """MPI's ``COMM_WORLD``; LabelSkewError if mpi4py cannot be loaded, or was built for another MPI."""
     prepare()
     try:
         from mpi4py import MPI

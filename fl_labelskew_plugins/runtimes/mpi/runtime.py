@@ -36,7 +36,7 @@ from fl_labelskew_plugins.tensors import Weights, group, joined, num_bytes
 
 
 class MPI(Runtime):
-    """A simulation over the processes of ``mpirun``; starts ``mpirun`` unless it runs in it."""
+    """A simulation over the processes of ``mpirun``."""
 
     def delegated(self) -> bool:
         """Start ``mpirun``, or run one of its workers."""
@@ -111,7 +111,7 @@ log-normal numbers of samples (sigma 1), a round takes 14 % longer with 2 than w
 
 
 class MPIServer(Manager):
-    """Rank 0: assigns clients to workers and yields their uploads in ascending order."""
+    """Rank 0."""
 
     def __init__(self, host: Host, transport: MPITransport, session: Session, record: Record, nodes: Nodes) -> None:
         super().__init__(host, transport, SERVER, transport.size)
@@ -138,11 +138,11 @@ class MPIServer(Manager):
             self.send(Kind.FINISH, worker)
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
-        """All clients are available."""
+        """All clients."""
         return clients
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Assign the clients, largest first while there is room; yield their uploads in ascending order."""
+        """Assign the clients; yield their uploads in ascending order."""
         sizes = self.session.sizes
         self._longest = iter(sorted(clients, key=lambda client: (-sizes[client], client)))
         self._lowest, self._waiting = iter(clients), set(clients)
@@ -170,7 +170,7 @@ class MPIServer(Manager):
         return max(MAX_UPLOADS_PER_WORKER * (self.size - 1), held)
 
     def predict(self, weights: Weights) -> tuple[Tensor, Tensor]:
-        """Logits and labels of the test set; each worker tests a part."""
+        """Logits and labels of the test set."""
         test = self.session.trainer.test.y
         self._logits.clear()
         parts = list(pairwise(cuts(len(test), TEST_BATCH.get(test.device.type, 1024), self.size - 1)))
@@ -235,7 +235,7 @@ class MPIServer(Manager):
 
 
 class Worker(Manager):
-    """A rank above 0: trains the clients that the server assigns."""
+    """A rank above 0."""
 
     def __init__(self, host: Host, transport: MPITransport, session: Session) -> None:
         super().__init__(host, transport, transport.rank, transport.size)

@@ -108,7 +108,7 @@ class MPITransport(Transport):
             time.sleep(seconds)
 
     def _move(self) -> bool:
-        """Let MPI progress and queue complete messages; return whether any were incoming."""
+        """Let MPI progress, and queue complete messages; return whether any were incoming."""
         self._outgoing = [sent for sent in self._outgoing if not self._done(sent)]
         status = self._mpi.Status()
         while self._comm.Iprobe(tag=HEADER, status=status):
@@ -125,7 +125,6 @@ class MPITransport(Transport):
         return traffic
 
     def _admit(self, source: int) -> None:
-        """Receive a header, and start receiving its payload."""
         start = bytearray(wire.Header.SIZE)
         self._comm.Recv([start, self._mpi.BYTE], source, HEADER)
         header = wire.Header.unpack(start)

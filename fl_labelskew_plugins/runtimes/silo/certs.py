@@ -94,7 +94,7 @@ def show(folder: Path) -> tuple[list[list[str]], RevocationList, list[str]]:
 
 
 def load_authority(folder: Path, passphrase: Passphrase) -> Issued:
-    """Load the folder's authority; raises LabelSkewError for a missing, unreadable, expired or wrong file."""
+    """Load the folder's authority; LabelSkewError for a missing, unreadable, expired or wrong file."""
     path = folder / "ca.key"
     if not path.exists():
         raise mistake(path, "does not exist", f"the machine on which {folder} was created")
@@ -250,7 +250,6 @@ def _issued(name: str, days: int, authority: Issued | None = None, hosts: Sequen
 
 
 def _secret(folder: Path, passphrase: Passphrase, *, encrypt: bool) -> bytes:
-    """The passphrase for new keys."""
     path = folder / "ca.key"
     locked = keys.encrypted(content(path))
     return passphrase.get(path, new=not locked) if encrypt or locked else b""
@@ -383,7 +382,7 @@ class Revocations:
             self._report()
 
     def save_copy(self) -> None:
-        """Save a copy of the list, if the copy's folder exists; later lists are copied when they are loaded."""
+        """Save a copy of the list, if its folder exists; later lists are copied when they are loaded."""
         with self._lock:
             if self._copy is not None and self._copy.parent.is_dir() and self._listed.number:
                 with contextlib.suppress(OSError):  # at worst, a restart accepts an older list

@@ -48,7 +48,7 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, group, num_b
 
 
 class Answers:
-    """A silo's answers; in this class, the server sees each of them separately."""
+    """A silo's answers, each of which the server sees."""
 
     tests_at_once = True
     """Whether the silo tests at once, which shows the server the duration of a test."""
@@ -58,11 +58,11 @@ class Answers:
         self._noisy_weights = any(noise.claim for noise in leaving(silo.recipe, 1, 1).upload if noise.on == "weights")
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """Handlers by kind of message, which extend or replace the silo's own."""
+        """Handlers by kind of message, in addition to the silo's own."""
         return {Kind.SURVEY: self._survey}
 
     def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
-        """Facts and tensors about this silo's data for HELLO."""
+        """Facts and tensors for HELLO."""
         return self.silo.data.facts, self.silo.data.sent()
 
     def charge_hello(self) -> None:
@@ -72,7 +72,7 @@ class Answers:
             silo.ledger.spend(parts, silo.answer("hello"), run="hello")
 
     def join(self, run: str) -> None:
-        """Raise LabelSkewError if this silo must not answer this run."""
+        """Raise LabelSkewError to refuse a run."""
 
     def open(self, session: Session, federation: Federation) -> None:
         """Take part in the opening exchange."""
@@ -80,10 +80,10 @@ class Answers:
             self.silo.send(Kind.OPENING, SERVER, tensors=self.silo.opening(session))
 
     def asked(self, session: Session, message: Message) -> None:
-        """Raise LabelSkewError if this silo must not train."""
+        """Raise LabelSkewError to refuse a request to train."""
 
     def charge(self, request: str, round: int) -> None:
-        """Charge the ledger for a request to train, before training."""
+        """Charge the ledger, before training."""
         silo = self.silo
         if silo.ledger is not None:
             silo.ledger.spend(silo.revealed().upload, silo.answer(request), run=silo.run_name, round=round)
@@ -117,7 +117,6 @@ class Answers:
             raise self._private(error) from error
 
     def _private(self, error: Exception, more: str = "") -> LabelSkewError:
-        """An error without a reason for the server."""
         text = f"{described(error)}{more}; the reason was not sent to the server"
         return shareable(LabelSkewError(text), "it cannot answer")
 
@@ -136,7 +135,7 @@ class Answers:
         self.silo.send(Kind.UPLOAD, SERVER, round=round, meta=meta, tensors=tensors)
 
     def may_test(self, session: Session, message: Message) -> bool:
-        """Whether this silo tests the model of this request."""
+        """Whether the silo tests the model of a request."""
         return True
 
     def tested(self, session: Session, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +143,7 @@ class Answers:
         return answer
 
     def settled(self) -> None:
-        """Handle the server's verdict on an upload."""
+        """Handle a verdict."""
 
     def finished(self) -> None:
         """Handle the successful end of the run."""
@@ -155,7 +154,7 @@ class Answers:
 
 
 def described(error: Exception) -> str:
-    """An error's text, or the type and text of an unexpected error."""
+    """An error's text."""
     return str(error) if isinstance(error, LabelSkewError) else clean(repr(error))
 
 
@@ -191,7 +190,7 @@ class Outcomes:
 
 
 class SiloClient(Manager):
-    """A silo with its own recipe and samples; ``folder``: of its secret and, per run, its states and measures."""
+    """A silo; ``folder``: of its secret and, per run, its states and measures."""
 
     transport: SiloTransport
 
@@ -240,7 +239,6 @@ class SiloClient(Manager):
         self.answers.charge_hello()
 
     def _hello(self) -> Message:
-        """The first message of a connection, in any thread."""
         reported, tensors = self.answers.hello()
         meta = {**reported.meta(), "process": self._process, "round": self._round}
         return Message(Kind.HELLO, self.rank, SERVER, meta=meta, tensors=tensors)
@@ -295,7 +293,7 @@ class SiloClient(Manager):
         self._send_upload()  # the last upload may have been lost with the connection
 
     def check_joined(self, request: str) -> None:
-        """Raise RunError if the server sends a request before WELCOME."""
+        """Raise RunError for a request before WELCOME."""
         if not self.run_name:
             raise shareable(RunError(f"the server requests {request} before it has described the run"))
 
@@ -394,7 +392,6 @@ class SiloClient(Manager):
         return self.states.get(round)
 
     def _test(self, message: Message) -> None:
-        """Test the global model on the silo's own test split; report the result if allowed."""
         self.check_joined("a test")
         session, round = self.session, message.round
         facts.number({"round": round}, "round", 0, session.federation.rounds - 1, "TEST")
@@ -416,7 +413,7 @@ class SiloClient(Manager):
         self._postponed = None
 
     def _tested(self, session: Session, round: int, weights: Weights) -> dict[str, Any]:
-        """Test weights on the silo's own test split and record the measures; return those that may be reported."""
+        """Test weights on the silo's own test split, and record the measures; return those for the server."""
         if not (self.recipe.validation.per_client and len(self.data.test)):
             return {}
         trainer = session.trainer
@@ -428,7 +425,7 @@ class SiloClient(Manager):
         return {"accuracy": right, "balanced_accuracy": measures["balanced_accuracy"]}
 
     def _may_report(self, round: int, message: Message) -> bool:
-        """Whether the policy and the privacy budget allow to report a test, which is then counted."""
+        """Whether policy and budget allow to report a test, which is then counted."""
         if self.guard is None and self.ledger is None:
             return True
         tensors = {**message.tensors, **self._normalisation}
@@ -498,14 +495,14 @@ class SiloClient(Manager):
 
 
 class OwnFolder(RunFolder):
-    """The folder of one run in a silo's folder; a restarted silo finds it by ``run``, 16 hexadecimal digits."""
+    """The folder of a run in a silo's folder, which a restarted silo finds by ``run``, 16 hexadecimal digits."""
 
     def __init__(self, folder: Path, name: str, run: str) -> None:
         earlier = sorted(folder.glob(f"*{run}"))
         super().__init__(earlier[0] if earlier else folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{run}")
 
     def trained(self, round: int, result: LocalResult, **sizes: int) -> None:
-        """Record a round's training and the ``sizes`` of messages; drop the records of later rounds."""
+        """Record training and the ``sizes`` of messages; drop the records of later rounds."""
         line: dict[str, Any] = {"round": round, "loss_terms": result.loss_terms}
         if result.personalised is not None:
             line["personalised_accuracy"] = result.personalised[0] / result.personalised[1]
@@ -513,7 +510,7 @@ class OwnFolder(RunFolder):
         self.append(self.metrics, line | sizes)
 
     def tested(self, round: int, measures: Mapping[str, Any]) -> None:
-        """Record a test of the global model, in the line of the round's training if there is one."""
+        """Record a test in the line of the round's training, if any."""
         line = next((line for line in read_lines(self.metrics) if line["round"] == round), {"round": round})
         self.truncate(round)
         self.append(self.metrics, {**line, **measures})
@@ -531,7 +528,7 @@ class OwnFolder(RunFolder):
 
 
 def _limit(session: Session) -> int:
-    """Maximum size of a server's message: the model, and three times the model's size for shared tensors."""
+    """Maximum size of a server's message: the model, and three times its size for shared tensors."""
     return 4 * num_bytes(session.start.values()) + 64 * 2**20
 
 
@@ -550,7 +547,7 @@ def secret(folder: Path) -> int:
 
 
 def about(recipe: Recipe, data: SiloData) -> bytes:
-    """Digest of this silo's samples and settings, on which its answers depend in addition to the request."""
+    """Digest of the samples and settings on which this silo's answers depend."""
     resolved = portable(recipe)
     del resolved["train_args"]["comm_round"]  # a run can be resumed with more rounds
     sections = ("common_args", "model_args", "train_args", "method_args", "dp_args")

@@ -37,7 +37,7 @@ FROM_SERVER = (
 
 @dataclass
 class Trust:
-    """A silo's check of the server's certificate, over a connection of its own, as gRPC does not show it to clients."""
+    """A silo's check of the server's certificate, over a connection of its own: gRPC does not show it."""
 
     address: str
     tls: Files | None
@@ -82,7 +82,7 @@ class Trust:
         return reason
 
     def doubt(self) -> str:
-        """Reason to exchange no more messages with the server; empty if there is none."""
+        """Reason to exchange no more messages with the server, if any."""
         if self.revoked is None or not self._any_revoked:
             return ""
         if not self.certificate:
@@ -153,7 +153,7 @@ class SiloTransport(Transport):
         self._thread.start()
 
     def send_message(self, msg: Message) -> None:
-        """Queue a message; without a connection, drop it. Its tensors must not change while they are sent."""
+        """Queue a message, or drop it without a connection. Its tensors must not change while they are sent."""
         outbox = self._outbox
         if outbox is None:
             return
@@ -262,7 +262,7 @@ class SiloTransport(Transport):
         return joined, heard, reason
 
     def _ending(self, call: Any, *, joined: bool) -> str:
-        """Reason of gRPC to end a connection; raises LabelSkewError if another one would fail in the same way."""
+        """Reason of gRPC to end a connection; LabelSkewError if another one would fail in the same way."""
         code = call.code().name
         reason = (self._trust.doubt() if code == "CANCELLED" else "") or in_words(call.details())
         if not self._stopping.is_set() and (final := _hopeless(reason, code)):
@@ -339,7 +339,7 @@ def _shown(address: str, tls: Files) -> bytes:
 
 
 def _hopeless(detail: str, code: str = "") -> str:
-    """Reason to try no more, from gRPC's text and status name; empty if there is none."""
+    """Reason to try no more, from gRPC's text and status name, if any."""
     if code == "UNIMPLEMENTED":
         return "another service answers there; use the server's own host and port"
     if code in ("PERMISSION_DENIED", "INVALID_ARGUMENT", "ABORTED"):

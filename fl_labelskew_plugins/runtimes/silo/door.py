@@ -156,7 +156,6 @@ class Door:
             over -= 1
 
     def _peer(self, descriptor: int) -> Peer | None:
-        """The peer of a connection to the port; None for other sockets."""
         with contextlib.suppress(OSError), _copied(descriptor) as copy:
             if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == self._port:
                 host, port, *_ = copy.getpeername()
@@ -165,7 +164,7 @@ class Door:
 
 
 def _sockets() -> Iterator[tuple[int, int]]:
-    """Inode, which is never reused, and descriptor of each socket of this process."""
+    """Inode, which is never reused, and descriptor of this process's sockets."""
     for name in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):  # closed in the meantime
             info = os.fstat(int(name))
@@ -174,7 +173,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
 
 
 def _copied(descriptor: int) -> socket.socket:
-    """Duplicate a descriptor, as its owner may close it and its number may be reused."""
+    """Duplicate a descriptor, as its number may be reused."""
     copy = os.dup(descriptor)
     try:
         return socket.socket(fileno=copy)

@@ -61,7 +61,7 @@ class Facts:
 
 
 def digest(names: Sequence[str]) -> str | None:
-    """Digest of class names in order, 32 hexadecimal digits; None if they are only numbers."""
+    """Digest of class names, 32 hexadecimal digits; None if they are only numbers."""
     if numbered(names):
         return None
     return hashlib.blake2b(json.dumps(list(names)).encode(), digest_size=16).hexdigest()
@@ -82,7 +82,7 @@ def differing(local: Sequence[str], remote: Any, where: str) -> str:
 
 
 def facts(meta: Mapping[str, Any], *, summed: bool = False) -> Facts:
-    """Parse the facts that a silo sent; ``summed``: without its samples; raises RunError if they are invalid."""
+    """Parse a silo's facts; ``summed``: without its samples; raises RunError if they are invalid."""
     values: list[Any] = [meta.get(field.name) for field in fields(Facts)]
     samples, shape, classes, counts, names = values
     if summed and (samples, counts) != (None, None):
@@ -112,14 +112,14 @@ def _whole(value: Any, least: int, most: int) -> bool:
 
 @dataclass(frozen=True)
 class SiloData:
-    """A silo's samples, the facts that it sends, and the sums of its samples if the common mean and std need them."""
+    """A silo's samples, its facts, and sums of its samples for the common mean and std."""
 
     data: Data
     facts: Facts
     sums: stats.MomentSums | None = None
 
     def sent(self) -> dict[str, Tensor]:
-        """The sums as tensors to send."""
+        """The sums as tensors."""
         if self.sums is None:
             return {}
         return {"sum": torch.from_numpy(self.sums.first), "squares": torch.from_numpy(self.sums.second)}
@@ -172,7 +172,7 @@ def load(recipe: Recipe, client: int) -> SiloData:
 
 
 def test_data(recipe: Recipe) -> Data | None:
-    """The server's test samples, if any; raises LabelSkewError if loading fails."""
+    """The server's test samples, if any; LabelSkewError if loading fails."""
     if not recipe.validation.server_test_data:
         return None
     folder, download = data_folder(recipe), recipe.data.download
@@ -192,7 +192,7 @@ def with_recipe_moments(recipe: Recipe, data: Data) -> Data:
 
 
 def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
-    """A silo's data with the server's mean and std; raises LabelSkewError if they do not fit."""
+    """A silo's data with the server's mean and std; LabelSkewError if they do not fit."""
     channels = data.train.x.shape[1]
 
     def numbers(key: str, least: float) -> stats.Numbers:
@@ -207,7 +207,7 @@ def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
 
 
 def sums(tensors: Mapping[str, Tensor], facts: Facts) -> stats.MomentSums:
-    """Parse the sums that a silo sent; raises RunError if they are malformed or impossible."""
+    """Parse a silo's sums; RunError if they are malformed or impossible."""
     first, second = (tensors.get(name) for name in ("sum", "squares"))
     if first is None or second is None or len(tensors) != 2:
         use = "use the same recipe, without --survey"
@@ -232,7 +232,7 @@ def _part(arrays: Arrays, index: NDArray[np.int64]) -> Arrays:
 
 
 def agreed(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Settings that the server and all silos must share, as JSON types."""
+    """Settings that server and silos must share, as JSON types."""
     resolved = portable(recipe)
     sections = {
         "common_args": {"random_seed": recipe.common.random_seed},
@@ -256,13 +256,12 @@ def _exact(value: Any) -> Any:
 
 
 def _common(method: Method, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's parameters without the silos' choices."""
     parts = method.parts if isinstance(method, Combined) else {}
     return {k: _common(parts[k], v) if k in parts else v for k, v in keys.items() if k not in method.silo_choices}
 
 
 def check_agreement(server: Any, recipe: Recipe) -> None:
-    """Raise LabelSkewError with the first difference between the server's and this silo's settings."""
+    """Raise LabelSkewError with the first setting that differs from the server's."""
     if not isinstance(server, dict) or not all(isinstance(section, dict) for section in server.values()):
         what = "the server's settings are not sections of keys; use the same version on both machines"
         raise shareable(LabelSkewError(what))
@@ -284,7 +283,7 @@ def check_agreement(server: Any, recipe: Recipe) -> None:
 
 
 def number(meta: Mapping[str, Any], key: str, least: int, most: int, where: str) -> int:
-    """An integer that the server sent; raises LabelSkewError if it is not from ``least`` to ``most``."""
+    """An integer from the server; LabelSkewError if it is not from ``least`` to ``most``."""
     value = meta.get(key)
     if type(value) is not int or not least <= value <= most:
         bounds = f"{least}" if least == most else f"a whole number from {least} to {most}"
@@ -294,14 +293,14 @@ def number(meta: Mapping[str, Any], key: str, least: int, most: int, where: str)
 
 
 def numbers(meta: Mapping[str, Any], key: str, least: int, most: int, where: str) -> set[int]:
-    """A list of integers that the server sent, see :func:`number`."""
+    """A list of integers from the server, see :func:`number`."""
     value = meta.get(key)
     values = value if isinstance(value, list) else [value]
     return {number({key: one}, key, least, most, where) for one in values}
 
 
 def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
-    """Parse the server's description of the run; raises LabelSkewError if it contradicts this silo's recipe or data."""
+    """Parse the server's description of the run; LabelSkewError if it contradicts this silo's recipe or data."""
     where, train = "the server's federation", recipe.train
     if not isinstance(content, dict):
         raise LabelSkewError(f"{where} is {mistakes.show(content)}; expected here: a mapping of names to numbers")
@@ -328,7 +327,7 @@ def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
 
 
 def check_features(federation: Federation, model: Any) -> None:
-    """Raise LabelSkewError unless this silo's network has as many features as the server's."""
+    """Raise LabelSkewError unless the silo's network has as many features as the server's."""
     features = model.classifier.in_features
     number({"num_features": federation.num_features}, "num_features", features, features, "the server's federation")
 
@@ -338,7 +337,7 @@ class OtherClassesError(RunError):
 
 
 def form(recipe: Recipe, test: Data | None) -> tuple[tuple[int, ...], int]:
-    """Shape of one sample and ``C``, from the server's test samples or else the recipe."""
+    """Shape of a sample and ``C``, from the server's test samples or the recipe."""
     if test is not None:
         return tuple(test.test.x.shape[1:]), len(test.class_names)
     shape, classes = recipe.data.input_shape, classes_of(recipe.data, recipe.dataset.params)
@@ -348,7 +347,7 @@ def form(recipe: Recipe, test: Data | None) -> tuple[tuple[int, ...], int]:
 
 
 def server_classes(recipe: Recipe, test: Data | None) -> list[str] | None:
-    """Class names in the server's test samples or else the recipe; None if unknown."""
+    """Class names in the server's test samples or the recipe; None if unknown."""
     names = getattr(recipe.dataset.params, "class_names", None) if test is None else test.class_names
     return None if names is None or numbered(names) else list(names)
 
@@ -381,7 +380,7 @@ class Census:
         """Sum of all silos' samples from secure aggregation, 0 before it; else None."""
 
     def check(self, client: int, facts: Facts) -> None:
-        """Raise RunError if a silo's data do not fit; OtherClassesError if its classes do not."""
+        """Raise RunError for data that do not fit; OtherClassesError for classes."""
         shape, classes = self._form
         if (facts.input_shape, facts.num_classes) != (shape, classes):
             raise RunError(
@@ -422,11 +421,11 @@ class Census:
 
     @property
     def exact(self) -> bool:
-        """Whether the silos' sums are those of uint8 samples."""
+        """Whether the silos have sums of uint8 samples."""
         return bool(self._sums) and all(sums.exact for sums in self._sums.values())
 
     def class_counts(self, session: Session) -> torch.Tensor | None:
-        """``(K, C)`` class counts, 0 for unknown silos; None if silos do not report them."""
+        """``(K, C)`` class counts, 0 for unknown silos; None without counts."""
         if self._recipe.train.proxy_aggregation != "class" or self.samples is not None:
             return None
         counts = {client: facts.counts for client, facts in self._facts.items()}
@@ -434,7 +433,7 @@ class Census:
         return torch.tensor([counts.get(k) or zeros for k in range(len(self.sizes))]).to(session.trainer.device)
 
     def federation(self, federation: Federation, without: Collection[int] = ()) -> Federation:
-        """The federation with the samples of all silos except ``without``, or of all if no other silo is known."""
+        """The federation with the samples of silos outside ``without``, or of all if no other silo is known."""
         if self.samples is not None:
             return replace(federation, num_samples=self.samples, min_samples=0)
         known = [n for k, n in enumerate(self.sizes) if n and k not in without] or [n for n in self.sizes if n]

@@ -14,7 +14,7 @@ KINDS = 10
 
 @dataclass
 class _Kind:
-    """Lines of one kind about one peer in a window; ``held``: suppressed ones, ``last``: the last of these."""
+    """Lines of one kind in a window; ``held``: suppressed ones, ``last``: the last of these."""
 
     since: float
     say: Callable[[str], None]
@@ -24,7 +24,7 @@ class _Kind:
 
 
 class Flood:
-    """Logs lines about peers, and counts those above the limit. Lines that differ only in numbers are of one kind."""
+    """Logs lines about peers up to a limit. Lines that differ only in numbers are of one kind."""
 
     def __init__(self, say: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
         self._say, self._now = say, now
@@ -47,7 +47,7 @@ class Flood:
             kind.last = event
 
     def tick(self) -> None:
-        """Log the suppressed lines of windows that have ended."""
+        """Log suppressed lines of windows that have ended."""
         now = self._now()
         for key in [key for key, kind in self._kinds.items() if now - kind.since >= WINDOW_S]:
             kind = self._kinds.pop(key)

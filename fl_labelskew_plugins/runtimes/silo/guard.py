@@ -23,11 +23,11 @@ from fl_labelskew_plugins.tensors import State
 
 
 class PolicyError(RunError):
-    """The silo's policy does not allow a request of the server, or a method's tensor."""
+    """The silo's policy does not allow a request, or a method's tensor."""
 
 
 class AnswersFile(BaseModel):
-    """Content of the account: digests of answered requests, by run and round."""
+    """The account: digests of answered requests, by run and round."""
 
     runs: dict[str, dict[str, list[str]]]
 
@@ -45,12 +45,12 @@ class Guard:
         self._runs()
 
     def server(self, fingerprint: str) -> None:
-        """Raise PolicyError unless the policy allows a server with this fingerprint."""
+        """Raise PolicyError for another server's fingerprint."""
         if self.policy.server_fingerprint not in (None, fingerprint):
             self._refuse("server_fingerprint", f"a server whose certificate has {fingerprint}")
 
     def join(self, federation: Federation, quorum: Any) -> None:
-        """Raise PolicyError unless the policy allows this run; ``quorum``: the server's uploads per round."""
+        """Raise PolicyError unless the policy allows a run; ``quorum``: its uploads per round."""
         least = self.policy.min_clients  # the rounds are the recipe's, which was checked before
         if least is not None:
             if type(quorum) is not int:
@@ -70,7 +70,7 @@ class Guard:
         self._count(run, str(round), question, f"round {round + 1} of run {run}", of)
 
     def survey(self, question: str) -> None:
-        """Raise PolicyError unless the policy allows class counts for a survey; it counts as an answer."""
+        """Raise PolicyError unless the policy allows a survey, which counts as an answer."""
         if self.policy.require_secure_aggregation:
             self._refuse("require_secure_aggregation", "a survey: its class counts are sent per silo")
         if self.policy.send is not None and "counts" not in self.policy.send:
@@ -98,7 +98,7 @@ class Guard:
             ) from None
 
     def leaving(self, names: Iterable[str], kinds: Mapping[str, str]) -> None:
-        """Raise PolicyError unless the policy allows to send these tensors; ``kinds``: the method's ``sends``."""
+        """Raise PolicyError unless the policy allows these tensors; ``kinds``: ``Method.sends``."""
         for name in names:
             kind = OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else kinds.get(name, OTHER)
             if self.policy.send is not None and kind not in self.policy.send:
@@ -111,7 +111,7 @@ class Guard:
         raise shareable(PolicyError(f"{self.file}: {refused}{more}"), refused)
 
     def _runs(self) -> dict[str, dict[str, list[str]]]:
-        """Read the answered requests by run and round, each time, because another process may have changed them."""
+        """Read the answered requests; each time, because another process may have changed them."""
         try:
             return AnswersFile.model_validate_json(read_bytes(self.account)).runs
         except FileNotFoundError:
@@ -142,7 +142,7 @@ def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
 def question(
     federation: Federation, round: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], state: State
 ) -> str:
-    """Digest of all that affects the answer to a request, with the private ``state`` that it names."""
+    """Digest of all that affects the answer to a request, with the private ``state``."""
     digest = hashlib.sha256(json.dumps([asdict(federation), round, meta], sort_keys=True).encode())
     for name, value in (*sorted(tensors.items()), *sorted(state.items())):
         digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())

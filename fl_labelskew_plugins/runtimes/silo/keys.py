@@ -35,7 +35,7 @@ REVOKED = "revoked.crl"
 
 @dataclass(frozen=True)
 class Files:
-    """TLS files of a process, as PEM: its authority, its certificate and its decrypted key."""
+    """A process's TLS files as PEM: its authority, its certificate and its decrypted key."""
 
     name: str
     ca: bytes
@@ -45,12 +45,12 @@ class Files:
 
 
 def require() -> None:
-    """Raise LabelSkewError unless the packages for certificates are installed."""
+    """Raise LabelSkewError unless cryptography is installed."""
     extras.load("grpc", "cryptography", what="a certificate")
 
 
 def silo_name(rank: int) -> str:
-    """The common name of a silo's certificate, and its files' stem."""
+    """Common name of a silo's certificate, and its files' stem."""
     return f"silo-{rank}"
 
 
@@ -67,7 +67,7 @@ def fingerprint(pem: bytes) -> str:
 
 
 def paths(folder: Path) -> list[Path]:
-    """The folder's certificates by rank; raises LabelSkewError if there are none."""
+    """The folder's certificates by rank; LabelSkewError if there are none."""
     found = sorted(folder.glob("*.pem"), key=lambda path: (rank_of(path.stem), path.stem))
     if not found:
         raise mistake(folder, "contains no certificate", "a folder from `labelskew certs new`")
@@ -93,7 +93,7 @@ def named(folder: Path, names: Sequence[str]) -> list[str]:
 
 
 def content(path: Path) -> bytes:
-    """Read a file in a certificate folder; raises LabelSkewError if it is missing or unreadable."""
+    """Read a file in a certificate folder; LabelSkewError if it is missing or unreadable."""
     try:
         return read_bytes(path)
     except FileNotFoundError:
@@ -108,7 +108,7 @@ MAX_PASSPHRASE = 1000
 
 
 class Passphrase:
-    """The passphrase of all keys that a command uses, read once from :data:`VARIABLE` or the terminal."""
+    """The passphrase of all keys of a command, read once from :data:`VARIABLE` or the terminal."""
 
     def __init__(self) -> None:
         self._source, self._value = "", b""
@@ -127,11 +127,11 @@ class Passphrase:
         return self._value
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that pass it to a child process, if it was needed."""
+        """Environment variables with the passphrase, if it was needed."""
         return {VARIABLE: os.fsdecode(self._value)} if self._value else {}
 
     def wrong(self, path: Path) -> LabelSkewError:
-        """Create the error for a key that it does not decrypt."""
+        """The error for a key that it does not decrypt."""
         return LabelSkewError(f"{path}: the passphrase from {self._source} does not decrypt it, or it is damaged")
 
     def _read(self, path: Path, *, new: bool) -> bytes:
@@ -151,7 +151,7 @@ class Passphrase:
 
 
 def load(path: Path, content: bytes, passphrase: Passphrase) -> PrivateKeyTypes:
-    """Load a private key from PEM; raises LabelSkewError if it is not a key, or the passphrase is missing or wrong."""
+    """Load a private key from PEM; LabelSkewError if it is not a key, or the passphrase is missing or wrong."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
@@ -171,7 +171,7 @@ def encrypted(content: bytes) -> bool:
 
 
 def pem(key: PrivateKeyTypes, passphrase: bytes = b"") -> bytes:
-    """A private key as PKCS#8, encrypted if there is a passphrase."""
+    """A key as PKCS#8, encrypted if there is a passphrase."""
     from cryptography.hazmat.primitives import serialization
 
     hidden: serialization.KeySerializationEncryption = serialization.NoEncryption()
@@ -196,7 +196,7 @@ def write(path: Path, content: bytes, mode: int) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path, more: str = "") -> Iterator[None]:
-    """Turn errors of writing to ``path`` into LabelSkewErrors; ``more``: the end of their message."""
+    """Turn errors of writing to ``path`` into LabelSkewErrors, with ``more`` at their end."""
     try:
         yield
     except OSError as error:

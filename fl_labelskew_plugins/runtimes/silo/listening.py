@@ -56,7 +56,7 @@ class DaemonThreads(Executor):
 
 
 class _Connection:
-    """A silo's stream. Its rank comes from the certificate, or is 0 until HELLO claims a rank."""
+    """A silo's stream. Its rank is 0 until the certificate or HELLO gives one."""
 
     def __init__(self, context: Any, rank: int, audit: Audit) -> None:
         self.context = context
@@ -138,7 +138,7 @@ class ServerTransport(Transport):
         self._door.open(addresses.split(self.address)[1])
 
     def send_message(self, msg: Message) -> None:
-        """Queue a message for a silo, if it is connected. Its tensors must not change while they are sent."""
+        """Queue a message for a connected silo. Its tensors must not change while they are sent."""
         connection = self._open.get(msg.receiver)
         if connection is None or connection.closed:
             return
@@ -158,7 +158,7 @@ class ServerTransport(Transport):
         self._server.stop(0).wait(streams.PATIENCE_S)
 
     def _turn_out(self) -> None:
-        """If there is a newer list of revoked certificates, end their connections, and queue LEFT with ``revoked``."""
+        """End connections with newly revoked certificates, and queue LEFT with ``revoked``."""
         if self.revoked is None or (number := self.revoked.look().number) == self._listed:
             return
         self._listed = number
@@ -239,7 +239,6 @@ class ServerTransport(Transport):
             self._received(connection)  # only now is the buffer of an incomplete message free
 
     def _received(self, connection: _Connection) -> None:
-        """Allow the next message of a silo to arrive."""
         if connection.receiving:
             connection.receiving = False
             self._receiving[connection.rank].release()
@@ -269,7 +268,7 @@ class ServerTransport(Transport):
         return True
 
     def _decoded(self, connection: _Connection, header: Header, payload: Buffer) -> Message:
-        """Decode one message per silo at a time, over all its connections: decoding blocks other threads."""
+        """Decode one message per silo at a time: decoding blocks other threads."""
         with self._decoding[header.sender]:
             if connection.closed or connection.gone:
                 raise streams.CutShortError("closed meanwhile")
@@ -317,7 +316,6 @@ class ServerTransport(Transport):
             self.audit.note("left", rank=connection.rank, **connection.known)
 
     def _ended(self, connection: _Connection) -> None:
-        """Handle the end of a stream; gRPC calls this."""
         with self._lock:
             connection.gone = True
             self._connections.pop(connection, None)
@@ -337,7 +335,7 @@ class ServerTransport(Transport):
             self._refuse(connection, f"sent no HELLO within {HELLO_S:g} s", "DEADLINE_EXCEEDED")
 
     def _refuse(self, connection: _Connection, reason: str, code: str) -> None:
-        """Close a connection; ``code``: gRPC's name of a status, ``reason``: a predicate such as "sends too much"."""
+        """Close a connection; ``code``: a status of gRPC, ``reason``: a predicate such as "sends too much"."""
         with self._lock:
             if connection.closed or connection.gone:
                 return
@@ -348,7 +346,6 @@ class ServerTransport(Transport):
 
 
 def _later(seconds: float, call: Callable[[], object]) -> threading.Timer:
-    """Call a function later in a daemon thread, unless cancelled."""
     timer = threading.Timer(seconds, call)
     timer.daemon = True
     timer.start()
@@ -356,7 +353,6 @@ def _later(seconds: float, call: Callable[[], object]) -> threading.Timer:
 
 
 def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: int, places: int) -> Any:
-    """Create a gRPC server for this number of silos and connections."""
     grpc = compatibility.grpc()
     server = grpc.server(
         DaemonThreads(),
@@ -380,7 +376,7 @@ def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: in
 
 
 def _listen(server: Any, host: str, port: int, tls: keys.Files | None, knock: Callable[[], None]) -> str:
-    """Let a gRPC server listen; return its address. ``knock`` is called when a handshake begins."""
+    """Let a gRPC server listen; return its address. ``knock``: called before each handshake."""
     address = addresses.join(host, port)
     try:
         if tls is None:

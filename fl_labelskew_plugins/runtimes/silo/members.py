@@ -55,7 +55,7 @@ class Excluded:
         return f", excluded: {ranks} (labelskew silo include {self._folder} RANK)" if ranks else ""
 
     def read(self) -> bool:
-        """Read the file; return whether anything changed. An invalid file is reported once, and changes nothing."""
+        """Read the file; return whether anything changed. An invalid file is reported once."""
         try:
             ranks = excluded(self._folder)
         except LabelSkewError as error:
@@ -73,7 +73,7 @@ class Excluded:
         return bool(changed)
 
     def replaced(self, sampled: Sequence[int], round: int, seed: int) -> list[int]:
-        """The clients of a round, ascending; random other clients replace excluded ones if possible."""
+        """The clients of a round, ascending; random others replace excluded ones if possible."""
         clients = [k for k in sampled if k not in self.clients]
         spare = [k for k in range(self._silos) if k not in self.clients and k not in sampled]
         if missing := min(len(sampled) - len(clients), len(spare)):
@@ -90,7 +90,7 @@ class ListeningClock:
         self._transport, self._before = transport, before
 
     def listen(self, until: float) -> bool:
-        """Take the next message, or wait a step; return False after ``until`` if no message is queued."""
+        """Take the next message, or wait a step; False after ``until`` if no message is queued."""
         wait = min(STEP_S, max(until - self.now, SETTLE_S))
         self._before()
         begun = time.monotonic()
@@ -155,7 +155,7 @@ class Members:
 
     @property
     def excluded(self) -> set[int]:
-        """Clients that the operator excludes now."""
+        """Clients that the operator excludes."""
         return set(self._excluded.clients)
 
     def begin(self, round: int) -> None:
@@ -178,12 +178,12 @@ class Members:
         self.turned.pop(client, None)
 
     def heard(self, client: int) -> None:
-        """Note a message: a connected silo that was skipped takes part again."""
+        """Note a message: a skipped silo takes part again."""
         if client in self.present:
             self.away.discard(client)
 
     def left(self, client: int) -> None:
-        """Note that a silo has lost its connection."""
+        """Note a lost connection."""
         self.present.discard(client)
         self._left_at[client] = self.clock.now
 
@@ -221,7 +221,7 @@ class Members:
         return self.clock.now - self._left_at[client] < self.reconnect_s
 
     def gather(self, expected: set[int]) -> None:
-        """Wait at most ``quorum_timeout_s`` for these clients, except excluded ones; raises RunError for too few."""
+        """Wait at most ``quorum_timeout_s`` for clients, except excluded ones; RunError for too few."""
         seconds = self.comm.quorum_timeout_s
         until = self.clock.now + seconds
         self.wanted = status.WAITING, "to connect", lambda: expected - self.excluded - self.present
@@ -272,12 +272,12 @@ class Members:
         return here
 
     def read_excluded(self) -> None:
-        """Read the operator's list of excluded silos."""
+        """Read the list of excluded silos."""
         if self._excluded.read():
             self._recount()
 
     def tell(self, *, now: bool = False) -> None:
-        """Update the status file: once per second, or now."""
+        """Update the status file: once per second, or ``now``."""
         if self._seen.due() or now:
             state, what, missing = self.wanted
             ranks = [client + 1 for client in sorted(missing())]
@@ -374,7 +374,7 @@ class Poll(Generic[Answer]):
 
 
 def excluded(folder: Path) -> set[int]:
-    """Ranks of excluded silos, from 1; raises LabelSkewError if their file cannot be read."""
+    """Ranks of excluded silos, from 1; LabelSkewError if their file cannot be read."""
     file = folder / NAME
     try:
         return set(map(int, json.loads(read_text(file))))
@@ -393,7 +393,7 @@ def exclude(folder: Path, rank: int) -> set[int]:
 
 
 def include(folder: Path, rank: int) -> set[int]:
-    """Let a silo take part again from the next round on; return the ranks of all excluded silos."""
+    """Include a silo from the next round on; return the ranks of all excluded silos."""
     known = _excluded_in_run(folder, rank)
     if rank not in known:
         there = f"excluded: {', '.join(map(str, sorted(known)))}" if known else "no silo of this run is excluded"
@@ -402,7 +402,7 @@ def include(folder: Path, rank: int) -> set[int]:
 
 
 def _excluded_in_run(folder: Path, rank: int) -> set[int]:
-    """Ranks of a run's excluded silos; raises LabelSkewError if there is no silo ``rank``."""
+    """Ranks of a run's excluded silos; LabelSkewError if there is no silo ``rank``."""
     run = RunFolder(folder)
     if not folder.is_dir():
         raise mistake(folder, "no such folder", "the folder of the server's run")

@@ -60,7 +60,7 @@ def norms(
 
 
 def _per_sample(name: str, value: Tensor, tensors: Mapping[str, Tensor], sends: Mapping[str, str]) -> Tensor:
-    """Each class's sum divided by its number of samples, if the method sends both; other tensors unchanged."""
+    """Each class's sum divided by its number of samples, if both are sent; else the tensor."""
     value = value if value.is_floating_point() else value.double()
     if sends.get(name) != "prototypes":
         return value
@@ -79,7 +79,7 @@ def _with(totals: Mapping[str, float], name: str, value: Tensor, old: Tensor | N
 
 @torch.no_grad()
 def _distance(value: Tensor, old: Tensor | None) -> float:
-    """Distance in the tensors' own precision, which is eight times as fast; in double precision on overflow."""
+    """Distance in the tensors' precision, which is eight times as fast; in double precision on overflow."""
     before = torch.zeros((), dtype=value.dtype, device=value.device) if old is None else old
     norm = float(torch.dist(value, before))
     return norm if math.isfinite(norm) else float(torch.linalg.vector_norm(value.double() - before.double()))
@@ -119,7 +119,7 @@ class Judge:
         return at_once
 
     def objection(self, client: int) -> str:
-        """Reason to refuse an upload, once all uploads have been added; empty if it is accepted."""
+        """Reason to refuse an upload, if any, once all uploads have been added."""
         for name, norm in self._now[client].items():
             before, others = self._before(client, name), self._others(client, name)
             if norm and (before or others) and norm > max(self._most(before, median), self._most(others, median_high)):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class CrossSilo(Runtime):
-    """A server and its silos: all on this machine, or one of them (``--role``)."""
+    """A server and its silos, or one of them (``--role``)."""
 
     roles = ("server", "client")
     _transport: ServerTransport | SiloTransport | None = None
@@ -61,7 +61,7 @@ class CrossSilo(Runtime):
         return True
 
     def preview(self) -> Session:
-        """The session of this machine's part, without listening or connecting."""
+        """The session of this machine's part, without network."""
         if self.options.role is None and not self.recipe.own_data:
             return build(self.recipe)
         sizes = [0] * self.recipe.train.client_num_in_total
@@ -83,12 +83,12 @@ class CrossSilo(Runtime):
         return replace(session, counts=torch.stack(counts))
 
     def _offline_session(self, sizes: list[int]) -> Session:
-        """The server's session without silos; of a finished run, with the run's normalisation."""
+        """The server's session without silos; of a finished run, with its normalisation."""
         test, moments = facts.test_data(self.recipe), self.folder.moments()
         return server_session(self.recipe, test, sizes, moments, exact=self.folder.exact())
 
     def session(self) -> Session:
-        """The server's session; waits for the silos, unless all rounds are done and the silos know it."""
+        """The server's session; waits for the silos, unless they know that all rounds are done."""
         refuse_host_switches(self.recipe)
         checkpoint = self.folder.load_checkpoint(tensors=False) if self.options.resume else None
         if self._over(checkpoint) and (self.options.role is None or self.folder.summary.exists()):
@@ -148,7 +148,6 @@ class CrossSilo(Runtime):
             self._server.train(record)
 
     def _over(self, checkpoint: Checkpoint | None) -> TypeGuard[Checkpoint]:
-        """Whether all rounds are done."""
         return checkpoint is not None and checkpoint.round == self.recipe.train.comm_round
 
     def close(self) -> None:
@@ -159,7 +158,6 @@ class CrossSilo(Runtime):
             self.show.note(last)
 
     def _silo(self) -> None:
-        """Run one silo until the server ends the run."""
         rank = self.options.rank
         assert rank is not None  # RunOptions.check
         recipe = recipes.silo(self.recipe, rank, survey=self.options.survey)
@@ -201,7 +199,7 @@ class CrossSilo(Runtime):
         return keys.Passphrase()
 
     def _certificate(self, folder: str | None, name: str) -> tuple[keys.Files | None, Revocations | None]:
-        """Load this process's certificate and revocation list, if any; log warnings."""
+        """Load the certificate of ``name`` and the revocation list, if any."""
         if folder is None:
             return None, None
         files = self._load_certificate(Path(folder), name)
@@ -239,7 +237,6 @@ class CrossSilo(Runtime):
         return self._passphrase.environment()
 
     def _all_here(self) -> None:
-        """Run the server and every silo in processes of their own."""
         count = self.recipe.train.client_num_in_total
         warn_if_too_many(count, self.recipe.device.threads)
         passphrase = self._passphrase_of_all(count)
@@ -261,7 +258,7 @@ class CrossSilo(Runtime):
 
 
 def _summed_module() -> Any:
-    """The module for runs in which the server sees only sums; imported when needed."""
+    """The module for secure aggregation, imported when needed."""
     from fl_labelskew_plugins.runtimes.silo import summed
 
     return summed

@@ -59,7 +59,7 @@ class SiloExchange:
 
     @property
     def rounds(self) -> Rounds:
-        """The rounds of a training server, from :meth:`begin` on."""
+        """The rounds of a training server."""
         assert self.server.rounds is not None
         return self.server.rounds
 
@@ -71,11 +71,11 @@ class SiloExchange:
         """Prepare for the first round."""
 
     def returned(self, client: int, message: Message, *, same_process: bool) -> None:
-        """Handle a silo's HELLO, in the same process as before or in a new one."""
+        """Handle a silo's HELLO."""
 
 
 class Opening(SiloExchange):
-    """The opening exchange: a round without training, in which WELCOME is the request to all connected silos."""
+    """The opening exchange: a round without training, with WELCOME as the request."""
 
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
@@ -114,7 +114,7 @@ class Opening(SiloExchange):
             self._share()
 
     def missed(self, client: int) -> str:
-        """Reason to refuse a silo; empty if it can join."""
+        """Reason to refuse a silo, if any."""
         return ""
 
     def _take(self, message: Message) -> None:
@@ -160,7 +160,7 @@ class Uploads(SiloExchange):
         return {Kind.UPLOAD: self._received}
 
     def returned(self, client: int, message: Message, *, same_process: bool) -> None:
-        """Repeat the request, unless the silo is still working on it."""
+        """Repeat the request, unless the silo still works on it."""
         trains = same_process and message.meta.get("round") == self.server.members.round
         if self._poll.awaits(client) and not trains:
             self.ask(client)
@@ -187,11 +187,11 @@ class Uploads(SiloExchange):
         self.server.send(Kind.TRAIN, client + 1, round=self.server.members.round, meta=meta, tensors=self._news)
 
     def begin(self) -> None:
-        """Prepare to compare uploads with those of earlier rounds."""
+        """Prepare the comparison with earlier rounds."""
         self._judge = Judge(self._comm.max_update_ratio, self.rounds.record.norms)
 
     def of(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Ask silos to train; yield their uploads, ascending, once there is a quorum; RunError for too few uploads."""
+        """Ask silos to train; yield their uploads, ascending, once there is a quorum; RunError for too few."""
         members, record, server = self.server.members, self.rounds.record, self.rounds.server
         members.begin(round)
         self._poll = poll = Poll[LocalResult](members, clients, "uploads", {})
@@ -214,7 +214,7 @@ class Uploads(SiloExchange):
         self.server.transport.audit.sync()
 
     def take(self, client: int, message: Message) -> dict[str, Any] | None:
-        """Check and keep an upload; return the verdict, or None if it is not known yet."""
+        """Check and keep an upload; return the verdict, if it is known."""
         poll, round, members = self._poll, message.round, self.server.members
         if round != members.round or not poll.awaits(client):
             return TAKEN if self._taken.get(client) == round else LATE  # TAKEN: sent twice after a lost connection
@@ -247,7 +247,7 @@ class Uploads(SiloExchange):
             self.server.send(Kind.VERDICT, client + 1, round=message.round, meta=verdict)
 
     def _refuse(self, client: int) -> bool:
-        """Whether a client's upload is much too large; if so, drop it, and report this here and to the silo."""
+        """Whether an upload is much too large; if so, drop it, and report this here and to the silo."""
         objection = self._judge.objection(client) if client in self._poll.held else ""
         if objection:
             members = self.server.members
@@ -262,7 +262,6 @@ class Uploads(SiloExchange):
         return bool(objection)
 
     def _warn_of_heavy(self, clients: Sequence[int]) -> None:
-        """Warn of a silo with most of a round's weight, once per number of samples."""
         sizes = [self.server.sizes[client] for client in clients]
         shares = self.rounds.server.shares(sizes) if len(clients) > 1 else []
         for client, size, share in zip(clients, sizes, shares, strict=False):
@@ -275,7 +274,7 @@ class Uploads(SiloExchange):
 
 
 class ClientTests(SiloExchange):
-    """Accuracy of the global model on the silos' own test splits, if they report it."""
+    """Accuracy of the global model on the silos' own test splits."""
 
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
@@ -297,7 +296,7 @@ class ClientTests(SiloExchange):
         return self.rounds.of_clients(self.of(weights))
 
     def of(self, weights: Weights) -> list[dict[str, float]]:
-        """Test weights at all connected silos; return measures per silo, empty if it did not answer in time."""
+        """Test weights at all connected silos; return measures per silo, empty without an answer in time."""
         members = self.server.members
         self._model = plain(joined(model=weights))
         clients = sorted(members.present - members.away - members.excluded)
@@ -311,7 +310,7 @@ class ClientTests(SiloExchange):
         return [answers.get(client, {}) for client in range(self.server.num_silos)]
 
     def ask(self, client: int) -> None:
-        """Ask a silo to test the model."""
+        """Repeat the request to a silo."""
         self.server.send(Kind.TEST, client + 1, round=self.server.members.round, tensors=self._model)
 
     def _close(self) -> None:
@@ -342,7 +341,7 @@ class TrainingExchanges(NamedTuple):
 
 
 def check_counts(tensors: Mapping[str, Tensor], session: Session) -> None:
-    """Raise RunError for counts that are negative, or of more than ``max_samples``."""
+    """Raise RunError for negative counts, or more than ``max_samples``."""
     most = session.recipe.comm.max_samples
     for name, value in tensors.items():
         if session.method.sends.get(name) != "counts":
@@ -410,21 +409,21 @@ class SiloServer(Manager):
             self.handlers |= exchange.handlers()
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """Pass a message to its handler; of a silo that was turned away, only HELLO and the end of its connection."""
+        """Handle a message; of a silo that was turned away, only HELLO and the end of its connection."""
         kind = Kind(msg_type)
         allowed = kind in (Kind.HELLO, Kind.FINISH, Kind.LEFT, Kind.REFUSED)
         if allowed or msg_params.sender - 1 not in self.members.turned:
             super().receive_message(msg_type, msg_params)
 
     def gather(self) -> Session:
-        """Wait for the silos, see :meth:`meet`; then build the server's session."""
+        """Wait for the silos; then build the server's session."""
         test = self.meet()
         exact = self.census.exact or self.folder.exact()
         session = server_session(self.recipe, test, self.sizes, self._moments(), exact=exact)
         return replace(session, counts=self.census.class_counts(session))
 
     def meet(self) -> Data | None:
-        """Wait for all silos; return the server's own test data, if any. Raises RunError if too few connected."""
+        """Wait for all silos; return the server's own test data, if any. RunError for too few."""
         self.members.read_excluded()
         test = facts.test_data(self.recipe)
         self.census = Census(self.recipe, test, self.sizes, partial(self.tell, say=self.warn), summed=self._summed)
@@ -483,7 +482,7 @@ class SiloServer(Manager):
         return self._uploads.of(round, clients)
 
     def dismiss(self, farewell: Callable[[int], dict[str, Any]]) -> None:
-        """Send FINISH to all silos, with the content that ``farewell`` returns, and wait for their answers."""
+        """Send FINISH with the result of ``farewell`` to all silos, and wait for their answers."""
         members, self._farewell = self.members, farewell
         members.round = -1
         for client in sorted(members.present):
@@ -499,7 +498,7 @@ class SiloServer(Manager):
     # -- messages to silos
 
     def welcome(self, client: int) -> None:
-        """Send WELCOME with the run's settings to a silo, or turn the silo away if it comes too late."""
+        """Send WELCOME to a silo, or turn it away if it comes too late."""
         assert self.rounds is not None
         session = self.record.session
         if reason := self._opening.missed(client):
@@ -522,7 +521,7 @@ class SiloServer(Manager):
         self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": reason, **more})
 
     def tell(self, client: int, event: str, say: Callable[[str], None] | None = None, most: int = 1) -> None:
-        """Print a line about a silo, at most ``most`` lines of this kind per minute."""
+        """Print at most ``most`` lines of this kind about a silo per minute."""
         self.flood.tell(f"silo {client + 1}", event, most=most, say=say)
 
     # -- messages from silos
@@ -575,7 +574,7 @@ class SiloServer(Manager):
         self.flood.tell(peer, f"refused: {meta['reason']}", times=meta.get("times", 1), say=self.warn)
 
     def _recount(self) -> None:
-        """Update the federation: the samples of excluded silos do not count."""
+        """Omit the samples of excluded silos."""
         if self.rounds is not None:
             whole = self.rounds.session.federation
             self.rounds.server.federation = self.census.federation(whole, self.members.excluded)

@@ -70,7 +70,7 @@ def predicate(error: WireError) -> str:
 
 
 def checked(address: str, tls: keys.Files | None) -> tuple[str, int]:
-    """Host and port of an address; raises LabelSkewError if it is invalid, or not local and without certificates."""
+    """Host and port of an address; LabelSkewError if it is invalid, or not local and without certificates."""
     try:
         host, port = addresses.split(address)
     except ValueError as error:
@@ -83,19 +83,19 @@ def checked(address: str, tls: keys.Files | None) -> tuple[str, int]:
 
 
 def encoded(msg: Message) -> list[bytes | memoryview]:
-    """Encode a message in parts."""
+    """A message in parts."""
     return wire.encode(int(msg.kind), msg.sender, msg.receiver, msg.round, msg.meta, msg.tensors)
 
 
 def decoded(header: Header, payload: wire.Buffer) -> Message:
-    """Decode a message with clean texts."""
+    """A message with clean texts."""
     meta, tensors = wire.decode(payload)
     kind, meta = Kind(header.kind), wire.cleaned(meta)
     return Message(kind, header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)
 
 
 def cut(parts: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
-    """The same bytes in chunks of ``size``; the last one may be shorter."""
+    """The same bytes in chunks of ``size``."""
     pending: list[memoryview] = []
     room = size
     for part in parts:
@@ -127,7 +127,7 @@ class Hashing:
         return chunk
 
     def digest(self) -> str | None:
-        """SHA-256 of all bytes since the last call; None if not ``wanted``."""
+        """SHA-256 of all bytes since the last call, if ``wanted``."""
         state, self._state = self._state, hashlib.sha256()
         return state.hexdigest() if self._wanted else None
 
@@ -184,7 +184,7 @@ def received(
 
 
 def bound(header: Header, limits: Mapping[Kind, int]) -> None:
-    """Raise RefusedError for a message that exceeds the limit of its kind."""
+    """Raise RefusedError for a message above the limit of its kind."""
     kind = Kind(header.kind)
     if header.length > limits[kind]:
         text = f"sent {kind.name} of {header.length} bytes; at most {limits[kind]} are expected"
@@ -197,7 +197,7 @@ def _described(header: Header, size: int, digest: str | None, cause: str | None)
 
 
 class Outbox:
-    """Queue of messages to one peer, copied chunk by chunk; ``receiver`` returns the peer's facts for the audit log."""
+    """Queue of messages to one peer, copied chunk by chunk; ``receiver``: returns facts for the audit log."""
 
     def __init__(self, audit: Audit, receiver: Callable[[], Mapping[str, Any]]) -> None:
         self._audit, self._receiver = audit, receiver
@@ -214,12 +214,12 @@ class Outbox:
         return True
 
     def close(self, *, flush: bool) -> None:
-        """End the stream: at once, or with ``flush`` after the queued messages."""
+        """End the stream: at once, or with ``flush`` after queued messages."""
         self._dropping |= not flush
         self._queue.put(None)
 
     def chunks(self) -> Iterator[bytes]:
-        """Chunks for gRPC to send; waits for messages until :meth:`close`."""
+        """Chunks for gRPC; waits for messages until :meth:`close`."""
         while (queued := self._queue.get()) is not None:
             yield from self._chunks(*queued)
             del queued  # free the memory before the next message

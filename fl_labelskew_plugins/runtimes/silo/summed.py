@@ -76,7 +76,7 @@ class SummedOpening(Opening):
         self._sums, self._file = sums, server.folder.path / OPENED
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """None: no silo sends its own opening."""
+        """No silo sends its own opening."""
         return {}
 
     @property
@@ -95,7 +95,7 @@ class SummedOpening(Opening):
             self._set_samples(self.content["samples"])
 
     def exchange(self, *, resumed: bool) -> None:
-        """Compute the sum if it is missing, or again over the same silos if its result is lost."""
+        """Compute the sum, or again over the same silos if its result is lost."""
         server, members, method = self.rounds.server, self.server.members, self.rounds.session.method
         known = set(self.clients)
         if known and (server.opened or not method.uses("opening")):
@@ -128,7 +128,7 @@ class SummedOpening(Opening):
             self.server.welcome(client)
 
     def catch_up(self) -> None:
-        """Do nothing: there is one opening sum per run."""
+        """There is one opening sum per run."""
 
     def missed(self, client: int) -> str:
         """Reason to refuse a silo that is not in the opening sum."""
@@ -138,7 +138,7 @@ class SummedOpening(Opening):
         return f"{what}; begin a new run"
 
     def _set_samples(self, samples: int) -> None:
-        """Set the number of all silos' training samples, which WELCOME reports to each silo."""
+        """Set the number of all training samples, which WELCOME contains."""
         census, server, sums = self.server.census, self.rounds.server, sums_of(self.rounds.session)
         census.samples = samples
         server.federation = census.federation(server.federation)
@@ -158,7 +158,7 @@ class SummedUploads(Uploads):
         return {**super().handlers(), **dict.fromkeys(wire.STEPS, self._take_step)}
 
     def total(self, round: int, clients: Sequence[int]) -> tuple[list[int], Vector]:
-        """Ask silos to train; return the clients in the sum, and the sum; raises RunError if too few silos are left."""
+        """Ask silos to train; return the clients in the sum, and the sum; RunError for too few."""
         members, server = self.server.members, self.rounds.server
         members.begin(round)
         self._ready = {}
@@ -335,7 +335,7 @@ class SummedAnswers(Answers):
             silo.use(replace(session, federation=federation, trainer=replace(session.trainer, federation=federation)))
 
     def asked(self, session: Session, message: Message) -> None:
-        """Record the request; raise SecureError if this silo has answered another one in this round."""
+        """Record the request; SecureError if it was another one before in this round."""
         silo, meta, round = self.silo, message.meta, message.round
         if not session.federation.num_samples:
             raise shareable(RunError("the server asks for training before the samples of all silos are summed"))
@@ -435,7 +435,7 @@ class SummedAnswers(Answers):
         return True
 
     def _ask_test(self, session: Session, message: Message) -> str:
-        """Record the request of a test; raise SecureError if it was another one before in this round."""
+        """Record the request of a test; SecureError if it was another one before in this round."""
         question = common_question(session.federation, message.round, message.tensors)
         self._account.ask(self.silo.run_name, number_of_test(message.round), question)
         return question
@@ -459,7 +459,7 @@ class SummedAnswers(Answers):
         self._sums.take(self.silo.run_name, message)
 
     def _vector(self, round: int) -> tuple[Ring, Vector, str] | None:
-        """The ring of a sum, this silo's vector, and the digest of the request; None without a vector."""
+        """The ring of a sum, this silo's vector, and the digest of the request, if any."""
         session, upload = self.silo.session, self.silo.upload
         sums = sums_of(session)
         if round == OPENING:
@@ -475,7 +475,7 @@ class SummedAnswers(Answers):
         return sums.round, arrived(upload[1].upload[VECTOR]), self._question
 
     def _noisy(self, part: SiloRound, vector: Vector) -> Vector:
-        """Add noise of this attempt to a vector, and charge the ledger; raises SpentError."""
+        """Add this attempt's noise to a vector, and charge the ledger; raises SpentError."""
         silo, round = self.silo, part.attempt.round
         request = part.roster.hex()
         if silo.guard is not None:
@@ -504,7 +504,7 @@ def sums_of(session: Session) -> Sums:
 
 
 def sizes(recipe: Recipe) -> Callable[[int], Sizes]:
-    """A function from a round to numbers of silos; rounds up to :data:`OPENING` are the opening and tests."""
+    """A function from a round to numbers of silos; up to :data:`OPENING`, for the opening and tests."""
     silos = recipe.train.client_num_in_total
     settings = hashlib.blake2b(json.dumps(agreed(recipe), sort_keys=True).encode(), digest_size=16).hexdigest()
     rounds = Sizes(fewest_summed(recipe), recipe.train.clients_per_round, silos, settings)
@@ -513,7 +513,7 @@ def sizes(recipe: Recipe) -> Callable[[int], Sizes]:
 
 
 def weaknesses(recipe: Recipe) -> Iterator[str]:
-    """Warnings about sums that can reveal more than a sum should."""
+    """Warnings about sums that can reveal too much."""
     if recipe.privacy.noise_multiplier is not None:
         return
     what = "secure aggregation without noise does not protect silos from a server that cheats"
@@ -526,12 +526,11 @@ def weaknesses(recipe: Recipe) -> Iterator[str]:
 
 
 def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor], **meta: bool) -> str:
-    """Digest of the part of a round's request that is equal for all silos."""
+    """Digest of the part of a request that is equal for all silos."""
     return question(replace(federation, rounds=0), round, meta, tensors, {})  # a run may be resumed with more rounds
 
 
 def _identity(transport: ServerTransport | SiloTransport) -> tuple[Identity, Authority]:
-    """Objects to sign messages, and to verify those of others."""
     files = transport.tls
     assert files is not None  # or the recipe would have been refused
     authority = Authority(files.ca) if transport.revoked is None else Authority(files.ca, transport.revoked.barred)

@@ -37,7 +37,7 @@ MAX_NOISE = 1e9
 
 
 class ClassCounts(NamedTuple):
-    """A silo's class counts, ``(C,)``, or None if it sends none, and the scale of their noise."""
+    """A silo's class counts, ``(C,)``, or None, and the scale of their noise."""
 
     counts: NDArray[np.int64] | None
     noise: float = 0.0
@@ -133,18 +133,18 @@ class SurveyExchange(SiloExchange):
 
 
 class SurveyAnswers(Answers):
-    """Answers of a silo that was started only for a survey."""
+    """Answers of a silo that was started with ``--survey``."""
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """The handlers of the survey, and of a server that wants to train."""
+        """Handlers of a survey, and of a server that wants to train."""
         return {Kind.WELCOME: self._welcome, Kind.SURVEY: self._answer}
 
     def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
-        """The part of a run's HELLO that a survey needs."""
+        """The part of HELLO that a survey needs."""
         return replace(self.silo.data.facts, counts=None), {}
 
     def charge_hello(self) -> None:
-        """Do nothing: HELLO contains no class counts."""
+        """HELLO contains no class counts."""
 
     def finished(self) -> None:
         """Log the end of the survey."""

@@ -75,13 +75,13 @@ class Hosted:
         return self.clients
 
     def test(self, *_: Any) -> None:
-        """Do nothing, as the runtime evaluates."""
+        """The runtime evaluates."""
 
     _client_sampling = client_sampling
     local_test_on_all_clients = _local_test_on_all_clients = test
 
     def _aggregate(self, w_locals: list[tuple[int, Weights]]) -> Any:
-        """The host's mean, with the old model for the samples of clients outside the round."""
+        """The host's mean, with the old model for clients outside the round."""
         if self.absent:
             w_locals = [*w_locals, (self.absent, self.old)]
         return super()._aggregate(w_locals)  # type: ignore[misc]
@@ -132,7 +132,7 @@ class HostedFedNova(Hosted, FedNovaTrainer):  # type: ignore[misc]
     """The host's FedNova, with the method's weights."""
 
     def aggregate(self, params: Any, norm_grads: Any, tau_effs: Any, tau_eff: Any = 0) -> Any:
-        """The host's mean, with the old model for the samples of clients outside the round."""
+        """The host's mean, with the old model for clients outside the round."""
         present = sum(self.train_data_local_num_dict[client] for client in self.clients)
         share = present / (present + self.absent)
         return super().aggregate(params, norm_grads, tau_effs, share * sum(tau_effs))
@@ -186,7 +186,7 @@ class HostedFederation(Simulation):
                 pass
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Let the host train and aggregate; then yield the uploads."""
+        """Let the host train and aggregate; yield the uploads."""
         host, session, method = self.host, self.session, self.session.method
         self.round_number, self.results, host.clients = round, [], clients
         host.old = {name: value.cpu() for name, value in self.server.weights.items()}
@@ -197,7 +197,7 @@ class HostedFederation(Simulation):
         yield from self.results
 
     def run_turn(self, client: int, train: Callable[[], Any], network: nn.Module) -> Any:
-        """Run the host's training of a client's ``network``; return the upload of the host's client."""
+        """Train a client's ``network`` with the host; return the upload of the host's client."""
         local, record, round = self.session.trainer, self.record, self.round_number
         record.progress.client(round, len(self.results) + 1, len(self.host.clients), local.names.get(client, ""))
         turn = Turn(local, client, round, shared=self.server.shared, times_selected=record.states.select(client))
@@ -238,7 +238,7 @@ class HostedFederation(Simulation):
         return calibrate
 
     def _dataset(self) -> list[Any]:
-        """The host's 8-tuple, of which it reads only the sizes, and the batches of the client in training."""
+        """The host's 8-tuple, of which it reads the sizes, and the batches of the client in training."""
         sizes = dict(enumerate(self.session.sizes))
         if self.session.method.aggregation == "uniform":
             sizes = dict.fromkeys(sizes, 1)
@@ -254,7 +254,7 @@ class HostedServer(Server):
         self.hosted = hosted
 
     def check(self, client: int, round: int, result: LocalResult) -> None:
-        """Check only the weights; the host handles its clients' other uploads."""
+        """Check only the weights; the host handles other uploads."""
         where = f"round {round + 1}: upload of {self.name(client)}"
         check_upload(result.upload, self.weights, where=where, keys=numbers(self.optimizer))
 
@@ -297,7 +297,7 @@ class Epochs:
 
 
 class ClientSlot:
-    """One of the host's client objects, which it uses for one client after another."""
+    """One of the host's client objects, which it uses for many clients."""
 
     def __init__(self, hosted: HostedFederation, inner: Any) -> None:
         self.hosted, self.inner, self.client = hosted, inner, -1
@@ -311,14 +311,14 @@ class ClientSlot:
         self.inner.update_local_dataset(client, *data)
 
     def train(self, *sent: Any, **more: Any) -> Any:
-        """Run the host's local training; FedNova passes a network of its own."""
+        """Run the host's training; FedNova passes a network."""
         network = more.get("net", self.hosted.network)
         return self.hosted.run_turn(self.client, partial(self.inner.train, *sent, **more), network)
 
 
 @contextlib.contextmanager
 def with_recipe_settings(settings: LocalSettings) -> Iterator[None]:
-    """Context in which SGD and Adam use the recipe's settings instead of their constructors' arguments."""
+    """Context in which SGD and Adam use the recipe's settings, not their constructors' arguments."""
     of_sgd = {"momentum": settings.momentum, "weight_decay": settings.weight_decay, "fused": True}
     options: dict[type, Any] = {torch.optim.SGD: of_sgd, torch.optim.Adam: {"amsgrad": False, "fused": True}}
 
@@ -334,7 +334,7 @@ def with_recipe_settings(settings: LocalSettings) -> Iterator[None]:
 
 
 def tensors(sent: Any) -> Iterator[Tensor]:
-    """All tensors in the return value of one of the host's clients."""
+    """All tensors in the upload of one of the host's clients."""
     if isinstance(sent, Tensor):
         yield sent
     elif isinstance(sent, Mapping):

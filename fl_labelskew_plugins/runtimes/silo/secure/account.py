@@ -63,7 +63,7 @@ class Account:
             raise LabelSkewError(f"{what}; read this silo's log, and remove {self.failed} to take part again")
 
     def check(self, attempt: Attempt, there: list[int]) -> None:
-        """Raise SitsOutError if the sum of this round (of a test: the run's opening) was opened over other silos."""
+        """Raise SitsOutError if this round's sum (for a test: the opening) was opened over other silos."""
         opened = self._read().runs.get(attempt.run, {})
         before = opened.get(OPENING, []) if attempt.round < OPENING else opened.get(attempt.round)
         if before is not None and before != there:
@@ -77,7 +77,7 @@ class Account:
         self._write(opened, f"{attempt.where}: ", "opens")
 
     def only(self, attempt: Attempt, vector: Vector) -> Vector:
-        """The first vector that this silo had for this sum, also after a restart; raises SecureError."""
+        """The first vector of this silo for a sum, also after a restart."""
         kind = "round" if attempt.round > OPENING else "test" if attempt.round < OPENING else "opening"
         file, key = self.file.with_name(KEPT.format(kind)), f"{attempt.run} {attempt.round}"
         try:
@@ -130,7 +130,7 @@ class Account:
             raise SecureError(f"round {round + 1}: {what}; {here}", self.file)
 
     def join(self, run: str) -> None:
-        """Record the run that this silo answers until :meth:`leave`; raises LabelSkewError for another run."""
+        """Record the run that this silo answers until :meth:`leave`; LabelSkewError for another run."""
         before = read_text(self.joined, "replace").strip() if self.joined.exists() else run
         if before != run:
             what = "the server begins another run, and could compare its sums with those of a run that has not ended"
@@ -152,11 +152,11 @@ class Account:
             write_text(self.failed, "", durable=True)
 
     def question_of(self, run: str, round: int) -> str:
-        """Digest of a round's request to this silo; empty without a request."""
+        """Digest of a round's request to this silo, if any."""
         return self._read().questions.get(run, {}).get(round, "")
 
     def ask(self, run: str, round: int, question: str) -> None:
-        """Record the request of a round, before the silo answers; raises SecureError if it was another one before."""
+        """Record the request of a round, before the answer; SecureError if it was another one before."""
         opened = self._read()
         before = opened.questions.setdefault(run, {}).get(round)
         if before == question:

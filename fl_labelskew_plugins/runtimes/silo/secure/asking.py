@@ -206,7 +206,7 @@ class ServerSums:
         return sorted(answers)
 
     def returned(self, client: int, *, same_process: bool) -> None:
-        """Handle a reconnected silo: ask again, or exclude it if its process, and so its keys, are new."""
+        """Ask a reconnected silo again, or exclude it if its process, and so its keys, are new."""
         if not same_process and client in self._poll.clients and client not in self._lost:
             self._poll.settled.add(client)
             self._fault(client)

@@ -30,11 +30,11 @@ class SecureError(RunError):
 
 
 class SitsOutError(SecureError):
-    """A silo skips an attempt and stays in the run, because this may not be the server's fault."""
+    """A silo skips an attempt, because this may not be the server's fault."""
 
 
 class Sizes(NamedTuple):
-    """Numbers of silos, and a digest of their settings: with other settings, a silo could add nothing, or no noise."""
+    """Numbers of silos, and a digest of their settings: with others, a silo could add nothing, or no noise."""
 
     at_least: int
     at_most: int
@@ -99,7 +99,7 @@ class Attempt:
         return SecureError(f"{self.where}: {what}")
 
     def vector(self, values: Vector, name: str) -> Vector:
-        """Return a vector with ``name``, or raise SecureError if its shape, type or range is wrong."""
+        """A vector; SecureError with its ``name`` if its shape, type or range is wrong."""
         if values.shape != (self.length,) or values.dtype != unit(self.bits):
             raise self.error(f"{name} must have {self.length} numbers of the ring")
         _, narrow = parts(values, self.wide)

@@ -69,7 +69,7 @@ class Authority:
         self._ca, self._barred = x509.load_pem_x509_certificate(ca), barred
 
     def check(self, rank: int, advert: Advert, attempt: Attempt) -> None:
-        """Raise SecureError unless this silo has signed these keys for this attempt."""
+        """Raise SecureError unless a silo has signed these keys for this attempt."""
         certificate = self._certificate(rank, advert, attempt)
         if not advert.has_keys():
             raise attempt.error(f"silo {rank} sent keys that are not three points of the curve")

@@ -34,7 +34,7 @@ def derived(secret: bytes, about: bytes) -> bytes:
 
 
 def scalar(random: Callable[[int], bytes]) -> int:
-    """Draw a secret; 16 more bytes than it has make all secrets equally likely."""
+    """Draw a secret; 16 more bytes make all secrets equally likely."""
     return int.from_bytes(random(SECRET + 16), "big") % (ORDER - 1) + 1
 
 
@@ -49,7 +49,7 @@ def public(key: EllipticCurvePrivateKey) -> bytes:
 
 
 def is_point(text: bytes) -> bool:
-    """Whether these bytes are an uncompressed point of the curve other than infinity."""
+    """Whether bytes are an uncompressed finite point of the curve."""
     try:
         EllipticCurvePublicKey.from_encoded_point(SECP256R1(), text)
     except ValueError:

@@ -45,7 +45,7 @@ class ServerRound:
     # -- answers of silos
 
     def advertised(self, rank: int, advert: bytes) -> None:
-        """Take the keys of a silo; step 0."""
+        """Step 0: take a silo's keys."""
         self._in_time(rank, self._roster)
         shown = Advert.unpack(advert)
         self._authority.check(rank, shown, self.attempt)
@@ -54,7 +54,7 @@ class ServerRound:
         self._adverts[rank], self._shown[rank] = advert, shown
 
     def shared(self, rank: int, sealed: Mapping[int, bytes], commitments: bytes) -> None:
-        """Take the encrypted shares of a silo and its commitments; step 1."""
+        """Step 1: take a silo's encrypted shares and commitments."""
         self._among(rank, self._roster, "shares")
         self._in_time(rank, self._passed_on)
         wrong = [len(text) for text in sealed.values() if len(text) != shares.SEALED]
@@ -65,7 +65,7 @@ class ServerRound:
         self._dealt[rank] = dict(sealed), commitments
 
     def checked(self, rank: int, answer: Mapping[int, bytes]) -> None:
-        """Take a silo's signature that all shares match, or its complaints, each with its key; step 2."""
+        """Step 2: take a silo's signature, or its complaints, each with its key."""
         self._among(rank, self._passed_on, "an answer")
         self._in_time(rank, self._sharing)
         if answer.keys() == {rank}:
@@ -85,7 +85,7 @@ class ServerRound:
         self._wronged.append(rank)
 
     def masked(self, rank: int, vector: Vector) -> None:
-        """Add the masked vector of a silo; step 3."""
+        """Step 3: add a silo's masked vector."""
         self._among(rank, self._sharing, "a vector")
         self._in_time(rank, self._there)
         if rank in self._added:
@@ -95,7 +95,7 @@ class ServerRound:
         self._added.add(rank)
 
     def agreed(self, rank: int, signature: bytes) -> None:
-        """Take a silo's signature of the silos in the sum; step 4."""
+        """Step 4: take a silo's signature of the silos in the sum."""
         self._among(rank, self._there, "a signature")
         text = agreement(self.attempt, self._digest, self._there)
         if not self._authority.signed(rank, self._shown[rank], signature, text):
@@ -103,7 +103,7 @@ class ServerRound:
         self._signatures[rank] = signature
 
     def revealed(self, rank: int, given: Mapping[int, bytes]) -> None:
-        """Take a silo's shares, one per silo that shares masks; step 5."""
+        """Step 5: take a silo's shares, one per silo that shares masks."""
         self._among(rank, self._there, "shares")
         if given.keys() != set(self._sharing):
             raise self.attempt.error(f"silo {rank} revealed no share of {listed(set(self._sharing) - given.keys())}")
@@ -112,7 +112,7 @@ class ServerRound:
     # -- requests to silos
 
     def roster(self) -> dict[int, bytes]:
-        """All keys; ends step 0."""
+        """End step 0; return all keys."""
         if not self._roster:
             self._threshold = self.attempt.threshold(self._adverts)
             self._roster = dict(sorted(self._adverts.items()))
@@ -120,7 +120,7 @@ class ServerRound:
         return self._roster
 
     def dealt(self, rank: int) -> dict[int, tuple[bytes, bytes]]:
-        """The shares for a silo and the commitments, by dealer; ends step 1."""
+        """End step 1; return a silo's shares and the commitments, by dealer."""
         if not self._passed_on:
             self._enough(self._dealt, "have shared")
             self._passed_on = sorted(self._dealt)
@@ -128,7 +128,7 @@ class ServerRound:
         return {dealer: (sealed[rank], commitments) for dealer, (sealed, commitments) in dealt.items()}
 
     def sharing(self) -> dict[int, bytes]:
-        """The signatures of the silos that share masks; ends step 2, or the attempt after a proven complaint."""
+        """End step 2; return signatures by silo that shares masks. A proven complaint ends the attempt."""
         if not self._sharing:
             if self._wronged:
                 raise self.attempt.error(f"{listed(self._wronged)} got wrong shares")
@@ -137,7 +137,7 @@ class ServerRound:
         return self._sharing
 
     def there(self) -> list[int]:
-        """The silos in the sum; ends step 3."""
+        """End step 3; return the silos in the sum."""
         if not self._there:
             self._enough(self._added, "have sent a vector")
             self._there = sorted(self._added)
@@ -149,7 +149,7 @@ class ServerRound:
         return self._signatures
 
     def total(self) -> Vector:
-        """The sum modulo ``2 ** bits``; ends step 5."""
+        """End step 5; return the sum modulo ``2 ** bits``."""
         attempt, total = self.attempt, self._total
         self._enough(self._revealed, "have revealed their shares")
         for dealer in self._sharing:
@@ -170,7 +170,7 @@ class ServerRound:
         return sorted(set(self._sharing) - set(self._there))
 
     def _secret(self, dealer: int) -> int:
-        """Reconstruct a silo's seed, or its key if it is not in the sum; verify single shares only if that fails."""
+        """A silo's seed, or its key if it is not in the sum; single shares are verified only if that fails."""
         shown = self._shown[dealer]
         given = {rank: mine[dealer] for rank, mine in sorted(self._revealed.items()) if rank not in self.cheats}
         what, public = (shares.SEED, shown.seed_key) if dealer in self._added else (shares.KEY, shown.mask_key)

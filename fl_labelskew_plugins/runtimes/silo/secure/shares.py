@@ -38,7 +38,7 @@ def dealt(
 
 
 def combined(shares: Mapping[int, int]) -> int:
-    """Reconstruct the secret by Lagrange interpolation at 0; another number if the shares do not match."""
+    """The secret by Lagrange interpolation at 0; another number if the shares do not match."""
     secret = 0
     for rank, share in shares.items():
         top = bottom = 1
@@ -71,7 +71,7 @@ def _point(text: bytes) -> EccPoint:
 
 
 def _times(point: EccPoint, number: int) -> EccPoint:
-    """Multiply by a small number; the library's product takes as long for small numbers as for large ones."""
+    """Multiply by a small number, in which the library's product is slow."""
     total = point.copy()
     for bit in bin(number)[3:]:
         total.double()
@@ -94,12 +94,12 @@ class Way:
     commitments: bytes
 
     def sealed(self, pair: tuple[int, int], key: EllipticCurvePrivateKey, other: bytes) -> bytes:
-        """Encrypt the shares of the dealer's seed and key with the receiver's public key."""
+        """Encrypt the shares of the dealer's seed and key for the receiver."""
         text = b"".join(share.to_bytes(SECRET, "big") for share in pair)
         return self._cipher(key, other).encrypt(bytes(12), text, self._about)  # a key seals once
 
     def opened(self, text: bytes, key: EllipticCurvePrivateKey, other: bytes) -> tuple[int, int] | None:
-        """Decrypt the two shares; None if they were changed, or belong to another attempt or roster."""
+        """Decrypt the shares; None if they were changed, or belong to another attempt or roster."""
         try:
             pair = self._cipher(key, other).decrypt(bytes(12), text, self._about)
         except InvalidTag:
@@ -130,12 +130,12 @@ def checked(
 
 
 def published(seed: Sequence[bytes], key: Sequence[bytes]) -> bytes:
-    """The commitments to both secrets, without the first ones: these are the dealer's public keys."""
+    """The commitments to both secrets, without the first ones, which are the dealer's public keys."""
     return b"".join([*seed[1:], *key[1:]])
 
 
 def commitments(text: bytes, seed: bytes, key: bytes) -> dict[str, list[bytes]]:
-    """Split the result of :func:`published` by secret, and add the dealer's public keys."""
+    """The inverse of :func:`published`, by secret, with the dealer's public keys."""
     points = [text[start : start + POINT] for start in range(0, len(text), POINT)]
     half = len(points) // 2
     return {SEED: [seed, *points[:half]], KEY: [key, *points[half:]]}

@@ -87,7 +87,7 @@ class SiloRound:
         return self._advert
 
     def share(self, roster: Mapping[int, bytes]) -> tuple[dict[int, bytes], bytes]:
-        """Step 1: check all keys; return an encrypted pair of shares per silo, and the commitments."""
+        """Step 1: check all keys; return encrypted shares per silo, and the commitments."""
         self._begin("share")
         attempt, ranks = self.attempt, sorted(roster)
         if roster.get(self.rank) != self._advert:
@@ -136,7 +136,7 @@ class SiloRound:
         return {self.rank: self._identity.sign(checked(self.attempt, self.roster))}
 
     def mask(self, vector: Vector, sharing: Mapping[int, bytes]) -> Vector:
-        """Step 3: add this silo's own mask to its vector, and one mask per other silo that has signed."""
+        """Step 3: add this silo's own mask, and one mask per other silo that has signed."""
         self._begin("mask")
         attempt, text = self.attempt, checked(self.attempt, self.roster)
         if self.rank not in sharing or not sharing.keys() <= self._shares.keys():
@@ -182,7 +182,7 @@ class SiloRound:
         return {dealer: share.to_bytes(masks.SECRET, "big") for dealer, share in given.items()}
 
     def _check(self, there: list[int]) -> None:
-        """Refuse a second sum over other silos; with noise, each one has its own and is charged to the ledger."""
+        """Refuse a second sum over other silos; with noise, each one is charged to the ledger."""
         if self._noisy is None:
             self._account.check(self.attempt, there)
 
