@@ -237,7 +237,7 @@ class Verified:
 
 
 def read(folder: Path) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
-    """Yield each line of a folder's log: its place, its bytes, and its content.
+    """Place, bytes and content of each line of a folder's log.
 
     Raises:
         LabelSkewError: there is no log, or it cannot be read.

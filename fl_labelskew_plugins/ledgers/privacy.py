@@ -62,9 +62,7 @@ class LedgerEntry(BaseModel):
 
 
 class Ledger:
-    """A file of answers, and their budget, if any.
-
-    A repeated question has the same answer with the same noise, and is spent once.
+    """A file of answers, and their budget, if any. A repeated question has the same answer, and is spent once.
 
     Raises:
         LabelSkewError: the file is not a ledger, or there is a budget and dp-accounting is not installed.
@@ -85,12 +83,8 @@ class Ledger:
     ) -> None:
         """Record an answer on disk before it is computed, unless it is recorded already.
 
-        Args:
-            noises: the parts of the answer with their noise.
-            answer: digest of everything that the answer depends on.
-            run: the run's id, for people.
-            round: from 0; -1: before the first.
-            client: its number, if the file has several clients.
+        ``noises``: of its parts; ``answer``: digest of all that it depends on; ``run``: for people; ``round``: from 0, or -1
+        before the first; ``client``: its number, if the file has several clients.
 
         Raises:
             SpentError: the answer would exceed the budget.
@@ -231,11 +225,7 @@ class ClientAccounts:
                 self.ledger.spend(parts.once, "opening", run=self.run, client=client)
 
     def willing(self, round: int, clients: Iterable[int]) -> list[int]:
-        """Record the selected clients' answers; return the clients with enough budget.
-
-        Raises:
-            RunError: no client has, or too few for the noise of a sum.
-        """
+        """Record the selected clients' answers; return the clients with enough budget, or RunError for too few."""
         willing, refusal = [], None
         for client in clients:
             try:

@@ -67,11 +67,7 @@ class Runtime:
         raise NotImplementedError
 
     def run(self, session: Session, record: Record) -> None:
-        """Run the remaining rounds.
-
-        Raises:
-            RunError, KeyboardInterrupt: the run stopped early, with a checkpoint.
-        """
+        """Run the remaining rounds. RunError and KeyboardInterrupt end them early, with a checkpoint."""
         raise NotImplementedError
 
     def close(self) -> None:

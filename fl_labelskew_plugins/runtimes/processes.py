@@ -1,4 +1,4 @@
-"""Start and end the processes of a run on this machine together, and prefix their output."""
+"""Start and end the processes of a run together, and prefix their output."""
 
 from __future__ import annotations
 

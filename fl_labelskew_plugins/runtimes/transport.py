@@ -1,4 +1,4 @@
-"""Messages between processes, their transports, and the content of uploads. Nothing is pickled."""
+"""Messages between processes, their transports, and the content of uploads."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ class Kind(IntEnum):
 
 @dataclass
 class Message:
-    """One message.
+    """One message; ``connection`` and ``failure`` are never sent.
 
     Attributes:
         round: from 0; -1 outside rounds.
         meta: JSON values.
-        connection: the connection that received it; never sent.
-        failure: the error that ended the transport; never sent.
+        connection: the connection that received it.
+        failure: the error that ended the transport.
     """
 
     kind: Kind
@@ -191,11 +191,7 @@ def upload_meta(result: LocalResult) -> dict[str, Any]:
 
 
 def measures(meta: Mapping[str, Any]) -> dict[str, float]:
-    """Parse a silo's result of TEST; empty if it reports none.
-
-    Raises:
-        RunError: a value is missing or out of range.
-    """
+    """Parse a silo's result of TEST, which may be empty; RunError if a value is missing or out of range."""
     if not meta:
         return {}
     pair, balanced = _personalised(meta.get("accuracy")), meta.get("balanced_accuracy")

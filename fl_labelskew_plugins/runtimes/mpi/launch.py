@@ -1,8 +1,8 @@
 """Start ``mpirun`` and report how it ended.
 
 Ranks on this machine start in :mod:`.rank`, which connects their stderr to this process, so each side notices the end
-of the other. Rank 0 inherits this process's stdout, so that it can detect a terminal. Output of other machines' ranks
-passes through mpirun, which also notices the loss of a machine.
+of the other. Rank 0 inherits this process's stdout, so that it can detect a terminal. Output of other machines passes
+through mpirun, which also notices the loss of a machine.
 """
 
 from __future__ import annotations
@@ -74,11 +74,7 @@ def check() -> str:
 
 
 def slots(hostfile: str) -> int:
-    """Number of slots in a hostfile, as ``mpirun --hostfile`` reads it.
-
-    Raises:
-        LabelSkewError: it is unreadable, or its first node is not this machine.
-    """
+    """Number of slots in a hostfile; LabelSkewError if it is unreadable, or its first node is not this machine."""
     try:
         text = read_text(hostfile)
     except (OSError, UnicodeDecodeError) as error:
@@ -99,12 +95,8 @@ def launch(
 ) -> None:
     """Run a command in every rank of a new ``mpirun``, until all of them have ended.
 
-    Args:
-        command: each rank's command, which works in :func:`.rank.as_rank`.
-        processes: number of processes, the server included.
-        run_dir: the run's folder, to find out whether the run can be resumed.
-        environment: additional variables for the ranks on this machine, with :data:`.typed.GO_ON`.
-        hostfile: the nodes, this machine first; default: only this machine.
+    ``processes`` includes the server. ``run_dir`` shows whether the run can be resumed. ``environment`` contains
+    :data:`.typed.GO_ON`. ``hostfile`` lists the nodes, this machine first; default: only this machine.
 
     Raises:
         LabelSkewError: ``mpirun`` or mpi4py is missing.

@@ -46,11 +46,7 @@ def greet(transport: MPITransport, result: Session | LabelSkewError) -> None:
 
 
 class Nodes:
-    """Waits for the facts of every worker and compares them with the server's.
-
-    Raises:
-        LabelSkewError: a worker failed, or its samples, recipe or version of this package differ.
-    """
+    """Waits for the facts of every worker; LabelSkewError if a worker failed or differs from the server."""
 
     def __init__(self, transport: MPITransport, session: Session) -> None:
         self._ours, self._warned = facts(session), set[str]()

@@ -1,4 +1,4 @@
-"""A process of ``mpirun``: its start, connection to the other ranks, and end. Run by :func:`.launch.launch`."""
+"""A process of ``mpirun``: its start, its connection to the launching process, and its end."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ GRACE = 6.0
 
 
 def enter(command: list[str]) -> NoReturn:
-    """Redirect the output to the launching process, and execute the command.
-
-    On another machine there is no launching process, and ``mpirun`` forwards the output.
-    """
+    """Redirect the output to the launching process, if it is on this machine, and execute the command."""
     if DOOR not in os.environ:
         os.execvp(command[0], command)
     rank = next(os.environ[name] for name, _ in RANKS if name in os.environ)

@@ -1,8 +1,8 @@
 """MPI simulation (``backend: MPI``): rank 0 is the server, and the other ranks train the clients that it assigns.
 
-The server assigns one client at a time, the largest first, so that no worker idles. It adds uploads in ascending order
-of clients, as in one process; at most :attr:`MPIServer.room` early uploads wait in memory. After a round each worker
-tests the global model on its part of the test set. The server stores the clients' private states.
+It assigns one client at a time, the largest first, so that no worker idles. It adds uploads in ascending order of
+clients, as in one process; at most :attr:`MPIServer.room` early uploads wait in memory. It also stores the clients'
+private states.
 """
 
 from __future__ import annotations
@@ -195,8 +195,8 @@ class MPIServer(Manager):
     def _assign(self, round: int) -> None:
         """Assign a client to each idle worker, while there is room for its upload.
 
-        The largest comes first. Once half of the room is taken, the next to be added comes first, so that the upload
-        for which all others wait is always in progress.
+        The largest comes first; once half of the room is taken, the next to be added, so that the upload for which all
+        others wait is always in progress.
         """
         states = self.record.states
         while self._idle and self._waiting and self._in_progress < self._room:

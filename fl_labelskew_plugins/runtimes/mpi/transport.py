@@ -1,7 +1,6 @@
 """Messages over MPI in the format of :mod:`fl_labelskew_plugins.runtimes.wire`.
 
-MPI's blocking calls keep a core busy. Here a waiting process polls, ever more rarely while nothing arrives. Calls of
-``receive`` move all traffic.
+MPI's blocking calls keep a core busy. Here a waiting process polls, ever more rarely while nothing arrives.
 """
 
 from __future__ import annotations
@@ -63,11 +62,7 @@ class MPITransport(Transport):
         self._eager_until = 0.0
 
     def send_message(self, msg: Message) -> None:
-        """Start to send a message, which proceeds while this process receives, sends or stops.
-
-        Raises:
-            TypeError, ValueError, WireError: it cannot be encoded, see :func:`.wire.encode`.
-        """
+        """Start to send a message, which proceeds while this process receives, sends or stops."""
         receiver = msg.receiver
         parts = wire.encode(msg.kind, self.rank, receiver, msg.round, msg.meta, msg.tensors)
         data = memoryview(b"".join(parts))  # a copy, so that the caller may change the tensors

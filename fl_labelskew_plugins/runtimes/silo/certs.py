@@ -49,7 +49,7 @@ def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files
     """Read ``ca.pem`` and the certificate and key of ``server`` or ``silo-3``.
 
     Raises:
-        LabelSkewError: a file is missing, unreadable, expired or does not match the others, or the passphrase is wrong.
+        LabelSkewError: a file is missing, unreadable, expired or of another pair, or the passphrase is wrong.
     """
     ca_path, path, key_path = folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key"
     ca, certificate = load_certificate(ca_path), load_certificate(path)
@@ -71,11 +71,7 @@ def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files
 
 
 def show(folder: Path) -> tuple[list[list[str]], RevocationList, list[str]]:
-    """Rows with the columns :data:`SHOWN`, the revocation list, and warnings about the certificates in a folder.
-
-    Raises:
-        LabelSkewError: there is no certificate, or one is unreadable; or as :func:`revoked`.
-    """
+    """Rows with the columns :data:`SHOWN`, the revocation list, and warnings; LabelSkewError for unreadable files."""
     rows: list[list[str]] = []
     warnings: list[str] = []
     files = [(path, load_certificate(path, expired=True)) for path in keys.paths(folder)]
@@ -106,11 +102,7 @@ def load_authority(folder: Path, passphrase: Passphrase) -> Issued:
 
 
 def load_certificate(path: Path, *, expired: bool = False) -> x509.Certificate:
-    """Load a certificate; ``expired`` accepts one that is not valid now.
-
-    Raises:
-        LabelSkewError: it is missing, unreadable, or not valid now.
-    """
+    """Load a certificate; LabelSkewError if it is missing, unreadable, or not valid now (except ``expired``)."""
     try:
         certificate = x509.load_pem_x509_certificate(content(path))
         _ = certificate.subject, certificate.extensions, certificate.public_key()  # parsed only here
@@ -153,7 +145,7 @@ def new(
     Args:
         folder: created with access only for its owner, if missing.
         silos: number of silos.
-        hosts: names and addresses of the server; default: this machine, :data:`HOSTS`.
+        hosts: names and addresses of the server; default: :data:`HOSTS`.
         days: lifetime of the certificates, except the authority's.
         add: keep existing files and create the missing ones.
         encrypt: encrypt the keys; implied if the authority's key is encrypted.
@@ -194,7 +186,7 @@ def renew(
 ) -> list[str]:
     """Renew certificates, each with a new key; the old ones stay valid until they expire or are revoked.
 
-    ``names`` are ``server``, ``silo-3`` or :data:`.keys.ALL`. Without ``hosts``, the server keeps its previous ones.
+    ``names``: see :func:`.named`. Without ``hosts``, the server keeps its previous ones.
 
     Raises:
         LabelSkewError: a certificate does not exist; or as :func:`new`.
@@ -295,9 +287,9 @@ class RevocationList:
 
 
 def revoke(folder: Path, names: Sequence[str]) -> tuple[RevocationList, int]:
-    """Add certificates to a folder's revocation list; return it and the number of new entries.
+    """Add certificates and their earlier ones to a folder's revocation list; return it and the number of new entries.
 
-    ``names`` are ``server``, ``silo-3`` or :data:`.keys.ALL`; their earlier certificates are revoked, too.
+    ``names``: see :func:`.named`.
 
     Raises:
         LabelSkewError: a certificate does not exist, the authority or the list is unusable, or writing fails.
@@ -318,11 +310,7 @@ def revoke(folder: Path, names: Sequence[str]) -> tuple[RevocationList, int]:
 
 
 def revoked(path: Path, authority: x509.Certificate) -> RevocationList:
-    """Read a revocation list; a missing file is an empty list.
-
-    Raises:
-        LabelSkewError: it is unreadable, damaged, or of another authority.
-    """
+    """Read a revocation list, empty without a file; LabelSkewError if it is damaged or of another authority."""
     try:
         content = read_bytes(path)
     except FileNotFoundError:
@@ -349,7 +337,7 @@ class Revocations:
         folder: of the certificates.
         tls: this process's certificate.
         copy: file for the newest list, so that a restarted process accepts no older one.
-        say: called with a log line when a list is loaded.
+        say: called when a list is loaded.
         warn: called if the file is invalid or this process's certificate is revoked.
 
     Raises:

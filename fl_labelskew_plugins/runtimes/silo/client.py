@@ -1,4 +1,4 @@
-"""A silo of a cross-silo federation: it trains one client on its own data, and keeps that client's state."""
+"""A silo of a cross-silo federation: it trains one client, and keeps its state."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def described(error: Exception) -> str:
 
 
 class Outcomes:
-    """A file of answers with noise, and whether their training succeeded. Errors of the file are LabelSkewErrors.
+    """A file of answers with noise, and whether their training succeeded.
 
     An answer with and one without training have the same noise, so their difference would be the exact update.
     """
@@ -380,7 +380,7 @@ class SiloClient(Manager):
     def answer(self, request: str = "opening") -> str:
         """Digest of an answer: of the request, the samples, the settings, and the silo's secret and rank.
 
-        Silos, or several folders of one silo, may share a ledger; their noise differs if their secret or rank does.
+        Silos may share a ledger; their noise differs if their secret or rank does.
         """
         key = self._secret.to_bytes(16, "big") + self.rank.to_bytes(4, "big")
         return hashlib.blake2b(self.about + request.encode(), digest_size=16, key=key).hexdigest()
@@ -568,8 +568,8 @@ def about(recipe: Recipe, data: SiloData) -> bytes:
 def noise_seed(secret: int, about: bytes, question: str = "") -> int:
     """Seed of noise: equal for a repeated request, different after any change that affects the answer.
 
-    Equal noise in two answers would cancel in their difference: for example in counts with noise of scale 4 and 8, or
-    in uploads before and after a sample was added. ``question``: digest of the request.
+    Equal noise in two answers would cancel in their difference, such as in counts with noise of scale 4 and 8, or in
+    uploads before and after a sample was added. ``question``: digest of the request.
     """
     digest = hashlib.blake2b(secret.to_bytes(16, "big") + about + question.encode(), digest_size=16)
     return int.from_bytes(digest.digest(), "big")

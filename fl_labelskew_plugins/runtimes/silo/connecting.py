@@ -54,11 +54,7 @@ class Trust:
     def look(self) -> str:
         """Check the server's certificate, if it is pinned or certificates are revoked.
 
-        Returns:
-            Reason to connect later; empty if there is none.
-
-        Raises:
-            LabelSkewError: this is the wrong server.
+        Returns the reason to connect later, if any; raises LabelSkewError for the wrong server.
         """
         if self.tls is None or (self.pin is None and not self._any_revoked):
             return ""
@@ -105,8 +101,6 @@ class SiloTransport(Transport):
     LEFT. :meth:`receive` raises LabelSkewError if another attempt would be useless.
 
     Args:
-        address: ``host:port`` of the server.
-        rank: number of the silo, from 1.
         tls: the silo's certificate; without it, the server must be on this machine.
         say: called in another thread with log lines.
         pin: called with the fingerprint of the server's certificate; raises if it is the wrong one.
@@ -211,11 +205,7 @@ class SiloTransport(Transport):
             self._ended.set()
 
     def _connect(self) -> tuple[bool, bool, str]:
-        """Run one connection; return whether it was accepted, whether a message arrived, and the reason of its end.
-
-        Raises:
-            LabelSkewError: another connection would fail in the same way.
-        """
+        """Run one connection; return whether it was accepted, whether a message arrived, and the reason of its end."""
         joined = heard = False
         known = self._trust.known
         outbox = streams.Outbox(self.audit, lambda: known)
@@ -315,11 +305,7 @@ class SiloTransport(Transport):
 
 
 def _shown(address: str, tls: Files) -> bytes:
-    """Fetch the server's certificate, as PEM.
-
-    Raises:
-        OSError: no server answers; ``ssl.SSLError``: another authority issued the certificate.
-    """
+    """Fetch the server's certificate, as PEM; OSError without a server, ``ssl.SSLError`` of another authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # gRPC checks it
     context.load_verify_locations(cadata=tls.ca.decode("ascii"))

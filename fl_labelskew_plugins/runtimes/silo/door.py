@@ -1,8 +1,6 @@
 """Limit the number and duration of connections without a stream at the server's port.
 
-gRPC has one limit for all connections, so idle ones could block the silos. A :class:`Door` shuts down accepted sockets
-without a stream: after a while, or earlier if they are many. It also counts connections that end without a stream, as
-gRPC does not report failed handshakes.
+gRPC has one limit for all connections, so idle ones could block the silos. It does not report failed handshakes.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ def places() -> int:
 
 
 class Door:
-    """Watches the connections at one port, in a thread of its own.
+    """Shuts down connections without a stream at one port: after a while, or earlier if they are many.
 
     Args:
         places: maximum connections of gRPC, see :func:`places`.

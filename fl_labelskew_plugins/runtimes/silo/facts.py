@@ -1,4 +1,4 @@
-"""Facts that silos send about their data, the server's census of them, and settings that both sides share."""
+"""Facts that silos send about their data, the server's census of them, and settings that all share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_CHANNELS = 2**15
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a silo reports about its data in its first message, apart from sums.
+    """A silo's first message.
 
     Args:
         samples: training samples; 0 if only secure aggregation sums them.
@@ -141,11 +141,7 @@ class SiloData:
 
 
 def load(recipe: Recipe, client: int) -> SiloData:
-    """Load the samples of silo ``client`` (from 0): its own data set or its part of the partition.
-
-    Raises:
-        LabelSkewError: loading fails, or the silo has no training samples.
-    """
+    """Load the samples of silo ``client`` (from 0); LabelSkewError if loading fails, or it has no training samples."""
     if recipe.own_data:
         if data_folder(recipe) is None:
             try:

@@ -33,10 +33,9 @@ class AnswersFile(BaseModel):
 
 
 class Guard:
-    """Enforces a policy in a running silo; ``file``: of the policy, ``folder``: of the silo.
+    """Enforces a policy in a running silo; LabelSkewError if the account cannot be read.
 
-    Raises:
-        LabelSkewError: the account cannot be read.
+    ``file``: of the policy, ``folder``: of the silo.
     """
 
     def __init__(self, policy: Policy, file: str, folder: Path) -> None:
@@ -124,11 +123,7 @@ class Guard:
 
 
 def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
-    """The guard of a silo by its rank from 1, if it has a policy.
-
-    Raises:
-        LabelSkewError: the silo has answered under a policy and now has none, or its account cannot be read.
-    """
+    """The guard of silo ``rank``, if it has a policy; LabelSkewError if it only had one, or has a damaged account."""
     if recipe.policy is not None:
         return Guard(recipe.policy, recipe.client_specific.data_silo_config[rank - 1], folder)
     if (folder / ACCOUNT).exists():

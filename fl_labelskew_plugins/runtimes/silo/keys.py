@@ -1,7 +1,6 @@
 """Files in a certificate folder, common names and ranks, private keys and their passphrase.
 
-Imports cryptography only when needed. Encrypted keys are PKCS#8 (AES-256, PBKDF2), compatible with OpenSSL. The
-passphrase is never on a command line or in a log.
+Imports cryptography only when needed. Encrypted keys are PKCS#8 (AES-256, PBKDF2), compatible with OpenSSL.
 """
 
 from __future__ import annotations
@@ -75,11 +74,7 @@ def paths(folder: Path) -> list[Path]:
 
 
 def named(folder: Path, names: Sequence[str]) -> list[str]:
-    """Check names of certificates, remove duplicates and expand :data:`ALL`.
-
-    Raises:
-        LabelSkewError: a certificate does not exist, or is that of the authority.
-    """
+    """Names of certificates without duplicates, with :data:`ALL` expanded; LabelSkewError for other names."""
     from fl_labelskew_plugins.recipe import mistakes
 
     known = [path.stem for path in paths(folder) if path.stem == "server" or rank_of(path.stem)]

@@ -91,7 +91,7 @@ class ServerTransport(Transport):
 
     Args:
         address: ``host:port`` to listen at; port 0 selects a free one.
-        silos: number of silos; ranks are 1 to ``silos``.
+        silos: number of silos.
         tls: the server's certificate; required unless the address is loopback.
         revoked: revoked certificates; their connections are refused or ended.
 

@@ -1,7 +1,7 @@
 """Membership: connected silos, silos that the server waits for, and silos that it skips.
 
 The server waits ``reconnect_s`` for a silo that lost its connection. It skips a silo that stays away longer or misses a
-deadline, until the silo sends something. A file in the run's folder lists the silos that the operator excludes.
+deadline, until the silo sends something. A file in the run's folder lists excluded silos.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Members:
     Attributes:
         present: connected clients.
         away: clients that are skipped until they send something.
-        turned: clients that were turned away, and the reasons.
+        turned: reasons by client that was turned away.
         round: the current round; -1 before the first and after the last one.
     """
 
@@ -242,10 +242,7 @@ class Members:
     def invite(self, round: int, sampled: list[int]) -> list[int]:
         """Wait for the quorum, and ``reconnect_s`` for lost silos; return the sampled clients that are connected.
 
-        Other clients replace excluded ones if possible.
-
-        Raises:
-            RunError: too few are connected.
+        Other clients replace excluded ones if possible. Raises RunError for too few clients.
         """
         seconds = self.comm.quorum_timeout_s
         until, patient, over = self.clock.now + seconds, self.clock.now + self.comm.reconnect_s, False
@@ -324,10 +321,7 @@ class Poll(Generic[Answer]):
     def take(self, refused: Callable[[int], bool] = lambda client: False) -> Iterator[int]:
         """Wait for the answers; yield the clients with an answer, ascending, once there are enough.
 
-        ``refused`` is called for each client before it is yielded, and returns whether to drop its answer.
-
-        Raises:
-            RunError: too few answers arrived in time.
+        ``refused``: returns whether to drop a client's answer. Raises RunError if too few answers arrive in time.
         """
         members, clients, answers = self._members, self.clients, self.answers
         clock, comm, where = members.clock, members.comm, members.where

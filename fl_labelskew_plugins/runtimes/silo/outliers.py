@@ -1,7 +1,6 @@
-"""Refuse uploads of extreme size: compare their norms with those of other silos and of the silo's own past.
+"""Refuse uploads of extreme size: a single finite upload of 3.4e38 would determine the mean of a round.
 
-A single finite upload of 3.4e38 would determine the mean of a round. An update may still be as large as ``ratio``
-medians in any direction.
+An update may still be as large as ``ratio`` medians in any direction.
 """
 
 from __future__ import annotations
@@ -26,14 +25,9 @@ ROUNDS = 10
 def norms(
     result: LocalResult, old: Weights, parameters: Collection[str], sends: Mapping[str, str], *, sends_change: bool
 ) -> dict[str, float]:
-    """L2 norms of an upload, without copying it.
+    """L2 norms of an upload of the same form as ``old``, without copying it.
 
-    Args:
-        result: the upload, of the same form as ``old``.
-        old: the model that the silo received.
-        parameters: names of the trained tensors.
-        sends: see ``Method.sends``; prototypes are sums over as many samples of each class as ``counts``, if sent.
-        sends_change: whether the upload contains changes of the parameters.
+    ``sends``: see ``Method.sends``; prototypes are sums over as many samples of each class as ``counts``, if sent.
 
     Returns:
         Norms of the parameters' change (``update``), of the other tensors' change (``buffers``), of all optimiser

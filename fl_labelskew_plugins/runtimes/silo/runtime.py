@@ -1,4 +1,4 @@
-"""Cross-silo runs (``backend: GRPC``): a server process, and one for each silo."""
+"""Cross-silo runs (``backend: GRPC``)."""
 
 from __future__ import annotations
 

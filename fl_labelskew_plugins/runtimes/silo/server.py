@@ -1,6 +1,6 @@
-"""The server of a cross-silo federation: its requests to silos, and the handling of their answers.
+"""The server of a cross-silo federation: its requests to silos, and the handling of their untrusted answers.
 
-Silo ``rank`` (from 1) is client ``rank - 1``. Messages from silos are not trusted.
+Silo ``rank`` (from 1) is client ``rank - 1``.
 """
 
 from __future__ import annotations
@@ -360,7 +360,6 @@ class SiloServer(Manager):
         resume: how to resume the run, for messages.
         seen: contents of the status file for each silo.
         exchanges: creates the exchanges of this server.
-        survey: whether only class counts are requested.
     """
 
     transport: ServerTransport
@@ -583,10 +582,10 @@ class SiloServer(Manager):
 def server_session(
     recipe: Recipe, test: Data | None, sizes: list[int], moments: Moments | None = None, *, exact: bool = False
 ) -> Session:
-    """The server's session, which contains no samples of clients.
+    """The server's session, without samples of clients.
 
-    ``test``: the server's own samples; ``moments``: mean and std of all silos' samples, if computed from the silos'
-    sums; ``exact``: whether the samples are uint8.
+    ``test``: the server's own samples; ``moments``: mean and std from the silos' sums, if any; ``exact``: whether the
+    samples are uint8.
     """
     data = test
     if data is None:

@@ -1,8 +1,7 @@
-"""Shared parts of both ends of a silo's gRPC stream: options, limits, and the encoding of messages.
+"""Shared parts of both ends of a silo's long-lived gRPC stream.
 
-The server listens (:mod:`.listening`); each silo connects with one long-lived stream (:mod:`.connecting`). Messages are
-cut into chunks, so that only the receiver's ``limits`` bound their size. They are checked before memory is allocated
-for them, and never unpickled.
+Messages are cut into chunks, so that only the receiver's ``limits`` bound their size. They are checked before memory is
+allocated for them, and never unpickled.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class CutShortError(WireError):
 class RefusedError(WireError):
     """A peer is refused; the text is a predicate, such as "sent ...".
 
-    The peer receives the gRPC status ``code``, which decides whether it reconnects.
+    The gRPC status ``code`` decides whether the peer reconnects.
     """
 
     def __init__(self, reason: str, code: str = "INVALID_ARGUMENT") -> None:

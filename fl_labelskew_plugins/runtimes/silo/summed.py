@@ -66,10 +66,7 @@ OPENED = "opened.json"
 
 
 class SummedOpening(Opening):
-    """The opening exchange as one sum of samples and of the method's opening; once per run.
-
-    A second sum with one more silo would reveal that silo's numbers.
-    """
+    """The opening exchange as one sum per run: a second one with one more silo would reveal that silo's numbers."""
 
     def __init__(self, server: SiloServer, sums: ServerSums) -> None:
         super().__init__(server)
@@ -381,7 +378,7 @@ class SummedAnswers(Answers):
         """Keep a private state for a first turn that fails; without one, later rounds would be faster.
 
         It is that of training from a fresh network with constant shared tensors, so that no value of the server can
-        make it fail or empty. Shared tensors of a wrong name or shape end the silo, independently of its data.
+        make it fail or empty.
         """
         trainer = self.silo.session.trainer
         if self._spare_state is not None or trainer.fresh is None:
@@ -488,7 +485,7 @@ class SummedAnswers(Answers):
     def _without_reason(self, error: Exception) -> Exception:
         """An error without a reason for the server; the silo stops taking part until a person agrees.
 
-        A server can send a model with which training fails only if a known sample is among the data.
+        See :meth:`.Answers.turn`.
         """
         self._account.fail()
         again = f"to take part again, remove {self._account.failed}, and restart this silo"

@@ -58,11 +58,7 @@ class SurveyExchange(SiloExchange):
         return {Kind.SURVEY: self._take}
 
     def survey(self, names: list[str]) -> Survey:
-        """Ask all connected silos; ``names``: those of the silos' own files, or empty.
-
-        Raises:
-            RunError: too few silos connected, or no silo sends counts.
-        """
+        """Ask all connected silos; ``names``: of the silos' files, or empty. RunError for too few silos."""
         server, members = self.server, self.server.members
         server.meet()
         members.begin(-1)

@@ -1,7 +1,4 @@
-"""Single-process rounds inside FedML: with our training, or with FedML's own trainers and corrections of their faults.
-
-The host is FedML.
-"""
+"""Single-process rounds inside FedML, the host: with our training, or with its own training and corrected faults."""
 
 from __future__ import annotations
 

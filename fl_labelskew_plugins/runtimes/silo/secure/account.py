@@ -3,8 +3,8 @@
 Two sums in which one silo answered different requests reveal the difference of its answers, so a silo answers one
 request per round. Without noise, two sums over sets that differ in one silo reveal that silo's vector, so a silo opens
 sums of a round only over one set, and adds the same vector to all of them. With noise, each attempt has its own and is
-charged to the ledger, so that any sums may be opened. Numbers of right answers change little between rounds, so all
-sums of them are over the silos of the opening.
+charged to the ledger, so that any sums may be opened. Numbers of right answers change little between rounds, so their
+sums are over all silos of the opening.
 """
 
 from __future__ import annotations
@@ -107,11 +107,8 @@ class Account:
         in this silo's answer, or contain only its change. If a silo trained again before its last sum is opened, the
         server could withhold the end of a sum from some silos, or test samples without opening a sum.
 
-        Args:
-            run: the run's name.
-            round: the requested round.
-            before: round of the private state from which the silo continues, or -1.
-            times: number of selections of the silo, including this round.
+        ``before``: round of the private state from which the silo continues, or -1; ``times``: number of selections of
+        the silo, including this round.
         """
         account = self._read()
         opened = {number for number in account.runs.get(run, {}) if number >= 0}
@@ -168,10 +165,9 @@ class Account:
         self._write(opened, f"{where(round)}: ", "answers")
 
     def count(self, run: str, samples: int) -> None:
-        """Record the number of all silos' training samples that the server reports.
+        """Record the number of all silos' training samples; LabelSkewError if it was another number before.
 
-        Raises:
-            LabelSkewError: it was another number before; a lower one would reveal this silo's number.
+        A lower one would reveal this silo's number.
         """
         opened = self._read()
         before = opened.samples.setdefault(run, samples)

@@ -35,7 +35,7 @@ class SiloSums:
 
     Args:
         vector: returns the ring of a round's sum, the silo's vector, and the digest of the request, or None.
-        noisy: adds noise to a vector before it is masked; None: no noise.
+        noisy: adds noise to a vector before it is masked.
         sizes: returns the numbers of silos for a round's sum.
     """
 

@@ -44,9 +44,7 @@ Content = tuple[dict[str, Any], dict[str, Tensor]]
 class ServerSums:
     """Runs the steps of secure sums with silos.
 
-    Args:
-        limits: maximum bytes of a message by kind; changed here.
-        sizes: returns the numbers of silos for a round's sum.
+    ``limits``: maximum bytes of a message by kind, changed here; ``sizes``: returns the numbers of silos for a round.
     """
 
     def __init__(

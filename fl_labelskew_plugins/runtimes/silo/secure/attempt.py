@@ -19,10 +19,7 @@ OPENING = -1
 
 
 class SecureError(RunError):
-    """A participant violated the protocol, or too few are left.
-
-    Other machines may receive ``text``, which contains no data, but not ``file``.
-    """
+    """A participant violated the protocol, or too few are left. Other machines receive ``text``, but not ``file``."""
 
     def __init__(self, text: str, file: Path | None = None) -> None:
         super().__init__(text if file is None else f"{text} ({file})")
@@ -49,7 +46,7 @@ class Attempt:
     Args:
         run: the run's name.
         round: from 0, or :data:`OPENING`, or :func:`number_of_test` a round.
-        number: of the attempt at this sum, from 0.
+        number: of the attempt, from 0.
         bits: of the ring; sums of narrow entries are modulo ``2 ** bits``.
         length: entries of a vector.
         sizes: from each silo's own recipe.

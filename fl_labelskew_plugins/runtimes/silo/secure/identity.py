@@ -24,10 +24,7 @@ MOST = 10_000
 
 @dataclass(frozen=True)
 class Advert:
-    """Public keys of a silo for one attempt: for sealed shares, for shared masks, and of the seed of its own mask.
-
-    ``certificate``: DER.
-    """
+    """Public keys of a silo for one attempt: for sealed shares, for shared masks, and of its own mask's seed."""
 
     share_key: bytes
     mask_key: bytes

@@ -16,11 +16,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.silo import agreement, checked, r
 
 
 class ServerRound:
-    """The server in one attempt.
-
-    Invalid answers raise :class:`.SecureError`. The result of a step ends the step, and raises SecureError if too few
-    silos are left.
-    """
+    """The server in one attempt. Invalid answers and too few silos raise :class:`.SecureError`."""
 
     def __init__(self, attempt: Attempt, authority: Authority) -> None:
         self.attempt, self._authority = attempt, authority

@@ -117,7 +117,7 @@ class Way:
 def checked(
     way: Way, text: bytes, key: EllipticCurvePrivateKey, dealer: Advert, at_least: int
 ) -> tuple[int, int] | None:
-    """Decrypt and verify a pair of shares; None if decryption fails or they do not match the commitments.
+    """Decrypt and verify a pair of shares; None if they are wrong.
 
     ``key``: the receiver's private key for shares; ``at_least``: number of commitments to each secret.
     """
