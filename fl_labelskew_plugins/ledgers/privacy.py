@@ -83,8 +83,8 @@ class Ledger:
     ) -> None:
         """Record an answer on disk before it is computed, unless it is recorded already.
 
-        ``noises``: of its parts; ``answer``: digest of all that it depends on; ``run``: for people; ``round``: from 0, or -1
-        before the first; ``client``: its number, if the file has several clients.
+        ``noises``: of its parts; ``answer``: digest of all that it depends on; ``run``: for people; ``round``: from 0,
+        or -1 before the first; ``client``: its number, if the file has several clients.
 
         Raises:
             SpentError: the answer would exceed the budget.
@@ -158,9 +158,8 @@ class Ledger:
             whole, newline, _ = read_bytes(self.file).rpartition(b"\n")
             lines = [LedgerEntry.model_validate_json(line) for line in whole.splitlines()]
         except (OSError, ValueError):
-            raise LabelSkewError(
-                f"{self.file}: is not a privacy ledger; restore the original file, or remove it to start a new one"
-            ) from None
+            use = "restore the original file, or remove it to start a new one"
+            raise LabelSkewError(f"{self.file}: is not a privacy ledger; {use}") from None
         self.entries, self._spent, self._answers = [], {}, set()
         for entry in lines:
             self._add(entry)

@@ -23,7 +23,6 @@ GRACE = 6.0
 """Seconds between asking a process to end and killing it."""
 
 Process = subprocess.Popen[str] | BaseProcess
-"""A process started by a command, or forked."""
 
 
 class ProcessPart(NamedTuple):

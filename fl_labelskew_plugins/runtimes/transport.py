@@ -50,9 +50,7 @@ class Kind(IntEnum):
     TEST = 9
     """Server to worker: test the global model on a part of the test set. Server to silo: on its own test part."""
     LOGITS = 10
-    """A worker's answer to TEST."""
     TESTED = 11
-    """A silo's answer to TEST."""
     SURVEY = 12
     """Server to silo: send your class counts. Silo to server: the counts, or a reason to send none."""
     # the steps of a secure sum, see .silo.secure.wire; a silo answers with the kind of the request
@@ -64,9 +62,7 @@ class Kind(IntEnum):
     CHECKED = 18
     """Follows SHARES."""
     JOINED = 100
-    """Local: a connection was established."""
     LEFT = 101
-    """Local: a connection was lost."""
     REFUSED = 102
     """Local: a peer's message was discarded unread; ``meta["reason"]`` is a sentence."""
 
@@ -205,13 +201,8 @@ def upload(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> LocalResul
     parts = {name: group(tensors, name) for name in ("model", "contribution", "state")}
     if sum(map(len, parts.values())) != len(tensors):
         raise RunError("tensors that are neither weights nor contributions")
-    return LocalResult(
-        parts["model"],
-        parts["contribution"],
-        parts["state"],
-        _loss_terms(meta.get("loss_terms")),
-        _personalised(meta.get("personalised")),
-    )
+    measures = _loss_terms(meta.get("loss_terms")), _personalised(meta.get("personalised"))
+    return LocalResult(parts["model"], parts["contribution"], parts["state"], *measures)
 
 
 def _loss_terms(value: Any) -> dict[str, float]:

@@ -37,7 +37,6 @@ MAX_DIMS = 16
 MAX_VALUES = 2**16
 """Values in ``meta``: parsing holds Python's lock, and a list takes 50 times the memory of its text."""
 MAX_TEXT = 500
-"""Characters of a text in ``meta``; see :func:`cleaned`."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -98,12 +97,7 @@ def plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def encode(
-    kind: int,
-    sender: int,
-    receiver: int,
-    round: int,
-    meta: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
+    kind: int, sender: int, receiver: int, round: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> list[bytes | memoryview]:
     """Encode a message in parts: header and JSON, then a view of each tensor's memory.
 

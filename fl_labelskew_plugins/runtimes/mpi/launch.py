@@ -42,7 +42,6 @@ and 9."""
 
 NODE_LOST = re.compile(rb"lost communication with a remote daemon.*?Remote daemon: \S+ on node (\S+)", re.DOTALL)
 STARTER_LOST = b"unable to reliably start one or more daemons"
-"""First output of mpirun when a node's ssh ends."""
 
 FIRST_TO_END = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+)|Process name: \[\[\d+,\d+\],(\d+)\]")
 """The rank that ended first."""
@@ -56,20 +55,15 @@ def check() -> str:
     # each of them would start an mpirun, all with the same folder
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1" and not any(rank in os.environ for rank, _ in RANKS):
-        raise LabelSkewError(
-            f"comm_args.backend: MPI: srun started {tasks} independent processes; use srun --mpi=pmix, or one task "
-            "that starts the others itself"
-        )
+        what = f"MPI: srun started {tasks} independent processes"
+        raise mistake("comm_args.backend", what, "srun --mpi=pmix, or one task that starts the others itself")
     mpirun = shutil.which("mpirun")
+    needs, install = "comm_args.backend: MPI needs", f"to install it: {OPEN_MPI}"
     if mpirun is None:
-        raise LabelSkewError(
-            f"comm_args.backend: MPI needs mpirun on PATH, which is missing; to install it: {OPEN_MPI}"
-        )
+        raise LabelSkewError(f"{needs} mpirun on PATH, which is missing; {install}")
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
     if "Open MPI" not in version:
-        raise LabelSkewError(
-            f"comm_args.backend: MPI needs Open MPI, and {mpirun} is another MPI; to install it: {OPEN_MPI}"
-        )
+        raise LabelSkewError(f"{needs} Open MPI, and {mpirun} is another MPI; {install}")
     return mpirun
 
 
@@ -106,7 +100,8 @@ def launch(
     """
     mpirun = check()
     sys.stdout.flush()
-    with tempfile.TemporaryDirectory(prefix="labelskew-", dir=_short_folder()) as folder:
+    short = None if len(tempfile.gettempdir()) < 70 else "/tmp"  # a socket's path has at most about 100 characters
+    with tempfile.TemporaryDirectory(prefix="labelskew-", dir=short) as folder:
         path = f"{folder}/socket"
         job = MPIJob(_mpirun(mpirun, processes, command, hostfile), _environment(path) | environment)
         with job, handled(*ENDING, handler=lambda signum, frame: job.interrupt()):
@@ -137,11 +132,6 @@ def _environment(path: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not (inner and k.startswith(("OMPI_", "PMIX_", "PMI_")))}
     # unlike the console script, `python -m` would import modules from the current folder
     return kept | {DOOR: path, "PYTHONSAFEPATH": "1"}
-
-
-def _short_folder() -> str | None:
-    """A folder for sockets, whose paths have at most about 100 characters."""
-    return None if len(tempfile.gettempdir()) < 70 else "/tmp"
 
 
 @dataclass

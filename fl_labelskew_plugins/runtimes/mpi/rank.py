@@ -100,9 +100,8 @@ def world() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise LabelSkewError(
-            f"comm_args.backend: MPI needs mpi4py: {reason}; to install it: {extras.install('mpi')}"
-        ) from None
+        install = extras.install("mpi")
+        raise LabelSkewError(f"comm_args.backend: MPI needs mpi4py: {reason}; to install it: {install}") from None
     place = mpi_rank()
     size = MPI.COMM_WORLD.Get_size()
     if place is not None and size != place[1]:

@@ -205,18 +205,13 @@ class MPIServer(Manager):
             self._waiting.remove(client)
             self._in_progress += 1
             model = self._unsent_model(worker)
-            self.send(
-                Kind.TRAIN,
-                worker,
-                round=round,
-                meta={
-                    "client": client,
-                    "times_selected": states.select(client),
-                    "personalised": self.record.personalised and self.record.tests(round),
-                    "news": bool(model),
-                },
-                tensors=model | joined(state=states.get(client)),
-            )
+            meta = {
+                "client": client,
+                "times_selected": states.select(client),
+                "personalised": self.record.personalised and self.record.tests(round),
+                "news": bool(model),
+            }
+            self.send(Kind.TRAIN, worker, round=round, meta=meta, tensors=model | joined(state=states.get(client)))
 
     def _uploaded(self, message: Message) -> None:
         self._largest = max(self._largest, num_bytes(message.tensors.values()))

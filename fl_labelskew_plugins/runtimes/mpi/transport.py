@@ -23,14 +23,12 @@ CHUNK = 2**30
 """Maximum bytes of one MPI message, as MPI counts them in 32 bits."""
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.0002, 0.002
-"""Shortest and longest seconds between two polls."""
 
 EAGER_S, BYTES_PER_S = 0.002, 2e8
 """After each message a process polls without sleep for this time, plus the message's duration at this rate: MPI may
 transfer a message in small pieces."""
 
 STOP_S = 5.0
-"""Maximum seconds to send the last messages."""
 
 
 @dataclass

@@ -42,7 +42,6 @@ DAMAGED = (
 )
 """Errors of damaged certificates and lists, and of those of another authority."""
 SHOWN = ("file", "who", "until", "revoked", "fingerprint", "hosts")
-"""Columns of :func:`show`."""
 
 
 def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files:
@@ -367,7 +366,7 @@ class Revocations:
         if self._serial in self._listed.entries:
             raise LabelSkewError(self._own_revoked)
         if self._listed.number:
-            self._report()
+            self._say(f"{self._listed} applies from now on")
 
     def save_copy(self) -> None:
         """Save a copy of the list, if its folder exists; later lists are copied when they are loaded."""
@@ -390,7 +389,7 @@ class Revocations:
             if newer.number != self._listed.number:
                 self._listed = newer
                 self.save_copy()
-                self._report()
+                self._say(f"{self._listed} applies from now on")
                 if self._serial in newer.entries:
                     self._warn(self._own_revoked)
             return self._listed
@@ -400,9 +399,6 @@ class Revocations:
         listed = self.look()
         serial = x509.load_pem_x509_certificate(pem).serial_number if listed.entries else 0
         return f"its certificate {keys.fingerprint(pem)} was {listed.entry(serial)}" if serial in listed.entries else ""
-
-    def _report(self) -> None:
-        self._say(f"{self._listed} applies from now on")
 
     def _newer(self, before: RevocationList) -> RevocationList:
         listed = revoked(self._path, self._authority)

@@ -56,10 +56,8 @@ class Answers:
     def __init__(self, silo: SiloClient) -> None:
         self.silo = silo
         self._noisy_weights = any(noise.claim for noise in leaving(silo.recipe, 1, 1).upload if noise.on == "weights")
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """Handlers by kind of message, in addition to the silo's own."""
-        return {Kind.SURVEY: self._survey}
+        self.handlers: Mapping[Kind, Callable[[Message], None]] = {Kind.SURVEY: self._survey}
+        """They replace the silo's own."""
 
     def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
         """Facts and tensors for HELLO."""
@@ -213,7 +211,6 @@ class SiloClient(Manager):
         self.client = rank - 1
         self.failure: LabelSkewError | None = None
         self.session: Session
-        """Of the last WELCOME."""
         self.about = about(recipe, data)
         self.run_name = ""
         """Empty before WELCOME."""
@@ -223,7 +220,6 @@ class SiloClient(Manager):
         self._normalisation: State = {}
         self._round = -1
         self.request = ""
-        """Digest of the request in progress."""
         self._postponed: Callable[[], object] | None = None
         """The last round's test, if the server must not learn how long it takes."""
         self.answers = answers(self)
@@ -233,7 +229,7 @@ class SiloClient(Manager):
             Kind.VERDICT: self._verdict,
             Kind.TEST: self._test,
             Kind.FINISH: self._finish,
-            **self.answers.handlers(),
+            **self.answers.handlers,
         }
         transport.hello = self._hello
         self.answers.charge_hello()

@@ -49,7 +49,6 @@ class Trust:
 
     def __post_init__(self) -> None:
         self.known: dict[str, Any] = {"rank": 0, "peer": self.address}
-        """The server in the audit log."""
 
     def look(self) -> str:
         """Check the server's certificate, if it is pinned or certificates are revoked.
@@ -187,7 +186,8 @@ class SiloTransport(Transport):
         jitter = secrets.SystemRandom()
         try:
             while not self._stopping.is_set():
-                self._wait_if_quiet()
+                if self.quiet:
+                    self._wait_for_handlers()
                 reason = self._trust.look()
                 joined, heard, reason = (False, False, reason) if reason else self._connect()
                 if joined:
@@ -227,7 +227,8 @@ class SiloTransport(Transport):
             hashing = streams.Hashing(call, wanted=self.audit.digests)
             while self._read(hashing):
                 heard = True
-                self._wait_if_quiet()
+                if self.quiet:
+                    self._wait_for_handlers()
             reason = "it has closed the connection"
         except self._grpc.RpcError as error:
             error.__traceback__ = None  # gRPC keeps its errors, and a traceback the buffer of an incomplete message
@@ -294,10 +295,6 @@ class SiloTransport(Transport):
         if header.length > self.limits[Kind(header.kind)]:
             self._wait_for_handlers()  # those of earlier messages, such as WELCOME, may raise the limit
         streams.bound(header, self.limits)
-
-    def _wait_if_quiet(self) -> None:
-        if self.quiet:
-            self._wait_for_handlers()
 
     def _wait_for_handlers(self) -> None:
         with self.arrived.all_tasks_done:

@@ -22,7 +22,6 @@ from fl_labelskew_plugins.recipe.addresses import of_peer, plain
 PLACES = 4096
 """Maximum connections, silos included. Without a stream: half of them, and a quarter from one address."""
 OTHER_FILES = 512
-"""Open files in addition to connections."""
 WAIT_S = 10.0
 """Seconds without a stream, TLS handshake included."""
 GRACE_S = 1.0
@@ -33,7 +32,6 @@ LOOK_S = 0.25
 TELL_S = 60.0
 
 Peer = tuple[str, int]
-"""Address and port."""
 
 
 @dataclass(frozen=True, order=True)

@@ -55,10 +55,6 @@ class Facts:
         """As JSON types."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if v not in (None, 0)}
 
-    def summed(self) -> Facts:
-        """Without the facts that secure aggregation sums."""
-        return replace(self, samples=0, counts=None)
-
 
 def digest(names: Sequence[str]) -> str | None:
     """Digest of class names, 32 hexadecimal digits; None if they are only numbers."""
@@ -368,7 +364,7 @@ class Census:
         summed: bool = False,
     ) -> None:
         self._recipe, self.sizes, self._warn = recipe, sizes, warn
-        self._form, self.class_names = form(recipe, test), server_classes(recipe, test)
+        (self._shape, self.num_classes), self.class_names = form(recipe, test), server_classes(recipe, test)
         self._classes = None if self.class_names is None else digest(self.class_names)
         self._facts: dict[int, Facts] = {}
         self._sums: dict[int, stats.MomentSums] = {}
@@ -377,12 +373,10 @@ class Census:
 
     def check(self, client: int, facts: Facts) -> None:
         """Raise RunError for data that do not fit; OtherClassesError for classes."""
-        shape, classes = self._form
+        shape, classes = self._shape, self.num_classes
         if (facts.input_shape, facts.num_classes) != (shape, classes):
-            raise RunError(
-                f"its samples have shape {facts.input_shape} and {facts.num_classes} classes, the federation's {shape} "
-                f"and {classes}; use matching data"
-            )
+            what = f"its samples have shape {facts.input_shape} and {facts.num_classes} classes"
+            raise RunError(f"{what}, the federation's {shape} and {classes}; use matching data")
         if self._classes is not None and facts.classes not in (None, self._classes):
             raise OtherClassesError("its class names or their order differ from the server's")
         others = [k for k, known in sorted(self._facts.items()) if None not in (known.classes, facts.classes)]
@@ -398,11 +392,6 @@ class Census:
             raise RunError("its class counts have changed; begin a new run")
         if self.samples is None and self.sizes[client] and self.sizes[client] != facts.samples:
             raise RunError(f"it had {self.sizes[client]} training samples when the run began, now {facts.samples}")
-
-    @property
-    def num_classes(self) -> int:
-        """``C``."""
-        return self._form[1]
 
     def add(self, client: int, facts: Facts, sums: stats.MomentSums | None = None) -> None:
         """Add a silo that passed :meth:`check`."""

@@ -91,10 +91,8 @@ class Guard:
         try:
             write_text(self.account, json.dumps({"policy": self.file, "runs": runs}, indent=1), durable=True)
         except OSError as error:
-            raise RunError(
-                f"{self.account}: cannot be written: {error.strerror}; without the account of its policy this silo "
-                "answers nothing"
-            ) from None
+            what = "without the account of its policy this silo answers nothing"
+            raise RunError(f"{self.account}: cannot be written: {error.strerror}; {what}") from None
 
     def leaving(self, names: Iterable[str], kinds: Mapping[str, str]) -> None:
         """Raise PolicyError unless the policy allows these tensors; ``kinds``: ``Method.sends``."""
@@ -116,10 +114,8 @@ class Guard:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError):
-            raise LabelSkewError(
-                f"{self.account}: is not a valid account of a silo's answers; restore the original file, or "
-                "remove it to begin a new one"
-            ) from None
+            use = "restore the original file, or remove it to begin a new one"
+            raise LabelSkewError(f"{self.account}: is not a valid account of a silo's answers; {use}") from None
 
 
 def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
@@ -127,10 +123,9 @@ def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
     if recipe.policy is not None:
         return Guard(recipe.policy, recipe.client_specific.data_silo_config[rank - 1], folder)
     if (folder / ACCOUNT).exists():
-        raise LabelSkewError(
-            f"{folder / ACCOUNT}: this silo has answered under a policy, but this recipe names no file with a policy; "
-            "name the silo's own file in client_specific_args.data_silo_config, or remove the account"
-        )
+        what = "this silo has answered under a policy, but this recipe names no file with a policy"
+        use = "name the silo's own file in client_specific_args.data_silo_config, or remove the account"
+        raise LabelSkewError(f"{folder / ACCOUNT}: {what}; {use}")
     return None
 
 

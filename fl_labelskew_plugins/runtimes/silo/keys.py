@@ -29,7 +29,6 @@ ALL = "all"
 OLD = "old"
 """Subfolder of renewed certificates."""
 REVOKED = "revoked.crl"
-"""The revocation list."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Passphrase:
     """The passphrase of all keys of a command, read once from :data:`VARIABLE` or the terminal."""
 
     def __init__(self) -> None:
-        self._source, self._value = "", b""
+        self.source, self._value = "", b""
 
     def get(self, path: Path, *, new: bool = False) -> bytes:
         """The passphrase of the key in ``path``, read when it is first needed; ``new``: it is typed twice.
@@ -117,7 +116,7 @@ class Passphrase:
         if not self._value:
             value = self._read(path, new=new)
             if not 0 < len(value) <= MAX_PASSPHRASE or b"\0" in value:
-                raise mistake(self._source, "invalid passphrase", f"1 to {MAX_PASSPHRASE} bytes without zeros")
+                raise mistake(self.source, "invalid passphrase", f"1 to {MAX_PASSPHRASE} bytes without zeros")
             self._value = value
         return self._value
 
@@ -125,17 +124,13 @@ class Passphrase:
         """Environment variables with the passphrase, if it was needed."""
         return {VARIABLE: os.fsdecode(self._value)} if self._value else {}
 
-    def wrong(self, path: Path) -> LabelSkewError:
-        """The error for a key that it does not decrypt."""
-        return LabelSkewError(f"{path}: the passphrase from {self._source} does not decrypt it, or it is damaged")
-
     def _read(self, path: Path, *, new: bool) -> bytes:
         if (value := os.environ.get(VARIABLE)) is not None:
-            self._source = VARIABLE
+            self.source = VARIABLE
             return os.fsencode(value)
         if not _terminal():
             raise LabelSkewError(f"{path}: needs a passphrase, and no terminal is available; set {VARIABLE}")
-        self._source = "the terminal"
+        self.source = "the terminal"
         try:
             value = getpass.getpass(f"{'new ' if new else ''}passphrase of {path}: ")
             if new and getpass.getpass("repeat it: ") != value:
@@ -155,9 +150,10 @@ def load(path: Path, content: bytes, passphrase: Passphrase) -> PrivateKeyTypes:
     try:
         return serialization.load_pem_private_key(content, secret)
     except (ValueError, TypeError, UnsupportedAlgorithm):
+        what = "is not a private key from `labelskew certs new`"
         if locked:
-            raise passphrase.wrong(path) from None
-        raise LabelSkewError(f"{path}: is not a private key from `labelskew certs new`") from None
+            what = f"the passphrase from {passphrase.source} does not decrypt it, or it is damaged"
+        raise LabelSkewError(f"{path}: {what}") from None
 
 
 def encrypted(content: bytes) -> bool:

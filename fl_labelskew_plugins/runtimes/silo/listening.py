@@ -62,9 +62,7 @@ class _Connection:
         self.context = context
         self.rank = rank
         self.certificate = b"".join(context.auth_context().get("x509_pem_cert", ()))
-        """PEM; empty without TLS."""
         self.known = {"peer": addresses.join(*addresses.of_peer(context.peer()))}
-        """Facts for the audit log."""
         if self.certificate:
             self.known["fingerprint"] = keys.fingerprint(self.certificate)
         self.outbox = streams.Outbox(audit, lambda: {"rank": self.rank, **self.known})
@@ -128,12 +126,10 @@ class ServerTransport(Transport):
         self._present: dict[int, _Connection] = {}
         self._open: dict[int, _Connection] = {}
         self._shown: dict[int, bytes] = {}
-        """The last certificate of each silo."""
         places = door.places()
         self._door = Door(places, self._turned_out, tls=tls is not None)
         self._server = _server(self._stream, silos, places)
         self.address = _listen(self._server, host, port, tls, self._door.knock)
-        """The address in use."""
         self._server.start()
         self._door.open(addresses.split(self.address)[1])
 
@@ -216,9 +212,8 @@ class ServerTransport(Transport):
         if refusal:
             self._refuse(connection, refusal, "PERMISSION_DENIED")
         else:
-            threading.Thread(
-                target=self._read_all, args=(connection, requests), name="silo-reader", daemon=True
-            ).start()
+            arguments = connection, requests
+            threading.Thread(target=self._read_all, args=arguments, name="silo-reader", daemon=True).start()
         yield from connection.outbox.chunks()
 
     def _read_all(self, connection: _Connection, requests: Iterator[bytes]) -> None:
@@ -395,8 +390,6 @@ def _listen(server: Any, host: str, port: int, tls: keys.Files | None, knock: Ca
         except OSError as error:
             why = (error.strerror or str(error)).lower()
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                use = (
-                    f"an address of this machine, such as comm_args.listen_address: 0.0.0.0:{port} if silos reach "
-                    "it through a router"
-                )
+                use = f"comm_args.listen_address: 0.0.0.0:{port} if silos reach it through a router"
+                use = f"an address of this machine, such as {use}"
         raise mistake(f"cannot listen at {address}", why, use) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -285,6 +286,7 @@ class Members:
             )
 
 
+@dataclass
 class Poll(Generic[Answer]):
     """A request to clients, and their answers.
 
@@ -294,25 +296,18 @@ class Poll(Generic[Answer]):
         answers: by client, filled by the caller as they arrive.
         least: minimum number of answers; default: the quorum.
         deadline: in the clock's seconds; default: :meth:`.Members.deadline`.
+        settled: clients with an answer that was taken or refused, or came too late.
+        held: clients with an answer that waits for a comparison with all others.
     """
 
-    def __init__(
-        self,
-        members: Members,
-        clients: Sequence[int],
-        name: str,
-        answers: dict[int, Answer],
-        *,
-        least: int | None = None,
-        deadline: float | None = None,
-    ) -> None:
-        self._deadline = deadline
-        self._members, self.clients, self._name, self.answers = members, clients, name, answers
-        self._least = members.quorum if least is None else least
-        self.settled: set[int] = set()
-        """Clients whose answers were taken or refused, or came too late."""
-        self.held: set[int] = set()
-        """Clients whose answers wait for a comparison with all others."""
+    members: Members
+    clients: Sequence[int]
+    name: str
+    answers: dict[int, Answer]
+    least: int | None = None
+    deadline: float | None = None
+    settled: set[int] = field(default_factory=set)
+    held: set[int] = field(default_factory=set)
 
     def awaits(self, client: int) -> bool:
         """Whether a client's answer is missing, and would be taken."""
@@ -323,14 +318,14 @@ class Poll(Generic[Answer]):
 
         ``refused``: returns whether to drop a client's answer. Raises RunError if too few answers arrive in time.
         """
-        members, clients, answers = self._members, self.clients, self.answers
+        members, clients, answers = self.members, self.clients, self.answers
         clock, comm, where = members.clock, members.comm, members.where
-        members.wanted = status.RUNNING, self._name, lambda: {*clients} - answers.keys() - self.settled
-        needed = min(self._least, len(clients))
-        if self._deadline is None:
+        members.wanted = status.RUNNING, self.name, lambda: {*clients} - answers.keys() - self.settled
+        needed = min(members.quorum if self.least is None else self.least, len(clients))
+        if self.deadline is None:
             deadline, late = members.deadline(), f"missed the deadline of {comm.round_deadline_s:g} s"
         else:
-            deadline, late = self._deadline, f"sent no {self._name} in time"
+            deadline, late = self.deadline, f"sent no {self.name} in time"
         quorum_begins = deadline
         while len(answers) < needed and any(map(self.awaits, clients)):
             # when no client can answer any more, quorum_timeout_s begins
@@ -339,11 +334,11 @@ class Poll(Generic[Answer]):
                 break
         if len(answers) < needed:
             raise RunError(
-                f"{where}: {len(answers)} of at least {needed} {self._name} arrived ({members.needs}, "
+                f"{where}: {len(answers)} of at least {needed} {self.name} arrived ({members.needs}, "
                 f"round_deadline_s, quorum_timeout_s); {members.resume}"
             )
         over, counted = False, 0
-        members.wanted = status.RUNNING, self._name, lambda: {*clients} - answers.keys() - self.settled - members.away
+        members.wanted = status.RUNNING, self.name, lambda: {*clients} - answers.keys() - self.settled - members.away
         for client in clients:
             while waiting := self._waiting(clients if client in self.held else [client]):
                 if over:
@@ -358,13 +353,13 @@ class Poll(Generic[Answer]):
         members.tell(now=True)
         if counted < needed:
             raise RunError(
-                f"{where}: {counted} of at least {needed} {self._name} remain after refusals "
+                f"{where}: {counted} of at least {needed} {self.name} remain after refusals "
                 f"({members.needs}, max_update_ratio); {members.resume}"
             )
 
     def _waiting(self, clients: Sequence[int]) -> list[int]:
         """Clients with an answer that may still arrive."""
-        return [client for client in clients if self.awaits(client) and self._members.awaited(client)]
+        return [client for client in clients if self.awaits(client) and self.members.awaited(client)]
 
 
 def excluded(folder: Path) -> set[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from statistics import median, median_high
 
 import torch
@@ -79,6 +80,7 @@ def _distance(value: Tensor, old: Tensor | None) -> float:
     return norm if math.isfinite(norm) else float(torch.linalg.vector_norm(value.double() - before.double()))
 
 
+@dataclass
 class Judge:
     """Decides which uploads of a round are accepted, independently of their order.
 
@@ -92,10 +94,10 @@ class Judge:
         past: norms of accepted uploads, updated in place.
     """
 
-    def __init__(self, ratio: float | None, past: Norms) -> None:
-        self.ratio, self.past = ratio, past
-        self._round = -1
-        self._now: dict[int, dict[str, float]] = {}
+    ratio: float | None
+    past: Norms
+    _round: int = -1
+    _now: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def begin(self, round: int) -> None:
         """Begin a round; drop the norms of this and later rounds, from an interrupted process."""

@@ -56,16 +56,13 @@ class SiloExchange:
 
     def __init__(self, server: SiloServer) -> None:
         self.server = server
+        self.handlers: Mapping[Kind, Callable[[Message], None]] = {}
 
     @property
     def rounds(self) -> Rounds:
         """The rounds of a training server."""
         assert self.server.rounds is not None
         return self.server.rounds
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """Handlers by kind of message."""
-        return {}
 
     def begin(self) -> None:
         """Prepare for the first round."""
@@ -81,10 +78,7 @@ class Opening(SiloExchange):
         super().__init__(server)
         self._sent: dict[int, Contribution] = {}
         self._poll = Poll(server.members, [], "openings", self._sent)
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """The handler of openings."""
-        return {Kind.OPENING: self._take}
+        self.handlers = {Kind.OPENING: self._take}
 
     @property
     def wanted(self) -> bool:
@@ -154,10 +148,7 @@ class Uploads(SiloExchange):
         self.close()
         self._taken: dict[int, int] = {}
         self._comm, self._heavy = server.recipe.comm, set[tuple[int, int]]()
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """The handler of uploads."""
-        return {Kind.UPLOAD: self._received}
+        self.handlers = {Kind.UPLOAD: self._received}
 
     def returned(self, client: int, message: Message, *, same_process: bool) -> None:
         """Repeat the request, unless the silo still works on it."""
@@ -281,10 +272,7 @@ class ClientTests(SiloExchange):
         self._poll: Poll[dict[str, float]]
         self._model: State
         self._close()
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """The handler of answers."""
-        return {Kind.TESTED: self._take}
+        self.handlers = {Kind.TESTED: self._take}
 
     def returned(self, client: int, message: Message, *, same_process: bool) -> None:
         """Repeat the request."""
@@ -387,7 +375,6 @@ class SiloServer(Manager):
         self.rounds: Rounds | None = None
         self.sizes = [0] * self.num_silos if checkpoint is None else list(checkpoint.sizes)
         self.failed: dict[int, str] = {}
-        """Silos' reasons to stop, by client."""
         self.flood = Flood(self.say)
         self._expected = {client for client in range(self.num_silos) if checkpoint is None or self.sizes[client]}
         self._over = checkpoint is not None and checkpoint.round == recipe.train.comm_round
@@ -405,7 +392,7 @@ class SiloServer(Manager):
             Kind.REFUSED: self._refused,
         }
         for exchange in self.exchanges:
-            self.handlers |= exchange.handlers()
+            self.handlers |= exchange.handlers
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
         """Handle a message; of a silo that was turned away, only HELLO and the end of its connection."""
@@ -494,8 +481,6 @@ class SiloServer(Manager):
             pass
         members.tell(now=True)
 
-    # -- messages to silos
-
     def welcome(self, client: int) -> None:
         """Send WELCOME to a silo, or turn it away if it comes too late."""
         assert self.rounds is not None
@@ -522,8 +507,6 @@ class SiloServer(Manager):
     def tell(self, client: int, event: str, say: Callable[[str], None] | None = None, most: int = 1) -> None:
         """Print at most ``most`` lines of this kind about a silo per minute."""
         self.flood.tell(f"silo {client + 1}", event, most=most, say=say)
-
-    # -- messages from silos
 
     def _hello(self, message: Message) -> None:
         client, meta = message.sender - 1, message.meta

@@ -81,11 +81,6 @@ def checked(address: str, tls: keys.Files | None) -> tuple[str, int]:
     return host, port
 
 
-def encoded(msg: Message) -> list[bytes | memoryview]:
-    """A message in parts."""
-    return wire.encode(int(msg.kind), msg.sender, msg.receiver, msg.round, msg.meta, msg.tensors)
-
-
 def decoded(header: Header, payload: wire.Buffer) -> Message:
     """A message with clean texts."""
     meta, tensors = wire.decode(payload)
@@ -209,7 +204,8 @@ class Outbox:
         """Queue a message; False if the queue is full."""
         if self._queue.qsize() >= QUEUED:
             return False
-        self._queue.put((encoded(msg), reason(msg)))
+        parts = wire.encode(int(msg.kind), msg.sender, msg.receiver, msg.round, msg.meta, msg.tensors)
+        self._queue.put((parts, reason(msg)))
         return True
 
     def close(self, *, flush: bool) -> None:

@@ -71,10 +71,7 @@ class SummedOpening(Opening):
     def __init__(self, server: SiloServer, sums: ServerSums) -> None:
         super().__init__(server)
         self._sums, self._file = sums, server.folder.path / OPENED
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """No silo sends its own opening."""
-        return {}
+        self.handlers = {}
 
     @property
     def content(self) -> dict[str, Any]:
@@ -149,10 +146,7 @@ class SummedUploads(Uploads):
         super().__init__(server)
         self._sums = sums
         self._ready: dict[int, LocalResult] = {}
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """The steps of a secure sum, too."""
-        return {**super().handlers(), **dict.fromkeys(wire.STEPS, self._take_step)}
+        self.handlers = {**self.handlers, **dict.fromkeys(wire.STEPS, self._take_step)}
 
     def total(self, round: int, clients: Sequence[int]) -> tuple[list[int], Vector]:
         """Ask silos to train; return the clients in the sum, and the sum; RunError for too few."""
@@ -294,15 +288,12 @@ class SummedAnswers(Answers):
             silo.transport.audit,
             sizes=sizes(recipe),
         )
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """The steps of a secure sum, too."""
-        return {**super().handlers(), **dict.fromkeys(wire.STEPS, self._take_step)}
+        self.handlers = {**self.handlers, **dict.fromkeys(wire.STEPS, self._take_step)}
 
     def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
         """The facts that are not part of a sum."""
         facts, tensors = super().hello()
-        return facts.summed(), tensors
+        return replace(facts, samples=0, counts=None), tensors
 
     def join(self, run: str) -> None:
         """Raise LabelSkewError if this silo answers another run."""

@@ -7,7 +7,7 @@ A silo answers only if its own command has ``--survey`` and its policy allows it
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.methods.fedshift import noisy_counts
 from fl_labelskew_plugins.recipe.privacy import count_noise, on_counts
-from fl_labelskew_plugins.runtimes.silo.client import Answers
+from fl_labelskew_plugins.runtimes.silo.client import Answers, SiloClient
 from fl_labelskew_plugins.runtimes.silo.facts import Facts
 from fl_labelskew_plugins.runtimes.silo.guard import PolicyError
 from fl_labelskew_plugins.runtimes.silo.members import Poll
@@ -52,10 +52,7 @@ class SurveyExchange(SiloExchange):
         self._refusals: dict[int, str] = {}
         server.members.opening = "survey"
         self._poll: Poll[ClassCounts] = Poll(server.members, [], "class counts", self._answers)
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """The handler of answers."""
-        return {Kind.SURVEY: self._take}
+        self.handlers = {Kind.SURVEY: self._take}
 
     def survey(self, names: list[str]) -> Survey:
         """Ask all connected silos; ``names``: of the silos' files, or empty. RunError for too few silos."""
@@ -131,9 +128,9 @@ class SurveyExchange(SiloExchange):
 class SurveyAnswers(Answers):
     """Answers of a silo that was started with ``--survey``."""
 
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """Handlers of a survey, and of a server that wants to train."""
-        return {Kind.WELCOME: self._welcome, Kind.SURVEY: self._answer}
+    def __init__(self, silo: SiloClient) -> None:
+        super().__init__(silo)
+        self.handlers = {Kind.WELCOME: self._welcome, Kind.SURVEY: self._answer}
 
     def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
         """The part of HELLO that a survey needs."""

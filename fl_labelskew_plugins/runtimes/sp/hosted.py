@@ -61,11 +61,9 @@ class Hosted:
     """Our additions to each of the host's trainers."""
 
     clients: Sequence[int] = ()
-    """The round's clients."""
     absent: int = 0
     """Samples of clients outside the round, if the method weighs by all clients' samples."""
     old: Weights
-    """The round's initial weights."""
 
     def client_sampling(self, *_: Any) -> Sequence[int]:
         """The round's clients."""
@@ -141,7 +139,6 @@ HOSTED: dict[str, Any] = {
     "FedOpt": HostedFedOpt,
     "FedNova": HostedFedNova,
 }
-"""The host's trainers by optimiser."""
 
 
 class HostedFederation(Simulation):

@@ -189,7 +189,5 @@ class Account:
         except FileNotFoundError:
             return Opened(runs={})
         except (OSError, ValueError):
-            raise LabelSkewError(
-                f"{self.file}: is not a valid account of a silo's secure sums; restore the original file, or "
-                "remove it to begin a new one"
-            ) from None
+            use = "restore the original file, or remove it to begin a new one"
+            raise LabelSkewError(f"{self.file}: is not a valid account of a silo's secure sums; {use}") from None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, RunError
@@ -30,6 +31,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message
 
 
+@dataclass
 class SiloSums:
     """A silo's part in secure sums.
 
@@ -39,26 +41,19 @@ class SiloSums:
         sizes: returns the numbers of silos for a round's sum.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        identity: Identity,
-        authority: Authority,
-        account: Account,
-        vector: Callable[[int], tuple[Ring, Vector, str] | None],
-        noisy: Callable[[SiloRound, Vector], Vector] | None,
-        send: Callable[..., None],
-        warn: Callable[[str], None],
-        audit: Audit,
-        *,
-        sizes: Callable[[int], Sizes],
-    ) -> None:
-        self._rank, self._identity, self._authority, self._account = rank, identity, authority, account
-        self._vector, self._noisy, self._send, self._warn, self._audit = vector, noisy, send, warn, audit
-        self._sizes = sizes
-        self._round: SiloRound | None = None
-        self._answered: tuple[Any, ...] = ()
-        self._answer: dict[str, Any] = {}
+    rank: int
+    identity: Identity
+    authority: Authority
+    account: Account
+    vector: Callable[[int], tuple[Ring, Vector, str] | None]
+    noisy: Callable[[SiloRound, Vector], Vector] | None
+    send: Callable[..., None]
+    warn: Callable[[str], None]
+    audit: Audit
+    sizes: Callable[[int], Sizes]
+    _round: SiloRound | None = None
+    _answered: tuple[Any, ...] = ()
+    _answer: Mapping[str, Any] = field(default_factory=dict)
 
     def take(self, run: str, message: Message) -> None:
         """Answer a request; a repeated one gets the same answer. SecureError if it violates the protocol."""
@@ -70,23 +65,23 @@ class SiloSums:
             try:
                 tensors = self._tensors(run, message)
             except SecureError as error:
-                self._audit.note("sum", **about(run, round, number), why=str(error))
+                self.audit.note("sum", **about(run, round, number), why=str(error))
                 if not isinstance(error, SitsOutError):
                     raise
                 self._round = None
-                self._warn(str(error))
+                self.warn(str(error))
                 self._answer = {"meta": {"attempt": number, "reason": error.public}}
             except LabelSkewError:
                 raise
             except Exception as error:  # it may contain values of this silo
-                self._warn(str(invalid_message(round, "the server", error)))
+                self.warn(str(invalid_message(round, "the server", error)))
                 raise SecureError(f"{where(round)}: this silo received an invalid message from the server") from None
             else:
                 if tensors is None:
                     return
                 self._answer = {"meta": {"attempt": number}, "tensors": tensors}
             self._answered = step
-        self._send(kind, SERVER, round=round, **self._answer)
+        self.send(kind, SERVER, round=round, **self._answer)
 
     def end(self) -> None:
         """Forget all keys and masks after a round."""
@@ -95,21 +90,21 @@ class SiloSums:
     def _tensors(self, run: str, message: Message) -> dict[str, Tensor] | None:
         kind, round, number = message.kind, message.round, message.meta["attempt"]
         if kind == Kind.KEYS:
-            contribution = self._vector(round)
+            contribution = self.vector(round)
             if contribution is None:
                 raise SitsOutError(f"{where(round)}: this silo has nothing to send")
             ring, _, question = contribution
-            attempt = Attempt(run, round, number, ring.bits, ring.size, self._sizes(round), question, ring.wide)
-            parties = self._identity, self._authority, self._account
-            self._round = SiloRound(attempt, self._rank, *parties, noisy=self._noisy)
-            return wire.tensors({self._rank: self._round.advertise()})
+            attempt = Attempt(run, round, number, ring.bits, ring.size, self.sizes(round), question, ring.wide)
+            parties = self.identity, self.authority, self.account
+            self._round = SiloRound(attempt, self.rank, *parties, noisy=self.noisy)
+            return wire.tensors({self.rank: self._round.advertise()})
         part = self._round
         if part is None or (part.attempt.run, part.attempt.round, part.attempt.number) != (run, round, number):
             return None  # this process has no keys of that attempt
         attempt, tensors = part.attempt, message.tensors
         if kind == Kind.MASKED:
             sharing = wire.texts(tensors, attempt)
-            contribution = self._vector(round)
+            contribution = self.vector(round)
             if contribution is None or contribution[2] != attempt.question:
                 raise SitsOutError(f"{attempt.where}: this silo has nothing to send any more")
             return {wire.VECTOR: travelling(part.mask(contribution[1], sharing))}
@@ -119,14 +114,14 @@ class SiloSums:
             answer = {0: commitments, **sealed}
         elif kind == Kind.CHECKED:
             answer = part.check({dealer: (text[:SEALED], text[SEALED:]) for dealer, text in texts.items()})
-            if self._rank not in answer:
-                self._warn(f"{attempt.where}: the shares of {listed(answer)} do not match")
+            if self.rank not in answer:
+                self.warn(f"{attempt.where}: the shares of {listed(answer)} do not match")
         elif kind == Kind.THERE:
             ranks = message.meta["there"]
             if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
                 raise attempt.error(f"the server sent {clean(ranks)} instead of a list of silos")
-            answer = {self._rank: part.agree(ranks)}
+            answer = {self.rank: part.agree(ranks)}
         else:
             answer = part.reveal(texts)
-            self._audit.note("revealed", **about(run, round, number), silos=part.there, lost=part.lost)
+            self.audit.note("revealed", **about(run, round, number), silos=part.there, lost=part.lost)
         return wire.tensors(answer)

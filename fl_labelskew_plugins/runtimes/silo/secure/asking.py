@@ -38,7 +38,6 @@ SHARES = {kind: 5 if kind is Kind.MASKED else 1 for kind in wire.STEPS}
 FOR_VECTORS = 1 / 4
 """Minimum time for the vectors, as a share of ``round_deadline_s``."""
 Content = tuple[dict[str, Any], dict[str, Tensor]]
-"""Metadata and tensors of a request to a silo."""
 
 
 class ServerSums:

@@ -19,7 +19,6 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SitsOutEr
 from fl_labelskew_plugins.runtimes.silo.secure.masks import POINT, is_point
 
 MOST = 10_000
-"""Maximum bytes of an advertisement."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,6 @@ class Advert:
     def keys(self) -> bytes:
         """The signed bytes."""
         return b"".join(self.points)
-
-    def has_keys(self) -> bool:
-        """Whether the keys are three different finite points of the curve."""
-        return len(set(self.points)) == len(self.points) and all(map(is_point, self.points))
 
     @property
     def points(self) -> tuple[bytes, bytes, bytes]:
@@ -68,7 +63,7 @@ class Authority:
     def check(self, rank: int, advert: Advert, attempt: Attempt) -> None:
         """Raise SecureError unless a silo has signed these keys for this attempt."""
         certificate = self._certificate(rank, advert, attempt)
-        if not advert.has_keys():
+        if len(set(advert.points)) < 3 or not all(map(is_point, advert.points)):
             raise attempt.error(f"silo {rank} sent keys that are not three points of the curve")
         try:
             _verify(certificate, advert.signature, attempt.about("keys", rank) + advert.keys)

@@ -38,8 +38,6 @@ class ServerRound:
         self._revealed: dict[int, dict[int, int]] = {}
         self._total: Vector = np.zeros(attempt.length, unit(attempt.bits))
 
-    # -- answers of silos
-
     def advertised(self, rank: int, advert: bytes) -> None:
         """Step 0: take a silo's keys."""
         self._in_time(rank, self._roster)
@@ -104,8 +102,6 @@ class ServerRound:
         if given.keys() != set(self._sharing):
             raise self.attempt.error(f"silo {rank} revealed no share of {listed(set(self._sharing) - given.keys())}")
         self._revealed[rank] = {dealer: int.from_bytes(share, "big") for dealer, share in given.items()}
-
-    # -- requests to silos
 
     def roster(self) -> dict[int, bytes]:
         """End step 0; return all keys."""

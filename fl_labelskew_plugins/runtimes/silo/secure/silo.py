@@ -104,8 +104,11 @@ class SiloRound:
         seeds, of_seed = shares.dealt(self._seed, self._threshold, ranks, self._random)
         keys, of_key = shares.dealt(self._secret, self._threshold, ranks, self._random)
         self._commitments = shares.published(of_seed, of_key)
-        pairs = {rank: (seeds[rank], keys[rank]) for rank in ranks}  # with its own, because it also helps to open
-        return {rank: self._sealed(pair, rank) for rank, pair in pairs.items()}, self._commitments
+        sealed: dict[int, bytes] = {}
+        for rank in ranks:  # with its own, because it also helps to open the sum
+            way = Way(attempt, self.rank, rank, self.roster, self._commitments)
+            sealed[rank] = way.sealed((seeds[rank], keys[rank]), self._share_key, self._adverts[rank].share_key)
+        return sealed, self._commitments
 
     def check(self, dealt: Mapping[int, tuple[bytes, bytes]]) -> dict[int, bytes]:
         """Step 2: verify the shares for this silo.
@@ -195,7 +198,3 @@ class SiloRound:
         if len(ranks) < self._threshold:  # they may be lost, which is not a violation
             reason = f"{len(ranks)} silos {state}, but this silo requires at least {self._threshold}"
             raise SitsOutError(f"{self.attempt.where}: {reason}")
-
-    def _sealed(self, pair: tuple[int, int], rank: int) -> bytes:
-        way = Way(self.attempt, self.rank, rank, self.roster, self._commitments)
-        return way.sealed(pair, self._share_key, self._adverts[rank].share_key)
