@@ -113,7 +113,7 @@ class Ledger:
             self._total(noises, round, None)
 
     def _total(self, noises: Sequence[Noise], round: int, client: int | None) -> tuple[float, dict[Level, float]]:
-        """Delta, and epsilon with another answer; SpentError if it exceeds the budget."""
+        """Delta, and epsilon with another answer. Raises SpentError if it exceeds the budget."""
         delta = DELTA if self.budget is None else self.budget.delta
         spent = self._spent.get(client, Counter()) + Counter(noises)
         so_far = {level: epsilon(at(spent, level), delta) for level in LEVELS} if installed() else {}
@@ -224,7 +224,7 @@ class ClientAccounts:
                 self.ledger.spend(parts.once, "opening", run=self.run, client=client)
 
     def willing(self, round: int, clients: Iterable[int]) -> list[int]:
-        """Record the selected clients' answers; return the clients with enough budget, or RunError for too few."""
+        """Record the selected clients' answers; return the clients with enough budget. Raises RunError for too few."""
         willing, refusal = [], None
         for client in clients:
             try:
@@ -334,5 +334,5 @@ def installed() -> bool:
 
 
 def require(what: str) -> Any:
-    """Import dp-accounting; LabelSkewError if it is not installed."""
+    """Import dp-accounting. Raises LabelSkewError if it is not installed."""
     return extras.load("privacy", "dp_accounting", "dp_accounting.rdp", what=f"{what}:")

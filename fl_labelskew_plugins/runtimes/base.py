@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """One way to run a recipe; by default, everything in this process."""
+    """One way to run a recipe; by default, in this process."""
 
     roles: tuple[str, ...] = ()
     """Values of ``--role``; empty if a run cannot be started in parts."""

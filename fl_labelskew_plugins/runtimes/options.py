@@ -70,7 +70,7 @@ class RunOptions:
         return [sys.executable, "-m", "fl_labelskew_plugins.cli.main", *self._words(recipe, folder, resume), *more]
 
     def resume_command(self, folder: Path) -> str:
-        """The typed command, with ``--resume`` instead of ``--run-dir``; a silo's command stays the same."""
+        """The typed command, with ``--resume`` instead of ``--run-dir``, except for silos."""
         if self.survey:
             return "start the survey again"
         options = (("--role", self.role), ("--rank", self.rank), ("--server", self.server))
@@ -78,7 +78,7 @@ class RunOptions:
         return to_go_on([*self._words(self.recipe, folder, self.role != "client"), *more])
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Environment variables for the other processes of a run in ``folder``."""
+        """Environment variables for the other processes of a run."""
         variables = {GO_ON: self.resume_command(folder), log.FORM: log.form}
         return variables if self.pause is None else variables | {PAUSE: str(self.pause)}
 

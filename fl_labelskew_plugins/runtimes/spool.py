@@ -30,7 +30,7 @@ class Spool:
         return sum(list(self._held.values()))
 
     def buffer(self, size: int) -> bytearray | mmap.mmap:
-        """Allocate ``size`` writable bytes; OSError if the disk is full."""
+        """Allocate ``size`` writable bytes. Raises OSError if the disk is full."""
         if size == 0:
             return bytearray()
         with self._lock:

@@ -187,7 +187,7 @@ def upload_meta(result: LocalResult) -> dict[str, Any]:
 
 
 def measures(meta: Mapping[str, Any]) -> dict[str, float]:
-    """Parse a silo's result of TEST, which may be empty; RunError if a value is missing or out of range."""
+    """Parse a silo's result of TEST, which may be empty. Raises RunError if a value is out of range."""
     if not meta:
         return {}
     pair, balanced = _personalised(meta.get("accuracy")), meta.get("balanced_accuracy")
@@ -197,7 +197,7 @@ def measures(meta: Mapping[str, Any]) -> dict[str, float]:
 
 
 def upload(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> LocalResult:
-    """Parse an upload; RunError if it is malformed."""
+    """Parse an upload. Raises RunError if it is malformed."""
     parts = {name: group(tensors, name) for name in ("model", "contribution", "state")}
     if sum(map(len, parts.values())) != len(tensors):
         raise RunError("tensors that are neither weights nor contributions")

@@ -181,7 +181,7 @@ def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def cleaned(value: Any) -> Any:
-    """Make all texts in foreign JSON safe for a log line; WireError if it is nested too deeply."""
+    """Make all texts in foreign JSON safe for a log line. Raises WireError if it is nested too deeply."""
     if isinstance(value, str):
         return clean(value, MAX_TEXT)
     try:

@@ -51,7 +51,7 @@ MAX_OUTPUT = 2**16
 
 
 def check() -> str:
-    """The path of ``mpirun``; LabelSkewError if it is missing, or Slurm has started independent processes."""
+    """The path of ``mpirun``. Raises LabelSkewError if it is missing, or Slurm has started independent processes."""
     # each of them would start an mpirun, all with the same folder
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1" and not any(rank in os.environ for rank, _ in RANKS):
@@ -68,7 +68,7 @@ def check() -> str:
 
 
 def slots(hostfile: str) -> int:
-    """Number of slots in a hostfile; LabelSkewError if it is unreadable, or its first node is not this machine."""
+    """Number of slots in a hostfile. Raises LabelSkewError unless its first node is this machine."""
     try:
         text = read_text(hostfile)
     except (OSError, UnicodeDecodeError) as error:
@@ -187,7 +187,7 @@ class MPIJob:
         self._end()
 
     def watch(self) -> None:
-        """Print rank 0's output until mpirun and all ranks have ended."""
+        """Print rank 0's output until all processes have ended."""
         while True:
             over = self.process.poll() is not None
             ready = self._selector.select(0.1)
@@ -281,7 +281,7 @@ class MPIJob:
         self._ending = self._ending or time.monotonic()
 
     def _escalate(self, seconds: float) -> None:
-        """End the server first, which saves; then all processes; then kill those that remain."""
+        """End the server, which saves; then all processes; then kill the rest."""
         step = 3 if seconds > KILL_AFTER else 1 if 0 in self.open and seconds <= TERMINATE_AFTER else 2
         if step == self._steps:
             return

@@ -46,7 +46,7 @@ def greet(transport: MPITransport, result: Session | LabelSkewError) -> None:
 
 
 class Nodes:
-    """Waits for the facts of every worker; LabelSkewError if a worker failed or differs from the server."""
+    """Waits for the facts of every worker. Raises LabelSkewError if one failed or differs."""
 
     def __init__(self, transport: MPITransport, session: Session) -> None:
         self._ours, self._warned = facts(session), set[str]()

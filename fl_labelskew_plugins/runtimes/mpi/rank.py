@@ -94,7 +94,7 @@ def prepare() -> None:
 
 
 def world() -> Any:
-    """MPI's ``COMM_WORLD``; LabelSkewError if mpi4py cannot be loaded, or was built for another MPI."""
+    """MPI's ``COMM_WORLD``. Raises LabelSkewError if mpi4py is missing, or was built for another MPI."""
     prepare()
     try:
         from mpi4py import MPI

@@ -182,7 +182,6 @@ class MPIServer(Manager):
         return torch.cat([self._logits[worker].to(test.device) for worker in sorted(self._logits)]), test
 
     def _unsent_model(self, worker: int) -> dict[str, Tensor]:
-        """The global model, unless the worker has it."""
         server = self.rounds.server
         if self._model is not server.weights:  # no round changes them in place
             self._model = server.weights

@@ -101,7 +101,7 @@ class MPITransport(Transport):
             time.sleep(seconds)
 
     def _move(self) -> bool:
-        """Let MPI progress, and queue complete messages; return whether any were incoming."""
+        """Let MPI progress; return whether a message arrives."""
         self._outgoing = [sent for sent in self._outgoing if not self._done(sent)]
         status = self._mpi.Status()
         while self._comm.Iprobe(tag=HEADER, status=status):

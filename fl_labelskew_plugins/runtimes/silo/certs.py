@@ -70,7 +70,7 @@ def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files
 
 
 def show(folder: Path) -> tuple[list[list[str]], RevocationList, list[str]]:
-    """Rows with the columns :data:`SHOWN`, the revocation list, and warnings; LabelSkewError for unreadable files."""
+    """Rows with the columns :data:`SHOWN`, the revocation list, and warnings."""
     rows: list[list[str]] = []
     warnings: list[str] = []
     files = [(path, load_certificate(path, expired=True)) for path in keys.paths(folder)]
@@ -89,7 +89,7 @@ def show(folder: Path) -> tuple[list[list[str]], RevocationList, list[str]]:
 
 
 def load_authority(folder: Path, passphrase: Passphrase) -> Issued:
-    """Load the folder's authority; LabelSkewError for a missing, unreadable, expired or wrong file."""
+    """Load the folder's authority. Raises LabelSkewError for a missing, unreadable, expired or wrong file."""
     path = folder / "ca.key"
     if not path.exists():
         raise mistake(path, "does not exist", f"the machine on which {folder} was created")
@@ -101,7 +101,7 @@ def load_authority(folder: Path, passphrase: Passphrase) -> Issued:
 
 
 def load_certificate(path: Path, *, expired: bool = False) -> x509.Certificate:
-    """Load a certificate; LabelSkewError if it is missing, unreadable, or not valid now (except ``expired``)."""
+    """Load a certificate. Raises LabelSkewError if it is missing or damaged, or not valid now (except ``expired``)."""
     try:
         certificate = x509.load_pem_x509_certificate(content(path))
         _ = certificate.subject, certificate.extensions, certificate.public_key()  # parsed only here
@@ -210,7 +210,7 @@ def renew(
 
 
 def _issued(name: str, days: int, authority: Issued | None = None, hosts: Sequence[x509.GeneralName] = ()) -> Issued:
-    """Issue a certificate, valid no longer than ``authority``; without an authority, issue one."""
+    """Issue a certificate, valid no longer than ``authority``, or an authority."""
     key, ca = ec.generate_private_key(ec.SECP256R1()), authority is None
     now, subject = datetime.now(timezone.utc), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     until, issuer, signer = now + timedelta(days=days), subject, key
@@ -264,7 +264,7 @@ def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
 
 
 def _write(folder: Path, name: str, issued: Issued, secret: bytes) -> None:
-    """Write the key first, so that after an interruption no certificate lacks its key."""
+    """Write the key first, so that no certificate lacks its key."""
     certificate, key = issued
     keys.write(folder / f"{name}.key", keys.pem(key, secret), 0o600)
     keys.write(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644)
@@ -309,7 +309,7 @@ def revoke(folder: Path, names: Sequence[str]) -> tuple[RevocationList, int]:
 
 
 def revoked(path: Path, authority: x509.Certificate) -> RevocationList:
-    """Read a revocation list, empty without a file; LabelSkewError if it is damaged or of another authority."""
+    """Read a revocation list, empty without a file. Raises LabelSkewError if it is damaged or of another authority."""
     try:
         content = read_bytes(path)
     except FileNotFoundError:
@@ -395,7 +395,7 @@ class Revocations:
             return self._listed
 
     def barred(self, pem: bytes) -> str:
-        """Reason to reject a certificate of the authority; empty if it is valid."""
+        """Reason to reject a certificate, if any."""
         listed = self.look()
         serial = x509.load_pem_x509_certificate(pem).serial_number if listed.entries else 0
         return f"its certificate {keys.fingerprint(pem)} was {listed.entry(serial)}" if serial in listed.entries else ""

@@ -170,7 +170,7 @@ class Outcomes:
         return self._read().get(answer)
 
     def note(self, answer: str, *, trained: bool) -> None:
-        """Record the first outcome of an answer, before it is sent."""
+        """Record the first outcome of an answer."""
         outcomes = self._read()
         if answer in outcomes:
             return
@@ -240,7 +240,7 @@ class SiloClient(Manager):
         return Message(Kind.HELLO, self.rank, SERVER, meta=meta, tensors=tensors)
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """Handle a message; after an error, report to the server and stop."""
+        """Handle a message; after an error, report it and stop."""
         try:
             super().receive_message(msg_type, msg_params)
         except LabelSkewError as error:
@@ -438,7 +438,6 @@ class SiloClient(Manager):
         return True
 
     def _send_upload(self) -> None:
-        """Send the upload, if there is no verdict yet."""
         if self.upload is not None:
             self.answers.send(*self.upload)
 
@@ -491,14 +490,14 @@ class SiloClient(Manager):
 
 
 class OwnFolder(RunFolder):
-    """The folder of a run in a silo's folder, which a restarted silo finds by ``run``, 16 hexadecimal digits."""
+    """The folder of a run in a silo's folder, found by ``run``, 16 hexadecimal digits."""
 
     def __init__(self, folder: Path, name: str, run: str) -> None:
         earlier = sorted(folder.glob(f"*{run}"))
         super().__init__(earlier[0] if earlier else folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{run}")
 
     def trained(self, round: int, result: LocalResult, **sizes: int) -> None:
-        """Record training and the ``sizes`` of messages; drop the records of later rounds."""
+        """Record training and message ``sizes``; drop the records of later rounds."""
         line: dict[str, Any] = {"round": round, "loss_terms": result.loss_terms}
         if result.personalised is not None:
             line["personalised_accuracy"] = result.personalised[0] / result.personalised[1]
@@ -512,7 +511,7 @@ class OwnFolder(RunFolder):
         self.append(self.metrics, {**line, **measures})
 
     def finish(self, session: Session, **facts: Any) -> dict[str, Any]:
-        """Write ``summary.json``, which begins with ``facts``, and ``curves.png``; return the summary."""
+        """Write ``summary.json``, which begins with ``facts``, and ``curves.png``."""
         lines, file, recipe = read_lines(self.metrics), self.path / "curves.png", session.recipe
         result = summary(lines, recipe.validation.last_rounds)
         result["rounds"] = sum("loss_terms" in line for line in lines)  # in which this silo trained
@@ -529,7 +528,7 @@ def _limit(session: Session) -> int:
 
 
 def secret(folder: Path) -> int:
-    """The silo's secret seed of noise, created once: different noise on one update could be averaged out."""
+    """The silo's secret seed, created once: different noise on one update could be averaged out."""
     file = folder / "secret"
     folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():

@@ -253,7 +253,7 @@ class SiloTransport(Transport):
         return joined, heard, reason
 
     def _ending(self, call: Any, *, joined: bool) -> str:
-        """Reason of gRPC to end a connection; LabelSkewError if another one would fail in the same way."""
+        """Reason of gRPC to end a connection. Raises LabelSkewError if another one would fail, too."""
         code = call.code().name
         reason = (self._trust.doubt() if code == "CANCELLED" else "") or in_words(call.details())
         if not self._stopping.is_set() and (final := _hopeless(reason, code)):
@@ -302,7 +302,7 @@ class SiloTransport(Transport):
 
 
 def _shown(address: str, tls: Files) -> bytes:
-    """Fetch the server's certificate, as PEM; OSError without a server, ``ssl.SSLError`` of another authority."""
+    """The server's certificate, as PEM. Raises OSError, or ``ssl.SSLError`` for another authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # gRPC checks it
     context.load_verify_locations(cadata=tls.ca.decode("ascii"))

@@ -129,7 +129,6 @@ class Door:
         return sum(map(_shut_down, [*expired, *(s for s in excess if now - s.since >= GRACE_S)]))
 
     def _failed(self, now: float) -> int:
-        """Number of connections without a stream in time."""
         count = 0
         with self._lock:
             while self._handshakes and self._handshakes[0] < now - HANDSHAKE_S - LATE_S:
@@ -160,7 +159,7 @@ class Door:
 
 
 def _sockets() -> Iterator[tuple[int, int]]:
-    """Inode, which is never reused, and descriptor of this process's sockets."""
+    """Inode, which is never reused, and descriptor of each socket."""
     for name in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):  # closed in the meantime
             info = os.fstat(int(name))

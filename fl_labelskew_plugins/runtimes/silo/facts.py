@@ -78,7 +78,7 @@ def differing(local: Sequence[str], remote: Any, where: str) -> str:
 
 
 def facts(meta: Mapping[str, Any], *, summed: bool = False) -> Facts:
-    """Parse a silo's facts; ``summed``: without its samples; raises RunError if they are invalid."""
+    """Parse a silo's facts; ``summed``: without its samples. Raises RunError."""
     values: list[Any] = [meta.get(field.name) for field in fields(Facts)]
     samples, shape, classes, counts, names = values
     if summed and (samples, counts) != (None, None):
@@ -137,7 +137,7 @@ class SiloData:
 
 
 def load(recipe: Recipe, client: int) -> SiloData:
-    """Load the samples of silo ``client`` (from 0); LabelSkewError if loading fails, or it has no training samples."""
+    """Load the samples of silo ``client`` (from 0). Raises LabelSkewError if there are no training samples."""
     if recipe.own_data:
         if data_folder(recipe) is None:
             try:
@@ -164,7 +164,7 @@ def load(recipe: Recipe, client: int) -> SiloData:
 
 
 def test_data(recipe: Recipe) -> Data | None:
-    """The server's test samples, if any; LabelSkewError if loading fails."""
+    """The server's test samples, if any. Raises LabelSkewError if loading fails."""
     if not recipe.validation.server_test_data:
         return None
     folder, download = data_folder(recipe), recipe.data.download
@@ -184,7 +184,7 @@ def with_recipe_moments(recipe: Recipe, data: Data) -> Data:
 
 
 def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
-    """A silo's data with the server's mean and std; LabelSkewError if they do not fit."""
+    """A silo's data with the server's mean and std. Raises LabelSkewError if they do not fit."""
     channels = data.train.x.shape[1]
 
     def numbers(key: str, least: float) -> stats.Numbers:
@@ -199,7 +199,7 @@ def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
 
 
 def sums(tensors: Mapping[str, Tensor], facts: Facts) -> stats.MomentSums:
-    """Parse a silo's sums; RunError if they are malformed or impossible."""
+    """Parse a silo's sums. Raises RunError if they are malformed or impossible."""
     first, second = (tensors.get(name) for name in ("sum", "squares"))
     if first is None or second is None or len(tensors) != 2:
         use = "use the same recipe, without --survey"
@@ -275,7 +275,7 @@ def check_agreement(server: Any, recipe: Recipe) -> None:
 
 
 def number(meta: Mapping[str, Any], key: str, least: int, most: int, where: str) -> int:
-    """An integer from the server; LabelSkewError if it is not from ``least`` to ``most``."""
+    """An integer from the server. Raises LabelSkewError if it is not from ``least`` to ``most``."""
     value = meta.get(key)
     if type(value) is not int or not least <= value <= most:
         bounds = f"{least}" if least == most else f"a whole number from {least} to {most}"
@@ -292,7 +292,7 @@ def numbers(meta: Mapping[str, Any], key: str, least: int, most: int, where: str
 
 
 def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
-    """Parse the server's description of the run; LabelSkewError if it contradicts this silo's recipe or data."""
+    """Parse the server's federation. Raises LabelSkewError if it contradicts this silo's recipe or data."""
     where, train = "the server's federation", recipe.train
     if not isinstance(content, dict):
         raise LabelSkewError(f"{where} is {mistakes.show(content)}; expected here: a mapping of names to numbers")
@@ -319,7 +319,7 @@ def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
 
 
 def check_features(federation: Federation, model: Any) -> None:
-    """Raise LabelSkewError unless the silo's network has as many features as the server's."""
+    """Raise LabelSkewError if the server's network has another number of features."""
     features = model.classifier.in_features
     number({"num_features": federation.num_features}, "num_features", features, features, "the server's federation")
 
@@ -339,7 +339,7 @@ def form(recipe: Recipe, test: Data | None) -> tuple[tuple[int, ...], int]:
 
 
 def server_classes(recipe: Recipe, test: Data | None) -> list[str] | None:
-    """Class names in the server's test samples or the recipe; None if unknown."""
+    """Class names in the server's test samples or the recipe, if known."""
     names = getattr(recipe.dataset.params, "class_names", None) if test is None else test.class_names
     return None if names is None or numbered(names) else list(names)
 

@@ -24,7 +24,7 @@ class _Kind:
 
 
 class Flood:
-    """Logs lines about peers up to a limit. Lines that differ only in numbers are of one kind."""
+    """Limits log lines about peers. Lines that differ only in numbers are of one kind."""
 
     def __init__(self, say: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
         self._say, self._now = say, now

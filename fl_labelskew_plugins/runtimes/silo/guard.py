@@ -23,7 +23,7 @@ from fl_labelskew_plugins.tensors import State
 
 
 class PolicyError(RunError):
-    """The silo's policy does not allow a request, or a method's tensor."""
+    """The policy does not allow a request, or a method's tensor."""
 
 
 class AnswersFile(BaseModel):
@@ -108,7 +108,7 @@ class Guard:
         raise shareable(PolicyError(f"{self.file}: {refused}{more}"), refused)
 
     def _runs(self) -> dict[str, dict[str, list[str]]]:
-        """Read the answered requests; each time, because another process may have changed them."""
+        """Read the answered requests, because another process may have changed them."""
         try:
             return AnswersFile.model_validate_json(read_bytes(self.account)).runs
         except FileNotFoundError:
@@ -119,7 +119,7 @@ class Guard:
 
 
 def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
-    """The guard of silo ``rank``, if it has a policy; LabelSkewError if it only had one, or has a damaged account."""
+    """The guard of silo ``rank``, if any. Raises LabelSkewError if its policy or account is missing or damaged."""
     if recipe.policy is not None:
         return Guard(recipe.policy, recipe.client_specific.data_silo_config[rank - 1], folder)
     if (folder / ACCOUNT).exists():

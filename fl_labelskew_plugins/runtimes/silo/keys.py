@@ -33,7 +33,7 @@ REVOKED = "revoked.crl"
 
 @dataclass(frozen=True)
 class Files:
-    """A process's TLS files as PEM: its authority, its certificate and its decrypted key."""
+    """A process's authority, certificate and decrypted key, as PEM."""
 
     name: str
     ca: bytes
@@ -65,7 +65,7 @@ def fingerprint(pem: bytes) -> str:
 
 
 def paths(folder: Path) -> list[Path]:
-    """The folder's certificates by rank; LabelSkewError if there are none."""
+    """The folder's certificates by rank. Raises LabelSkewError if there are none."""
     found = sorted(folder.glob("*.pem"), key=lambda path: (rank_of(path.stem), path.stem))
     if not found:
         raise mistake(folder, "contains no certificate", "a folder from `labelskew certs new`")
@@ -73,7 +73,7 @@ def paths(folder: Path) -> list[Path]:
 
 
 def named(folder: Path, names: Sequence[str]) -> list[str]:
-    """Names of certificates without duplicates, with :data:`ALL` expanded; LabelSkewError for other names."""
+    """Certificates without duplicates, with :data:`ALL` expanded. Raises LabelSkewError for other names."""
     from fl_labelskew_plugins.recipe import mistakes
 
     known = [path.stem for path in paths(folder) if path.stem == "server" or rank_of(path.stem)]
@@ -87,7 +87,7 @@ def named(folder: Path, names: Sequence[str]) -> list[str]:
 
 
 def content(path: Path) -> bytes:
-    """Read a file in a certificate folder; LabelSkewError if it is missing or unreadable."""
+    """Read a file in a certificate folder. Raises LabelSkewError if it is missing or unreadable."""
     try:
         return read_bytes(path)
     except FileNotFoundError:
@@ -141,7 +141,7 @@ class Passphrase:
 
 
 def load(path: Path, content: bytes, passphrase: Passphrase) -> PrivateKeyTypes:
-    """Load a private key from PEM; LabelSkewError if it is not a key, or the passphrase is missing or wrong."""
+    """Load a private key from PEM. Raises LabelSkewError if it is not a key, or the passphrase is missing or wrong."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
@@ -187,7 +187,7 @@ def write(path: Path, content: bytes, mode: int) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path, more: str = "") -> Iterator[None]:
-    """Turn errors of writing to ``path`` into LabelSkewErrors, with ``more`` at their end."""
+    """Turn errors of writing to ``path`` into LabelSkewErrors that end with ``more``."""
     try:
         yield
     except OSError as error:

@@ -56,7 +56,7 @@ class Excluded:
         return f", excluded: {ranks} (labelskew silo include {self._folder} RANK)" if ranks else ""
 
     def read(self) -> bool:
-        """Read the file; return whether anything changed. An invalid file is reported once."""
+        """Read the file, and report an invalid one once; return whether anything changed."""
         try:
             ranks = excluded(self._folder)
         except LabelSkewError as error:
@@ -222,7 +222,7 @@ class Members:
         return self.clock.now - self._left_at[client] < self.reconnect_s
 
     def gather(self, expected: set[int]) -> None:
-        """Wait at most ``quorum_timeout_s`` for clients, except excluded ones; RunError for too few."""
+        """Wait at most ``quorum_timeout_s`` for clients, except excluded ones. Raises RunError for too few."""
         seconds = self.comm.quorum_timeout_s
         until = self.clock.now + seconds
         self.wanted = status.WAITING, "to connect", lambda: expected - self.excluded - self.present
@@ -358,12 +358,11 @@ class Poll(Generic[Answer]):
             )
 
     def _waiting(self, clients: Sequence[int]) -> list[int]:
-        """Clients with an answer that may still arrive."""
         return [client for client in clients if self.awaits(client) and self.members.awaited(client)]
 
 
 def excluded(folder: Path) -> set[int]:
-    """Ranks of excluded silos, from 1; LabelSkewError if their file cannot be read."""
+    """Ranks of excluded silos, from 1. Raises LabelSkewError if their file cannot be read."""
     file = folder / NAME
     try:
         return set(map(int, json.loads(read_text(file))))
@@ -391,7 +390,7 @@ def include(folder: Path, rank: int) -> set[int]:
 
 
 def _excluded_in_run(folder: Path, rank: int) -> set[int]:
-    """Ranks of a run's excluded silos; LabelSkewError if there is no silo ``rank``."""
+    """Ranks of a run's excluded silos. Raises LabelSkewError without a silo ``rank``."""
     run = RunFolder(folder)
     if not folder.is_dir():
         raise mistake(folder, "no such folder", "the folder of the server's run")

@@ -83,7 +83,7 @@ class CrossSilo(Runtime):
         return replace(session, counts=torch.stack(counts))
 
     def _offline_session(self, sizes: list[int]) -> Session:
-        """The server's session without silos; of a finished run, with its normalisation."""
+        """The server's session without silos."""
         test, moments = facts.test_data(self.recipe), self.folder.moments()
         return server_session(self.recipe, test, sizes, moments, exact=self.folder.exact())
 
@@ -98,7 +98,7 @@ class CrossSilo(Runtime):
         return self._server.gather()
 
     def survey(self) -> Survey:
-        """Ask the silos, and write the survey to the run's folder."""
+        """Write the survey to the run's folder."""
         server = self._listen(lambda server: [SurveyExchange(server)], survey=True)
         (exchange,) = server.exchanges
         assert isinstance(exchange, SurveyExchange)
@@ -199,7 +199,6 @@ class CrossSilo(Runtime):
         return keys.Passphrase()
 
     def _certificate(self, folder: str | None, name: str) -> tuple[keys.Files | None, Revocations | None]:
-        """Load the certificate of ``name`` and the revocation list, if any."""
         if folder is None:
             return None, None
         files = self._load_certificate(Path(folder), name)

@@ -96,8 +96,7 @@ class Opening(SiloExchange):
         if self.wanted and (again or not resumed):
             members.begin(-1)
             self._poll = Poll(members, sorted(present - excluded), "openings", self._sent)
-            for _ in self._poll.take():
-                pass
+            list(self._poll.take())
             self._share()
 
     def catch_up(self) -> None:
@@ -182,7 +181,7 @@ class Uploads(SiloExchange):
         self._judge = Judge(self._comm.max_update_ratio, self.rounds.record.norms)
 
     def of(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Ask silos to train; yield their uploads, ascending, once there is a quorum; RunError for too few."""
+        """Ask silos to train; yield their uploads, ascending, once there is a quorum. Raises RunError for too few."""
         members, record, server = self.server.members, self.rounds.record, self.rounds.server
         members.begin(round)
         self._poll = poll = Poll[LocalResult](members, clients, "uploads", {})
@@ -284,15 +283,14 @@ class ClientTests(SiloExchange):
         return self.rounds.of_clients(self.of(weights))
 
     def of(self, weights: Weights) -> list[dict[str, float]]:
-        """Test weights at all connected silos; return measures per silo, empty without an answer in time."""
+        """Test weights at all connected silos; return measures per silo, empty without an answer."""
         members = self.server.members
         self._model = plain(joined(model=weights))
         clients = sorted(members.present - members.away - members.excluded)
         self._poll = Poll(members, clients, "tests", {}, least=0)
         for client in clients:
             self.ask(client)
-        for _ in self._poll.take():
-            pass
+        list(self._poll.take())
         answers = self._poll.answers
         self._close()
         return [answers.get(client, {}) for client in range(self.server.num_silos)]
@@ -409,7 +407,7 @@ class SiloServer(Manager):
         return replace(session, counts=self.census.class_counts(session))
 
     def meet(self) -> Data | None:
-        """Wait for all silos; return the server's own test data, if any. RunError for too few."""
+        """Wait for all silos; return the server's test data, if any. Raises RunError for too few silos."""
         self.members.read_excluded()
         test = facts.test_data(self.recipe)
         self.census = Census(self.recipe, test, self.sizes, partial(self.tell, say=self.warn), summed=self._summed)
@@ -556,7 +554,6 @@ class SiloServer(Manager):
         self.flood.tell(peer, f"refused: {meta['reason']}", times=meta.get("times", 1), say=self.warn)
 
     def _recount(self) -> None:
-        """Omit the samples of excluded silos."""
         if self.rounds is not None:
             whole = self.rounds.session.federation
             self.rounds.server.federation = self.census.federation(whole, self.members.excluded)

@@ -69,7 +69,7 @@ def predicate(error: WireError) -> str:
 
 
 def checked(address: str, tls: keys.Files | None) -> tuple[str, int]:
-    """Host and port of an address; LabelSkewError if it is invalid, or not local and without certificates."""
+    """Host and port of an address. Raises LabelSkewError if it is invalid, or not local and without certificates."""
     try:
         host, port = addresses.split(address)
     except ValueError as error:

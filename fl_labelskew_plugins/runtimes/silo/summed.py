@@ -149,7 +149,7 @@ class SummedUploads(Uploads):
         self.handlers = {**self.handlers, **dict.fromkeys(wire.STEPS, self._take_step)}
 
     def total(self, round: int, clients: Sequence[int]) -> tuple[list[int], Vector]:
-        """Ask silos to train; return the clients in the sum, and the sum; RunError for too few."""
+        """Ask silos to train; return the clients in the sum, and the sum. Raises RunError for too few."""
         members, server = self.server.members, self.rounds.server
         members.begin(round)
         self._ready = {}
@@ -323,7 +323,7 @@ class SummedAnswers(Answers):
             silo.use(replace(session, federation=federation, trainer=replace(session.trainer, federation=federation)))
 
     def asked(self, session: Session, message: Message) -> None:
-        """Record the request; SecureError if it was another one before in this round."""
+        """Record the request. Raises SecureError if it was another one before in this round."""
         silo, meta, round = self.silo, message.meta, message.round
         if not session.federation.num_samples:
             raise shareable(RunError("the server asks for training before the samples of all silos are summed"))
@@ -423,7 +423,7 @@ class SummedAnswers(Answers):
         return True
 
     def _ask_test(self, session: Session, message: Message) -> str:
-        """Record the request of a test; SecureError if it was another one before in this round."""
+        """Record the request of a test. Raises SecureError if it was another one before in this round."""
         question = common_question(session.federation, message.round, message.tensors)
         self._account.ask(self.silo.run_name, number_of_test(message.round), question)
         return question
@@ -463,7 +463,7 @@ class SummedAnswers(Answers):
         return sums.round, arrived(upload[1].upload[VECTOR]), self._question
 
     def _noisy(self, part: SiloRound, vector: Vector) -> Vector:
-        """Add this attempt's noise to a vector, and charge the ledger; raises SpentError."""
+        """Add this attempt's noise to a vector, and charge the ledger."""
         silo, round = self.silo, part.attempt.round
         request = part.roster.hex()
         if silo.guard is not None:

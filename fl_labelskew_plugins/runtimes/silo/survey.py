@@ -55,14 +55,13 @@ class SurveyExchange(SiloExchange):
         self.handlers = {Kind.SURVEY: self._take}
 
     def survey(self, names: list[str]) -> Survey:
-        """Ask all connected silos; ``names``: of the silos' files, or empty. RunError for too few silos."""
+        """Ask all connected silos; ``names``: of the silos' files, or empty. Raises RunError for too few silos."""
         server, members = self.server, self.server.members
         server.meet()
         members.begin(-1)
         self._poll = Poll(members, sorted(members.present - members.excluded), "class counts", self._answers)
         try:
-            for _ in self._poll.take():
-                pass
+            list(self._poll.take())
             server.dismiss(lambda client: {"meta": {"done": True}})
         finally:
             server.flood.close()

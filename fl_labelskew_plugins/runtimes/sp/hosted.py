@@ -127,7 +127,7 @@ class HostedFedNova(Hosted, FedNovaTrainer):  # type: ignore[misc]
     """The host's FedNova, with the method's weights."""
 
     def aggregate(self, params: Any, norm_grads: Any, tau_effs: Any, tau_eff: Any = 0) -> Any:
-        """The host's mean, with the old model for clients outside the round."""
+        """See :class:`Hosted`."""
         present = sum(self.train_data_local_num_dict[client] for client in self.clients)
         share = present / (present + self.absent)
         return super().aggregate(params, norm_grads, tau_effs, share * sum(tau_effs))
@@ -191,7 +191,7 @@ class HostedFederation(Simulation):
         yield from self.results
 
     def run_turn(self, client: int, train: Callable[[], Any], network: nn.Module) -> Any:
-        """Train a client's ``network`` with the host; return the upload of the host's client."""
+        """Train a client's ``network``; return the upload of the host's client."""
         local, record, round = self.session.trainer, self.record, self.round_number
         record.progress.client(round, len(self.results) + 1, len(self.host.clients), local.names.get(client, ""))
         turn = Turn(local, client, round, shared=self.server.shared, times_selected=record.states.select(client))
@@ -267,7 +267,7 @@ class HostedServer(Server):
 
 
 class HostedTurn:
-    """A client's view of the network in the host's training, and its batches of the round."""
+    """A client's view of the network, and its batches of the round."""
 
     def __init__(self, inner: Turn, network: nn.Module, epochs: int) -> None:
         self.inner, self.view = inner, replace(inner.view, model=network)

@@ -71,7 +71,7 @@ class Account:
             raise SitsOutError(f"{attempt.where}: {what}; the two sums would differ by single uploads", self.file)
 
     def open(self, attempt: Attempt, there: list[int]) -> None:
-        """Record that this round's sum is opened; on disk when this returns."""
+        """Record that this round's sum is opened."""
         opened = self._read()
         opened.runs.setdefault(attempt.run, {})[attempt.round] = there
         self._write(opened, f"{attempt.where}: ", "opens")
@@ -127,7 +127,7 @@ class Account:
             raise SecureError(f"round {round + 1}: {what}; {here}", self.file)
 
     def join(self, run: str) -> None:
-        """Record the run that this silo answers until :meth:`leave`; LabelSkewError for another run."""
+        """Record the run that this silo answers until :meth:`leave`. Raises LabelSkewError for another run."""
         before = read_text(self.joined, "replace").strip() if self.joined.exists() else run
         if before != run:
             what = "the server begins another run, and could compare its sums with those of a run that has not ended"
@@ -153,7 +153,7 @@ class Account:
         return self._read().questions.get(run, {}).get(round, "")
 
     def ask(self, run: str, round: int, question: str) -> None:
-        """Record the request of a round, before the answer; SecureError if it was another one before."""
+        """Record a round's request before the answer. Raises SecureError if it was another one before."""
         opened = self._read()
         before = opened.questions.setdefault(run, {}).get(round)
         if before == question:

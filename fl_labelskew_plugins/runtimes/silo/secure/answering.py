@@ -56,7 +56,7 @@ class SiloSums:
     _answer: Mapping[str, Any] = field(default_factory=dict)
 
     def take(self, run: str, message: Message) -> None:
-        """Answer a request; a repeated one gets the same answer. SecureError if it violates the protocol."""
+        """Answer a request; a repeated one gets the same answer. Raises SecureError if it violates the protocol."""
         kind, round, number = message.kind, message.round, message.meta["attempt"]
         if type(number) is not int:
             raise RunError("the number of the server's attempt is not an integer")

@@ -193,8 +193,7 @@ class ServerSums:
         self._poll = Poll(members, clients, wire.STEPS[kind], answers, least=0, deadline=deadline)
         for client in clients:
             self._ask(client)
-        for _ in self._poll.take():
-            pass
+        list(self._poll.take())
         silent = set(clients) - answers.keys() - self._lost
         slow = kind is Kind.MASKED and len(answers) < self._attempt.sizes.at_least
         for client in silent:
@@ -234,7 +233,6 @@ class ServerSums:
             self._poll.answers[client] = True
 
     def _fault(self, client: int, faults: int = 1) -> None:
-        """Exclude a silo from this attempt, and count its faults."""
         self._lost.add(client)
         self._faults[client] += faults
 

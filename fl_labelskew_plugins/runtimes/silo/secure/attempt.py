@@ -96,7 +96,7 @@ class Attempt:
         return SecureError(f"{self.where}: {what}")
 
     def vector(self, values: Vector, name: str) -> Vector:
-        """A vector; SecureError with its ``name`` if its shape, type or range is wrong."""
+        """Return a vector, or raise SecureError with its ``name`` if its shape, type or range is wrong."""
         if values.shape != (self.length,) or values.dtype != unit(self.bits):
             raise self.error(f"{name} must have {self.length} numbers of the ring")
         _, narrow = parts(values, self.wide)

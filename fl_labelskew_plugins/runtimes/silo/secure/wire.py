@@ -32,7 +32,7 @@ def tensors(texts: Mapping[int, bytes]) -> dict[str, Tensor]:
 
 
 def texts(received: Mapping[str, Tensor], attempt: Attempt) -> dict[int, bytes]:
-    """The inverse of :func:`tensors`; SecureError for an invalid name, type or size."""
+    """The inverse of :func:`tensors`. Raises SecureError for an invalid name, type or size."""
     for name, value in received.items():
         if not (name.isdecimal() and len(name) < 10 and value.dtype is torch.uint8 and 0 < value.numel() <= MOST):
             raise attempt.error(f"tensor {name} does not belong to this step")
@@ -46,7 +46,7 @@ def shares(received: Mapping[str, Tensor], attempt: Attempt) -> tuple[dict[int, 
 
 
 def vector(received: Mapping[str, Tensor], attempt: Attempt) -> Vector:
-    """A masked vector; SecureError if it is missing, or of another type."""
+    """A masked vector. Raises SecureError if it is missing, or of another type."""
     value = received.get(VECTOR)
     if value is None or len(received) != 1 or value.dtype not in (torch.int16, torch.int32):
         raise attempt.error(f"the {VECTOR} is missing or of another type")
