@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import Any, get_args
 
 from fl_labelskew_registry import LabelSkewError, RunError, shareable
 from pydantic import BaseModel
@@ -30,9 +30,6 @@ from fl_labelskew_plugins.recipe.conflicts import fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.privacy import BUDGET, Noise, leaving
 from fl_labelskew_plugins.recipe.sections import Level, PrivacyBudget
-
-if TYPE_CHECKING:
-    from fl_labelskew_registry import Federation
 
 NAME = "privacy.jsonl"
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -136,7 +133,7 @@ class Ledger:
     def _locked(self) -> Iterator[None]:
         """Lock the file from reading to writing, since a silo may be in several runs."""
         try:
-            # links are allowed, since the operator made them; other content behind them is rejected before writing
+            # links of the operator are allowed; other content behind them is rejected before writing
             handle = open_regular(os.path.realpath(self.file), os.O_WRONLY | os.O_CREAT)
         except OSError as error:
             raise self._unwritable(error) from None
@@ -183,38 +180,22 @@ class Ledger:
 def ledger_of(recipe: Recipe, folder: Path) -> Ledger | None:
     """The ledger in a folder or at the recipe's path; None without noise, budget and earlier ledger."""
     args = recipe.privacy
-    elsewhere = args.ledger if recipe.common.across_silos else None  # clients of two simulations are different ones
+    elsewhere = args.ledger if recipe.common.across_silos else None
     file = folder / NAME if elsewhere is None else Path(elsewhere)
     parts = leaving(recipe, 1, 1)
     noisy = any(noise.claim for noise in [*parts.once, *parts.upload])
-    if recipe.policy is not None:  # its noise is added to the class counts of surveys, with any recipe
+    if recipe.policy is not None:  # its noise is added to surveys
         noisy = noisy or recipe.policy.least_noise("count_noise") != (0.0, "")
     return Ledger(file, args.budget, args.level) if noisy or args.budget is not None or file.exists() else None
 
 
-class Accounted(Protocol):
-    """The part of a :class:`.runs.session.Session` that accounts need."""
-
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe of the run."""
-
-    @property
-    def sizes(self) -> list[int]:
-        """Training samples of each client."""
-
-    @property
-    def federation(self) -> Federation:
-        """The facts of the run that every client may know."""
-
-
 class ClientAccounts:
-    """The budgets of a simulation's clients."""
+    """The budgets of a simulation's clients; ``sizes``: training samples of each client."""
 
-    def __init__(self, ledger: Ledger, session: Accounted, run: str) -> None:
-        recipe, least = session.recipe, session.federation.min_samples
+    def __init__(self, ledger: Ledger, recipe: Recipe, sizes: Sequence[int], run: str) -> None:
         self.ledger, self.run = ledger, run
-        self._leaving = [leaving(recipe, samples, least) for samples in session.sizes]
+        least = min((size for size in sizes if size), default=0)
+        self._leaving = [leaving(recipe, samples, least) for samples in sizes]
         self._least = 1 if recipe.privacy.noise_multiplier is None else fewest_summed(recipe)
 
     def open(self) -> None:
@@ -239,11 +220,10 @@ class ClientAccounts:
         return willing
 
 
-def clients_of(session: Accounted, folder: Path, run: str) -> ClientAccounts | None:
+def clients_of(recipe: Recipe, sizes: Sequence[int], folder: Path, run: str) -> ClientAccounts | None:
     """The accounts of a simulation's clients; None without a ledger, and for silos, which have their own."""
-    recipe = session.recipe
     ledger = None if recipe.common.across_silos else ledger_of(recipe, folder)
-    return None if ledger is None else ClientAccounts(ledger, session, run)
+    return None if ledger is None else ClientAccounts(ledger, recipe, sizes, run)
 
 
 def at(noises: Mapping[Noise, int], level: Level) -> Spent:
@@ -254,7 +234,7 @@ def at(noises: Mapping[Noise, int], level: Level) -> Spent:
     return tuple(sorted((*key, times) for key, times in spent.items()))
 
 
-@lru_cache(maxsize=4096)  # clients of one size that answered as often have one epsilon
+@lru_cache(maxsize=4096)
 def epsilon(spent: Spent, delta: float) -> float:
     """Epsilon of several answers together; infinite if one of them has no bound."""
     if not all(strength for _, strength, _ in spent):
@@ -265,7 +245,7 @@ def epsilon(spent: Spent, delta: float) -> float:
         event = dp.LaplaceDpEvent if kind == "laplace" else dp.GaussianDpEvent
         accountant.compose(event(strength), times)
     pure = sum(times / strength for kind, strength, times in spent if kind == "laplace")
-    # several Gaussian answers equal one, whose inverse square strength is the sum of theirs
+    # inverse square strengths of Gaussian answers add up
     inverse = sum(times / strength**2 for kind, strength, times in spent if kind == "gaussian")
     exact = dp.get_epsilon_gaussian(1 / math.sqrt(inverse), delta) if inverse else 0.0
     if any(kind == "discrete" for kind, _, _ in spent):
@@ -312,12 +292,12 @@ def expected(recipe: Recipe) -> int:
     return math.ceil(train.comm_round * train.clients_per_round / train.client_num_in_total)
 
 
-def warnings(session: Accounted) -> list[str]:
+def warnings(recipe: Recipe, sizes: Sequence[int]) -> list[str]:
     """A warning if a budget is spent before a simulation ends."""
-    recipe, budget = session.recipe, session.recipe.privacy.budget
+    budget = recipe.privacy.budget
     if budget is None or recipe.common.across_silos:
         return []
-    most, rounds, number = carried(recipe, session.sizes, budget), recipe.train.comm_round, expected(recipe)
+    most, rounds, number = carried(recipe, sizes, budget), recipe.train.comm_round, expected(recipe)
     if most >= number:
         return []
     expectation = "answers all of them" if number == rounds else f"answers about {number}"

@@ -34,11 +34,11 @@ class Spool:
         if size == 0:
             return bytearray()
         with self._lock:
-            # A finaliser may run at any point of this thread, so it takes no lock; a single pop is atomic.
+            # a finaliser may run at any point of this thread, so it takes no lock; a pop is atomic
             if self.held + size <= self.memory_bytes:
                 self._count += 1
                 made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                if hasattr(mmap, "MADV_HUGEPAGE"):  # page faults of small pages would be as slow as the network
+                if hasattr(mmap, "MADV_HUGEPAGE"):  # page faults would be as slow as the network
                     with contextlib.suppress(OSError):  # a kernel without huge pages
                         made.madvise(mmap.MADV_HUGEPAGE)
                 self._held[self._count] = size

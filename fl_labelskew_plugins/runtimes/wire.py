@@ -121,7 +121,7 @@ def encode(
         end = placed[name][1]
         if tensor.numel():
             views.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    # without the nonce, the digest of a small message in an audit log could be inverted by trial
+    # without a nonce, the digest of a small message in an audit log could be inverted
     described: dict[str, Any] = {_META: {"meta": json.dumps(meta, allow_nan=False), "nonce": secrets.token_hex(16)}}
     if last:
         described[_META][_CHANNELS_LAST] = json.dumps(last)
@@ -231,7 +231,7 @@ def _invalid_name(name: str) -> bool:
     """Whether a name is unsafe for a log line, or reserved."""
     if not 1 <= len(name) <= MAX_NAME or not name.isprintable() or name == _META:
         return True
-    # gaps and combining marks could push the rest of a log line into a line of its own
+    # see transport.reason
     odd = not name.isascii() and any(x in BLANKS or unicodedata.category(x)[0] == "M" for x in name)
     return odd or "  " in name
 

@@ -113,7 +113,7 @@ def _mpirun(mpirun: str, processes: int, command: list[str], hostfile: str | Non
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     if hostfile is None:
         nodes = ["--host", f"localhost:{processes}", "--oversubscribe"]
-        nodes += ["--mca", "btl_tcp_if_include", "127.0.0.1/8"]  # else Open MPI 5 warns of interfaces without a partner
+        nodes += ["--mca", "btl_tcp_if_include", "127.0.0.1/8"]  # else Open MPI 5 warns
     else:
         nodes = ["--hostfile", hostfile, "-x", "PYTHONSAFEPATH"]
         nodes += ["-x", "OMP_NUM_THREADS"] if "OMP_NUM_THREADS" in os.environ else []
@@ -176,7 +176,7 @@ class MPIJob:
 
     def __exit__(self, *_: object) -> None:
         self._kill()
-        with self.process, self._listener, self._selector:  # waits for the process, and closes all
+        with self.process, self._listener, self._selector:  # waits for the process
             for connection in self.open.values():
                 connection.close()
 
@@ -227,7 +227,6 @@ class MPIJob:
             rank = int(first[1] or first[3])
             where = f" on {clean(first[2].decode(errors='replace'))}" if first[2] else ""
         killed = number in list(signal.Signals)
-        # output of other machines' ranks comes through mpirun
         output = self.ranks[rank].output if rank in self.ranks else b"" if killed else self.mpirun_output
         if rank and output.strip() and output.strip() not in server:
             _show(output)
@@ -241,8 +240,8 @@ class MPIJob:
 
     def _admit(self) -> None:
         connection, _ = self._listener.accept()
-        connection.settimeout(2)  # a rank sends its number at once
-        with contextlib.suppress(OSError, ValueError):  # it died, and mpirun will report it
+        connection.settimeout(2)
+        with contextlib.suppress(OSError, ValueError):  # mpirun will report its end
             rank, pid = map(int, connection.recv(64).split())
             socket.send_fds(connection, [b"!"], [sys.__stdout__.fileno()] if rank == 0 and sys.__stdout__ else [])
             connection.setblocking(False)
@@ -275,7 +274,7 @@ class MPIJob:
         self.mpirun_output = (self.mpirun_output + output)[-MAX_OUTPUT:]
         if not self._aborting and b"aborted" in self.mpirun_output:
             self._aborting = True
-            self._signal(signal.SIGTERM, *self.open.keys() & {0})  # now, so that the server has more time to save
+            self._signal(signal.SIGTERM, *self.open.keys() & {0})  # more time for the server to save
 
     def _end(self) -> None:
         self._ending = self._ending or time.monotonic()

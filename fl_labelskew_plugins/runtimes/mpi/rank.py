@@ -39,7 +39,7 @@ def enter(command: list[str]) -> NoReturn:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(stdout[0] if stdout else connection.fileno(), 1)
     os.dup2(connection.fileno(), 2)
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal may stop background processes that write to it
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal may stop background processes
     os.execvp(command[0], command)
 
 
@@ -63,7 +63,7 @@ def as_rank() -> Iterator[None]:
             if rank:
                 nowhere = silence.enter_context(open(os.devnull, "w"))
                 silence.enter_context(contextlib.redirect_stdout(nowhere))
-                if not launched():  # else the launching process selects what is shown
+                if not launched():  # else the launching process selects the output
                     silence.enter_context(contextlib.redirect_stderr(nowhere))
             yield
     except KeyboardInterrupt:
@@ -74,7 +74,7 @@ def as_rank() -> Iterator[None]:
         if rank:
             with contextlib.suppress(ValueError):  # outside the main thread
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            time.sleep(GRACE)  # the server's own end makes mpirun end this process here
+            time.sleep(GRACE)  # mpirun usually ends this process here
         raise
     if "mpi4py.MPI" in sys.modules:
         from mpi4py import MPI

@@ -146,7 +146,7 @@ class MPIServer(Manager):
         sizes = self.session.sizes
         self._longest = iter(sorted(clients, key=lambda client: (-sizes[client], client)))
         self._lowest, self._waiting = iter(clients), set(clients)
-        # fixed for the round: if it shrank, the next upload to add might not be in progress
+        # fixed for the round: else the next upload to add might not be in progress
         self._room = self.room
         for number, client in enumerate(clients, 1):
             self._assign(round)

@@ -63,7 +63,7 @@ class MPITransport(Transport):
         """Start to send a message, which proceeds while this process receives, sends or stops."""
         receiver = msg.receiver
         parts = wire.encode(msg.kind, self.rank, receiver, msg.round, msg.meta, msg.tensors)
-        data = memoryview(b"".join(parts))  # a copy, so that the caller may change the tensors
+        data = memoryview(b"".join(parts))  # a copy
         send = self._comm.Isend
         requests = [send([data[: wire.Header.SIZE], self._mpi.BYTE], receiver, HEADER)]
         requests += [send([part, self._mpi.BYTE], receiver, PAYLOAD) for part in _cut(data[wire.Header.SIZE :])]

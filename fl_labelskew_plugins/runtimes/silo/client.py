@@ -224,7 +224,7 @@ class SiloClient(Manager):
         """The last round's test, if the server must not learn how long it takes."""
         self.answers = answers(self)
         self.handlers = {
-            Kind.WELCOME: self._welcome,  # on every connection
+            Kind.WELCOME: self._welcome,
             Kind.TRAIN: self._train,
             Kind.VERDICT: self._verdict,
             Kind.TEST: self._test,
@@ -245,7 +245,7 @@ class SiloClient(Manager):
             super().receive_message(msg_type, msg_params)
         except LabelSkewError as error:
             self._fail(error)
-        except (KeyError, TypeError, ValueError) as error:  # a server of another version, or another program
+        except (KeyError, TypeError, ValueError) as error:  # another version or program
             what = "this silo received an invalid message from the server"
             self._fail(shareable(LabelSkewError(f"{what}: {clean(repr(error))}"), what))
 
@@ -286,7 +286,7 @@ class SiloClient(Manager):
             samples = counted(data.facts.samples, "training sample")
             self.show.note(f"joined: {samples}{everybody}, {counted(federation.rounds, 'round')}")
         self.answers.open(self.session, federation)
-        self._send_upload()  # the last upload may have been lost with the connection
+        self._send_upload()  # it may have been lost with the connection
 
     def check_joined(self, request: str) -> None:
         """Raise RunError for a request before WELCOME."""
@@ -346,7 +346,7 @@ class SiloClient(Manager):
             noise_seed=self.seed(request) if self._draws else None,
         )
         self._do_postponed_test()
-        self.states.put(round, result.state)  # before the upload, because the server relies on it
+        self.states.put(round, result.state)  # before the upload
         if self.guard is not None:
             self.guard.leaving(result.contributions, session.method.sends)
         upload = self.answers.leaving(round, weights, result)
@@ -454,7 +454,7 @@ class SiloClient(Manager):
         meta = message.meta
         if meta["done"] is not True:
             # class names stay in this silo
-            names = wire.cleaned(list(self.data.data.class_names))  # like the server's, which came over the network
+            names = wire.cleaned(list(self.data.data.class_names))  # as the server's
             names = facts.differing(names, meta.get("class_names"), "at the server")
             self.failure = LabelSkewError(names or f"the server turned this silo away: {reason(message)}")
             self.transport.stop_receive_message()
@@ -463,7 +463,7 @@ class SiloClient(Manager):
             weights = group(message.tensors, "model")
             check_upload(weights, self.session.start, where="the server's final model")
             last = facts.number(meta, "state_round", -1, self.session.federation.rounds - 1, "FINISH")
-            if not self.answers.tests_at_once:  # disconnect first: a test's duration reveals its number of samples
+            if not self.answers.tests_at_once:  # disconnect first: a test's duration reveals data
                 self.send(Kind.FINISH, SERVER)
                 self.transport.stop_receive_message()
                 self._do_postponed_test()
@@ -514,7 +514,7 @@ class OwnFolder(RunFolder):
         """Write ``summary.json``, which begins with ``facts``, and ``curves.png``."""
         lines, file, recipe = read_lines(self.metrics), self.path / "curves.png", session.recipe
         result = summary(lines, recipe.validation.last_rounds)
-        result["rounds"] = sum("loss_terms" in line for line in lines)  # in which this silo trained
+        result["rounds"] = sum("loss_terms" in line for line in lines)
         title = f"{recipe.method_name} on {recipe.data.dataset}, silo {facts['silo']}"
         options = {"title": title, "own_models": session.own_models, "tests": "own test part"}
         plots.of_run(file, lambda: plots.curves(lines, file, **options))

@@ -270,7 +270,7 @@ class SiloTransport(Transport):
             *streams.OPTIONS,
             ("grpc.enable_http_proxy", 0),
             ("grpc.enable_retries", 0),
-            ("grpc.use_local_subchannel_pool", 1),  # else gRPC's own pauses between attempts would add to ours
+            ("grpc.use_local_subchannel_pool", 1),  # else gRPC would add its own pauses
         ]
         if self.tls is None:
             return self._grpc.insecure_channel(self.address, options)
@@ -293,7 +293,7 @@ class SiloTransport(Transport):
         if header.kind not in FROM_SERVER or header.sender != 0 or header.receiver != self.rank:
             raise WireError(f"a message of type {header.kind} from {header.sender} to {header.receiver}")
         if header.length > self.limits[Kind(header.kind)]:
-            self._wait_for_handlers()  # those of earlier messages, such as WELCOME, may raise the limit
+            self._wait_for_handlers()  # WELCOME may raise the limit
         streams.bound(header, self.limits)
 
     def _wait_for_handlers(self) -> None:

@@ -195,7 +195,7 @@ class ServerTransport(Transport):
         with self._lock:
             self._connections[connection] = None
             silent = [c for c in self._connections if c.rank == rank and not (c.greeted or c.closed)]
-        # checked after the connection was added, so that a newer list also finds it
+        # after the connection was added, so that a newer list also finds it
         if not refusal and self.revoked is not None and (refusal := self.revoked.barred(connection.certificate)):
             silent = []
         looked = any(key == streams.LOOKED for key, _ in context.invocation_metadata())
@@ -223,7 +223,7 @@ class ServerTransport(Transport):
             while self._read(connection, hashing, timer):
                 pass
         except (streams.CutShortError, self._grpc.RpcError) as error:  # the connection is lost, which is queued as LEFT
-            error.__traceback__ = None  # gRPC keeps its errors; a traceback keeps the buffer of an incomplete message
+            error.__traceback__ = None  # it keeps the buffer of an incomplete message
         except WireError as error:
             self._refuse(connection, streams.predicate(error), getattr(error, "code", "INVALID_ARGUMENT"))
         except OSError as error:
@@ -231,7 +231,7 @@ class ServerTransport(Transport):
         finally:
             timer.cancel()
             connection.outbox.close(flush=False)
-            self._received(connection)  # only now is the buffer of an incomplete message free
+            self._received(connection)  # only now is its buffer free
 
     def _received(self, connection: _Connection) -> None:
         if connection.receiving:
@@ -362,7 +362,7 @@ def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: in
             ("grpc.max_concurrent_streams", 2),
             ("grpc.max_allowed_incoming_connections", places),
         ],
-        maximum_concurrent_rpcs=(2 + SILENT) * silos + 256,  # one thread each; a peer above its share loses streams
+        maximum_concurrent_rpcs=(2 + SILENT) * silos + 256,  # one thread each
     )
     handler = grpc.stream_stream_rpc_method_handler(stream)
     service = grpc.method_handlers_generic_handler(streams.SERVICE, {streams.METHOD: handler})

@@ -578,6 +578,6 @@ def server_session(
     session = assemble(recipe, facts.with_recipe_moments(recipe, data), {}, {}, sizes)
     if test is not None:
         return replace(session, data=fingerprint(test))
-    # readers of the model cannot use the recipe's mean and std if the type of the samples is unknown
+    # the recipe's mean and std are useless if the type of the samples is unknown
     known = moments is not None or (recipe.data.mean is not None and bool(recipe.dataset.picture_keys))
     return session if known else replace(session, mean=None, std=None)

@@ -272,7 +272,7 @@ class SummedAnswers(Answers):
         for warning in weaknesses(recipe):
             silo.show.note(warning, log.WARNING)
         self._account, self._question = Account(silo.folder), ""
-        # computed once, with the data's fingerprint: the time would reveal the number of samples
+        # computed once: the time would reveal the number of samples
         self._data = ""
         self._opening: Vector | None = None
         self._tested: tuple[int, Vector, str] | None = None
@@ -393,7 +393,7 @@ class SummedAnswers(Answers):
                 raise self._without_reason(error) from error
             self.unchanged(error, NOISE)
             vector = sums.round.zeros()
-            vector[:] = 0  # touch the memory now, because later this would take time
+            vector[:] = 0  # touch the memory now, not later
         return LocalResult({VECTOR: travelling(vector)}, {}, {}, {})
 
     def send(self, round: int, result: LocalResult) -> None:

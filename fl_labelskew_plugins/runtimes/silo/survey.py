@@ -157,7 +157,7 @@ class SurveyAnswers(Answers):
             if silo.guard is not None:
                 silo.guard.survey(hashlib.sha256(f"{seed} {scale}".encode()).hexdigest()[:32])
             if silo.ledger is not None:
-                # with the method's own noise, a run's opening with these settings reveals the same counts
+                # a run's opening with these settings reveals the same counts
                 answer = silo.answer() if seed == own else silo.answer(f"survey {scale} {kind}")
                 silo.ledger.spend([on_counts(scale, kind, silo.data.facts.samples)], answer, run="survey")
         except (PolicyError, SpentError) as error:
@@ -166,7 +166,7 @@ class SurveyAnswers(Answers):
             return
         counts = torch.from_numpy(silo.data.counts)
         if scale:
-            # as in an opening exchange, so that a run with these settings sends the same counts again
+            # as in an opening exchange
             noise = seeds.noise_generator(seed, "opening noise", 0, silo.client)
             counts = noisy_counts(counts, scale=scale, noise=kind, generator=noise)
         silo.send(Kind.SURVEY, SERVER, meta={"count_noise": scale}, tensors={"counts": counts})

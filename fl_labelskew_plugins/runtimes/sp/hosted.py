@@ -156,9 +156,8 @@ class HostedFederation(Simulation):
         self.network.register_forward_hook(self._calibrating())
         name, self.settings = recipe.train.federated_optimizer, local.settings
         args.comm_round, args.client_num_per_round = 1, session.federation.clients_per_round
-        # the host's keys that repeat others or concern its tests, which it does not run here
+        # keys of the host that repeat others or concern its tests
         args.wd, args.ci, args.frequency_of_the_test = recipe.train.weight_decay, 0, 1
-        # options of the host's FedNova without a recipe key
         args.dampening, args.nesterov, args.mu, args.gmf = 0.0, False, 0.0, 0.0
         inputs: tuple[Any, ...] = (args, local.device, self._dataset(), self.network)
         if name in ("FedProx", "FedNova"):  # their arguments have another order
