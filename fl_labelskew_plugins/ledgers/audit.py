@@ -1,8 +1,7 @@
 """A tamper-evident log of connections, rejections and messages, in the folder of the server and of each silo.
 
-Each line contains the SHA-256 of the line before it (``before``). Full files are renamed ``audit-000001.jsonl`` and so
-on, and the chain continues across files. A log without its last lines is still a valid chain; only the SHA-256 of the
-last line, kept elsewhere, shows that they are missing.
+Each line contains the SHA-256 of the line before it (``before``), also across files: full ones are renamed
+``audit-000001.jsonl`` and so on. Only the SHA-256 of the last line, kept elsewhere, shows that last lines are missing.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Audit:
     Args:
         warn: called once if the log cannot be written.
         max_bytes: approximate maximum size of a file.
-        observe: called with each noted line, in the thread that notes it.
+        observe: called with each noted line.
         digests: whether messages are noted with their SHA-256.
     """
 

@@ -2,7 +2,7 @@
 
 Ranks on this machine start in :mod:`.rank`, which connects their stderr to this process, so each side notices the end
 of the other. Rank 0 inherits this process's stdout, so that it can detect a terminal. Output of other machines passes
-through mpirun, which also notices the loss of a machine.
+through mpirun.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def launch(
 ) -> None:
     """Run a command in every rank of a new ``mpirun``, until all of them have ended.
 
-    ``processes`` includes the server. ``run_dir`` shows whether the run can be resumed. ``environment`` contains
-    :data:`.typed.GO_ON`. ``hostfile`` lists the nodes, this machine first; default: only this machine.
+    ``processes`` includes the server. ``environment`` contains :data:`.typed.GO_ON`. ``hostfile`` lists the nodes, this
+    machine first; default: only this machine.
 
     Raises:
         LabelSkewError: ``mpirun`` or mpi4py is missing.

@@ -1,8 +1,7 @@
 """MPI simulation (``backend: MPI``): rank 0 is the server, and the other ranks train the clients that it assigns.
 
 It assigns one client at a time, the largest first, so that no worker idles. It adds uploads in ascending order of
-clients, as in one process; at most :attr:`MPIServer.room` early uploads wait in memory. It also stores the clients'
-private states.
+clients, as in one process; at most :attr:`MPIServer.room` early uploads wait in memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Create, read, renew and revoke the certificates of a federation (X.509, ECDSA P-256).
 
 The server's certificate is valid only for a server, a silo's only for a client; its common name, such as ``silo-3``,
-gives the rank. ``revoked.crl`` next to each certificate is a revocation list (RFC 5280), signed and numbered by the
-authority. It does not expire: operators copy each new list to every process.
+gives the rank. ``revoked.crl`` is a revocation list (RFC 5280), signed and numbered by the authority. It does not
+expire: operators copy each new list to every process.
 """
 
 from __future__ import annotations
@@ -139,15 +139,11 @@ def _expiring(path: Path, certificate: x509.Certificate) -> Iterator[str]:
 def new(
     folder: Path, silos: int, hosts: Sequence[str] = (), *, days: int = 825, add: bool = False, encrypt: bool = False
 ) -> list[str]:
-    """Create an authority, a certificate for the server and one for each silo; return their names, such as ``silo-1``.
+    """Create an authority, a certificate for the server and one for each silo; return their names.
 
-    Args:
-        folder: created with access only for its owner, if missing.
-        silos: number of silos.
-        hosts: names and addresses of the server; default: :data:`HOSTS`.
-        days: lifetime of the certificates, except the authority's.
-        add: keep existing files and create the missing ones.
-        encrypt: encrypt the keys; implied if the authority's key is encrypted.
+    ``hosts``: names and addresses of the server; default: :data:`HOSTS`. ``days``: lifetime, except the authority's.
+    ``add``: keep existing files and create the missing ones. ``encrypt``: encrypt the keys; implied if the authority's
+    key is encrypted.
 
     Raises:
         LabelSkewError: files exist or cannot be written, a host is invalid, or the passphrase is missing or wrong.
@@ -333,7 +329,6 @@ class Revocations:
     """A process's revocation list, read again whenever its file changes; thread-safe.
 
     Args:
-        folder: of the certificates.
         tls: this process's certificate.
         copy: file for the newest list, so that a restarted process accepts no older one.
         say: called when a list is loaded.

@@ -564,7 +564,7 @@ def noise_seed(secret: int, about: bytes, question: str = "") -> int:
     """Seed of noise: equal for a repeated request, different after any change that affects the answer.
 
     Equal noise in two answers would cancel in their difference, such as in counts with noise of scale 4 and 8, or in
-    uploads before and after a sample was added. ``question``: digest of the request.
+    uploads before and after a sample was added.
     """
     digest = hashlib.blake2b(secret.to_bytes(16, "big") + about + question.encode(), digest_size=16)
     return int.from_bytes(digest.digest(), "big")

@@ -102,7 +102,7 @@ class SiloTransport(Transport):
     Args:
         tls: the silo's certificate; without it, the server must be on this machine.
         say: called in another thread with log lines.
-        pin: called with the fingerprint of the server's certificate; raises if it is the wrong one.
+        pin: called with the server's fingerprint; raises if it is wrong.
         revoked: the silo waits while the server's certificate is one of these.
 
     Raises:

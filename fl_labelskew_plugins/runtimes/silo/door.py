@@ -60,7 +60,7 @@ class Door:
     """Shuts down connections without a stream at one port: after a while, or earlier if they are many.
 
     Args:
-        places: maximum connections of gRPC, see :func:`places`.
+        places: maximum connections of gRPC.
         report: called at most once per minute with the number of failed connections.
         tls: whether :meth:`knock` reports each connection. If so, those without a stream in time have failed; else
             those that were shut down here.

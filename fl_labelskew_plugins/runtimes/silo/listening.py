@@ -84,12 +84,11 @@ class ServerTransport(Transport):
     """The server's end of the network: it listens at once, and queues the silos' messages.
 
     The first message of a silo is HELLO, and the end of its connection is queued as LEFT. If a message is refused,
-    REFUSED is queued, with the silo's rank or -1 if it is unknown, and the connection is closed. Messages to a silo use
-    the connection of the last HELLO that :meth:`receive` has returned.
+    REFUSED is queued, with the silo's rank or -1, and the connection is closed. Messages to a silo use the connection
+    of the last HELLO that :meth:`receive` has returned.
 
     Args:
         address: ``host:port`` to listen at; port 0 selects a free one.
-        silos: number of silos.
         tls: the server's certificate; required unless the address is loopback.
         revoked: revoked certificates; their connections are refused or ended.
 

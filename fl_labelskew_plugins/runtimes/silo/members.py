@@ -107,7 +107,6 @@ class Members:
 
     Args:
         recount: called when the operator changes the excluded silos.
-        warn: called with a warning about a missing silo.
         resume: how to resume the run, for messages.
         tell: called with facts for ``labelskew status``.
 
@@ -115,7 +114,7 @@ class Members:
         present: connected clients.
         away: clients that are skipped until they send something.
         turned: reasons by client that was turned away.
-        round: the current round; -1 before the first and after the last one.
+        round: -1 before the first and after the last one.
     """
 
     def __init__(
@@ -164,10 +163,9 @@ class Members:
         self.round, self._until = round, self.clock.now + self.comm.round_deadline_s
 
     def deadline(self) -> float:
-        """The deadline of a request, in the clock's seconds.
+        """The end of ``round_deadline_s``, or a quarter of it from now if that is later, in the clock's seconds.
 
-        It is the end of ``round_deadline_s``, or a quarter of it from now if that is later: after long training, there
-        is still time for the sum and tests.
+        So there is time for the sum and tests after long training.
         """
         return max(self._until, self.clock.now + self.comm.round_deadline_s / 4)
 
@@ -293,7 +291,7 @@ class Poll(Generic[Answer]):
     Args:
         clients: ascending.
         name: of the answers in messages, in the plural.
-        answers: by client, filled by the caller as they arrive.
+        answers: filled by the caller as they arrive.
         least: minimum number of answers; default: the quorum.
         deadline: in the clock's seconds; default: :meth:`.Members.deadline`.
         settled: clients with an answer that was taken or refused, or came too late.

@@ -28,12 +28,12 @@ def norms(
 ) -> dict[str, float]:
     """L2 norms of an upload of the same form as ``old``, without copying it.
 
-    ``sends``: see ``Method.sends``; prototypes are sums over as many samples of each class as ``counts``, if sent.
+    ``sends``: see ``Method.sends``; prototypes are sums over ``counts`` samples per class, if sent.
 
     Returns:
         Norms of the parameters' change (``update``), of the other tensors' change (``buffers``), of all optimiser
-        tensors, of ``update`` times their single numbers if ``sends_change``, and of each of the method's tensors by
-        name; sums are divided by the samples of their class. Integer counts and buffers are omitted.
+        tensors, of ``update`` times their single numbers if ``sends_change``, and of each of the method's tensors;
+        sums are divided by the samples of their class. Integer counts and buffers are omitted.
     """
     totals: dict[str, float] = {}
     for name, value in result.upload.items():
@@ -87,11 +87,9 @@ class Judge:
     Each norm of an upload may be at most ``ratio`` times the median of its silo's last :data:`ROUNDS` accepted norms,
     or of the other silos' norms in this round. The latter is the upper median, so that a minority of silos with tiny
     updates cannot lower it; without other uploads, it is that of their last accepted norms. Norms of 0 are not
-    compared. Without anything to compare with, an upload is accepted.
+    compared. Without another norm, an upload is accepted.
 
-    Args:
-        ratio: ``comm_args.max_update_ratio``; None accepts all.
-        past: norms of accepted uploads, updated in place.
+    ``ratio``: ``comm_args.max_update_ratio``; None accepts all. ``past``: accepted norms, updated in place.
     """
 
     ratio: float | None

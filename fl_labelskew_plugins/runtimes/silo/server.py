@@ -342,10 +342,9 @@ class SiloServer(Manager):
     """The server of a cross-silo federation, rank 0.
 
     Args:
-        checkpoint: of an earlier process of this run, if it is resumed.
+        checkpoint: of an earlier process of this run.
         resume: how to resume the run, for messages.
         seen: contents of the status file for each silo.
-        exchanges: creates the exchanges of this server.
     """
 
     transport: ServerTransport

@@ -1,7 +1,6 @@
 """Server and silo of a run in which the server sees only sums (``comm_args.secure_aggregation``).
 
-Silos train and report that they are ready. Then :mod:`.secure` computes the sum of their vectors
-(:mod:`fl_labelskew_plugins.engine.sums`). Needs cryptography and pycryptodome.
+Silos train and report that they are ready. Then :mod:`.secure` computes the sum of their vectors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A survey across silos: the server asks each silo for its class counts once, without training.
 
-A silo answers only if its own command has ``--survey`` and its policy allows it. Its counts have the noise of its
-``count_noise``, or of its policy if that is stronger.
+A silo answers only with ``--survey``, and if its policy allows it. Its counts have the noise of its ``count_noise``, or
+of its policy if that is stronger.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A silo's record of the sums that it has helped to open.
 
 Two sums in which one silo answered different requests reveal the difference of its answers, so a silo answers one
-request per round. Without noise, two sums over sets that differ in one silo reveal that silo's vector, so a silo opens
-sums of a round only over one set, and adds the same vector to all of them. With noise, each attempt has its own and is
-charged to the ledger, so that any sums may be opened. Numbers of right answers change little between rounds, so their
-sums are over all silos of the opening.
+request per round. Without noise, two sums over sets that differ in one silo reveal its vector, so a silo opens sums of
+a round only over one set, and adds the same vector to all of them. With noise, each attempt has its own and is charged
+to the ledger. Numbers of right answers change little between rounds, so their sums are over all silos of the opening.
 """
 
 from __future__ import annotations
@@ -103,12 +102,11 @@ class Account:
     def check_state(self, run: str, round: int, before: int, times: int) -> None:
         """Raise SecureError unless the server continues from this silo's last state, and has opened the last sum.
 
-        If the server could let one silo continue from another state than the rest, the sum of a round would differ only
-        in this silo's answer, or contain only its change. If a silo trained again before its last sum is opened, the
-        server could withhold the end of a sum from some silos, or test samples without opening a sum.
+        If one silo continued from another state than the rest, the sum of a round would differ only in its answer, or
+        contain only its change. If a silo trained before its last sum is opened, the server could withhold the end of a
+        sum from some silos, or test samples without opening a sum.
 
-        ``before``: round of the private state from which the silo continues, or -1; ``times``: number of selections of
-        the silo, including this round.
+        ``before``: round of the private state from which the silo continues, or -1; ``times``: its selections so far.
         """
         account = self._read()
         opened = {number for number in account.runs.get(run, {}) if number >= 0}

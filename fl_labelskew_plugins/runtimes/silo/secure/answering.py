@@ -38,7 +38,6 @@ class SiloSums:
     Args:
         vector: returns the ring of a round's sum, the silo's vector, and the digest of the request, or None.
         noisy: adds noise to a vector before it is masked.
-        sizes: returns the numbers of silos for a round's sum.
     """
 
     rank: int

@@ -44,7 +44,6 @@ class Attempt:
     """One attempt at one sum.
 
     Args:
-        run: the run's name.
         round: from 0, or :data:`OPENING`, or :func:`number_of_test` a round.
         number: of the attempt, from 0.
         bits: of the ring; sums of narrow entries are modulo ``2 ** bits``.

@@ -118,8 +118,8 @@ class SiloRound:
 
         Returns:
             By its own rank, this silo's signature that all shares match. Otherwise, by dealer of wrong shares, the key
-            of this silo that decrypts them, as a proof for the server; the silo then leaves the attempt. Silos mask
-            their vectors only with signatures of ``t`` silos, so the server knows at most ``n - t`` of these keys.
+            that decrypts them, as a proof; the silo then leaves the attempt. Silos mask their vectors only with
+            signatures of ``t`` silos, so the server knows at most ``n - t`` of these keys.
         """
         self._begin("check")
         if self.rank not in dealt or not dealt.keys() <= self._adverts.keys():
