@@ -66,7 +66,7 @@ class _Connection:
         if self.certificate:
             self.known["fingerprint"] = keys.fingerprint(self.certificate)
         self.outbox = streams.Outbox(audit, lambda: {"rank": self.rank, **self.known})
-        self.greeted = self.closed = self.gone = self.receiving = False
+        self.greeted = self.closed = self.ended = self.receiving = False
         self.peer = ""
         """Its address for :class:`.Door`, once its certificate is checked."""
 
@@ -126,7 +126,7 @@ class ServerTransport(Transport):
         self._open: dict[int, _Connection] = {}
         self._shown: dict[int, bytes] = {}
         places = door.places()
-        self._door = Door(places, self._turned_out, tls=tls is not None)
+        self._door = Door(places, self._report_failed, tls=tls is not None)
         self._server = _server(self._stream, silos, places)
         self.address = _listen(self._server, host, port, tls, self._door.knock)
         self._server.start()
@@ -152,7 +152,7 @@ class ServerTransport(Transport):
         streams.wait_while_moving(ended, outboxes)
         self._server.stop(0).wait(streams.PATIENCE_S)
 
-    def _turn_out(self) -> None:
+    def _end_revoked(self) -> None:
         """End connections with newly revoked certificates, and queue LEFT with ``revoked``."""
         if self.revoked is None or (number := self.revoked.look().number) == self._listed:
             return
@@ -168,7 +168,7 @@ class ServerTransport(Transport):
                     self.arrived.put(Message(Kind.LEFT, rank, 0, meta={"revoked": True}))
 
     def _next(self, timeout: float | None) -> Message:
-        self._turn_out()
+        self._end_revoked()
         arrived = super()._next(timeout)
         connection: _Connection | None = arrived.connection
         if connection is not None:
@@ -216,7 +216,7 @@ class ServerTransport(Transport):
         yield from connection.outbox.chunks()
 
     def _read_all(self, connection: _Connection, requests: Iterator[bytes]) -> None:
-        timer = _later(HELLO_S, lambda: self._too_late(connection))
+        timer = _later(HELLO_S, lambda: self._refuse_silent(connection))
         try:
             hashing = streams.Hashing(requests, wanted=self.audit.digests)
             while self._read(connection, hashing, timer):
@@ -249,11 +249,11 @@ class ServerTransport(Transport):
         timer.cancel()
         slots = self._slots[arrived.sender]
         while not slots.acquire(timeout=LOOK_S):
-            if connection.closed or connection.gone:
+            if connection.closed or connection.ended:
                 return False
         with self._lock, contextlib.ExitStack() as undo:
             undo.callback(slots.release)
-            if connection.closed or connection.gone:
+            if connection.closed or connection.ended:
                 return False
             if not connection.greeted:
                 self._greet(connection, arrived.sender)
@@ -264,7 +264,7 @@ class ServerTransport(Transport):
     def _decoded(self, connection: _Connection, header: Header, payload: Buffer) -> Message:
         """Decode one message per silo at a time: decoding blocks other threads."""
         with self._decoding[header.sender]:
-            if connection.closed or connection.gone:
+            if connection.closed or connection.ended:
                 raise streams.CutShortError("closed meanwhile")
             return streams.decoded(header, payload)
 
@@ -284,7 +284,7 @@ class ServerTransport(Transport):
             raise WireError(f"a message to {header.receiver}, not to the server")
         streams.bound(header, self.limits)
         while connection.greeted and not connection.receiving:  # one message per silo, over all its connections
-            if connection.closed or connection.gone:
+            if connection.closed or connection.ended:
                 raise streams.CutShortError("closed meanwhile")
             connection.receiving = self._receiving[rank].acquire(timeout=LOOK_S)
 
@@ -311,27 +311,27 @@ class ServerTransport(Transport):
 
     def _ended(self, connection: _Connection) -> None:
         with self._lock:
-            connection.gone = True
+            connection.ended = True
             self._connections.pop(connection, None)
             self._leave(connection)
         if connection.peer:
             self._door.leave(connection.peer)
         connection.outbox.close(flush=False)
 
-    def _turned_out(self, count: int) -> None:
+    def _report_failed(self, count: int) -> None:
         shown = "" if self.tls is None else "showed no certificate of this federation's authority, or "
         meta = {"reason": f"{shown}opened no stream", "times": count}
         self.audit.note("refused", why=meta["reason"], times=count)
         self.arrived.put(Message(Kind.REFUSED, -1, 0, meta=meta))
 
-    def _too_late(self, connection: _Connection) -> None:
+    def _refuse_silent(self, connection: _Connection) -> None:
         if not connection.greeted:
             self._refuse(connection, f"sent no HELLO within {HELLO_S:g} s", "DEADLINE_EXCEEDED")
 
     def _refuse(self, connection: _Connection, reason: str, code: str) -> None:
         """Close a connection; ``code``: a status of gRPC, ``reason``: a predicate such as "sends too much"."""
         with self._lock:
-            if connection.closed or connection.gone:
+            if connection.closed or connection.ended:
                 return
             connection.close(getattr(self._grpc.StatusCode, code), reason)
             self.audit.note("refused", rank=connection.rank or None, **connection.known, why=reason)

@@ -190,16 +190,16 @@ class Members:
         """Wait for clients as if they had just lost their connections."""
         self._left_at = dict.fromkeys(clients, self.clock.now)
 
-    def turn_away(self, client: int, why: str) -> None:
+    def turn_away(self, client: int, reason: str) -> None:
         """Refuse a silo until it sends a valid HELLO."""
         self.present.discard(client)
         self.away.add(client)
-        self.turned[client] = why
+        self.turned[client] = reason
 
-    def give_up(self, client: int, why: str) -> None:
+    def give_up(self, client: int, reason: str) -> None:
         """Skip a silo until it sends something."""
         self.away.add(client)
-        self.warn(f"{self.where}: silo {client + 1} {why}; skipped until it sends a message")
+        self.warn(f"{self.where}: silo {client + 1} {reason}; skipped until it sends a message")
 
     def awaited(self, client: int) -> bool:
         """Whether a silo may still answer; skips a silo that has been away too long."""

@@ -26,11 +26,11 @@ class ServerRound:
         self._roster: dict[int, bytes] = {}
         self._digest = b""
         self._dealt: dict[int, tuple[dict[int, bytes], bytes]] = {}
-        self._fine: dict[int, bytes] = {}
+        self._confirmed: dict[int, bytes] = {}
         self.cheats: dict[int, str] = {}
         """Silos that provably cheated, and their acts."""
-        self._wronged: list[int] = []
-        self._passed_on: list[int] = []
+        self._complainants: list[int] = []
+        self._dealers: list[int] = []
         self._sharing: dict[int, bytes] = {}
         self._added: set[int] = set()
         self._there: list[int] = []
@@ -50,7 +50,7 @@ class ServerRound:
     def shared(self, rank: int, sealed: Mapping[int, bytes], commitments: bytes) -> None:
         """Step 1: take a silo's encrypted shares and commitments."""
         self._among(rank, self._roster, "shares")
-        self._in_time(rank, self._passed_on)
+        self._in_time(rank, self._dealers)
         wrong = [len(text) for text in sealed.values() if len(text) != shares.SEALED]
         if sealed.keys() != self._roster.keys() or wrong:
             raise self.attempt.error(f"silo {rank} has not sent one pair of shares for each of {listed(self._roster)}")
@@ -60,15 +60,15 @@ class ServerRound:
 
     def checked(self, rank: int, answer: Mapping[int, bytes]) -> None:
         """Step 2: take a silo's signature, or its complaints, each with its key."""
-        self._among(rank, self._passed_on, "an answer")
+        self._among(rank, self._dealers, "an answer")
         self._in_time(rank, self._sharing)
         if answer.keys() == {rank}:
             if not self._authority.signed(rank, self._shown[rank], answer[rank], checked(self.attempt, self._digest)):
                 raise self.attempt.error(f"the signature of silo {rank} does not match its shares")
-            self._fine[rank] = answer[rank]
+            self._confirmed[rank] = answer[rank]
             return
-        if not answer or not answer.keys() <= {*self._passed_on} - {rank}:
-            expected = f"expected: other silos among {listed(self._passed_on)}"
+        if not answer or not answer.keys() <= {*self._dealers} - {rank}:
+            expected = f"expected: other silos among {listed(self._dealers)}"
             raise self.attempt.error(f"silo {rank} complained about {listed(answer)}; {expected}")
         for dealer, secret in answer.items():
             if self._proven(rank, dealer, secret):
@@ -76,7 +76,7 @@ class ServerRound:
             else:
                 self.cheats[rank] = f"complained about silo {dealer}, but the shares of silo {dealer} match"
                 raise self.attempt.error(f"silo {rank} {self.cheats[rank]}")
-        self._wronged.append(rank)
+        self._complainants.append(rank)
 
     def masked(self, rank: int, vector: Vector) -> None:
         """Step 3: add a silo's masked vector."""
@@ -113,19 +113,19 @@ class ServerRound:
 
     def dealt(self, rank: int) -> dict[int, tuple[bytes, bytes]]:
         """End step 1; return a silo's shares and the commitments, by dealer."""
-        if not self._passed_on:
+        if not self._dealers:
             self._enough(self._dealt, "have shared")
-            self._passed_on = sorted(self._dealt)
-        dealt = {dealer: self._dealt[dealer] for dealer in self._passed_on}
+            self._dealers = sorted(self._dealt)
+        dealt = {dealer: self._dealt[dealer] for dealer in self._dealers}
         return {dealer: (sealed[rank], commitments) for dealer, (sealed, commitments) in dealt.items()}
 
     def sharing(self) -> dict[int, bytes]:
         """End step 2; return signatures by silo that shares masks. A proven complaint ends the attempt."""
         if not self._sharing:
-            if self._wronged:
-                raise self.attempt.error(f"{listed(self._wronged)} got wrong shares")
-            self._enough(self._fine, "have checked their shares")
-            self._sharing = dict(sorted(self._fine.items()))
+            if self._complainants:
+                raise self.attempt.error(f"{listed(self._complainants)} got wrong shares")
+            self._enough(self._confirmed, "have checked their shares")
+            self._sharing = dict(sorted(self._confirmed.items()))
         return self._sharing
 
     def there(self) -> list[int]:
