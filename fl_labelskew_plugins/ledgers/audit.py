@@ -238,9 +238,7 @@ class Verified:
 def read(folder: Path) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
     """Place, bytes and content of each line of a folder's log.
 
-    Raises:
-        LabelSkewError: there is no log, or it cannot be read.
-        RunError: a line is not valid.
+    Raises LabelSkewError if the log cannot be read, and RunError for an invalid line.
     """
     paths = files(folder)
     if not paths:
@@ -257,9 +255,7 @@ def read(folder: Path) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
 def verify(folder: Path, last: str = "") -> Verified:
     """Check a folder's log; ``last``: SHA-256 of a line that must exist.
 
-    Raises:
-        LabelSkewError: there is no log.
-        RunError: it was changed; names the first line that does not fit.
+    Raises LabelSkewError without a log, and RunError with the first line that was changed.
     """
     before, previous, count, missing, repaired, complete = "", "", 0, 0, 0, not last
     for where, line, content in read(folder):

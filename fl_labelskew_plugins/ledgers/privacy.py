@@ -61,8 +61,7 @@ class LedgerEntry(BaseModel):
 class Ledger:
     """A file of answers, and their budget, if any. A repeated question has the same answer, and is spent once.
 
-    Raises:
-        LabelSkewError: the file is not a ledger, or there is a budget and dp-accounting is not installed.
+    Raises LabelSkewError for another file, or if there is a budget and dp-accounting is not installed.
     """
 
     def __init__(self, file: Path, budget: PrivacyBudget | None = None, level: Level = "silo") -> None:
@@ -83,9 +82,7 @@ class Ledger:
         ``noises``: of its parts; ``answer``: digest of all that it depends on; ``run``: for people; ``round``: from 0,
         or -1 before the first; ``client``: its number, if the file has several clients.
 
-        Raises:
-            SpentError: the answer would exceed the budget.
-            RunError: the ledger cannot be written.
+        Raises SpentError if the answer would exceed the budget, and RunError if the ledger cannot be written.
         """
         with self._locked():
             if (client, answer, tuple(noises)) in self._answers:

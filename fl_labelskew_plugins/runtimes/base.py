@@ -47,7 +47,7 @@ class Runtime:
         return build(self.recipe)
 
     def host(self, recipe: Recipe, folder: Path, *, rank: int = 0) -> Host:
-        """The framework of this process, with its configuration in ``folder``."""
+        """The framework, with its configuration in ``folder``."""
         return self.load_host()(recipe, folder / "fedml.yaml", rank=rank) if recipe.hosted else Host()
 
     def load_host(self) -> type[FedML]:
@@ -59,7 +59,7 @@ class Runtime:
         return FedML
 
     def preview(self) -> Session:
-        """The session of a dry run, without other processes."""
+        """The session of a dry run."""
         return self.session()
 
     def survey(self) -> Survey:

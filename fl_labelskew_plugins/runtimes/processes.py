@@ -35,9 +35,7 @@ class ProcessPart(NamedTuple):
 def together(parts: Sequence[ProcessPart], *, environment: Mapping[str, str]) -> None:
     """Run all parts until the first one and then the others have succeeded, or until one fails.
 
-    Raises:
-        RunError: a part failed; with its exit code.
-        KeyboardInterrupt: this process was interrupted.
+    Raises RunError with the exit code of a failed part, or KeyboardInterrupt.
     """
     env = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
     running: list[tuple[ProcessPart, subprocess.Popen[str]]] = []

@@ -74,7 +74,6 @@ class Message:
     Attributes:
         round: from 0; -1 outside rounds.
         meta: JSON values.
-        connection: the connection that received it.
         failure: the error that ended the transport.
     """
 
@@ -91,7 +90,7 @@ class Message:
 def reason(msg: Message) -> str | None:
     """The sender's reason in one clean line, if any.
 
-    Repeated spaces and combining marks are replaced: on a terminal, they could push the rest into a line of its own.
+    Repeated spaces and combining marks could push the rest into a line of its own.
     """
     text = msg.meta.get("reason")
     if text is None:

@@ -139,10 +139,10 @@ def encode(
 
 
 def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Decode the payload that follows a header; raises WireError. A read-only buffer is copied.
+    """Decode the payload that follows a header; a read-only buffer is copied. Raises WireError.
 
     Returns:
-        The mapping, and tensors in the sender's order, which are views of ``payload`` and keep all of it in memory.
+        The mapping, and tensors in the sender's order: views of ``payload``, all of which they keep in memory.
     """
     view = memoryview(payload).cast("B")
     if view.readonly:

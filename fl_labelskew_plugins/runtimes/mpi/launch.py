@@ -201,7 +201,7 @@ class MPIJob:
                 self._escalate(time.monotonic() - self._ending)
 
     def report(self, run_dir: Path, resume: str) -> None:
-        """Raise an error if the job failed; see :func:`launch`."""
+        """Raise an error if the job failed, see :func:`launch`."""
         code = self.process.returncode
         if code == 0:
             return
@@ -251,7 +251,7 @@ class MPIJob:
         connection.close()
 
     def _read_rank(self, rank: int) -> None:
-        """Read all output of a rank at once, which keeps the order of ends."""
+        """Read all output of a rank at once, to keep the order of ends."""
         try:
             while output := self.open[rank].recv(MAX_OUTPUT):
                 self.ranks[rank].output = (self.ranks[rank].output + output)[-MAX_OUTPUT:]
@@ -300,7 +300,7 @@ class MPIJob:
         self._signal(signal.SIGKILL, *self.open)
 
     def _signal(self, number: int, *ranks: int) -> None:
-        """Signal ranks with an open connection, so that their process ids are still theirs."""
+        """Signal ranks; an open connection proves that the process id is still valid."""
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.ranks[rank].pid, number)

@@ -58,7 +58,7 @@ class Nodes:
                 log.warn(f"worker {few(missing)} has not reported yet; still waiting")
 
     def name(self, worker: int) -> str:
-        """A worker's name for messages; on several nodes, with its node."""
+        """A worker's name; on several nodes, with its node."""
         node = self._nodes[worker]
         return f"worker {worker}" if {*self._nodes.values()} == {node} else f"worker {worker} on {node}"
 

@@ -38,7 +38,7 @@ class MPI(Runtime):
     """A simulation over the processes of ``mpirun``."""
 
     def delegated(self) -> bool:
-        """Start ``mpirun``, or run one of its workers."""
+        """Start ``mpirun``, or run a worker."""
         place = mpi_rank()
         if place is None:
             gpus, hostfile = devices.gpus(self.recipe, warn=True), self.recipe.comm.hostfile
@@ -141,7 +141,7 @@ class MPIServer(Manager):
         return clients
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Assign the clients; yield their uploads in ascending order."""
+        """Assign the clients; yield their uploads, ascending."""
         sizes = self.session.sizes
         self._longest = iter(sorted(clients, key=lambda client: (-sizes[client], client)))
         self._lowest, self._waiting = iter(clients), set(clients)
@@ -193,8 +193,8 @@ class MPIServer(Manager):
     def _assign(self, round: int) -> None:
         """Assign a client to each idle worker, while there is room for its upload.
 
-        The largest comes first; once half of the room is taken, the next to be added, so that the upload for which all
-        others wait is always in progress.
+        The largest comes first; once half of the room is taken, the next to be added, so that the server never waits for
+        a client that no worker trains.
         """
         states = self.record.states
         while self._idle and self._waiting and self._in_progress < self._room:

@@ -43,8 +43,7 @@ class Transfer:
 class MPITransport(Transport):
     """Messages between the ranks of ``COMM_WORLD``, in order from each sender.
 
-    :meth:`send_message` copies the tensors and does not wait for the receiver. :attr:`spool` allocates the buffers of
-    received messages.
+    :meth:`send_message` copies the tensors; :attr:`spool` allocates the buffers of received messages.
     """
 
     def __init__(self) -> None:

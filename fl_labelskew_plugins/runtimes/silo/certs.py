@@ -47,8 +47,7 @@ SHOWN = ("file", "who", "until", "revoked", "fingerprint", "hosts")
 def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files:
     """Read ``ca.pem`` and the certificate and key of ``server`` or ``silo-3``.
 
-    Raises:
-        LabelSkewError: a file is missing, unreadable, expired or of another pair, or the passphrase is wrong.
+    Raises LabelSkewError if a file is missing, unreadable, expired or of another pair, or the passphrase is wrong.
     """
     ca_path, path, key_path = folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key"
     ca, certificate = load_certificate(ca_path), load_certificate(path)
@@ -181,10 +180,7 @@ def renew(
 ) -> list[str]:
     """Renew certificates, each with a new key; the old ones stay valid until they expire or are revoked.
 
-    ``names``: see :func:`.named`. Without ``hosts``, the server keeps its previous ones.
-
-    Raises:
-        LabelSkewError: a certificate does not exist; or as :func:`new`.
+    Without ``hosts``, the server keeps its previous ones. Raises as :func:`new` and :func:`.named`.
     """
     given = _names(hosts)
     names = named(folder, names)
@@ -284,10 +280,7 @@ class RevocationList:
 def revoke(folder: Path, names: Sequence[str]) -> tuple[RevocationList, int]:
     """Add certificates and their earlier ones to a folder's revocation list; return it and the number of new entries.
 
-    ``names``: see :func:`.named`.
-
-    Raises:
-        LabelSkewError: a certificate does not exist, the authority or the list is unusable, or writing fails.
+    Raises LabelSkewError if a certificate does not exist, the authority or the list is unusable, or writing fails.
     """
     names = named(folder, names)
     authority, key = load_authority(folder, Passphrase())

@@ -376,7 +376,7 @@ class SiloClient(Manager):
     def answer(self, request: str = "opening") -> str:
         """Digest of an answer: of the request, the samples, the settings, and the silo's secret and rank.
 
-        Silos may share a ledger; their noise differs if their secret or rank does.
+        Silos with one ledger have other noise if their secret or rank differs.
         """
         key = self._secret.to_bytes(16, "big") + self.rank.to_bytes(4, "big")
         return hashlib.blake2b(self.about + request.encode(), digest_size=16, key=key).hexdigest()

@@ -53,7 +53,7 @@ class Trust:
     def look(self) -> str:
         """Check the server's certificate, if it is pinned or certificates are revoked.
 
-        Returns the reason to connect later, if any; raises LabelSkewError for the wrong server.
+        Returns the reason to connect later, if any. Raises LabelSkewError for the wrong server.
         """
         if self.tls is None or (self.pin is None and not self._any_revoked):
             return ""

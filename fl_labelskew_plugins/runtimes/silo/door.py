@@ -45,7 +45,7 @@ class Stranger:
 
 
 def places() -> int:
-    """Number of connections that this process may hold; raises its limit of open files if allowed."""
+    """Maximum connections of this process; raises its limit of open files if allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = PLACES + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -91,8 +91,8 @@ class Door:
     def enter(self, peer: str, *, member: bool, looked: bool) -> None:
         """Note the start of a stream of ``peer``, as gRPC names it.
 
-        ``member``: whether the stream protects its connection; ``looked``: whether the peer connected before to check
-        this server's certificate.
+        ``member``: the stream protects its connection; ``looked``: the peer connected before to check this server's
+        certificate.
         """
         address = of_peer(peer)
         with self._lock:
@@ -117,7 +117,7 @@ class Door:
                 count, reported_at = 0, now
 
     def _shut_down_idle(self, now: float) -> int:
-        """Shut down connections over the limits; return their number."""
+        """Shut down connections over the limits."""
         descriptors = dict(_sockets())
         self._peers = {inode: self._peers.get(inode) or self._peer(n) for inode, n in descriptors.items()}
         with self._lock:

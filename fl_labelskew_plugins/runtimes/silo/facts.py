@@ -38,11 +38,11 @@ class Facts:
     """A silo's first message.
 
     Args:
-        samples: training samples; 0 if only secure aggregation sums them.
+        samples: training samples; 0 if they are only summed.
         input_shape: of one sample.
-        num_classes: ``C`` of the data set, including classes without samples.
+        num_classes: ``C``, including classes without samples.
         counts: training samples per class, if ``train_args.proxy_aggregation`` is ``class``.
-        classes: :func:`digest` of the class names; None if they are only numbers.
+        classes: :func:`digest` of the class names.
     """
 
     samples: int
@@ -351,7 +351,6 @@ class Census:
         test: the server's test samples, if any.
         sizes: training samples per silo, updated in place; 0: not reported yet, 1: reported only in a secure sum.
         warn: called with a client and a warning.
-        summed: whether silos report their samples only in a secure sum.
     """
 
     def __init__(

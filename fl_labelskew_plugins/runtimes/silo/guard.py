@@ -33,7 +33,7 @@ class AnswersFile(BaseModel):
 
 
 class Guard:
-    """Enforces a policy in a running silo; LabelSkewError if the account cannot be read.
+    """Enforces a policy in a running silo. Raises LabelSkewError if its account cannot be read.
 
     ``file``: of the policy, ``folder``: of the silo.
     """

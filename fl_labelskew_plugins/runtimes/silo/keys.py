@@ -110,8 +110,7 @@ class Passphrase:
     def get(self, path: Path, *, new: bool = False) -> bytes:
         """The passphrase of the key in ``path``, read when it is first needed; ``new``: it is typed twice.
 
-        Raises:
-            LabelSkewError: it is invalid, or there is no terminal.
+        Raises LabelSkewError if it is invalid, or there is no terminal.
         """
         if not self._value:
             value = self._read(path, new=new)

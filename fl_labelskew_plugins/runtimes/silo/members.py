@@ -241,7 +241,7 @@ class Members:
     def invite(self, round: int, sampled: list[int]) -> list[int]:
         """Wait for the quorum, and ``reconnect_s`` for lost silos; return the sampled clients that are connected.
 
-        Other clients replace excluded ones if possible. Raises RunError for too few clients.
+        Others replace excluded ones if possible. Raises RunError for too few clients.
         """
         seconds = self.comm.quorum_timeout_s
         until, patient, over = self.clock.now + seconds, self.clock.now + self.comm.reconnect_s, False

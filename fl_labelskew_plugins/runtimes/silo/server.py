@@ -563,8 +563,7 @@ def server_session(
 ) -> Session:
     """The server's session, without samples of clients.
 
-    ``test``: the server's own samples; ``moments``: mean and std from the silos' sums, if any; ``exact``: whether the
-    samples are uint8.
+    ``test``: the server's own samples; ``moments``: from the silos' sums, if any; ``exact``: the samples are uint8.
     """
     data = test
     if data is None:

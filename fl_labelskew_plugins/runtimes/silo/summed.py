@@ -219,7 +219,7 @@ class SummedTests(ClientTests):
     def tested(self, weights: Weights) -> Mapping[str, object]:
         """The accuracy for a line of metrics, if all silos of the opening are in the sum.
 
-        Sums over sets that differ in one silo would reveal about how many of its answers are right.
+        Sums over sets that differ in one silo would reveal its right answers.
         """
         members, sums, run = self.server.members, sums_of(self.rounds.session), self.server.record.run
         self.of(weights)
@@ -398,7 +398,7 @@ class SummedAnswers(Answers):
     def send(self, round: int, result: LocalResult) -> None:
         """Report that this silo is ready.
 
-        With noise, wait until ``answer_after_s`` after the request, because the time of training may reveal data.
+        With noise, wait until ``answer_after_s``, because the time of training may reveal data.
         """
         key, note = "comm_args.answer_after_s", self.silo.show.note
         if (left := self._answers_at - time.monotonic()) > 0:

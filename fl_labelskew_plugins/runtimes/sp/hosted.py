@@ -231,7 +231,7 @@ class HostedFederation(Simulation):
         return calibrate
 
     def _dataset(self) -> list[Any]:
-        """The host's 8-tuple, of which it reads the sizes, and the batches of the client in training."""
+        """The host's 8-tuple; it reads the sizes, and the batches of the client in training."""
         sizes = dict(enumerate(self.session.sizes))
         if self.session.method.aggregation == "uniform":
             sizes = dict.fromkeys(sizes, 1)

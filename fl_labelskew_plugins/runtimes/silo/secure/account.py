@@ -50,8 +50,7 @@ class Opened(BaseModel):
 class Account:
     """The record in a silo's folder. Methods that write it raise SecureError if they cannot.
 
-    Raises:
-        LabelSkewError: it cannot be read, or the training has failed before, see :meth:`fail`.
+    Raises LabelSkewError if it cannot be read, or the training has failed before, see :meth:`fail`.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -105,8 +105,7 @@ class ServerSums:
     ) -> tuple[list[int], Vector]:
         """Attempt a sum of clients' vectors once, with new masks; return the clients in it, ascending, and the sum.
 
-        Raises:
-            SecureError: too few silos are left, or one cheated; the server then knows nothing of any vector.
+        Raises SecureError if too few silos are left, or one cheated; the server then knows nothing of any vector.
         """
         number = self._numbers[round] = self._numbers.get(round, -1) + 1
         self._attempt = attempt = Attempt(

@@ -38,7 +38,7 @@ class SiloRound:
     """A silo in one attempt; its secrets exist only in memory.
 
     Each step can be taken once, and raises :class:`.SecureError` if the server or another silo violates the protocol.
-    ``noisy`` adds noise to a round's vector, after all checks of the step.
+    ``noisy`` adds noise to a round's vector.
     """
 
     def __init__(
