@@ -193,8 +193,8 @@ class MPIServer(Manager):
     def _assign(self, round: int) -> None:
         """Assign a client to each idle worker, while there is room for its upload.
 
-        The largest comes first; once half of the room is taken, the next to be added, so that the server never waits for
-        a client that no worker trains.
+        The largest comes first; once half of the room is taken, the next to be added, so that the server never waits
+        for a client that no worker trains.
         """
         states = self.record.states
         while self._idle and self._waiting and self._in_progress < self._room:

@@ -219,7 +219,7 @@ class SummedTests(ClientTests):
     def tested(self, weights: Weights) -> Mapping[str, object]:
         """The accuracy for a line of metrics, if all silos of the opening are in the sum.
 
-        Sums over sets that differ in one silo would reveal its right answers.
+        Sums over sets that differ in one silo would reveal about how many of its answers are right.
         """
         members, sums, run = self.server.members, sums_of(self.rounds.session), self.server.record.run
         self.of(weights)
