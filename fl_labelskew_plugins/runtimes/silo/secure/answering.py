@@ -31,7 +31,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message
 
 
-@dataclass
+@dataclass(repr=False)  # it contains shares of secrets
 class SiloSums:
     """A silo's part in secure sums.
 
