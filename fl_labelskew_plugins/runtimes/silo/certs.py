@@ -245,15 +245,13 @@ def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
     for host in hosts:
         try:
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
-            continue
-        except ValueError:  # a name
-            pass
-        try:
-            addresses.split(f"{host}:1")
         except ValueError:
-            what = f"{host!r} is not a host name or an IP address such as fl.example.org or 192.0.2.1"
-            raise LabelSkewError(f"--server: {what}") from None
-        names.append(x509.DNSName(host))
+            try:
+                addresses.split(f"{host}:1")
+            except ValueError:
+                what = f"{host!r} is not a host name or an IP address such as fl.example.org or 192.0.2.1"
+                raise LabelSkewError(f"--server: {what}") from None
+            names.append(x509.DNSName(host))
     return names
 
 

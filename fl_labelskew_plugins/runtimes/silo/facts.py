@@ -148,8 +148,8 @@ def load(recipe: Recipe, client: int) -> SiloData:
         data = loaded(recipe)
     else:
         data, clients = divided(recipe)
-        train, test = clients.train[client], clients.test[client]
-        data = replace(data, train=_part(data.train, train), test=_part(data.test, test))
+        train, test = _part(data.train, clients.train[client]), _part(data.test, clients.test[client])
+        data = Data(train, test, data.class_names, data.mean, data.std)  # without the fingerprint of all samples
     if not len(data.train.y):
         raise LabelSkewError(f"silo {client + 1} has no training sample; give it at least one")
     names, shape = data.class_names, tuple(data.train.x.shape[1:])
