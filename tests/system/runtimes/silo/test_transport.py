@@ -487,7 +487,9 @@ def test_space_is_reserved_for_one_message_of_a_silo_at_a_time(start):
     transport = start().transport
     transport.limits[Kind.UPLOAD] = 2**24
     header = Header(Kind.UPLOAD, 1, 0, 0, 2**24)
-    first, second = (SimpleNamespace(rank=1, greeted=True, closed=False, ended=False, receiving=False) for _ in range(2))
+    first, second = (
+        SimpleNamespace(rank=1, greeted=True, closed=False, ended=False, receiving=False) for _ in range(2)
+    )
     transport._admit(first, header)
     other = threading.Thread(target=transport._admit, args=(second, header))
     other.start()
