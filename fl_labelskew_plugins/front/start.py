@@ -147,7 +147,7 @@ def warned(session: Session) -> Session:
     if made_up(session.recipe):
         name = session.recipe.data.dataset
         log.warn(f"data_args.data_cache_dir: made-up data, not the real {name}; results are meaningless")
-    for warning in [*session.method.warnings(session.federation), *privacy.warnings(session)]:
+    for warning in [*session.method.warnings(session.federation), *privacy.warnings(session.recipe, session.sizes)]:
         log.warn(warning)
     return session
 

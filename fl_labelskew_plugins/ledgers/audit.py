@@ -1,9 +1,7 @@
-"""A tamper-evident log of connections, rejections and messages.
+"""A tamper-evident log of connections, rejections and messages, in the folder of the server and of each silo.
 
-``audit.jsonl`` is in the run folder of the server and of each silo. Each line contains the SHA-256 of the line before
-it (``before``). Full files are renamed ``audit-000001.jsonl`` and so on, and the chain continues across files. A log
-whose last lines were removed is still a valid chain; this is detected only with the SHA-256 of the last line, kept
-elsewhere.
+Each line contains the SHA-256 of the line before it (``before``), also across files: full ones are renamed
+``audit-000001.jsonl`` and so on. Only the SHA-256 of the last line, kept elsewhere, shows that last lines are missing.
 """
 
 from __future__ import annotations
@@ -34,43 +32,39 @@ EVENTS = (
     *("sum", "revealed"),
     *("began", "opened", "closed", "repaired", "gap", "repeated"),
 )
-"""Events of connections and messages, and of the log itself."""
 MAX_FILE_BYTES = 64 * 2**20
 """Approximate bytes after which a new file is started."""
 MAX_TEXT = 300
-"""Maximum length of a text."""
 MAX_WAITING = 1000
 """Maximum number of lines before :meth:`Audit.open`."""
 MINUTE = 60.0
 EVENTS_PER_MINUTE = dict.fromkeys(("connected", "left", "refused"), 60)
-"""Written lines per minute, event and peer; further ones are only counted, so that nobody can fill the disk."""
+"""Written lines per minute, event and peer; others are only counted, so that no peer can fill the disk."""
 MESSAGES_PER_MINUTE = 1200
-"""The same limit for messages."""
 
 
 class Audit:
     """A process's audit log; thread-safe, and never raises an error.
 
     Args:
-        warn: called once with a message if the log cannot be written.
-        most: approximate maximum bytes of a file.
-        hear: called with each noted line, in the thread that notes it.
+        warn: called once if the log cannot be written.
+        max_bytes: approximate maximum size of a file.
+        observe: called with each noted line.
         digests: whether messages are noted with their SHA-256.
     """
 
     def __init__(
         self,
-        warn: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] = log.warn,
         *,
-        most: int = MAX_FILE_BYTES,
-        hear: Callable[[Mapping[str, Any]], None] = lambda line: None,
+        max_bytes: int = MAX_FILE_BYTES,
+        observe: Callable[[Mapping[str, Any]], None] = lambda line: None,
         digests: bool = True,
     ) -> None:
         self.last = ""
         """SHA-256 of the last written line; empty if there is none."""
         self.digests = digests
-        self._warn = warn or log.warn
-        self._most, self._hear = most, hear
+        self._warn, self._max_bytes, self._observe = warn, max_bytes, observe
         self._folder: Path | None = None
         self._file = -1
         self._size = 0
@@ -82,35 +76,29 @@ class Audit:
         self._lock, self._busy = threading.RLock(), False
 
     def open(self, folder: Path, who: str) -> None:
-        """Begin or continue the log in an existing folder; lines noted before are written first.
-
-        ``who``: the owner, ``server`` or ``silo-2``, the only writer.
-        """
+        """Begin or continue the log of ``who``, ``server`` or ``silo-2``, in an existing folder."""
         with self._lock:
             self._folder = folder
             self._waiting.appendleft({"event": "opened", "who": who, "process": os.getpid()})
             self._write_waiting()
 
     def note(self, event: str, **facts: Any) -> None:
-        """Add a line: one of :data:`EVENTS`, with facts such as ``rank``, ``peer``, ``kind``, ``sha256`` or ``why``.
-
-        Facts that are None are omitted, texts are cleaned.
-        """
+        """Add a line: one of :data:`EVENTS`, with the facts that are not None."""
         line: dict[str, Any] = {"time": utc(), "event": event}
         line |= {k: clean(v, MAX_TEXT) if isinstance(v, str) else v for k, v in facts.items() if v is not None}
         self._waiting.append(line)
-        self._hear(line)
+        self._observe(line)
         with self._lock:
             self._write_waiting()
 
     def sync(self) -> None:
         """Flush all lines to the disk."""
-        with self._lock, contextlib.suppress(OSError):  # the next line that cannot be written is reported
+        with self._lock, contextlib.suppress(OSError):  # writing the next line reports it
             if self._file >= 0:
                 os.fsync(self._file)
 
     def close(self) -> str:
-        """Write the last line; return a message about the log, or '' without one."""
+        """Write the last line; return a message about the log, if any."""
         with self._lock:
             if self._folder is None:
                 return ""
@@ -120,10 +108,8 @@ class Audit:
             self._append({"event": "closed"})
             self.sync()
             self._close_file()
-            folder, self._folder, self._busy = self._folder, None, False
-            return (
-                f"audit log: {folder / NAME}, last line's SHA-256 {self.last}; keep that elsewhere" if self.last else ""
-            )
+            file, self._folder, self._busy = self._folder / NAME, None, False
+            return f"audit log: {file}, last line's SHA-256 {self.last}; keep that elsewhere" if self.last else ""
 
     # -- called while the lock is held
 
@@ -135,8 +121,7 @@ class Audit:
             self._write_repeated()
             while self._waiting:
                 line = self._waiting.popleft()
-                key = (line["event"], line.get("rank"), line.get("fingerprint"))
-                seen = self._seen.setdefault(key, [0, line])
+                seen = self._seen.setdefault((line["event"], line.get("rank"), line.get("fingerprint")), [0, line])
                 seen[0] += 1
                 if seen[0] <= EVENTS_PER_MINUTE.get(line["event"], MESSAGES_PER_MINUTE):
                     self._append(line)
@@ -144,7 +129,7 @@ class Audit:
             self._busy = False
 
     def _write_repeated(self, *, now: bool = False) -> None:
-        """Once a minute, write the number of lines that were counted but not written."""
+        """Once a minute, write the number of suppressed lines."""
         if not now and time.monotonic() - self._seen_since < MINUTE:
             return
         for (event, *_), (times, line) in self._seen.items():
@@ -184,7 +169,7 @@ class Audit:
 
     def _write(self, facts: Mapping[str, Any]) -> None:
         text = json.dumps({"time": utc(), **facts, "before": self.last}, ensure_ascii=False).encode()
-        if self._size and self._size + len(text) >= self._most:
+        if self._size and self._size + len(text) >= self._max_bytes:
             self._rotate()
         rest = memoryview(text + b"\n")
         while rest:
@@ -195,13 +180,13 @@ class Audit:
     def _rotate(self) -> None:
         assert self._folder is not None
         self.sync()
-        old = [int(path.stem.partition("-")[2]) for path in files(self._folder) if path.name != NAME]
+        old = [_number(path) for path in files(self._folder) if path.name != NAME]
         os.rename(self._folder / NAME, self._folder / f"audit-{max(old, default=0) + 1:06d}.jsonl")
         self._close_file()
         self._reopen()
 
     def _reopen(self) -> None:
-        """Open the file at its end; an incomplete last line (kill, full disk) is removed, which is noted."""
+        """Open the file at its end; remove an incomplete last line (kill, full disk)."""
         assert self._folder is not None
         self._file = open_regular(self._folder / NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._size = os.fstat(self._file).st_size
@@ -225,9 +210,13 @@ class Audit:
 
 def files(folder: Path) -> list[Path]:
     """The files of a folder's log, oldest first."""
-    old = [path for path in folder.glob("audit-*.jsonl") if re.fullmatch(r"audit-\d{6,9}", path.stem)]
+    old = [path for path in folder.glob("audit-*.jsonl") if belongs(path.name)]
     current = folder / NAME
-    return [*sorted(old, key=lambda path: int(path.stem[6:])), *([current] if current.exists() else [])]
+    return [*sorted(old, key=_number), *([current] if current.exists() else [])]
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.removeprefix("audit-"))
 
 
 def belongs(name: str) -> bool:
@@ -237,23 +226,19 @@ def belongs(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Verified:
-    """Facts about a valid log."""
+    """A valid log; ``missing``: lines that could not be written, ``repaired``: removed incomplete lines."""
 
     lines: int
     files: int
     missing: int
-    """Lines that could not be written, by the log itself."""
     repaired: int
-    """Incomplete lines that were removed."""
     last: str
 
 
 def read(folder: Path) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
-    """Yield each line of a folder's log: its place, its bytes, and its content.
+    """Place, bytes and content of each line of a folder's log.
 
-    Raises:
-        LabelSkewError: there is no log, or it cannot be read.
-        RunError: a line is not valid.
+    Raises LabelSkewError if the log cannot be read, and RunError for an invalid line.
     """
     paths = files(folder)
     if not paths:
@@ -268,15 +253,9 @@ def read(folder: Path) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
 
 
 def verify(folder: Path, last: str = "") -> Verified:
-    """Check a folder's log from its first to its last line.
+    """Check a folder's log; ``last``: SHA-256 of a line that must exist.
 
-    Args:
-        folder: a run's, or a silo's.
-        last: SHA-256 of a line that must exist, as printed at the end of a run.
-
-    Raises:
-        LabelSkewError: there is no log.
-        RunError: it was changed; names the first line that does not fit.
+    Raises LabelSkewError without a log, and RunError with the first line that was changed.
     """
     before, previous, count, missing, repaired, complete = "", "", 0, 0, 0, not last
     for where, line, content in read(folder):

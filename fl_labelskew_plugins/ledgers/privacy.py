@@ -1,10 +1,9 @@
 """Privacy accounting: the ledger of clients' answers, their epsilon so far, and the answers that a budget allows.
 
-Epsilon covers all answers of one client, each with its own noise. dp-accounting computes it as the smaller of two valid
-bounds: Renyi differential privacy (Mironov, CSF 2017), and pure bounds of Laplace noise plus the exact bound of
-Gaussian noise (Balle and Wang, ICML 2018). For discrete Gaussian noise only the first applies, which treats it like
-Gaussian noise (Kairouz, Liu, Steinke, ICML 2021, theorem 1). There is no amplification by sampling: the server knows
-whom it asked, and rounds without a client reveal nothing about it.
+Epsilon covers all answers of one client, each with its own noise. It is the smaller of two valid bounds: Renyi
+differential privacy (Mironov, CSF 2017), and pure bounds of Laplace noise plus the exact bound of Gaussian noise (Balle
+and Wang, ICML 2018). For discrete Gaussian noise only the first applies, which treats it like Gaussian noise (Kairouz,
+Liu, Steinke, ICML 2021, theorem 1). Sampling does not amplify privacy, because the server knows the selected clients.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import Any, get_args
 
 from fl_labelskew_registry import LabelSkewError, RunError, shareable
 from pydantic import BaseModel
@@ -31,9 +30,6 @@ from fl_labelskew_plugins.recipe.conflicts import fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.privacy import BUDGET, Noise, leaving
 from fl_labelskew_plugins.recipe.sections import Level, PrivacyBudget
-
-if TYPE_CHECKING:
-    from fl_labelskew_registry import Federation
 
 NAME = "privacy.jsonl"
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -50,7 +46,7 @@ class SpentError(RunError):
 
 
 class LedgerEntry(BaseModel):
-    """A line of a ledger: an answer, and the total epsilon with it (None: no bound). ``round``: -1 before the first."""
+    """A line of a ledger: an answer, and the total epsilon with it (None: no bound)."""
 
     time: str
     run: str
@@ -63,13 +59,9 @@ class LedgerEntry(BaseModel):
 
 
 class Ledger:
-    """A file of answers, and their budget, if any.
+    """A file of answers, and their budget, if any. A repeated question has the same answer, and is spent once.
 
-    Each answer is a line of JSON, on disk before the answer is computed. A repeated question has the same answer with
-    the same noise, and is spent once.
-
-    Raises:
-        LabelSkewError: the file is not a ledger, or there is a budget and dp-accounting is not installed.
+    Raises LabelSkewError for another file, or if there is a budget and dp-accounting is not installed.
     """
 
     def __init__(self, file: Path, budget: PrivacyBudget | None = None, level: Level = "silo") -> None:
@@ -85,31 +77,37 @@ class Ledger:
     def spend(
         self, noises: Sequence[Noise], answer: str, *, run: str, round: int = -1, client: int | None = None
     ) -> None:
-        """Record an answer before it is computed, unless the same one with the same parts is recorded already.
+        """Record an answer on disk before it is computed, unless it is recorded already.
 
-        Args:
-            noises: the parts of the answer with their noise.
-            answer: digest of everything that the answer depends on.
-            run: the run's id, for people.
-            round: from 0; -1: before the first.
-            client: its number, if the file has several clients.
+        ``noises``: of its parts; ``answer``: digest of all that it depends on; ``run``: for people; ``round``: from 0,
+        or -1 before the first; ``client``: its number, if the file has several clients.
 
-        Raises:
-            SpentError: the answer would exceed the budget.
-            RunError: the ledger cannot be written.
+        Raises SpentError if the answer would exceed the budget, and RunError if the ledger cannot be written.
         """
-        with self._alone():
-            self._read()
-            if (client, answer, tuple(noises)) not in self._answers:
-                self._spend(noises, answer, run, round, client)
+        with self._locked():
+            if (client, answer, tuple(noises)) in self._answers:
+                return
+            delta, so_far = self._total(noises, round, client)
+            entry = LedgerEntry(
+                time=utc(),
+                run=run,
+                round=round,
+                client=client,
+                answer=answer,
+                answered=noises,
+                delta=delta,
+                epsilon={level: value if math.isfinite(value) else None for level, value in so_far.items()},
+            )
+            self._write(entry)
+            self._add(entry)
 
     def check(self, noises: Sequence[Noise], *, round: int) -> None:
         """Raise SpentError if another answer would exceed the budget."""
-        with self._alone():
-            self._read()
-            self._after(noises, round, None)
+        with self._locked():
+            self._total(noises, round, None)
 
-    def _after(self, noises: Sequence[Noise], round: int, client: int | None) -> tuple[float, dict[Level, float]]:
+    def _total(self, noises: Sequence[Noise], round: int, client: int | None) -> tuple[float, dict[Level, float]]:
+        """Delta, and epsilon with another answer. Raises SpentError if it exceeds the budget."""
         delta = DELTA if self.budget is None else self.budget.delta
         spent = self._spent.get(client, Counter()) + Counter(noises)
         so_far = {level: epsilon(at(spent, level), delta) for level in LEVELS} if installed() else {}
@@ -123,37 +121,23 @@ class Ledger:
             raise shareable(error, f"{BUDGET} does not allow {refused}")
         return delta, so_far
 
-    def _spend(self, noises: Sequence[Noise], answer: str, run: str, round: int, client: int | None) -> None:
-        delta, so_far = self._after(noises, round, client)
-        entry = LedgerEntry(
-            time=utc(),
-            run=run,
-            round=round,
-            client=client,
-            answer=answer,
-            answered=noises,
-            delta=delta,
-            epsilon={level: value if math.isfinite(value) else None for level, value in so_far.items()},
-        )
-        self._write(entry)
-        self._take(entry)
-
-    def _take(self, entry: LedgerEntry) -> None:
+    def _add(self, entry: LedgerEntry) -> None:
         self.entries.append(entry)
         self._answers.add((entry.client, entry.answer, tuple(entry.answered)))
         self._spent.setdefault(entry.client, Counter()).update(entry.answered)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Lock the file from reading to writing, since a silo may be in several runs at a time."""
+    def _locked(self) -> Iterator[None]:
+        """Lock the file from reading to writing, since a silo may be in several runs."""
         try:
-            # links are allowed, since the operator made them; other content behind them is rejected before writing
+            # links of the operator are allowed; other content behind them is rejected before writing
             handle = open_regular(os.path.realpath(self.file), os.O_WRONLY | os.O_CREAT)
         except OSError as error:
             raise self._unwritable(error) from None
         with os.fdopen(handle, "ab") as file:
             with suppress(OSError):  # a network file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX)
+            self._read()
             yield
 
     def _unwritable(self, error: OSError) -> RunError:
@@ -168,12 +152,11 @@ class Ledger:
             whole, newline, _ = read_bytes(self.file).rpartition(b"\n")
             lines = [LedgerEntry.model_validate_json(line) for line in whole.splitlines()]
         except (OSError, ValueError):
-            raise LabelSkewError(
-                f"{self.file}: is not a privacy ledger; restore the original file, or remove it to start a new one"
-            ) from None
+            use = "restore the original file, or remove it to start a new one"
+            raise LabelSkewError(f"{self.file}: is not a privacy ledger; {use}") from None
         self.entries, self._spent, self._answers = [], {}, set()
         for entry in lines:
-            self._take(entry)
+            self._add(entry)
         self._size = len(whole) + len(newline)
 
     def _write(self, entry: LedgerEntry) -> None:
@@ -192,54 +175,34 @@ class Ledger:
 
 
 def ledger_of(recipe: Recipe, folder: Path) -> Ledger | None:
-    """The ledger in a folder, or at the recipe's path; None if there is neither noise nor a ledger yet."""
+    """The ledger in a folder or at the recipe's path; None without noise, budget and earlier ledger."""
     args = recipe.privacy
-    elsewhere = args.ledger if recipe.common.across_silos else None  # clients of two simulations are different ones
+    elsewhere = args.ledger if recipe.common.across_silos else None
     file = folder / NAME if elsewhere is None else Path(elsewhere)
     parts = leaving(recipe, 1, 1)
     noisy = any(noise.claim for noise in [*parts.once, *parts.upload])
-    if recipe.policy is not None:  # its noise is added to the class counts of surveys, with any recipe
+    if recipe.policy is not None:  # its noise is added to surveys
         noisy = noisy or recipe.policy.least_noise("count_noise") != (0.0, "")
     return Ledger(file, args.budget, args.level) if noisy or args.budget is not None or file.exists() else None
 
 
-class Accounted(Protocol):
-    """The part of a :class:`.runs.session.Session` that accounts need."""
-
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe of the run."""
-
-    @property
-    def sizes(self) -> list[int]:
-        """Training samples of each client."""
-
-    @property
-    def federation(self) -> Federation:
-        """The facts of the run that every client may know."""
-
-
 class ClientAccounts:
-    """The clients of a simulation with their budgets."""
+    """The budgets of a simulation's clients; ``sizes``: training samples of each client."""
 
-    def __init__(self, ledger: Ledger, session: Accounted, run: str) -> None:
-        recipe, least = session.recipe, session.federation.min_samples
+    def __init__(self, ledger: Ledger, recipe: Recipe, sizes: Sequence[int], run: str) -> None:
         self.ledger, self.run = ledger, run
-        self._leaving = [leaving(recipe, samples, least) for samples in session.sizes]
+        least = min((size for size in sizes if size), default=0)
+        self._leaving = [leaving(recipe, samples, least) for samples in sizes]
         self._least = 1 if recipe.privacy.noise_multiplier is None else fewest_summed(recipe)
 
     def open(self) -> None:
-        """Record what all clients reveal before the first round; raises SpentError if a budget does not allow it."""
+        """Record all clients' answers before the first round; raises SpentError."""
         for client, parts in enumerate(self._leaving):
             if parts.once:
                 self.ledger.spend(parts.once, "opening", run=self.run, client=client)
 
     def willing(self, round: int, clients: Iterable[int]) -> list[int]:
-        """The selected clients whose budget allows an answer, which is recorded; repeated answers are identical.
-
-        Raises:
-            RunError: there are none, or too few for the noise of a sum.
-        """
+        """Record the selected clients' answers; return the clients with enough budget. Raises RunError for too few."""
         willing, refusal = [], None
         for client in clients:
             try:
@@ -254,11 +217,10 @@ class ClientAccounts:
         return willing
 
 
-def clients_of(session: Accounted, folder: Path, run: str) -> ClientAccounts | None:
-    """The accounts of a simulation's clients; None without noise, and for silos, which have their own."""
-    recipe = session.recipe
+def clients_of(recipe: Recipe, sizes: Sequence[int], folder: Path, run: str) -> ClientAccounts | None:
+    """The accounts of a simulation's clients; None without a ledger, and for silos, which have their own."""
     ledger = None if recipe.common.across_silos else ledger_of(recipe, folder)
-    return None if ledger is None else ClientAccounts(ledger, session, run)
+    return None if ledger is None else ClientAccounts(ledger, recipe, sizes, run)
 
 
 def at(noises: Mapping[Noise, int], level: Level) -> Spent:
@@ -269,12 +231,9 @@ def at(noises: Mapping[Noise, int], level: Level) -> Spent:
     return tuple(sorted((*key, times) for key, times in spent.items()))
 
 
-@lru_cache(maxsize=4096)  # clients of one size that answered as often have one epsilon
+@lru_cache(maxsize=4096)
 def epsilon(spent: Spent, delta: float) -> float:
-    """Epsilon of several answers together; infinite if one of them has no bound.
-
-    For 100 Gaussian answers of strength 1 it is 91.8 at delta 1e-5.
-    """
+    """Epsilon of several answers together; infinite if one of them has no bound."""
     if not all(strength for _, strength, _ in spent):
         return math.inf
     dp = require("epsilon")
@@ -283,7 +242,7 @@ def epsilon(spent: Spent, delta: float) -> float:
         event = dp.LaplaceDpEvent if kind == "laplace" else dp.GaussianDpEvent
         accountant.compose(event(strength), times)
     pure = sum(times / strength for kind, strength, times in spent if kind == "laplace")
-    # several Gaussian answers equal one, whose inverse square strength is the sum of theirs
+    # inverse square strengths of Gaussian answers add up
     inverse = sum(times / strength**2 for kind, strength, times in spent if kind == "gaussian")
     exact = dp.get_epsilon_gaussian(1 / math.sqrt(inverse), delta) if inverse else 0.0
     if any(kind == "discrete" for kind, _, _ in spent):
@@ -300,7 +259,7 @@ def after(opening: Sequence[Noise], upload: Sequence[Noise], number: int, level:
 
 
 def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBudget, level: Level) -> int:
-    """Uploads that a budget allows after an opening, at most :data:`MAX_ANSWERS`; -1 if it does not even allow that."""
+    """Uploads that a budget allows after an opening, at most :data:`MAX_ANSWERS`; -1: not even the opening."""
 
     def fits(number: int) -> bool:
         return after(opening, upload, number, level, budget.delta) <= budget.epsilon
@@ -317,7 +276,7 @@ def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBu
 
 
 def carried(recipe: Recipe, sizes: Iterable[int], budget: PrivacyBudget) -> int:
-    """Uploads that a budget allows for the client with the fewest; ``sizes``: training samples of each client."""
+    """Uploads that a budget allows each client; ``sizes``: training samples of each client."""
     require(BUDGET)
     sizes = {n for n in sizes if n}
     parts = [leaving(recipe, n, min(sizes)) for n in sizes]
@@ -325,17 +284,17 @@ def carried(recipe: Recipe, sizes: Iterable[int], budget: PrivacyBudget) -> int:
 
 
 def expected(recipe: Recipe) -> int:
-    """Expected number of rounds in which a client is selected."""
+    """Expected number of rounds of a client."""
     train = recipe.train
     return math.ceil(train.comm_round * train.clients_per_round / train.client_num_in_total)
 
 
-def warnings(session: Accounted) -> list[str]:
+def warnings(recipe: Recipe, sizes: Sequence[int]) -> list[str]:
     """A warning if a budget is spent before a simulation ends."""
-    recipe, budget = session.recipe, session.recipe.privacy.budget
+    budget = recipe.privacy.budget
     if budget is None or recipe.common.across_silos:
         return []
-    most, rounds, number = carried(recipe, session.sizes, budget), recipe.train.comm_round, expected(recipe)
+    most, rounds, number = carried(recipe, sizes, budget), recipe.train.comm_round, expected(recipe)
     if most >= number:
         return []
     expectation = "answers all of them" if number == rounds else f"answers about {number}"
@@ -352,5 +311,5 @@ def installed() -> bool:
 
 
 def require(what: str) -> Any:
-    """Import dp-accounting; raises LabelSkewError if it is not installed."""
+    """Import dp-accounting. Raises LabelSkewError if it is not installed."""
     return extras.load("privacy", "dp_accounting", "dp_accounting.rdp", what=f"{what}:")

@@ -82,7 +82,7 @@ class Record:
         if self._best >= 0 and recipe.tracking.keep_best and not folder.best.exists():
             log.warn(f"{folder.best.name}: the best model so far was not saved; only a better one will be saved")
         self.watch = watch(session, folder.diagnostics)
-        self.privacy = privacy.clients_of(session, folder.path, self.run)
+        self.privacy = privacy.clients_of(session.recipe, session.sizes, folder.path, self.run)
         self._trackers = Trackers(recipe)
 
     @property

@@ -1,4 +1,4 @@
-"""Base class of runtimes: plugins of the group ``fl_labelskew.runtimes``, selected by ``comm_args.backend``."""
+"""Base class of runtimes, the plugins of the group ``fl_labelskew.runtimes``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """One way to run a recipe; by default, everything in this process. Does not create the run's folder."""
+    """One way to run a recipe; by default, in this process."""
 
     roles: tuple[str, ...] = ()
     """Values of ``--role``; empty if a run cannot be started in parts."""
@@ -39,15 +39,15 @@ class Runtime:
             raise mistake("--survey", what, "labelskew survey RECIPE, which surveys the partition")
 
     def delegated(self) -> bool:
-        """Run this process's part if it is not the server; False if it is."""
+        """Run this process's part; False if it is the server."""
         return False
 
     def session(self) -> Session:
-        """Build the server's session."""
+        """The server's session."""
         return build(self.recipe)
 
     def host(self, recipe: Recipe, folder: Path, *, rank: int = 0) -> Host:
-        """The framework around this process's part of a run; its configuration is saved in ``folder``."""
+        """The framework, with its configuration in ``folder``."""
         return self.load_host()(recipe, folder / "fedml.yaml", rank=rank) if recipe.hosted else Host()
 
     def load_host(self) -> type[FedML]:
@@ -59,21 +59,16 @@ class Runtime:
         return FedML
 
     def preview(self) -> Session:
-        """Build the session of a dry run, without starting or contacting other processes."""
+        """The session of a dry run."""
         return self.session()
 
     def survey(self) -> Survey:
-        """Ask silos for their class counts, as the server; only for runtimes with ``roles``."""
+        """Ask silos for class counts; only for runtimes with ``roles``."""
         raise NotImplementedError
 
     def run(self, session: Session, record: Record) -> None:
-        """Run the remaining rounds.
-
-        Raises:
-            RunError: the run cannot continue; the record has saved a checkpoint.
-            KeyboardInterrupt: interrupted; likewise.
-        """
+        """Run the remaining rounds. RunError and KeyboardInterrupt end them early, with a checkpoint."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close connections and processes; always called, after success and failure."""
+        """Close connections and processes, after success and failure."""

@@ -20,21 +20,18 @@ class RunOptions:
 
     Args:
         recipe: the recipe's file or name; optional with ``resume``.
-        overrides: ``section.key=value`` each; with ``resume``, ``train_args.comm_round`` may be another number.
-        run_dir: this run's folder, new or empty; default: a new one under ``tracking_args.run_dir``.
-        resume: folder of an earlier run to resume, with identical results.
+        overrides: ``section.key=value`` each; with ``resume``, only ``train_args.comm_round``.
+        run_dir: new or empty folder; default: a new one under ``tracking_args.run_dir``.
+        resume: folder of an earlier run.
         from_round: with ``resume``: first go back to the end of this round, from 1.
         dry_run: do everything except training, and write nothing.
-        survey: across silos: ask silos for their class counts, without training.
+        survey: ask silos for their class counts, without training.
         quiet: print only errors.
-        role: ``server`` or ``client``, if each is started on its own machine; default: all parts on this machine.
-        rank: number of the silo, ``1 .. K``, for the role ``client``.
+        role: ``server`` or ``client``; default: all parts on this machine.
+        rank: of the silo, ``1 .. K``, for the role ``client``.
         server: address of the server, instead of the recipe's.
         host: ``fedml`` or ``none``; default: that of the resumed run, else FedML if it is installed.
-        pause: when to stop early, to be resumed later; default: that of the command that started this process.
-
-    Raises:
-        LabelSkewError: options contradict each other.
+        pause: when to stop early; default: that of the command that started this process.
     """
 
     recipe: str | Path | None = None
@@ -52,7 +49,7 @@ class RunOptions:
     pause: Pause | None = None
 
     def check(self) -> None:
-        """Raise LabelSkewError for options that contradict each other."""
+        """Raise LabelSkewError for contradictory options."""
         back, resume = f"--from-round {self.from_round}", self.resume is not None
         mistakes = {
             "--run-dir is for a new run and --resume for an old one; use one of them": resume and self.run_dir,
@@ -69,14 +66,11 @@ class RunOptions:
             raise LabelSkewError(line)
 
     def command(self, recipe: Path, folder: Path, *more: str, resume: bool = False) -> list[str]:
-        """The command that runs the same recipe in ``folder`` in another process."""
+        """The command that runs the recipe in ``folder`` in another process."""
         return [sys.executable, "-m", "fl_labelskew_plugins.cli.main", *self._words(recipe, folder, resume), *more]
 
     def resume_command(self, folder: Path) -> str:
-        """The typed command, with ``--resume`` instead of ``--run-dir``.
-
-        A silo's command stays the same, since its folder does.
-        """
+        """The typed command, with ``--resume`` instead of ``--run-dir``, except for silos."""
         if self.survey:
             return "start the survey again"
         options = (("--role", self.role), ("--rank", self.rank), ("--server", self.server))
@@ -84,7 +78,7 @@ class RunOptions:
         return to_go_on([*self._words(self.recipe, folder, self.role != "client"), *more])
 
     def environment(self, folder: Path) -> dict[str, str]:
-        """Variables for the processes that share a run in ``folder``."""
+        """Environment variables for the other processes of a run."""
         variables = {GO_ON: self.resume_command(folder), log.FORM: log.form}
         return variables if self.pause is None else variables | {PAUSE: str(self.pause)}
 

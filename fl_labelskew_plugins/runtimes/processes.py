@@ -1,4 +1,4 @@
-"""Start and end the processes of a run on this machine together, and prefix their output."""
+"""Start and end the processes of a run together, and prefix their output."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import IO
+from typing import IO, NamedTuple
 
 from fl_labelskew_registry import RunError
 
@@ -24,11 +23,9 @@ GRACE = 6.0
 """Seconds between asking a process to end and killing it."""
 
 Process = subprocess.Popen[str] | BaseProcess
-"""A process started by a command, or forked."""
 
 
-@dataclass(frozen=True)
-class ProcessPart:
+class ProcessPart(NamedTuple):
     """One process: the prefix of its output, and its command."""
 
     name: str
@@ -38,9 +35,7 @@ class ProcessPart:
 def together(parts: Sequence[ProcessPart], *, environment: Mapping[str, str]) -> None:
     """Run all parts until the first one and then the others have succeeded, or until one fails.
 
-    Raises:
-        RunError: a part failed; with its exit code, after the others were ended.
-        KeyboardInterrupt: this process was interrupted, and has ended the others.
+    Raises RunError with the exit code of a failed part, or KeyboardInterrupt.
     """
     env = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
     running: list[tuple[ProcessPart, subprocess.Popen[str]]] = []
@@ -76,7 +71,7 @@ def together(parts: Sequence[ProcessPart], *, environment: Mapping[str, str]) ->
 
 
 def end(processes: Sequence[Process], grace: float) -> None:
-    """Terminate running processes; kill those that still run after ``grace`` seconds."""
+    """Terminate processes; kill those that still run after ``grace`` seconds."""
     for process in processes:
         if _runs(process):
             process.terminate()
@@ -89,7 +84,7 @@ def end(processes: Sequence[Process], grace: float) -> None:
 
 
 def how_it_ended(name: str, code: int) -> str:
-    """Describe a process's end."""
+    """Description of a process's end."""
     if code < 0:
         return f"{name} was killed by signal {-code} ({signal.Signals(-code).name})"
     return f"{name} ended with exit code {code}"

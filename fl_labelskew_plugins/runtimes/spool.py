@@ -1,4 +1,4 @@
-"""Buffers for received payloads: in memory up to a bound, then on disk."""
+"""Buffers for received payloads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ from fl_labelskew_plugins.tensors import OnDisk
 
 
 class Spool:
-    """Allocates buffers for payloads, in memory up to a bound and then on disk.
-
-    Args:
-        memory_bytes: maximum memory of all buffers together.
-        folder: folder for unnamed files of further buffers.
-    """
+    """Allocates at most ``memory_bytes`` in memory, and further buffers in unnamed files in ``folder``."""
 
     def __init__(self, memory_bytes: float = math.inf, folder: Path | None = None) -> None:
         self.memory_bytes = memory_bytes
@@ -35,19 +30,15 @@ class Spool:
         return sum(list(self._held.values()))
 
     def buffer(self, size: int) -> bytearray | mmap.mmap:
-        """Allocate ``size`` writable bytes, released with the last reference to them.
-
-        Raises:
-            OSError: there is no space.
-        """
+        """Allocate ``size`` writable bytes. Raises OSError if the disk is full."""
         if size == 0:
             return bytearray()
         with self._lock:
-            # A finaliser may run at any point of this thread, so it takes no lock; a single pop is atomic.
+            # a finaliser may run at any point of this thread, so it takes no lock; a pop is atomic
             if self.held + size <= self.memory_bytes:
                 self._count += 1
                 made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                if hasattr(mmap, "MADV_HUGEPAGE"):  # page faults of small pages would be as slow as the network
+                if hasattr(mmap, "MADV_HUGEPAGE"):  # page faults would be as slow as the network
                     with contextlib.suppress(OSError):  # a kernel without huge pages
                         made.madvise(mmap.MADV_HUGEPAGE)
                 self._held[self._count] = size
@@ -55,8 +46,6 @@ class Spool:
                 return made
         with tempfile.TemporaryFile(dir=self.folder) as file:
             file.truncate(size)
-            if hasattr(
-                os, "posix_fallocate"
-            ):  # a full disk must raise here, as a later page write would end the process
+            if hasattr(os, "posix_fallocate"):  # on a full disk, a later page write would end the process
                 os.posix_fallocate(file.fileno(), 0, size)
             return OnDisk(file.fileno(), size)

@@ -1,7 +1,4 @@
-"""Messages between processes, their transports, and the content of uploads.
-
-Nothing is pickled. Transports have the interface of the host's communication managers, so that its loop can run them.
-"""
+"""Messages between processes, their transports, and the content of uploads."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 from fl_labelskew_registry import RunError
 from fl_labelskew_registry.answers import TERM
@@ -32,7 +29,7 @@ LARGEST = 1e30
 
 
 class Kind(IntEnum):
-    """Types of messages. Those from 100 on are never sent: a transport reports events of a peer to its own side."""
+    """Types of messages. With those from 100 on, a transport reports events to its own side."""
 
     HELLO = 1
     """Silo to server, first on every connection: the facts that the server needs to build the run."""
@@ -49,46 +46,35 @@ class Kind(IntEnum):
     FINISH = 7
     """Server to worker or silo: the run has ended. Silo to server: acknowledged."""
     FAILED = 8
-    """Worker or silo to server: it cannot continue, and why."""
+    """Worker or silo to server: it cannot continue, and the reason."""
     TEST = 9
-    """Server to worker: test the global model on a part of the test set; to silo: on its own test part."""
+    """Server to worker: test the global model on a part of the test set. Server to silo: on its own test part."""
     LOGITS = 10
-    """A worker's answer to TEST."""
     TESTED = 11
-    """A silo's answer to TEST."""
     SURVEY = 12
-    """Server to silo: send your class counts. Silo to server: the counts, or why it sends none."""
+    """Server to silo: send your class counts. Silo to server: the counts, or a reason to send none."""
+    # the steps of a secure sum, see .silo.secure.wire; a silo answers with the kind of the request
     KEYS = 13
-    """First of six steps of a secure sum, see :mod:`.silo.secure`; the server asks, and the silo answers with the same
-    kind. Public keys of an attempt."""
     SHARES = 14
-    """All silos' keys; a silo's sealed shares for the others, and its commitments to them."""
     MASKED = 15
-    """The silos that share masks; a silo's masked vector."""
     THERE = 16
-    """The silos in the sum; a signature."""
     REVEALED = 17
-    """All signatures; shares, which open the sum but no single vector."""
     CHECKED = 18
-    """After SHARES: the shares for one silo, and all commitments; the silos whose shares do not match."""
+    """Follows SHARES."""
     JOINED = 100
-    """Local: a connection was established."""
     LEFT = 101
-    """Local: a connection was lost."""
     REFUSED = 102
     """Local: a peer's message was discarded unread; ``meta["reason"]`` is a sentence."""
 
 
 @dataclass
 class Message:
-    """One message.
+    """One message; ``connection`` and ``failure`` are never sent.
 
     Attributes:
         round: from 0; -1 outside rounds.
-        meta: a small mapping of JSON values.
-        tensors: by name.
-        connection: the connection that received it; never sent.
-        failure: the error that ended the transport; never sent.
+        meta: JSON values.
+        failure: the error that ended the transport.
     """
 
     kind: Kind
@@ -102,10 +88,9 @@ class Message:
 
 
 def reason(msg: Message) -> str | None:
-    """Return the sender's reason in one clean line, or None if there is none.
+    """The sender's reason in one clean line, if any.
 
-    Several spaces become one, and marks that combine with them are replaced: on a terminal, both could push the rest
-    into a line of its own.
+    Repeated spaces and combining marks could push the rest into a line of its own.
     """
     text = msg.meta.get("reason")
     if text is None:
@@ -114,31 +99,23 @@ def reason(msg: Message) -> str | None:
     return clean(re.sub(r"\s+", " ", marks), 300)
 
 
-class Observer(Protocol):
-    """A receiver of messages."""
-
-    def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """Handle a message."""
-
-
 class Transport(ABC):
-    """A queue of messages that waits without spinning.
+    """A queue of messages, with the interface of the host's communication managers.
 
-    Subclasses implement :meth:`send_message` and put received messages into :attr:`arrived`, from any thread. Observers
-    are called only in the thread that calls :meth:`receive`.
+    Subclasses put received messages into :attr:`arrived`, from any thread.
     """
 
     def __init__(self) -> None:
         self.arrived: queue.Queue[Message] = queue.Queue()
         self.running = True
-        self._observers: list[Observer] = []
+        self._observers: list[Any] = []
 
-    def add_observer(self, observer: Observer) -> None:
-        """Call this observer with every message."""
+    def add_observer(self, observer: Any) -> None:
+        """Call ``observer.receive_message(kind, message)`` with every message, in the thread of :meth:`receive`."""
         self._observers.append(observer)
 
     def receive(self, timeout: float | None = None) -> bool:
-        """Pass the next message to the observers; False if none arrives within ``timeout`` seconds."""
+        """Pass the next message to the observers; False after ``timeout`` seconds."""
         try:
             arrived = self._next(timeout)
         except queue.Empty:
@@ -163,7 +140,7 @@ class Transport(ABC):
         self.running = False
 
     def _next(self, timeout: float | None) -> Message:
-        """The next message; raises ``queue.Empty``. Wakes every hour at the latest, so that signals are handled."""
+        """The next message, or ``queue.Empty``. Wakes every hour, so that signals are handled."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             left = 3600.0 if end is None else max(0.0, end - time.monotonic())
@@ -175,15 +152,11 @@ class Transport(ABC):
 
 
 class Manager:
-    """One side of an exchange: a handler for each kind of message; other kinds are dropped.
-
-    Messages pass through the host's own manager, if there is a host.
-    """
+    """One side of an exchange; messages without a handler are dropped."""
 
     def __init__(self, host: Host, transport: Transport, rank: int, size: int) -> None:
         self.host, self.transport, self.rank, self.size = host, transport, rank, size
         self.handlers: Mapping[Kind, Callable[[Message], None]] = {}
-        """Handlers by kind."""
         self._manager = host.manager(transport, rank, size, self)
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
@@ -196,28 +169,24 @@ class Manager:
         self._manager.run()
 
     def send(self, kind: Kind, receiver: int, **parts: Any) -> None:
-        """Send a message with these fields of :class:`.transport.Message`."""
+        """Send a message with these fields of :class:`Message`."""
         self._manager.send_message(Message(kind, self.rank, receiver, **parts))
 
 
 def upload_tensors(result: LocalResult, *, with_state: bool) -> dict[str, Tensor]:
-    """The tensors of an upload on the wire; private state only within a simulation."""
+    """An upload's tensors; private state only within a simulation."""
     state = result.state if with_state else {}
     return joined(model=result.upload, contribution=result.contributions, state=state)
 
 
 def upload_meta(result: LocalResult) -> dict[str, Any]:
-    """A client's measures on the wire; numbers that are not finite become text, as JSON has none."""
+    """An upload's measures; numbers that are not finite become text, as JSON has none."""
     terms = {name: value if math.isfinite(value) else str(value) for name, value in result.loss_terms.items()}
     return {"loss_terms": terms, "personalised": result.personalised}
 
 
 def measures(meta: Mapping[str, Any]) -> dict[str, float]:
-    """Parse a silo's test of the global model on its own test part; empty if it reports none.
-
-    Raises:
-        RunError: a value is missing or out of range.
-    """
+    """Parse a silo's result of TEST, which may be empty. Raises RunError if a value is out of range."""
     if not meta:
         return {}
     pair, balanced = _personalised(meta.get("accuracy")), meta.get("balanced_accuracy")
@@ -227,21 +196,12 @@ def measures(meta: Mapping[str, Any]) -> dict[str, float]:
 
 
 def upload(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> LocalResult:
-    """Parse an upload.
-
-    Raises:
-        RunError: it is malformed.
-    """
+    """Parse an upload. Raises RunError if it is malformed."""
     parts = {name: group(tensors, name) for name in ("model", "contribution", "state")}
     if sum(map(len, parts.values())) != len(tensors):
         raise RunError("tensors that are neither weights nor contributions")
-    return LocalResult(
-        parts["model"],
-        parts["contribution"],
-        parts["state"],
-        _loss_terms(meta.get("loss_terms")),
-        _personalised(meta.get("personalised")),
-    )
+    measures = _loss_terms(meta.get("loss_terms")), _personalised(meta.get("personalised"))
+    return LocalResult(parts["model"], parts["contribution"], parts["state"], *measures)
 
 
 def _loss_terms(value: Any) -> dict[str, float]:

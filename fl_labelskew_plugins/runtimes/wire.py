@@ -1,12 +1,9 @@
 """Wire format of all transports: a fixed header, then tensors and a JSON mapping as one safetensors blob.
 
-The blob follows https://huggingface.co/docs/safetensors, whose library can read and write it; the mapping is in
-``__metadata__`` under ``meta``. Tensors ``(N, C, H, W)`` with memory in the order ``(N, H, W, C)`` keep it, and are
-listed under ``channels_last``. Writing uses views of the tensors' memory, reading returns views of the received buffer.
-For any bytes, :func:`decode` returns tensors or raises :class:`WireError`.
-
-The reader of safetensors 0.8.0 copies: 120 MB take 300 ms and 234 MB of memory, and 0.6 ms and 2 MB with
-:func:`decode`. It also accepts headers of 90 MB, duplicate names, unknown dtypes, unprintable names and booleans of 2.
+The blob follows https://huggingface.co/docs/safetensors; the mapping is in ``__metadata__`` under ``meta``. Tensors
+``(N, C, H, W)`` with memory in the order ``(N, H, W, C)`` keep it, and are listed under ``channels_last``. The reader
+of safetensors 0.8.0 copies 120 MB in 300 ms, and :func:`decode` takes 0.6 ms. It also accepts headers of 90 MB,
+duplicate or unprintable names and booleans of 2.
 """
 
 from __future__ import annotations
@@ -40,7 +37,6 @@ MAX_DIMS = 16
 MAX_VALUES = 2**16
 """Values in ``meta``: parsing holds Python's lock, and a list takes 50 times the memory of its text."""
 MAX_TEXT = 500
-"""Characters of a text in ``meta``; see :func:`cleaned`."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -78,16 +74,12 @@ class Header:
     SIZE: ClassVar[int] = _HEADER.size
 
     def pack(self) -> bytes:
-        """Encode in ``SIZE`` bytes."""
+        """The header as ``SIZE`` bytes."""
         return _HEADER.pack(MAGIC, VERSION, self.kind, self.sender, self.receiver, self.round, self.length)
 
     @classmethod
     def unpack(cls, start: Buffer) -> Header:
-        """Decode the header at the beginning of ``start``.
-
-        Raises:
-            WireError: there is none of this version.
-        """
+        """Decode the header at the beginning of ``start``; raises WireError."""
         if len(start) < cls.SIZE:
             raise WireError(f"{len(start)} bytes where a message begins, fewer than its header has")
         magic, version, *fields = _HEADER.unpack_from(start)
@@ -98,35 +90,23 @@ class Header:
         return cls(*fields)
 
 
-def dense(tensor: Tensor) -> bool:
-    """Whether its memory can be sent directly: on the CPU, without gaps, contiguous or channels last."""
-    return tensor.device.type == "cpu" and (tensor.is_contiguous() or channels_last(tensor))
-
-
 def plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU and :func:`dense`, copied only if needed."""
-    moved = {name: tensor.detach().to("cpu") for name, tensor in tensors.items()}
-    return {name: tensor if dense(tensor) else tensor.contiguous() for name, tensor in moved.items()}
+    """The tensors on the CPU, contiguous or channels last; copied only if needed."""
+    moved = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    return {name: tensor if channels_last(tensor) else tensor.contiguous() for name, tensor in moved.items()}
 
 
 def encode(
-    kind: int,
-    sender: int,
-    receiver: int,
-    round: int,
-    meta: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
+    kind: int, sender: int, receiver: int, round: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> list[bytes | memoryview]:
     """Encode a message in parts: header and JSON, then a view of each tensor's memory.
 
-    The tensors must not change until the parts are sent; only :func:`plain` copies.
-
     Raises:
-        TypeError: ``meta`` contains a value that JSON does not support, or a tensor has a dtype outside :data:`DTYPES`.
+        TypeError: JSON does not support ``meta``, or a tensor's dtype is not in :data:`DTYPES`.
         ValueError: ``meta`` contains a number that is not finite.
         WireError: names or ``meta`` exceed a receiver's limits.
     """
-    # Larger dtypes first, so that every tensor is aligned; the JSON keeps the caller's order.
+    # larger dtypes first, so that every tensor is aligned; the JSON keeps the caller's order
     ready = plain(tensors)
     last = [name for name, tensor in ready.items() if channels_last(tensor)]
     ready |= {name: ready[name].permute(0, 2, 3, 1) for name in last}
@@ -141,7 +121,7 @@ def encode(
         end = placed[name][1]
         if tensor.numel():
             views.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    # without the nonce, the digest of a small message in an audit log could be inverted by trial
+    # without a nonce, the digest of a small message in an audit log could be inverted
     described: dict[str, Any] = {_META: {"meta": json.dumps(meta, allow_nan=False), "nonce": secrets.token_hex(16)}}
     if last:
         described[_META][_CHANNELS_LAST] = json.dumps(last)
@@ -159,16 +139,10 @@ def encode(
 
 
 def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Decode the payload that follows a header.
-
-    Args:
-        payload: a writable buffer; a read-only one is copied.
+    """Decode the payload that follows a header; a read-only buffer is copied. Raises WireError.
 
     Returns:
-        The mapping, and tensors in the sender's order, which are views of ``payload`` and keep all of it in memory.
-
-    Raises:
-        WireError: the payload is not a valid blob.
+        The mapping, and tensors in the sender's order: views of ``payload``, all of which they keep in memory.
     """
     view = memoryview(payload).cast("B")
     if view.readonly:
@@ -207,11 +181,7 @@ def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def cleaned(value: Any) -> Any:
-    """Make all names and texts in foreign JSON safe for a log line, see :func:`.text.clean`.
-
-    Raises:
-        WireError: it is nested too deeply.
-    """
+    """Make all texts in foreign JSON safe for a log line. Raises WireError if it is nested too deeply."""
     if isinstance(value, str):
         return clean(value, MAX_TEXT)
     try:
@@ -223,7 +193,6 @@ def cleaned(value: Any) -> Any:
 
 
 def _tensor(data: Tensor, name: str, dtype: torch.dtype, shape: Sequence[int], begin: int, end: int) -> Tensor:
-    """One tensor of the blob; copied if it is not aligned."""
     part = data[begin:end]
     if dtype is torch.bool and end > begin and int(part.max()) > 1:  # torch assumes that bytes of a bool are 0 or 1
         raise WireError(f"tensor {name} with boolean values other than 0 and 1")
@@ -244,7 +213,7 @@ def _entry(name: str, entry: Any) -> tuple[torch.dtype, list[int], int, int]:
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not _whole_numbers(shape) or len(shape) > MAX_DIMS:
         raise WireError(f"tensor {name} with a shape that is not up to {MAX_DIMS} whole numbers")
-    # Strides are products of sizes and must fit 64 bits, even for tensors without entries.
+    # strides must fit 64 bits, even for tensors without entries
     if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 2**63:
         raise WireError(f"tensor {name} with a shape that is too large")
     if not _whole_numbers(offsets) or len(offsets) != 2:
@@ -262,7 +231,7 @@ def _invalid_name(name: str) -> bool:
     """Whether a name is unsafe for a log line, or reserved."""
     if not 1 <= len(name) <= MAX_NAME or not name.isprintable() or name == _META:
         return True
-    # gaps and combining marks could push the rest of a log line into a line of its own
+    # see transport.reason
     odd = not name.isascii() and any(x in BLANKS or unicodedata.category(x)[0] == "M" for x in name)
     return odd or "  " in name
 
@@ -286,16 +255,12 @@ def _mapping(text: str, most: int) -> dict[str, Any]:
 
 
 def _parse(text: str, most: int) -> Any:
-    """Parse JSON of at most so many values; refuse numbers that are not finite, and texts that cannot be encoded."""
+    """Parse JSON of at most ``most`` values, without infinite numbers and texts that cannot be encoded."""
     if sum(map(text.count, "[{,")) > most:
         raise WireError(f"JSON of more than {most} values")
     try:
         parsed = json.loads(
-            text,
-            object_pairs_hook=_without_duplicates,
-            parse_int=_int,
-            parse_float=_float,
-            parse_constant=_float,
+            text, object_pairs_hook=_without_duplicates, parse_int=_int, parse_float=_float, parse_constant=_float
         )
         json.dumps(parsed, ensure_ascii=False).encode()  # raises for half a surrogate pair
     except (ValueError, RecursionError):

@@ -111,10 +111,10 @@ def asks_for_both_kinds_of_share():
 
     def ask(self, client):
         if self._kind.name == "THERE" and self._attempt.round == ROUND and client:
-            said = self._said
-            self._said = lambda rank: ({"there": [1, 2, 3]}, {})
+            content = self._content
+            self._content = lambda rank: ({"there": [1, 2, 3]}, {})
             honest(self, client)
-            self._said = said
+            self._content = content
         else:
             honest(self, client)
 
@@ -295,8 +295,8 @@ def agrees_with_each_silo():
 @cheat
 def says_that_all_silos_have_one_sample():
     """So that silos answer why they cannot believe it."""
-    honest = SummedOpening._tell
-    SummedOpening._tell = lambda self, samples: honest(self, 1)
+    honest = SummedOpening._set_samples
+    SummedOpening._set_samples = lambda self, samples: honest(self, 1)
 
 
 @cheat

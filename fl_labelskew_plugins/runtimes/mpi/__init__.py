@@ -1,4 +1,1 @@
-"""Simulations in several processes on one or more machines (backend ``MPI``).
-
-May import runs, host and below.
-"""
+"""Simulations in several processes (backend ``MPI``). May import runs, host and below."""

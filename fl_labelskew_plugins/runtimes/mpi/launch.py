@@ -1,9 +1,8 @@
 """Start ``mpirun`` and report how it ended.
 
-Ranks on this machine start in :mod:`.rank`, which connects their stderr to this process. So this process notices and
-reports each rank's end, and ends all ranks; a rank notices the end of this process. Rank 0 inherits this process's
-stdout, so that it can detect a terminal (mpirun gives its ranks one in any case). Output of other machines' ranks
-passes through mpirun, which also notices the loss of a machine.
+Ranks on this machine start in :mod:`.rank`, which connects their stderr to this process, so each side notices the end
+of the other. Rank 0 inherits this process's stdout, so that it can detect a terminal. Output of other machines passes
+through mpirun.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,12 +37,11 @@ TERMINATE_AFTER, KILL_AFTER = 5.0, 8.0
 """Seconds for the server to save its checkpoint, and for mpirun to end by itself."""
 
 KEEPALIVE = {"time": 10, "intvl": 5, "probes": 4}
-"""Seconds of silence until a node is probed, seconds between probes, and their number: a node without network is given
-up after 30 s. Open MPI's defaults are 300, 20 and 9."""
+"""Seconds of silence until a node is probed, seconds between probes, and their number. Open MPI's defaults are 300, 20
+and 9."""
 
 NODE_LOST = re.compile(rb"lost communication with a remote daemon.*?Remote daemon: \S+ on node (\S+)", re.DOTALL)
 STARTER_LOST = b"unable to reliably start one or more daemons"
-"""First output of mpirun when a node's ssh ends."""
 
 FIRST_TO_END = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+)|Process name: \[\[\d+,\d+\],(\d+)\]")
 """The rank that ended first."""
@@ -54,37 +51,24 @@ MAX_OUTPUT = 2**16
 
 
 def check() -> str:
-    """The path of ``mpirun``.
-
-    Raises:
-        LabelSkewError: it is missing, or Slurm has started several independent processes.
-    """
+    """The path of ``mpirun``. Raises LabelSkewError if it is missing, or Slurm has started independent processes."""
     # each of them would start an mpirun, all with the same folder
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1" and not any(rank in os.environ for rank, _ in RANKS):
-        raise LabelSkewError(
-            f"comm_args.backend: MPI: srun started {tasks} independent processes; use srun --mpi=pmix, or one task "
-            "that starts the others itself"
-        )
+        what = f"MPI: srun started {tasks} independent processes"
+        raise mistake("comm_args.backend", what, "srun --mpi=pmix, or one task that starts the others itself")
     mpirun = shutil.which("mpirun")
+    needs, install = "comm_args.backend: MPI needs", f"to install it: {OPEN_MPI}"
     if mpirun is None:
-        raise LabelSkewError(
-            f"comm_args.backend: MPI needs mpirun on PATH, which is missing; to install it: {OPEN_MPI}"
-        )
+        raise LabelSkewError(f"{needs} mpirun on PATH, which is missing; {install}")
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
     if "Open MPI" not in version:
-        raise LabelSkewError(
-            f"comm_args.backend: MPI needs Open MPI, and {mpirun} is another MPI; to install it: {OPEN_MPI}"
-        )
+        raise LabelSkewError(f"{needs} Open MPI, and {mpirun} is another MPI; {install}")
     return mpirun
 
 
 def slots(hostfile: str) -> int:
-    """Number of slots in a hostfile, as ``mpirun --hostfile`` reads it.
-
-    Raises:
-        LabelSkewError: it is unreadable, or its first node is not this machine, where the server runs.
-    """
+    """Number of slots in a hostfile. Raises LabelSkewError unless its first node is this machine."""
     try:
         text = read_text(hostfile)
     except (OSError, UnicodeDecodeError) as error:
@@ -101,21 +85,12 @@ def slots(hostfile: str) -> int:
 
 
 def launch(
-    command: list[str],
-    processes: int,
-    *,
-    run_dir: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    hostfile: str | None = None,
+    command: list[str], processes: int, *, run_dir: Path, environment: dict[str, str], hostfile: str | None = None
 ) -> None:
     """Run a command in every rank of a new ``mpirun``, until all of them have ended.
 
-    Args:
-        command: each rank's command, which works in :func:`.rank.as_rank`.
-        processes: number of processes, the server included.
-        run_dir: the run's folder, to find out whether the run can be resumed.
-        environment: additional variables for the ranks on this machine, :data:`.typed.GO_ON` among them.
-        hostfile: the nodes, this machine first; default: only this machine.
+    ``processes`` includes the server. ``environment`` contains :data:`.typed.GO_ON`. ``hostfile`` lists the nodes, this
+    machine first; default: only this machine.
 
     Raises:
         LabelSkewError: ``mpirun`` or mpi4py is missing.
@@ -123,21 +98,22 @@ def launch(
         SystemExit: a rank failed with an error message; with its exit code.
         KeyboardInterrupt: interrupted before the server could report how to resume.
     """
-    mpirun, environment = check(), dict(environment or {})
+    mpirun = check()
     sys.stdout.flush()
-    with tempfile.TemporaryDirectory(prefix="labelskew-", dir=_short_folder()) as folder:
+    short = None if len(tempfile.gettempdir()) < 70 else "/tmp"  # a socket's path has at most about 100 characters
+    with tempfile.TemporaryDirectory(prefix="labelskew-", dir=short) as folder:
         path = f"{folder}/socket"
         job = MPIJob(_mpirun(mpirun, processes, command, hostfile), _environment(path) | environment)
         with job, handled(*ENDING, handler=lambda signum, frame: job.interrupt()):
             job.watch()
-    job.verdict(run_dir, environment.get(GO_ON, ""))
+    job.report(run_dir, environment[GO_ON])
 
 
 def _mpirun(mpirun: str, processes: int, command: list[str], hostfile: str | None) -> list[str]:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     if hostfile is None:
         nodes = ["--host", f"localhost:{processes}", "--oversubscribe"]
-        nodes += ["--mca", "btl_tcp_if_include", "127.0.0.1/8"]  # else Open MPI 5 warns of interfaces without a partner
+        nodes += ["--mca", "btl_tcp_if_include", "127.0.0.1/8"]  # else Open MPI 5 warns
     else:
         nodes = ["--hostfile", hostfile, "-x", "PYTHONSAFEPATH"]
         nodes += ["-x", "OMP_NUM_THREADS"] if "OMP_NUM_THREADS" in os.environ else []
@@ -158,11 +134,6 @@ def _environment(path: str) -> dict[str, str]:
     return kept | {DOOR: path, "PYTHONSAFEPATH": "1"}
 
 
-def _short_folder() -> str | None:
-    """The folder for sockets, whose paths have at most about 100 characters."""
-    return None if len(tempfile.gettempdir()) < 70 else "/tmp"
-
-
 @dataclass
 class Rank:
     """A rank's process, and the end of its stderr."""
@@ -172,7 +143,7 @@ class Rank:
 
 
 class MPIJob:
-    """One ``mpirun`` that starts :func:`.rank.enter` in every rank."""
+    """One ``mpirun``."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self.ranks: dict[int, Rank] = {}
@@ -189,14 +160,13 @@ class MPIJob:
         self._listener.bind(environment[DOOR])
         self._listener.listen(128)
         self._selector.register(self._listener, selectors.EVENT_READ, self._admit)
-        # A session of its own: Ctrl-C reaches only this process, which then ends the others in order.
         self.process = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            start_new_session=True,  # so that Ctrl-C reaches only this process, which ends the others in order
         )
         assert self.process.stdout is not None
         self._selector.register(self.process.stdout, selectors.EVENT_READ, self._read_mpirun)
@@ -206,18 +176,18 @@ class MPIJob:
 
     def __exit__(self, *_: object) -> None:
         self._kill()
-        with self.process, self._listener, self._selector:  # waits for the process, and closes all
+        with self.process, self._listener, self._selector:  # waits for the process
             for connection in self.open.values():
                 connection.close()
 
     def interrupt(self) -> None:
-        """End all processes within ten seconds; called by a signal."""
+        """End all processes within ten seconds."""
         terminal_closed()
         self.interrupted = True
         self._end()
 
     def watch(self) -> None:
-        """Pass on rank 0's output until mpirun and all ranks have ended."""
+        """Print rank 0's output until all processes have ended."""
         while True:
             over = self.process.poll() is not None
             ready = self._selector.select(0.1)
@@ -230,34 +200,33 @@ class MPIJob:
             if self._ending is not None:
                 self._escalate(time.monotonic() - self._ending)
 
-    def verdict(self, run_dir: Path | None, resume: str) -> None:
-        """Report how the job ended; see :func:`launch`."""
+    def report(self, run_dir: Path, resume: str) -> None:
+        """Raise an error if the job failed, see :func:`launch`."""
         code = self.process.returncode
         if code == 0:
             return
         server = self.ranks.get(0, Rank(0)).output
-        resumable = run_dir is not None and (run_dir / "recipe.yaml").exists() and resume.encode() not in server
+        resumable = (run_dir / "recipe.yaml").exists() and resume.encode() not in server
         advice = f"; {resume}" if resumable else ""
         if self.interrupted:
             if b"interrupted" in server:
                 raise SystemExit(130)
             raise KeyboardInterrupt(f"interrupted{advice}")
-        gone = NODE_LOST.search(self.mpirun_output)
-        if gone is not None or (self.ranks and STARTER_LOST in self.mpirun_output):
-            node = f"node {clean(gone[1].decode(errors='replace'))}" if gone else "a node"
+        lost = NODE_LOST.search(self.mpirun_output)
+        if lost is not None or (self.ranks and STARTER_LOST in self.mpirun_output):
+            node = f"node {clean(lost[1].decode(errors='replace'))}" if lost else "a node"
             cause = "it was switched off, its processes were killed or its network is cut"
             raise RunError(f"{node} is gone: {cause}{advice}")
         if self.first_end is None:
             lines = self.mpirun_output.decode(errors="replace").splitlines()
             reason = next((line.strip() for line in lines if line.strip(" -")), "it printed nothing")
             raise RunError(f"comm_args.backend: mpirun could not start: {reason}")
-        # the first rank to end is the cause; mpirun's exit code is that rank's, or 128 and the signal that killed it
+        # mpirun's exit code is that of the first rank to end, or 128 and the signal that killed it
         rank, number, where = self.first_end, -code if code < 0 else code - 128, ""
         if self.elsewhere and (first := FIRST_TO_END.search(self.mpirun_output)):
             rank = int(first[1] or first[3])
             where = f" on {clean(first[2].decode(errors='replace'))}" if first[2] else ""
         killed = number in list(signal.Signals)
-        # output of other machines' ranks comes through mpirun
         output = self.ranks[rank].output if rank in self.ranks else b"" if killed else self.mpirun_output
         if rank and output.strip() and output.strip() not in server:
             _show(output)
@@ -270,10 +239,9 @@ class MPIJob:
         raise error
 
     def _admit(self) -> None:
-        """Connect a rank's stderr to this process, and the server's stdout to this one's."""
         connection, _ = self._listener.accept()
-        connection.settimeout(2)  # a rank sends its number at once
-        with contextlib.suppress(OSError, ValueError):  # it died, and mpirun will report it
+        connection.settimeout(2)
+        with contextlib.suppress(OSError, ValueError):  # mpirun will report its end
             rank, pid = map(int, connection.recv(64).split())
             socket.send_fds(connection, [b"!"], [sys.__stdout__.fileno()] if rank == 0 and sys.__stdout__ else [])
             connection.setblocking(False)
@@ -283,7 +251,7 @@ class MPIJob:
         connection.close()
 
     def _read_rank(self, rank: int) -> None:
-        """Read all output of a rank at once, which keeps the order of ends."""
+        """Read all output of a rank at once, to keep the order of ends."""
         try:
             while output := self.open[rank].recv(MAX_OUTPUT):
                 self.ranks[rank].output = (self.ranks[rank].output + output)[-MAX_OUTPUT:]
@@ -306,13 +274,13 @@ class MPIJob:
         self.mpirun_output = (self.mpirun_output + output)[-MAX_OUTPUT:]
         if not self._aborting and b"aborted" in self.mpirun_output:
             self._aborting = True
-            self._signal(signal.SIGTERM, *self.open.keys() & {0})  # now, so that the server has more time to save
+            self._signal(signal.SIGTERM, *self.open.keys() & {0})  # more time for the server to save
 
     def _end(self) -> None:
         self._ending = self._ending or time.monotonic()
 
     def _escalate(self, seconds: float) -> None:
-        """End the server first, which saves; then all processes; then kill those that remain."""
+        """End the server, which saves; then all processes; then kill the rest."""
         step = 3 if seconds > KILL_AFTER else 1 if 0 in self.open and seconds <= TERMINATE_AFTER else 2
         if step == self._steps:
             return
@@ -332,7 +300,7 @@ class MPIJob:
         self._signal(signal.SIGKILL, *self.open)
 
     def _signal(self, number: int, *ranks: int) -> None:
-        """Signal ranks; an open connection proves that the process id is still the rank's."""
+        """Signal ranks; an open connection proves that the process id is still valid."""
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.ranks[rank].pid, number)

@@ -1,7 +1,4 @@
-"""Check before the first round that every worker has the server's recipe, data and package versions.
-
-On several nodes, each process reads its own files at the recipe's path.
-"""
+"""Check before the first round that every worker has the server's recipe, data and package versions."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ MAY_DIFFER = "data_args.data_cache_dir"
 
 
 def facts(session: Session) -> dict[str, Any]:
-    """Everything that determines a rank's results."""
+    """All that determines a rank's results."""
     known = environment(session.trainer.device)
     assert session.clients is not None  # a simulation
     content = {
@@ -41,20 +38,15 @@ def facts(session: Session) -> dict[str, Any]:
     return dict(json.loads(json.dumps(content)))
 
 
-def greet(transport: MPITransport, has: Session | LabelSkewError) -> None:
-    """Send a worker's facts, or its error, to the server."""
-    meta = facts(has) if isinstance(has, Session) else {"reason": str(has), "frames": has.frames}
+def greet(transport: MPITransport, result: Session | LabelSkewError) -> None:
+    """Send a worker's facts or error to the server."""
+    meta = facts(result) if isinstance(result, Session) else {"reason": str(result), "frames": result.frames}
     meta["node"] = socket.gethostname()
     transport.send_message(Message(Kind.HELLO, transport.rank, 0, meta=meta))
 
 
 class Nodes:
-    """The server's check: waits for the facts of every worker and compares them with its own.
-
-    Raises:
-        LabelSkewError: a worker failed, or its samples, recipe or version of this package differ; names worker and
-            node.
-    """
+    """Waits for the facts of every worker. Raises LabelSkewError if one failed or differs."""
 
     def __init__(self, transport: MPITransport, session: Session) -> None:
         self._ours, self._warned = facts(session), set[str]()
@@ -66,19 +58,18 @@ class Nodes:
                 log.warn(f"worker {few(missing)} has not reported yet; still waiting")
 
     def name(self, worker: int) -> str:
-        """A worker's name for messages, on several nodes with its node."""
+        """A worker's name; on several nodes, with its node."""
         node = self._nodes[worker]
         return f"worker {worker}" if {*self._nodes.values()} == {node} else f"worker {worker} on {node}"
 
     def __str__(self) -> str:
-        """The nodes and their workers; empty on one node."""
         here, *others = Counter(self._nodes.values()).items()
         parts = [f"{here[0]} (server, {counted(here[1] - 1, 'worker')})"]
         parts += [f"{node} ({counted(number, 'worker')})" for node, number in others]
         return f"nodes: {', '.join(parts)}" if others else ""
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """Compare a worker's facts with the server's; ignore other messages."""
+        """Compare a worker's facts with the server's."""
         if msg_type != Kind.HELLO:
             return
         ours, theirs = self._ours, msg_params.meta

@@ -1,4 +1,4 @@
-"""A process of ``mpirun``: its start, connection to the other ranks, and end. Run by :func:`.launch.launch`."""
+"""A process of ``mpirun``: its start, its connection to the launching process, and its end."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ GRACE = 6.0
 
 
 def enter(command: list[str]) -> NoReturn:
-    """Redirect the output to the launching process, and execute the command.
-
-    On another machine there is no launching process, and ``mpirun`` forwards the output.
-    """
+    """Redirect the output to the launching process, if it is on this machine, and execute the command."""
     if DOOR not in os.environ:
         os.execvp(command[0], command)
     rank = next(os.environ[name] for name, _ in RANKS if name in os.environ)
@@ -42,7 +39,7 @@ def enter(command: list[str]) -> NoReturn:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(stdout[0] if stdout else connection.fileno(), 1)
     os.dup2(connection.fileno(), 2)
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal may stop background processes that write to it
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal may stop background processes
     os.execvp(command[0], command)
 
 
@@ -50,8 +47,8 @@ def enter(command: list[str]) -> NoReturn:
 def as_rank() -> Iterator[None]:
     """Context for all of a rank's work; does nothing outside ``mpirun``.
 
-    A worker prints nothing, as the server does, unless only the worker fails. A failing rank ends at once, and
-    ``mpirun`` then ends the others; successful ranks wait for each other.
+    A worker prints nothing unless only the worker fails. A failing rank ends at once, and ``mpirun`` then ends the
+    others; successful ranks wait for each other.
     """
     place = mpi_rank()
     if place is None:
@@ -66,7 +63,7 @@ def as_rank() -> Iterator[None]:
             if rank:
                 nowhere = silence.enter_context(open(os.devnull, "w"))
                 silence.enter_context(contextlib.redirect_stdout(nowhere))
-                if not launched():  # else the launching process selects what is shown
+                if not launched():  # else the launching process selects the output
                     silence.enter_context(contextlib.redirect_stderr(nowhere))
             yield
     except KeyboardInterrupt:
@@ -77,7 +74,7 @@ def as_rank() -> Iterator[None]:
         if rank:
             with contextlib.suppress(ValueError):  # outside the main thread
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            time.sleep(GRACE)  # the server's own end makes mpirun end this process here
+            time.sleep(GRACE)  # mpirun usually ends this process here
         raise
     if "mpi4py.MPI" in sys.modules:
         from mpi4py import MPI
@@ -87,7 +84,7 @@ def as_rank() -> Iterator[None]:
 
 
 def prepare() -> None:
-    """Set mpi4py's options before its ``MPI`` is imported."""
+    """Set mpi4py's options, before its ``MPI`` is imported."""
     if importlib.util.find_spec("mpi4py") is not None:
         import mpi4py
 
@@ -97,19 +94,14 @@ def prepare() -> None:
 
 
 def world() -> Any:
-    """MPI's ``COMM_WORLD``.
-
-    Raises:
-        LabelSkewError: mpi4py cannot be loaded, or was built for another MPI.
-    """
+    """MPI's ``COMM_WORLD``. Raises LabelSkewError if mpi4py is missing, or was built for another MPI."""
     prepare()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise LabelSkewError(
-            f"comm_args.backend: MPI needs mpi4py: {reason}; to install it: {extras.install('mpi')}"
-        ) from None
+        install = extras.install("mpi")
+        raise LabelSkewError(f"comm_args.backend: MPI needs mpi4py: {reason}; to install it: {install}") from None
     place = mpi_rank()
     size = MPI.COMM_WORLD.Get_size()
     if place is not None and size != place[1]:

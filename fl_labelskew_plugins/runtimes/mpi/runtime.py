@@ -1,9 +1,7 @@
 """MPI simulation (``backend: MPI``): rank 0 is the server, and the other ranks train the clients that it assigns.
 
-The server assigns one client at a time, the largest first, so that no worker idles. It adds uploads in ascending order
-of clients, as in one process; at most :attr:`MPIServer.room` early uploads wait in memory. After a round each worker
-tests the global model on its part of the test set. A client's private state is sent with it and returns to the server's
-store, from which checkpoints are saved.
+It assigns one client at a time, the largest first, so that no worker idles. It adds uploads in ascending order of
+clients, as in one process; at most :attr:`MPIServer.room` early uploads wait in memory.
 """
 
 from __future__ import annotations
@@ -37,10 +35,10 @@ from fl_labelskew_plugins.tensors import Weights, group, joined, num_bytes
 
 
 class MPI(Runtime):
-    """A simulation over the processes of ``mpirun``; starts ``mpirun`` unless it runs in it."""
+    """A simulation over the processes of ``mpirun``."""
 
     def delegated(self) -> bool:
-        """Start ``mpirun``, or run one of its workers."""
+        """Start ``mpirun``, or run a worker."""
         place = mpi_rank()
         if place is None:
             gpus, hostfile = devices.gpus(self.recipe, warn=True), self.recipe.comm.hostfile
@@ -50,18 +48,14 @@ class MPI(Runtime):
                 devices.gpu_slots(self.recipe, workers)  # reports wrong GPU settings before anything starts
             else:
                 workers = self._on_nodes(launch.slots(hostfile))
-            command = self.options.command(self.recipe.path, self.folder.path, resume=self.options.resume is not None)
-            launch.launch(
-                command,
-                workers + 1,
-                run_dir=self.folder.path,
-                environment=self.options.environment(self.folder.path),
-                hostfile=hostfile,
-            )
+            options, path = self.options, self.folder.path
+            command = options.command(self.recipe.path, path, resume=options.resume is not None)
+            environment = options.environment(path)
+            launch.launch(command, workers + 1, run_dir=path, environment=environment, hostfile=hostfile)
             return True
-        rank, size = place
+        rank, _ = place
         if rank:
-            self._work(rank, size)
+            self._work(rank)
         return rank > 0
 
     def _on_nodes(self, slots: int) -> int:
@@ -89,13 +83,12 @@ class MPI(Runtime):
 
     def run(self, session: Session, record: Record) -> None:
         """Run the server's part."""
-        host = self.host(self.recipe, self.folder.path)
-        transport = self._transport
+        host, transport = self.host(self.recipe, self.folder.path), self._transport
         transport.spool = Spool(self.recipe.comm.upload_memory_mb * 2**20, self.folder.path)
-        MPIServer(host, transport, transport.size, session, record, self._nodes).train()
+        MPIServer(host, transport, session, record, self._nodes).train()
         transport.stop_receive_message()
 
-    def _work(self, rank: int, size: int) -> None:
+    def _work(self, rank: int) -> None:
         try:
             session = build(self.recipe)
         except LabelSkewError as error:
@@ -108,25 +101,22 @@ class MPI(Runtime):
             transport = MPITransport()
             greet(transport, session)
             transport.spool = Spool(self.recipe.comm.upload_memory_mb * 2**20, Path(folder))
-            Worker(host, transport, rank, size, session).run()
+            Worker(host, transport, session).run()
 
 
 MAX_UPLOADS_PER_WORKER = 3
-"""In progress or waiting, if ``upload_memory_mb`` has no space for more. Computed for four workers and 32 clients per
-round whose samples differ much (log-normal, sigma 1): a round takes 14 % longer with 2 than without a bound, and 5 %
-with 3."""
+"""In progress or waiting, if ``upload_memory_mb`` has no space for more. For four workers and 32 clients per round with
+log-normal numbers of samples (sigma 1), a round takes 14 % longer with 2 than without a bound, and 5 % with 3."""
 
 
 class MPIServer(Manager):
-    """Rank 0: assigns clients to workers and yields their uploads in ascending order."""
+    """Rank 0."""
 
-    def __init__(
-        self, host: Host, transport: MPITransport, size: int, session: Session, record: Record, nodes: Nodes
-    ) -> None:
-        super().__init__(host, transport, SERVER, size)
+    def __init__(self, host: Host, transport: MPITransport, session: Session, record: Record, nodes: Nodes) -> None:
+        super().__init__(host, transport, SERVER, transport.size)
         self.session, self.record, self._nodes = session, record, nodes
         self.rounds = Rounds(record, predict=self.predict, hooks=host.hooks(session.trainer.model))
-        self._idle = list(range(1, size))
+        self._idle = list(range(1, self.size))
         self._longest: Iterator[int] = iter(())
         self._lowest: Iterator[int] = iter(())
         self._waiting: set[int] = set()
@@ -147,15 +137,15 @@ class MPIServer(Manager):
             self.send(Kind.FINISH, worker)
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
-        """All clients are available."""
+        """All clients."""
         return clients
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Assign the clients, largest first while there is room; yield their uploads in ascending order."""
+        """Assign the clients; yield their uploads, ascending."""
         sizes = self.session.sizes
         self._longest = iter(sorted(clients, key=lambda client: (-sizes[client], client)))
         self._lowest, self._waiting = iter(clients), set(clients)
-        # fixed for the round: if it shrank, the next upload to add might not be in progress
+        # fixed for the round: else the next upload to add might not be in progress
         self._room = self.room
         for number, client in enumerate(clients, 1):
             self._assign(round)
@@ -179,7 +169,7 @@ class MPIServer(Manager):
         return max(MAX_UPLOADS_PER_WORKER * (self.size - 1), held)
 
     def predict(self, weights: Weights) -> tuple[Tensor, Tensor]:
-        """Logits and labels of the test set, of which each worker tests a part."""
+        """Logits and labels of the test set."""
         test = self.session.trainer.test.y
         self._logits.clear()
         parts = list(pairwise(cuts(len(test), TEST_BATCH.get(test.device.type, 1024), self.size - 1)))
@@ -191,7 +181,6 @@ class MPIServer(Manager):
         return torch.cat([self._logits[worker].to(test.device) for worker in sorted(self._logits)]), test
 
     def _unsent_model(self, worker: int) -> dict[str, Tensor]:
-        """The global model, unless the worker has it."""
         server = self.rounds.server
         if self._model is not server.weights:  # no round changes them in place
             self._model = server.weights
@@ -204,8 +193,8 @@ class MPIServer(Manager):
     def _assign(self, round: int) -> None:
         """Assign a client to each idle worker, while there is room for its upload.
 
-        The largest comes first; once half of the room is taken, the next to be added, so that the upload for which all
-        others wait is always in progress.
+        The largest comes first; once half of the room is taken, the next to be added, so that the server never waits
+        for a client that no worker trains.
         """
         states = self.record.states
         while self._idle and self._waiting and self._in_progress < self._room:
@@ -214,18 +203,13 @@ class MPIServer(Manager):
             self._waiting.remove(client)
             self._in_progress += 1
             model = self._unsent_model(worker)
-            self.send(
-                Kind.TRAIN,
-                worker,
-                round=round,
-                meta={
-                    "client": client,
-                    "times_selected": states.select(client),
-                    "personalised": self.record.personalised and self.record.tests(round),
-                    "news": bool(model),
-                },
-                tensors=model | joined(state=states.get(client)),
-            )
+            meta = {
+                "client": client,
+                "times_selected": states.select(client),
+                "personalised": self.record.personalised and self.record.tests(round),
+                "news": bool(model),
+            }
+            self.send(Kind.TRAIN, worker, round=round, meta=meta, tensors=model | joined(state=states.get(client)))
 
     def _uploaded(self, message: Message) -> None:
         self._largest = max(self._largest, num_bytes(message.tensors.values()))
@@ -244,10 +228,10 @@ class MPIServer(Manager):
 
 
 class Worker(Manager):
-    """A rank above 0: trains the clients that the server assigns."""
+    """A rank above 0."""
 
-    def __init__(self, host: Host, transport: MPITransport, rank: int, size: int, session: Session) -> None:
-        super().__init__(host, transport, rank, size)
+    def __init__(self, host: Host, transport: MPITransport, session: Session) -> None:
+        super().__init__(host, transport, transport.rank, transport.size)
         self.local, self._take = session.trainer, host.turns(session.trainer)
         self._sums = session.sums
         self._weights: dict[str, Tensor] = {}
@@ -283,13 +267,8 @@ class Worker(Manager):
         except LabelSkewError as error:
             self.send(Kind.FAILED, SERVER, meta={"reason": str(error), "frames": error.frames})
             return
-        self.send(
-            Kind.UPLOAD,
-            SERVER,
-            round=round,
-            meta={"client": client, **upload_meta(result)},
-            tensors=upload_tensors(result, with_state=True),
-        )
+        meta = {"client": client, **upload_meta(result)}
+        self.send(Kind.UPLOAD, SERVER, round=round, meta=meta, tensors=upload_tensors(result, with_state=True))
 
 
 def cuts(samples: int, batch: int, parts: int) -> list[int]:

@@ -1,7 +1,6 @@
-"""Messages over MPI: the bytes of :mod:`fl_labelskew_plugins.runtimes.wire`, sent and received without blocking calls.
+"""Messages over MPI in the format of :mod:`fl_labelskew_plugins.runtimes.wire`.
 
-MPI's blocking calls keep a core busy. Here a waiting process polls, ever more rarely while nothing arrives. There is no
-thread: calls of ``receive`` move all traffic.
+MPI's blocking calls keep a core busy. Here a waiting process polls, ever more rarely while nothing arrives.
 """
 
 from __future__ import annotations
@@ -24,14 +23,12 @@ CHUNK = 2**30
 """Maximum bytes of one MPI message, as MPI counts them in 32 bits."""
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.0002, 0.002
-"""Shortest and longest seconds between two polls."""
 
 EAGER_S, BYTES_PER_S = 0.002, 2e8
-"""After each message a process polls without sleep for this time, plus the message's duration at this rate: if MPI
-transfers a message in small pieces, both sides must poll for each of them."""
+"""After each message a process polls without sleep for this time, plus the message's duration at this rate: MPI may
+transfer a message in small pieces."""
 
 STOP_S = 5.0
-"""Maximum seconds to send the last messages."""
 
 
 @dataclass
@@ -46,8 +43,7 @@ class Transfer:
 class MPITransport(Transport):
     """Messages between the ranks of ``COMM_WORLD``, in order from each sender.
 
-    :meth:`send_message` copies the tensors and does not wait for the receiver, so two ranks may send each other
-    messages of any size at once. :attr:`spool` allocates the buffers of received messages.
+    :meth:`send_message` copies the tensors; :attr:`spool` allocates the buffers of received messages.
     """
 
     def __init__(self) -> None:
@@ -63,14 +59,10 @@ class MPITransport(Transport):
         self._eager_until = 0.0
 
     def send_message(self, msg: Message) -> None:
-        """Start to send a message; it proceeds while this process receives, sends or stops.
-
-        Raises:
-            TypeError: it cannot be encoded, see :func:`fl_labelskew_plugins.runtimes.wire.encode`.
-        """
+        """Start to send a message, which proceeds while this process receives, sends or stops."""
         receiver = msg.receiver
         parts = wire.encode(msg.kind, self.rank, receiver, msg.round, msg.meta, msg.tensors)
-        data = memoryview(b"".join(parts))  # a copy, so that the caller may change the tensors
+        data = memoryview(b"".join(parts))  # a copy
         send = self._comm.Isend
         requests = [send([data[: wire.Header.SIZE], self._mpi.BYTE], receiver, HEADER)]
         requests += [send([part, self._mpi.BYTE], receiver, PAYLOAD) for part in _cut(data[wire.Header.SIZE :])]
@@ -79,7 +71,7 @@ class MPITransport(Transport):
         self._move()
 
     def stop_receive_message(self) -> None:
-        """End the loop once the last messages are sent, after at most :data:`STOP_S` seconds."""
+        """End the loop once the last messages are sent."""
         super().stop_receive_message()
         end = time.monotonic() + STOP_S
         while self._outgoing and time.monotonic() < end:
@@ -108,7 +100,7 @@ class MPITransport(Transport):
             time.sleep(seconds)
 
     def _move(self) -> bool:
-        """Let MPI progress and queue complete messages; return whether any were incoming."""
+        """Let MPI progress; return whether a message arrives."""
         self._outgoing = [sent for sent in self._outgoing if not self._done(sent)]
         status = self._mpi.Status()
         while self._comm.Iprobe(tag=HEADER, status=status):
@@ -125,7 +117,6 @@ class MPITransport(Transport):
         return traffic
 
     def _admit(self, source: int) -> None:
-        """Receive a header, and start receiving its payload."""
         start = bytearray(wire.Header.SIZE)
         self._comm.Recv([start, self._mpi.BYTE], source, HEADER)
         header = wire.Header.unpack(start)

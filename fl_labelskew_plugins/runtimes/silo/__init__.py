@@ -1,5 +1,4 @@
-"""Federations whose clients are machines of other owners (backend ``GRPC``): connections, certificates, failures.
+"""Federations of machines of several owners (backend ``GRPC``).
 
-May import runs, host and below. ``labelskew certs`` uses the certificates. :mod:`.certs` needs cryptography, so it is
-imported only after ``keys.require``.
+May import runs, host and below. :mod:`.certs` needs cryptography, so it is imported only after ``keys.require``.
 """

@@ -1,8 +1,8 @@
 """Create, read, renew and revoke the certificates of a federation (X.509, ECDSA P-256).
 
 The server's certificate is valid only for a server, a silo's only for a client; its common name, such as ``silo-3``,
-gives the rank. ``revoked.crl`` next to each certificate is a revocation list (RFC 5280) that the authority signs and
-numbers. It does not expire: operators copy each new list to every process.
+gives the rank. ``revoked.crl`` is a revocation list (RFC 5280), signed and numbered by the authority. It does not
+expire: operators copy each new list to every process.
 """
 
 from __future__ import annotations
@@ -36,21 +36,18 @@ HOSTS = ("localhost", "127.0.0.1", "::1")
 AUTHORITY_DAYS = 3650
 """Minimum, so that silos can be added later."""
 Issued = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
-"""A certificate and its key."""
 DAMAGED = (
     *(ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion),
     *(x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
 )
-"""Errors of damaged certificates and lists, and of another authority's."""
+"""Errors of damaged certificates and lists, and of those of another authority."""
 SHOWN = ("file", "who", "until", "revoked", "fingerprint", "hosts")
-"""Columns of :func:`show`."""
 
 
 def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files:
     """Read ``ca.pem`` and the certificate and key of ``server`` or ``silo-3``.
 
-    Raises:
-        LabelSkewError: a file is missing, unreadable, expired or does not match the others, or the passphrase is wrong.
+    Raises LabelSkewError if a file is missing, unreadable, expired or of another pair, or the passphrase is wrong.
     """
     ca_path, path, key_path = folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key"
     ca, certificate = load_certificate(ca_path), load_certificate(path)
@@ -71,26 +68,19 @@ def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files
     return Files(name, content(ca_path), content(path), key, warnings)
 
 
-def show(folder: Path) -> tuple[list[list[str]], Listed, list[str]]:
-    """List the certificates in a folder.
-
-    Returns:
-        Rows with the columns :data:`SHOWN`, the revocation list, and warnings.
-
-    Raises:
-        LabelSkewError: there is no certificate, or one is unreadable; or as :func:`revoked`.
-    """
+def show(folder: Path) -> tuple[list[list[str]], RevocationList, list[str]]:
+    """Rows with the columns :data:`SHOWN`, the revocation list, and warnings."""
     rows: list[list[str]] = []
     warnings: list[str] = []
     files = [(path, load_certificate(path, expired=True)) for path in keys.paths(folder)]
     path = folder / REVOKED
-    listed = revoked(path, load_certificate(folder / "ca.pem", expired=True)) if path.exists() else Listed()
+    listed = revoked(path, load_certificate(folder / "ca.pem", expired=True)) if path.exists() else RevocationList()
     for path, certificate in files:
-        until, serial = certificate.not_valid_after_utc, certificate.serial_number
-        since = f"{listed.entries[serial]:%Y-%m-%d}" if serial in listed.entries else "-"
+        until, since = certificate.not_valid_after_utc, listed.entries.get(certificate.serial_number)
         digest = certificate.fingerprint(hashes.SHA256()).hex()
-        hosts = " ".join(str(host.value) for host in _alternatives(certificate))
-        rows.append([path.name, _common_name(certificate), f"{until:%Y-%m-%d}", since, digest, hosts or "-"])
+        hosts = " ".join(str(host.value) for host in _hosts(certificate))
+        dates = f"{until:%Y-%m-%d}", f"{since:%Y-%m-%d}" if since else "-"
+        rows.append([path.name, _common_name(certificate), *dates, digest, hosts or "-"])
         warnings += _expiring(path, certificate)
     for key in sorted(folder.glob("*.key")):
         warnings += keys.readable_by_others(key)
@@ -98,11 +88,7 @@ def show(folder: Path) -> tuple[list[list[str]], Listed, list[str]]:
 
 
 def load_authority(folder: Path, passphrase: Passphrase) -> Issued:
-    """Load the folder's authority and its key.
-
-    Raises:
-        LabelSkewError: a file is missing, unreadable or expired, or the key does not match.
-    """
+    """Load the folder's authority. Raises LabelSkewError for a missing, unreadable, expired or wrong file."""
     path = folder / "ca.key"
     if not path.exists():
         raise mistake(path, "does not exist", f"the machine on which {folder} was created")
@@ -114,27 +100,24 @@ def load_authority(folder: Path, passphrase: Passphrase) -> Issued:
 
 
 def load_certificate(path: Path, *, expired: bool = False) -> x509.Certificate:
-    """Load a certificate; ``expired`` accepts one that is not valid now.
-
-    Raises:
-        LabelSkewError: it is missing, unreadable, expired, or not yet valid.
-    """
+    """Load a certificate. Raises LabelSkewError if it is missing or damaged, or not valid now (except ``expired``)."""
     try:
         certificate = x509.load_pem_x509_certificate(content(path))
         _ = certificate.subject, certificate.extensions, certificate.public_key()  # parsed only here
     except DAMAGED:
         raise LabelSkewError(f"{path}: is not a PEM certificate from `labelskew certs new`") from None
-    now = datetime.now(timezone.utc)
-    if not expired and certificate.not_valid_after_utc < now:
-        what = f"expired on {certificate.not_valid_after_utc:%Y-%m-%d}"
-        raise mistake(path, what, "`labelskew certs renew` where it was created, and copy the new files here")
-    if not expired and certificate.not_valid_before_utc > now:
-        since = f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
-        raise LabelSkewError(f"{path}: is not valid before {since}; check this machine's clock")
+    if expired:
+        return certificate
+    now, since, until = datetime.now(timezone.utc), certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if until < now:
+        use = "`labelskew certs renew` where it was created, and copy the new files here"
+        raise mistake(path, f"expired on {until:%Y-%m-%d}", use)
+    if since > now:
+        raise LabelSkewError(f"{path}: is not valid before {since:%Y-%m-%d %H:%M} UTC; check this machine's clock")
     return certificate
 
 
-def _alternatives(certificate: x509.Certificate) -> Iterable[x509.GeneralName]:
+def _hosts(certificate: x509.Certificate) -> Iterable[x509.GeneralName]:
     with contextlib.suppress(x509.ExtensionNotFound):
         return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return ()
@@ -155,26 +138,13 @@ def _expiring(path: Path, certificate: x509.Certificate) -> Iterator[str]:
 
 
 def new(
-    folder: Path,
-    silos: int,
-    hosts: Sequence[str] = (),
-    *,
-    days: int = 825,
-    add: bool = False,
-    encrypt: bool = False,
+    folder: Path, silos: int, hosts: Sequence[str] = (), *, days: int = 825, add: bool = False, encrypt: bool = False
 ) -> list[str]:
-    """Create an authority, a certificate for the server and one for each silo.
+    """Create an authority, a certificate for the server and one for each silo; return their names.
 
-    Args:
-        folder: created with access only for its owner, if missing.
-        silos: number of silos.
-        hosts: names and addresses of the server; default: this machine, :data:`HOSTS`.
-        days: lifetime of the certificates, except the authority's.
-        add: keep existing files and create the missing ones.
-        encrypt: encrypt the keys; implied if the authority's key is encrypted.
-
-    Returns:
-        Names of the new certificates: ``ca``, ``server``, ``silo-1`` and so on.
+    ``hosts``: names and addresses of the server; default: :data:`HOSTS`. ``days``: lifetime, except the authority's.
+    ``add``: keep existing files and create the missing ones. ``encrypt``: encrypt the keys; implied if the authority's
+    key is encrypted.
 
     Raises:
         LabelSkewError: files exist or cannot be written, a host is invalid, or the passphrase is missing or wrong.
@@ -194,7 +164,7 @@ def new(
     with keys.writing(folder):
         if "ca" in missing:
             secret = passphrase.get(folder / "ca.key", new=True) if encrypt else b""
-            # Authorities need distinct names, or certificates of one would be checked against the other.
+            # authorities need distinct names, or certificates of one would be checked against the other
             authority = _issued(f"labelskew authority {secrets.token_hex(4)}", max(days, AUTHORITY_DAYS))
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _write(folder, "ca", authority, secret)
@@ -208,27 +178,17 @@ def new(
 
 
 def renew(
-    folder: Path,
-    names: Sequence[str],
-    hosts: Sequence[str] = (),
-    *,
-    days: int = 825,
-    encrypt: bool = False,
+    folder: Path, names: Sequence[str], hosts: Sequence[str] = (), *, days: int = 825, encrypt: bool = False
 ) -> list[str]:
     """Renew certificates, each with a new key; the old ones stay valid until they expire or are revoked.
 
-    ``names`` are ``server``, ``silo-3`` or :data:`.keys.ALL`. All else is as for :func:`new`, but without ``hosts`` the
-    server keeps its previous ones.
-
-    Raises:
-        LabelSkewError: a certificate does not exist; or as :func:`new`.
+    Without ``hosts``, the server keeps its previous ones. Raises as :func:`new` and :func:`.named`.
     """
     given = _names(hosts)
     names = named(folder, names)
     if hosts and "server" not in names:
-        raise LabelSkewError(
-            "--server: applies only to the server's certificate; renew `server` too, or remove --server"
-        )
+        what = "applies only to the server's certificate; renew `server` too, or remove --server"
+        raise LabelSkewError(f"--server: {what}")
     passphrase = Passphrase()
     authority = load_authority(folder, passphrase)
     secret = _secret(folder, passphrase, encrypt=encrypt)
@@ -238,13 +198,13 @@ def renew(
             path = folder / f"{name}.pem"
             old = load_certificate(path, expired=True)
             keys.write(folder / OLD / f"{name}-{old.serial_number:x}.pem", content(path), 0o644)
-            hosts_of = (given or list(_alternatives(old))) if name == "server" else []
-            _write(folder, name, _issued(name, days, authority, hosts_of), secret)
+            hosts_of_server = (given or list(_hosts(old))) if name == "server" else []
+            _write(folder, name, _issued(name, days, authority, hosts_of_server), secret)
     return names
 
 
 def _issued(name: str, days: int, authority: Issued | None = None, hosts: Sequence[x509.GeneralName] = ()) -> Issued:
-    """Issue a certificate for a server or a silo, valid no longer than ``authority``; or, without one, an authority."""
+    """Issue a certificate, valid no longer than ``authority``, or an authority."""
     key, ca = ec.generate_private_key(ec.SECP256R1()), authority is None
     now, subject = datetime.now(timezone.utc), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     until, issuer, signer = now + timedelta(days=days), subject, key
@@ -275,7 +235,6 @@ def _issued(name: str, days: int, authority: Issued | None = None, hosts: Sequen
 
 
 def _secret(folder: Path, passphrase: Passphrase, *, encrypt: bool) -> bytes:
-    """The passphrase for new keys."""
     path = folder / "ca.key"
     locked = keys.encrypted(content(path))
     return passphrase.get(path, new=not locked) if encrypt or locked else b""
@@ -297,15 +256,15 @@ def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
 
 
 def _write(folder: Path, name: str, issued: Issued, secret: bytes) -> None:
-    """Write the key first, so that after an interruption no certificate lacks its key."""
+    """Write the key first, so that no certificate lacks its key."""
     certificate, key = issued
     keys.write(folder / f"{name}.key", keys.pem(key, secret), 0o600)
     keys.write(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644)
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A revocation list: time of revocation (UTC) by serial number; ``number`` is 0 without a list."""
+class RevocationList:
+    """Times of revocation (UTC) by serial number; ``number`` is 0 without a list."""
 
     number: int = 0
     entries: Mapping[int, datetime] = field(default_factory=dict)
@@ -314,20 +273,14 @@ class Listed:
         return f"list {self.number} ({counted(len(self.entries), 'revoked certificate')})"
 
     def entry(self, serial: int) -> str:
-        """When a certificate was revoked, for messages."""
+        """Time of a revocation, for messages."""
         return f"revoked on {self.entries[serial]:%Y-%m-%d %H:%M} UTC"
 
 
-def revoke(folder: Path, names: Sequence[str]) -> tuple[Listed, int]:
-    """Add certificates to a folder's revocation list.
+def revoke(folder: Path, names: Sequence[str]) -> tuple[RevocationList, int]:
+    """Add certificates and their earlier ones to a folder's revocation list; return it and the number of new entries.
 
-    ``names`` are ``server``, ``silo-3`` or :data:`.keys.ALL`; their earlier certificates are revoked, too.
-
-    Returns:
-        The list, and the number of new entries; without any, nothing is written.
-
-    Raises:
-        LabelSkewError: a certificate does not exist, the authority or the list is unusable, or writing fails.
+    Raises LabelSkewError if a certificate does not exist, the authority or the list is unusable, or writing fails.
     """
     names = named(folder, names)
     authority, key = load_authority(folder, Passphrase())
@@ -338,22 +291,18 @@ def revoke(folder: Path, names: Sequence[str]) -> tuple[Listed, int]:
     added = dict.fromkeys(serials - before.entries.keys(), now)
     if not added:
         return before, 0
-    listed = Listed(before.number + 1, {**before.entries, **added})
+    listed = RevocationList(before.number + 1, {**before.entries, **added})
     with keys.writing(folder):
         keys.write(folder / REVOKED, _signed(listed, authority, key), 0o644)
     return listed, len(added)
 
 
-def revoked(path: Path, authority: x509.Certificate) -> Listed:
-    """Read a revocation list; a missing file is an empty list.
-
-    Raises:
-        LabelSkewError: the file is unreadable or damaged, or another authority signed it.
-    """
+def revoked(path: Path, authority: x509.Certificate) -> RevocationList:
+    """Read a revocation list, empty without a file. Raises LabelSkewError if it is damaged or of another authority."""
     try:
         content = read_bytes(path)
     except FileNotFoundError:
-        return Listed()
+        return RevocationList()
     except OSError as error:
         raise LabelSkewError(f"{path}: cannot be read: {error.strerror}") from None
     copy = "copy it again from where the certificates were created"
@@ -366,17 +315,16 @@ def revoked(path: Path, authority: x509.Certificate) -> Listed:
         raise LabelSkewError(f"{path}: is damaged or not a list of revoked certificates; {copy}") from None
     if not signed:
         raise LabelSkewError(f"{path}: is not signed by the authority of ca.pem, or was changed; {copy}")
-    return Listed(number, entries)
+    return RevocationList(number, entries)
 
 
 class Revocations:
     """A process's revocation list, read again whenever its file changes; thread-safe.
 
     Args:
-        folder: of the certificates.
         tls: this process's certificate.
-        kept: copy of the newest list, so that a restarted process accepts no older one.
-        say: called with a log line when a list is loaded.
+        copy: file for the newest list, so that a restarted process accepts no older one.
+        say: called when a list is loaded.
         warn: called if the file is invalid or this process's certificate is revoked.
 
     Raises:
@@ -388,34 +336,34 @@ class Revocations:
         folder: Path,
         tls: Files,
         *,
-        kept: Path | None = None,
+        copy: Path | None = None,
         say: Callable[[str], None] = lambda line: None,
         warn: Callable[[str], None] = log.warn,
     ) -> None:
-        self._path, self._kept, self._say, self._warn = folder / REVOKED, kept, say, warn
+        self._path, self._copy, self._say, self._warn = folder / REVOKED, copy, say, warn
         self._name = folder / f"{tls.name}.pem"
         self._authority = x509.load_pem_x509_certificate(tls.ca)
         self._serial = x509.load_pem_x509_certificate(tls.certificate).serial_number
         self._lock = threading.RLock()
         self._seen = self._state()
-        before = Listed()
-        if kept is not None:
+        before = RevocationList()
+        if copy is not None:
             with contextlib.suppress(LabelSkewError):  # another authority's list
-                before = revoked(kept, self._authority)
+                before = revoked(copy, self._authority)
         self._listed = self._newer(before)
         if self._serial in self._listed.entries:
             raise LabelSkewError(self._own_revoked)
         if self._listed.number:
-            self._report()
+            self._say(f"{self._listed} applies from now on")
 
-    def keep(self) -> None:
-        """Save a copy of this list and of later ones, if the copy's folder exists."""
+    def save_copy(self) -> None:
+        """Save a copy of the list, if its folder exists; later lists are copied when they are loaded."""
         with self._lock:
-            if self._kept is not None and self._kept.parent.is_dir() and self._listed.number:
-                with contextlib.suppress(OSError):  # worst case: a restart accepts an older list
-                    keys.write(self._kept, read_bytes(self._path), 0o644)
+            if self._copy is not None and self._copy.parent.is_dir() and self._listed.number:
+                with contextlib.suppress(OSError):  # at worst, a restart accepts an older list
+                    keys.write(self._copy, read_bytes(self._path), 0o644)
 
-    def look(self) -> Listed:
+    def look(self) -> RevocationList:
         """The newest valid list."""
         with self._lock:
             if (state := self._state()) == self._seen:
@@ -428,22 +376,19 @@ class Revocations:
                 return self._listed
             if newer.number != self._listed.number:
                 self._listed = newer
-                self.keep()
-                self._report()
+                self.save_copy()
+                self._say(f"{self._listed} applies from now on")
                 if self._serial in newer.entries:
                     self._warn(self._own_revoked)
             return self._listed
 
     def barred(self, pem: bytes) -> str:
-        """Reason to reject a certificate of the authority, as a clause; empty if it is valid."""
+        """Reason to reject a certificate, if any."""
         listed = self.look()
         serial = x509.load_pem_x509_certificate(pem).serial_number if listed.entries else 0
         return f"its certificate {keys.fingerprint(pem)} was {listed.entry(serial)}" if serial in listed.entries else ""
 
-    def _report(self) -> None:
-        self._say(f"{self._listed} applies from now on")
-
-    def _newer(self, before: Listed) -> Listed:
+    def _newer(self, before: RevocationList) -> RevocationList:
         listed = revoked(self._path, self._authority)
         if listed.number <= before.number and listed != before:
             what = f"list {listed.number} is not newer than" if listed.number else "is missing after"
@@ -465,7 +410,7 @@ class Revocations:
         return state.st_mtime_ns, state.st_size, state.st_ino
 
 
-def _signed(listed: Listed, authority: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> bytes:
+def _signed(listed: RevocationList, authority: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> bytes:
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.subject)

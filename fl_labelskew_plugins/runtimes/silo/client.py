@@ -1,4 +1,4 @@
-"""A silo of a cross-silo federation: it trains one client on its own data, and keeps that client's state."""
+"""A silo of a cross-silo federation: it trains one client, and keeps its state."""
 
 from __future__ import annotations
 
@@ -48,34 +48,32 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, content, gro
 
 
 class Answers:
-    """A silo's answers; in this class, the server sees each of them separately."""
+    """A silo's answers, each of which the server sees."""
 
-    tells_tests = True
-    """Whether the server receives the result of a test, and so learns the duration of the test."""
+    tests_at_once = True
+    """Whether the silo tests at once, which shows the server the duration of a test."""
 
     def __init__(self, silo: SiloClient) -> None:
         self.silo = silo
         self._noisy_weights = any(noise.claim for noise in leaving(silo.recipe, 1, 1).upload if noise.on == "weights")
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """Return handlers by kind of message, which extend or replace the silo's own."""
-        return {Kind.SURVEY: self._survey}
+        self.handlers: Mapping[Kind, Callable[[Message], None]] = {Kind.SURVEY: self._survey}
+        """They replace the silo's own."""
 
     def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
-        """Return the facts about this silo's data for HELLO."""
+        """Facts and tensors for HELLO."""
         return self.silo.data.facts, self.silo.data.sent()
 
     def charge_hello(self) -> None:
-        """Charge the ledger for exact data in HELLO, once, before the first connection."""
+        """Charge the ledger for exact data in HELLO."""
         silo = self.silo
         if silo.ledger is not None and (parts := leaving(silo.recipe, 1, 1).hello):
             silo.ledger.spend(parts, silo.answer("hello"), run="hello")
 
     def join(self, run: str) -> None:
-        """Raise LabelSkewError if this silo must not answer this run."""
+        """Raise LabelSkewError to refuse a run."""
 
-    def described(self, federation: Any) -> None:
-        """Raise LabelSkewError if the server must not ask with this description of the run, before it is compared."""
+    def check_total(self, federation: Any) -> None:
+        """Raise LabelSkewError to refuse the number of all training samples, before it is compared with this silo's."""
 
     def open(self, session: Session, federation: Federation) -> None:
         """Take part in the opening exchange."""
@@ -83,14 +81,13 @@ class Answers:
             self.silo.send(Kind.OPENING, SERVER, tensors=self.silo.opening(session))
 
     def asked(self, session: Session, message: Message) -> None:
-        """Raise LabelSkewError if this silo must not train."""
+        """Raise LabelSkewError to refuse a request to train."""
 
     def charge(self, request: str, round: int) -> None:
-        """Charge the ledger for a request to train, before training."""
-        if self.silo.ledger is not None:
-            self.silo.ledger.spend(
-                self.silo.revealed().upload, self.silo.answer(request), run=self.silo.run_name, round=round
-            )
+        """Charge the ledger, before training."""
+        silo = self.silo
+        if silo.ledger is not None:
+            silo.ledger.spend(silo.revealed().upload, silo.answer(request), run=silo.run_name, round=round)
 
     def turn(
         self, take: Callable[..., LocalResult], client: int, round: int, start: Weights, **turn: Any
@@ -137,17 +134,15 @@ class Answers:
         return silo.seed(again)
 
     def _private(self, error: Exception, more: str = "") -> LabelSkewError:
-        """Return an error without a reason for the server."""
-        text = str(error) if isinstance(error, LabelSkewError) else clean(repr(error))
-        return shareable(LabelSkewError(f"{text}{more}; the reason was not sent to the server"), "it cannot answer")
+        text = f"{described(error)}{more}; the reason was not sent to the server"
+        return shareable(LabelSkewError(text), "it cannot answer")
 
     def unchanged(self, error: Exception, answer: str) -> None:
-        """Log a failure that the server must not see; ``answer``: what this silo does instead."""
-        text = str(error) if isinstance(error, LabelSkewError) else clean(repr(error))
-        self.silo.show.note(f"{text}; this silo {answer}", log.WARNING)
+        """Log a failure that the server must not see, and this silo's ``answer``."""
+        self.silo.show.note(f"{described(error)}; this silo {answer}", log.WARNING)
 
     def leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
-        """Return the part of a round's result that leaves the silo; ``start``: the round's initial weights."""
+        """The part of a result that leaves the silo; ``start``: the round's initial weights."""
         return result
 
     def send(self, round: int, result: LocalResult) -> None:
@@ -157,15 +152,15 @@ class Answers:
         self.silo.send(Kind.UPLOAD, SERVER, round=round, meta=meta, tensors=tensors)
 
     def may_test(self, session: Session, message: Message) -> bool:
-        """Whether this silo tests the model of this request."""
+        """Whether the silo tests the model of a request."""
         return True
 
     def tested(self, session: Session, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the part of a test's result that leaves the silo."""
+        """The part of a test's result that leaves the silo."""
         return answer
 
     def settled(self) -> None:
-        """Handle the server's verdict on an upload."""
+        """Handle a verdict."""
 
     def finished(self) -> None:
         """Handle the successful end of the run."""
@@ -178,8 +173,12 @@ class Answers:
 FAILED = "failed"
 
 
+def described(error: Exception) -> str:
+    """An error's text."""
+    return str(error) if isinstance(error, LabelSkewError) else clean(repr(error))
+
+
 def _digest(weights: Weights) -> str:
-    """Digest of an upload's tensors."""
     digest = hashlib.blake2b(digest_size=16)
     for value in weights.values():
         digest.update(content(value))
@@ -187,32 +186,25 @@ def _digest(weights: Weights) -> str:
 
 
 class Outcomes:
-    """A file of answers with noise, and the outcomes of their training; the same request gets the same answer again.
+    """A file of answers with noise, and the outcomes of their training.
 
     An answer with and one without training have the same noise, so their difference would be the exact update.
-
-    Raises:
-        LabelSkewError: the file cannot be read or written.
     """
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "outcomes.json"
 
     def of(self, answer: str) -> str | None:
-        """:data:`FAILED`, or the digest of the upload of this answer; None if there was none."""
+        """:data:`FAILED`, or the digest of the upload of this answer; None without training."""
         return self._read().get(answer)
 
     def note(self, answer: str, outcome: str) -> None:
-        """Record the first outcome of an answer, before it is sent."""
+        """Record the first outcome of an answer."""
         outcomes = self._read()
         if answer in outcomes:
             return
-        try:
+        with keys.writing(self.file, "; answers with noise need it"):
             write_text(self.file, json.dumps({**outcomes, answer: outcome}), durable=True)
-        except OSError as error:
-            raise LabelSkewError(
-                f"{self.file}: cannot be written: {error.strerror}; answers with noise need it"
-            ) from None
 
     def _read(self) -> dict[str, str]:
         try:
@@ -225,20 +217,7 @@ class Outcomes:
 
 
 class SiloClient(Manager):
-    """A silo with its own recipe and samples.
-
-    Args:
-        host: FedML, or its replacement.
-        transport: the silo's end of the network.
-        rank: of this silo, from 1.
-        recipe: the silo's settings.
-        data: its samples.
-        folder: contains its secret and, per run, its states and measures.
-        show: prints progress.
-        guard: enforces its policy, if there is one.
-        ledger: enforces its privacy budget.
-        answers: creates the silo's answers.
-    """
+    """A silo; ``folder``: of its secret and, per run, its states and measures."""
 
     transport: SiloTransport
 
@@ -260,43 +239,42 @@ class SiloClient(Manager):
         self.guard, self.ledger = guard, ledger
         self.client = rank - 1
         self.failure: LabelSkewError | None = None
-        self.session: Session | None = None
+        self.session: Session
         self.about = about(recipe, data)
         self.run_name = ""
+        """Empty before WELCOME."""
         self.upload: tuple[int, LocalResult] | None = None
         """Round and result of the last round, until the server's verdict."""
         self._secret, self._process = secret(folder), secrets.token_hex(8)
         self._normalisation: State = {}
         self._round = -1
         self.request = ""
-        """Digest of the request in progress."""
         self._postponed: Callable[[], object] | None = None
         """The last round's test, if the server must not learn how long it takes."""
         self.answers = answers(self)
         self.handlers = {
-            Kind.WELCOME: self._welcome,  # on every connection
+            Kind.WELCOME: self._welcome,
             Kind.TRAIN: self._train,
             Kind.VERDICT: self._verdict,
             Kind.TEST: self._test,
             Kind.FINISH: self._finish,
-            **self.answers.handlers(),
+            **self.answers.handlers,
         }
         transport.hello = self._hello
         self.answers.charge_hello()
 
     def _hello(self) -> Message:
-        """Return the first message of a connection; may be called in any thread."""
-        told, tensors = self.answers.hello()
-        meta = {**told.meta(), "process": self._process, "round": self._round}
+        reported, tensors = self.answers.hello()
+        meta = {**reported.meta(), "process": self._process, "round": self._round}
         return Message(Kind.HELLO, self.rank, SERVER, meta=meta, tensors=tensors)
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """Handle a message; after an error, report to the server and stop."""
+        """Handle a message; after an error, report it and stop."""
         try:
             super().receive_message(msg_type, msg_params)
         except LabelSkewError as error:
             self._fail(error)
-        except (KeyError, TypeError, ValueError) as error:  # a server of another version, or another program
+        except (KeyError, TypeError, ValueError) as error:  # another version or program
             what = "this silo received an invalid message from the server"
             self._fail(shareable(LabelSkewError(f"{what}: {clean(repr(error))}"), what))
 
@@ -312,7 +290,7 @@ class SiloClient(Manager):
         if not isinstance(meta["run"], str) or not re.fullmatch("[0-9a-f]{16}", meta["run"]):  # becomes a folder's name
             raise shareable(LabelSkewError("the server sent an invalid name of the run"))
         facts.check_agreement(meta["settings"], self.recipe)
-        self.answers.described(meta["federation"])
+        self.answers.check_total(meta["federation"])
         federation = facts.federation(meta["federation"], self.recipe, self.data.facts)
         if self.guard is not None:
             self.guard.join(federation, meta.get("quorum"))
@@ -323,15 +301,8 @@ class SiloClient(Manager):
             if self.recipe.pools_moments:
                 self._normalisation = dict(message.tensors)
                 normal = facts.normalised(normal, self._normalisation)
-            session = assemble(
-                self.recipe,
-                normal,
-                {self.client: data.train},
-                {self.client: data.test},
-                [],
-                federation=federation,
-                secret=self.seed(),
-            )
+            parts = {self.client: data.train}, {self.client: data.test}
+            session = assemble(self.recipe, normal, *parts, [], federation=federation, secret=self.seed())
             facts.check_features(federation, session.trainer.model)
             self.use(replace(session, start=forms(session.start)))  # every round starts from the server's weights
             self.run_name, self._round, self.upload = str(meta["run"]), -1, None
@@ -344,25 +315,28 @@ class SiloClient(Manager):
             everybody = f" of {federation.num_samples}" if federation.num_samples else ""
             samples = counted(data.facts.samples, "training sample")
             self.show.note(f"joined: {samples}{everybody}, {counted(federation.rounds, 'round')}")
-        assert self.session is not None
         self.answers.open(self.session, federation)
-        self._send_upload()  # the last upload may have been lost with the connection
+        self._send_upload()  # it may have been lost with the connection
+
+    def check_joined(self, request: str) -> None:
+        """Raise RunError for a request before WELCOME."""
+        if not self.run_name:
+            raise shareable(RunError(f"the server requests {request} before it has described the run"))
 
     def use(self, session: Session) -> None:
-        """Use this session from now on."""
+        """Replace the session."""
         self.session = session
         self._take = self.host.turns(session.trainer)
 
     def opening(self, session: Session) -> Mapping[str, Tensor]:
-        """Return this silo's opening, and charge the ledger."""
+        """The silo's opening, charged to the ledger."""
         if self.ledger is not None:
             self.ledger.spend(self.revealed().opening, self.answer(), run=self.run_name)
         return session.opening(self.client).tensors
 
     def _train(self, message: Message) -> None:
+        self.check_joined("training")
         session, round, meta = self.session, message.round, message.meta
-        if session is None:
-            raise shareable(RunError("the server requests training before it has described the run"))
         self.answers.asked(session, message)
         if self.upload is not None and self.upload[0] == round:
             self._send_upload()
@@ -380,8 +354,8 @@ class SiloClient(Manager):
         shared = {k: v.to(device) for k, v in group(message.tensors, "shared").items()}
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
         weights = {name: weights[name] for name in session.start}  # an upload's order must not depend on the server's
-        request = ""  # computed only if needed: the digest of a large model takes time
-        if self.guard is not None or self.ledger is not None or self._draws:
+        request = ""
+        if self.guard is not None or self.ledger is not None or self._draws:  # the digest of a large model takes time
             rests_on = {key: value for key, value in meta.items() if key != "kept_rounds"}
             tensors = {**message.tensors, **self._normalisation}
             request = question(session.federation, round, rests_on, tensors, self.states.get(before))
@@ -402,16 +376,15 @@ class SiloClient(Manager):
             noise_seed=self.seed(request) if self._draws else None,
         )
         self._do_postponed_test()
-        self.states.put(round, result.state)  # before the upload, because the server relies on it
+        self.states.put(round, result.state)  # before the upload
         if self.guard is not None:
             self.guard.leaving(result.contributions, session.method.sends)
         upload = self.answers.leaving(round, weights, result)
         sent = num_bytes(upload.upload.values()) + num_bytes(upload.contributions.values())
         self.run_folder.trained(round, result, bytes_up=sent, bytes_down=num_bytes(message.tensors.values()))
         self.upload = (round, upload)
-        self.show.note(
-            f"round {round + 1}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send"
-        )
+        seconds = time.perf_counter() - begun
+        self.show.note(f"round {round + 1}: trained in {seconds:.1f} s, {sent / 1e6:.2f} MB to send")
         self._send_upload()
         self.transport.audit.sync()
 
@@ -421,19 +394,18 @@ class SiloClient(Manager):
         return self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
 
     def revealed(self) -> Leaving:
-        """Return the data that leave this silo, with their noise."""
+        """The data that leave this silo, with their noise."""
         samples = self.data.facts.samples
         return leaving(self.recipe, samples, samples)  # another silo may lie about its number of samples
 
     def seed(self, request: str = "") -> int:
-        """Return the seed of noise, see :func:`noise_seed`."""
+        """See :func:`noise_seed`."""
         return noise_seed(self._secret, self.about, request)
 
     def answer(self, request: str = "opening") -> str:
-        """Return the digest of an answer: of the request, the samples, the settings, and the origin of the noise.
+        """Digest of an answer: of the request, the samples, the settings, and the silo's secret and rank.
 
-        The origin is the silo's secret and rank. Silos, or several folders of one silo, may share a ledger, and their
-        noise differs if their secret or rank differs.
+        Silos with one ledger have other noise if their secret or rank differs.
         """
         key = self._secret.to_bytes(16, "big") + self.rank.to_bytes(4, "big")
         return hashlib.blake2b(self.about + request.encode(), digest_size=16, key=key).hexdigest()
@@ -444,38 +416,34 @@ class SiloClient(Manager):
         return fingerprint(self.data.data)
 
     def _state(self, round: int) -> State:
-        assert self.session is not None
         keeps = self.session.method.uses("after_round") or self.session.recipe.optimizer.uses("finish")
         if round >= 0 and keeps and not self.states.has(round):
             log.warn(f"the state of round {round + 1} is not in {self.states.folder}; continuing without it")
         return self.states.get(round)
 
     def _test(self, message: Message) -> None:
-        """Test the global model on the silo's own test split; report the result if allowed."""
+        self.check_joined("a test")
         session, round = self.session, message.round
-        if session is None:
-            raise shareable(RunError("the server requests a test before it has described the run"))
         facts.number({"round": round}, "round", 0, session.federation.rounds - 1, "TEST")
         weights = group(message.tensors, "model")
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
-        if not self.answers.tells_tests:
+        if not self.answers.tests_at_once:
             self.send(Kind.TESTED, SERVER, round=round)
             if self.answers.may_test(session, message):
                 self._postponed = partial(self._tested, session, round, weights)
             return
         answer = self._tested(session, round, weights)
-        if not (answer and self.recipe.comm.send_measures and self._may_tell(round, message)):
+        if not (answer and self.recipe.comm.send_measures and self._may_report(round, message)):
             answer = {}
         self.send(Kind.TESTED, SERVER, round=round, meta=self.answers.tested(session, message, answer))
 
     def _do_postponed_test(self) -> None:
-        """Do the postponed test, if there is one."""
         if self._postponed is not None:
             self._postponed()
         self._postponed = None
 
     def _tested(self, session: Session, round: int, weights: Weights) -> dict[str, Any]:
-        """Test weights on the silo's own test split and record the measures; return those that may be reported."""
+        """Test weights on the silo's own test split, and record the measures; return those for the server."""
         if not (self.recipe.validation.per_client and len(self.data.test)):
             return {}
         trainer = session.trainer
@@ -486,9 +454,8 @@ class SiloClient(Manager):
         right = [int(matrix.diag().sum()), int(matrix.sum())]
         return {"accuracy": right, "balanced_accuracy": measures["balanced_accuracy"]}
 
-    def _may_tell(self, round: int, message: Message) -> bool:
-        """Whether the policy and the privacy budget allow one more reported test; if so, count this test."""
-        assert self.session is not None
+    def _may_report(self, round: int, message: Message) -> bool:
+        """Whether policy and budget allow to report a test, which is then counted."""
         if self.guard is None and self.ledger is None:
             return True
         tensors = {**message.tensors, **self._normalisation}
@@ -505,71 +472,66 @@ class SiloClient(Manager):
         return True
 
     def _send_upload(self) -> None:
-        """Send the upload, or send it again, if there is no verdict yet."""
         if self.upload is not None:
             self.answers.send(*self.upload)
 
     def _verdict(self, message: Message) -> None:
-        meta, round = message.meta, message.round
+        round = message.round
         if self.upload is not None and self.upload[0] == round:
             self.upload, self._round = None, -1  # so that HELLO no longer announces this upload
-        if not meta.get("taken"):
-            self.show.note(
-                f"round {round + 1}: the server did not use this silo's upload: {reason(message)}", log.WARNING
-            )
+        if not message.meta.get("taken"):
+            text = f"round {round + 1}: the server did not use this silo's upload: {reason(message)}"
+            self.show.note(text, log.WARNING)
         self.answers.settled()
 
     def _finish(self, message: Message) -> None:
         meta = message.meta
         if meta["done"] is not True:
             # class names stay in this silo
-            names = wire.cleaned(list(self.data.data.class_names))  # like the server's, which came over the network
+            names = wire.cleaned(list(self.data.data.class_names))  # as the server's
             names = facts.differing(names, meta.get("class_names"), "at the server")
             self.failure = LabelSkewError(names or f"the server turned this silo away: {reason(message)}")
             self.transport.stop_receive_message()
             return
-        if self.session is not None:
+        if self.run_name:
             weights = group(message.tensors, "model")
             check_upload(weights, self.session.start, where="the server's final model")
             last = facts.number(meta, "state_round", -1, self.session.federation.rounds - 1, "FINISH")
-            if not self.answers.tells_tests:  # disconnect first: a test's duration reveals its number of samples
+            if not self.answers.tests_at_once:  # disconnect first: a test's duration reveals data
                 self.send(Kind.FINISH, SERVER)
                 self.transport.stop_receive_message()
                 self._do_postponed_test()
-            said = model_file.about(self.session, round=self.session.federation.rounds)
-            model_file.save(weights, self.run_folder.path / "model.safetensors", said)
+            metadata = model_file.about(self.session, round=self.session.federation.rounds)
+            model_file.save(weights, self.run_folder.path / "model.safetensors", metadata)
             state = rest(self.states.get(last), OPTIMIZER)
             personalised = self.session.method.personalised(state)
             if personalised is not None:
                 name = f"silo {self.client + 1}"
-                said = model_file.about(self.session, round=last + 1, client=self.client, client_name=name)
+                metadata = model_file.about(self.session, round=last + 1, client=self.client, client_name=name)
                 file = self.run_folder.path / "personalised.safetensors"
-                model_file.save(personalised, file, said, private=True)
+                model_file.save(personalised, file, metadata, private=True)
             method, samples = self.recipe.method_name, self.data.facts.samples
             about = {"run": self.run_name, "silo": self.rank, "method": method, "samples": samples}
-            accuracy = self.run_folder.finish(self.session, **about, data=self.data_digest).get("final_accuracy")
-            if accuracy is not None:
+            result = self.run_folder.finish(self.session, **about, data=self.data_digest)
+            if (accuracy := result.get("final_accuracy")) is not None:
                 tests = counted(len(self.data.test), "test sample")
                 self.show.note(f"accuracy of the last tested model on this silo's own {tests}: {100 * accuracy:.2f} %")
             self.show.note(f"the run is over; results: {self.run_folder.path}")
-        if self.session is None or self.answers.tells_tests:
+        if not self.run_name or self.answers.tests_at_once:
             self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()
         self.answers.finished()
 
 
 class OwnFolder(RunFolder):
-    """The folder of one run in a silo's folder. Its name contains the recipe, the time of joining, and the run.
-
-    ``run``: 16 hexadecimal digits, by which a restarted silo finds the folder.
-    """
+    """The folder of a run in a silo's folder, found by ``run``, 16 hexadecimal digits."""
 
     def __init__(self, folder: Path, name: str, run: str) -> None:
         earlier = sorted(folder.glob(f"*{run}"))
         super().__init__(earlier[0] if earlier else folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{run}")
 
     def trained(self, round: int, result: LocalResult, **sizes: int) -> None:
-        """Record a round's training and the ``sizes`` of messages; drop the records of later rounds."""
+        """Record training and message ``sizes``; drop the records of later rounds."""
         line: dict[str, Any] = {"round": round, "loss_terms": result.loss_terms}
         if result.personalised is not None:
             line["personalised_accuracy"] = result.personalised[0] / result.personalised[1]
@@ -577,16 +539,16 @@ class OwnFolder(RunFolder):
         self.append(self.metrics, line | sizes)
 
     def tested(self, round: int, measures: Mapping[str, Any]) -> None:
-        """Record a test of the global model, in the line of the round's training if there is one."""
+        """Record a test in the line of the round's training, if any."""
         line = next((line for line in read_lines(self.metrics) if line["round"] == round), {"round": round})
         self.truncate(round)
         self.append(self.metrics, {**line, **measures})
 
     def finish(self, session: Session, **facts: Any) -> dict[str, Any]:
-        """Write ``summary.json``, beginning with these facts, and ``curves.png``; return the summary."""
+        """Write ``summary.json``, which begins with ``facts``, and ``curves.png``."""
         lines, file, recipe = read_lines(self.metrics), self.path / "curves.png", session.recipe
         result = summary(lines, recipe.validation.last_rounds)
-        result["rounds"] = sum("loss_terms" in line for line in lines)  # in which this silo trained
+        result["rounds"] = sum("loss_terms" in line for line in lines)
         title = f"{recipe.method_name} on {recipe.data.dataset}, silo {facts['silo']}"
         options = {"title": title, "own_models": session.own_models, "tests": "own test part"}
         plots.of_run(file, lambda: plots.curves(lines, file, **options))
@@ -595,15 +557,12 @@ class OwnFolder(RunFolder):
 
 
 def _limit(session: Session) -> int:
-    """Return the maximum size of a server's message: the model, and three times the model's size for shared tensors."""
+    """Maximum size of a server's message: the model, and three times its size for shared tensors."""
     return 4 * num_bytes(session.start.values()) + 64 * 2**20
 
 
 def secret(folder: Path) -> int:
-    """Return the silo's secret seed, created once; only the silo could remove noise that is drawn from it.
-
-    A restarted silo draws the same noise for the same round; different noise on one update could be averaged out.
-    """
+    """The silo's secret seed, created once: different noise on one update could be averaged out."""
     file = folder / "secret"
     folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():
@@ -617,7 +576,7 @@ def secret(folder: Path) -> int:
 
 
 def about(recipe: Recipe, data: SiloData) -> bytes:
-    """Return the digest of this silo's samples and settings, on which its answers depend in addition to the request."""
+    """Digest of the samples and settings on which this silo's answers depend."""
     resolved = portable(recipe)
     del resolved["train_args"]["comm_round"]  # a run can be resumed with more rounds
     sections = ("common_args", "model_args", "train_args", "method_args", "dp_args")
@@ -638,10 +597,10 @@ def about(recipe: Recipe, data: SiloData) -> bytes:
 
 
 def noise_seed(secret: int, about: bytes, question: str = "") -> int:
-    """Return the seed of noise: equal for a repeated request, different after any change that affects the answer.
+    """Seed of noise: equal for a repeated request, different after any change that affects the answer.
 
-    Equal noise in two answers would cancel in their difference. Examples: counts with noise of scale 4 and 8, uploads
-    before and after a sample was added, updates from two crafted models. ``question``: digest of the request.
+    Equal noise in two answers would cancel in their difference, such as in counts with noise of scale 4 and 8, or in
+    uploads before and after a sample was added.
     """
     digest = hashlib.blake2b(secret.to_bytes(16, "big") + about + question.encode(), digest_size=16)
     return int.from_bytes(digest.digest(), "big")

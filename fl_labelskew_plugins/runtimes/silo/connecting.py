@@ -37,10 +37,7 @@ FROM_SERVER = (
 
 @dataclass
 class Trust:
-    """A silo's check of the server's certificate, over a connection of its own, as gRPC does not show it to clients.
-
-    ``pin`` and ``revoked`` are those of :class:`SiloTransport`.
-    """
+    """A silo's check of the server's certificate, over a connection of its own: gRPC does not show it."""
 
     address: str
     tls: Files | None
@@ -48,20 +45,15 @@ class Trust:
     pin: Callable[[str], None] | None
     revoked: Revocations | None
     certificate: bytes = b""
-    """PEM of the last certificate; gRPC then trusts only this one instead of the authority's."""
+    """PEM of the last checked certificate, the only one that gRPC then trusts."""
 
     def __post_init__(self) -> None:
         self.known: dict[str, Any] = {"rank": 0, "peer": self.address}
-        """The server in the audit log, with its fingerprint once known."""
 
     def look(self) -> str:
         """Check the server's certificate, if it is pinned or certificates are revoked.
 
-        Returns:
-            Why the silo cannot connect now; empty if it can.
-
-        Raises:
-            LabelSkewError: this is the wrong server.
+        Returns the reason to connect later, if any. Raises LabelSkewError for the wrong server.
         """
         if self.tls is None or (self.pin is None and not self._any_revoked):
             return ""
@@ -85,7 +77,7 @@ class Trust:
         return reason
 
     def doubt(self) -> str:
-        """Reason to exchange no more messages with this server; empty if there is none."""
+        """Reason to exchange no more messages with the server, if any."""
         if self.revoked is None or not self._any_revoked:
             return ""
         if not self.certificate:
@@ -108,11 +100,9 @@ class SiloTransport(Transport):
     LEFT. :meth:`receive` raises LabelSkewError if another attempt would be useless.
 
     Args:
-        address: ``host:port`` of the server.
-        rank: number of the silo, from 1.
-        tls: this silo's certificate; without it, the server must be on this machine.
+        tls: the silo's certificate; without it, the server must be on this machine.
         say: called in another thread with log lines.
-        pin: called with the SHA-256 fingerprint of the server's certificate; raises if it is the wrong one.
+        pin: called with the server's fingerprint; raises if it is wrong.
         revoked: the silo waits while the server's certificate is one of these.
 
     Raises:
@@ -137,14 +127,11 @@ class SiloTransport(Transport):
         self._grpc = compatibility.grpc()
         self.address, self.rank = address, rank
         self.limits = dict.fromkeys(FROM_SERVER, streams.LIMIT)
-        """Maximum bytes by kind; may change at any time, as in the handler of WELCOME."""
+        """Maximum bytes by kind; may change at any time."""
         self.hello: Callable[[], Message] = lambda: Message(Kind.HELLO, rank, 0)
         """Creates the first message of every connection, in another thread."""
         self.quiet = False
-        """Whether to read and connect only when all messages are handled.
-
-        Otherwise reading would slow training down, and the times of both would show the server how long it takes.
-        """
+        """Whether to read and connect only when all messages are handled, so that times show the server nothing."""
         self.tls, self.revoked, self._trust = tls, revoked, Trust(address, tls, self.audit, pin, revoked)
         self._spool, self._say = spool or Spool(), say
         self._outbox: streams.Outbox | None = None
@@ -159,12 +146,12 @@ class SiloTransport(Transport):
         self._thread.start()
 
     def send_message(self, msg: Message) -> None:
-        """Queue a message; drop it without a connection. Its tensors must not change while they are sent."""
+        """Queue a message, or drop it without a connection. Its tensors must not change while they are sent."""
         outbox = self._outbox
         if outbox is None:
             return
         if self._trust.doubt() or not outbox.put(msg):
-            self._cancel()  # the server has stalled or lost its trust; a new connection may work
+            self._cancel()  # a new connection may work
 
     def stop_receive_message(self) -> None:
         """Send queued messages, then close the connection."""
@@ -199,7 +186,8 @@ class SiloTransport(Transport):
         jitter = secrets.SystemRandom()
         try:
             while not self._stopping.is_set():
-                self._wait_if_quiet()
+                if self.quiet:
+                    self._wait_for_handlers()
                 reason = self._trust.look()
                 joined, heard, reason = (False, False, reason) if reason else self._connect()
                 if joined:
@@ -217,11 +205,7 @@ class SiloTransport(Transport):
             self._ended.set()
 
     def _connect(self) -> tuple[bool, bool, str]:
-        """Run one connection; return whether it was accepted, whether a message came, and why it ended.
-
-        Raises:
-            LabelSkewError: another connection would fail in the same way.
-        """
+        """Run one connection; return whether it was accepted, whether a message arrived, and the reason of its end."""
         joined = heard = False
         known = self._trust.known
         outbox = streams.Outbox(self.audit, lambda: known)
@@ -243,7 +227,8 @@ class SiloTransport(Transport):
             hashing = streams.Hashing(call, wanted=self.audit.digests)
             while self._read(hashing):
                 heard = True
-                self._wait_if_quiet()
+                if self.quiet:
+                    self._wait_for_handlers()
             reason = "it has closed the connection"
         except self._grpc.RpcError as error:
             error.__traceback__ = None  # gRPC keeps its errors, and a traceback the buffer of an incomplete message
@@ -268,11 +253,7 @@ class SiloTransport(Transport):
         return joined, heard, reason
 
     def _ending(self, call: Any, *, joined: bool) -> str:
-        """Reason why gRPC ended a connection.
-
-        Raises:
-            LabelSkewError: another connection would fail in the same way.
-        """
+        """Reason of gRPC to end a connection. Raises LabelSkewError if another one would fail, too."""
         code = call.code().name
         reason = (self._trust.doubt() if code == "CANCELLED" else "") or in_words(call.details())
         if not self._stopping.is_set() and (final := _hopeless(reason, code)):
@@ -280,7 +261,7 @@ class SiloTransport(Transport):
             raise LabelSkewError(f"the server at {self.address}: {final}") from None
         if code in ("RESOURCE_EXHAUSTED", "ALREADY_EXISTS"):
             return f"it refused this silo, which {reason}"
-        if reason == "Socket closed" and not joined:  # TLS reveals no more
+        if reason == "Socket closed" and not joined:
             return "it closes connections; check that both sides have certificates of the same authority"
         return reason
 
@@ -289,7 +270,7 @@ class SiloTransport(Transport):
             *streams.OPTIONS,
             ("grpc.enable_http_proxy", 0),
             ("grpc.enable_retries", 0),
-            ("grpc.use_local_subchannel_pool", 1),  # else gRPC's own pauses between attempts would add to ours
+            ("grpc.use_local_subchannel_pool", 1),  # else gRPC would add its own pauses
         ]
         if self.tls is None:
             return self._grpc.insecure_channel(self.address, options)
@@ -312,12 +293,8 @@ class SiloTransport(Transport):
         if header.kind not in FROM_SERVER or header.sender != 0 or header.receiver != self.rank:
             raise WireError(f"a message of type {header.kind} from {header.sender} to {header.receiver}")
         if header.length > self.limits[Kind(header.kind)]:
-            self._wait_for_handlers()  # those of earlier messages, such as WELCOME, may raise the limit
+            self._wait_for_handlers()  # WELCOME may raise the limit
         streams.bound(header, self.limits)
-
-    def _wait_if_quiet(self) -> None:
-        if self.quiet:
-            self._wait_for_handlers()
 
     def _wait_for_handlers(self) -> None:
         with self.arrived.all_tasks_done:
@@ -325,11 +302,7 @@ class SiloTransport(Transport):
 
 
 def _shown(address: str, tls: Files) -> bytes:
-    """Fetch the server's certificate, as PEM.
-
-    Raises:
-        OSError: no server answers, or another authority issued the certificate (``ssl.SSLError``).
-    """
+    """The server's certificate, as PEM. Raises OSError, or ``ssl.SSLError`` for another authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # gRPC checks it
     context.load_verify_locations(cadata=tls.ca.decode("ascii"))
@@ -349,7 +322,7 @@ def _shown(address: str, tls: Files) -> bytes:
 
 
 def _hopeless(detail: str, code: str = "") -> str:
-    """Reason why another attempt is useless, from gRPC's text and status name; else empty."""
+    """Reason to try no more, from gRPC's text and status name, if any."""
     if code == "UNIMPLEMENTED":
         return "another service answers there; use the server's own host and port"
     if code in ("PERMISSION_DENIED", "INVALID_ARGUMENT", "ABORTED"):

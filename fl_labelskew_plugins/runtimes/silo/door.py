@@ -1,8 +1,6 @@
 """Limit the number and duration of connections without a stream at the server's port.
 
-gRPC has one limit for all connections, so idle ones could block the silos. A :class:`Door` shuts down accepted sockets
-without a stream: after a while, or earlier if they are many. To gRPC, such a peer has disconnected. It also counts
-connections that end without a stream, as gRPC does not report failed handshakes.
+gRPC has one limit for all connections, so idle ones could block the silos. It does not report failed handshakes.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from fl_labelskew_plugins.recipe.addresses import of_peer, plain
 PLACES = 4096
 """Maximum connections, silos included. Without a stream: half of them, and a quarter from one address."""
 OTHER_FILES = 512
-"""Open files in addition to connections."""
 WAIT_S = 10.0
 """Seconds without a stream, TLS handshake included."""
 GRACE_S = 1.0
@@ -35,7 +32,6 @@ LOOK_S = 0.25
 TELL_S = 60.0
 
 Peer = tuple[str, int]
-"""Address and port."""
 
 
 @dataclass(frozen=True, order=True)
@@ -49,7 +45,7 @@ class Stranger:
 
 
 def places() -> int:
-    """Number of connections that this process may hold; raises its limit of open files if allowed."""
+    """Maximum connections of this process; raises its limit of open files if allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = PLACES + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -61,17 +57,17 @@ def places() -> int:
 
 
 class Door:
-    """Watches the connections at one port, in a thread of its own.
+    """Shuts down connections without a stream at one port: after a while, or earlier if they are many.
 
     Args:
-        places: maximum connections of gRPC, see :func:`places`.
-        tell: called at most once per minute with the number of failed connections.
-        tls: whether :meth:`knock` reports each connection. If so, those without a stream in time have failed, whichever
-            side closed them; else those that were shut down here.
+        places: maximum connections of gRPC.
+        report: called at most once per minute with the number of failed connections.
+        tls: whether :meth:`knock` reports each connection. If so, those without a stream in time have failed; else
+            those that were shut down here.
     """
 
-    def __init__(self, places: int, tell: Callable[[int], None], *, tls: bool = False) -> None:
-        self._most_per_host, self._most_in_all, self._report = places // 4, places // 2, tell
+    def __init__(self, places: int, report: Callable[[int], None], *, tls: bool) -> None:
+        self._most_per_host, self._most_in_all, self._report = places // 4, places // 2, report
         self._tls, self._port = tls, 0
         self._streams: Counter[Peer] = Counter()
         self._handshakes: deque[float] = deque()
@@ -92,13 +88,11 @@ class Door:
         """Note a new connection, before its handshake."""
         self._handshakes.append(time.monotonic())
 
-    def enter(self, peer: str, *, member: bool, looked: bool = False) -> None:
-        """Note the start of a stream.
+    def enter(self, peer: str, *, member: bool, looked: bool) -> None:
+        """Note the start of a stream of ``peer``, as gRPC names it.
 
-        Args:
-            peer: its connection, as gRPC names it.
-            member: whether the stream protects its connection.
-            looked: whether the peer connected before to check this server's certificate.
+        ``member``: the stream protects its connection; ``looked``: the peer connected before to check this server's
+        certificate.
         """
         address = of_peer(peer)
         with self._lock:
@@ -123,20 +117,18 @@ class Door:
                 count, reported_at = 0, now
 
     def _shut_down_idle(self, now: float) -> int:
-        """Shut down connections over the limits; return their number."""
+        """Shut down connections over the limits."""
         descriptors = dict(_sockets())
         self._peers = {inode: self._peers.get(inode) or self._peer(n) for inode, n in descriptors.items()}
         with self._lock:
             strangers = {inode: p for inode, p in self._peers.items() if p is not None and p not in self._streams}
         self._since = {inode: self._since.get(inode, now) for inode in strangers}
         idle = sorted(Stranger(self._since[i], i, host, descriptors[i]) for i, (host, _) in strangers.items())
-        leaving = {s.inode: s for s in idle if now - s.since >= WAIT_S}
-        staying = [s for s in idle if s.inode not in leaving]
-        leaving |= {s.inode: s for s in self._excess(staying) if now - s.since >= GRACE_S}
-        return sum(_shut_down(s) for s in leaving.values())
+        expired = [s for s in idle if now - s.since >= WAIT_S]
+        excess = self._excess([s for s in idle if now - s.since < WAIT_S])
+        return sum(map(_shut_down, [*expired, *(s for s in excess if now - s.since >= GRACE_S)]))
 
     def _failed(self, now: float) -> int:
-        """Number of connections without a stream in time."""
         count = 0
         with self._lock:
             while self._handshakes and self._handshakes[0] < now - HANDSHAKE_S - LATE_S:
@@ -159,7 +151,6 @@ class Door:
             over -= 1
 
     def _peer(self, descriptor: int) -> Peer | None:
-        """The peer of a connection to the port; None for other sockets."""
         with contextlib.suppress(OSError), _copied(descriptor) as copy:
             if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == self._port:
                 host, port, *_ = copy.getpeername()
@@ -168,7 +159,7 @@ class Door:
 
 
 def _sockets() -> Iterator[tuple[int, int]]:
-    """Inode, which is never reused, and descriptor of every socket of this process."""
+    """Inode, which is never reused, and descriptor of each socket."""
     for name in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):  # closed in the meantime
             info = os.fstat(int(name))
@@ -177,7 +168,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
 
 
 def _copied(descriptor: int) -> socket.socket:
-    """Duplicate a descriptor, as its owner may close it and its number may be reused."""
+    """Duplicate a descriptor, as its number may be reused."""
     copy = os.dup(descriptor)
     try:
         return socket.socket(fileno=copy)

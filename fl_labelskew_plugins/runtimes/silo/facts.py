@@ -1,4 +1,4 @@
-"""Facts that silos send about their data, the server's census of them, and settings that both sides share."""
+"""Facts that silos send about their data, the server's census of them, and settings that all share."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from fl_labelskew_plugins.runtimes import wire
 
 MAX_SAMPLES = 10**12
 MAX_CHANNELS = 2**15
-"""Maximum for sums of samples, so that these fit into a HELLO."""
+"""Maximum for which sums of samples fit into a HELLO."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a silo reports about its data, apart from the method's own tensors; its first message.
+    """A silo's first message.
 
     Args:
-        samples: training samples; 0 if only secure aggregation sums them.
-        input_shape: shape of one sample.
-        num_classes: ``C`` of the data set, including classes without samples.
-        counts: training samples per class, if ``train_args.proxy_aggregation: class`` weighs rows by them.
-        classes: :func:`digest` of the class names; None if they are only numbers.
+        samples: training samples; 0 if they are only summed.
+        input_shape: of one sample.
+        num_classes: ``C``, including classes without samples.
+        counts: training samples per class, if ``train_args.proxy_aggregation`` is ``class``.
+        classes: :func:`digest` of the class names.
     """
 
     samples: int
@@ -55,23 +55,16 @@ class Facts:
         """As JSON types."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if v not in (None, 0)}
 
-    def summed(self) -> Facts:
-        """Without the facts that secure aggregation sums."""
-        return replace(self, samples=0, counts=None)
-
 
 def digest(names: Sequence[str]) -> str | None:
-    """Digest of class names in order, 32 hexadecimal digits; None if they are only numbers.
-
-    Others can find the names only by trying candidates.
-    """
+    """Digest of class names, 32 hexadecimal digits; None if they are only numbers."""
     if numbered(names):
         return None
     return hashlib.blake2b(json.dumps(list(names)).encode(), digest_size=16).hexdigest()
 
 
 def differing(local: Sequence[str], remote: Any, where: str) -> str:
-    """Describe the first class name that differs; empty if none does or a list has no names."""
+    """Description of the first class name that differs, if any."""
     if not isinstance(remote, list) or not all(isinstance(name, str) for name in remote):
         return ""
     if len(remote) != len(local):
@@ -85,11 +78,7 @@ def differing(local: Sequence[str], remote: Any, where: str) -> str:
 
 
 def facts(meta: Mapping[str, Any], *, summed: bool = False) -> Facts:
-    """Parse the facts that a silo sent; ``summed``: without its samples.
-
-    Raises:
-        RunError: they are malformed or out of range.
-    """
+    """Parse a silo's facts; ``summed``: without its samples. Raises RunError."""
     values: list[Any] = [meta.get(field.name) for field in fields(Facts)]
     samples, shape, classes, counts, names = values
     if summed and (samples, counts) != (None, None):
@@ -119,20 +108,14 @@ def _whole(value: Any, least: int, most: int) -> bool:
 
 @dataclass(frozen=True)
 class SiloData:
-    """A silo's samples.
-
-    Args:
-        data: the samples; the test part is the silo's own test split.
-        facts: the facts that it sends.
-        sums: sums of its samples, if the common mean and std need them.
-    """
+    """A silo's samples, its facts, and sums of its samples for the common mean and std."""
 
     data: Data
     facts: Facts
     sums: stats.MomentSums | None = None
 
     def sent(self) -> dict[str, Tensor]:
-        """The sums as tensors to send."""
+        """The sums as tensors."""
         if self.sums is None:
             return {}
         return {"sum": torch.from_numpy(self.sums.first), "squares": torch.from_numpy(self.sums.second)}
@@ -154,11 +137,7 @@ class SiloData:
 
 
 def load(recipe: Recipe, client: int) -> SiloData:
-    """Load the samples of silo ``client`` (from 0): its own data set or its part of the partition.
-
-    Raises:
-        LabelSkewError: loading fails, or there are no training samples.
-    """
+    """Load the samples of silo ``client`` (from 0). Raises LabelSkewError if there are no training samples."""
     if recipe.own_data:
         if data_folder(recipe) is None:
             try:
@@ -169,21 +148,15 @@ def load(recipe: Recipe, client: int) -> SiloData:
         data = loaded(recipe)
     else:
         data, clients = divided(recipe)
-        data = Data(
-            _part(data.train, clients.train[client]),
-            _part(data.test, clients.test[client]),
-            data.class_names,
-            data.mean,
-            data.std,
-        )
+        train, test = _part(data.train, clients.train[client]), _part(data.test, clients.test[client])
+        data = Data(train, test, data.class_names, data.mean, data.std)  # without the fingerprint of all samples
     if not len(data.train.y):
         raise LabelSkewError(f"silo {client + 1} has no training sample; give it at least one")
-    summary = Facts(
-        len(data.train.y), tuple(data.train.x.shape[1:]), len(data.class_names), classes=digest(data.class_names)
-    )
+    names, shape = data.class_names, tuple(data.train.x.shape[1:])
+    summary = Facts(len(data.train.y), shape, len(names), classes=digest(names))
     silo = SiloData(data, summary, stats.sums(data.train.x) if recipe.pools_moments else None)
-    if recipe.pools_moments and summary.input_shape[0] > MAX_CHANNELS:
-        what = f"samples have {summary.input_shape[0]} channels, and sums of at most {MAX_CHANNELS} can be sent"
+    if recipe.pools_moments and shape[0] > MAX_CHANNELS:
+        what = f"samples have {shape[0]} channels, and sums of at most {MAX_CHANNELS} can be sent"
         raise mistake("data_args.mean", what, "numbers of mean and std in the server's recipe")
     if recipe.train.proxy_aggregation == "class":
         silo = replace(silo, facts=replace(summary, counts=tuple(silo.counts.tolist())))
@@ -191,11 +164,7 @@ def load(recipe: Recipe, client: int) -> SiloData:
 
 
 def test_data(recipe: Recipe) -> Data | None:
-    """The server's test samples; None if it has none.
-
-    Raises:
-        LabelSkewError: loading fails.
-    """
+    """The server's test samples, if any. Raises LabelSkewError if loading fails."""
     if not recipe.validation.server_test_data:
         return None
     folder, download = data_folder(recipe), recipe.data.download
@@ -208,19 +177,14 @@ def test_data(recipe: Recipe) -> Data | None:
     return data
 
 
-def said(recipe: Recipe, data: Data) -> Data:
-    """The data with the recipe's mean and std; ``data`` keeps the present ones."""
-    return stats.normalised(
-        data, *(None if value == "data" else value for value in (recipe.data.mean, recipe.data.std))
-    )
+def with_recipe_moments(recipe: Recipe, data: Data) -> Data:
+    """The data with the recipe's mean and std, unless these are ``data``."""
+    mean, std = (None if value == "data" else value for value in (recipe.data.mean, recipe.data.std))
+    return stats.normalised(data, mean, std)
 
 
 def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
-    """A silo's data with the server's mean and std.
-
-    Raises:
-        LabelSkewError: they do not fit these samples.
-    """
+    """A silo's data with the server's mean and std. Raises LabelSkewError if they do not fit."""
     channels = data.train.x.shape[1]
 
     def numbers(key: str, least: float) -> stats.Numbers:
@@ -235,11 +199,7 @@ def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
 
 
 def sums(tensors: Mapping[str, Tensor], facts: Facts) -> stats.MomentSums:
-    """Parse the sums that a silo sent.
-
-    Raises:
-        RunError: they are malformed, or impossible for so many samples of this shape.
-    """
+    """Parse a silo's sums. Raises RunError if they are malformed or impossible."""
     first, second = (tensors.get(name) for name in ("sum", "squares"))
     if first is None or second is None or len(tensors) != 2:
         use = "use the same recipe, without --survey"
@@ -288,26 +248,25 @@ def _exact(value: Any) -> Any:
 
 
 def _common(method: Method, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's parameters, and those of its parts, without the silos' choices."""
     parts = method.parts if isinstance(method, Combined) else {}
     return {k: _common(parts[k], v) if k in parts else v for k, v in keys.items() if k not in method.silo_choices}
 
 
 def check_agreement(server: Any, recipe: Recipe) -> None:
-    """Raise LabelSkewError if the server's settings differ from this silo's, naming the first difference."""
+    """Raise LabelSkewError with the first setting that differs from the server's."""
     if not isinstance(server, dict) or not all(isinstance(section, dict) for section in server.values()):
         what = "the server's settings are not sections of keys; use the same version on both machines"
         raise shareable(LabelSkewError(what))
     local = agreed(recipe)
     # compared as text, as true, 1.0 and 1 are equal in Python
-    if differing := different(
-        *({s: {k: json.dumps(v) for k, v in p.items()} for s, p in a.items()} for a in (local, server))
-    ):
+    texts = ({s: {k: json.dumps(v) for k, v in p.items()} for s, p in a.items()} for a in (local, server))
+    if differing := different(*texts):
         section, _, key = differing[0].partition(".")
         here, there = (mistakes.show(settings.get(section, {}).get(key)) for settings in (local, server))
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
-        if made_of := files(recipe).get(key.removesuffix("_sha256")) if key.endswith("_sha256") else None:
-            place, file, use = f"{section}.{key.removesuffix('_sha256')}", f": {made_of['file']}", "the same file"
+        name = key.removesuffix("_sha256")
+        if name != key and (entry := files(recipe).get(name)):
+            place, file, use = f"{section}.{name}", f": {entry['file']}", "the same file"
             here, there = (f"SHA-256 {digest[1:17]}..." for digest in (here, there))
         else:
             place, file, use = clean(differing[0]), "", "the server's recipe"
@@ -316,11 +275,7 @@ def check_agreement(server: Any, recipe: Recipe) -> None:
 
 
 def number(meta: Mapping[str, Any], key: str, least: int, most: int, where: str) -> int:
-    """An integer that the server sent.
-
-    Raises:
-        LabelSkewError: it is not an integer from ``least`` to ``most``.
-    """
+    """An integer from the server. Raises LabelSkewError if it is not from ``least`` to ``most``."""
     value = meta.get(key)
     if type(value) is not int or not least <= value <= most:
         bounds = f"{least}" if least == most else f"a whole number from {least} to {most}"
@@ -330,18 +285,14 @@ def number(meta: Mapping[str, Any], key: str, least: int, most: int, where: str)
 
 
 def numbers(meta: Mapping[str, Any], key: str, least: int, most: int, where: str) -> set[int]:
-    """A list of integers that the server sent, see :func:`number`."""
+    """A list of integers from the server, see :func:`number`."""
     value = meta.get(key)
     values = value if isinstance(value, list) else [value]
     return {number({key: one}, key, least, most, where) for one in values}
 
 
 def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
-    """Parse the server's description of the run as a whole.
-
-    Raises:
-        LabelSkewError: it contradicts this silo's recipe or data; names the first such field.
-    """
+    """Parse the server's federation. Raises LabelSkewError if it contradicts this silo's recipe or data."""
     where, train = "the server's federation", recipe.train
     if not isinstance(content, dict):
         raise LabelSkewError(f"{where} is {mistakes.show(content)}; expected here: a mapping of names to numbers")
@@ -357,7 +308,7 @@ def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
         "seed": recipe.common.random_seed,
     }
     bounds = {name: (value, value) for name, value in exact.items()} | {
-        "num_features": (1, MOST_NUMBERS),  # see check_features
+        "num_features": (1, MOST_NUMBERS),
         "num_samples": (facts.samples, MAX_SAMPLES * train.client_num_in_total),
         "min_samples": (1, facts.samples),
     }
@@ -368,7 +319,7 @@ def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
 
 
 def check_features(federation: Federation, model: Any) -> None:
-    """Raise LabelSkewError unless this silo's network has as many features as the server's."""
+    """Raise LabelSkewError if the server's network has another number of features."""
     features = model.classifier.in_features
     number({"num_features": federation.num_features}, "num_features", features, features, "the server's federation")
 
@@ -378,7 +329,7 @@ class OtherClassesError(RunError):
 
 
 def form(recipe: Recipe, test: Data | None) -> tuple[tuple[int, ...], int]:
-    """Shape of one sample and ``C``, from the server's test samples or else the recipe."""
+    """Shape of a sample and ``C``, from the server's test samples or the recipe."""
     if test is not None:
         return tuple(test.test.x.shape[1:]), len(test.class_names)
     shape, classes = recipe.data.input_shape, classes_of(recipe.data, recipe.dataset.params)
@@ -388,20 +339,18 @@ def form(recipe: Recipe, test: Data | None) -> tuple[tuple[int, ...], int]:
 
 
 def server_classes(recipe: Recipe, test: Data | None) -> list[str] | None:
-    """Class names in the server's test samples or else the recipe; None if unknown."""
+    """Class names in the server's test samples or the recipe, if known."""
     names = getattr(recipe.dataset.params, "class_names", None) if test is None else test.class_names
     return None if names is None or numbered(names) else list(names)
 
 
 class Census:
-    """The server's knowledge of all silos' data.
+    """All silos' facts.
 
     Args:
-        recipe: the run's recipe.
         test: the server's test samples, if any.
         sizes: training samples per silo, updated in place; 0: not reported yet, 1: reported only in a secure sum.
         warn: called with a client and a warning.
-        summed: whether silos report their samples only in a secure sum.
     """
 
     def __init__(
@@ -414,7 +363,7 @@ class Census:
         summed: bool = False,
     ) -> None:
         self._recipe, self.sizes, self._warn = recipe, sizes, warn
-        self._form, self.class_names = form(recipe, test), server_classes(recipe, test)
+        (self._shape, self.num_classes), self.class_names = form(recipe, test), server_classes(recipe, test)
         self._classes = None if self.class_names is None else digest(self.class_names)
         self._facts: dict[int, Facts] = {}
         self._sums: dict[int, stats.MomentSums] = {}
@@ -422,13 +371,11 @@ class Census:
         """Sum of all silos' samples from secure aggregation, 0 before it; else None."""
 
     def check(self, client: int, facts: Facts) -> None:
-        """Raise RunError if a silo's data do not fit the federation, OtherClassesError if its classes do not."""
-        shape, classes = self._form
+        """Raise RunError for data that do not fit; OtherClassesError for classes."""
+        shape, classes = self._shape, self.num_classes
         if (facts.input_shape, facts.num_classes) != (shape, classes):
-            raise RunError(
-                f"its samples have shape {facts.input_shape} and {facts.num_classes} classes, the federation's {shape} "
-                f"and {classes}; use matching data"
-            )
+            what = f"its samples have shape {facts.input_shape} and {facts.num_classes} classes"
+            raise RunError(f"{what}, the federation's {shape} and {classes}; use matching data")
         if self._classes is not None and facts.classes not in (None, self._classes):
             raise OtherClassesError("its class names or their order differ from the server's")
         others = [k for k, known in sorted(self._facts.items()) if None not in (known.classes, facts.classes)]
@@ -445,11 +392,6 @@ class Census:
         if self.samples is None and self.sizes[client] and self.sizes[client] != facts.samples:
             raise RunError(f"it had {self.sizes[client]} training samples when the run began, now {facts.samples}")
 
-    @property
-    def num_classes(self) -> int:
-        """``C``."""
-        return self._form[1]
-
     def add(self, client: int, facts: Facts, sums: stats.MomentSums | None = None) -> None:
         """Add a silo that passed :meth:`check`."""
         self._facts[client], self.sizes[client] = facts, facts.samples or 1
@@ -457,25 +399,25 @@ class Census:
             self._sums[client] = sums
 
     def moments(self, clients: Collection[int]) -> stats.Moments | None:
-        """Mean and std of these silos' training samples together; None without sums."""
+        """Mean and std of silos' training samples together; None without sums."""
         parts = [self._sums[client] for client in sorted(clients) if client in self._sums]
         return stats.pooled(parts) if parts else None
 
     @property
     def exact(self) -> bool:
-        """Whether the silos' sums are those of uint8 samples."""
+        """Whether the silos have sums of uint8 samples."""
         return bool(self._sums) and all(sums.exact for sums in self._sums.values())
 
     def class_counts(self, session: Session) -> torch.Tensor | None:
-        """``(K, C)`` class counts, 0 for unknown silos; None if silos do not report them."""
+        """``(K, C)`` class counts, 0 for unknown silos; None without counts."""
         if self._recipe.train.proxy_aggregation != "class" or self.samples is not None:
             return None
-        none = [0] * session.federation.num_classes
-        rows = [self._facts[k].counts if k in self._facts else None for k in range(len(self.sizes))]
-        return torch.tensor([row or none for row in rows]).to(session.trainer.device)
+        counts = {client: facts.counts for client, facts in self._facts.items()}
+        zeros = [0] * session.federation.num_classes
+        return torch.tensor([counts.get(k) or zeros for k in range(len(self.sizes))]).to(session.trainer.device)
 
     def federation(self, federation: Federation, without: Collection[int] = ()) -> Federation:
-        """The run as a whole, with the samples of all silos except ``without``, or of all if that leaves none."""
+        """The federation with the samples of silos outside ``without``, or of all if no other silo is known."""
         if self.samples is not None:
             return replace(federation, num_samples=self.samples, min_samples=0)
         known = [n for k, n in enumerate(self.sizes) if n and k not in without] or [n for n in self.sizes if n]

@@ -1,4 +1,4 @@
-"""Rate-limited log lines about peers: a thousand bad messages lead to one line with their number."""
+"""Rate-limited log lines about peers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = 10
 
 @dataclass
 class _Kind:
-    """Lines of one kind about one peer in a window: its start, logged and suppressed lines, and the last of those."""
+    """Lines of one kind in a window; ``held``: suppressed ones, ``last``: the last of these."""
 
     since: float
     say: Callable[[str], None]
@@ -24,42 +24,30 @@ class _Kind:
 
 
 class Flood:
-    """Logs lines about peers, and counts those above the limit.
-
-    Lines that differ only in numbers are of one kind. The number of suppressed lines is logged with the first line
-    about any peer after the window, and by :meth:`close`.
-    """
+    """Limits log lines about peers. Lines that differ only in numbers are of one kind."""
 
     def __init__(self, say: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
         self._say, self._now = say, now
         self._kinds: dict[tuple[str, str], _Kind] = {}
 
     def tell(
-        self, peer: str, what: str, *, times: int = 1, most: int = 1, say: Callable[[str], None] | None = None
+        self, peer: str, event: str, *, times: int = 1, most: int = 1, say: Callable[[str], None] | None = None
     ) -> None:
-        """Log the line ``peer what``, or count it.
-
-        Args:
-            peer: the line's subject.
-            what: the event, as a predicate.
-            times: number of events.
-            most: maximum lines of this kind per window.
-            say: called instead of the default function.
-        """
+        """Log ``peer`` and a predicate about ``times`` events, or count it after ``most`` lines per window."""
         self.tick()
-        key = (peer, re.sub(r"\d+", "#", what))
+        key = (peer, re.sub(r"\d+", "#", event))
         if key not in self._kinds and sum(known == peer for known, _ in self._kinds) >= KINDS:
             key = (peer, "")
         kind = self._kinds.setdefault(key, _Kind(self._now(), say or self._say))
         if key[1] and kind.lines < most:
             kind.lines += 1
-            kind.say(f"{peer} {what}" + (f" ({times} times)" if times > 1 else ""))
+            kind.say(f"{peer} {event}" + (f" ({times} times)" if times > 1 else ""))
         else:
             kind.held += times
-            kind.last = what
+            kind.last = event
 
     def tick(self) -> None:
-        """Log the suppressed lines of windows that have ended."""
+        """Log suppressed lines of windows that have ended."""
         now = self._now()
         for key in [key for key, kind in self._kinds.items() if now - kind.since >= WINDOW_S]:
             kind = self._kinds.pop(key)

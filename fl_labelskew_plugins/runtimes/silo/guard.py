@@ -1,4 +1,4 @@
-"""Enforces a silo's policy: it refuses requests beyond it, and counts answers across processes and runs."""
+"""Enforces a silo's policy, and counts answers across processes and runs."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ from fl_labelskew_plugins.tensors import State, content
 
 
 class PolicyError(RunError):
-    """The silo's policy does not allow a request of the server, or what a method would send."""
+    """The policy does not allow a request, or a method's tensor."""
 
 
 class AnswersFile(BaseModel):
-    """Content of the account: digests of answered requests, by run and round."""
+    """The account: digests of answered requests, by run and round."""
 
     runs: dict[str, dict[str, list[str]]]
 
 
 class Guard:
-    """Enforces a policy in a running silo; ``file``: of the policy, ``folder``: of the silo.
+    """Enforces a policy in a running silo. Raises LabelSkewError if its account cannot be read.
 
-    Raises:
-        LabelSkewError: the account cannot be read.
+    ``file``: of the policy, ``folder``: of the silo.
     """
 
     def __init__(self, policy: Policy, file: str, folder: Path) -> None:
@@ -45,12 +44,12 @@ class Guard:
         self._runs()
 
     def server(self, fingerprint: str) -> None:
-        """Raise PolicyError unless the policy allows a server with this fingerprint."""
+        """Raise PolicyError for another server's fingerprint."""
         if self.policy.server_fingerprint not in (None, fingerprint):
             self._refuse("server_fingerprint", f"a server whose certificate has {fingerprint}")
 
     def join(self, federation: Federation, quorum: Any) -> None:
-        """Raise PolicyError unless the policy allows this run; ``quorum``: uploads per round, as the server reports."""
+        """Raise PolicyError unless the policy allows a run; ``quorum``: its uploads per round."""
         least = self.policy.min_clients  # the rounds are the recipe's, which was checked before
         if least is not None:
             if type(quorum) is not int:
@@ -61,13 +60,13 @@ class Guard:
     def answer(self, run: str, round: int, question: str, *, of: str = "") -> None:
         """Count an answer before it is computed, unless the same request was answered before.
 
-        ``of``: another kind than training; each kind is counted separately.
+        ``of``: a kind of answers other than training, which is counted separately.
 
         Raises:
             PolicyError: the policy allows no more answers.
             RunError: the account cannot be written.
         """
-        self._write_down(run, str(round), question, f"round {round + 1} of run {run}", of)
+        self._count(run, str(round), question, f"round {round + 1} of run {run}", of)
 
     def begin_survey(self) -> None:
         """Raise PolicyError if the policy allows no survey, before the number of samples is sent."""
@@ -76,23 +75,23 @@ class Guard:
             self._refuse("require_secure_aggregation", demand, "for which this silo was started")
 
     def survey(self, question: str) -> None:
-        """Raise PolicyError unless the policy allows class counts for a survey; it counts as an answer."""
+        """Raise PolicyError unless the policy allows class counts for a survey, which counts as an answer."""
         if self.policy.send is not None and "counts" not in self.policy.send:
             self._refuse("send", "counts: those of its classes, for a survey")
-        self._write_down("survey", question, question, "a survey")
+        self._count("survey", question, question, "a survey")
 
-    def _write_down(self, run: str, round: str, question: str, what: str, of: str = "") -> None:
-        """Count an answer to ``what`` in the account, see :meth:`answer`."""
+    def _count(self, run: str, round: str, question: str, request: str, of: str = "") -> None:
+        """Count an answer to ``request`` in the account, see :meth:`answer`."""
         try:
             with locked(self.account.parent):  # a silo may answer several runs at the same time
-                self._count(run, round, question, what, of)
+                self._add(run, round, question, request, of)
         except OSError as error:
             raise RunError(
                 f"{self.account}: cannot be written: {error.strerror}; without the account of its policy this silo "
                 "answers nothing"
             ) from None
 
-    def _count(self, run: str, round: str, question: str, what: str, of: str) -> None:
+    def _add(self, run: str, round: str, question: str, request: str, of: str) -> None:
         runs = self._runs()
         answered = runs.setdefault(run, {}).setdefault(f"{round} {of}".strip(), [])
         if question in answered:
@@ -100,58 +99,51 @@ class Guard:
         most, often = self.policy.max_rounds, self.policy.max_answers_per_round
         alike = sum(key.partition(" ")[2] == of for rounds in runs.values() for key in rounds)
         if not answered and most is not None and alike > most:
-            self._refuse("max_rounds", f"an answer to {what} after {most} earlier ones", more=f" ({self.account})")
+            self._refuse("max_rounds", f"an answer to {request} after {most} earlier ones", more=f" ({self.account})")
         if answered and often is not None and len(answered) >= often:
-            self._refuse("max_answers_per_round", f"another answer to {what}")
+            self._refuse("max_answers_per_round", f"another answer to {request}")
         answered.append(question)
         write_text(self.account, json.dumps({"policy": self.file, "runs": runs}, indent=1), durable=True)
 
     def leaving(self, names: Iterable[str], kinds: Mapping[str, str]) -> None:
-        """Raise PolicyError unless the policy allows to send these tensors; ``kinds``: the method's ``sends``."""
+        """Raise PolicyError unless the policy allows these tensors; ``kinds``: ``Method.sends``."""
         for name in names:
             kind = OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else kinds.get(name, OTHER)
             if self.policy.send is not None and kind not in self.policy.send:
                 self._refuse("send", f"{kind}: {clean(name)}", "which the method would send")
 
-    def _refuse(self, key: str, demand: str, whose: str = "which the server asks for", more: str = "") -> None:
+    def _refuse(self, key: str, demand: str, origin: str = "which the server asks for", more: str = "") -> None:
         value = getattr(self.policy, key)
         limit = value if isinstance(value, str) else show(value)
-        refused = f"{POLICY}.{key}: {limit} does not allow {demand}, {whose}"
+        refused = f"{POLICY}.{key}: {limit} does not allow {demand}, {origin}"
         raise shareable(PolicyError(f"{self.file}: {refused}{more}"), refused)
 
     def _runs(self) -> dict[str, dict[str, list[str]]]:
-        """Read the answered requests by run and round, each time, because another process may have changed them."""
+        """Read the answered requests, because another process may have changed them."""
         try:
             return AnswersFile.model_validate_json(read_bytes(self.account)).runs
         except FileNotFoundError:
             return {}
         except (OSError, ValueError):
-            raise LabelSkewError(
-                f"{self.account}: is not a valid account of a silo's answers; restore the original file, or "
-                "remove it to begin a new one"
-            ) from None
+            use = "restore the original file, or remove it to begin a new one"
+            raise LabelSkewError(f"{self.account}: is not a valid account of a silo's answers; {use}") from None
 
 
 def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
-    """Return the guard of a silo by its rank from 1; None if it has no policy.
-
-    Raises:
-        LabelSkewError: the silo has answered under a policy and now has none, or its account cannot be read.
-    """
+    """The guard of silo ``rank``, if any. Raises LabelSkewError if its policy or account is missing or damaged."""
     if recipe.policy is not None:
         return Guard(recipe.policy, recipe.client_specific.data_silo_config[rank - 1], folder)
     if (folder / ACCOUNT).exists():
-        raise LabelSkewError(
-            f"{folder / ACCOUNT}: this silo has answered under a policy, but this recipe names no file with a policy; "
-            "name the silo's own file in client_specific_args.data_silo_config, or remove the account"
-        )
+        what = "this silo has answered under a policy, but this recipe names no file with a policy"
+        use = "name the silo's own file in client_specific_args.data_silo_config, or remove the account"
+        raise LabelSkewError(f"{folder / ACCOUNT}: {what}; {use}")
     return None
 
 
 def question(
     federation: Federation, round: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], state: State
 ) -> str:
-    """Return the digest of everything in a request that affects the answer; ``state``: the private state it names."""
+    """Digest of all that affects the answer to a request, with the private ``state``."""
     digest = hashlib.sha256(json.dumps([asdict(federation), round, meta], sort_keys=True).encode())
     for name, value in (*sorted(tensors.items()), *sorted(state.items())):
         digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())

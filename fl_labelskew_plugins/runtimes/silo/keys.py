@@ -1,7 +1,6 @@
 """Files in a certificate folder, common names and ranks, private keys and their passphrase.
 
-Imports cryptography only when needed. Encrypted keys are PKCS#8 (AES-256, PBKDF2), compatible with OpenSSL. The
-passphrase is typed or comes from an environment variable; it is never on a command line or in a log.
+Imports cryptography only when needed. Encrypted keys are PKCS#8 (AES-256, PBKDF2), compatible with OpenSSL.
 """
 
 from __future__ import annotations
@@ -30,20 +29,11 @@ ALL = "all"
 OLD = "old"
 """Subfolder of renewed certificates."""
 REVOKED = "revoked.crl"
-"""The revocation list."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """A process's TLS files, as PEM bytes.
-
-    Args:
-        name: ``server`` or ``silo-3``.
-        ca: the authority's certificate.
-        certificate: this process's own.
-        key: its decrypted private key; excluded from ``repr``.
-        warnings: such as of certificates that expire soon.
-    """
+    """A process's authority, certificate and decrypted key, as PEM."""
 
     name: str
     ca: bytes
@@ -53,12 +43,12 @@ class Files:
 
 
 def require() -> None:
-    """Raise LabelSkewError unless the packages for certificates are installed."""
+    """Raise LabelSkewError unless cryptography is installed."""
     extras.load("grpc", "cryptography", what="a certificate")
 
 
 def silo_name(rank: int) -> str:
-    """The common name of a silo's certificate, and its files' stem."""
+    """Common name of a silo's certificate, and its files' stem."""
     return f"silo-{rank}"
 
 
@@ -75,11 +65,7 @@ def fingerprint(pem: bytes) -> str:
 
 
 def paths(folder: Path) -> list[Path]:
-    """The folder's certificates by rank.
-
-    Raises:
-        LabelSkewError: there are none.
-    """
+    """The folder's certificates by rank. Raises LabelSkewError if there are none."""
     found = sorted(folder.glob("*.pem"), key=lambda path: (rank_of(path.stem), path.stem))
     if not found:
         raise mistake(folder, "contains no certificate", "a folder from `labelskew certs new`")
@@ -87,11 +73,7 @@ def paths(folder: Path) -> list[Path]:
 
 
 def named(folder: Path, names: Sequence[str]) -> list[str]:
-    """Check names of certificates, remove duplicates and expand :data:`ALL`.
-
-    Raises:
-        LabelSkewError: a certificate does not exist, or is the authority's.
-    """
+    """Certificates without duplicates, with :data:`ALL` expanded. Raises LabelSkewError for other names."""
     from fl_labelskew_plugins.recipe import mistakes
 
     known = [path.stem for path in paths(folder) if path.stem == "server" or rank_of(path.stem)]
@@ -105,11 +87,7 @@ def named(folder: Path, names: Sequence[str]) -> list[str]:
 
 
 def content(path: Path) -> bytes:
-    """Read a file in a certificate folder.
-
-    Raises:
-        LabelSkewError: it is missing or unreadable.
-    """
+    """Read a file in a certificate folder. Raises LabelSkewError if it is missing or unreadable."""
     try:
         return read_bytes(path)
     except FileNotFoundError:
@@ -124,45 +102,34 @@ MAX_PASSPHRASE = 1000
 
 
 class Passphrase:
-    """The passphrase of all keys that a command uses, read once from :data:`VARIABLE` or the terminal."""
+    """The passphrase of all keys of a command, read once from :data:`VARIABLE` or the terminal."""
 
     def __init__(self) -> None:
-        self._source, self._value = "", b""
+        self.source, self._value = "", b""
 
     def get(self, path: Path, *, new: bool = False) -> bytes:
-        """The passphrase, read when it is first needed.
+        """The passphrase of the key in ``path``, read when it is first needed; ``new``: it is typed twice.
 
-        Args:
-            path: the key's file, for the prompt and for errors.
-            new: whether the key is new, so that the passphrase is typed twice.
-
-        Raises:
-            LabelSkewError: it is invalid, or there is no terminal.
+        Raises LabelSkewError if it is invalid, or there is no terminal.
         """
         if not self._value:
             value = self._read(path, new=new)
             if not 0 < len(value) <= MAX_PASSPHRASE or b"\0" in value:
-                raise LabelSkewError(
-                    f"{self._source}: invalid passphrase; use 1 to {MAX_PASSPHRASE} bytes without zeros"
-                )
+                raise mistake(self.source, "invalid passphrase", f"1 to {MAX_PASSPHRASE} bytes without zeros")
             self._value = value
         return self._value
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that pass it to a child process, if it was needed."""
+        """Environment variables with the passphrase, if it was needed."""
         return {VARIABLE: os.fsdecode(self._value)} if self._value else {}
-
-    def wrong(self, path: Path) -> LabelSkewError:
-        """The error for a key that it does not decrypt."""
-        return LabelSkewError(f"{path}: the passphrase from {self._source} does not decrypt it, or it is damaged")
 
     def _read(self, path: Path, *, new: bool) -> bytes:
         if (value := os.environ.get(VARIABLE)) is not None:
-            self._source = VARIABLE
+            self.source = VARIABLE
             return os.fsencode(value)
         if not _terminal():
             raise LabelSkewError(f"{path}: needs a passphrase, and no terminal is available; set {VARIABLE}")
-        self._source = "the terminal"
+        self.source = "the terminal"
         try:
             value = getpass.getpass(f"{'new ' if new else ''}passphrase of {path}: ")
             if new and getpass.getpass("repeat it: ") != value:
@@ -173,11 +140,7 @@ class Passphrase:
 
 
 def load(path: Path, content: bytes, passphrase: Passphrase) -> PrivateKeyTypes:
-    """Load the private key from a file's PEM.
-
-    Raises:
-        LabelSkewError: it is not a key, or the passphrase is missing or wrong.
-    """
+    """Load a private key from PEM. Raises LabelSkewError if it is not a key, or the passphrase is missing or wrong."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
@@ -186,9 +149,10 @@ def load(path: Path, content: bytes, passphrase: Passphrase) -> PrivateKeyTypes:
     try:
         return serialization.load_pem_private_key(content, secret)
     except (ValueError, TypeError, UnsupportedAlgorithm):
+        what = "is not a private key from `labelskew certs new`"
         if locked:
-            raise passphrase.wrong(path) from None
-        raise LabelSkewError(f"{path}: is not a private key from `labelskew certs new`") from None
+            what = f"the passphrase from {passphrase.source} does not decrypt it, or it is damaged"
+        raise LabelSkewError(f"{path}: {what}") from None
 
 
 def encrypted(content: bytes) -> bool:
@@ -197,7 +161,7 @@ def encrypted(content: bytes) -> bool:
 
 
 def pem(key: PrivateKeyTypes, passphrase: bytes = b"") -> bytes:
-    """A private key as PKCS#8, encrypted if there is a passphrase."""
+    """A key as PKCS#8, encrypted if there is a passphrase."""
     from cryptography.hazmat.primitives import serialization
 
     hidden: serialization.KeySerializationEncryption = serialization.NoEncryption()
@@ -213,7 +177,7 @@ def readable_by_others(path: Path) -> Iterator[str]:
 
 
 def write(path: Path, content: bytes, mode: int) -> None:
-    """Write a file atomically; others can never open a key, not even for a moment."""
+    """Write a file atomically, with ``mode`` from the beginning."""
     with replacing(path, mode) as part, part.open("wb") as file:
         file.write(content)
         file.flush()
@@ -221,12 +185,12 @@ def write(path: Path, content: bytes, mode: int) -> None:
 
 
 @contextlib.contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turn errors of writing to a folder into LabelSkewError."""
+def writing(path: Path, more: str = "") -> Iterator[None]:
+    """Turn errors of writing to ``path`` into LabelSkewErrors that end with ``more``."""
     try:
         yield
     except OSError as error:
-        raise LabelSkewError(f"{folder}: cannot be written: {error.strerror}") from None
+        raise LabelSkewError(f"{path}: cannot be written: {error.strerror}{more}") from None
 
 
 def _terminal() -> bool:

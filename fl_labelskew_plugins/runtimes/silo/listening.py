@@ -1,7 +1,8 @@
-"""The server's end of the network: it accepts connections of silos, and refuses others."""
+"""The server's end of the network."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import threading
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
 UNREAD = 4
-"""Maximum queued messages of a silo, over all its connections; at this number the server stops reading from it."""
+"""Maximum queued messages of a silo, over all its connections; with more, the server does not read from it."""
 LOOK_S = 0.2
-"""Seconds between checks whether a connection is still open while the server does not read from it."""
+"""Seconds between checks of a connection from which the server does not read."""
 HELLO_S = 10.0
 SILENT = 2
 """Maximum number of streams of one certificate before HELLO; one more stream replaces the oldest."""
@@ -37,7 +38,7 @@ FROM_SILOS = (
 
 
 class DaemonThreads(Executor):
-    """One daemon thread per call, so that none keeps a failed process alive; gRPC limits their number."""
+    """One daemon thread per call, so that none keeps a failed process alive."""
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Start ``call`` in a thread."""
@@ -55,21 +56,19 @@ class DaemonThreads(Executor):
 
 
 class _Connection:
-    """A silo's stream, server-side. Its rank comes from the certificate, or is 0 until HELLO claims a rank."""
+    """A silo's stream. Its rank is 0 until the certificate or HELLO gives one."""
 
     def __init__(self, context: Any, rank: int, audit: Audit) -> None:
         self.context = context
         self.rank = rank
         self.certificate = b"".join(context.auth_context().get("x509_pem_cert", ()))
-        """PEM; empty without TLS."""
         self.known = {"peer": addresses.join(*addresses.of_peer(context.peer()))}
-        """Facts for the audit log: address, and fingerprint of the certificate."""
         if self.certificate:
             self.known["fingerprint"] = keys.fingerprint(self.certificate)
         self.outbox = streams.Outbox(audit, lambda: {"rank": self.rank, **self.known})
-        self.greeted = self.closed = self.gone = self.receiving = False
+        self.greeted = self.closed = self.ended = self.receiving = False
         self.peer = ""
-        """Its address for :class:`.Door`, once its certificate is known to be one of the federation's."""
+        """Its address for :class:`.Door`, once its certificate is checked."""
 
     def close(self, code: Any, reason: str) -> None:
         """End the stream with a reason for the peer."""
@@ -84,13 +83,12 @@ class _Connection:
 class ServerTransport(Transport):
     """The server's end of the network: it listens at once, and queues the silos' messages.
 
-    The first message of a silo is HELLO, and the end of its connection is queued as LEFT. Refused messages are not
-    read: REFUSED is queued, with the silo's rank or -1 if it is unknown, and the connection is closed. Messages to a
-    silo use the connection whose HELLO :meth:`receive` has returned.
+    The first message of a silo is HELLO, and the end of its connection is queued as LEFT. If a message is refused,
+    REFUSED is queued, with the silo's rank or -1, and the connection is closed. Messages to a silo use the connection
+    of the last HELLO that :meth:`receive` has returned.
 
     Args:
         address: ``host:port`` to listen at; port 0 selects a free one.
-        silos: number of silos; ranks are 1 to ``silos``.
         tls: the server's certificate; required unless the address is loopback.
         revoked: revoked certificates; their connections are refused or ended.
 
@@ -115,7 +113,7 @@ class ServerTransport(Transport):
         self._grpc = compatibility.grpc()
         self.silos = silos
         self.limits = dict.fromkeys(FROM_SILOS, streams.LIMIT)
-        """Largest message in bytes, by kind; may be changed at any time."""
+        """Maximum bytes of a message, by kind; may be changed at any time."""
         self.tls = tls
         self._spool = spool or Spool()
         self._lock = threading.Lock()
@@ -123,24 +121,19 @@ class ServerTransport(Transport):
         self._slots = {rank: threading.Semaphore(UNREAD) for rank in range(1, silos + 1)}
         self._decoding = {rank: threading.Lock() for rank in self._slots}
         self._receiving = {rank: threading.Lock() for rank in self._slots}
-        """Held while a message of a silo arrives: its space is reserved before its bytes have come."""
+        """Held while a message of a silo arrives, as its space is reserved."""
         self._present: dict[int, _Connection] = {}
         self._open: dict[int, _Connection] = {}
         self._shown: dict[int, bytes] = {}
-        """The last certificate of each silo."""
         places = door.places()
-        self._door = Door(places, self._turned_out, tls=tls is not None)
+        self._door = Door(places, self._report_failed, tls=tls is not None)
         self._server = _server(self._stream, silos, places)
         self.address = _listen(self._server, host, port, tls, self._door.knock)
-        """The address in use."""
         self._server.start()
         self._door.open(addresses.split(self.address)[1])
 
     def send_message(self, msg: Message) -> None:
-        """Queue a message for a silo; do nothing if it is not connected.
-
-        Do not change its tensors afterwards: they are read during sending.
-        """
+        """Queue a message for a connected silo. Its tensors must not change while they are sent."""
         connection = self._open.get(msg.receiver)
         if connection is None or connection.closed:
             return
@@ -159,30 +152,26 @@ class ServerTransport(Transport):
         streams.wait_while_moving(ended, outboxes)
         self._server.stop(0).wait(streams.PATIENCE_S)
 
-    def _turn_out(self) -> None:
-        """If there is a newer list of revoked certificates, end the connections with these certificates.
-
-        Then queue LEFT with ``revoked``, also for silos that are already disconnected: they cannot reconnect.
-        """
+    def _end_revoked(self) -> None:
+        """End connections with newly revoked certificates, and queue LEFT with ``revoked``."""
         if self.revoked is None or (number := self.revoked.look().number) == self._listed:
             return
         self._listed = number
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
-            if why := self.revoked.barred(connection.certificate):
-                self._refuse(connection, why, "PERMISSION_DENIED")
+            if reason := self.revoked.barred(connection.certificate):
+                self._refuse(connection, reason, "PERMISSION_DENIED")
         with self._lock:
             for rank, shown in self._shown.items():
                 if self.revoked.barred(shown):
                     self.arrived.put(Message(Kind.LEFT, rank, 0, meta={"revoked": True}))
 
     def _next(self, timeout: float | None) -> Message:
-        self._turn_out()
+        self._end_revoked()
         arrived = super()._next(timeout)
         connection: _Connection | None = arrived.connection
         if connection is not None:
-            # from here on, messages to this rank go to this connection
             if arrived.kind == Kind.HELLO:
                 self._open[connection.rank] = connection
             if arrived.kind == Kind.LEFT:
@@ -205,7 +194,7 @@ class ServerTransport(Transport):
         with self._lock:
             self._connections[connection] = None
             silent = [c for c in self._connections if c.rank == rank and not (c.greeted or c.closed)]
-        # checked after the connection was added, so that a newer list also finds it
+        # after the connection was added, so that a newer list also finds it
         if not refusal and self.revoked is not None and (refusal := self.revoked.barred(connection.certificate)):
             silent = []
         looked = any(key == streams.LOOKED for key, _ in context.invocation_metadata())
@@ -222,19 +211,18 @@ class ServerTransport(Transport):
         if refusal:
             self._refuse(connection, refusal, "PERMISSION_DENIED")
         else:
-            threading.Thread(
-                target=self._read_all, args=(connection, requests), name="silo-reader", daemon=True
-            ).start()
+            arguments = connection, requests
+            threading.Thread(target=self._read_all, args=arguments, name="silo-reader", daemon=True).start()
         yield from connection.outbox.chunks()
 
     def _read_all(self, connection: _Connection, requests: Iterator[bytes]) -> None:
-        timer = _later(HELLO_S, lambda: self._too_late(connection))
+        timer = _later(HELLO_S, lambda: self._refuse_silent(connection))
         try:
             hashing = streams.Hashing(requests, wanted=self.audit.digests)
             while self._read(connection, hashing, timer):
                 pass
         except (streams.CutShortError, self._grpc.RpcError) as error:  # the connection is lost, which is queued as LEFT
-            error.__traceback__ = None  # gRPC keeps its errors; a traceback keeps the buffer of an incomplete message
+            error.__traceback__ = None  # it keeps the buffer of an incomplete message
         except WireError as error:
             self._refuse(connection, streams.predicate(error), getattr(error, "code", "INVALID_ARGUMENT"))
         except OSError as error:
@@ -242,10 +230,9 @@ class ServerTransport(Transport):
         finally:
             timer.cancel()
             connection.outbox.close(flush=False)
-            self._received(connection)  # only now is the buffer of an incomplete message free
+            self._received(connection)  # only now is its buffer free
 
     def _received(self, connection: _Connection) -> None:
-        """Allow the next message of this silo to arrive."""
         if connection.receiving:
             connection.receiving = False
             self._receiving[connection.rank].release()
@@ -262,26 +249,22 @@ class ServerTransport(Transport):
         timer.cancel()
         slots = self._slots[arrived.sender]
         while not slots.acquire(timeout=LOOK_S):
-            if connection.closed or connection.gone:
+            if connection.closed or connection.ended:
                 return False
-        taken = False
-        try:
-            with self._lock:
-                if connection.closed or connection.gone:
-                    return False
-                if not connection.greeted:
-                    self._greet(connection, arrived.sender)
-                self.arrived.put(arrived)
-                taken = True
-        finally:
-            if not taken:
-                slots.release()
+        with self._lock, contextlib.ExitStack() as undo:
+            undo.callback(slots.release)
+            if connection.closed or connection.ended:
+                return False
+            if not connection.greeted:
+                self._greet(connection, arrived.sender)
+            self.arrived.put(arrived)
+            undo.pop_all()
         return True
 
     def _decoded(self, connection: _Connection, header: Header, payload: Buffer) -> Message:
-        """Decode one message per silo at a time, over all its connections: decoding blocks other threads."""
+        """Decode one message per silo at a time: decoding blocks other threads."""
         with self._decoding[header.sender]:
-            if connection.closed or connection.gone:
+            if connection.closed or connection.ended:
                 raise streams.CutShortError("closed meanwhile")
             return streams.decoded(header, payload)
 
@@ -301,7 +284,7 @@ class ServerTransport(Transport):
             raise WireError(f"a message to {header.receiver}, not to the server")
         streams.bound(header, self.limits)
         while connection.greeted and not connection.receiving:  # one message per silo, over all its connections
-            if connection.closed or connection.gone:
+            if connection.closed or connection.ended:
                 raise streams.CutShortError("closed meanwhile")
             connection.receiving = self._receiving[rank].acquire(timeout=LOOK_S)
 
@@ -327,38 +310,36 @@ class ServerTransport(Transport):
             self.audit.note("left", rank=connection.rank, **connection.known)
 
     def _ended(self, connection: _Connection) -> None:
-        """Handle the end of a stream; gRPC calls this."""
         with self._lock:
-            connection.gone = True
+            connection.ended = True
             self._connections.pop(connection, None)
             self._leave(connection)
         if connection.peer:
             self._door.leave(connection.peer)
         connection.outbox.close(flush=False)
 
-    def _turned_out(self, count: int) -> None:
+    def _report_failed(self, count: int) -> None:
         shown = "" if self.tls is None else "showed no certificate of this federation's authority, or "
         meta = {"reason": f"{shown}opened no stream", "times": count}
         self.audit.note("refused", why=meta["reason"], times=count)
         self.arrived.put(Message(Kind.REFUSED, -1, 0, meta=meta))
 
-    def _too_late(self, connection: _Connection) -> None:
+    def _refuse_silent(self, connection: _Connection) -> None:
         if not connection.greeted:
             self._refuse(connection, f"sent no HELLO within {HELLO_S:g} s", "DEADLINE_EXCEEDED")
 
-    def _refuse(self, connection: _Connection, why: str, code: str) -> None:
-        """Close a connection; ``code``: gRPC's name of a status, ``why``: a predicate such as "sends too much"."""
+    def _refuse(self, connection: _Connection, reason: str, code: str) -> None:
+        """Close a connection; ``code``: a status of gRPC, ``reason``: a predicate such as "sends too much"."""
         with self._lock:
-            if connection.closed or connection.gone:
+            if connection.closed or connection.ended:
                 return
-            connection.close(getattr(self._grpc.StatusCode, code), why)
-            self.audit.note("refused", rank=connection.rank or None, **connection.known, why=why)
-            self.arrived.put(Message(Kind.REFUSED, connection.rank or -1, 0, meta={"reason": why}))
+            connection.close(getattr(self._grpc.StatusCode, code), reason)
+            self.audit.note("refused", rank=connection.rank or None, **connection.known, why=reason)
+            self.arrived.put(Message(Kind.REFUSED, connection.rank or -1, 0, meta={"reason": reason}))
             self._leave(connection)
 
 
 def _later(seconds: float, call: Callable[[], object]) -> threading.Timer:
-    """Call a function later in a daemon thread, unless cancelled."""
     timer = threading.Timer(seconds, call)
     timer.daemon = True
     timer.start()
@@ -366,7 +347,6 @@ def _later(seconds: float, call: Callable[[], object]) -> threading.Timer:
 
 
 def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: int, places: int) -> Any:
-    """Create a gRPC server for this number of silos and connections."""
     grpc = compatibility.grpc()
     server = grpc.server(
         DaemonThreads(),
@@ -375,13 +355,13 @@ def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: in
             ("grpc.so_reuseport", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-            # strangers soon have no stream; connections without one are closed after 10 s or earlier, see Door
+            # without a stream; Door may close such connections earlier
             ("grpc.max_connection_idle_ms", 10_000),
             ("grpc.server_handshake_timeout_ms", int(1000 * door.HANDSHAKE_S)),
             ("grpc.max_concurrent_streams", 2),
             ("grpc.max_allowed_incoming_connections", places),
         ],
-        maximum_concurrent_rpcs=(2 + SILENT) * silos + 256,  # one thread each; a peer above its share loses streams
+        maximum_concurrent_rpcs=(2 + SILENT) * silos + 256,  # one thread each
     )
     handler = grpc.stream_stream_rpc_method_handler(stream)
     service = grpc.method_handlers_generic_handler(streams.SERVICE, {streams.METHOD: handler})
@@ -390,7 +370,7 @@ def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: in
 
 
 def _listen(server: Any, host: str, port: int, tls: keys.Files | None, knock: Callable[[], None]) -> str:
-    """Let a gRPC server listen; return its address. ``knock`` is called when a handshake begins."""
+    """Let a gRPC server listen; return its address. ``knock``: called before each handshake."""
     address = addresses.join(host, port)
     try:
         if tls is None:
@@ -409,8 +389,6 @@ def _listen(server: Any, host: str, port: int, tls: keys.Files | None, knock: Ca
         except OSError as error:
             why = (error.strerror or str(error)).lower()
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                use = (
-                    f"an address of this machine, such as comm_args.listen_address: 0.0.0.0:{port} if silos reach "
-                    "it through a router"
-                )
+                use = f"comm_args.listen_address: 0.0.0.0:{port} if silos reach it through a router"
+                use = f"an address of this machine, such as {use}"
         raise mistake(f"cannot listen at {address}", why, use) from None

@@ -1,9 +1,7 @@
 """Membership: connected silos, silos that the server waits for, and silos that it skips.
 
 The server waits ``reconnect_s`` for a silo that lost its connection. It skips a silo that stays away longer or misses a
-deadline, until the silo sends something. These times include only the time in which the server listens, see
-:class:`ListeningClock`. A file in the run's folder lists the silos that the operator excludes; it is read before each
-round.
+deadline, until the silo sends something. A file in the run's folder lists excluded silos.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -25,27 +24,26 @@ from fl_labelskew_plugins.recipe.conflicts import fewest_opened, quorum
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runtimes.silo import keys
 from fl_labelskew_plugins.runtimes.transport import Transport
 
 Answer = TypeVar("Answer")
 
 STEP_S = 1.0
-"""Maximum seconds of a single wait; between waits, the server does other work, such as updating the status."""
+"""Maximum seconds of a single wait; between waits, the server updates the status."""
 SETTLE_S = 0.2
 """Minimum seconds to listen before a deadline: a message may be on this machine but not yet in this process."""
 STALL_S = 0.5
-"""If a wait took this many seconds longer than planned, only the planned time counts: the process was stopped, or the
-machine slept."""
+"""If a wait took this many seconds longer, only the planned time counts: the process was stopped."""
 OVERTIME_S = 10.0
 """Seconds in which queued messages are still accepted after a deadline; limited: a peer may send endlessly."""
 NAME = "excluded.json"
-"""File in the run's folder with the ranks of excluded silos."""
 
 
 class Excluded:
-    """Silos that the operator excludes. ``str()`` lists them, as the end of a message; it is empty if there are none.
+    """Clients that the operator excludes. ``str()`` lists their ranks, as the end of a message.
 
-    ``say`` prints changes, and ``note`` writes them to the audit log. ``clients``: excluded clients, from 0.
+    ``say`` prints changes, and ``note`` writes them to the audit log.
     """
 
     def __init__(self, folder: Path, silos: int, say: Callable[[str], None], note: Callable[..., None]) -> None:
@@ -58,14 +56,15 @@ class Excluded:
         return f", excluded: {ranks} (labelskew silo include {self._folder} RANK)" if ranks else ""
 
     def read(self) -> bool:
-        """Read the file; return whether anything changed. An invalid file is reported once, and changes nothing."""
+        """Read the file, and report an invalid one once; return whether anything changed."""
         try:
-            ranks, mistake = excluded(self._folder), ""
+            ranks = excluded(self._folder)
         except LabelSkewError as error:
-            ranks, mistake = {client + 1 for client in self.clients}, str(error)
-        if mistake and mistake != self._mistake:
-            log.warn(f"{mistake}; until it is valid, no silo is excluded or included")
-        self._mistake = mistake
+            if str(error) != self._mistake:
+                log.warn(f"{error}; until it is valid, no silo is excluded or included")
+            self._mistake = str(error)
+            return False
+        self._mistake = ""
         before, self.clients = self.clients, {rank - 1 for rank in ranks if 1 <= rank <= self._silos}
         changed = sorted(before ^ self.clients)
         for client in changed:
@@ -75,7 +74,7 @@ class Excluded:
         return bool(changed)
 
     def replaced(self, sampled: Sequence[int], round: int, seed: int) -> list[int]:
-        """Return the clients of a round, ascending; random other clients replace excluded ones if possible."""
+        """The clients of a round, ascending; random others replace excluded ones if possible."""
         clients = [k for k in sampled if k not in self.clients]
         spare = [k for k in range(self._silos) if k not in self.clients and k not in sampled]
         if missing := min(len(sampled) - len(clients), len(spare)):
@@ -85,17 +84,14 @@ class Excluded:
 
 
 class ListeningClock:
-    """A clock that runs only while the server listens; ``before`` is called before each wait.
-
-    ``now``: seconds in which a message could have been received.
-    """
+    """A clock that runs only while the server listens; ``before`` is called before each wait."""
 
     def __init__(self, transport: Transport, before: Callable[[], None] = lambda: None) -> None:
         self.now = 0.0
         self._transport, self._before = transport, before
 
     def listen(self, until: float) -> bool:
-        """Take the next message, or wait a step; return False if ``now`` is past ``until`` and no message is queued."""
+        """Take the next message, or wait a step; False after ``until`` if no message is queued."""
         wait = min(STEP_S, max(until - self.now, SETTLE_S))
         self._before()
         begun = time.monotonic()
@@ -107,17 +103,18 @@ class ListeningClock:
 
 
 class Members:
-    """The silos of a federation, by client, from 0.
+    """The silos of a federation, by client, from 0. Only this class listens for messages.
 
-    Only this class listens for messages. It calls ``recount`` when the operator changes the excluded silos, ``warn``
-    with a warning about a missing silo, and ``tell`` with facts for ``labelskew status``.
+    Args:
+        recount: called when the operator changes the excluded silos.
+        resume: how to resume the run, for messages.
+        tell: called with facts for ``labelskew status``.
 
     Attributes:
         present: connected clients.
         away: clients that are skipped until they send something.
-        turned: clients that were turned away, and the reasons.
-        round: the current round; -1 before the first and after the last one.
-        opening: name of the step before the first round.
+        turned: reasons by client that was turned away.
+        round: -1 before the first and after the last one.
     """
 
     def __init__(
@@ -127,11 +124,11 @@ class Members:
         excluded: Excluded,
         recount: Callable[[], None],
         warn: Callable[[str], None],
-        go_on: str,
+        resume: str,
         tell: Callable[..., None],
         seen: status.Silos,
     ) -> None:
-        self.comm, self.warn, self.go_on = recipe.comm, warn, go_on
+        self.comm, self.warn, self.resume = recipe.comm, warn, resume
         self.quorum, self.fewest_opened = quorum(recipe), fewest_opened(recipe)
         threshold = recipe.sums_alone and self.quorum != self.comm.min_clients
         self.needs = f"comm_args.{'secure_threshold' if threshold else 'min_clients'}"
@@ -153,12 +150,12 @@ class Members:
 
     @property
     def where(self) -> str:
-        """Name of the current round, for messages."""
+        """Name of the current round."""
         return f"round {self.round + 1}" if self.round >= 0 else self.opening
 
     @property
     def excluded(self) -> set[int]:
-        """Clients that the operator excludes now."""
+        """Clients that the operator excludes."""
         return set(self._excluded.clients)
 
     def begin(self, round: int) -> None:
@@ -166,14 +163,13 @@ class Members:
         self.round, self._until = round, self.clock.now + self.comm.round_deadline_s
 
     def deadline(self) -> float:
-        """Return the deadline of a request in this round, in the clock's seconds.
+        """The end of ``round_deadline_s``, or a quarter of it from now if that is later, in the clock's seconds.
 
-        It is the end of ``round_deadline_s``, but at least a quarter of ``round_deadline_s`` from now. After long
-        training, there is still time for the sum and tests.
+        So there is time for the sum and tests after long training.
         """
         return max(self._until, self.clock.now + self.comm.round_deadline_s / 4)
 
-    def came(self, client: int) -> None:
+    def joined(self, client: int) -> None:
         """Note that a silo with valid data has connected."""
         self.present.add(client)
         self._left_at.pop(client, None)
@@ -181,37 +177,37 @@ class Members:
         self.turned.pop(client, None)
 
     def heard(self, client: int) -> None:
-        """Note a message: a connected silo that was skipped takes part again."""
+        """Note a message: a skipped silo takes part again."""
         if client in self.present:
             self.away.discard(client)
 
     def left(self, client: int) -> None:
-        """Note that a silo has lost its connection; it may reconnect."""
+        """Note a lost connection."""
         self.present.discard(client)
         self._left_at[client] = self.clock.now
 
     def expect(self, clients: Iterable[int]) -> None:
-        """Wait for these clients as if they had just lost their connections."""
+        """Wait for clients as if they had just lost their connections."""
         self._left_at = dict.fromkeys(clients, self.clock.now)
 
-    def turn_away(self, client: int, why: str) -> None:
-        """Refuse a silo in its present state."""
+    def turn_away(self, client: int, reason: str) -> None:
+        """Refuse a silo until it sends a valid HELLO."""
         self.present.discard(client)
         self.away.add(client)
-        self.turned[client] = why
+        self.turned[client] = reason
 
     @property
     def uncounted(self) -> set[int]:
         """Silos whose samples are not part of the federation."""
         return {*self.excluded, *self.turned}
 
-    def give_up(self, client: int, why: str) -> None:
+    def give_up(self, client: int, reason: str) -> None:
         """Skip a silo until it sends something."""
         self.away.add(client)
-        self.warn(f"{self.where}: silo {client + 1} {why}; skipped until it sends a message")
+        self.warn(f"{self.where}: silo {client + 1} {reason}; skipped until it sends a message")
 
     def awaited(self, client: int) -> bool:
-        """Whether a silo may still answer; gives up a silo that has been away too long."""
+        """Whether a silo may still answer; skips a silo that has been away too long."""
         if client in self.away:
             return False
         if not self.reachable(client):
@@ -229,11 +225,7 @@ class Members:
         return self.clock.now - self._left_at[client] < self.reconnect_s
 
     def gather(self, expected: set[int]) -> None:
-        """Wait at most ``quorum_timeout_s`` until these clients, except excluded ones, have connected.
-
-        Raises:
-            RunError: too few connected.
-        """
+        """Wait at most ``quorum_timeout_s`` for clients, except excluded ones. Raises RunError for too few."""
         seconds = self.comm.quorum_timeout_s
         until = self.clock.now + seconds
         self.wanted = status.WAITING, "to connect", lambda: expected - self.excluded - self.present
@@ -254,10 +246,7 @@ class Members:
     def invite(self, round: int, sampled: list[int]) -> list[int]:
         """Wait for the quorum, and ``reconnect_s`` for lost silos; return the sampled clients that are connected.
 
-        Another client replaces an excluded one if possible.
-
-        Raises:
-            RunError: too few are connected.
+        Others replace excluded ones if possible. Raises RunError for too few clients.
         """
         seconds = self.comm.quorum_timeout_s
         until, patient, over = self.clock.now + seconds, self.clock.now + self.comm.reconnect_s, False
@@ -274,7 +263,7 @@ class Members:
             if over:
                 raise RunError(
                     f"round {round + 1}: {len(here)} of at least {needed} silos are connected after {seconds:g} s "
-                    f"({self.needs}, quorum_timeout_s){self._excluded}; {self.go_on}"
+                    f"({self.needs}, quorum_timeout_s){self._excluded}; {self.resume}"
                 )
             over = not self.clock.listen(until)
         self.round = round
@@ -284,12 +273,12 @@ class Members:
         return here
 
     def read_excluded(self) -> None:
-        """Read the operator's list of excluded silos."""
+        """Read the list of excluded silos."""
         if self._excluded.read():
             self._recount()
 
     def tell(self, *, now: bool = False) -> None:
-        """Update the status file: once per second, or now."""
+        """Update the status file: once per second, or ``now``."""
         if self._seen.due() or now:
             state, what, missing = self.wanted
             ranks = [client + 1 for client in sorted(missing())]
@@ -300,67 +289,59 @@ class Members:
             )
 
 
+@dataclass
 class Poll(Generic[Answer]):
     """A request to clients, and their answers.
 
     Args:
         clients: ascending.
-        what: name of the answers in messages, in the plural.
-        answers: by client, filled by the caller as they arrive.
+        name: of the answers in messages, in the plural.
+        answers: filled by the caller as they arrive.
         least: minimum number of answers; default: the quorum.
-        deadline: in the clock's seconds; default: that of the round, see :meth:`.Members.deadline`.
+        deadline: in the clock's seconds; default: :meth:`.Members.deadline`.
+        settled: clients with an answer that was taken or refused, or came too late.
+        held: clients with an answer that waits for a comparison with all others.
     """
 
-    def __init__(
-        self,
-        members: Members,
-        clients: Sequence[int],
-        what: str,
-        answers: dict[int, Answer],
-        *,
-        least: int | None = None,
-        deadline: float | None = None,
-    ) -> None:
-        self._deadline = deadline
-        self._members, self.clients, self._what, self.answers = members, clients, what, answers
-        self._least = members.quorum if least is None else least
-        self.settled: set[int] = set()
-        """Clients whose answers were taken or refused, or came too late."""
-        self.held: set[int] = set()
-        """Clients whose answers wait for a comparison with all others."""
+    members: Members
+    clients: Sequence[int]
+    name: str
+    answers: dict[int, Answer]
+    least: int | None = None
+    deadline: float | None = None
+    settled: set[int] = field(default_factory=set)
+    held: set[int] = field(default_factory=set)
 
     def awaits(self, client: int) -> bool:
-        """Whether the answer of a client is missing, and would be taken."""
+        """Whether a client's answer is missing, and would be taken."""
         return client in self.clients and client not in self.settled and client not in self.answers
 
     def take(self, refused: Callable[[int], bool] = lambda client: False) -> Iterator[int]:
         """Wait for the answers; yield the clients with an answer, ascending, once there are enough.
 
-        ``refused``: called for each client before it is yielded; returns whether to drop the client's answer.
-
-        Raises:
-            RunError: too few answers arrived in time.
+        ``refused``: returns whether to drop a client's answer. Raises RunError if too few answers arrive in time.
         """
-        members, clients, answers = self._members, self.clients, self.answers
+        members, clients, answers = self.members, self.clients, self.answers
         clock, comm, where = members.clock, members.comm, members.where
-        members.wanted = status.RUNNING, self._what, lambda: {*clients} - answers.keys() - self.settled
-        needed = min(self._least, len(clients))
-        deadline = alone = members.deadline() if self._deadline is None else self._deadline
-        late = f"missed the deadline of {comm.round_deadline_s:g} s"
-        if self._deadline is not None:
-            late = f"sent no {self._what} in time"
+        members.wanted = status.RUNNING, self.name, lambda: {*clients} - answers.keys() - self.settled
+        needed = min(members.quorum if self.least is None else self.least, len(clients))
+        if self.deadline is None:
+            deadline, late = members.deadline(), f"missed the deadline of {comm.round_deadline_s:g} s"
+        else:
+            deadline, late = self.deadline, f"sent no {self.name} in time"
+        quorum_begins = deadline
         while len(answers) < needed and any(map(self.awaits, clients)):
             # when no client can answer any more, quorum_timeout_s begins
-            alone = deadline if self._waiting(clients) else min(alone, clock.now)
-            if not clock.listen(alone + comm.quorum_timeout_s):
+            quorum_begins = deadline if self._waiting(clients) else min(quorum_begins, clock.now)
+            if not clock.listen(quorum_begins + comm.quorum_timeout_s):
                 break
         if len(answers) < needed:
             raise RunError(
-                f"{where}: {len(answers)} of at least {needed} {self._what} arrived ({members.needs}, "
-                f"round_deadline_s, quorum_timeout_s); {members.go_on}"
+                f"{where}: {len(answers)} of at least {needed} {self.name} arrived ({members.needs}, "
+                f"round_deadline_s, quorum_timeout_s); {members.resume}"
             )
         over, counted = False, 0
-        members.wanted = status.RUNNING, self._what, lambda: {*clients} - answers.keys() - self.settled - members.away
+        members.wanted = status.RUNNING, self.name, lambda: {*clients} - answers.keys() - self.settled - members.away
         for client in clients:
             while waiting := self._waiting(clients if client in self.held else [client]):
                 if over:
@@ -375,21 +356,16 @@ class Poll(Generic[Answer]):
         members.tell(now=True)
         if counted < needed:
             raise RunError(
-                f"{where}: {counted} of at least {needed} {self._what} remain after refusals "
-                f"({members.needs}, max_update_ratio); {members.go_on}"
+                f"{where}: {counted} of at least {needed} {self.name} remain after refusals "
+                f"({members.needs}, max_update_ratio); {members.resume}"
             )
 
     def _waiting(self, clients: Sequence[int]) -> list[int]:
-        """Return the clients whose answers may still arrive."""
-        return [client for client in clients if self.awaits(client) and self._members.awaited(client)]
+        return [client for client in clients if self.awaits(client) and self.members.awaited(client)]
 
 
 def excluded(folder: Path) -> set[int]:
-    """Ranks of excluded silos, from 1.
-
-    Raises:
-        LabelSkewError: the file cannot be read.
-    """
+    """Ranks of excluded silos, from 1. Raises LabelSkewError if their file cannot be read."""
     file = folder / NAME
     try:
         return set(map(int, json.loads(read_text(file))))
@@ -408,7 +384,7 @@ def exclude(folder: Path, rank: int) -> set[int]:
 
 
 def include(folder: Path, rank: int) -> set[int]:
-    """Let a silo take part again from the next round on; return the ranks of all excluded silos."""
+    """Include a silo from the next round on; return the ranks of all excluded silos."""
     known = _excluded_in_run(folder, rank)
     if rank not in known:
         there = f"excluded: {', '.join(map(str, sorted(known)))}" if known else "no silo of this run is excluded"
@@ -417,11 +393,7 @@ def include(folder: Path, rank: int) -> set[int]:
 
 
 def _excluded_in_run(folder: Path, rank: int) -> set[int]:
-    """Ranks of the excluded silos of a run that has this rank.
-
-    Raises:
-        LabelSkewError: the run is not cross-silo, or has no such silo.
-    """
+    """Ranks of a run's excluded silos. Raises LabelSkewError without a silo ``rank``."""
     run = RunFolder(folder)
     if not folder.is_dir():
         raise mistake(folder, "no such folder", "the folder of the server's run")
@@ -436,8 +408,6 @@ def _excluded_in_run(folder: Path, rank: int) -> set[int]:
 
 
 def _write(folder: Path, known: set[int]) -> set[int]:
-    try:
+    with keys.writing(folder / NAME):
         write_text(folder / NAME, json.dumps(sorted(known)) + "\n")
-    except OSError as error:
-        raise LabelSkewError(f"{folder / NAME}: cannot be written: {error.strerror}") from None
     return known

@@ -1,13 +1,13 @@
-"""Refuse uploads of extreme size: compare their norms with those of other silos and of the silo's own past.
+"""Refuse uploads of extreme size: a single finite upload of 3.4e38 would determine the mean of a round.
 
-A single finite upload of 3.4e38 would determine the mean of a round. This check does not stop subtler attacks: an
-update may be as large as ``ratio`` medians in any direction.
+An update may still be as large as ``ratio`` medians in any direction.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from statistics import median, median_high
 
 import torch
@@ -28,20 +28,14 @@ ASSUMED = 1000.0
 def norms(
     result: LocalResult, old: Weights, parameters: Collection[str], sends: Mapping[str, str], *, sends_change: bool
 ) -> dict[str, float]:
-    """L2 norms of an upload, in double precision, without copying it.
+    """L2 norms of an upload of the same form as ``old``, without copying it.
 
-    Args:
-        result: the upload, of the same form as ``old``.
-        old: the model that the silo received.
-        parameters: names of the trained tensors.
-        sends: see ``Method.sends``; prototypes are sums over as many samples of each class as ``counts``, if sent.
-        sends_change: whether the upload contains changes of the parameters.
+    ``sends``: see ``Method.sends``; prototypes are sums over ``counts`` samples per class, if sent.
 
     Returns:
-        ``update``: of the parameters' change; ``buffers``: of the other tensors' change; of all optimiser tensors, and
-            of the update times their single numbers, if it is a change; of
-            each of the method's tensors by name, per sample of its class if it is a sum. Integer counts and buffers are
-            omitted.
+        Norms of the parameters' change (``update``), of the other tensors' change (``buffers``), of all optimiser
+        tensors, of ``update`` times their single numbers if ``sends_change``, and of each of the method's tensors;
+        sums are divided by the samples of their class. Integer counts and buffers are omitted.
     """
     totals: dict[str, float] = {}
     for name, value in result.upload.items():
@@ -63,7 +57,7 @@ def norms(
 
 
 def _per_sample(name: str, value: Tensor, tensors: Mapping[str, Tensor], sends: Mapping[str, str]) -> Tensor:
-    """A class's sum divided by its number of samples, if the method also sends that; other tensors unchanged."""
+    """Each class's sum divided by its number of samples, if both are sent; else the tensor."""
     value = value if value.is_floating_point() else value.double()
     if sends.get(name) != "prototypes":
         return value
@@ -82,12 +76,13 @@ def _with(totals: Mapping[str, float], name: str, value: Tensor, old: Tensor | N
 
 @torch.no_grad()
 def _distance(value: Tensor, old: Tensor | None) -> float:
-    """Compute in the tensors' own precision, which is eight times as fast; in double precision on overflow."""
+    """Distance in the tensors' precision, which is eight times as fast; in double precision on overflow."""
     before = torch.zeros((), dtype=value.dtype, device=value.device) if old is None else old
     norm = float(torch.dist(value, before))
     return norm if math.isfinite(norm) else float(torch.linalg.vector_norm(value.double() - before.double()))
 
 
+@dataclass
 class Judge:
     """Decides which uploads of a round are accepted, independently of their order.
 
@@ -97,21 +92,19 @@ class Judge:
     take part count, too, if at least half of all other silos have norms. Norms of 0 are not
     compared, except for buffers. Without enough norms to compare with, :data:`ASSUMED` is the least median.
 
-    Args:
-        ratio: ``comm_args.max_update_ratio``; None accepts all.
-        past: norms of accepted uploads, updated in place; entries of the current and later rounds, from an interrupted
-            round, are dropped.
-        silos: number of silos.
+    ``ratio``: ``comm_args.max_update_ratio``; None accepts all. ``past``: accepted norms, updated in place. ``silos``:
+    number of silos.
     """
 
-    def __init__(self, ratio: float | None, past: Norms, silos: int) -> None:
-        self.ratio, self.past, self.silos = ratio, past, silos
-        self._excluded: Collection[int] = ()
-        self._round = -1
-        self._now: dict[int, dict[str, float]] = {}
+    ratio: float | None
+    past: Norms
+    silos: int
+    _round: int = -1
+    _now: dict[int, dict[str, float]] = field(default_factory=dict)
+    _excluded: Collection[int] = ()
 
     def begin(self, round: int, excluded: Collection[int] = ()) -> None:
-        """Begin a round; the norms of ``excluded`` clients are not compared."""
+        """Begin a round; drop the norms of this and later rounds; those of ``excluded`` clients are not compared."""
         self._round, self._now, self._excluded = round, {}, excluded
         for client, rounds in self.past.items():
             before = sorted(at for at in rounds if at < round)
@@ -126,7 +119,7 @@ class Judge:
         return at_once
 
     def objection(self, client: int) -> str:
-        """Reason to refuse an upload, once all uploads have been added; empty if it is accepted."""
+        """Reason to refuse an upload, if any, once all uploads have been added."""
         for name, norm in self._now[client].items():
             before, others = self._before(client, name), self._others(client, name)
             assumed = not before and len(others) < 2

@@ -1,4 +1,4 @@
-"""Cross-silo runs (``training_type: cross_silo``, ``backend: GRPC``): a server process, and one for each silo."""
+"""Cross-silo runs (``backend: GRPC``)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class CrossSilo(Runtime):
-    """A server and its silos: all on this machine, or only the one given by ``--role``."""
+    """A server and its silos, or one of them (``--role``)."""
 
     roles = ("server", "client")
     _transport: ServerTransport | SiloTransport | None = None
@@ -55,19 +55,19 @@ class CrossSilo(Runtime):
         if self.options.role == "client":
             self._silo()
         elif self.options.resume and self._over(self.folder.load_checkpoint(tensors=False)):
-            return False  # the silos that this machine started have ended, and are not needed
+            return False  # the silos of this machine have ended
         else:
             self._all_here()
         return True
 
     def preview(self) -> Session:
-        """Build the session of this machine's part, without listening or connecting."""
+        """The session of this machine's part, without network."""
         if self.options.role is None and not self.recipe.own_data:
             return build(self.recipe)
-        if self.options.role == "server":
-            return self._offline_session([0] * self.recipe.train.client_num_in_total)
-        ranks = [self.options.rank] if self.options.rank else range(1, self.recipe.train.client_num_in_total + 1)
         sizes = [0] * self.recipe.train.client_num_in_total
+        if self.options.role == "server":
+            return self._offline_session(sizes)
+        ranks = [self.options.rank] if self.options.rank else range(1, len(sizes) + 1)
         counts: list[torch.Tensor] = []
         first: list[str] = []
         for rank in ranks:
@@ -83,12 +83,12 @@ class CrossSilo(Runtime):
         return replace(session, counts=torch.stack(counts))
 
     def _offline_session(self, sizes: list[int]) -> Session:
-        """The server's session without waiting for silos; of a finished run, with the run's normalisation."""
+        """The server's session without silos."""
         test, moments = facts.test_data(self.recipe), self.folder.moments()
         return server_session(self.recipe, test, sizes, moments, exact=self.folder.exact())
 
     def session(self) -> Session:
-        """Listen and wait for the silos, unless all rounds are done and the silos know it."""
+        """The server's session; waits for the silos, unless they know that all rounds are done."""
         refuse_host_switches(self.recipe)
         checkpoint = self.folder.load_checkpoint(tensors=False) if self.options.resume else None
         if self._over(checkpoint) and (self.options.role is None or self.folder.summary.exists()):
@@ -98,7 +98,7 @@ class CrossSilo(Runtime):
         return self._server.gather()
 
     def survey(self) -> Survey:
-        """Listen, wait for the silos, ask them, and write the survey to the run's folder."""
+        """Write the survey to the run's folder."""
         server = self._listen(lambda server: [SurveyExchange(server)], survey=True)
         (exchange,) = server.exchanges
         assert isinstance(exchange, SurveyExchange)
@@ -120,7 +120,7 @@ class CrossSilo(Runtime):
     ) -> SiloServer:
         comm, train = self.recipe.comm, self.recipe.train
         seen = status.Silos(self._names)
-        self._audit = Audit(hear=seen.hear, digests=comm.audit_digests)
+        self._audit = Audit(observe=seen.hear, digests=comm.audit_digests)
         tls, revoked = self._certificate(comm.certs, "server")
         transport = ServerTransport(
             self.options.server or comm.listen_address or comm.server_address,
@@ -131,9 +131,9 @@ class CrossSilo(Runtime):
             revoked=revoked,
         )
         self._transport = transport
-        self.folder.hold()  # after the transport, so that a failure to listen leaves no folder behind
+        self.folder.hold()  # after the transport, so that a failure to listen creates no folder
         if revoked is not None:
-            revoked.keep()
+            revoked.save_copy()
         self.folder.tell(state=status.WAITING, address=transport.address, quorum=quorum(self.recipe))
         self._audit.open(self.folder.path, "server")
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", only for this machine (no TLS)"))
@@ -148,7 +148,6 @@ class CrossSilo(Runtime):
             self._server.train(record)
 
     def _over(self, checkpoint: Checkpoint | None) -> TypeGuard[Checkpoint]:
-        """Whether all rounds are done."""
         return checkpoint is not None and checkpoint.round == self.recipe.train.comm_round
 
     def close(self) -> None:
@@ -159,9 +158,8 @@ class CrossSilo(Runtime):
             self.show.note(last)
 
     def _silo(self) -> None:
-        """Run one silo until the server ends the run."""
         rank = self.options.rank
-        assert rank is not None  # checked by start()
+        assert rank is not None  # RunOptions.check
         recipe = recipes.silo(self.recipe, rank, survey=self.options.survey)
         refuse_host_switches(recipe)
         data = facts.load(recipe, rank - 1)
@@ -174,7 +172,7 @@ class CrossSilo(Runtime):
         self._audit.open(self.folder.path, keys.silo_name(rank))
         tls, revoked = self._certificate(comm.certs, keys.silo_name(rank))
         if revoked is not None:
-            revoked.keep()
+            revoked.save_copy()
         transport = SiloTransport(
             self.options.server or comm.server_address,
             rank,
@@ -187,9 +185,9 @@ class CrossSilo(Runtime):
         )
         self._transport = transport
         host = self.host(recipe, self.folder.path, rank=rank)
-        answers = (
-            SurveyAnswers if self.options.survey else _summed_module().SummedAnswers if recipe.sums_alone else Answers
-        )
+        answers: Callable[[SiloClient], Answers] = SurveyAnswers if self.options.survey else Answers
+        if recipe.sums_alone and not self.options.survey:
+            answers = _summed_module().SummedAnswers
         client = SiloClient(host, transport, rank, recipe, data, self.folder.path, self.show, guard, ledger, answers)
         transport.start()
         client.run()
@@ -201,10 +199,9 @@ class CrossSilo(Runtime):
         return keys.Passphrase()
 
     def _certificate(self, folder: str | None, name: str) -> tuple[keys.Files | None, Revocations | None]:
-        """Load this process's certificate and revocation list, if any; log warnings."""
         if folder is None:
             return None, None
-        files = self._files(Path(folder), name)
+        files = self._load_certificate(Path(folder), name)
         from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
         for warning in files.warnings:
@@ -212,23 +209,22 @@ class CrossSilo(Runtime):
         if (authority := Path(folder) / "ca.key").exists():
             what = f"{authority}: the authority's key; its readers can create certificates of other silos"
             log.warn(f"{what}; move it to the machine where certificates are created")
-        kept = self.folder.path / keys.REVOKED
-        return files, Revocations(Path(folder), files, kept=kept, say=self._report_list)
+        copy = self.folder.path / keys.REVOKED
+        return files, Revocations(Path(folder), files, copy=copy, say=self._report_list)
 
-    def _files(self, folder: Path, name: str) -> keys.Files:
+    def _load_certificate(self, folder: Path, name: str) -> keys.Files:
         keys.require()
         from fl_labelskew_plugins.runtimes.silo import certs
 
         return certs.read(folder, name, self._passphrase)
 
     def _report_list(self, line: str) -> None:
-        """Log which list of revoked certificates applies."""
         self.show.note(line)
         if self._audit is not None:
             self._audit.note("list", why=line)
 
     def _passphrase_of_all(self, silos: int) -> dict[str, str]:
-        """Variables with the passphrase for all keys on this machine; asks for it once."""
+        """Environment variables with the passphrase of all keys on this machine."""
         folders = {"server": self.recipe.comm.certs}
         for rank in range(1, silos + 1):
             silo = recipes.silo(self.recipe, rank, survey=self.options.survey)
@@ -236,38 +232,32 @@ class CrossSilo(Runtime):
             folders[keys.silo_name(rank)] = silo.comm.certs
         for name, folder in folders.items():
             if folder is not None and keys.encrypted(keys.content(Path(folder) / f"{name}.key")):
-                self._files(Path(folder), name)
+                self._load_certificate(Path(folder), name)
         return self._passphrase.environment()
 
     def _all_here(self) -> None:
-        """Run the server and every silo in processes of their own."""
         count = self.recipe.train.client_num_in_total
         warn_if_too_many(count, self.recipe.device.threads)
         passphrase = self._passphrase_of_all(count)
-        address = self.options.server or f"127.0.0.1:{free_port()}"
-        self.show.note(
-            f"starting the server and {counted(count, 'silo')} on this machine; logs and results: {self.folder.path}"
-        )
-        options, path = self.options, self.recipe.path
-        server = options.command(
-            path, self.folder.path, "--role", "server", "--server", address, resume=options.resume is not None
-        )
+        options, path, folder = self.options, self.recipe.path, self.folder.path
+        address = ("--server", options.server or f"127.0.0.1:{free_port()}")
+        self.show.note(f"starting the server and {counted(count, 'silo')} on this machine; logs and results: {folder}")
+        server = options.command(path, folder, "--role", "server", *address, resume=options.resume is not None)
         parts = [ProcessPart("server", server)]
         for rank in range(1, count + 1):
-            role = ("--role", "client", "--rank", str(rank), "--server", address)
-            parts.append(
-                ProcessPart(f"silo {rank}", options.command(path, self.folder.path / "silos" / f"silo-{rank}", *role))
-            )
+            role = ("--role", "client", "--rank", str(rank))
+            command = options.command(path, folder / "silos" / f"silo-{rank}", *role, *address)
+            parts.append(ProcessPart(f"silo {rank}", command))
         try:
-            together(parts, environment=options.environment(self.folder.path) | passphrase)
+            together(parts, environment=options.environment(folder) | passphrase)
         except RunError as error:
             if self.folder.recipe.exists():
-                error.args = (f"{error}; {options.resume_command(self.folder.path)}",)
+                error.args = (f"{error}; {options.resume_command(folder)}",)
             raise
 
 
 def _summed_module() -> Any:
-    """The module for runs in which the server sees only sums; imported when needed."""
+    """The module for secure aggregation, imported when needed."""
     from fl_labelskew_plugins.runtimes.silo import summed
 
     return summed

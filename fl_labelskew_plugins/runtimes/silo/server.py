@@ -1,6 +1,6 @@
-"""The server of a cross-silo federation: its requests to silos, and the handling of their answers.
+"""The server of a cross-silo federation: its requests to silos, and the handling of their untrusted answers.
 
-Silo ``rank`` (from 1) is client ``rank - 1``. Messages from silos are not trusted. Membership is in :mod:`.members`.
+Silo ``rank`` (from 1) is client ``rank - 1``.
 """
 
 from __future__ import annotations
@@ -42,49 +42,43 @@ from fl_labelskew_plugins.runtimes.wire import plain
 from fl_labelskew_plugins.tensors import State, Weights, joined, num_bytes, trim
 
 SLACK = 2**20
-"""Largest size of a message without its tensors, in bytes."""
-VISITS = 5
+"""Maximum size of a message without its tensors, in bytes."""
+MAX_VISITS = 5
 """Maximum number of log lines per minute about a silo that reconnects repeatedly."""
 HEAVY = 0.9
-"""If a single silo has more than this share of a round's weight, a warning names it."""
+"""A warning names a silo with more than this share of a round's weight."""
 TAKEN: dict[str, Any] = {"taken": True}
 LATE: dict[str, Any] = {"taken": False, "reason": "it came too late"}
 
 
 class SiloExchange:
-    """One kind of request to silos: its messages, and what happens when a silo reconnects."""
+    """One kind of request to silos, and its answers."""
 
     def __init__(self, server: SiloServer) -> None:
         self.server = server
+        self.handlers: Mapping[Kind, Callable[[Message], None]] = {}
 
     @property
     def rounds(self) -> Rounds:
-        """The rounds of a training server, from :meth:`begin` on."""
+        """The rounds of a training server."""
         assert self.server.rounds is not None
         return self.server.rounds
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """Return the handlers by kind of message."""
-        return {}
 
     def begin(self) -> None:
         """Prepare for the first round."""
 
     def returned(self, client: int, message: Message, *, same_process: bool) -> None:
-        """Handle the HELLO of a silo that has connected, in the same process as before or in a new one."""
+        """Handle a silo's HELLO."""
 
 
 class Opening(SiloExchange):
-    """The opening exchange: a round without training, in which WELCOME is the request to all connected silos."""
+    """The opening exchange: a round without training, with WELCOME as the request."""
 
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
         self._sent: dict[int, Contribution] = {}
         self._poll = Poll(server.members, [], "openings", self._sent)
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """Return the handler of openings."""
-        return {Kind.OPENING: self._take}
+        self.handlers = {Kind.OPENING: self._take}
 
     @property
     def wanted(self) -> bool:
@@ -94,8 +88,7 @@ class Opening(SiloExchange):
     def exchange(self, *, resumed: bool) -> None:
         """Wait for all openings, then share their result.
 
-        A resumed run repeats this only if its earlier result contains an excluded silo, and all other silos of that
-        result are connected.
+        A resumed run repeats this if its earlier result contains an excluded silo, and all others of it are connected.
         """
         members, opened = self.server.members, set(self.rounds.server.opened)
         excluded, present = members.excluded, members.present
@@ -103,19 +96,18 @@ class Opening(SiloExchange):
         if self.wanted and (again or not resumed):
             members.begin(-1)
             self._poll = Poll(members, sorted(present - excluded), "openings", self._sent)
-            for _ in self._poll.take():
-                pass
+            list(self._poll.take())
             self._share()
 
     def catch_up(self) -> None:
-        """Share again after more openings; in a resumed run, only once all silos of the old result are connected."""
+        """Share again after more openings; in a resumed run, once all silos of the old result are connected."""
         opened, excluded = set(self.rounds.server.opened), self.server.members.excluded
         sent = self._sent.keys() - excluded
         if sent != opened and sent >= opened - excluded:
             self._share()
 
     def missed(self, client: int) -> str:
-        """Return the reason why a silo cannot join; empty if it can."""
+        """Reason to refuse a silo, if any."""
         return ""
 
     def _take(self, message: Message) -> None:
@@ -137,17 +129,16 @@ class Opening(SiloExchange):
         self._sent[client] = Contribution(client, message.tensors)
 
     def _share(self) -> None:
-        """Compute and share the result of all openings so far."""
         server, excluded = self.rounds.server, self.server.members.excluded
         server.federation = self.server.census.federation(self.rounds.session.federation, self.server.members.uncounted)
         server.open([self._sent[client] for client in sorted(self._sent.keys() - excluded)])
 
 
 class Uploads(SiloExchange):
-    """Training rounds: the request is TRAIN, the answer UPLOAD, and the server replies with VERDICT."""
+    """Training rounds: the request is TRAIN, the answer UPLOAD, and the reply VERDICT."""
 
     total: Callable[[int, Sequence[int]], tuple[list[int], Vector]] | None = None
-    """Requests a sum instead of single uploads, see :class:`.Rounds`."""
+    """Requests a sum instead of uploads, see :class:`.Rounds`."""
 
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
@@ -156,19 +147,16 @@ class Uploads(SiloExchange):
         self.close()
         self._taken: dict[int, int] = {}
         self._comm, self._heavy = server.recipe.comm, set[tuple[int, int, bool]]()
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """Return the handler of uploads."""
-        return {Kind.UPLOAD: self._received}
+        self.handlers = {Kind.UPLOAD: self._received}
 
     def returned(self, client: int, message: Message, *, same_process: bool) -> None:
-        """Repeat the request, unless the silo is still working on it."""
+        """Repeat the request, unless the silo still works on it."""
         trains = same_process and message.meta.get("round") == self.server.members.round
         if self._poll.awaits(client) and not trains:
             self.ask(client)
 
     def close(self) -> None:
-        """End the current request; ignore later uploads."""
+        """Ignore later uploads."""
         self._poll, self._news = Poll(self.server.members, [], "uploads", {}), {}
 
     @property
@@ -179,34 +167,24 @@ class Uploads(SiloExchange):
 
     def ask(self, client: int) -> None:
         """Ask a silo to train."""
-        states, round = self.rounds.record.states, self.server.members.round
-        self.server.send(
-            Kind.TRAIN,
-            client + 1,
-            round=round,
-            meta={
-                "times_selected": states.selections[client] + 1,
-                "state_round": states.committed.get(client, -1),
-                "kept_rounds": states.kept(client),
-                "personalised": self.personalised,
-            },
-            tensors=self._news,
-        )
+        states = self.rounds.record.states
+        meta = {
+            "times_selected": states.selections[client] + 1,
+            "state_round": states.committed.get(client, -1),
+            "kept_rounds": states.kept(client),
+            "personalised": self.personalised,
+        }
+        self.server.send(Kind.TRAIN, client + 1, round=self.server.members.round, meta=meta, tensors=self._news)
 
     def begin(self) -> None:
-        """Prepare to compare uploads with those of earlier rounds."""
+        """Prepare the comparison with earlier rounds."""
         self._judge = Judge(self._comm.max_update_ratio, self.rounds.record.norms, self.server.num_silos)
 
     def of(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Ask these silos to train; yield their uploads, ascending, once there is a quorum.
-
-        Raises:
-            RunError: too few uploads arrived in time.
-        """
+        """Ask silos to train; yield their uploads, ascending, once there is a quorum. Raises RunError for too few."""
         members, record, server = self.server.members, self.rounds.record, self.rounds.server
         members.begin(round)
-        poll: Poll[LocalResult] = Poll(members, clients, "uploads", {})
-        self._poll = poll
+        self._poll = poll = Poll[LocalResult](members, clients, "uploads", {})
         self._judge.begin(round, members.excluded)
         self._warn_of_heavy(clients)
         self._news = plain(joined(model=server.weights, shared=server.shared))
@@ -216,7 +194,7 @@ class Uploads(SiloExchange):
         for client in poll.take(self._refuse):
             record.progress.client(round, clients.index(client) + 1, len(clients))
             if large:
-                trim()  # free the memory of received messages
+                trim()
             result = poll.answers.pop(client)
             record.states.select(client)
             record.states.note(client, round)
@@ -226,7 +204,7 @@ class Uploads(SiloExchange):
         self.server.transport.audit.sync()
 
     def take(self, client: int, message: Message) -> dict[str, Any] | None:
-        """Take an upload; return the verdict, or None if it is not known yet."""
+        """Check and keep an upload; return the verdict, if it is known."""
         poll, round, members = self._poll, message.round, self.server.members
         if round != members.round or not poll.awaits(client):
             return TAKEN if self._taken.get(client) == round else LATE  # TAKEN: sent twice after a lost connection
@@ -259,17 +237,19 @@ class Uploads(SiloExchange):
             self.server.send(Kind.VERDICT, client + 1, round=message.round, meta=verdict)
 
     def _refuse(self, client: int) -> bool:
-        """Whether a client's upload is much too large; if so, drop it, and report this here and to the silo."""
-        why = self._judge.objection(client) if client in self._poll.held else ""
-        if why:
+        """Whether an upload is much too large; if so, drop it, and report this here and to the silo."""
+        objection = self._judge.objection(client) if client in self._poll.held else ""
+        if objection:
             members = self.server.members
             del self._poll.answers[client], self._taken[client]
             limit, key = f"more than {self._comm.max_update_ratio:g} times the median", "(comm_args.max_update_ratio)"
-            members.warn(f"{members.where}: upload of silo {client + 1} refused: {why}; the norm is {limit} {key}")
+            members.warn(
+                f"{members.where}: upload of silo {client + 1} refused: {objection}; the norm is {limit} {key}"
+            )
             text = f"a norm of the upload is {limit} of the other uploads and of this silo's earlier ones {key}"
             meta = {"taken": False, "reason": text}
             self.server.send(Kind.VERDICT, client + 1, round=members.round, meta=meta)
-        return bool(why)
+        return bool(objection)
 
     def _warn_of_heavy(self, clients: Sequence[int]) -> None:
         """Warn if one silo has most of the weight of a round, or of the old model; once per number of samples."""
@@ -295,17 +275,14 @@ class Uploads(SiloExchange):
 
 
 class ClientTests(SiloExchange):
-    """Accuracy of the global model on the own test splits of the silos that report it."""
+    """Accuracy of the global model on the silos' own test splits."""
 
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
         self._poll: Poll[dict[str, float]]
         self._model: State
         self._close()
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """Return the handler of answers."""
-        return {Kind.TESTED: self._take}
+        self.handlers = {Kind.TESTED: self._take}
 
     def returned(self, client: int, message: Message, *, same_process: bool) -> None:
         """Repeat the request."""
@@ -313,25 +290,24 @@ class ClientTests(SiloExchange):
             self.ask(client)
 
     def tested(self, weights: Weights) -> Mapping[str, object]:
-        """Test these weights at the silos; return the measures for a line of metrics."""
+        """Test weights at the silos; return the measures for a line of metrics."""
         return self.rounds.of_clients(self.of(weights))
 
     def of(self, weights: Weights) -> list[dict[str, float]]:
-        """Send these weights to all connected silos; return measures per silo, empty if its answer was not in time."""
+        """Test weights at all connected silos; return measures per silo, empty without an answer."""
         members = self.server.members
         self._model = plain(joined(model=weights))
         clients = sorted(members.present - members.away - members.excluded)
         self._poll = Poll(members, clients, "tests", {}, least=0)
         for client in clients:
             self.ask(client)
-        for _ in self._poll.take():
-            pass
+        list(self._poll.take())
         answers = self._poll.answers
         self._close()
         return [answers.get(client, {}) for client in range(self.server.num_silos)]
 
     def ask(self, client: int) -> None:
-        """Ask a silo to test the model."""
+        """Repeat the request to a silo."""
         self.server.send(Kind.TEST, client + 1, round=self.server.members.round, tensors=self._model)
 
     def _close(self) -> None:
@@ -357,12 +333,12 @@ class TrainingExchanges(NamedTuple):
 
     @classmethod
     def single(cls, server: SiloServer) -> TrainingExchanges:
-        """Create the exchanges in which the server sees each silo's answer."""
+        """The exchanges in which the server sees each silo's answer."""
         return cls(Opening(server), Uploads(server), ClientTests(server))
 
 
 def check_counts(tensors: Mapping[str, Tensor], session: Session) -> None:
-    """Raise RunError for counts that are negative, or of more samples than a silo may have."""
+    """Raise RunError for negative counts, or more than ``max_samples``."""
     most = session.recipe.comm.max_samples
     for name, value in tensors.items():
         if session.method.sends.get(name) != "counts":
@@ -377,16 +353,9 @@ class SiloServer(Manager):
     """The server of a cross-silo federation, rank 0.
 
     Args:
-        host: FedML, or its replacement.
-        transport: the server's end of the network.
-        recipe: the run's settings.
-        checkpoint: of an earlier process of this run, if it is resumed.
-        show: prints progress.
-        go_on: how to resume the run, for messages.
-        folder: of the run; it also lists excluded silos.
+        checkpoint: of an earlier process of this run.
+        resume: how to resume the run, for messages.
         seen: contents of the status file for each silo.
-        exchanges: creates the exchanges of this server.
-        survey: whether only class counts are requested.
     """
 
     transport: ServerTransport
@@ -398,7 +367,7 @@ class SiloServer(Manager):
         recipe: Recipe,
         checkpoint: Checkpoint | None,
         show: Progress,
-        go_on: str,
+        resume: str,
         folder: RunFolder,
         seen: status.Silos,
         exchanges: Callable[[SiloServer], Sequence[SiloExchange]] = TrainingExchanges.single,
@@ -409,12 +378,11 @@ class SiloServer(Manager):
         self.num_silos = recipe.train.client_num_in_total
         super().__init__(host, transport, SERVER, self.num_silos + 1)
         excluded = Excluded(folder.path, self.num_silos, self.say, transport.audit.note)
-        self.members = Members(recipe, transport, excluded, self._recount, self.warn, go_on, folder.tell, seen)
+        self.members = Members(recipe, transport, excluded, self._recount, self.warn, resume, folder.tell, seen)
         self.folder = folder
         self.rounds: Rounds | None = None
         self.sizes = [0] * self.num_silos if checkpoint is None else list(checkpoint.sizes)
         self.failed: dict[int, str] = {}
-        """Reasons why silos stopped, by client."""
         self.flood = Flood(self.say)
         self._expected = {client for client in range(self.num_silos) if checkpoint is None or self.sizes[client]}
         self._over = checkpoint is not None and checkpoint.round == recipe.train.comm_round
@@ -432,28 +400,24 @@ class SiloServer(Manager):
             Kind.REFUSED: self._refused,
         }
         for exchange in self.exchanges:
-            self.handlers |= exchange.handlers()
+            self.handlers |= exchange.handlers
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """Pass a message to its handler; from a silo that was turned away, only HELLO and the end of its connection."""
+        """Handle a message; of a silo that was turned away, only HELLO and the end of its connection."""
         kind = Kind(msg_type)
         allowed = kind in (Kind.HELLO, Kind.FINISH, Kind.LEFT, Kind.REFUSED)
         if allowed or msg_params.sender - 1 not in self.members.turned:
             super().receive_message(msg_type, msg_params)
 
     def gather(self) -> Session:
-        """Wait as :meth:`meet` does; then build the server's session."""
+        """Wait for the silos; then build the server's session."""
         test = self.meet()
         exact = self.census.exact or self.folder.exact()
         session = server_session(self.recipe, test, self.sizes, self._moments(), exact=exact)
         return replace(session, counts=self.census.class_counts(session))
 
     def meet(self) -> Data | None:
-        """Wait for all silos, at most ``quorum_timeout_s``; return the server's own test data, if there are any.
-
-        Raises:
-            RunError: too few silos connected.
-        """
+        """Wait for all silos; return the server's test data, if any. Raises RunError for too few silos."""
         self.members.read_excluded()
         test = facts.test_data(self.recipe)
         self.census = Census(self.recipe, test, self.sizes, partial(self.tell, say=self.warn), summed=self._summed)
@@ -465,7 +429,7 @@ class SiloServer(Manager):
         return test
 
     def _moments(self) -> Moments | None:
-        """Return mean and std of all silos' samples if recipe and data set have none; computed once per run."""
+        """Mean and std of all silos' samples if recipe and data set have none; computed once per run."""
         if not self.recipe.pools_moments:
             return None
         silos = self.members.present - self.members.excluded
@@ -502,20 +466,17 @@ class SiloServer(Manager):
             self.flood.close()
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
-        """Return the sampled clients that are connected, see :meth:`.Members.invite`."""
+        """The sampled clients that are connected, see :meth:`.Members.invite`."""
         here = self.members.invite(round, clients)
         self._opening.catch_up()
         return here
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Yield the uploads of these silos, see :meth:`Uploads.of`."""
+        """See :meth:`Uploads.of`."""
         return self._uploads.of(round, clients)
 
     def dismiss(self, farewell: Callable[[int], dict[str, Any]]) -> None:
-        """Send FINISH to all silos and wait for their answers; silos that lost their connection may reconnect.
-
-        ``farewell``: returns the content of a client's FINISH.
-        """
+        """Send FINISH with the result of ``farewell`` to all silos, and wait for their answers."""
         members, self._farewell = self.members, farewell
         members.round = -1
         for client in sorted(members.present):
@@ -528,45 +489,33 @@ class SiloServer(Manager):
             pass
         members.tell(now=True)
 
-    # -- messages to silos
-
     def welcome(self, client: int) -> None:
-        """Send WELCOME with the run's settings to a silo, or turn the silo away if it comes too late."""
+        """Send WELCOME to a silo, or turn it away if it comes too late."""
         assert self.rounds is not None
-        if why := self._opening.missed(client):
-            self.turn_away(client, why)
-            return
-        self.send(
-            Kind.WELCOME,
-            client + 1,
-            meta={
-                "run": self.record.run,
-                "federation": asdict(self.census.federation(self.rounds.session.federation)),
-                "settings": facts.agreed(self.recipe),
-                "quorum": self.members.quorum,
-            },
-            tensors=self._normalisation(),
-        )
-
-    def _normalisation(self) -> dict[str, Tensor]:
         session = self.record.session
-        if not self.recipe.pools_moments:
-            return {}
-        pairs = {"mean": session.mean, "std": session.std}
-        return {key: torch.tensor(numbers, dtype=torch.float64) for key, numbers in pairs.items()}
+        if reason := self._opening.missed(client):
+            self.turn_away(client, reason)
+            return
+        meta = {
+            "run": self.record.run,
+            "federation": asdict(self.census.federation(self.rounds.session.federation)),
+            "settings": facts.agreed(self.recipe),
+            "quorum": self.members.quorum,
+        }
+        pairs = {"mean": session.mean, "std": session.std} if self.recipe.pools_moments else {}
+        tensors = {key: torch.tensor(numbers, dtype=torch.float64) for key, numbers in pairs.items()}
+        self.send(Kind.WELCOME, client + 1, meta=meta, tensors=tensors)
 
-    def turn_away(self, client: int, why: str, **more: Any) -> None:
+    def turn_away(self, client: int, reason: str, **more: Any) -> None:
         """Refuse a silo; ``more``: further content of its FINISH."""
-        self.members.turn_away(client, why)
+        self.members.turn_away(client, reason)
         self._recount()
-        self.tell(client, f"turned away: {why}", self.warn)
-        self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": why, **more})
+        self.tell(client, f"turned away: {reason}", self.warn)
+        self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": reason, **more})
 
-    def tell(self, client: int, what: str, say: Callable[[str], None] | None = None, most: int = 1) -> None:
-        """Print a line about a silo, at most ``most`` lines of this kind per minute."""
-        self.flood.tell(f"silo {client + 1}", what, most=most, say=say)
-
-    # -- messages from silos
+    def tell(self, client: int, event: str, say: Callable[[str], None] | None = None, most: int = 1) -> None:
+        """Print at most ``most`` lines of this kind about a silo per minute."""
+        self.flood.tell(f"silo {client + 1}", event, most=most, say=say)
 
     def _hello(self, message: Message) -> None:
         client, meta = message.sender - 1, message.meta
@@ -574,15 +523,17 @@ class SiloServer(Manager):
             reported = facts.facts(meta, summed=self._summed)
             self.census.check(client, reported)
             sums = facts.sums(message.tensors, reported) if self._pools_moments else None
+        except OtherClassesError as error:
+            self.turn_away(client, str(error), class_names=self.census.class_names)
+            return
         except RunError as error:
-            other = isinstance(error, OtherClassesError)
-            self.turn_away(client, str(error), **({"class_names": self.census.class_names} if other else {}))
+            self.turn_away(client, str(error))
             return
         same_process = self._processes.get(client) == meta.get("process")
         self._processes[client] = meta.get("process")
         self.census.add(client, reported, sums)
-        self.members.came(client)
-        self.tell(client, f"has connected ({len(self.members.present)} of {self.num_silos})", most=VISITS)
+        self.members.joined(client)
+        self.tell(client, f"has connected ({len(self.members.present)} of {self.num_silos})", most=MAX_VISITS)
         if self.rounds is not None:
             self.rounds.session.admit(client, self.sizes[client], reported.counts)
         if self._farewell is not None:
@@ -594,26 +545,24 @@ class SiloServer(Manager):
             exchange.returned(client, message, same_process=same_process)
 
     def _failed(self, message: Message) -> None:
-        client, why = message.sender - 1, reason(message)
-        self.failed[client] = why or "it has stopped"
-        self.tell(client, f"stopped: {why or ''}", self.warn)
+        client, cause = message.sender - 1, reason(message)
+        self.failed[client] = cause or "it has stopped"
+        self.tell(client, f"stopped: {cause or ''}", self.warn)
         self.members.left(client)
         self.members.away.add(client)
 
     def _left(self, message: Message) -> None:
         client = message.sender - 1
         if client in self.members.present:
-            self.tell(client, "has disconnected", most=VISITS)
+            self.tell(client, "has disconnected", most=MAX_VISITS)
             self.members.left(client)
-        if message.meta.get("revoked"):  # a revoked silo cannot reconnect, so the server does not wait
+        if message.meta.get("revoked"):  # it cannot reconnect
             self.members.away.add(client)
 
     def _refused(self, message: Message) -> None:
         meta, sender = message.meta, message.sender
         peer = f"silo {sender}" if sender > 0 else "a stranger"
         self.flood.tell(peer, f"refused: {meta['reason']}", times=meta.get("times", 1), say=self.warn)
-
-    # -- excluded silos
 
     def _recount(self) -> None:
         """Update the federation: the samples of silos that were excluded or turned away do not count."""
@@ -625,14 +574,9 @@ class SiloServer(Manager):
 def server_session(
     recipe: Recipe, test: Data | None, sizes: list[int], moments: Moments | None = None, *, exact: bool = False
 ) -> Session:
-    """Build the server's session, which contains no samples of clients.
+    """The server's session, without samples of clients.
 
-    Args:
-        recipe: the run's settings.
-        test: the server's own test samples, if any.
-        sizes: training samples per silo.
-        moments: mean and std of all silos' samples, if computed from the silos' sums.
-        exact: whether the samples are uint8.
+    ``test``: the server's own samples; ``moments``: from the silos' sums, if any; ``exact``: the samples are uint8.
     """
     data = test
     if data is None:
@@ -642,9 +586,9 @@ def server_session(
         data = Data(empty, empty, server_classes(recipe, None) or [str(c) for c in range(classes)])
     if moments is not None:
         data = replace(data, mean=moments[0], std=moments[1])
-    session = assemble(recipe, facts.said(recipe, data), {}, {}, sizes)
+    session = assemble(recipe, facts.with_recipe_moments(recipe, data), {}, {}, sizes)
     if test is not None:
         return replace(session, data=fingerprint(test))
-    # readers of the model cannot use the recipe's mean and std if the type of the samples is unknown
+    # the recipe's mean and std are useless if the type of the samples is unknown
     known = moments is not None or (recipe.data.mean is not None and bool(recipe.dataset.picture_keys))
     return session if known else replace(session, mean=None, std=None)

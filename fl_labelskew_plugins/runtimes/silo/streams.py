@@ -1,9 +1,7 @@
-"""Shared parts of both ends of a silo's gRPC stream: options, limits, and the encoding of messages.
+"""Shared parts of both ends of a silo's long-lived gRPC stream.
 
-The server listens, see :mod:`.listening`; each silo connects with one long-lived stream, see :mod:`.connecting`.
-Messages are cut into chunks, so that only the receiver's ``limits`` bound their size. With TLS, the certificate
-identifies a silo; without, only this machine can connect. Messages are checked before memory is allocated for them, and
-never unpickled.
+Messages are cut into chunks, so that only the receiver's ``limits`` bound their size. They are checked before memory is
+allocated for them, and never unpickled.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from fl_labelskew_plugins.tensors import PIECE, OnDisk
 
 SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
 CHUNK = 2**20
-"""Bytes of a gRPC message; smaller ones are slower, and larger ones not faster."""
+"""Bytes of a gRPC message; smaller ones are slower."""
 QUEUED = 8
 """Maximum messages for one peer; with more, it counts as disconnected."""
 PATIENCE_S = 2.0
@@ -42,8 +40,7 @@ LOOKED = "labelskew-looked"
 OPTIONS = [
     ("grpc.max_receive_message_length", CHUNK + 4096),
     ("grpc.max_send_message_length", CHUNK + 4096),
-    # A silent peer is probed after 20 s. If its machine is gone, the kernel notices after 10 s more. Its process has
-    # gRPC's 60 s to answer, as on a slow line the answer waits behind megabytes of weights.
+    # a silent peer is probed after 20 s; its kernel has 10 s to answer, and its process gRPC's 60 s
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -52,13 +49,13 @@ OPTIONS = [
 
 
 class CutShortError(WireError):
-    """The stream ended within a message, mostly because the connection was lost."""
+    """The stream ended within a message."""
 
 
 class RefusedError(WireError):
     """A peer is refused; the text is a predicate, such as "sent ...".
 
-    The peer receives the gRPC status ``code``, which decides whether it reconnects.
+    The gRPC status ``code`` decides whether the peer reconnects.
     """
 
     def __init__(self, reason: str, code: str = "INVALID_ARGUMENT") -> None:
@@ -72,7 +69,7 @@ def predicate(error: WireError) -> str:
 
 
 def checked(address: str, tls: keys.Files | None) -> tuple[str, int]:
-    """Host and port of an address; raises LabelSkewError if it needs certificates and has none."""
+    """Host and port of an address. Raises LabelSkewError if it is invalid, or not local and without certificates."""
     try:
         host, port = addresses.split(address)
     except ValueError as error:
@@ -84,20 +81,15 @@ def checked(address: str, tls: keys.Files | None) -> tuple[str, int]:
     return host, port
 
 
-def encoded(msg: Message) -> list[bytes | memoryview]:
-    """Encode a message in parts."""
-    return wire.encode(int(msg.kind), msg.sender, msg.receiver, msg.round, msg.meta, msg.tensors)
-
-
 def decoded(header: Header, payload: wire.Buffer) -> Message:
-    """Decode a message, and make its texts safe for log lines."""
+    """A message with clean texts."""
     meta, tensors = wire.decode(payload)
     kind, meta = Kind(header.kind), wire.cleaned(meta)
     return Message(kind, header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)
 
 
 def cut(parts: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
-    """The same bytes in chunks of ``size``; the last one may be shorter."""
+    """The same bytes in chunks of ``size``."""
     pending: list[memoryview] = []
     room = size
     for part in parts:
@@ -129,7 +121,7 @@ class Hashing:
         return chunk
 
     def digest(self) -> str | None:
-        """SHA-256 of all bytes since the last call; None if not ``wanted``."""
+        """SHA-256 of all bytes since the last call, if ``wanted``."""
         state, self._state = self._state, hashlib.sha256()
         return state.hexdigest() if self._wanted else None
 
@@ -141,7 +133,7 @@ def assemble(
 
     Raises:
         WireError: the chunks are not a message; CutShortError if they end within it.
-        OSError: there is no space for the payload.
+        OSError: the disk is full.
     """
     first = next(chunks, None)
     if first is None:
@@ -177,11 +169,7 @@ def received(
     spool: Spool,
     decode: Callable[[Header, wire.Buffer], Message] = decoded,
 ) -> tuple[Message, dict[str, Any]] | None:
-    """The next message and its entry for the audit log; None at the stream's end.
-
-    Raises:
-        WireError, OSError: as :func:`assemble` and :func:`.wire.decode`.
-    """
+    """The next message and its entry for the audit log; None at the stream's end. Raises as :func:`assemble`."""
     got = assemble(stream, admit, spool)
     if got is None:
         return None
@@ -190,7 +178,7 @@ def received(
 
 
 def bound(header: Header, limits: Mapping[Kind, int]) -> None:
-    """Raise RefusedError for a message that exceeds the limit of its kind."""
+    """Raise RefusedError for a message above the limit of its kind."""
     kind = Kind(header.kind)
     if header.length > limits[kind]:
         text = f"sent {kind.name} of {header.length} bytes; at most {limits[kind]} are expected"
@@ -203,10 +191,7 @@ def _described(header: Header, size: int, digest: str | None, cause: str | None)
 
 
 class Outbox:
-    """Queue of messages to one peer, copied from the tensors' memory chunk by chunk as the peer accepts them.
-
-    ``receiver`` returns the peer's fields for the audit log.
-    """
+    """Queue of messages to one peer, copied chunk by chunk; ``receiver``: returns facts for the audit log."""
 
     def __init__(self, audit: Audit, receiver: Callable[[], Mapping[str, Any]]) -> None:
         self._audit, self._receiver = audit, receiver
@@ -216,22 +201,23 @@ class Outbox:
         """Chunks that the peer has accepted."""
 
     def put(self, msg: Message) -> bool:
-        """Queue a message; False if too many are queued already."""
+        """Queue a message; False if the queue is full."""
         if self._queue.qsize() >= QUEUED:
             return False
-        self._queue.put((encoded(msg), reason(msg)))
+        parts = wire.encode(int(msg.kind), msg.sender, msg.receiver, msg.round, msg.meta, msg.tensors)
+        self._queue.put((parts, reason(msg)))
         return True
 
     def close(self, *, flush: bool) -> None:
-        """End the stream: with ``flush`` after the queued messages, else at once."""
+        """End the stream: at once, or with ``flush`` after queued messages."""
         self._dropping |= not flush
         self._queue.put(None)
 
     def chunks(self) -> Iterator[bytes]:
-        """Chunks for gRPC to send; waits for messages until :meth:`close`."""
+        """Chunks for gRPC; waits for messages until :meth:`close`."""
         while (queued := self._queue.get()) is not None:
             yield from self._chunks(*queued)
-            del queued  # else it would stay in memory until the next message
+            del queued  # free the memory before the next message
 
     def _chunks(self, parts: list[bytes | memoryview], cause: str | None) -> Iterator[bytes]:
         header, hashing = Header.unpack(parts[0]), Hashing(cut(parts, CHUNK), wanted=self._audit.digests)

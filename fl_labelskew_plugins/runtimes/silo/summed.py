@@ -1,8 +1,6 @@
 """Server and silo of a run in which the server sees only sums (``comm_args.secure_aggregation``).
 
-Silos train and report that they are ready. Then :mod:`.secure` computes the sum of their vectors
-(:mod:`fl_labelskew_plugins.engine.sums`), again with new masks if too many silos are lost. Needs cryptography and
-pycryptodome.
+Silos train and report that they are ready. Then :mod:`.secure` computes the sum of their vectors.
 """
 
 from __future__ import annotations
@@ -25,16 +23,16 @@ from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Ring, Vector
-from fl_labelskew_plugins.engine.sums import VECTOR, arrived, travelling
+from fl_labelskew_plugins.engine.sums import VECTOR, Sums, arrived, travelling
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import read_text
-from fl_labelskew_plugins.machine.text import clean, counted
+from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe.conflicts import fewest_opened, fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.privacy import MULTIPLIER
 from fl_labelskew_plugins.runs.session import Session
 from fl_labelskew_plugins.runtimes.silo import streams
-from fl_labelskew_plugins.runtimes.silo.client import Answers, SiloClient
+from fl_labelskew_plugins.runtimes.silo.client import Answers, SiloClient, described
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.facts import Facts, agreed
 from fl_labelskew_plugins.runtimes.silo.guard import question
@@ -67,53 +65,46 @@ OPENED = "opened.json"
 
 
 class SummedOpening(Opening):
-    """The opening exchange as one sum of samples and of the method's opening; once per run.
-
-    A second sum with one more silo would reveal that silo's numbers.
-    """
+    """The opening exchange as one sum per run: a second one with one more silo would reveal that silo's numbers."""
 
     def __init__(self, server: SiloServer, sums: ServerSums) -> None:
         super().__init__(server)
         self._sums, self._file = sums, server.folder.path / OPENED
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """None: no silo sends its own opening."""
-        return {}
+        self.handlers = {}
 
     @property
     def content(self) -> dict[str, Any]:
-        """Content of the file of the opening sum; empty before it."""
+        """Content of :data:`OPENED`; empty before the opening sum."""
         return json.loads(read_text(self._file)) if self._file.exists() else {}
 
     @property
-    def known(self) -> list[int]:
+    def clients(self) -> list[int]:
         """Clients of the opening sum; none before it."""
         return list(self.content.get("clients", []))
 
     def begin(self) -> None:
         """Read the samples of a resumed run."""
-        if self.known:
-            self._tell(self.content["samples"])
+        if self.clients:
+            self._set_samples(self.content["samples"])
 
     def exchange(self, *, resumed: bool) -> None:
-        """Compute the sum if it is missing, or again over the same silos if its result is lost."""
+        """Compute the sum, or again over the same silos if its result is lost."""
         server, members, method = self.rounds.server, self.server.members, self.rounds.session.method
-        known = set(self.known)
+        known = set(self.clients)
         if known and (server.opened or not method.uses("opening")):
             return
-        made, clock = self.rounds.session.sums, members.clock
-        assert made is not None
+        sums, clock = sums_of(self.rounds.session), members.clock
         members.begin(OPENING)
 
-        def there(without: Collection[int]) -> list[int]:
+        def participants(without: Collection[int]) -> list[int]:
             until = clock.now + members.comm.quorum_timeout_s
             while True:
                 here = members.present - members.excluded - set(without)
                 if (known <= here if known else len(here) >= members.fewest_opened) or not clock.listen(until):
                     return sorted(here & known if known else here)
 
-        clients, vector = self._sums.repeated(self.server.record.run, OPENING, there, made.opening)
-        samples, tests, _ = made.read_opening(vector, len(clients))
+        clients, vector = self._sums.repeated(self.server.record.run, OPENING, participants, sums.opening)
+        samples, tests, _ = sums.read_opening(vector, len(clients))
         silos = listed([client + 1 for client in clients])
         if (most := len(clients) * members.comm.max_samples) < max(samples, tests) or samples < 1 or tests < 0:
             what = f"{samples} training and {tests} test samples of {silos} together"
@@ -121,34 +112,30 @@ class SummedOpening(Opening):
             raise RunError(f"{members.where}: {what}; allowed: {use}")
         samples, tests = server.open_sum(vector, clients)
         self.server.folder.write_json(OPENED, {"samples": samples, "test_samples": tests, "clients": clients})
-        self._tell(samples)
+        self._set_samples(samples)
         summed = counted(samples, "training sample")
-        if self.server.recipe.validation.per_client and made.noise is None:
+        if self.server.recipe.validation.per_client and sums.noise is None:
             summed += f" and {counted(tests, 'test sample')}"  # 0 if no silo has send_measures
         self.server.say(f"{summed} of {silos} together")
         for client in sorted(members.present):
             self.server.welcome(client)
 
     def catch_up(self) -> None:
-        """Do nothing: there is one opening sum per run."""
+        """There is one opening sum per run."""
 
     def missed(self, client: int) -> str:
-        """Return why a silo that is not in the opening sum cannot join; empty if it can."""
-        known = self.known
-        if not known or client in known:
+        """Reason to refuse a silo that is not in the opening sum."""
+        if client in (clients := self.clients) or not clients:
             return ""
-        return (
-            "the numbers of samples were summed without this silo, and a second sum would reveal this silo's number; "
-            "begin a new run"
-        )
+        what = "the numbers of samples were summed without this silo, and a second sum would reveal this silo's number"
+        return f"{what}; begin a new run"
 
-    def _tell(self, samples: int) -> None:
-        """Set the number of all silos' training samples, which WELCOME reports to each silo."""
-        census, server, sums = self.server.census, self.rounds.server, self.rounds.session.sums
-        assert sums is not None
+    def _set_samples(self, samples: int) -> None:
+        """Set the number of all training samples, which WELCOME contains."""
+        census, server, sums = self.server.census, self.rounds.server, sums_of(self.rounds.session)
         census.samples = samples
         server.federation = census.federation(server.federation)
-        sums.trainer, sums.clients = replace(sums.trainer, federation=server.federation), len(self.known)
+        sums.trainer, sums.clients = replace(sums.trainer, federation=server.federation), len(self.clients)
 
 
 class SummedUploads(Uploads):
@@ -158,19 +145,11 @@ class SummedUploads(Uploads):
         super().__init__(server)
         self._sums = sums
         self._ready: dict[int, LocalResult] = {}
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """The steps of a secure sum, too."""
-        return {**super().handlers(), **dict.fromkeys(wire.STEPS, self._take_step)}
+        self.handlers = {**self.handlers, **dict.fromkeys(wire.STEPS, self._take_step)}
 
     def total(self, round: int, clients: Sequence[int]) -> tuple[list[int], Vector]:
-        """Have these silos train; return the clients in the sum, and the sum.
-
-        Raises:
-            RunError: too few silos are left.
-        """
-        members, made, server = self.server.members, self.rounds.session.sums, self.rounds.server
-        assert made is not None
+        """Ask silos to train; return the clients in the sum, and the sum. Raises RunError for too few."""
+        members, server = self.server.members, self.rounds.server
         members.begin(round)
         self._ready = {}
         self._news = plain(joined(model=server.weights, shared=server.shared))
@@ -180,33 +159,34 @@ class SummedUploads(Uploads):
             waited, least = [k for k in clients if k not in without], min(members.quorum, len(clients))
             if len(waited) < least:
                 what = f"{len(waited)} of at least {least} silos remain after failures ({members.needs})"
-                raise RunError(f"{members.where}: {what}; {members.go_on}")
-            for client in [client for client in self._ready if client not in members.present]:
+                raise RunError(f"{members.where}: {what}; {members.resume}")
+            for client in self._ready.keys() - members.present:
                 del self._ready[client]  # until it has reconnected and trained again
             self._poll = Poll(members, waited, "uploads", self._ready)
             for client in members.present.intersection(waited) - self._ready.keys():
                 self.ask(client)
             return list(self._poll.take())
 
-        came, vector = self._sums.repeated(self.server.record.run, round, ready, made.round, about)
+        ring = sums_of(self.rounds.session).round
+        participants, vector = self._sums.repeated(self.server.record.run, round, ready, ring, about)
         for client in clients:
-            verdict = TAKEN if client in came else {"taken": False, "reason": "it is not in the sum"}
+            verdict = TAKEN if client in participants else {"taken": False, "reason": "it is not in the sum"}
             self.server.send(Kind.VERDICT, client + 1, round=round, meta=verdict)
         states = self.rounds.record.states
-        for client in came:
+        for client in participants:
             self._taken[client] = round
             states.select(client)
             states.note(client, round)
         self._ready = {}
         self.close()
         self.server.transport.audit.sync()
-        return came, vector
+        return participants, vector
 
     def returned(self, client: int, message: Message, *, same_process: bool) -> None:
         """Ask a silo with a new process again, because its vector is lost."""
         if not same_process:
             self._ready.pop(client, None)
-        self._sums.came(client, same_process=same_process)
+        self._sums.returned(client, same_process=same_process)
         super().returned(client, message, same_process=same_process)
 
     def take(self, client: int, message: Message) -> dict[str, Any] | None:
@@ -237,41 +217,38 @@ class SummedTests(ClientTests):
         self._sums, self._opening = sums, opening
 
     def tested(self, weights: Weights) -> Mapping[str, object]:
-        """Return the accuracy for a line of metrics; nothing unless all silos of the opening are in the sum.
+        """The accuracy for a line of metrics, if all silos of the opening are in the sum.
 
         Sums over sets that differ in one silo would reveal about how many of its answers are right.
         """
-        members, made, run = self.server.members, self.rounds.session.sums, self.server.record.run
-        assert made is not None
+        members, sums, run = self.server.members, sums_of(self.rounds.session), self.server.record.run
         self.of(weights)
-        tests, everybody, round = self._opening.content.get("test_samples", 0), self._opening.known, members.round
-        missing = set(everybody) - (members.present - members.away - members.excluded)
-        if not tests or made.right is None:
+        tests, clients, round = self._opening.content.get("test_samples", 0), self._opening.clients, members.round
+        missing = set(clients) - (members.present - members.away - members.excluded)
+        if not tests or sums.right is None:
             return {}
         try:
             if missing:
                 raise SecureError(f"{members.where}: {listed([client + 1 for client in missing])} missing")
             about = common_question(self.rounds.server.federation, round, joined(model=weights))
-            _, vector = self._sums.total(run, number_of_test(round), everybody, made.right, about)
+            _, vector = self._sums.total(run, number_of_test(round), clients, sums.right, about)
         except SecureError as error:
-            self.server.warn(
-                f"{error}; no accuracy in this round, because its sum must include all silos of the opening exchange"
-            )
+            what = "no accuracy in this round, because its sum must include all silos of the opening exchange"
+            self.server.warn(f"{error}; {what}")
             return {}
-        right = made.read_tested(vector)
+        right = sums.read_tested(vector)
         if not 0 <= right <= tests:
-            self.server.warn(
-                f"{members.where}: {right} right answers of {tests} are impossible; no accuracy in this round"
-            )
+            what = f"{right} right answers of {tests} are impossible; no accuracy in this round"
+            self.server.warn(f"{members.where}: {what}")
             return {}
         return metrics.pooled(right, tests)
 
 
 def exchanges(server: SiloServer) -> TrainingExchanges:
-    """Create the exchanges of a server that sees only sums."""
+    """The exchanges of a server that sees only sums."""
     for warning in weaknesses(server.recipe):
         server.warn(warning)
-    transport, authority = server.transport, _identity(server.transport)[1]
+    transport, (_, authority) = server.transport, _identity(server.transport)
     sums = ServerSums(
         server.members, authority, server.send, transport.limits, transport.audit, sizes=sizes(server.recipe)
     )
@@ -286,10 +263,10 @@ class SummedAnswers(Answers):
         super().__init__(silo)
         policy, recipe = None if silo.guard is None else silo.guard.policy, silo.recipe
         silos = recipe.train.client_num_in_total
-        silo.transport.limits[Kind.CHECKED] = streams.LIMIT + 3 * POINT * silos**2  # of each its commitments
+        silo.transport.limits[Kind.CHECKED] = streams.LIMIT + 3 * POINT * silos**2  # all silos' commitments
         self._several_runs = policy is not None and policy.several_runs
         self._noise = recipe.privacy.noise_multiplier is not None
-        self.tells_tests, self._answers_at = not self._noise, 0.0
+        self.tests_at_once, self._answers_at = not self._noise, 0.0
         silo.transport.quiet = self._noise
         for warning in weaknesses(recipe):
             silo.show.note(warning, log.WARNING)
@@ -311,22 +288,19 @@ class SummedAnswers(Answers):
             silo.transport.audit,
             sizes=sizes(recipe),
         )
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """The steps of a secure sum, too."""
-        return {**super().handlers(), **dict.fromkeys(wire.STEPS, self._take_step)}
+        self.handlers = {**self.handlers, **dict.fromkeys(wire.STEPS, self._take_step)}
 
     def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
-        """Return the facts that are not part of a sum."""
+        """The facts that are not part of a sum."""
         facts, tensors = super().hello()
-        return facts.summed(), tensors
+        return replace(facts, samples=0, counts=None), tensors
 
     def join(self, run: str) -> None:
         """Raise LabelSkewError if this silo answers another run."""
         if not self._several_runs:
             self._account.join(run)
 
-    def described(self, federation: Any) -> None:
+    def check_total(self, federation: Any) -> None:
         """Refuse another total than before: a server could lower it until this silo, which has more, refuses it."""
         total = federation.get("num_samples") if isinstance(federation, dict) else None
         if total and self._total not in (0, total):
@@ -336,11 +310,11 @@ class SummedAnswers(Answers):
 
     def finished(self) -> None:
         """Allow other runs from now on."""
-        if self.silo.session is not None:
+        if self.silo.run_name:
             self._account.leave()
 
     def open(self, session: Session, federation: Federation) -> None:
-        """Check and record the number of all samples; the server asks for the opening sum itself."""
+        """Check and record the number of all samples; the server asks for the opening sum."""
         silo, run = self.silo, self.silo.run_name
         comm, before = silo.recipe.comm, self._account.question_of(run, OPENING)
         answers = f"{silo.about.hex()} {silo.data_digest} {comm.send_contributions} {comm.send_measures}"
@@ -356,7 +330,7 @@ class SummedAnswers(Answers):
             silo.use(replace(session, federation=federation, trainer=replace(session.trainer, federation=federation)))
 
     def asked(self, session: Session, message: Message) -> None:
-        """Record the request; raise SecureError if this silo has answered another one in this round."""
+        """Record the request. Raises SecureError if it was another one before in this round."""
         silo, meta, round = self.silo, message.meta, message.round
         if not session.federation.num_samples:
             raise shareable(RunError("the server asks for training before the samples of all silos are summed"))
@@ -377,7 +351,7 @@ class SummedAnswers(Answers):
             raise
 
     def charge(self, request: str, round: int) -> None:
-        """With noise, charge the ledger later, for each masked vector; only check the budget now."""
+        """With noise, only check the budget: each masked vector is charged later."""
         if not self._noise:
             super().charge(request, round)
         elif self.silo.ledger is not None:
@@ -386,7 +360,7 @@ class SummedAnswers(Answers):
     def turn(
         self, take: Callable[..., LocalResult], client: int, round: int, start: Weights, **turn: Any
     ) -> LocalResult:
-        """Train; with noise, a failed turn becomes one without a change, because a failure would reveal something."""
+        """Train; with noise, a failed turn becomes one without a change, because a failure would reveal data."""
         if self._noise and not turn["state"]:
             self._keep_spare_state(take, client, round, **turn)
         train = take if self._noise else partial(super().turn, take)
@@ -407,7 +381,6 @@ class SummedAnswers(Answers):
         It is that of training from a fresh network with constant shared tensors, so that no value that the server sends
         can make it fail. Shared tensors of a wrong shape can make it fail for some classes: it is then empty.
         """
-        assert self.silo.session is not None
         trainer = self.silo.session.trainer
         if self._spare_state is not None or trainer.fresh is None:
             return
@@ -421,25 +394,22 @@ class SummedAnswers(Answers):
         self._spare_state = state
 
     def leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
-        """Return this silo's vector for the sum."""
-        session = self.silo.session
-        assert session is not None
-        assert session.sums is not None
+        """The vector for the sum."""
+        sums, measures = sums_of(self.silo.session), self.silo.recipe.comm.send_measures
         try:
-            measures = self.silo.recipe.comm.send_measures
-            vector = session.sums.added(self.silo.client, round, start, result, measures=measures)
+            vector = sums.added(self.silo.client, round, start, result, measures=measures)
         except Exception as error:
             if not self._noise:
                 raise self._without_reason(error) from error
             self.unchanged(error, NOISE)
-            vector = session.sums.round.zeros()
-            vector[:] = 0  # memory that is touched only later would take time then
+            vector = sums.round.zeros()
+            vector[:] = 0  # touch the memory now, not later
         return LocalResult({VECTOR: travelling(vector)}, {}, {}, {})
 
     def send(self, round: int, result: LocalResult) -> None:
-        """Report that this silo is ready; the sum begins once enough silos are.
+        """Report that this silo is ready.
 
-        With noise, wait until ``answer_after_s`` after the request, because the time of training may reveal something.
+        With noise, wait until ``answer_after_s``, because the time of training may reveal data.
         """
         key, note = "comm_args.answer_after_s", self.silo.show.note
         if (left := self._answers_at - time.monotonic()) > 0:
@@ -456,25 +426,26 @@ class SummedAnswers(Answers):
         """With noise, test one model per round: no privacy account covers tests."""
         try:
             if self._noise:
-                question = common_question(session.federation, message.round, message.tensors)
-                self._account.ask(self.silo.run_name, number_of_test(message.round), question)
+                self._ask_test(session, message)
         except SecureError as error:
             self.silo.show.note(str(error), log.WARNING)
             return False
         return True
 
+    def _ask_test(self, session: Session, message: Message) -> str:
+        """Record the request of a test. Raises SecureError if it was another one before in this round."""
+        question = common_question(session.federation, message.round, message.tensors)
+        self._account.ask(self.silo.run_name, number_of_test(message.round), question)
+        return question
+
     def tested(self, session: Session, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
         """Report nothing; keep the right answers for a sum if their number of samples is that of the opening."""
-        made, round, run = session.sums, number_of_test(message.round), self.silo.run_name
-        right, samples = answer.get("accuracy", (0, 0))
+        sums, run, (right, samples) = sums_of(session), self.silo.run_name, answer.get("accuracy", (0, 0))
         self._tested = None
-        if made is None or made.right is None:
-            return {}
-        if str(samples) == self._account.question_of(run, OPENING).partition(" ")[0]:
-            question = common_question(session.federation, message.round, message.tensors)
-            with contextlib.suppress(SecureError):  # it was another model before in this round
-                self._account.ask(run, round, question)
-                self._tested = round, made.tested(self.silo.client, right), question
+        if sums.right is not None and str(samples) == self._account.question_of(run, OPENING).partition(" ")[0]:
+            with contextlib.suppress(SecureError):
+                question = self._ask_test(session, message)
+                self._tested = number_of_test(message.round), sums.tested(self.silo.client, right), question
         return {}
 
     def settled(self) -> None:
@@ -482,60 +453,56 @@ class SummedAnswers(Answers):
         self._sums.end()
 
     def _take_step(self, message: Message) -> None:
-        if self.silo.session is None:
-            raise shareable(RunError("the server requests a sum before it has described the run"))
+        self.silo.check_joined("a sum")
         self._sums.take(self.silo.run_name, message)
 
     def _vector(self, round: int) -> tuple[Ring, Vector, str] | None:
-        """Return the ring of a sum, this silo's vector, and the digest of the request; None if it has none."""
+        """The ring of a sum, this silo's vector, and the digest of the request, if any."""
         session, upload = self.silo.session, self.silo.upload
-        assert session is not None
-        assert session.sums is not None
+        sums = sums_of(session)
         if round == OPENING:
             if self._opening is None:
                 self._opening = arrived(self.silo.opening(session)[VECTOR])
-            return session.sums.opening, self._opening, ""
+            return sums.opening, self._opening, ""
         if round < OPENING:
-            if self._tested is None or self._tested[0] != round or session.sums.right is None:
+            if self._tested is None or self._tested[0] != round or sums.right is None:
                 return None
-            return session.sums.right, *self._tested[1:]
+            return sums.right, *self._tested[1:]
         if upload is None or upload[0] != round:
             return None
-        return session.sums.round, arrived(upload[1].upload[VECTOR]), self._question
+        return sums.round, arrived(upload[1].upload[VECTOR]), self._question
 
     def _noisy(self, part: SiloRound, vector: Vector) -> Vector:
-        """Add noise of this attempt to a round's vector, and charge the ledger.
-
-        Raises:
-            LabelSkewError: the privacy budget does not allow it.
-        """
+        """Add this attempt's noise to a vector, and charge the ledger."""
         silo, round = self.silo, part.attempt.round
-        assert silo.session is not None
-        if silo.session.sums is None:
-            return vector
         request = part.roster.hex()
         if silo.guard is not None:
             silo.guard.answer(silo.run_name, round, request, of="sum")  # each masked vector has its own noise
         if silo.ledger is not None:
             silo.ledger.spend(silo.revealed().upload, silo.answer(request), run=silo.run_name, round=round)
         noise = seeds.noise_generator(silo.seed(request), "noise of a sum", round, silo.client)
-        return silo.session.sums.noisy(vector, noise)
+        return sums_of(silo.session).noisy(vector, noise)
 
     def _without_reason(self, error: Exception) -> Exception:
-        """Return an error without a reason for the server; stop taking part until a person agrees.
+        """An error without a reason for the server; the silo stops taking part until a person agrees.
 
-        A server can send a model with which training fails only if a known sample is among the data.
+        See :meth:`.Answers.turn`.
         """
         self._account.fail()
-        text = str(error) if isinstance(error, LabelSkewError) else clean(repr(error))
         again = f"to take part again, remove {self._account.failed}, and restart this silo"
-        failed = LabelSkewError(f"{text}; the reason was not sent to the server; {again}")
+        failed = LabelSkewError(f"{described(error)}; the reason was not sent to the server; {again}")
         failed.frames = getattr(error, "frames", "")
         return shareable(failed, "its training failed")
 
 
+def sums_of(session: Session) -> Sums:
+    """The sums of a run with secure aggregation."""
+    assert session.sums is not None
+    return session.sums
+
+
 def sizes(recipe: Recipe) -> Callable[[int], Sizes]:
-    """Return the numbers of silos by round; rounds up to :data:`OPENING` are the opening and tests."""
+    """A function from a round to numbers of silos; up to :data:`OPENING`, for the opening and tests."""
     silos = recipe.train.client_num_in_total
     settings = hashlib.blake2b(json.dumps(agreed(recipe), sort_keys=True).encode(), digest_size=16).hexdigest()
     rounds = Sizes(fewest_summed(recipe), recipe.train.clients_per_round, silos, settings)
@@ -544,7 +511,7 @@ def sizes(recipe: Recipe) -> Callable[[int], Sizes]:
 
 
 def weaknesses(recipe: Recipe) -> Iterator[str]:
-    """Yield warnings about sums that can reveal more than a sum should."""
+    """Warnings about sums that can reveal too much."""
     if recipe.privacy.noise_multiplier is not None:
         return
     what = "secure aggregation without noise does not protect silos from a server that cheats"
@@ -557,12 +524,11 @@ def weaknesses(recipe: Recipe) -> Iterator[str]:
 
 
 def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor], **meta: bool) -> str:
-    """Return the digest of the part of a round's request that is equal for all silos."""
+    """Digest of the part of a request that is equal for all silos."""
     return question(replace(federation, rounds=0), round, meta, tensors, {})  # a run may be resumed with more rounds
 
 
 def _identity(transport: ServerTransport | SiloTransport) -> tuple[Identity, Authority]:
-    """Return what this process signs with, and what it verifies others with."""
     files = transport.tls
     assert files is not None  # or the recipe would have been refused
     authority = Authority(files.ca) if transport.revoked is None else Authority(files.ca, transport.revoked.barred)

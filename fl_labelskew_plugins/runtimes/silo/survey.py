@@ -1,14 +1,15 @@
-"""A survey across silos: the server asks each silo for its class counts once. It trains nothing and sends no weights.
+"""A survey across silos: the server asks each silo for its class counts once, without training.
 
-A silo answers only if its own command has ``--survey`` and its policy allows it. Its counts have the noise of its
-``count_noise``, or of its policy if that is stronger.
+A silo answers only with ``--survey``, and if its policy allows it. Its counts have the noise of its ``count_noise``, or
+of its policy if that is stronger.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.methods.fedshift import noisy_counts
 from fl_labelskew_plugins.recipe.privacy import count_noise, on_counts
-from fl_labelskew_plugins.runtimes.silo.client import Answers
+from fl_labelskew_plugins.runtimes.silo.client import Answers, SiloClient
 from fl_labelskew_plugins.runtimes.silo.facts import Facts
 from fl_labelskew_plugins.runtimes.silo.guard import PolicyError
 from fl_labelskew_plugins.runtimes.silo.members import Poll
@@ -35,16 +36,15 @@ MAX_NOISE = 1e9
 """Largest noise that a silo may report; the limit of ``count_noise``."""
 
 
-@dataclass(frozen=True)
-class ClassCounts:
-    """A silo's class counts, ``(C,)``, or None if it sends none, and the scale of their noise."""
+class ClassCounts(NamedTuple):
+    """A silo's class counts, ``(C,)``, or None, and the scale of their noise."""
 
     counts: NDArray[np.int64] | None
     noise: float = 0.0
 
 
 class SurveyExchange(SiloExchange):
-    """The server's survey: waits for silos as for a run, asks them, and dismisses them."""
+    """The server's part of a survey."""
 
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
@@ -52,24 +52,16 @@ class SurveyExchange(SiloExchange):
         self._refusals: dict[int, str] = {}
         server.members.opening = "survey"
         self._poll: Poll[ClassCounts] = Poll(server.members, [], "class counts", self._answers)
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """The handler of answers."""
-        return {Kind.SURVEY: self._take}
+        self.handlers = {Kind.SURVEY: self._take}
 
     def survey(self, names: list[str]) -> Survey:
-        """Ask all connected silos; ``names``: those of the silos' own files, or empty.
-
-        Raises:
-            RunError: too few silos connected, or none sends counts.
-        """
+        """Ask all connected silos; ``names``: of the silos' files, or empty. Raises RunError for too few silos."""
         server, members = self.server, self.server.members
         server.meet()
         members.begin(-1)
         self._poll = Poll(members, sorted(members.present - members.excluded), "class counts", self._answers)
         try:
-            for _ in self._poll.take():
-                pass
+            list(self._poll.take())
             server.dismiss(lambda client: {"meta": {"done": True}})
         finally:
             server.flood.close()
@@ -86,14 +78,13 @@ class SurveyExchange(SiloExchange):
         counts = np.array([answer.counts for answer in given.values()], np.int64).reshape(len(given), classes)
         if not counts.any():
             raise RunError("no silo has sent class counts above 0, so there is nothing to survey")
-        silent = {name: self._reason_for_silence(k) for k, name in enumerate(names) if k not in given}
         return Survey(
             title=f"{clean(self.server.recipe.data.dataset)}, across silos",
             clients=[names[k] for k in given],
             class_names=census.class_names or [str(c) for c in range(classes)],
             counts=counts,
             noise=[answer.noise for answer in given.values()],
-            silent=silent,
+            silent={name: self._reason_for_silence(k) for k, name in enumerate(names) if k not in given},
         )
 
     def _reason_for_silence(self, client: int) -> str:
@@ -118,7 +109,6 @@ class SurveyExchange(SiloExchange):
             server.turn_away(client, str(error))
 
     def _checked(self, client: int, message: Message) -> ClassCounts:
-        """Parse an answer; raise RunError if it is invalid."""
         tensors, noise = message.tensors, message.meta.get("count_noise")
         check_extra(tensors, {"counts": (self.server.census.num_classes,)}, where=f"survey of silo {client + 1}")
         if "counts" not in tensors or tensors["counts"].dtype != torch.int64:
@@ -135,11 +125,11 @@ class SurveyExchange(SiloExchange):
 
 
 class SurveyAnswers(Answers):
-    """Answers of a silo that was started only for a survey."""
+    """Answers of a silo that was started with ``--survey``."""
 
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """The handlers of the survey, and of a server that wants to train."""
-        return {Kind.WELCOME: self._welcome, Kind.SURVEY: self._answer}
+    def __init__(self, silo: SiloClient) -> None:
+        super().__init__(silo)
+        self.handlers = {Kind.WELCOME: self._welcome, Kind.SURVEY: self._answer}
 
     def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
         """The part of a run's HELLO that a survey needs."""
@@ -148,7 +138,7 @@ class SurveyAnswers(Answers):
         return replace(self.silo.data.facts, counts=None), {}
 
     def charge_hello(self) -> None:
-        """Do nothing: HELLO contains no class counts."""
+        """HELLO contains no class counts."""
 
     def finished(self) -> None:
         """Log the end of the survey."""
@@ -159,9 +149,8 @@ class SurveyAnswers(Answers):
 
     def _answer(self, message: Message) -> None:
         silo = self.silo
-        own = silo.seed()
+        seed = own = silo.seed()
         scale, kind = count_noise(silo.recipe)
-        seed = own
         least, wanted = (0.0, "") if silo.guard is None else silo.guard.policy.least_noise("count_noise")
         if least > scale or wanted not in ("", kind):
             scale, kind = max(least, scale), wanted or kind
@@ -170,7 +159,7 @@ class SurveyAnswers(Answers):
             if silo.guard is not None:
                 silo.guard.survey(hashlib.sha256(f"{seed} {scale}".encode()).hexdigest()[:32])
             if silo.ledger is not None:
-                # with the method's own noise, a run's opening with these settings reveals the same counts
+                # a run's opening with these settings reveals the same counts
                 answer = silo.answer() if seed == own else silo.answer(f"survey {scale} {kind}")
                 silo.ledger.spend([on_counts(scale, kind, silo.data.facts.samples)], answer, run="survey")
         except (PolicyError, SpentError) as error:
@@ -179,7 +168,7 @@ class SurveyAnswers(Answers):
             return
         counts = torch.from_numpy(silo.data.counts)
         if scale:
-            # the generator of an opening exchange, so that a run with these settings sends the same counts again
+            # as in an opening exchange
             noise = seeds.noise_generator(seed, "opening noise", 0, silo.client)
             counts = noisy_counts(counts, scale=scale, noise=kind, generator=noise)
         silo.send(Kind.SURVEY, SERVER, meta={"count_noise": scale}, tensors={"counts": counts})

@@ -1,4 +1,1 @@
-"""Simulations in one process (backend ``sp``), with our optimisers or FedML's.
-
-May import runs, host and below; :mod:`.runtime` itself imports no FedML.
-"""
+"""Simulations in one process (backend ``sp``). May import runs, host and below; only :mod:`.hosted` imports FedML."""

@@ -1,7 +1,4 @@
-"""Single-process rounds inside FedML: with our training, or with corrected optimisers of FedML.
-
-In the second case FedML's trainers train and aggregate. Their state between rounds can be read and set as tensors.
-"""
+"""Single-process rounds inside FedML, the host: with our training, or with its own training and corrected faults."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ from fl_labelskew_plugins.tensors import State, Weights, joined
 
 
 def train(host: Any, record: Record) -> None:
-    """Run the remaining rounds inside the host, a :class:`.host.framework.FedML`."""
+    """Run the remaining rounds; ``host``: a :class:`.host.framework.FedML`."""
     session = record.session
     if compatibility.choice(session.recipe, session.trainer.model).source == "corrected":
         HostedFederation(host.args, record).train()
@@ -43,7 +40,7 @@ def train(host: Any, record: Record) -> None:
 
 
 class SingleProcess(FedAvgAPI):  # type: ignore[misc]  # the host is untyped
-    """The host's single-process federation with our trainer, aggregator and rounds."""
+    """The host's federation with our trainer, aggregator and rounds."""
 
     def __init__(self, host: Any, record: Record) -> None:
         local = record.session.trainer
@@ -61,16 +58,11 @@ class SingleProcess(FedAvgAPI):  # type: ignore[misc]  # the host is untyped
 
 
 class Hosted:
-    """Our additions to each of the host's trainers.
-
-    Attributes:
-        clients: the round's clients.
-        absent: samples of clients outside the round, if the method weighs by all clients' samples.
-        old: the round's initial weights.
-    """
+    """Our additions to each of the host's trainers."""
 
     clients: Sequence[int] = ()
     absent: int = 0
+    """Samples of clients outside the round, if the method weighs by all clients' samples."""
     old: Weights
 
     def client_sampling(self, *_: Any) -> Sequence[int]:
@@ -78,13 +70,13 @@ class Hosted:
         return self.clients
 
     def test(self, *_: Any) -> None:
-        """Do nothing, as the runtime evaluates."""
+        """The runtime evaluates."""
 
     _client_sampling = client_sampling
     local_test_on_all_clients = _local_test_on_all_clients = test
 
     def _aggregate(self, w_locals: list[tuple[int, Weights]]) -> Any:
-        """The host's mean, with the old model for the samples of clients outside the round."""
+        """The host's mean, with the old model for clients outside the round."""
         if self.absent:
             w_locals = [*w_locals, (self.absent, self.old)]
         return super()._aggregate(w_locals)  # type: ignore[misc]
@@ -115,7 +107,7 @@ class HostedFedOpt(Hosted, FedOptAPI):  # type: ignore[misc]
                 parameters["momentum"] = self.args.server_momentum
 
     def memory(self) -> State:
-        """State of the server's optimiser, as ``quantity/parameter``."""
+        """State of the server's optimiser, by ``quantity/parameter``."""
         return {
             f"{quantity}/{name}": value.clone()
             for name, parameter in self.model_trainer.model.named_parameters()
@@ -135,7 +127,7 @@ class HostedFedNova(Hosted, FedNovaTrainer):  # type: ignore[misc]
     """The host's FedNova, with the method's weights."""
 
     def aggregate(self, params: Any, norm_grads: Any, tau_effs: Any, tau_eff: Any = 0) -> Any:
-        """The host's mean, with the old model for the samples of clients outside the round."""
+        """See :class:`Hosted`."""
         present = sum(self.train_data_local_num_dict[client] for client in self.clients)
         share = present / (present + self.absent)
         return super().aggregate(params, norm_grads, tau_effs, share * sum(tau_effs))
@@ -147,19 +139,10 @@ HOSTED: dict[str, Any] = {
     "FedOpt": HostedFedOpt,
     "FedNova": HostedFedNova,
 }
-"""The host's trainers by optimiser."""
-
-
-def make(name: str, *, args: Any, device: torch.device, dataset: list[Any], model: nn.Module) -> Any:
-    """Create one of the host's trainers, which differ in the order of their arguments."""
-    kind = HOSTED[name]
-    if name in ("FedAvg", "FedOpt"):
-        return kind(args, device, dataset, model)
-    return kind(dataset, model, device, args)
 
 
 class HostedFederation(Simulation):
-    """A run with the host's local training and aggregation, and corrections of their faults."""
+    """A run with the host's local training and aggregation."""
 
     def __init__(self, args: Any, record: Record) -> None:
         super().__init__(record, server=partial(HostedServer, self))
@@ -173,16 +156,19 @@ class HostedFederation(Simulation):
         self.network.register_forward_hook(self._calibrating())
         name, self.settings = recipe.train.federated_optimizer, local.settings
         args.comm_round, args.client_num_per_round = 1, session.federation.clients_per_round
-        # the host's keys that repeat others or concern its tests, which it does not run here
+        # keys of the host that repeat others or concern its tests
         args.wd, args.ci, args.frequency_of_the_test = recipe.train.weight_decay, 0, 1
-        # options of the host's FedNova without a recipe key
         args.dampening, args.nesterov, args.mu, args.gmf = 0.0, False, 0.0, 0.0
-        self.host = make(name, args=args, device=local.device, dataset=self._dataset(), model=self.network)
+        inputs: tuple[Any, ...] = (args, local.device, self._dataset(), self.network)
+        if name in ("FedProx", "FedNova"):  # their arguments have another order
+            inputs = (*inputs[2:], local.device, args)
+        self.host = HOSTED[name](*inputs)
         if record.next_round:
             self.host.restore(record.memory)
         self.host.client_list = [ClientSlot(self, client) for client in self.host.client_list]
         if trainer := getattr(self.host, "model_trainer", None):
-            self.host.model_trainer = CopyingTrainer(trainer)
+            shared_weights = trainer.get_model_params
+            trainer.get_model_params = lambda: {name: value.clone() for name, value in shared_weights().items()}
         self.share()
 
     def train(self) -> None:
@@ -193,7 +179,7 @@ class HostedFederation(Simulation):
                 pass
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Let the host train and aggregate; then yield the uploads."""
+        """Let the host train and aggregate; yield the uploads."""
         host, session, method = self.host, self.session, self.session.method
         self.round_number, self.results, host.clients = round, [], clients
         host.old = {name: value.cpu() for name, value in self.server.weights.items()}
@@ -203,8 +189,8 @@ class HostedFederation(Simulation):
         host.train()
         yield from self.results
 
-    def play(self, client: int, train: Callable[[], Any], network: nn.Module) -> Any:
-        """Run a client's turn, the host's training of this network; return what the host's client sends."""
+    def run_turn(self, client: int, train: Callable[[], Any], network: nn.Module) -> Any:
+        """Train a client's ``network``; return the upload of the host's client."""
         local, record, round = self.session.trainer, self.record, self.round_number
         record.progress.client(round, len(self.results) + 1, len(self.host.clients), local.names.get(client, ""))
         turn = Turn(local, client, round, shared=self.server.shared, times_selected=record.states.select(client))
@@ -235,7 +221,7 @@ class HostedFederation(Simulation):
         self.server.weights, self.server.memory = weights, memory
 
     def _calibrating(self) -> Callable[..., Tensor | None]:
-        """A forward hook with the method's calibration in training; copies of the network share it."""
+        """A forward hook with the method's calibration, shared by copies of the network."""
 
         def calibrate(module: nn.Module, inputs: tuple[Tensor], logits: Tensor) -> Tensor | None:
             if not module.training or self.turn is None:
@@ -245,7 +231,7 @@ class HostedFederation(Simulation):
         return calibrate
 
     def _dataset(self) -> list[Any]:
-        """The host's 8-tuple, of which it reads only sizes and, in a client's turn, its batches."""
+        """The host's 8-tuple; it reads the sizes, and the batches of the client in training."""
         sizes = dict(enumerate(self.session.sizes))
         if self.session.method.aggregation == "uniform":
             sizes = dict.fromkeys(sizes, 1)
@@ -261,7 +247,7 @@ class HostedServer(Server):
         self.hosted = hosted
 
     def check(self, client: int, round: int, result: LocalResult) -> None:
-        """Check only the weights; other uploads of the host's clients concern only the host."""
+        """Check only the weights; the host handles other uploads."""
         where = f"round {round + 1}: upload of {self.name(client)}"
         check_upload(result.upload, self.weights, where=where, keys=numbers(self.optimizer))
 
@@ -271,16 +257,16 @@ class HostedServer(Server):
         sizes: Sequence[int],
         uploads: Iterable[tuple[int, LocalResult]],
         *_: Any,
-        **more: Any,
+        **__: Any,
     ) -> list[int]:
-        """Take over the result of the host's round."""
+        """Copy the result of the host's round."""
         participants = [client for client, _ in uploads]
         self.hosted.share()
         return participants
 
 
 class HostedTurn:
-    """A client's turn in the host's training: its view of the trained network, and its batches of the round."""
+    """A client's view of the network, and its batches of the round."""
 
     def __init__(self, inner: Turn, network: nn.Module, epochs: int) -> None:
         self.inner, self.view = inner, replace(inner.view, model=network)
@@ -293,7 +279,7 @@ class HostedTurn:
 
 
 class Epochs:
-    """A client's data loader for the host; each iteration is an epoch of the client in turn."""
+    """A data loader for the host; each iteration is an epoch of the client in training."""
 
     def __init__(self, hosted: HostedFederation) -> None:
         self.hosted = hosted
@@ -304,7 +290,7 @@ class Epochs:
 
 
 class ClientSlot:
-    """One of the host's client objects, which takes the part of one client after another."""
+    """One of the host's client objects, which it uses for many clients."""
 
     def __init__(self, hosted: HostedFederation, inner: Any) -> None:
         self.hosted, self.inner, self.client = hosted, inner, -1
@@ -318,36 +304,16 @@ class ClientSlot:
         self.inner.update_local_dataset(client, *data)
 
     def train(self, *sent: Any, **more: Any) -> Any:
-        """Run the host's local training; FedNova passes a network of its own."""
+        """Run the host's training; FedNova passes a network."""
         network = more.get("net", self.hosted.network)
-        return self.hosted.play(self.client, partial(self.inner.train, *sent, **more), network)
-
-
-class CopyingTrainer:
-    """One of the host's model trainers, which returns copies of its weights."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def get_model_params(self) -> Weights:
-        """A copy of the weights."""
-        return {name: value.clone() for name, value in self.inner.get_model_params().items()}
+        return self.hosted.run_turn(self.client, partial(self.inner.train, *sent, **more), network)
 
 
 @contextlib.contextmanager
 def with_recipe_settings(settings: LocalSettings) -> Iterator[None]:
-    """Context in which SGD and Adam use the recipe's settings instead of their constructors' arguments."""
-    options: dict[type, dict[str, Any]] = {
-        torch.optim.SGD: {
-            "momentum": settings.momentum,
-            "weight_decay": settings.weight_decay,
-            "fused": True,
-        },
-        torch.optim.Adam: {"amsgrad": False, "fused": True},
-    }
+    """Context in which SGD and Adam use the recipe's settings, not their constructors' arguments."""
+    of_sgd = {"momentum": settings.momentum, "weight_decay": settings.weight_decay, "fused": True}
+    options: dict[type, Any] = {torch.optim.SGD: of_sgd, torch.optim.Adam: {"amsgrad": False, "fused": True}}
 
     def before_step(optimizer: torch.optim.Optimizer, args: Any, more: Any) -> None:
         for parameters in optimizer.param_groups:
@@ -361,7 +327,7 @@ def with_recipe_settings(settings: LocalSettings) -> Iterator[None]:
 
 
 def tensors(sent: Any) -> Iterator[Tensor]:
-    """All tensors in the return value of one of the host's clients."""
+    """All tensors in the upload of one of the host's clients."""
     if isinstance(sent, Tensor):
         yield sent
     elif isinstance(sent, Mapping):

@@ -10,7 +10,7 @@ from fl_labelskew_plugins.runtimes.base import Runtime
 
 
 class SP(Runtime):
-    """All clients and the server run in this process, one after the other."""
+    """All clients and the server run in this process."""
 
     def run(self, session: Session, record: Record) -> None:
         """Run the remaining rounds."""

@@ -97,7 +97,7 @@ def test_a_missing_end_is_seen_by_who_has_kept_the_last_digest(tmp_path):
 
 def test_it_goes_on_after_a_restart_and_over_files(tmp_path):
     for _ in range(3):
-        write(tmp_path, 20, most=2000)
+        write(tmp_path, 20, max_bytes=2000)
     names = [path.name for path in audit.files(tmp_path)]
     assert names[:2] == ["audit-000001.jsonl", "audit-000002.jsonl"]
     assert names[-1] == NAME
@@ -209,7 +209,7 @@ def test_a_strangers_words_are_written_cleaned_and_cut(tmp_path):
 
 
 def test_lines_of_many_threads_are_one_chain(tmp_path):
-    log = Audit(most=20_000)
+    log = Audit(max_bytes=20_000)
     log.open(tmp_path, "server")
 
     def work(rank):
@@ -246,7 +246,7 @@ def test_what_comes_in_the_middle_of_a_line_leaves_the_chain_whole(tmp_path, mon
 
 
 def test_a_server_that_nobody_came_to_starts_again_in_its_folder(tmp_path):
-    write(tmp_path, 30, most=2000)
+    write(tmp_path, 30, max_bytes=2000)
     for name in ("fedml.yaml", "status.json", "status.json.part"):  # the last one cut short by a kill
         (tmp_path / name).touch()
     RunFolder(tmp_path).check_new()

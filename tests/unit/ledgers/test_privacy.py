@@ -242,10 +242,13 @@ def test_a_round_ends_where_its_sum_would_be_of_too_few(tmp_path):
 
 
 def test_a_run_says_before_it_begins_that_its_budget_ends_first(tmp_path):
-    said = privacy.warnings(session.build(simulated("privacy_args.budget={epsilon: 1.7, delta: 1e-5}")))
-    assert said == [
+    def said(*overrides):
+        made = session.build(simulated(*overrides))
+        return privacy.warnings(made.recipe, made.sizes)
+
+    assert said("privacy_args.budget={epsilon: 1.7, delta: 1e-5}") == [
         "privacy_args.budget: epsilon 1.7 at delta 1e-05 allows 5 answers per client, but of 12 rounds, each "
         "client answers about 8; labelskew privacy RECIPE shows how many answers a budget allows"
     ]
-    assert privacy.warnings(session.build(simulated("privacy_args.budget={epsilon: 20, delta: 1e-5}"))) == []
-    assert privacy.warnings(session.build(simulated())) == []
+    assert said("privacy_args.budget={epsilon: 20, delta: 1e-5}") == []
+    assert said() == []

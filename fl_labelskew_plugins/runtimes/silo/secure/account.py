@@ -1,10 +1,9 @@
-"""A silo's record of the sums that it has helped to open. It outlives restarts.
+"""A silo's record of the sums that it has helped to open.
 
-Two sums in which one silo answered different requests reveal the difference of its answers. So a silo answers one
-request per round. Without noise, two sums over sets that differ in one silo reveal that silo's vector. So a silo opens
-sums of a round only over one set, and adds the same vector to all of them, even if its data or settings have changed.
-With noise, each attempt has its own and is charged to the ledger, so that any sums may be opened. Numbers of right
-answers change little between rounds, so all sums of them are over the silos of the opening.
+Two sums in which one silo answered different requests reveal the difference of its answers, so a silo answers one
+request per round. Without noise, two sums over sets that differ in one silo reveal its vector, so a silo opens sums of
+a round only over one set, and adds the same vector to all of them. With noise, each attempt has its own and is charged
+to the ledger. Numbers of right answers change little between rounds, so their sums are over all silos of the opening.
 """
 
 from __future__ import annotations
@@ -38,24 +37,20 @@ KEPT = "secure_vector_{}.npz"
 
 
 class Opened(BaseModel):
-    """The file's content.
-
-    Args:
-        runs: ranks in the opened sum, by run and round.
-        questions: digest of the request to this silo, by run and round.
-        samples: all silos' training samples, by run.
-    """
+    """The file's content."""
 
     runs: dict[str, dict[int, list[int]]]
+    """Ranks in the opened sum, by run and round."""
     questions: dict[str, dict[int, str]] = {}
+    """Digest of the request to this silo, by run and round."""
     samples: dict[str, int] = {}
+    """All silos' training samples, by run."""
 
 
 class Account:
-    """The record in a silo's folder.
+    """The record in a silo's folder. Methods that write it raise SecureError if they cannot.
 
-    Raises:
-        LabelSkewError: it cannot be read, or the training has failed before, see :meth:`fail`.
+    Raises LabelSkewError if it cannot be read, or the training has failed before, see :meth:`fail`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,7 +61,7 @@ class Account:
             raise LabelSkewError(f"{what}; read this silo's log, and remove {self.failed} to take part again")
 
     def check(self, attempt: Attempt, there: list[int]) -> None:
-        """Raise SitsOutError if the sum of this round (of a test: the run's opening) was opened over other silos."""
+        """Raise SitsOutError if this round's sum (for a test: the opening) was opened over other silos."""
         opened = self._read().runs.get(attempt.run, {})
         before = opened.get(OPENING, []) if attempt.round < OPENING else opened.get(attempt.round)
         if before is not None and before != there:
@@ -74,21 +69,13 @@ class Account:
             raise SitsOutError(f"{attempt.where}: {what}; the two sums would differ by single uploads", self.file)
 
     def open(self, attempt: Attempt, there: list[int]) -> None:
-        """Record that this round's sum is opened; on disk when this returns.
-
-        Raises:
-            SecureError: the file cannot be written.
-        """
+        """Record that this round's sum is opened."""
         opened = self._read()
         opened.runs.setdefault(attempt.run, {})[attempt.round] = there
         self._write(opened, f"{attempt.where}: ", "opens")
 
     def only(self, attempt: Attempt, vector: Vector) -> Vector:
-        """Return the first vector that this silo had for this sum, also after a restart; it is on disk by then.
-
-        Raises:
-            SecureError: the file is damaged, or cannot be written.
-        """
+        """The first vector of this silo for a sum, also after a restart."""
         kind = "round" if attempt.round > OPENING else "test" if attempt.round < OPENING else "opening"
         file, key = self.file.with_name(KEPT.format(kind)), f"{attempt.run} {attempt.round}"
         try:
@@ -114,16 +101,11 @@ class Account:
     def check_state(self, run: str, round: int, before: int, times: int) -> None:
         """Raise SecureError unless the server continues from this silo's last state, and has opened the last sum.
 
-        Without noise, all silos open each sum. If the server could let one silo continue from another state than the
-        rest, the sum of another round would differ only in this silo's answer, or contain only its change. All states
-        are of the same round because a silo does not train again before it has helped to open its last sum. Otherwise
-        the server could withhold the end of a sum from some silos, or test samples without opening a sum.
+        If one silo continued from another state than the rest, the sum of a round would differ only in its answer, or
+        contain only its change. If a silo trained before its last sum is opened, the server could withhold the end of a
+        sum from some silos, or test samples without opening a sum.
 
-        Args:
-            run: the run's name.
-            round: the requested round.
-            before: the round whose private state the silo continues from, or -1.
-            times: how often it was selected, including this round.
+        ``before``: round of the private state from which the silo continues, or -1; ``times``: its selections so far.
         """
         account = self._read()
         opened = {number for number in account.runs.get(run, {}) if number >= 0}
@@ -142,11 +124,7 @@ class Account:
             raise SecureError(f"round {round + 1}: {what}; {here}", self.file)
 
     def join(self, run: str) -> None:
-        """Record the run that this silo answers, until :meth:`leave`.
-
-        Raises:
-            LabelSkewError: it answers another run; the message says how the operator agrees.
-        """
+        """Record the run that this silo answers until :meth:`leave`. Raises LabelSkewError for another run."""
         before = read_text(self.joined, "replace").strip() if self.joined.exists() else run
         if before != run:
             what = "the server begins another run, and could compare its sums with those of a run that has not ended"
@@ -159,24 +137,20 @@ class Account:
             raise SecureError(what, self.joined) from None
 
     def leave(self) -> None:
-        """Remove that record: the run is over."""
+        """Remove the record of :meth:`join`."""
         self.joined.unlink(missing_ok=True)
 
     def fail(self) -> None:
-        """Stop taking part until a person removes a file, even if a service manager restarts this silo."""
+        """Stop taking part until a person removes a file."""
         with contextlib.suppress(OSError):  # if the disk is full, the next request cannot be recorded either
             write_text(self.failed, "", durable=True)
 
     def question_of(self, run: str, round: int) -> str:
-        """Return the digest of a round's request to this silo; empty if there was none."""
+        """Digest of a round's request to this silo, if any."""
         return self._read().questions.get(run, {}).get(round, "")
 
     def ask(self, run: str, round: int, question: str) -> None:
-        """Record the request of a round, before the silo computes its answer.
-
-        Raises:
-            SecureError: the request of this round was another one, or the file cannot be written.
-        """
+        """Record a round's request before the answer. Raises SecureError if it was another one before."""
         opened = self._read()
         before = opened.questions.setdefault(run, {}).get(round)
         if before == question:
@@ -188,10 +162,9 @@ class Account:
         self._write(opened, f"{where(round)}: ", "answers")
 
     def count(self, run: str, samples: int) -> None:
-        """Record the number of all silos' training samples that the server reports; once per run.
+        """Record the number of all silos' training samples; LabelSkewError if it was another number before.
 
-        Raises:
-            LabelSkewError: it was another number before; a lower one would show how many samples this silo has.
+        A lower one would reveal this silo's number.
         """
         opened = self._read()
         before = opened.samples.setdefault(run, samples)
@@ -213,7 +186,5 @@ class Account:
         except FileNotFoundError:
             return Opened(runs={})
         except (OSError, ValueError):
-            raise LabelSkewError(
-                f"{self.file}: is not a valid account of a silo's secure sums; restore the original file, or "
-                "remove it to begin a new one"
-            ) from None
+            use = "restore the original file, or remove it to begin a new one"
+            raise LabelSkewError(f"{self.file}: is not a valid account of a silo's secure sums; {use}") from None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.engine.ring import Ring, Vector
+from fl_labelskew_plugins.engine.sums import travelling
 from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runtimes.silo.secure import wire
@@ -29,45 +31,31 @@ from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message
 
 
+@dataclass(repr=False)  # it contains shares of secrets
 class SiloSums:
     """A silo's part in secure sums.
 
     Args:
-        rank: of the silo, from 1.
-        vector: returns the ring of a round's sum, this silo's vector, and the digest of the request, or None.
-        send: sends a message.
-        warn: prints why this silo skips an attempt.
-        sizes: returns the numbers of silos for a round's sum.
-        noisy: adds noise to a vector before it is masked; None: no noise.
+        vector: returns the ring of a round's sum, the silo's vector, and the digest of the request, or None.
+        noisy: adds noise to a vector before it is masked.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        identity: Identity,
-        authority: Authority,
-        account: Account,
-        vector: Callable[[int], tuple[Ring, Vector, str] | None],
-        noisy: Callable[[SiloRound, Vector], Vector] | None,
-        send: Callable[..., None],
-        warn: Callable[[str], None],
-        audit: Audit,
-        *,
-        sizes: Callable[[int], Sizes],
-    ) -> None:
-        self._rank, self._identity, self._authority, self._account = rank, identity, authority, account
-        self._vector, self._noisy, self._send, self._warn, self._audit = vector, noisy, send, warn, audit
-        self._sizes = sizes
-        self._round: SiloRound | None = None
-        self._answered: tuple[Any, ...] = ()
-        self._answer: dict[str, Any] = {}
+    rank: int
+    identity: Identity
+    authority: Authority
+    account: Account
+    vector: Callable[[int], tuple[Ring, Vector, str] | None]
+    noisy: Callable[[SiloRound, Vector], Vector] | None
+    send: Callable[..., None]
+    warn: Callable[[str], None]
+    audit: Audit
+    sizes: Callable[[int], Sizes]
+    _round: SiloRound | None = None
+    _answered: tuple[Any, ...] = ()
+    _answer: Mapping[str, Any] = field(default_factory=dict)
 
     def take(self, run: str, message: Message) -> None:
-        """Answer a request of the server; a repeated request gets the same answer.
-
-        Raises:
-            SecureError: the request violates the protocol; there is no answer.
-        """
+        """Answer a request; a repeated one gets the same answer. Raises SecureError if it violates the protocol."""
         kind, round, number = message.kind, message.round, message.meta["attempt"]
         if type(number) is not int:
             raise RunError("the number of the server's attempt is not an integer")
@@ -76,25 +64,23 @@ class SiloSums:
             try:
                 tensors = self._tensors(run, message)
             except SecureError as error:
-                self._audit.note("sum", **about(run, round, number), why=str(error))
+                self.audit.note("sum", **about(run, round, number), why=str(error))
                 if not isinstance(error, SitsOutError):
                     raise
                 self._round = None
-                self._warn(str(error))
+                self.warn(str(error))
                 self._answer = {"meta": {"attempt": number, "reason": error.public}}
             except LabelSkewError:
                 raise
-            except Exception as error:
-                self._warn(
-                    str(invalid_message(round, "the server", error))
-                )  # the error may contain values of this silo
+            except Exception as error:  # it may contain values of this silo
+                self.warn(str(invalid_message(round, "the server", error)))
                 raise SecureError(f"{where(round)}: this silo received an invalid message from the server") from None
             else:
                 if tensors is None:
                     return
                 self._answer = {"meta": {"attempt": number}, "tensors": tensors}
             self._answered = step
-        self._send(kind, SERVER, round=round, **self._answer)
+        self.send(kind, SERVER, round=round, **self._answer)
 
     def end(self) -> None:
         """Forget all keys and masks after a round."""
@@ -103,47 +89,38 @@ class SiloSums:
     def _tensors(self, run: str, message: Message) -> dict[str, Tensor] | None:
         kind, round, number = message.kind, message.round, message.meta["attempt"]
         if kind == Kind.KEYS:
-            has = self._vector(round)
-            if has is None:
+            contribution = self.vector(round)
+            if contribution is None:
                 raise SitsOutError(f"{where(round)}: this silo has nothing to send")
-            ring, _, question = has
-            attempt = Attempt(run, round, number, ring.bits, ring.size, self._sizes(round), question, ring.wide)
-            self._round = SiloRound(
-                attempt,
-                self._rank,
-                self._identity,
-                self._authority,
-                self._account,
-                noisy=self._noisy,
-            )
-            return wire.tensors({self._rank: self._round.advertise()})
+            ring, _, question = contribution
+            attempt = Attempt(run, round, number, ring.bits, ring.size, self.sizes(round), question, ring.wide)
+            parties = self.identity, self.authority, self.account
+            self._round = SiloRound(attempt, self.rank, *parties, noisy=self.noisy)
+            return wire.tensors({self.rank: self._round.advertise()})
         part = self._round
         if part is None or (part.attempt.run, part.attempt.round, part.attempt.number) != (run, round, number):
             return None  # this process has no keys of that attempt
         attempt, tensors = part.attempt, message.tensors
         if kind == Kind.MASKED:
             sharing = wire.texts(tensors, attempt)
-            has = self._vector(round)
-            if has is None or has[2] != attempt.question:
+            contribution = self.vector(round)
+            if contribution is None or contribution[2] != attempt.question:
                 raise SitsOutError(f"{attempt.where}: this silo has nothing to send any more")
-            return wire.sent(part.mask(has[1], sharing))
+            return {wire.VECTOR: travelling(part.mask(contribution[1], sharing))}
         texts = wire.texts(tensors, attempt)
         if kind == Kind.SHARES:
             sealed, commitments = part.share(texts)
             answer = {0: commitments, **sealed}
         elif kind == Kind.CHECKED:
             answer = part.check({dealer: (text[:SEALED], text[SEALED:]) for dealer, text in texts.items()})
-            if self._rank not in answer:
-                self._warn(f"{attempt.where}: the shares of {listed(answer)} do not match")
+            if self.rank not in answer:
+                self.warn(f"{attempt.where}: the shares of {listed(answer)} do not match")
         elif kind == Kind.THERE:
-            answer = {self._rank: part.agree(self._ranks(message, "there", attempt))}
+            ranks = message.meta["there"]
+            if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
+                raise attempt.error(f"the server sent {clean(ranks)} instead of a list of silos")
+            answer = {self.rank: part.agree(ranks)}
         else:
             answer = part.reveal(texts)
-            self._audit.note("revealed", **about(run, round, number), silos=part.there, lost=part.lost)
+            self.audit.note("revealed", **about(run, round, number), silos=part.there, lost=part.lost)
         return wire.tensors(answer)
-
-    def _ranks(self, message: Message, key: str, attempt: Attempt) -> list[int]:
-        ranks = message.meta[key]
-        if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
-            raise attempt.error(f"the server sent {clean(ranks)} instead of a list of silos")
-        return ranks

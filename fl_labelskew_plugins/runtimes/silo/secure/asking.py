@@ -1,4 +1,4 @@
-"""The server's side of secure sums over the network: it asks silos, waits for them, and excludes faulty ones."""
+"""The server's side of secure sums over the network."""
 
 from __future__ import annotations
 
@@ -30,25 +30,20 @@ from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 
 TRIES = 3
-"""Largest number of attempts at one sum with the same silos, and of those that failed after silos masked vectors."""
+"""Maximum attempts at one sum with the same silos, and of those that failed after silos masked vectors."""
 LEAST_S = 5.0
-"""Least time of a step in seconds, if the deadline is at least ten times as long."""
+"""Minimum seconds of a step, if the deadline is at least ten times as long."""
 SHARES = {kind: 5 if kind is Kind.MASKED else 1 for kind in wire.STEPS}
-"""Shares of an attempt's time by step. Vectors take longest on a slow line."""
+"""Shares of an attempt's time by step."""
 FOR_VECTORS = 1 / 4
-"""Least time for the vectors, as a share of ``round_deadline_s``, however late the last silo was ready."""
-Said = tuple[dict[str, Any], dict[str, Tensor]]
-"""Content of a request to a silo: metadata and tensors."""
+"""Minimum time for the vectors, as a share of ``round_deadline_s``."""
+Content = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 class ServerSums:
     """Runs the steps of secure sums with silos.
 
-    Args:
-        members: the connected silos.
-        send: sends a message.
-        limits: largest message in bytes, by kind; changed here.
-        sizes: returns the numbers of silos for a round's sum.
+    ``limits``: maximum bytes of a message by kind, changed here; ``sizes``: returns the numbers of silos for a round.
     """
 
     def __init__(
@@ -69,24 +64,22 @@ class ServerSums:
         self._seconds, self._slow = 0.0, 0
         self._attempt = Attempt("", OPENING, 0, 32, 0, Sizes(LEAST_SUMMED, LEAST_SUMMED, LEAST_SUMMED))
         self._kind = Kind.KEYS
-        self._said: Callable[[int], Said] = lambda rank: ({}, {})
-        self._taken: Callable[[int, Mapping[str, Tensor]], None] = lambda rank, got: None
+        self._content: Callable[[int], Content]
+        self._take: Callable[[int, Mapping[str, Tensor]], None]
         self._poll: Poll[bool]
         self._close()
 
     def repeated(
-        self, run: str, round: int, who: Callable[[set[int]], list[int]], ring: Ring, question: str = ""
+        self, run: str, round: int, select: Callable[[set[int]], list[int]], ring: Ring, question: str = ""
     ) -> tuple[list[int], Vector]:
         """Attempt a sum until it succeeds, see :meth:`total`.
 
-        A silo is excluded if it cheated, failed in two attempts, or failed in one and the sum does not need it.
-
-        ``who`` is called before each attempt with the clients to exclude. It may wait, and returns the clients of the
-        attempt.
+        A silo is excluded if it cheated, failed in two attempts, or failed in one and the sum does not need it. Before
+        each attempt, ``select`` gets the clients to exclude, and returns those of the attempt.
 
         Raises:
             RunError: too few silos are left, or :data:`TRIES` attempts failed: with the same silos, or after silos
-                masked their vectors, each of which was charged to the silo's ledger.
+                masked vectors, each of which is charged to the silo's ledger.
         """
         self._faults.clear()
         self._slow, masked = 0, 0
@@ -97,28 +90,22 @@ class ServerSums:
             without = {client for client in failed if self._faults[client] > 1}
             if round != OPENING and len(set(clients) - failed) >= self._members.quorum:
                 without = failed
-            clients = who(without)
+            clients = select(without)
             try:
                 return self.total(run, round, clients, ring, question)
             except SecureError as error:
                 tries[tuple(clients)] += 1
                 masked += self._kind in (Kind.MASKED, Kind.THERE, Kind.REVEALED)
                 if len(clients) < self._sizes(round).at_least or TRIES in (tries[tuple(clients)], masked):
-                    raise RunError(f"{error}; {self._members.go_on}") from None
+                    raise RunError(f"{error}; {self._members.resume}") from None
                 self._members.warn(f"{error}; the sum is not opened, and the attempt is repeated")
 
     def total(
         self, run: str, round: int, clients: Sequence[int], ring: Ring, question: str = ""
     ) -> tuple[list[int], Vector]:
-        """Attempt the sum of these clients' vectors once, with new masks.
+        """Attempt a sum of clients' vectors once, with new masks; return the clients in it, ascending, and the sum.
 
-        ``question``: see :class:`.Attempt`.
-
-        Returns:
-            The clients in the sum, ascending, and the sum.
-
-        Raises:
-            SecureError: too few silos are left, or one cheated; the server then knows nothing of any vector.
+        Raises SecureError if too few silos are left, or one cheated; the server then knows nothing of any vector.
         """
         number = self._numbers[round] = self._numbers.get(round, -1) + 1
         self._attempt = attempt = Attempt(
@@ -146,49 +133,33 @@ class ServerSums:
         return [rank - 1 for rank in there], total
 
     def _steps(self, server: ServerRound, clients: Sequence[int]) -> tuple[list[int], list[int], Vector]:
-        attempt = server.attempt
+        attempt, step = server.attempt, self._step
 
-        def alone(rank: int, arrived: Mapping[str, Tensor]) -> bytes:
-            return wire.texts(arrived, attempt).get(rank, b"")
+        def one_text(rank: int, received: Mapping[str, Tensor]) -> bytes:
+            return wire.texts(received, attempt).get(rank, b"")
 
-        here = self._step(
-            Kind.KEYS, clients, lambda rank: ({}, {}), lambda rank, got: server.advertised(rank, alone(rank, got))
-        )
+        def dealt(rank: int) -> Content:
+            return {}, wire.tensors({dealer: b"".join(texts) for dealer, texts in server.dealt(rank).items()})
+
+        here = step(Kind.KEYS, clients, lambda _: ({}, {}), lambda r, got: server.advertised(r, one_text(r, got)))
         if attempt.round < OPENING and (missing := set(clients).difference(here)):
             raise attempt.error(f"{listed([client + 1 for client in missing])} sent no keys")
         roster = wire.tensors(server.roster())
-        here = self._step(
-            Kind.SHARES,
-            here,
-            lambda rank: ({}, roster),
-            lambda rank, got: server.shared(rank, *wire.shares(got, attempt)),
+        here = step(
+            Kind.SHARES, here, lambda _: ({}, roster), lambda r, got: server.shared(r, *wire.shares(got, attempt))
         )
-        here = self._step(
-            Kind.CHECKED,
-            here,
-            lambda rank: ({}, wire.tensors({dealer: b"".join(texts) for dealer, texts in server.dealt(rank).items()})),
-            lambda rank, got: server.checked(rank, wire.texts(got, attempt)),
-        )
+        here = step(Kind.CHECKED, here, dealt, lambda r, got: server.checked(r, wire.texts(got, attempt)))
         sharing = wire.tensors(server.sharing())
-        here = self._step(
-            Kind.MASKED,
-            here,
-            lambda rank: ({}, sharing),
-            lambda rank, got: server.masked(rank, wire.vector(got, attempt)),
+        here = step(
+            Kind.MASKED, here, lambda _: ({}, sharing), lambda r, got: server.masked(r, wire.vector(got, attempt))
         )
         there = server.there()
-        here = self._step(
-            Kind.THERE,
-            here,
-            lambda rank: ({"there": there}, {}),
-            lambda rank, got: server.agreed(rank, alone(rank, got)),
+        here = step(
+            Kind.THERE, here, lambda _: ({"there": there}, {}), lambda r, got: server.agreed(r, one_text(r, got))
         )
         signatures = wire.tensors(server.signatures())
-        self._step(
-            Kind.REVEALED,
-            here,
-            lambda rank: ({}, signatures),
-            lambda rank, got: server.revealed(rank, wire.texts(got, attempt)),
+        step(
+            Kind.REVEALED, here, lambda _: ({}, signatures), lambda r, got: server.revealed(r, wire.texts(got, attempt))
         )
         return there, server.lost, server.total()
 
@@ -196,16 +167,15 @@ class ServerSums:
         self,
         kind: Kind,
         clients: Sequence[int],
-        said: Callable[[int], Said],
-        taken: Callable[[int, Mapping[str, Tensor]], None],
+        content: Callable[[int], Content],
+        take: Callable[[int, Mapping[str, Tensor]], None],
     ) -> list[int]:
-        """Ask these clients, and wait for the answers; return the clients that answered.
+        """Send ``content`` by rank, and ``take`` the answers; return the clients that answered.
 
-        Each step has its own time, so a silo that is silent at one step makes no other silo late. If too few vectors
-        arrive in time, the next attempt gives them twice as long, and the one after it four times; at first, no silo
-        has failed.
+        Each step has its own time, so that a silent silo makes no other silo late. If too few vectors arrive in time,
+        the next attempt gives them twice as long, and the one after it four times.
         """
-        self._kind, self._said, self._taken = kind, said, taken
+        self._kind, self._content, self._take = kind, content, take
         members, answers = self._members, dict[int, bool]()
         clients = [client for client in clients if client not in self._lost]
         members.away -= members.present.intersection(clients)
@@ -217,13 +187,12 @@ class ServerSums:
         if kind is Kind.MASKED:
             least = for_vectors
         elif kind is Kind.KEYS and self._slow:
-            least = for_vectors / 2  # as long as the previous attempt had: its vectors may still be on their way
+            least = for_vectors / 2  # vectors of the previous attempt may still be on their way
         deadline = members.clock.now + max(share * self._seconds, least)
         self._poll = Poll(members, clients, wire.STEPS[kind], answers, least=0, deadline=deadline)
         for client in clients:
             self._ask(client)
-        for _ in self._poll.take():
-            pass
+        list(self._poll.take())
         silent = set(clients) - answers.keys() - self._lost
         slow = kind is Kind.MASKED and len(answers) < self._attempt.sizes.at_least
         for client in silent:
@@ -231,8 +200,8 @@ class ServerSums:
         self._slow = min(self._slow + slow, 2)
         return sorted(answers)
 
-    def came(self, client: int, *, same_process: bool) -> None:
-        """Handle a reconnected silo: ask again, or exclude it if its process, and so its keys, are new."""
+    def returned(self, client: int, *, same_process: bool) -> None:
+        """Ask a reconnected silo again, or exclude it if its process, and so its keys, are new."""
         if not same_process and client in self._poll.clients and client not in self._lost:
             self._poll.settled.add(client)
             self._fault(client)
@@ -246,15 +215,15 @@ class ServerSums:
         current = (self._kind, attempt.round, attempt.number)
         if (message.kind, message.round, message.meta.get("attempt")) != current or not self._poll.awaits(client):
             return  # too late, or sent twice after a lost connection
-        why = reason(message)
+        cause = reason(message)
         try:
-            if why is not None:
-                raise attempt.error(f"silo {client + 1} skips the attempt: {why}")
-            self._taken(message.sender, message.tensors)
+            if cause is not None:
+                raise attempt.error(f"silo {client + 1} skips the attempt: {cause}")
+            self._take(message.sender, message.tensors)
         except Exception as error:
             self._poll.settled.add(client)
-            # a silo that sees too few others is not at fault; once vectors are there, too few is an exception
-            excused = why is not None and bool(self._lost) and self._kind not in (Kind.THERE, Kind.REVEALED)
+            # a silo that sees too few others is not at fault
+            excused = cause is not None and bool(self._lost) and self._kind not in (Kind.THERE, Kind.REVEALED)
             self._fault(client, 0 if excused else 1)
             sender = f"silo {client + 1}"
             shown = error if isinstance(error, SecureError) else invalid_message(attempt.round, sender, error)
@@ -263,16 +232,15 @@ class ServerSums:
             self._poll.answers[client] = True
 
     def _fault(self, client: int, faults: int = 1) -> None:
-        """Exclude a silo from this attempt, and count its faults."""
         self._lost.add(client)
         self._faults[client] += faults
 
     def _ask(self, client: int) -> None:
-        meta, tensors = self._said(client + 1)
+        meta, tensors = self._content(client + 1)
         attempt = {"attempt": self._attempt.number}
         self._send(self._kind, client + 1, round=self._attempt.round, meta=attempt | meta, tensors=tensors)
 
     def _close(self) -> None:
         """End the attempt, and forget its keys."""
         self._poll = Poll(self._members, [], "", {}, least=0)
-        self._said, self._taken = lambda rank: ({}, {}), lambda rank, got: None
+        self._content, self._take = lambda rank: ({}, {}), lambda rank, received: None

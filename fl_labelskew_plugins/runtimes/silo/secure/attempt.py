@@ -14,18 +14,12 @@ from fl_labelskew_plugins.engine.ring import Vector, parts, unit
 from fl_labelskew_plugins.machine.text import clean, few
 from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 
-LEAST = LEAST_SUMMED
 OPENING = -1
-"""The round number of the opening exchange, before round 0."""
+"""The round number of the opening exchange."""
 
 
 class SecureError(RunError):
-    """A participant violated the protocol, or too few are left.
-
-    Args:
-        text: names silos and steps, and contains no data; other machines may receive it.
-        file: of this machine, for its own message only.
-    """
+    """A participant violated the protocol, or too few are left. Other machines receive ``text``, but not ``file``."""
 
     def __init__(self, text: str, file: Path | None = None) -> None:
         super().__init__(text if file is None else f"{text} ({file})")
@@ -33,14 +27,11 @@ class SecureError(RunError):
 
 
 class SitsOutError(SecureError):
-    """A silo skips an attempt and stays in the run, because this may not be the server's fault."""
+    """A silo skips an attempt, because this may not be the server's fault."""
 
 
 class Sizes(NamedTuple):
-    """Numbers of silos: least and most of a sum, and of the federation; and a digest of all settings that they share.
-
-    Without the digest, a server could have each silo use its own settings: most silos could add nothing, or no noise.
-    """
+    """Numbers of silos, and a digest of their settings: with others, a silo could add nothing, or no noise."""
 
     at_least: int
     at_most: int
@@ -53,12 +44,11 @@ class Attempt:
     """One attempt at one sum.
 
     Args:
-        run: the run's name.
         round: from 0, or :data:`OPENING`, or :func:`number_of_test` a round.
-        number: of the attempt at this sum, from 0.
+        number: of the attempt, from 0.
         bits: of the ring; sums of narrow entries are modulo ``2 ** bits``.
         length: entries of a vector.
-        sizes: numbers of silos, from each silo's own recipe; the sum of a test needs all silos of the opening.
+        sizes: from each silo's own recipe.
         question: digest of the server's request; if it differed between silos, a sum could be of one silo.
         wide: number of 64-bit values at the beginning of a vector.
     """
@@ -78,11 +68,11 @@ class Attempt:
         return where(self.round)
 
     def about(self, step: str, *more: object) -> bytes:
-        """Return the bytes that bind keys and signatures to one step of this attempt."""
+        """Bytes that bind keys and signatures to a step of this attempt."""
         return json.dumps(["fl-labelskew secure aggregation 2", asdict(self), step, *more]).encode()
 
     def threshold(self, ranks: Collection[int]) -> int:
-        """Return how many of these silos must stay to the end.
+        """Number of these silos that must stay to the end.
 
         Raises:
             SecureError: there are too few, or so many that the server could open two sums of them.
@@ -90,7 +80,7 @@ class Attempt:
         >>> Attempt("", 0, 0, 32, 1, Sizes(at_least=4, at_most=5, federation=8)).threshold([1, 2, 3, 4, 8])
         4
         """
-        silos, least = len(ranks), max(LEAST, self.sizes.at_least)
+        silos, least = len(ranks), max(LEAST_SUMMED, self.sizes.at_least)
         if silos < least:
             raise self.error(f"{silos} silos take part, but the sum needs {least} (comm_args.secure_threshold)")
         if silos > self.sizes.at_most or silos >= 2 * least:
@@ -105,11 +95,7 @@ class Attempt:
         return SecureError(f"{self.where}: {what}")
 
     def vector(self, values: Vector, name: str) -> Vector:
-        """Check a vector and return it; ``name``: its name in error messages.
-
-        Raises:
-            SecureError: its shape, type or range is wrong.
-        """
+        """Return a vector, or raise SecureError with its ``name`` if its shape, type or range is wrong."""
         if values.shape != (self.length,) or values.dtype != unit(self.bits):
             raise self.error(f"{name} must have {self.length} numbers of the ring")
         _, narrow = parts(values, self.wide)
@@ -119,29 +105,29 @@ class Attempt:
 
 
 def where(round: int) -> str:
-    """The sum of a round, for messages."""
+    """Name of the sum of a round."""
     text = f"round {tested_round(round) + 1}"
     text = "opening exchange" if round == OPENING else f"test after {text}" if round < OPENING else text
     return f"secure aggregation, {text}"
 
 
 def invalid_message(round: int, sender: str, error: Exception) -> SecureError:
-    """Create the error for a message that caused an unexpected exception."""
+    """The error for a message that caused an unexpected exception."""
     return SecureError(f"{where(round)}: invalid message of {sender}: {clean(repr(error))}")
 
 
 def number_of_test(round: int) -> int:
-    """Return the number that stands for the test after a round."""
+    """The round number of the test after a round."""
     return OPENING - 1 - round
 
 
 def tested_round(round: int) -> int:
-    """Return the round of a sum; the inverse of :func:`number_of_test`."""
+    """The round of a sum; the inverse of :func:`number_of_test`."""
     return round if round >= OPENING else OPENING - 1 - round
 
 
 def about(run: str, round: int, number: int) -> dict[str, Any]:
-    """Return the audit log's facts about an attempt."""
+    """The audit log's facts about an attempt."""
     known = tested_round(round) if round != OPENING else None
     return {"run": run, "round": known, "attempt": number, "of": "test" if round < OPENING else None}
 

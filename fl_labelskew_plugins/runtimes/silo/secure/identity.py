@@ -1,4 +1,4 @@
-"""Identity of a silo: its keys of an attempt, signed with its certificate's key, and their verification."""
+"""A silo's keys of an attempt, signed with its certificate's key, and their verification."""
 
 from __future__ import annotations
 
@@ -19,20 +19,11 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SitsOutEr
 from fl_labelskew_plugins.runtimes.silo.secure.masks import POINT, is_point
 
 MOST = 10_000
-"""Largest advertisement in bytes."""
 
 
 @dataclass(frozen=True)
 class Advert:
-    """The public keys of a silo for one attempt, with signature and certificate.
-
-    Args:
-        share_key: public key with which others encrypt shares for this silo.
-        mask_key: public key for the masks that it shares with others.
-        seed_key: public key of the seed of its own mask.
-        signature: of all three, with the certificate's key.
-        certificate: DER.
-    """
+    """Public keys of a silo for one attempt: for sealed shares, for shared masks, and of its own mask's seed."""
 
     share_key: bytes
     mask_key: bytes
@@ -45,49 +36,44 @@ class Advert:
         """The signed bytes."""
         return b"".join(self.points)
 
-    def has_keys(self) -> bool:
-        """Whether the keys are three different points of the curve, none of them at infinity."""
-        return len(set(self.points)) == len(self.points) and all(map(is_point, self.points))
-
     @property
     def points(self) -> tuple[bytes, bytes, bytes]:
         """The three keys."""
         return self.share_key, self.mask_key, self.seed_key
 
     def pack(self) -> bytes:
-        """Convert to bytes."""
+        """As bytes."""
         return self.keys + bytes([len(self.signature)]) + self.signature + self.certificate
 
     @classmethod
     def unpack(cls, text: bytes) -> Advert:
-        """Convert from bytes; :meth:`Authority.check` validates them."""
+        """The inverse of :meth:`pack`, without checks."""
         length = text[3 * POINT] if 3 * POINT < len(text) <= MOST else 0
         end = 3 * POINT + 1 + length
-        return cls(
-            text[:POINT], text[POINT : 2 * POINT], text[2 * POINT : 3 * POINT], text[3 * POINT + 1 : end], text[end:]
-        )
+        keys = text[:POINT], text[POINT : 2 * POINT], text[2 * POINT : 3 * POINT]
+        return cls(*keys, text[3 * POINT + 1 : end], text[end:])
 
 
 class Authority:
-    """Verifies signatures. ``ca``: PEM; ``barred``: returns why a certificate (PEM) is revoked, or an empty text."""
+    """Verifies signatures. ``ca``: PEM; ``barred``: returns the reason to reject a certificate (PEM), if any."""
 
     def __init__(self, ca: bytes, barred: Callable[[bytes], str] = lambda pem: "") -> None:
         self._ca, self._barred = x509.load_pem_x509_certificate(ca), barred
 
     def check(self, rank: int, advert: Advert, attempt: Attempt) -> None:
-        """Raise SecureError unless this silo has signed these keys for this attempt."""
+        """Raise SecureError unless a silo has signed these keys for this attempt."""
         certificate = self._certificate(rank, advert, attempt)
-        if not advert.has_keys():
+        if len(set(advert.points)) < 3 or not all(map(is_point, advert.points)):
             raise attempt.error(f"silo {rank} sent keys that are not three points of the curve")
         try:
             _verify(certificate, advert.signature, attempt.about("keys", rank) + advert.keys)
         except InvalidSignature:
             what = f"the keys of silo {rank} are not signed with its certificate's key for this attempt"
-            why = "they were replaced or replayed, or the silo received another question"
-            raise attempt.error(f"{what}; {why}") from None
+            cause = "they were replaced or replayed, or the silo received another question"
+            raise attempt.error(f"{what}; {cause}") from None
 
     def signed(self, rank: int, advert: Advert, signature: bytes, text: bytes) -> bool:
-        """Whether a silo has signed a text; its advertisement must have been checked."""
+        """Whether a silo with a checked advertisement has signed a text."""
         try:
             _verify(x509.load_der_x509_certificate(advert.certificate), signature, text)
         except InvalidSignature:
@@ -106,8 +92,8 @@ class Authority:
         now = datetime.now(timezone.utc)
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
             raise SitsOutError(f"{attempt.where}: the certificate that silo {rank} sent is not valid today")
-        if why := self._barred(certificate.public_bytes(Encoding.PEM)):
-            raise SitsOutError(f"{attempt.where}: silo {rank} cannot be trusted: {why}")
+        if reason := self._barred(certificate.public_bytes(Encoding.PEM)):
+            raise SitsOutError(f"{attempt.where}: silo {rank} cannot be trusted: {reason}")
         return certificate
 
 

@@ -34,22 +34,22 @@ def derived(secret: bytes, about: bytes) -> bytes:
 
 
 def scalar(random: Callable[[int], bytes]) -> int:
-    """Draw a secret; 16 bytes more than its own make all secrets equally likely."""
+    """Draw a secret; 16 more bytes make all secrets equally likely."""
     return int.from_bytes(random(SECRET + 16), "big") % (ORDER - 1) + 1
 
 
 def key_pair(secret: int) -> EllipticCurvePrivateKey:
-    """Return the private key of a secret; ValueError if it is out of range."""
+    """The private key of a secret; ValueError if it is out of range."""
     return derive_private_key(secret, SECP256R1())
 
 
 def public(key: EllipticCurvePrivateKey) -> bytes:
-    """Return the public key: an uncompressed point of 65 bytes."""
+    """The public key: an uncompressed point of 65 bytes."""
     return key.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
 
 
 def is_point(text: bytes) -> bool:
-    """Whether these bytes are an uncompressed point of the curve other than infinity."""
+    """Whether bytes are an uncompressed finite point of the curve."""
     try:
         EllipticCurvePublicKey.from_encoded_point(SECP256R1(), text)
     except ValueError:
@@ -58,16 +58,15 @@ def is_point(text: bytes) -> bool:
 
 
 def common(key: EllipticCurvePrivateKey, other: bytes, about: bytes) -> bytes:
-    """Return the shared key of two silos, 32 bytes; ValueError if ``other`` is not a public key."""
+    """The shared key of two silos, 32 bytes; ValueError if ``other`` is not a public key."""
     both = b"".join(sorted((public(key), other)))
     return derived(key.exchange(ECDH(), EllipticCurvePublicKey.from_encoded_point(SECP256R1(), other)), about + both)
 
 
 def add_own(vector: Vector, secret: int, rank: int, attempt: Attempt, *, remove: bool = False) -> None:
     """Add a silo's own mask, drawn from its secret, or remove it; in place, modulo the dtype's range."""
-    _add(
-        vector, attempt.wide, derived(secret.to_bytes(SECRET, "big"), attempt.about("own mask", rank)), negative=remove
-    )
+    key = derived(secret.to_bytes(SECRET, "big"), attempt.about("own mask", rank))
+    _add(vector, attempt.wide, key, negative=remove)
 
 
 def add_shared(
@@ -80,7 +79,7 @@ def add_shared(
     *,
     remove: bool = False,
 ) -> None:
-    """Add the mask that two silos share as ``rank`` does, or remove it; ``peer`` adds its negative.
+    """Add, or remove, the mask that ``rank`` shares with ``peer``, which adds its negative.
 
     ``key`` is the private key of one of them, ``other`` the public key of the other.
     """

@@ -1,4 +1,4 @@
-"""The server's part in a secure sum: it forwards messages, adds vectors, and removes the remaining masks."""
+"""The server's part in a secure sum."""
 
 from __future__ import annotations
 
@@ -7,33 +7,30 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from fl_labelskew_plugins.engine.ring import Vector, add, trim, unit
+from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, Attempt, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert, Authority
 from fl_labelskew_plugins.runtimes.silo.secure.shares import Way
 from fl_labelskew_plugins.runtimes.silo.secure.silo import agreement, checked, roster_digest
 
 
 class ServerRound:
-    """The server in one attempt.
-
-    Each answer of a silo is checked, and refused with a :class:`.SecureError`. Asking for the result of a step ends the
-    step, and raises one if too few silos are left.
-    """
+    """The server in one attempt. Invalid answers and too few silos raise :class:`.SecureError`."""
 
     def __init__(self, attempt: Attempt, authority: Authority) -> None:
         self.attempt, self._authority = attempt, authority
-        self._threshold = LEAST
+        self._threshold = LEAST_SUMMED
         self._adverts: dict[int, bytes] = {}
         self._shown: dict[int, Advert] = {}
         self._roster: dict[int, bytes] = {}
         self._digest = b""
         self._dealt: dict[int, tuple[dict[int, bytes], bytes]] = {}
-        self._fine: dict[int, bytes] = {}
+        self._confirmed: dict[int, bytes] = {}
         self.cheats: dict[int, str] = {}
-        """Silos that provably cheated, and how."""
-        self._wronged: list[int] = []
-        self._passed_on: list[int] = []
+        """Silos that provably cheated, and their acts."""
+        self._complainants: list[int] = []
+        self._dealers: list[int] = []
         self._sharing: dict[int, bytes] = {}
         self._added: set[int] = set()
         self._there: list[int] = []
@@ -41,10 +38,8 @@ class ServerRound:
         self._revealed: dict[int, dict[int, int]] = {}
         self._total: Vector = np.zeros(attempt.length, unit(attempt.bits))
 
-    # -- what silos send
-
     def advertised(self, rank: int, advert: bytes) -> None:
-        """Take the keys of a silo; step 0."""
+        """Step 0: take a silo's keys."""
         self._in_time(rank, self._roster)
         shown = Advert.unpack(advert)
         self._authority.check(rank, shown, self.attempt)
@@ -53,9 +48,9 @@ class ServerRound:
         self._adverts[rank], self._shown[rank] = advert, shown
 
     def shared(self, rank: int, sealed: Mapping[int, bytes], commitments: bytes) -> None:
-        """Take the encrypted shares of a silo and its commitments; step 1."""
+        """Step 1: take a silo's encrypted shares and commitments."""
         self._among(rank, self._roster, "shares")
-        self._in_time(rank, self._passed_on)
+        self._in_time(rank, self._dealers)
         wrong = [len(text) for text in sealed.values() if len(text) != shares.SEALED]
         if sealed.keys() != self._roster.keys() or wrong:
             raise self.attempt.error(f"silo {rank} has not sent one pair of shares for each of {listed(self._roster)}")
@@ -64,28 +59,27 @@ class ServerRound:
         self._dealt[rank] = dict(sealed), commitments
 
     def checked(self, rank: int, answer: Mapping[int, bytes]) -> None:
-        """Take a silo's signature that all shares match, or its complaints, each with its key; step 2."""
-        self._among(rank, self._passed_on, "an answer")
+        """Step 2: take a silo's signature, or its complaints, each with its key."""
+        self._among(rank, self._dealers, "an answer")
         self._in_time(rank, self._sharing)
         if answer.keys() == {rank}:
             if not self._authority.signed(rank, self._shown[rank], answer[rank], checked(self.attempt, self._digest)):
                 raise self.attempt.error(f"the signature of silo {rank} does not match its shares")
-            self._fine[rank] = answer[rank]
+            self._confirmed[rank] = answer[rank]
             return
-        if not answer or not answer.keys() <= {*self._passed_on} - {rank}:
-            raise self.attempt.error(
-                f"silo {rank} complained about {listed(answer)}; expected: other silos among {listed(self._passed_on)}"
-            )
+        if not answer or not answer.keys() <= {*self._dealers} - {rank}:
+            expected = f"expected: other silos among {listed(self._dealers)}"
+            raise self.attempt.error(f"silo {rank} complained about {listed(answer)}; {expected}")
         for dealer, secret in answer.items():
             if self._proven(rank, dealer, secret):
                 self.cheats[dealer] = f"sent silo {rank} shares that do not match"
             else:
                 self.cheats[rank] = f"complained about silo {dealer}, but the shares of silo {dealer} match"
                 raise self.attempt.error(f"silo {rank} {self.cheats[rank]}")
-        self._wronged.append(rank)
+        self._complainants.append(rank)
 
     def masked(self, rank: int, vector: Vector) -> None:
-        """Add the masked vector of a silo; step 3."""
+        """Step 3: add a silo's masked vector."""
         self._among(rank, self._sharing, "a vector")
         self._in_time(rank, self._there)
         if rank in self._added:
@@ -95,7 +89,7 @@ class ServerRound:
         self._added.add(rank)
 
     def agreed(self, rank: int, signature: bytes) -> None:
-        """Take a silo's signature of the silos in the sum; step 4."""
+        """Step 4: take a silo's signature of the silos in the sum."""
         self._among(rank, self._there, "a signature")
         text = agreement(self.attempt, self._digest, self._there)
         if not self._authority.signed(rank, self._shown[rank], signature, text):
@@ -103,16 +97,14 @@ class ServerRound:
         self._signatures[rank] = signature
 
     def revealed(self, rank: int, given: Mapping[int, bytes]) -> None:
-        """Take a silo's shares, one per silo that shares masks; step 5."""
+        """Step 5: take a silo's shares, one per silo that shares masks."""
         self._among(rank, self._there, "shares")
         if given.keys() != set(self._sharing):
             raise self.attempt.error(f"silo {rank} revealed no share of {listed(set(self._sharing) - given.keys())}")
         self._revealed[rank] = {dealer: int.from_bytes(share, "big") for dealer, share in given.items()}
 
-    # -- what they are told
-
     def roster(self) -> dict[int, bytes]:
-        """Return all keys, for all silos; ends step 0."""
+        """End step 0; return all keys."""
         if not self._roster:
             self._threshold = self.attempt.threshold(self._adverts)
             self._roster = dict(sorted(self._adverts.items()))
@@ -120,36 +112,36 @@ class ServerRound:
         return self._roster
 
     def dealt(self, rank: int) -> dict[int, tuple[bytes, bytes]]:
-        """Return the shares for a silo and the commitments, by dealer; ends step 1."""
-        if not self._passed_on:
+        """End step 1; return a silo's shares and the commitments, by dealer."""
+        if not self._dealers:
             self._enough(self._dealt, "have shared")
-            self._passed_on = sorted(self._dealt)
-        dealt = {dealer: self._dealt[dealer] for dealer in self._passed_on}
+            self._dealers = sorted(self._dealt)
+        dealt = {dealer: self._dealt[dealer] for dealer in self._dealers}
         return {dealer: (sealed[rank], commitments) for dealer, (sealed, commitments) in dealt.items()}
 
     def sharing(self) -> dict[int, bytes]:
-        """Return the silos that share masks, with signatures; ends step 2, or the attempt if a complaint is proven."""
+        """End step 2; return signatures by silo that shares masks. A proven complaint ends the attempt."""
         if not self._sharing:
-            if self._wronged:
-                raise self.attempt.error(f"{listed(self._wronged)} got wrong shares")
-            self._enough(self._fine, "have checked their shares")
-            self._sharing = dict(sorted(self._fine.items()))
+            if self._complainants:
+                raise self.attempt.error(f"{listed(self._complainants)} got wrong shares")
+            self._enough(self._confirmed, "have checked their shares")
+            self._sharing = dict(sorted(self._confirmed.items()))
         return self._sharing
 
     def there(self) -> list[int]:
-        """Return the silos in the sum; ends step 3."""
+        """End step 3; return the silos in the sum."""
         if not self._there:
             self._enough(self._added, "have sent a vector")
             self._there = sorted(self._added)
         return self._there
 
     def signatures(self) -> dict[int, bytes]:
-        """Return all signatures, for all silos; later ones are valid, too."""
+        """All signatures so far."""
         self._enough(self._signatures, "have signed the list of silos in the sum")
         return self._signatures
 
     def total(self) -> Vector:
-        """Return the sum modulo ``2 ** bits``; ends step 5."""
+        """End step 5; return the sum modulo ``2 ** bits``."""
         attempt, total = self.attempt, self._total
         self._enough(self._revealed, "have revealed their shares")
         for dealer in self._sharing:
@@ -158,7 +150,7 @@ class ServerRound:
                 masks.add_own(total, secret, dealer, attempt, remove=True)
                 continue
             key = masks.key_pair(secret)
-            for peer in self._there:  # who has added a mask that it shares with the one that is lost
+            for peer in self._there:  # each has added a mask that it shares with the lost silo
                 masks.add_shared(total, key, peer, self._shown[peer].mask_key, dealer, attempt, remove=True)
         trim(total, attempt.bits, attempt.wide)
         self._total = np.zeros(0, total.dtype)  # once
@@ -170,7 +162,7 @@ class ServerRound:
         return sorted(set(self._sharing) - set(self._there))
 
     def _secret(self, dealer: int) -> int:
-        """Reconstruct a silo's seed, or its key if it is not in the sum; verify single shares only if that fails."""
+        """A silo's seed, or its key if it is not in the sum; single shares are verified only if that fails."""
         shown = self._shown[dealer]
         given = {rank: mine[dealer] for rank, mine in sorted(self._revealed.items()) if rank not in self.cheats}
         what, public = (shares.SEED, shown.seed_key) if dealer in self._added else (shares.KEY, shown.mask_key)
@@ -184,9 +176,8 @@ class ServerRound:
             given = {rank: share for rank, share in given.items() if rank not in wrong}
             if len(given) < self._threshold:
                 break
-        raise self.attempt.error(
-            f"only {len(given)} of {self._threshold} shares of the {what} of silo {dealer} are correct"
-        )
+        counts = f"only {len(given)} of {self._threshold} shares"
+        raise self.attempt.error(f"{counts} of the {what} of silo {dealer} are correct")
 
     def _proven(self, rank: int, dealer: int, secret: bytes) -> bool:
         """Whether a silo's key proves that a dealer's shares for it are wrong."""
@@ -205,6 +196,6 @@ class ServerRound:
         if closed:
             raise self.attempt.error(f"a message of silo {rank} arrived too late")
 
-    def _enough(self, ranks: Collection[int], what: str) -> None:
+    def _enough(self, ranks: Collection[int], state: str) -> None:
         if len(ranks) < self._threshold:
-            raise self.attempt.error(f"{len(ranks)} silos {what}, but at least {self._threshold} are needed")
+            raise self.attempt.error(f"{len(ranks)} silos {state}, but at least {self._threshold} are needed")

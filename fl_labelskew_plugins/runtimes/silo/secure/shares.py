@@ -1,4 +1,4 @@
-"""Verifiable shares of a silo's two secrets: dealt, sealed for one peer each, checked, and combined.
+"""Verifiable shares of a silo's two secrets.
 
 Feldman, A Practical Scheme for Non-interactive Verifiable Secret Sharing, FOCS 1987, over P-256 with base point ``G``.
 The share of rank ``x`` is ``f(x)``; ``f`` is a polynomial of degree ``t - 1``, and ``f(0)`` is the secret. The dealer
@@ -31,14 +31,14 @@ SEALED = 2 * SECRET + 16
 def dealt(
     secret: int, at_least: int, ranks: Collection[int], random: Callable[[int], bytes]
 ) -> tuple[dict[int, int], list[bytes]]:
-    """Return one share of a secret per rank, and the ``at_least`` commitments (points)."""
+    """One share of a secret per rank, and the ``at_least`` commitments (points)."""
     factors = [secret, *(masks.scalar(random) for _ in range(at_least - 1))]
     shares = {rank: sum(factor * pow(rank, j, ORDER) for j, factor in enumerate(factors)) % ORDER for rank in ranks}
     return shares, [masks.public(masks.key_pair(factor)) for factor in factors]
 
 
 def combined(shares: Mapping[int, int]) -> int:
-    """Reconstruct the secret by Lagrange interpolation at 0; another number if the shares do not match."""
+    """The secret by Lagrange interpolation at 0; another number if the shares do not match."""
     secret = 0
     for rank, share in shares.items():
         top = bottom = 1
@@ -71,7 +71,7 @@ def _point(text: bytes) -> EccPoint:
 
 
 def _times(point: EccPoint, number: int) -> EccPoint:
-    """Multiply by a small number; the library's product takes as long for small numbers as for large ones."""
+    """Multiply by a small number, in which the library's product is slow."""
     total = point.copy()
     for bit in bin(number)[3:]:
         total.double()
@@ -84,7 +84,7 @@ def _times(point: EccPoint, number: int) -> EccPoint:
 class Way:
     """The encrypted channel from a dealer of shares to one receiver, in one attempt.
 
-    ``roster``: digest of all public keys; ``commitments``: the dealer's, for both secrets.
+    ``roster``: digest of all public keys; ``commitments``: the dealer's to both secrets.
     """
 
     attempt: Attempt
@@ -94,12 +94,12 @@ class Way:
     commitments: bytes
 
     def sealed(self, pair: tuple[int, int], key: EllipticCurvePrivateKey, other: bytes) -> bytes:
-        """Encrypt the shares of the dealer's seed and key with the receiver's public key."""
+        """Encrypt the shares of the dealer's seed and key for the receiver."""
         text = b"".join(share.to_bytes(SECRET, "big") for share in pair)
         return self._cipher(key, other).encrypt(bytes(12), text, self._about)  # a key seals once
 
     def opened(self, text: bytes, key: EllipticCurvePrivateKey, other: bytes) -> tuple[int, int] | None:
-        """Decrypt the two shares; None if they were changed, or belong to another attempt or roster."""
+        """Decrypt the shares; None if they were changed, or belong to another attempt or roster."""
         try:
             pair = self._cipher(key, other).decrypt(bytes(12), text, self._about)
         except InvalidTag:
@@ -117,14 +117,9 @@ class Way:
 def checked(
     way: Way, text: bytes, key: EllipticCurvePrivateKey, dealer: Advert, at_least: int
 ) -> tuple[int, int] | None:
-    """Decrypt and verify a pair of shares; None if decryption fails or they do not match the commitments.
+    """Decrypt and verify a pair of shares; None if they are wrong.
 
-    Args:
-        way: the channel from the dealer to the receiver.
-        text: the encrypted pair.
-        key: the receiver's private key for shares.
-        dealer: the dealer's public keys.
-        at_least: number of shares that reconstruct a secret, and of commitments to each.
+    ``key``: the receiver's private key for shares; ``at_least``: number of commitments to each secret.
     """
     pair = way.opened(text, key, dealer.share_key)
     of_secrets = list(commitments(way.commitments, dealer.seed_key, dealer.mask_key).values())
@@ -135,12 +130,12 @@ def checked(
 
 
 def published(seed: Sequence[bytes], key: Sequence[bytes]) -> bytes:
-    """Join the commitments to both secrets, without the first ones: these are the dealer's public keys."""
+    """The commitments to both secrets, without the first ones, which are the dealer's public keys."""
     return b"".join([*seed[1:], *key[1:]])
 
 
 def commitments(text: bytes, seed: bytes, key: bytes) -> dict[str, list[bytes]]:
-    """Split the result of :func:`published` by secret, and add the dealer's public keys."""
+    """The inverse of :func:`published`, by secret, with the dealer's public keys."""
     points = [text[start : start + POINT] for start in range(0, len(text), POINT)]
     half = len(points) // 2
     return {SEED: [seed, *points[:half]], KEY: [key, *points[half:]]}

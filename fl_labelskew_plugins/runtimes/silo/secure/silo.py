@@ -1,4 +1,4 @@
-"""A silo's part in a secure sum: one method per step, which takes the server's message."""
+"""A silo's part in a secure sum: one method per step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 from collections.abc import Callable, Collection, Mapping
 
 from fl_labelskew_plugins.engine.ring import Vector, trim
+from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, OPENING, Attempt, SitsOutError, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, Attempt, SitsOutError, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert, Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.secure.shares import Way
 
@@ -17,30 +18,27 @@ STEPS = ("advertise", "share", "check", "mask", "agree", "reveal")
 
 
 def roster_digest(attempt: Attempt, roster: Mapping[int, bytes]) -> bytes:
-    """Return the digest of all silos' keys in an attempt."""
+    """Digest of all silos' keys in an attempt."""
     parts = [attempt.about("roster", sorted(roster))]
     parts += [hashlib.sha256(roster[rank]).digest() for rank in sorted(roster)]
     return hashlib.sha256(b"".join(parts)).digest()
 
 
 def agreement(attempt: Attempt, roster: bytes, there: Collection[int]) -> bytes:
-    """Return the text that silos sign to confirm the silos in the sum."""
+    """The text that silos sign to confirm the silos in the sum."""
     return attempt.about("there", sorted(there), roster.hex())
 
 
 def checked(attempt: Attempt, roster: bytes) -> bytes:
-    """Return the text that a silo signs if all of its shares match."""
+    """The text that a silo signs if all of its shares match."""
     return attempt.about("checked", roster.hex())
 
 
 class SiloRound:
-    """A silo in one attempt; its secrets exist only in memory, and end with it.
+    """A silo in one attempt; its secrets exist only in memory.
 
     Each step can be taken once, and raises :class:`.SecureError` if the server or another silo violates the protocol.
-
-    Args:
-        rank: of this silo, from 1.
-        noisy: adds noise to the vector of a round, after all checks of the step.
+    ``noisy`` adds noise to a round's vector.
     """
 
     def __init__(
@@ -65,8 +63,8 @@ class SiloRound:
         self._advert = b""
         self._adverts: dict[int, Advert] = {}
         self.roster = b""
-        """Digest of all keys, unique to this attempt."""
-        self._threshold = LEAST
+        """:func:`roster_digest`, unique to this attempt."""
+        self._threshold = LEAST_SUMMED
         self._shares: dict[int, tuple[int, int]] = {}
         self.there: list[int] = []
         """The silos in the sum, once this silo has agreed."""
@@ -78,18 +76,18 @@ class SiloRound:
 
     @property
     def lost(self) -> list[int]:
-        """Silos that have shared masks and are not in the sum."""
+        """Silos that share masks and are not in the sum."""
         return sorted(self._shares.keys() - set(self.there))
 
     def advertise(self) -> bytes:
-        """Return this silo's signed public keys; step 0."""
+        """Step 0: create the silo's signed public keys."""
         self._begin("advertise")
         share, mask, seed = map(masks.public, (self._share_key, self._mask_key, masks.key_pair(self._seed)))
         self._advert = self._identity.advert(self.rank, share, mask, seed, self.attempt).pack()
         return self._advert
 
     def share(self, roster: Mapping[int, bytes]) -> tuple[dict[int, bytes], bytes]:
-        """Check all keys; return an encrypted pair of shares per silo, and the commitments; step 1."""
+        """Step 1: check all keys; return encrypted shares per silo, and the commitments."""
         self._begin("share")
         attempt, ranks = self.attempt, sorted(roster)
         if roster.get(self.rank) != self._advert:
@@ -106,20 +104,22 @@ class SiloRound:
         seeds, of_seed = shares.dealt(self._seed, self._threshold, ranks, self._random)
         keys, of_key = shares.dealt(self._secret, self._threshold, ranks, self._random)
         self._commitments = shares.published(of_seed, of_key)
-        # including its own pair, because it also helps to open the sum
-        return {rank: self._sealed((seeds[rank], keys[rank]), rank) for rank in ranks}, self._commitments
+        sealed: dict[int, bytes] = {}
+        for rank in ranks:  # with its own, because it also helps to open the sum
+            way = Way(attempt, self.rank, rank, self.roster, self._commitments)
+            sealed[rank] = way.sealed((seeds[rank], keys[rank]), self._share_key, self._adverts[rank].share_key)
+        return sealed, self._commitments
 
     def check(self, dealt: Mapping[int, tuple[bytes, bytes]]) -> dict[int, bytes]:
-        """Verify the shares for this silo; step 2.
+        """Step 2: verify the shares for this silo.
 
         Args:
             dealt: by dealer, the encrypted pair for this silo, and the dealer's commitments.
 
         Returns:
-            Under its own rank, this silo's signature that all shares match. Otherwise, under each dealer of wrong
-            shares, the key of this silo that decrypts them, as a proof for the server; the silo then leaves the
-            attempt. Silos mask their vectors only with signatures of ``t`` silos, so the server knows at most
-            ``n - t`` of these keys.
+            By its own rank, this silo's signature that all shares match. Otherwise, by dealer of wrong shares, the key
+            that decrypts them, as a proof; the silo then leaves the attempt. Silos mask their vectors only with
+            signatures of ``t`` silos, so the server knows at most ``n - t`` of these keys.
         """
         self._begin("check")
         if self.rank not in dealt or not dealt.keys() <= self._adverts.keys():
@@ -139,7 +139,7 @@ class SiloRound:
         return {self.rank: self._identity.sign(checked(self.attempt, self.roster))}
 
     def mask(self, vector: Vector, sharing: Mapping[int, bytes]) -> Vector:
-        """Return the vector with this silo's own mask, and one per other silo that has signed; step 3."""
+        """Step 3: add this silo's own mask, and one mask per other silo that has signed."""
         self._begin("mask")
         attempt, text = self.attempt, checked(self.attempt, self.roster)
         if self.rank not in sharing or not sharing.keys() <= self._shares.keys():
@@ -160,21 +160,19 @@ class SiloRound:
         return masked
 
     def agree(self, there: Collection[int]) -> bytes:
-        """Sign the server's list of the silos in the sum; step 4."""
+        """Step 4: sign the server's list of the silos in the sum."""
         self._begin("agree")
         ranks = sorted(there)
         if self.rank not in ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= self._shares.keys():
-            raise self.attempt.error(
-                f"the server reports a sum over {listed(ranks)}; expected: silo {self.rank} and others among "
-                f"{listed(self._shares)}"
-            )
+            what = f"the server reports a sum over {listed(ranks)}"
+            raise self.attempt.error(f"{what}; expected: silo {self.rank} and others among {listed(self._shares)}")
         self._enough(ranks, "are in the sum")
         self._check(ranks)
         self.there = ranks
         return self._identity.sign(agreement(self.attempt, self.roster, ranks))
 
     def reveal(self, signatures: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Check the signatures; return a share of each silo's seed, or of its key if it is not in the sum; step 5."""
+        """Step 5: check signatures; return a share of each silo's seed, or of its key if it is not in the sum."""
         self._begin("reveal")
         attempt, text = self.attempt, agreement(self.attempt, self.roster, self.there)
         for rank, signature in signatures.items():
@@ -187,7 +185,7 @@ class SiloRound:
         return {dealer: share.to_bytes(masks.SECRET, "big") for dealer, share in given.items()}
 
     def _check(self, there: list[int]) -> None:
-        """Refuse a second sum over other silos; with noise, each one has its own and is charged to the ledger."""
+        """Refuse a second sum over other silos; with noise, each one is charged to the ledger."""
         if self._noisy is None:
             self._account.check(self.attempt, there)
 
@@ -196,11 +194,7 @@ class SiloRound:
             raise self.attempt.error(f"the server requested the step {step} out of order; each step runs once")
         self._done += 1
 
-    def _enough(self, ranks: Collection[int], what: str) -> None:
+    def _enough(self, ranks: Collection[int], state: str) -> None:
         if len(ranks) < self._threshold:  # they may be lost, which is not a violation
-            why = f"{len(ranks)} silos {what}, but this silo requires at least {self._threshold}"
-            raise SitsOutError(f"{self.attempt.where}: {why}")
-
-    def _sealed(self, pair: tuple[int, int], rank: int) -> bytes:
-        way = Way(self.attempt, self.rank, rank, self.roster, self._commitments)
-        return way.sealed(pair, self._share_key, self._adverts[rank].share_key)
+            reason = f"{len(ranks)} silos {state}, but this silo requires at least {self._threshold}"
+            raise SitsOutError(f"{self.attempt.where}: {reason}")

@@ -312,9 +312,7 @@ class Turns(Transport):
         super().__init__()
         self.size, self.draw, self.dealt = workers + 1, random.Random(0), []
         self.todo, self.most, self.server = [], 0, None
-        self.workers = {
-            rank: Worker(Host(), Back(self, rank), rank, self.size, session) for rank in range(1, self.size)
-        }
+        self.workers = {rank: Worker(Host(), Back(self, rank), session) for rank in range(1, self.size)}
 
     def send_message(self, msg):
         if msg.kind is Kind.TRAIN:
@@ -334,7 +332,7 @@ class Back(Transport):
 
     def __init__(self, turns, rank):
         super().__init__()
-        self.turns, self.rank = turns, rank
+        self.turns, self.rank, self.size = turns, rank, turns.size
 
     def send_message(self, msg):
         data = b"".join(encode(msg.kind, self.rank, 0, msg.round, msg.meta, msg.tensors))[Header.SIZE :]
@@ -363,7 +361,7 @@ def test_dealing_keeps_to_its_room_and_gives_the_numbers_of_one_process(tmp_path
     nodes = Nodes(turns, session)
     (tmp_path / "mpi").mkdir()
     record = Record(session, RunFolder(tmp_path / "mpi"), Progress(), resume=False)
-    turns.server = MPIServer(Host(), turns, turns.size, session, record, nodes)
+    turns.server = MPIServer(Host(), turns, session, record, nodes)
     turns.server.train()
     record.finish()
     longest = sorted(range(20), key=lambda client: (-session.sizes[client], client))

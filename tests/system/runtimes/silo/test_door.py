@@ -131,7 +131,7 @@ def strangers(**hosts):
 
 
 def test_the_fullest_address_loses_its_oldest_first():
-    crowd = Door(16, print)._excess  # 4 of one address, 8 in all
+    crowd = Door(16, print, tls=False)._excess  # 4 of one address, 8 in all
     gone = lambda **hosts: [(s.host, s.since) for s in crowd(strangers(**hosts))]  # noqa: E731
     assert gone(a=range(4), b=range(4)) == []
     assert gone(a=range(6), b=[7]) == [("a", 0), ("a", 1)]

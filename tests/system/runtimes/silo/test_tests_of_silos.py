@@ -142,7 +142,7 @@ def test_who_is_not_there_is_not_asked_and_an_old_answer_counts_for_nothing(tmp_
     members = Members(recipe, transport, excluded, lambda: None, print, "", lambda **facts: None, ignored)
     members.round = 2
     for client in (0, 1, 3, 4):
-        members.came(client)
+        members.joined(client)
     members.away.add(4)
 
     def send(kind, rank, *, round, tensors):

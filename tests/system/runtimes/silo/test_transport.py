@@ -133,8 +133,8 @@ def test_a_message_beyond_2_gb_waits_on_disk(start, tmp_path):
 @pytest.mark.parametrize("digests", [True, False])
 def test_both_sides_note_a_message_alike_with_its_digest_where_that_is_wanted(start, digests):
     here, there = [], []
-    server = start(audit=Audit(hear=here.append, digests=digests))
-    silo = start.silo(server.transport.address, audit=Audit(hear=there.append, digests=digests))
+    server = start(audit=Audit(observe=here.append, digests=digests))
+    silo = start.silo(server.transport.address, audit=Audit(observe=there.append, digests=digests))
     silo.wait(Kind.JOINED)
     server.wait(Kind.HELLO)
     server.send(Kind.TRAIN, 1, round=3, tensors=TENSORS)
@@ -487,7 +487,9 @@ def test_space_is_reserved_for_one_message_of_a_silo_at_a_time(start):
     transport = start().transport
     transport.limits[Kind.UPLOAD] = 2**24
     header = Header(Kind.UPLOAD, 1, 0, 0, 2**24)
-    first, second = (SimpleNamespace(rank=1, greeted=True, closed=False, gone=False, receiving=False) for _ in range(2))
+    first, second = (
+        SimpleNamespace(rank=1, greeted=True, closed=False, ended=False, receiving=False) for _ in range(2)
+    )
     transport._admit(first, header)
     other = threading.Thread(target=transport._admit, args=(second, header))
     other.start()

@@ -32,7 +32,7 @@ def members(tmp_path):
     )
     made.lines, made.round = lines, 0
     for client in (0, 1, 2):
-        made.came(client)
+        made.joined(client)
     return made
 
 
@@ -62,7 +62,7 @@ def test_messages_of_a_silo_without_a_connection_cause_no_further_warnings(membe
         assert not members.awaited(1)
         members.heard(1)
     assert members.lines == ["round 1: silo 2 did not reconnect within 0.3 s; skipped until it sends a message"]
-    members.came(1)
+    members.joined(1)
     assert members.awaited(1)
 
 
@@ -72,7 +72,7 @@ def test_who_has_left_is_waited_for_for_a_while(members):
     assert members.invite(0, [0, 1, 2]) == [0, 2]
     assert members.lines == ["round 1: silo 2 did not reconnect within 0.3 s; skipped until it sends a message"]
     assert not members.reachable(1)
-    members.came(1)
+    members.joined(1)
     assert members.invite(1, [0, 1, 2]) == [0, 1, 2]
 
 
@@ -80,7 +80,7 @@ def test_who_comes_and_goes_is_waited_for_no_longer_than_who_left_once(members):
     """It is away whenever the server looks, for quorum_timeout_s."""
     members.comm = members.comm.model_copy(update={"quorum_timeout_s": 60.0})
     honest = members.clock.listen
-    members.clock.listen = lambda until: (honest(until), members.came(1), members.left(1))[0]
+    members.clock.listen = lambda until: (honest(until), members.joined(1), members.left(1))[0]
     members.left(1)
     assert members.invite(0, [0, 1, 2]) == [0, 2]
     assert members.clock.now < 5

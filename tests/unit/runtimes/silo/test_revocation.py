@@ -40,7 +40,7 @@ def barred(revocations, folder, *names):
 def crl(folder, number, *, signer=None):
     """A list without a certificate, of this number."""
     authority, key = certs.load_authority(signer or folder, keys.Passphrase())
-    return certs._signed(certs.Listed(number), authority, key)
+    return certs._signed(certs.RevocationList(number), authority, key)
 
 
 ALL = ("server", "silo-1", "silo-2", "silo-3")
@@ -63,7 +63,7 @@ def test_openssl_takes_the_list_and_refuses_who_is_on_it(folder):
 
 
 def test_lists_grow_in_number_and_in_certificates(folder, watch):
-    assert certs.show(folder)[1] == certs.Listed()
+    assert certs.show(folder)[1] == certs.RevocationList()
     listed, new = revoke(folder, ["silo-2"])
     assert (listed.number, new, len(listed.entries)) == (1, 1, 1)
     (first,) = listed.entries.values()
@@ -130,7 +130,7 @@ def of_an_impostor(folder):
     authority, _ = certs.load_authority(folder, keys.Passphrase())
     certs.new(folder / "impostor", 1)
     _, key = certs.load_authority(folder / "impostor", keys.Passphrase())
-    (folder / REVOKED).write_bytes(certs._signed(certs.Listed(9), authority, key))
+    (folder / REVOKED).write_bytes(certs._signed(certs.RevocationList(9), authority, key))
 
 
 BAD = [
@@ -183,8 +183,8 @@ def test_no_older_list_takes_the_place_of_a_newer_one(folder, watch, tmp_path, s
     kept = tmp_path / "run" / REVOKED
     revoke(folder, ["silo-1"])
     older = (folder / REVOKED).read_bytes()
-    made, _, warned = watch(kept=kept)
-    made.keep()  # with nowhere to keep it
+    made, _, warned = watch(copy=kept)
+    made.save_copy()  # with nowhere to keep it
     kept.parent.mkdir()
     revoke(folder, ["silo-2"])
     assert barred(made, folder, *ALL) == ["silo-1", "silo-2"]
@@ -194,9 +194,9 @@ def test_no_older_list_takes_the_place_of_a_newer_one(folder, watch, tmp_path, s
     said = f"{folder / REVOKED}: {said}, which was seen here; copy the newest one"
     assert warned[0].startswith(said)
     # nor after a restart
-    assert message(lambda: watch(kept=kept)) == said
+    assert message(lambda: watch(copy=kept)) == said
     (folder / REVOKED).write_bytes(kept.read_bytes())
-    assert barred(watch(kept=kept)[0], folder, *ALL) == ["silo-1", "silo-2"]
+    assert barred(watch(copy=kept)[0], folder, *ALL) == ["silo-1", "silo-2"]
     RunFolder(kept.parent).check_new()  # for a run that has not begun
 
 
@@ -205,8 +205,8 @@ def test_what_was_seen_of_another_authority_is_none_of_this_ones(folder, watch, 
     certs.new(tmp_path / "other", 1)
     kept.write_bytes(crl(folder, 9, signer=tmp_path / "other"))
     revoke(folder, ["silo-1"])
-    made, *_ = watch(kept=kept)
-    made.keep()
+    made, *_ = watch(copy=kept)
+    made.save_copy()
     assert kept.read_bytes() == (folder / REVOKED).read_bytes()
 
 

@@ -536,10 +536,10 @@ def test_a_server_that_changes_the_total_within_one_process(hospitals):
     """Also for another run: falling totals until a silo refuses one would show how many samples it has."""
     silo = SimpleNamespace(_total=0)
     for total in (0, 1438, 1438, 0):
-        SummedAnswers.described(silo, {"num_samples": total})
+        SummedAnswers.check_total(silo, {"num_samples": total})
     for total in (1437, 9999):
         with pytest.raises(LabelSkewError, match="another number of all training samples than before; restart"):
-            SummedAnswers.described(silo, {"num_samples": total})
+            SummedAnswers.check_total(silo, {"num_samples": total})
 
 
 def test_a_silo_adds_one_vector_to_a_round(hospitals):
