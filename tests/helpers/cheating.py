@@ -413,6 +413,22 @@ def shows_the_point_at_infinity():
 
 
 @cheat
+def sends_a_short_teacher():
+    """Send shared tensors of 4 classes: training fails only at silos with samples of other classes."""
+    import torch
+
+    honest = SummedUploads.total
+
+    def total(self, round, clients):
+        self.rounds.server.shared = {
+            "total": torch.ones(4, 10), "senders": torch.full((4,), 3.0), "round": torch.tensor(0)
+        }  # fmt: skip
+        return honest(self, round, clients)
+
+    SummedUploads.total = total
+
+
+@cheat
 def fails_in_training():
     """In the second round; as a model of the server's making can bring about."""
     honest = turn.Turn.fit
@@ -433,6 +449,21 @@ def fails_in_its_first_training():
         if next(trainings) == 1:  # the first one is of a fresh network
             raise RunError("loss term cross_entropy is inf")
         return honest(self, *args, **kwargs)
+
+    trainings = itertools.count()
+    turn.Turn.fit = fit
+
+
+@cheat
+def is_not_finite_in_its_first_training():
+    honest = turn.Turn.fit
+
+    def fit(self, *args, **kwargs):
+        result = honest(self, *args, **kwargs)
+        if next(trainings) == 1:  # the first one is of a fresh network
+            for tensors in (result.upload, result.state):
+                tensors |= {name: value * float("nan") for name, value in tensors.items()}
+        return result
 
     trainings = itertools.count()
     turn.Turn.fit = fit

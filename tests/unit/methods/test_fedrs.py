@@ -76,6 +76,15 @@ class TestPrivateUpload:
         assert one["a"].std().item() == pytest.approx(0.1, rel=0.03)
         assert abs(one["a"].mean().item()) < 0.005
 
+    @pytest.mark.parametrize(("sigma", "grid"), [(5.0, 2.0**-8), (0.1, 2.0**-14), (4.0, 2.0**-8)])
+    def test_low_bits_do_not_show_whether_there_was_an_update(self, sigma, grid):
+        """The noise of float32 has values that it never takes with an update, however small the update is."""
+        updates = [torch.zeros(5000), torch.full((5000,), 1e-7), torch.linspace(-0.01, 0.01, 5000)]
+        values = [private_update({"a": a}, clip=1.0, sigma=sigma, generator=generator())["a"].double() for a in updates]
+        for noisy in values:
+            assert torch.equal(noisy, (noisy / grid).round() * grid)
+        assert (values[0] != values[1]).double().mean() < 0.01
+
     def test_epsilon_of_the_paper(self):
         epsilon = privacy_epsilon(clip=20, sigma=0.1, delta=0.01, min_samples=400)
         assert epsilon == pytest.approx(math.sqrt(2 * math.log(125)))  # 2L/m equals sigma

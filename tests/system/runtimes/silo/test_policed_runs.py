@@ -1,6 +1,7 @@
 """Servers that ask for more than a silo's policy allows: silos are processes, the server is this one."""
 
 import json
+import math
 import os
 import re
 import sys
@@ -304,6 +305,38 @@ def test_with_noise_on_uploads_a_failed_training_looks_like_another(scene, feder
     assert said[1].strip().startswith("round 3: client 0: loss term more is nan")
     assert said[2].strip().startswith("round 4: ")
     assert [len(line["answered"]) for line in ledger_lines(federation)] == [1] * 4
+
+
+LDP = ["enable_dp=true", "dp_solution_type=ldp", "epsilon=1", "delta=0.1", "sensitivity=10"]
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
+def test_uploads_with_noise_of_the_host_are_rounded(mechanism, scene, federation):
+    """The low bits of floating-point noise show whether a silo has trained."""
+    federation.overrides = [f"dp_args.{key}" for key in (*LDP, f"mechanism_type={mechanism}")]
+    server, process, code = scene({}, [(0, 0.0)])
+    assert code == 0, process.text
+    scale = {"laplace": 10, "gaussian": math.sqrt(2 * math.log(1.25 / 0.1)) * 10}[mechanism]
+    grid = 2.0 ** (math.floor(math.log2(scale)) - 10)
+    values = torch.cat([value.double().flatten() for value in server.uploads[0].values()])
+    assert values.abs().mean() > 1
+    assert torch.equal(values, (values / grid).round() * grid)
+
+
+def test_another_result_of_a_training_has_other_noise_and_counts_again(scene, federation):
+    """Other threads change the last digits of the weights; their difference must not be free of noise."""
+    text = federation.recipe.read_text().replace("{model: mlp, hidden: [16]}", "{model: fecnn}")
+    federation.recipe.write_text(text.replace("device_args: {threads: 1}\n", ""))
+    noise = ["method_args.method=fedrs", "method_args.upload_clip=1", "method_args.upload_sigma=5"]
+    uploads = []
+    for threads in (1, 2):
+        federation.overrides = [*noise, "train_args.epochs=1", f"device_args.threads={threads}"]
+        server, process, code = scene({"max_answers_per_round": 2}, [(0, 1.0)])
+        assert code == 0, process.text
+        uploads.append(torch.cat([value.flatten() for value in server.uploads[0].values()]))
+    assert "round 1: training gave other weights than before; the answer counts again" in process.text
+    assert 5 < (uploads[0] - uploads[1]).std() < 9  # 5 times the square root of 2
+    assert len(ledger_lines(federation)) == 2
 
 
 SOMETIMES = """

@@ -132,6 +132,11 @@ def test_a_policy_without_counts_refuses_in_a_line_and_stays(silo, capsys):
     assert not made.guard.account.exists()
 
 
+def test_a_policy_that_requires_sums_refuses_a_survey_before_anything_is_sent(silo):
+    with pytest.raises(PolicyError, match="require_secure_aggregation: true does not allow a survey: each silo sends its"):
+        silo(require_secure_aggregation=True).answers.hello()
+
+
 def test_the_account_has_a_survey_as_an_answer_the_same_one_once(silo):
     for _ in range(2):
         made = silo(max_rounds=1)

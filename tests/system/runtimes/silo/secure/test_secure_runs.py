@@ -12,6 +12,7 @@ import pytest
 import torch
 from cheating import ROUND
 from federations import finished, left_out, same
+from safetensors.torch import load_file
 
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import session
@@ -582,6 +583,27 @@ def test_a_silo_whose_first_training_fails_keeps_a_state_as_others_do(secure, me
     states = [sorted((federation.folder / f"silo-{rank}").glob("*/states/*")) for rank in (1, 2, 3)]
     assert len({tuple((file.name, file.stat().st_size) for file in files) for files in states}) == 1
     assert states[1][0].stat().st_size > 1000
+
+
+def test_shared_tensors_of_a_wrong_shape_stop_no_silo(secure):
+    """Training fails only at silos with samples of certain classes: a failure would show which."""
+    federation = secure(
+        *NOISE, "method_args.method=fd", "comm_args.send_contributions=false", "train_args.comm_round=2"
+    )
+    server, silos = federation.server(cheat="sends_a_short_teacher"), federation.silos(1, 2, 3)
+    finished(server, *silos)
+    assert any("this silo keeps no private state" in silo.text for silo in silos)
+    assert left_out(federation) == [[], []]
+
+
+def test_a_training_that_is_not_finite_leaves_a_finite_private_state(secure):
+    federation = secure(*NOISE, "method_args.method=map", "train_args.comm_round=2")
+    server, silos = federation.server(), federation.silos(1, 3)
+    failing = federation.silo(2, cheat="is_not_finite_in_its_first_training")
+    finished(server, *silos, failing)
+    assert "this silo adds only noise to the sum of this round" in failing.text
+    (*_, last) = sorted((federation.folder / "silo-2").glob("*/states/*"))
+    assert all(value.isfinite().all() for value in load_file(last).values())
 
 
 def test_with_noise_a_silo_tests_one_model_a_round_and_says_nothing_of_it(secure):
