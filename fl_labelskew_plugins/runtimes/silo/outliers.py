@@ -89,7 +89,7 @@ class Judge:
     Each norm of an upload may be at most ``ratio`` times the median of its silo's last :data:`ROUNDS` accepted norms,
     or of the other silos' norms in this round. The latter is the upper median, so that a minority of silos with tiny
     updates cannot lower it. If fewer than two others have uploaded, the last accepted norms of the silos that do not
-    take part count, too, if at least half of all other silos have norms. Norms of 0 are not
+    take part count, too, if a minority of all silos cannot be more than half of them. Norms of 0 are not
     compared, except for buffers. Without enough norms to compare with, :data:`ASSUMED` is the least median.
 
     ``ratio``: ``comm_args.max_update_ratio``; None accepts all. ``past``: accepted norms, updated in place. ``silos``:
@@ -150,7 +150,8 @@ class Judge:
             return now
         absent = self.past.keys() - {client, *self._now, *self._excluded}
         known = now + [before[-1] for k in sorted(absent) if (before := self._before(k, name))]
-        return known if 2 * len(known) >= self.silos - 1 else now
+        minority = (self.silos - 1) // 2
+        return known if len(known) >= 2 * minority else now
 
 
 def _comparable(uploads: Iterable[Mapping[str, float]], name: str) -> list[float]:

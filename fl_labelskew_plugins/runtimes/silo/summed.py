@@ -521,6 +521,11 @@ def weaknesses(recipe: Recipe) -> Iterator[str]:
         name, key = recipe.train.federated_optimizer, "train_args.federated_optimizer"
         what = f"{key}: the server can compute numbers of samples of single silos from the sum of {name}'s"
         yield f"{what} {', '.join(numbers)}; use another optimiser if they are confidential"
+    if recipe.train.weight_decay:
+        what = (
+            "train_args.weight_decay: the server can compute numbers of samples of single silos from the sum of changes"
+        )
+        yield f"{what}; use 0 if they are confidential"
 
 
 def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor], **meta: bool) -> str:

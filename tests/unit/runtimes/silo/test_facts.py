@@ -16,6 +16,7 @@ from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runtimes.silo import facts as silos
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient, about, noise_seed, secret
+from fl_labelskew_plugins.runtimes.silo.summed import weaknesses
 
 RECIPE = """\
 common_args: {training_type: cross_silo}
@@ -250,6 +251,19 @@ def test_settings_of_pictures_that_are_read_later_change_the_noise(tmp_path):
 
     assert digest(32) == digest(32)
     assert digest(32) != digest(33)
+
+
+@pytest.mark.parametrize(
+    ("setting", "warning"),
+    [
+        ("train_args.federated_optimizer=FedNova", "from the sum of FedNova's"),
+        ("train_args.weight_decay=0.001", "train_args.weight_decay: the server can compute numbers of samples"),
+    ],
+)
+def test_weaknesses_of_sums_without_noise(setting, warning):
+    recipe = parsed("method_args.method=fedavg", setting)
+    assert any(warning in line for line in weaknesses(recipe))
+    assert not any(warning in line for line in weaknesses(parsed("method_args.method=fedavg")))
 
 
 def test_answers_with_other_noise_count_as_other_answers():

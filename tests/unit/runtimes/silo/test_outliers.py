@@ -85,10 +85,18 @@ def test_buffers_that_training_does_not_change_must_not_change():
     assert judge.objection(0) == ""
 
 
-@pytest.mark.parametrize("rounds", [[{2: 1e-9}, {0: 1.0}], [{2: 1e-9, 0: 1.0}], [{3: 1e-9}, {4: 1e-9}, {0: 1.0}]])
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        [{2: 1e-9}, {0: 1.0}],
+        [{2: 1e-9, 0: 1.0}],
+        [{3: 1e-9}, {4: 1e-9}, {0: 1.0}],
+        [{3: 1e-9, 4: 1e-9}, {0: 1.0, 1: 1.0}],
+    ],
+)
 def test_few_tiny_uploads_do_not_exclude_honest_silos_in_small_rounds(rounds):
     """With one or two silos per round, one tiny upload had each honest silo refused that came next."""
-    judge = Judge(1000, {}, 3 if 2 in rounds[0] else 6)
+    judge = Judge(1000, {}, 3 if 2 in rounds[0] else 5)
     for round, uploads in enumerate(rounds):
         assert judged(judge, round, uploads) == sorted(uploads)
 
@@ -108,7 +116,7 @@ def test_only_the_last_rounds_count_and_a_round_that_is_done_again_begins_anew()
     judge.begin(25)
     assert sorted(judge.past[0]) == list(range(19, 25))
     assert not judge.add(0, {"update": 81.0})
-    assert judge.objection(0) == "the norm of its update is 81; the median is 8 for the others and 8 for its own past"
+    assert judge.objection(0) == "the norm of its update is 81; the median is 8 for its own past"
 
 
 def test_each_of_the_tensors_beside_the_weights_has_a_norm_of_its_own():
