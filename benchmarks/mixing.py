@@ -85,7 +85,8 @@ def prepared(
     for case, overrides in cases.items():
         recipe = parse.load(path, [*common, *overrides])
         method, optimizer = recipe.method, recipe.optimizer
-        local = replace(base, method=method, optimizer=optimizer, settings=session.local_settings(recipe.train, recipe.device))
+        settings = session.local_settings(recipe.train, recipe.device)
+        local = replace(base, method=method, optimizer=optimizer, settings=settings)
         server = Server(local.model, method=method, federation=made.federation, weights=start, optimizer=optimizer)
         server.open([Contribution(k, method.opening(Turn(local, k).view)) for k in range(10)])
         results = [(k, fit(local, k, 0, start, shared=server.shared, times_selected=1)) for k in range(2)]

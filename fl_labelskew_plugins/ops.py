@@ -148,7 +148,7 @@ def restricted_logits(
     else:
         share = counts.to(dtype) / counts.max().clamp(min=1)
         factor = alpha + (1 - alpha) * share
-    return logits * factor
+    return torch.where(logits == -math.inf, logits, logits * factor)  # a masked logit stays masked; 0 * inf is NaN
 
 
 def unit(vectors: Tensor) -> Tensor:

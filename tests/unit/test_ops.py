@@ -62,6 +62,15 @@ def test_alpha_one_gives_the_same_tensor_back(scaling):
     assert ops.restricted_logits(logits, torch.tensor([0, 5]), alpha=1, scaling=scaling) is logits
 
 
+def test_restricted_logits_keep_masked_logits():
+    """FedLC with ``missing: mask`` inside FedRS with ``alpha: 0``: 0 times infinity is not a number."""
+    logits = torch.tensor([[1.0, -torch.inf, 2.0]], requires_grad=True)
+    restricted = ops.restricted_logits(logits, torch.tensor([4, 0, 0]), alpha=0)
+    assert restricted.tolist() == [[1.0, -torch.inf, 0.0]]
+    torch.nn.functional.cross_entropy(restricted, torch.tensor([0])).backward()
+    assert logits.grad[0, 1:].tolist() == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.25, 0.5, 1.0])
 def test_gradient_of_a_missing_proxy(alpha):
     """Equation 10: alpha * sum_i p_ic h_i, over the batch's mean."""
