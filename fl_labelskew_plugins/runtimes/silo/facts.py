@@ -198,8 +198,8 @@ def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
     return replace(data, mean=numbers("mean", -math.inf), std=numbers("std", 0.0))
 
 
-def sums(tensors: Mapping[str, Tensor], facts: Facts) -> stats.MomentSums:
-    """Parse a silo's sums. Raises RunError if they are malformed or impossible."""
+def sums(tensors: Mapping[str, Tensor], facts: Facts, *, pixels: bool = False) -> stats.MomentSums:
+    """Parse a silo's sums. Raises RunError if they are malformed or impossible; ``pixels``: floats are from 0 to 1."""
     first, second = (tensors.get(name) for name in ("sum", "squares"))
     if first is None or second is None or len(tensors) != 2:
         use = "use the same recipe, without --survey"
@@ -212,7 +212,7 @@ def sums(tensors: Mapping[str, Tensor], facts: Facts) -> stats.MomentSums:
         pairs = zip(first.tolist(), second.tolist(), strict=True)  # Python's integers do not overflow
         fits = all(0 <= a <= 255 * count and a * a <= count * b and b <= 255 * a for a, b in pairs)
     else:
-        most = torch.finfo(torch.float32).max  # NaN fails the comparisons, too
+        most = 1.0 if pixels else torch.finfo(torch.float32).max  # NaN fails the comparisons, too
         fits = bool((first.abs() <= count * most).all() and ((second >= 0) & (second <= count * most**2)).all())
     if not fits:
         raise RunError(f"the sums of its samples are impossible for {count} values")
@@ -365,6 +365,8 @@ class Census:
         self._recipe, self.sizes, self._warn = recipe, sizes, warn
         (self._shape, self.num_classes), self.class_names = form(recipe, test), server_classes(recipe, test)
         self._classes = None if self.class_names is None else digest(self.class_names)
+        self.pixels = test is not None and test.test.x.dtype == np.uint8
+        """Whether the samples are pixels, because the server's test samples are."""
         self._facts: dict[int, Facts] = {}
         self._sums: dict[int, stats.MomentSums] = {}
         self.samples: int | None = 0 if summed else None

@@ -262,11 +262,11 @@ class Uploads(SiloExchange):
             if len(clients) > 1 and share > HEAVY * sum(shares)
         ]
         total = server.federation.num_samples
-        if rest := share_of_old(shares):
+        if (rest := share_of_old(shares)) > HEAVY:
             warnings += [
                 (client, f"{100 * rest:.4g} % of {where}'s model is the old one without silo {client + 1}", total)
                 for client, size in enumerate(sizes)
-                if client not in clients and HEAVY * total < size <= total
+                if client not in clients and (1 - HEAVY) * total < size <= total
             ]
         for client, text, of in warnings:
             if (key := (client, sizes[client], client in clients)) not in self._heavy:
@@ -522,7 +522,7 @@ class SiloServer(Manager):
         try:
             reported = facts.facts(meta, summed=self._summed)
             self.census.check(client, reported)
-            sums = facts.sums(message.tensors, reported) if self._pools_moments else None
+            sums = facts.sums(message.tensors, reported, pixels=self.census.pixels) if self._pools_moments else None
         except OtherClassesError as error:
             self.turn_away(client, str(error), class_names=self.census.class_names)
             return

@@ -101,6 +101,15 @@ def test_few_tiny_uploads_do_not_exclude_honest_silos_in_small_rounds(rounds):
         assert judged(judge, round, uploads) == sorted(uploads)
 
 
+def test_tiny_tensors_of_few_silos_do_not_exclude_honest_silos():
+    """Of five silos, two honest ones share their class sums, and two others send tiny ones although they should not."""
+    judge = Judge(1000, {}, 5)
+    judge.begin(0)
+    for client, sums in enumerate((11.8, 12.0, 0.0, 1e-8, 1e-8)):
+        judge.add(client, {"update": 1.0, "sums": sums})
+    assert [judge.objection(client) for client in range(5)] == [""] * 5
+
+
 def test_norms_of_excluded_silos_are_not_compared():
     judge = Judge(10, {1: {0: {"update": 1e-9}}, 2: {0: {"update": 1e-9}}}, 3)
     judge.begin(1, [2])
