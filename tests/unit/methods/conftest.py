@@ -95,11 +95,27 @@ def world(federation: Federation) -> SimpleNamespace:
         }
         return ClientView(**(fields | changes))
 
+    def moved(prefix: str = "") -> dict[str, Tensor]:
+        """A state dict unlike the network's own."""
+        state = net.state_dict().items()
+        return {prefix + name: v + 0.3 if v.is_floating_point() else v + 5 for name, v in state}
+
+    def begun(method: Any, **changes: Any) -> tuple[ClientView, nn.Module]:
+        """A view in the middle of a round, and the server's model, which training has left."""
+        view = client(**changes)
+        method.before_round(view)
+        server = frozen(net.state_dict())
+        with torch.no_grad():
+            net.body[0].weight.add_(0.5)
+            net.classifier.weight.mul_(2)
+        return view, server
+
     def batch(index: Any = slice(0, 16), **changes: Any) -> Batch:
         h = net.features(x[index])
         return Batch(x[index], h, net.classifier(h), y[index], **changes)
 
-    return SimpleNamespace(net=net, x=x, y=y, counts=counts, client=client, batch=batch, federation=federation)
+    tools = {"client": client, "begun": begun, "moved": moved, "batch": batch}
+    return SimpleNamespace(net=net, x=x, y=y, counts=counts, federation=federation, **tools)
 
 
 @pytest.fixture
@@ -143,7 +159,6 @@ class Digits:
         self.round = 0
 
     def fit(self, client: int) -> LocalResult:
-        """A client's part of the round, as it stands."""
         self.selected[client] += 1
         result = fit(
             self.trainer,
@@ -160,7 +175,6 @@ class Digits:
         return result
 
     def play(self, clients: Sequence[int]) -> dict[int, LocalResult]:
-        """One round with these clients."""
         results = {client: self.fit(client) for client in clients}
         self.server.run_round(clients, [self.made.sizes[k] for k in clients], iter(results.items()))
         self.round += 1

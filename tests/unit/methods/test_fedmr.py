@@ -61,7 +61,7 @@ def same_value_and_gradient(ours, theirs, z, **tolerance):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.integers(1, 20),
+    rows=st.integers(0, 20),
     d=st.integers(1, 6),
     classes=st.integers(1, 5),
     scale=st.sampled_from(["code", "paper"]),
@@ -94,12 +94,6 @@ def test_inter_equals_loops(*, rows, d, flags, negatives, with_observed, seed):
     observed = observed if with_observed else None
     ours = inter_class_loss(z, y, g, known, negatives=negatives, observed=observed)
     same_value_and_gradient(ours, naive_inter(z, y, g, known, negatives, observed=observed), z)
-
-
-@pytest.mark.parametrize("scale", ["code", "paper"])
-def test_intra_at_the_size_of_real_batches(scale):
-    z, y = torch.randn(64, 50, requires_grad=True), torch.randint(0, 4, (64,))
-    same_value_and_gradient(intra_class_loss(z, y, scale=scale), naive_intra(z, y, scale), z, rtol=1e-4, atol=1e-5)
 
 
 def test_intra_hand_numbers():
@@ -144,35 +138,6 @@ def test_inter_hand_numbers():
 
 
 @pytest.mark.parametrize("scale", ["code", "paper"])
-@pytest.mark.parametrize("labels", [[0], [0, 1, 2], []], ids=["batch of one", "one sample a class", "empty batch"])
-def test_intra_without_usable_classes(scale, labels):
-    z = torch.randn(len(labels), 4, requires_grad=True)
-    value = intra_class_loss(z, torch.tensor(labels, dtype=torch.long), scale=scale)
-    value.backward()
-    assert value.item() == 0
-    assert not z.grad.any()
-
-
-def test_one_dimension_has_no_pairs():
-    z = torch.randn(4, 1, requires_grad=True)
-    value = intra_class_loss(z, torch.zeros(4, dtype=torch.long))
-    value.backward()
-    assert value.item() == 0
-    assert not z.grad.any()
-    assert intra_class_loss(z, torch.zeros(4, dtype=torch.long), scale="paper").item() == pytest.approx(1)
-
-
-def test_single_samples_do_not_change_the_loss():
-    z, y = torch.randn(8, 3), torch.tensor([0, 0, 0, 1, 1, 1, 2, 3])
-    for scale in ("code", "paper"):
-        whole = intra_class_loss(z, y, scale=scale)
-        torch.testing.assert_close(whole, intra_class_loss(z[:6], y[:6], scale=scale))
-    z.requires_grad_()
-    intra_class_loss(z, y).backward()
-    assert not z.grad[6:].any()
-
-
-@pytest.mark.parametrize("scale", ["code", "paper"])
 @pytest.mark.parametrize("offset", [0.0, 3.0])
 def test_constant_dimensions(scale, offset):
     z = torch.randn(6, 4)
@@ -196,34 +161,6 @@ def test_all_samples_equal(scale):
     assert z.grad.abs().max() < 1e-3
 
 
-@pytest.mark.parametrize("scale", ["code", "paper"])
-def test_intra_gradcheck(scale):
-    z = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
-    y = torch.tensor([0, 2, 0, 2, 0, 1, 2])
-    assert torch.autograd.gradcheck(lambda z: intra_class_loss(z, y, scale=scale), z)
-    assert torch.autograd.gradcheck(lambda z: intra_class_loss(z, y, scale=scale, eps=2.0), z)  # more than the variance
-
-
-@pytest.mark.parametrize("negatives", ["all", "observed"])
-def test_inter_gradcheck(negatives):
-    z = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
-    y, g = torch.tensor([0, 2, 0, 2, 0, 1, 2]), torch.randn(5, 3, dtype=torch.float64)
-    known = torch.tensor([True, True, True, False, True])
-    assert torch.autograd.gradcheck(lambda z: inter_class_loss(z, y, g, known, negatives=negatives), z)
-
-
-def test_inter_without_pairs():
-    z, g = torch.randn(3, 2, requires_grad=True), torch.randn(4, 2)
-    none, one = torch.zeros(4, dtype=torch.bool), torch.tensor([True, False, False, False])
-    y = torch.tensor([0, 0, 0])
-    for known, negatives in ((none, "all"), (one, "all"), (~none, "observed")):  # the last: |C_k| = 1
-        value = inter_class_loss(z, y, g, known, negatives=negatives)
-        z.grad = None
-        value.backward()
-        assert value.item() == 0
-        assert not z.grad.any()
-
-
 def test_inter_at_a_prototype():
     g = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
     z = g.clone().requires_grad_()  # the first lies on the other class's prototype
@@ -239,16 +176,6 @@ def test_unknown_prototypes_are_never_read():
     g[2] = torch.nan
     assert_finite(inter_class_loss(z, y, g, known), z)
     assert not z.grad[2:].any()
-
-
-@pytest.mark.parametrize("size", [1e-3, 1e6])
-def test_sizes(size):
-    z, y = (size * torch.randn(8, 4)).requires_grad_(), torch.arange(8) % 2
-    g = size * torch.randn(2, 4)
-    for value in (intra_class_loss(z, y), inter_class_loss(z, y, g, torch.ones(2, dtype=torch.bool))):
-        (grad,) = torch.autograd.grad(value, z)
-        assert value.isfinite()
-        assert grad.isfinite().all()
 
 
 def test_bf16_features_and_autocast_are_computed_in_float32():
@@ -416,12 +343,6 @@ class TestMethod:
         assert silent.method.contribution_shapes(silent.made.federation) == {}
         assert silent.server.shared == {}
         assert all(torch.equal(v, sends.server.weights[k]) for k, v in silent.server.weights.items())
-
-    def test_batch_of_one(self, world):
-        world.net.eval()
-        terms = FedMR().loss(world.batch(slice(0, 1)), world.client(shared=self.shared()))
-        assert terms["intra"].item() == 0
-        assert_finite(sum(terms.values()), *world.net.parameters())
 
     def test_deviations_and_warnings(self, federation):
         assert [text.split()[1] for text in FedMR().deviations()] == ["code", "all"]
