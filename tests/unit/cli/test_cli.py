@@ -68,10 +68,6 @@ def test_help_is_whole_sentences_that_are_not_cut(path):
             assert re.sub(r"  \[default: .*\]$", "", option.help).endswith("."), option.help
 
 
-def test_version():
-    assert call("--version").output.startswith("labelskew, version ")
-
-
 # Plugins
 
 
@@ -198,16 +194,6 @@ def test_recipes_are_listed_shown_and_copied(tmp_path):
     assert f"{first}\n" == MODELINE
     assert second == "# fedml run recipes/small/fedmr_fmnist.yaml"
     assert schema.read_text() == "mine"
-
-
-def test_a_copy_overwrites_nothing(tmp_path):
-    mine = tmp_path / "mine.yaml"
-    mine.write_text("mine")
-    assert errors("recipes", "cp", "quickstart", mine) == [f"{mine}: exists already; use another DEST"]
-    assert mine.read_text() == "mine"
-    assert errors("recipes", "cp", "quickstart", tmp_path / "no" / "x.yaml") == [
-        f"{tmp_path / 'no' / 'x.yaml'}: cannot be written: No such file or directory"
-    ]
 
 
 @pytest.mark.parametrize("name", ["quickstrat", "../pyproject", "/etc/passwd", ""])

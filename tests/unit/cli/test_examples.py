@@ -1,5 +1,3 @@
-"""Examples and sweeps, and recipes, are copied out whole, and nothing is written over."""
-
 from pathlib import Path
 
 import pytest

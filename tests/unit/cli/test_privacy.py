@@ -1,5 +1,3 @@
-"""``labelskew privacy``: ledgers of silos and simulations, and what a recipe's budget carries."""
-
 from collections import Counter
 
 import pytest

@@ -1,5 +1,3 @@
-"""Image folders as real data sets lay them out, and broken images."""
-
 import functools
 
 import datasets

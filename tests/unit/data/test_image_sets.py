@@ -1,5 +1,3 @@
-"""CINIC-10, Tiny-ImageNet, an ImageNet subset, HyperKvasir and ODIR: their own layouts, and what goes wrong."""
-
 import shutil
 
 import numpy as np
@@ -17,7 +15,6 @@ KINDS = {CINIC10: "CINIC-10", TinyImageNet: "", ImageNetSubset: "", HyperKvasir:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A small copy of each data set."""
     folder = tmp_path_factory.mktemp("sets")
     for kind, below in KINDS.items():
         kind().fake(folder / kind.name / below, samples=600 if kind is TinyImageNet else 120, seed=0)
@@ -26,7 +23,6 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def copy(made, tmp_path):
-    """A small copy to spoil."""
     return lambda kind: shutil.copytree(made / kind.name, tmp_path / "copy") / KINDS[kind]
 
 

@@ -1,5 +1,3 @@
-"""What a client's turn leaves in the network and in the plugins that all clients of a process share."""
-
 import itertools
 import random
 from dataclasses import replace
@@ -16,7 +14,6 @@ from torch.nn.utils import parametrize
 from fl_labelskew_plugins.checked import HookError
 from fl_labelskew_plugins.engine import turn
 from fl_labelskew_plugins.engine.aggregate import origin
-from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.engine.isolation import Baseline
 from fl_labelskew_plugins.engine.local import load, snapshot
 from fl_labelskew_plugins.engine.server import Server
@@ -286,8 +283,6 @@ def test_what_follows_from_the_parameters_may_be_cached():
 
 
 def hook(name, *, of=Keeps):
-    """A class with one hook that changes an attribute."""
-
     def changing(self, *given):
         self.n += 1
         return getattr(of, name)(self, *given)
@@ -358,12 +353,3 @@ def test_of_a_combination_the_part_is_named(name):
         "their own copy; keep the value in client.state (for later rounds) or client.scratch (for the rest of this "
         "round)"
     )
-
-
-def test_states_are_copies(tmp_path):
-    """A round that breaks off leaves the committed one as it was."""
-    store = StateStore(tmp_path, 2**20)
-    store.put(0, 0, {"n": torch.zeros(1)})
-    store.commit()
-    store.get(0)["n"].add_(1)
-    assert store.get(0)["n"].item() == 0

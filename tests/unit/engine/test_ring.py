@@ -1,5 +1,3 @@
-"""Sums of whole numbers modulo a power of 2, against plain loops and numbers worked out by hand."""
-
 import math
 
 import numpy as np

@@ -117,8 +117,6 @@ def test_contributions_reach_the_method_as_their_sum(individual):
 
 
 class Watches(FedAvgOptimizer):
-    """Keeps a round."""
-
     def step(self, round):
         self.round = round
         return super().step(round)
@@ -127,7 +125,6 @@ class Watches(FedAvgOptimizer):
 @pytest.mark.parametrize("smoothing", [None, 0.0])
 @pytest.mark.parametrize("method", ["fedavg", "fedrs", "fedshift"])
 def test_the_mean_change_has_whole_uploads_weights(method, smoothing):
-    """Whatever weighs the classifier's rows, and with whoever came."""
     made, central = server(f"method_args.method={method}", smoothing=smoothing)
     central.optimizer = Watches()
     came, old = [0, 3], made.start
@@ -142,8 +139,6 @@ def test_the_mean_change_has_whole_uploads_weights(method, smoothing):
 
 
 class Grows(Method):
-    """Multiplies the aggregated weights on the server."""
-
     class Params(params.Params):
         factor: float = 1e30
 

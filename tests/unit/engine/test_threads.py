@@ -1,5 +1,3 @@
-"""The number of torch threads follows from the network and the batch size unless the user sets it."""
-
 import random
 
 import numpy as np

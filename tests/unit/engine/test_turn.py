@@ -130,15 +130,6 @@ def test_start_weights_are_not_changed_and_the_same_call_gives_the_same_bits():
     assert any(not torch.equal(one[key], other[key]) for key in start)
 
 
-def test_the_global_generator_is_left_alone():
-    trainer = make(dropout=0.3)
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    fit(trainer)
-    assert torch.equal(torch.rand(3), expected)
-
-
 @pytest.mark.parametrize(("size", "batches"), [(9, [4, 5]), (10, [4, 4, 2]), (5, [5]), (1, [1]), (3, [3])])
 def test_batch_norm_never_trains_on_one_sample(size, batches):
     trainer = make((size, 7), norm=True)
@@ -152,7 +143,6 @@ def test_batch_norm_never_trains_on_one_sample(size, batches):
 
 @pytest.mark.parametrize("size", [9, 64, 65, 67, 68, 128, 131])
 def test_batches_are_cut_right_however_many_are_gathered_at_once(size):
-    """Without batch norm a last batch of one is a batch."""
     trainer = make((size, 7), epochs=2)
     fit(trainer)
     sizes, counts = [len(labels) for _, labels in trainer.method.batches], Turn(trainer, 0).view.counts
@@ -305,8 +295,6 @@ def test_bf16_stays_close_to_fp32_and_keeps_weights_fp32():
 
 
 class Greedy(Plain):
-    """Needs more memory than there is."""
-
     def loss(self, batch, client):
         return {"much": torch.empty(2**50, dtype=torch.uint8, device=batch.logits.device)}
 
@@ -363,8 +351,6 @@ def test_privacy_noise_has_streams_of_its_own():
 
 
 class Watcher:
-    """Looks at whatever an observer may."""
-
     def __init__(self):
         self.seen = []
 
@@ -424,8 +410,6 @@ def test_private_parameters_are_clipped_by_their_own_norm():
 
 
 class Draws(Plain):
-    """Draws from both generators in its loss."""
-
     def loss(self, batch, client):
         scale = 1 + torch.rand((), device=batch.logits.device) + torch.rand((), generator=client.generator)
         return {"scaled": scale * super().loss(batch, client)["cross_entropy"]}
@@ -493,8 +477,6 @@ def test_a_loss_that_is_run_again_leaves_a_private_network_as_it_was(dropout):
 
 
 class Asks(Optimizer):
-    """Asks for the whole gradient."""
-
     Params = Params
 
     def __init__(self):

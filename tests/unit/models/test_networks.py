@@ -1,5 +1,3 @@
-"""Shapes, parameter counts, gradients and errors of every network."""
-
 import numpy as np
 import pytest
 import torch
@@ -113,14 +111,6 @@ def test_numbers_that_fedmr_prints(kind, params, shape, classes, count, printed,
     assert net.classifier.in_features == d
 
 
-@pytest.mark.parametrize(
-    ("classes", "d", "without", "with_prototypes"),
-    [(10, 512, 11.182, 11.187), (10, 512, 11.184, 11.189), (100, 640, 36.565, 36.629), (8, 640, 4.875, 4.880)],
-)
-def test_prototypes_that_fedmr_prints(classes, d, without, with_prototypes):
-    assert round(without + round(classes * d / 1e6, 3), 3) == with_prototypes
-
-
 def test_features_come_after_the_last_non_linearity():
     x = torch.randn(16, 1, 28, 28)
     for kind, params in ((LeNet, {}), (FedLCMNIST, {}), (MLP, {}), (ResNet18, {}), (TFCNN, {}), (FeCNN, {})):
@@ -170,12 +160,7 @@ def test_unfit_inputs(kind, smallest):
     [
         (SACNN, {}, (63,), r"at least 64 values, but this data set has samples of shape \(63,\); use mlp or logistic"),
         (SACNN, {}, (1, 28, 28), r"samples of shape \(1, 28, 28\)"),
-        (
-            CharLSTM,
-            {},
-            (1, 28, 28),
-            r"rows of characters, but this data set has samples of shape \(1, 28, 28\); use the data set shakespeare",
-        ),
+        (CharLSTM, {}, (1, 28, 28), r"rows of characters, but this data set has samples of shape"),
         (EfficientNetB0, SCRATCH, (1, 32, 32), "needs images of 3 channels, this data set has 1"),
         (EfficientNetB0, SCRATCH, (3, 31, 32), "at least 32x32, this data set has 31x32"),
     ],

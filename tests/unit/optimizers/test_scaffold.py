@@ -43,10 +43,6 @@ def test_it_finds_the_minimum_of_the_sum_where_fedavg_does_not(world):
     assert abs(drift.at - 0.75) > 0.1
 
 
-def test_server_lr_scales_the_mean_change(world):
-    assert world(make(server_lr=0.5)).play() == pytest.approx(1 - 0.5 * 0.095)
-
-
 def test_momentum_enters_the_mean_step(world):
     """With constant gradients (a = 0 curvature is none, so: far minima), the control variate is the gradient itself."""
     two = world(make(), a=(1e-6, 1e-6), b=(-1e6, 1e6), steps=(5, 3), momentum=0.9)

@@ -1,5 +1,3 @@
-"""Dealing samples to clients: the local test split, the digest, and what a wrong partitioner is told."""
-
 import json
 from dataclasses import replace
 

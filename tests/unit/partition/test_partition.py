@@ -1,5 +1,3 @@
-"""Properties that every partition has, and what is particular to each."""
-
 import functools
 
 import error_messages
@@ -153,7 +151,6 @@ def test_pcdd_niid_bench_draws_the_clients_of_flowers_baseline(classes, clients,
 
 
 def test_pcdd_niid_bench_by_hand():
-    """One class a client is class i mod C; with all classes each class is split evenly."""
     held = deal_niid_bench(3, 5, 1, rng())
     assert held == [[0], [1], [2], [0], [1]]
     assert [sorted(client) for client in deal_niid_bench(2, 3, 2, rng())] == [[0, 1]] * 3

@@ -1,5 +1,3 @@
-"""Every method with every optimiser: what runs, whose code runs it, and what is refused."""
-
 import json
 import re
 import runpy
@@ -119,7 +117,6 @@ def test_a_network_with_buffers_is_refused_where_the_host_is_asked_for():
     ],
 )
 def test_whose_weights_of_the_uploads_are_in_force_is_said(method, optimizer, more, line, tmp_path):
-    """In the first lines of a run, and in its record."""
     overrides = [f"train_args.{option}" for option in more]
     made = session.build(parse.parse(TEXT.format(method=method, optimizer=optimizer), overrides=overrides))
     Record(made, RunFolder(tmp_path), Progress(), resume=False)

@@ -1,5 +1,3 @@
-"""FedML configurations as recipes: no key is lost without a note, and what the recipe lacks is said."""
-
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -88,10 +86,7 @@ def test_wandb_becomes_a_tracker_and_data_sets_with_clients_stay_divided():
         ("a: [", "fedml_config.yaml: line 1, column 5: "),
         ("", "fedml_config.yaml: is not a FedML configuration; use one with sections such as common_args"),
         ("[1, 2]", "fedml_config.yaml: is not a FedML configuration; "),
-        (
-            "job: python main.py\nworkspace: .",
-            "fedml_config.yaml: a job of FedML's launcher, not a recipe; to start it: ",
-        ),
+        ("job: python main.py\nworkspace: .", "fedml_config.yaml: a job of FedML's launcher, not a recipe; to start"),
         (SMALL + "extra: 1\n", "fedml_config.yaml: extra: is not a section with keys; remove it"),
         (SMALL + "comm_args: {}\n", "fedml_config.yaml: line 7: key 'comm_args' occurs twice; first on line 6"),
     ],

@@ -1,5 +1,3 @@
-"""A loaded recipe: what it resolves to, survives its dump, and differs from another one in."""
-
 import itertools
 
 import pytest

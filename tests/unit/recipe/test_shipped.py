@@ -1,5 +1,3 @@
-"""Recipes by name."""
-
 from pathlib import Path
 
 import pytest

@@ -40,7 +40,6 @@ def site(tmp_path):
             return json.loads(done.stdout)
 
         def load(self, *names):
-            """For each name what loading it gave: the class's name, or the error's text."""
             return self.run(
                 f"""
                 import json

@@ -1,5 +1,3 @@
-"""Runs read from folders made by hand."""
-
 import pytest
 from error_messages import message
 from run_folders import folder, resolved

@@ -1,5 +1,3 @@
-"""A survey as a whole: its table, its content and its files."""
-
 import csv
 import json
 

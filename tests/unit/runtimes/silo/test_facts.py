@@ -1,5 +1,3 @@
-"""What silo and server tell each other before anything is trained."""
-
 import json
 import stat
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Who is there and whose answers are waited for; the clock of deadlines, with waits as long as a test says."""
-
 from types import SimpleNamespace
 
 import pytest
