@@ -1,6 +1,6 @@
 import pytest
 import torch
-from fl_labelskew_registry import HOOKS, Batch, ClientView, Federation, Method, Optimizer, Partitioner, Total
+from fl_labelskew_registry import HOOKS, Batch, ClientView, Federation, Method, Optimizer, Total
 from pydantic import BaseModel
 
 
@@ -46,12 +46,6 @@ def test_a_method_as_it_stands_is_fedavg(client):
     assert method.personalised({}) is None
     assert not method.personalises()
     assert (method.deviations(), method.warnings(client.federation), method.report(client.federation)) == ([], [], {})
-
-
-def test_the_hooks_are_the_public_functions_of_a_contract():
-    assert {"opening", "loss", "personalised"} < set(HOOKS[Method])
-    assert HOOKS[Optimizer] == ("deviations", "contribution_shapes", "before_round", "correct", "finish", "step")
-    assert HOOKS[Partitioner] == ("split",)
 
 
 def test_which_hooks_are_a_plugin_s_own():
