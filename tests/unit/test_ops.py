@@ -67,32 +67,6 @@ def test_client_without_samples():
         assert scaled.tolist() == [[0.5] * 3]
 
 
-def test_clear_errors():
-    logits = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match=r"`scaling` to be one of indicator, proportional but got 'both'"):
-        ops.restricted_logits(logits, torch.ones(3), alpha=0.5, scaling="both")
-    with pytest.raises(ValueError, match=r"`counts` to be of shape \(3,\) but got \(1,\)"):
-        ops.restricted_logits(logits, torch.ones(1), alpha=0.5)
-
-
-def test_full():
-    for dtype in (torch.bfloat16, torch.float16, torch.int64, torch.bool):
-        assert ops.full(torch.ones(2).to(dtype)).dtype == torch.float32
-    for dtype in (torch.float32, torch.float64):
-        x = torch.ones(2, dtype=dtype)
-        assert ops.full(x) is x
-
-
-def test_full_precision_switches_autocast_off():
-    x = torch.randn(4, 4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert x.mm(x).dtype == torch.bfloat16
-        with ops.full_precision(x.device):
-            assert x.mm(x).dtype == torch.float32
-    with ops.full_precision(x.device):
-        assert x.mm(x).dtype == torch.float32
-
-
 def test_on_device_copies_once():
     client, x = view(), torch.ones(2)
     assert ops.on_device(client, "x", x, torch.device("cpu")) is x

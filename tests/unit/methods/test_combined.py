@@ -198,19 +198,15 @@ def test_opening_and_prototypes_live_side_by_side():
         ("feddecorr+flda", "flda cannot be combined with feddecorr: it does more than change logits"),
         ("fedlc+fedlx", "'fedlx' is unknown; allowed: fd, fedavg, "),
         ("fedlc+fedlc", "fedlc occurs twice; allowed: each method once"),
-        ("fedlc + fedlc", "fedlc occurs twice; allowed: each method once"),
         ("[]", "[] is not a method; allowed: a name, or a list of two names or more"),
-        ("[fedlc]", '["fedlc"] is not a method; allowed: a name, or a list of two names or more'),
         ("[1, fedmr]", '[1, "fedmr"] is not a method; allowed: a name, or a list of two names or more'),
         ("null", "null is not a method; allowed: a name, or a list of two names or more"),
-        ("+", "'' is unknown; allowed: fd, fedavg, "),
         ("fedlc+", "'' is unknown; allowed: fd, fedavg, "),
     ],
 )
 def test_what_has_no_meaning_is_refused(method, line):
-    assert f"--set method_args.method: {line}" in message(
-        lambda: parse.parse(TEXT, overrides=[f"method_args.method={method}"])
-    )
+    text = message(lambda: parse.parse(TEXT, overrides=[f"method_args.method={method}"]))
+    assert f"--set method_args.method: {line}" in text
 
 
 @pytest.mark.parametrize("same", ["fedshift+fedmr", " fedshift + fedmr", "[fedshift, fedmr]", "[fedmr, fedshift]"])
@@ -315,8 +311,6 @@ def test_another_smoothing_is_no_agreement(silo):
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["method_args.fedmr={mu1: -1}"], "--set method_args.fedmr.mu1: -1 is out of range"),
-        (["method_args.fedmr={mu3: 1}"], "--set method_args.fedmr.mu3: unknown key; allowed: mu1, mu2"),
         (["method_args.fedmr=3"], "--set method_args.fedmr: 3 is not a mapping; allowed: the parameters of fedmr"),
         (["method_args.fedmr.mu1=-1"], "--set method_args.fedmr.mu1: -1 is out of range"),
         (["method_args.fedmr.mu3=1"], "--set method_args.fedmr.mu3: unknown key; allowed: mu1, mu2"),
@@ -359,6 +353,5 @@ def test_a_method_with_a_loss_of_its_own_is_not_calibrated():
         def loss(self, batch, client):
             return {}
 
-    assert "own cannot be combined: its loss does not use calibrated logits" in message(
-        lambda: combined.combine({"fedlc": FedLC(), "own": Own()})
-    )
+    line = message(lambda: combined.combine({"fedlc": FedLC(), "own": Own()}))
+    assert "own cannot be combined: its loss does not use calibrated logits" in line

@@ -82,9 +82,3 @@ def test_two_rounds_on_digits_are_less_correlated_than_fedavgs(digits):
         return results[1].loss_terms["decorrelation"] / options["beta"]
 
     assert correlation(beta=20.0) < 0.95 * correlation(beta=1e-9)
-
-
-def test_deviations():
-    assert FedDecorr(FedDecorr.Params(beta=0.0)).deviations() == []
-    assert len(FedDecorr().deviations()) == 1
-    assert "scale: code" in FedDecorr(FedDecorr.Params(scale="code")).deviations()[1]

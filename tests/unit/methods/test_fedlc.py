@@ -90,25 +90,3 @@ def test_method(world, denominator):
     scores = naive_calibrated(batch.logits.detach(), world.counts, 2.0, "one")
     expected = naive_others(scores, batch.labels) if denominator == "others" else cross_entropy(scores, batch.labels)
     assert method.loss(batch, world.client())["cross_entropy"].item() == pytest.approx(float(expected), rel=1e-5)
-
-
-def test_deviations_and_warnings(federation):
-    assert "theorem 3" in FedLC().deviations()[0]
-    assert FedLC().warnings(federation) == []
-    printed = FedLC(FedLC.Params(denominator="others"))
-    assert [line.partition(" ")[0] for line in printed.deviations()] == ["tau:", "missing:"]
-    assert FedLC().deviations()[1:] == [
-        "tau: 1; the paper gives no value",
-        "missing: one counts a class without samples as one sample; the paper has no rule",
-    ]
-    assert FedLC(FedLC.Params(tau=0.0, denominator="others")).deviations() == []
-    (masked,) = FedLC(FedLC.Params(tau=0.0, missing="mask", denominator="others")).deviations()
-    assert masked.startswith("missing: mask removes a class")
-    assert "no lower bound" in printed.warnings(federation)[0]
-
-
-def test_clear_errors():
-    with pytest.raises(ValueError, match="`missing` to be one of one, mask but got 'no'"):
-        calibrated_logits(torch.zeros(1, 2), torch.ones(2), tau=1.0, missing="no")
-    with pytest.raises(ValueError, match=r"`counts` to be of shape \(2,\)"):
-        calibrated_logits(torch.zeros(1, 2), torch.ones(3), tau=1.0)

@@ -98,9 +98,3 @@ def test_two_rounds_on_digits(digits, teacher):
         for result in run.play(clients).values():
             assert result.loss_terms["distillation"] > 0
             assert result.state == {}
-
-
-def test_deviations():
-    assert FedLMD(FedLMD.Params(beta=0.0, teacher="uniform")).deviations() == []
-    assert ["only minority label" in line for line in FedLMD().deviations()] == [True]
-    assert "C - B - 1" in FedLMD(FedLMD.Params(teacher="uniform")).deviations()[1]

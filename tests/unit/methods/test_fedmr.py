@@ -102,27 +102,10 @@ def test_intra_hand_numbers():
     y = torch.tensor([4, 4, 1])  # the third is alone in its class
     assert intra_class_loss(z, y).item() == pytest.approx(0.5)  # mean off-diagonal 1, over 2 samples used
     assert intra_class_loss(z, y, scale="paper").item() == pytest.approx(4)  # 2 x 2 ones, one class
-    # with the printed 1/n in the variance zhat is +-1, and M = zhat^T zhat / (n - 1) is all twos: 16, and eigenvalues
-    # of mean 2, while lemma 1 (the sum of (eigenvalue - mean)^2 is ||M||^2 - d) needs a mean of 1
-    zhat = (z[:2] - z[:2].mean(0)) / z[:2].std(0, correction=0)
-    printed = zhat.T @ zhat / (2 - 1)
-    assert printed.square().sum().item() == pytest.approx(16)
-    for matrix, spread in ((printed, 16 - 2), (printed / 2, 4 - 2)):
-        eigenvalues = torch.linalg.eigvalsh(matrix)
-        holds = (eigenvalues - eigenvalues.mean()).square().sum().item() == pytest.approx(spread)
-        assert holds == (matrix is not printed)
     # uncorrelated dimensions
     z = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
     assert intra_class_loss(z, torch.zeros(4, dtype=torch.long)).item() == pytest.approx(0, abs=1e-6)
     assert intra_class_loss(z, torch.zeros(4, dtype=torch.long), scale="paper").item() == pytest.approx(2)
-
-
-def test_two_samples_of_a_class_after_a_relu():
-    """One of them is 0 in the second dimension, the other all but 0: the variance is that which is added to it."""
-    z = torch.tensor([[1.0, 0.0], [2.0, 2**0.5 * 1e-4]])
-    # variances 1/2 and 1e-8: zhat is +-1/sqrt(2) and +-1/2, the off-diagonal 2 * 1/sqrt(2) * 1/2
-    assert intra_class_loss(z, torch.tensor([0, 0])).item() == pytest.approx(1 / 2 / 2)
-    assert intra_class_loss(z, torch.tensor([0, 0]), eps=0.5).item() == pytest.approx(0, abs=1e-7)
 
 
 def test_inter_hand_numbers():
@@ -150,15 +133,6 @@ def test_constant_dimensions(scale, offset):
     intra_class_loss(single, y, scale=scale).backward()
     (expected,) = torch.autograd.grad(naive_intra(z, y, scale), z)
     torch.testing.assert_close(single.grad.double(), expected, rtol=0.02, atol=1e-3)
-
-
-@pytest.mark.parametrize("scale", ["code", "paper"])
-def test_all_samples_equal(scale):
-    z = torch.full((5, 3), 0.1, requires_grad=True)
-    value = intra_class_loss(z, torch.zeros(5, dtype=torch.long), scale=scale)
-    value.backward()
-    assert value.item() == pytest.approx(0, abs=1e-9)
-    assert z.grad.abs().max() < 1e-3
 
 
 def test_inter_at_a_prototype():
@@ -198,14 +172,6 @@ def test_losses_without_a_gradient():
     z, y = torch.randn(4, 2), torch.tensor([0, 0, 1, 1])
     assert not intra_class_loss(z, y).requires_grad
     assert not inter_class_loss(z, y, torch.randn(2, 2), torch.ones(2, dtype=torch.bool)).requires_grad
-
-
-def test_clear_errors():
-    z, y = torch.randn(4, 2), torch.tensor([0, 0, 1, 1])
-    with pytest.raises(ValueError, match="`scale` to be one of code, paper but got 'x'"):
-        intra_class_loss(z, y, scale="x")
-    with pytest.raises(ValueError, match="`negatives` to be one of all, observed"):
-        inter_class_loss(z, y, z, torch.ones(4, dtype=torch.bool), negatives="x")
 
 
 class TestMethod:
@@ -298,9 +264,8 @@ class TestMethod:
 
     def test_sums_that_overflow_end_the_round_in_one_line(self):
         huge = {"sums": torch.full((2, 3), 3e38), "counts": torch.ones(2, dtype=torch.int64)}
-        with pytest.raises(
-            RunError, match=r"^round 5: the sum of sums over 2 clients is not finite, training diverged"
-        ):
+        match = r"^round 5: the sum of sums over 2 clients is not finite, training diverged"
+        with pytest.raises(RunError, match=match):
             total_of(huge, huge, round=4)
 
     @pytest.mark.parametrize(("fraction", "number"), [(0.0, 0), (0.5, 5), (0.8, 8), (0.25, 3), (1.0, 10)])
@@ -328,11 +293,8 @@ class TestMethod:
         ("method", "unused", "used"),
         [
             ("fedproc", {"schedule": "constant", "mu": 0.0}, {"mu": 1e-30}),
-            *[
-                ("fedmr", {"prototypes": prototypes, **unused}, {"mu2": 1e-30, "lite": "null"})
-                for prototypes in ("after", "running")
-                for unused in ({"mu2": 0.0}, {"lite": 0})
-            ],
+            ("fedmr", {"prototypes": "after", "mu2": 0.0}, {"mu2": 1e-30}),
+            ("fedmr", {"prototypes": "running", "lite": 0}, {"mu2": 1e-30, "lite": "null"}),
         ],
     )
     def test_prototypes_that_nobody_uses_are_not_sent_and_nothing_else_changes(self, digits, method, unused, used):
@@ -343,16 +305,3 @@ class TestMethod:
         assert silent.method.contribution_shapes(silent.made.federation) == {}
         assert silent.server.shared == {}
         assert all(torch.equal(v, sends.server.weights[k]) for k, v in silent.server.weights.items())
-
-    def test_deviations_and_warnings(self, federation):
-        assert [text.split()[1] for text in FedMR().deviations()] == ["code", "all"]
-        printed = FedMR(FedMR.Params(scale="paper", negatives="observed"))
-        (line,) = printed.deviations()
-        assert line.startswith("scale: paper divides the variance by n - 1")
-        assert FedMR(FedMR.Params(scale="paper", negatives="observed", mu1=0.0)).deviations() == []
-        assert "eps: 1e-05" in FedMR(FedMR.Params(eps=1e-5)).deviations()[1]
-        assert len(FedMR(FedMR.Params(eps=1e-5, mu1=0.0)).deviations()) == 1
-        assert "chance" in printed.warnings(federation)[0]
-        assert FedMR(FedMR.Params(scale="paper", mu1=1e-4)).warnings(federation) == []
-        assert FedMR().warnings(federation) == []
-        assert "final weights" in FedMR(FedMR.Params(prototypes="running")).deviations()[-1]

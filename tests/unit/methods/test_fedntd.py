@@ -88,9 +88,3 @@ def test_it_is_combined_with_calibrations_and_other_terms(world):
     assert torch.equal(terms["cross_entropy"], cross_entropy(lowered, batch.labels))
     expected = naive_distillation(batch.logits, server(batch.inputs), batch.labels, 1.0)
     assert terms["fedntd.distillation"].item() == pytest.approx(expected, rel=1e-4)
-
-
-def test_deviations():
-    assert FedNTD().deviations() == []
-    assert FedNTD(FedNTD.Params(beta=0.0, tau=3.0)).deviations() == []
-    assert "tau^2" in FedNTD(FedNTD.Params(tau=3.0)).deviations()[0]

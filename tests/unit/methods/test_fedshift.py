@@ -70,17 +70,6 @@ def test_hand_numbers():
     assert shift.tolist() == pytest.approx([math.log(0.8 / prior[0]), math.log(0.2 / prior[1])], rel=1e-5)
 
 
-def test_smoothing_may_be_a_tensor():
-    counts = torch.tensor([[30, 0, 10], [0, 500, 0]])
-    a = counts.sum(1, keepdim=True) * 0.1
-    expected = sum(n.sum() / counts.sum() * smoothed_distribution(n, smoothing=float(n.sum() * 0.1)) for n in counts)
-    torch.testing.assert_close(prior_of(counts, a), expected)
-    logits, prior = torch.randn(2, 3), torch.tensor([0.2, 0.5, 0.3])
-    number = shifted_logits(logits, counts[0], prior, smoothing=4.0)
-    for tensor in (torch.tensor(4.0), torch.tensor([4.0])):
-        torch.testing.assert_close(shifted_logits(logits, counts[0], prior, smoothing=tensor), number)
-
-
 def test_clients_without_samples():
     counts = torch.tensor([[0, 0], [3, 1]])
     fraction = counts.sum(1, keepdim=True) * 0.1
@@ -201,9 +190,3 @@ def test_denominator_sets_the_aggregation():
     assert FedShift().aggregation == "population"
     assert FedShift(FedShift.Params(denominator="participants")).aggregation == "samples"
     assert FedShift().aggregation == "population"
-
-
-def test_deviations():
-    assert FedShift().deviations() == []
-    assert "algorithm 1" in FedShift(FedShift.Params(denominator="participants")).deviations()[0]
-    assert "noisy" in FedShift(FedShift.Params(count_noise=1.0)).deviations()[0]

@@ -83,19 +83,6 @@ def test_suppression_by_hand():
         assert ours.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_only_the_codes_suppression_ends_for_very_small_logits():
-    counts, labels = torch.tensor([30, 10]), torch.tensor([0, 0, 1, 0])
-    gradients, values = {}, {}
-    for form in ("paper", "code"):
-        z = torch.full((4, 2), -50.0, requires_grad=True)
-        value = logit_suppression(z, labels, counts, form=form)
-        value.backward()
-        gradients[form], values[form] = z.grad.sum().item(), value.item()
-    assert gradients["paper"] == pytest.approx(1)
-    assert gradients["code"] == pytest.approx(0, abs=1e-12)
-    assert values["paper"] < -50 < -1 < values["code"]
-
-
 @pytest.mark.parametrize("form", ["paper", "code"])
 def test_a_client_with_one_class_has_nothing_to_suppress(form):
     z, labels, counts = torch.randn(4, 3, requires_grad=True), torch.full((4,), 1), torch.tensor([0, 12, 0])
@@ -103,14 +90,6 @@ def test_a_client_with_one_class_has_nothing_to_suppress(form):
     loss.backward()
     assert loss.item() == 0
     assert not z.grad.any()
-
-
-def test_wrong_arguments_are_refused():
-    z, labels = torch.zeros(2, 3), torch.tensor([0, 1])
-    with pytest.raises(ValueError, match="`form` to be one of code, paper but got 'printed'"):
-        logit_suppression(z, labels, torch.ones(3), form="printed")
-    with pytest.raises(ValueError, match="`counts` to be of shape"):
-        logit_suppression(z, labels, torch.ones(1))
 
 
 @pytest.mark.parametrize("form", ["paper", "code"])
@@ -180,19 +159,6 @@ def test_the_distillation_holds_vacant_classes_near_the_server(digits):
         return run.fit(client).loss_terms["distillation"] / lam
 
     assert divergence(10.0) < 0.5 * divergence(1e-9)
-
-
-def test_deviations():
-    assert FedVLS(FedVLS.Params(suppression=1.0, form="paper")).deviations() == []
-    assert FedVLS(FedVLS.Params(suppression=0.0)).deviations() == []
-    assert [line.split(":")[0] for line in FedVLS().deviations()] == ["suppression", "form"]
-    assert "plain cross-entropy" in FedVLS(FedVLS.Params(calibration="none")).deviations()[0]
-
-
-def test_warns_of_the_printed_suppression(world):
-    assert FedVLS().warnings(world.federation) == []
-    assert FedVLS(FedVLS.Params(suppression=0.0, form="paper")).warnings(world.federation) == []
-    assert "diverge" in FedVLS(FedVLS.Params(form="paper")).warnings(world.federation)[0]
 
 
 def test_a_combination_may_replace_the_calibration(world):

@@ -44,11 +44,6 @@ def test_hand_numbers_and_a_closed_gate(mixture):
     assert half[0, 0].item() == pytest.approx(first, rel=1e-6)
 
 
-def test_an_unknown_mixture_is_refused():
-    with pytest.raises(ValueError, match="Expected argument `mixture` to be one of logits, probabilities but got 'x'"):
-        mixed(torch.zeros(1, 2), torch.zeros(1, 2), torch.zeros(1), mixture="x")
-
-
 def begun(method, world, **changes):
     view = world.client(**changes)
     method.before_round(view)
@@ -175,9 +170,3 @@ class TestFLDA:
             run.trainer = replace(run.trainer, optimizer=run.server.optimizer)
             sent[name] = run.fit(0).contributions["optimizer/classifier.weight"]
         torch.testing.assert_close(sent["flda"], sent["fedavg"] / 2)
-
-    def test_what_it_says(self):
-        assert ["gate" in FLDA().deviations()[0], "mixture: logits" in FLDA().deviations()[1]] == [True, True]
-        fixed = FLDA(FLDA.Params(general_share=0.5, mixture="probabilities")).deviations()
-        assert len(fixed) == 1
-        assert "fixed share" in fixed[0]

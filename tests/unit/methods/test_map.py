@@ -116,15 +116,3 @@ def test_later_rounds_blend_it(world, method, count, mu):
         torch.testing.assert_close(new[k], expected)
         assert torch.equal(untouched[f"hpm.{k}"], private[k])  # replaced, not changed in place
     assert "other" not in new
-
-
-def test_deviations():
-    assert MAP(MAP.Params(mu0=0.0)).deviations() == []
-    assert "eq. 8" in MAP(MAP.Params(scaling="proportional")).deviations()[1]
-
-
-@pytest.mark.parametrize("method", [MAP, FedPHP])
-@pytest.mark.parametrize(("count", "verb"), [("text", "counts"), ("algorithm", "omits")])
-def test_it_says_which_count_is_in_force(method, count, verb):
-    (sentence,) = method(method.Params(hpm_count=count)).deviations()
-    assert sentence.startswith(f"hpm_count: {count} {verb} this round")

@@ -106,9 +106,3 @@ def test_two_rounds_on_digits(digits):
     second = run.play([1, 2])
     assert second[1].loss_terms["contrast"] > 0
     assert second[2].loss_terms.keys() == {"cross_entropy"}  # its first round
-
-
-def test_deviations():
-    assert MOON(MOON.Params(mu=0.0)).deviations() == []
-    assert "projection head" in MOON().deviations()[0]
-    assert "projection: mlp" in MOON(MOON.Params(projection="mlp")).deviations()[0]

@@ -43,10 +43,3 @@ def test_momentum_enters_the_mean_step(world):
     kept = two.kept(0, "optimizer/mean/w"), two.kept(1, "optimizer/mean/w")
     assert kept == (pytest.approx(1, rel=1e-4), pytest.approx(-1, rel=1e-4))
     assert not any("drift" in name for name in two.states[0])
-
-
-def test_it_finds_the_minimum_of_the_sum(world):
-    two = world(make(alpha=1.0), steps=(4, 4))
-    for _ in range(60):
-        two.play()
-    assert two.at == pytest.approx(0.75, abs=1e-3)
