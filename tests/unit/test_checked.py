@@ -328,15 +328,7 @@ def attempt(register, tmp_path):
 
 
 IN_RUNS = [
-    (
-        "methods",
-        "def loss(self, batch, client): return batch.logits.sum()",
-        "A.loss ({}) returned a tensor of shape ();",
-    ),
-    ("methods", "def combine(self, *_): pass", "A.combine ({}) returned None; "),
-    ("methods", "def opening(self, client): return {}\ndef open(self, openings): pass", "A.open ({}) returned None; "),
     ("methods", "def after_aggregation(self, *_): return {}", "A.after_aggregation ({}) returned a state dict without"),
-    ("methods", "def after_round(self, client): client.state['n'] = 1", "A.after_round ({}) left an int as 'n'"),
     ("methods", "def protect(self, update, client): return {}", "A.protect ({}) returned an update without "),
     (
         "methods",
@@ -364,7 +356,6 @@ IN_RUNS = [
     ),
     ("optimizers", "def finish(self, work, upload): pass", "A.finish ({}) returned None; "),
     ("optimizers", "def step(self, round): return {}", "A.step ({}) returned a state dict without "),
-    ("models", "def build(self, shape, classes): return nn.Linear(2, 2)", "A.build ({}) returned a module without"),
 ]
 
 

@@ -28,9 +28,8 @@ def test_new_says_what_goes_to_whom(call):
         "to silo 2: ca.pem silo-2.pem silo-2.key",
         "do not copy ca.key to these machines: anyone who has ca.key can impersonate everyone",
     ]
-    assert call("new", "--silos", "2", code=2).stderr == (
-        "error: certs/ca.pem: exists already; use --add to keep existing files, or another --out\n"
-    )
+    line = "error: certs/ca.pem: exists already; use --add to keep existing files, or another --out\n"
+    assert call("new", "--silos", "2", code=2).stderr == line
     assert call("new", "--silos", "3", "--add").output.splitlines() == [
         "written to certs: silo-3",
         "to silo 3: ca.pem silo-3.pem silo-3.key",
@@ -76,9 +75,8 @@ def test_revoke_and_renew_say_what_goes_to_whom(call):
         "`labelskew certs revoke NAME`, then renew again",
     ]
     assert all(" - " in row for row in call("show", "certs").stdout.splitlines()[1:-1])
-    assert call("revoke", "all").output.startswith(
-        "written to certs/revoked.crl: list 2 (5 revoked certificates), 4 of"
-    )
+    line = "written to certs/revoked.crl: list 2 (5 revoked certificates), 4 of"
+    assert call("revoke", "all").output.startswith(line)
 
 
 def test_a_passphrase_is_asked_for_at_the_terminal_and_not_shown(tmp_path):

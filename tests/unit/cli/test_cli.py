@@ -215,9 +215,8 @@ def test_a_paper_s_recipes_alone(tmp_path):
     (line,) = errors("recipes", "ls", "--paper", "femr")
     assert line == "--paper 'femr' is unknown; allowed: fedlc, fedmr, fedrs, fedshift, map; did you mean fedmr?"
     (line,) = errors("recipes", "show", "fedmr/table1_fmnist_p10c22")
-    assert line.endswith(
-        "; did you mean fedmr/table1_fmnist_p10c2 or fedmr/table1_fmnist_p10c5 or fedmr/table1_fmnist_p10c3?"
-    )
+    end = "; did you mean fedmr/table1_fmnist_p10c2 or fedmr/table1_fmnist_p10c5 or fedmr/table1_fmnist_p10c3?"
+    assert line.endswith(end)
 
 
 def test_a_copied_row_is_a_recipe_of_its_own(tmp_path):

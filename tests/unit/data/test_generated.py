@@ -30,9 +30,8 @@ def test_stratified_keeps_a_training_sample_of_each_class():
     train, test = stratified(np.array([0, 0, 1, 2, 2, 2]), test_fraction=0.99, seed=0, where="x")
     assert len(train) == 3
     assert sorted([*train, *test]) == list(range(6))
-    with pytest.raises(
-        LabelSkewError, match=r"^here: test_fraction=0.1 of 3 samples leaves no test sample; use more samples"
-    ):
+    match = r"^here: test_fraction=0.1 of 3 samples leaves no test sample; use more samples"
+    with pytest.raises(LabelSkewError, match=match):
         stratified(np.array([0, 1, 2]), test_fraction=0.1, seed=0, where="here")
 
 

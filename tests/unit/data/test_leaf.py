@@ -184,9 +184,8 @@ def test_one_user_in_two_files(tmp_path):
     for name in ("a_{part}_8.json", "a_{part}_9.json"):
         write(tmp_path, "train", writers(u=1), name)
     write(tmp_path, "test", writers(u=1))
-    with pytest.raises(
-        LabelSkewError, match=r"_9.json: user 'u' is also in .*_8.json; use the files of one run of LEAF"
-    ):
+    match = r"_9.json: user 'u' is also in .*_8.json; use the files of one run of LEAF"
+    with pytest.raises(LabelSkewError, match=match):
         load(FEMNIST, tmp_path)
 
 

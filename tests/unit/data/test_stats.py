@@ -60,9 +60,8 @@ def test_a_recipe_replaces_what_the_data_set_has(data):
     assert both("data", "data") == own
     assert both("data", None) == (own[0], (0.25,))
     assert both([1], "imagenet") == ((1.0,), (0.229, 0.224, 0.225))
-    with pytest.raises(
-        LabelSkewError, match=r"^data_args.mean: \[1, 2\]: 2 numbers for samples of 3 channels; use a number"
-    ):
+    match = r"^data_args.mean: \[1, 2\]: 2 numbers for samples of 3 channels; use a number"
+    with pytest.raises(LabelSkewError, match=match):
         both([1, 2], None)
 
 

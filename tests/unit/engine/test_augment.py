@@ -94,7 +94,7 @@ def test_augment_rejects_other_samples(x, names, line):
 
 def test_a_run_is_augmented_or_as_it_was_before(tmp_path):
     def numbers(name, names):
-        run = fl.run(fl.load(DIGITS, names), tmp_path / name, quiet=True, host="none")
+        run = fl.run(fl.load(DIGITS, {"train_args.comm_round": 1, **names}), tmp_path / name, quiet=True, host="none")
         return [(run.folder / file).read_bytes() for file in ("metrics.jsonl", "model.safetensors")]
 
     plain = numbers("plain", {})

@@ -15,7 +15,13 @@ client_specific_args: {{data_silo_config: [north.yaml, b.yaml, c.yaml]}}
 """
 COUNTS, SIGMA = "noise_at_least: {count_noise: 4}", "noise_at_least: {upload_sigma: 0.1}"
 SUMS = ", secure_aggregation: true, certs: certs"
+NOISE = "privacy_args: {noise_multiplier: 1, clip: 1}"
 LDP = "dp_args: {enable_dp: true, dp_solution_type: ldp, epsilon: 0.5, sensitivity: 2, "
+
+
+def shift(own):
+    """FedShift with a silo's own parameters."""
+    return {"method": "fedshift", "own": f"method_args: {{{own}}}"}
 
 
 def lines(tmp_path, text, method="fedavg", train="", comm="", more="", own="", overrides=()):
@@ -52,19 +58,15 @@ def lines(tmp_path, text, method="fedavg", train="", comm="", more="", own="", o
         ),
         (COUNTS, {"method": "fedshift"}, "count_noise: 4 does not allow noise of 0;"),
         (COUNTS, {"method": "fedmr"}, "count_noise: 4 does not allow noise of 0;"),
-        (
-            COUNTS,
-            {"method": "fedshift", "own": "method_args: {count_noise: 3}"},
-            "count_noise: 4 does not allow noise of 3;",
-        ),
+        (COUNTS, shift("count_noise: 3"), "count_noise: 4 does not allow noise of 3;"),
         (
             "noise_at_least: {count_noise: {kind: gaussian, scale: 4}}",
-            {"method": "fedshift", "own": "method_args: {count_noise: 4}"},
+            shift("count_noise: 4"),
             "noise_at_least.count_noise: gaussian does not allow laplace noise; set that kind, or change this policy",
         ),
         (
             "noise_at_least: {count_noise: {kind: laplace, scale: 4}}",
-            {"method": "fedshift", "own": "method_args: {count_noise: 4, count_noise_type: gaussian}"},
+            shift("count_noise: 4, count_noise_type: gaussian"),
             "noise_at_least.count_noise: laplace does not allow gaussian noise;",
         ),
         (
@@ -96,14 +98,8 @@ def test_what_a_recipe_asks_for_beyond_the_policy_is_refused_with_its_line(tmp_p
         ("max_rounds: 5, min_clients: 3", {"comm": ", min_clients: 3"}),
         ("send: [weights]", {"method": "fedmr, mu2: 0"}),
         ("require_secure_aggregation: true", {"comm": SUMS}),
-        (
-            "noise_at_least: {noise_multiplier: 1}",
-            {"comm": SUMS, "more": "privacy_args: {noise_multiplier: 1, clip: 1}"},
-        ),
-        (
-            "noise_at_least: {count_noise: {kind: laplace, scale: 4}}",
-            {"method": "fedshift", "own": "method_args: {count_noise: 4}"},
-        ),
+        ("noise_at_least: {noise_multiplier: 1}", {"comm": SUMS, "more": NOISE}),
+        ("noise_at_least: {count_noise: {kind: laplace, scale: 4}}", shift("count_noise: 4")),
         ("send: [weights]", {"method": "fedmr", "own": "comm_args: {send_contributions: false}"}),
         ("send: [weights, prototypes, counts]", {"method": "fedmr"}),
         ("send: [weights, prototypes]", {"method": "fd"}),

@@ -112,9 +112,8 @@ def test_broken_files_are_one_line(tmp_path):
         file.write_bytes(content)
         assert "is not a valid .safetensors file (" in message(lambda: model_file.read(file))
     save_file({"w": torch.ones(2)}, file)
-    assert "has no metadata about its network; use a model.safetensors of a run" in message(
-        lambda: model_file.read(file)
-    )
+    line = message(lambda: model_file.read(file))
+    assert "has no metadata about its network; use a model.safetensors of a run" in line
 
 
 def test_names_are_clean(tmp_path):
