@@ -152,22 +152,6 @@ def test_unknown_prototypes_are_never_read():
     assert not z.grad[2:].any()
 
 
-def test_bf16_features_and_autocast_are_computed_in_float32():
-    z, y = torch.randn(16, 8), torch.arange(16) % 3
-    low = z.bfloat16().requires_grad_()
-    g, known = torch.randn(3, 8), torch.ones(3, dtype=torch.bool)
-    for f in (intra_class_loss, lambda z, y: inter_class_loss(z, y, g, known)):
-        exact = low.detach().float().requires_grad_()
-        value, reference = f(low, y), f(exact, y)
-        assert value.dtype == torch.float32
-        assert torch.equal(value, reference)
-        (grad,) = torch.autograd.grad(value, low)
-        assert grad.dtype == torch.bfloat16
-        assert torch.equal(grad, torch.autograd.grad(reference, exact)[0].bfloat16())
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert torch.equal(f(low, y), reference)
-
-
 def test_losses_without_a_gradient():
     z, y = torch.randn(4, 2), torch.tensor([0, 0, 1, 1])
     assert not intra_class_loss(z, y).requires_grad

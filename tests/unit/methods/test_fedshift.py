@@ -184,9 +184,3 @@ def test_negative_counts_leave_a_positive_prior():
     sent = ({"smoothed": torch.tensor([-9.0, 3.0])}, {"smoothed": torch.tensor([1.0, 1.0])})
     prior = FedShift().open(total_of(*sent))["prior"]
     assert prior.tolist() == pytest.approx([1 / 5, 4 / 5])  # of a class with a negative sum, one sample
-
-
-def test_denominator_sets_the_aggregation():
-    assert FedShift().aggregation == "population"
-    assert FedShift(FedShift.Params(denominator="participants")).aggregation == "samples"
-    assert FedShift().aggregation == "population"

@@ -56,6 +56,7 @@ LOSSES = {
     "fedshift": of_logits(lambda z, n: fedshift.shifted_logits(z, n, PRIOR, smoothing=0.01)),
     "fedvls distillation": lambda z, g: fedvls.vacant_class_distillation(z, g, VACANT),
     **{f"fedvls {f}": lambda z, g, f=f: fedvls.logit_suppression(z, LABELS, COUNTS, form=f) for f in ("paper", "code")},
+    "flda": lambda z, g: cross_entropy(flda.mixed(z, g, g[:, 0]), LABELS),
     "flda logits": lambda z, g: cross_entropy(flda.mixed(z, z.flip(1), z[:, 0]), LABELS),
     "flda probabilities": lambda z, g: cross_entropy(
         flda.mixed(z, z.flip(1), z[:, 0], mixture="probabilities"), LABELS
@@ -88,14 +89,17 @@ def test_extreme_inputs_have_a_finite_gradient(loss, size):
     assert_finite(loss(z, size * torch.randn(5, 4)), z)
 
 
-@but("fedaws", "reweighting")
+@but("fedaws", "reweighting", "flda logits", "flda probabilities")
 def test_bfloat16_is_computed_in_float32(loss):
-    z, g = torch.randn(2, 5, 4).bfloat16()
-    value = loss(z, g)
+    low, g = torch.randn(2, 5, 4).bfloat16()
+    exact = low.float().requires_grad_()
+    value, expected = loss(low.requires_grad_(), g), loss(exact, g.float())
     assert value.dtype == torch.float32
-    assert torch.equal(value, loss(z.float(), g.float()))
+    assert torch.equal(value, expected)
+    (gradient,), (full,) = torch.autograd.grad(value, low), torch.autograd.grad(expected, exact)
+    assert torch.equal(gradient, full.bfloat16())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(loss(z.float(), g.float()), value)
+        assert torch.equal(loss(exact, g.float()), value)
 
 
 Z, Y, ONE, TWO = torch.zeros(2, 3), torch.tensor([0, 1]), torch.ones(1), torch.ones(2)

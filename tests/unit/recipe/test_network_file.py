@@ -53,7 +53,7 @@ def asks(input_shape, num_classes):
 def folder(tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text(NET)
     (tmp_path / "broken.py").write_text("def make(a, b:\n")
-    (tmp_path / "missing.py").write_text("import nosuch_module\n\n\ndef make(a, b):\n    pass\n")
+    (tmp_path / "lacks.py").write_text("import nosuch_module\n\n\ndef make(a, b):\n    pass\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -91,7 +91,7 @@ def test_wrong_names_and_keys_are_one_line_and_nothing_runs(folder, monkeypatch,
         ({"model": "net.py:number"}, "net.py:number returned int; use a function that returns a torch.nn.Module"),
         ({"model": "net.py:narrow"}, "1 of Sequential has 7 outputs, but the data have 10 classes"),
         ({"model": "net.py:asks"}, "net.py:asks: SystemExit: 1 (line 33)"),
-        ({"model": "missing.py:make"}, "missing.py:make: ModuleNotFoundError: No module named 'nosuch_module'"),
+        ({"model": "lacks.py:make"}, "lacks.py:make: ModuleNotFoundError: No module named 'nosuch_module' (line 1)"),
     ],
 )
 def test_what_a_function_does_wrong_is_one_line(folder, keys, line):

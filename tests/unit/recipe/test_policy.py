@@ -139,9 +139,9 @@ def test_the_hosts_noise_is_what_the_host_computes(mechanism):
         ("methods: [fedmrr]", "methods: 'fedmrr' is unknown; allowed: "),
         ("send: [weight]", "send: item 1: 'weight' is unknown; allowed: a list, each weights, prototypes, "),
         ("server_fingerprint: AB", "server_fingerprint: 'AB' has the wrong form; allowed: text, or null"),
-        ("noise_at_least: {sigma: 3}", "noise_at_least: sigma: unknown key; allowed: count_noise, upload_sigma"),
-        ("noise_at_least: {dp: 0}", "noise_at_least: dp: 0 is out of range; allowed: a number above 0"),
-        ("noise_at_least: {dp: {kind: lap}}", 'noise_at_least: dp: {"kind": "lap"} is of the wrong type; allowed'),
+        ("noise_at_least: {sigma: 3}", "noise_at_least: sigma: unknown key; allowed: count_noise, upload_sigma, dp"),
+        ("noise_at_least: {dp: 0}", "noise_at_least: dp: 0 is out of range; allowed: a number above 0, or {kind: lap"),
+        ("noise_at_least: {dp: {kind: lap}}", 'noise_at_least: dp: {"kind": "lap"} is of the wrong type; allowed: a'),
         ("noise_at_least: 3", "noise_at_least: 3 is of the wrong type; allowed: {count_noise: a number above 0, or "),
     ],
 )
