@@ -120,7 +120,9 @@ def test_start_weights_are_not_changed_and_the_same_call_gives_the_same_bits():
     trainer = make(dropout=0.3, epochs=2)
     start = snapshot(trainer.model)
     kept = {k: v.clone() for k, v in start.items()}
+    drawn = torch.get_rng_state()
     one = fit(trainer, weights=start).upload
+    assert torch.equal(torch.get_rng_state(), drawn)
     torch.rand(7)  # a global generator elsewhere must not matter
     two = fit(trainer, weights=start).upload
     for key in start:
