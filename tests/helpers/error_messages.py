@@ -4,9 +4,9 @@ import pytest
 from fl_labelskew_registry import LabelSkewError
 
 
-def message(call, says=()):
+def message(call, says=(), kind=LabelSkewError):
     """The line that a mistake ends with; where ``says`` is given, one of these is in it."""
-    with pytest.raises(LabelSkewError) as caught:
+    with pytest.raises(kind) as caught:
         call()
     text = str(caught.value)
     assert "\n" not in text

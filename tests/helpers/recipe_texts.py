@@ -93,6 +93,16 @@ def simulation(recipe):
     return "\n".join(line for line in recipe.splitlines() if not line.startswith(("common_args", "comm_args")))
 
 
+SKEWED = """\
+data_args: {dataset: digits}
+partition_args: {partition_method: dirichlet, beta: 0.5}
+model_args: {model: mlp, hidden: [8]}
+train_args: {client_num_in_total: 4, batch_size: 32, learning_rate: 0.1}
+method_args: {method: fedavg}
+device_args: {threads: 1}
+"""
+"""Four clients, for rounds that a test plays itself."""
+
 DIGITS = {
     "data_args": {"dataset": "digits"},
     "partition_args": {"partition_method": "pcdd", "classes_per_client": 2},

@@ -1,5 +1,3 @@
-"""Every example in a docstring of either package shows what it says."""
-
 import doctest
 import importlib
 from pathlib import Path

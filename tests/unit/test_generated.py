@@ -1,5 +1,3 @@
-"""The generated files of the repository are those that the code makes now."""
-
 import runpy
 from pathlib import Path
 

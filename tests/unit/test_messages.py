@@ -1,5 +1,3 @@
-"""Numbers and names in words, and where a run says them; the words of the source."""
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,5 +1,3 @@
-"""Our runs next to published tables."""
-
 import json
 import runpy
 from pathlib import Path

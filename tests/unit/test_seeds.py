@@ -39,12 +39,6 @@ def test_no_generator_is_made_of_a_bare_number():
             assert not re.search(r"default_rng\(|SeedSequence\(|RandomState\(|random\.Random\(", path.read_text()), path
 
 
-def test_generators_repeat():
-    a, b = (seeds.torch_generator(1, "x", 2, 3) for _ in range(2))
-    assert a.initial_seed() == b.initial_seed()
-    assert seeds.numpy_generator(1, "x").integers(1000) == seeds.numpy_generator(1, "x").integers(1000)
-
-
 def test_a_noise_generator_is_chacha20_with_a_key_of_its_own():
     """The key stream that `cryptography` computes, for the key of this secret, purpose, round and client."""
     key = hashlib.sha256(f"{2**127 + 5} noise 3 4".encode()).digest()

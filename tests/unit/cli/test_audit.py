@@ -1,5 +1,3 @@
-"""``labelskew audit``."""
-
 import json
 import re
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Completion of words: commands, recipes, runs and keys."""
-
 from click.shell_completion import get_completion_class
 from commands import call
 from run_folders import folder, resolved

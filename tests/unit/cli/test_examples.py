@@ -1,5 +1,3 @@
-"""Examples and sweeps, and recipes, are copied out whole, and nothing is written over."""
-
 from pathlib import Path
 
 import pytest
@@ -67,6 +65,5 @@ def test_a_recipe_s_path_that_is_not_here_says_how_it_is_had(capsys):
     )
     assert capsys.readouterr().err == warned
     (line,) = errors("validate", "mine/quickstart.yaml")
-    assert line.endswith(
-        "; the package has a recipe quickstart: use only its name, or copy it: labelskew recipes cp quickstart"
-    )
+    end = "; the package has a recipe quickstart: use only its name, or copy it: labelskew recipes cp quickstart"
+    assert line.endswith(end)

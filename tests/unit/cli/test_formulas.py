@@ -1,5 +1,3 @@
-"""Formulas of LaTeX as plain text."""
-
 import pytest
 from fl_labelskew_registry import catalog
 

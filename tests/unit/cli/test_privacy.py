@@ -1,5 +1,3 @@
-"""``labelskew privacy``: ledgers of silos and simulations, and what a recipe's budget carries."""
-
 from collections import Counter
 
 import pytest
@@ -32,9 +30,8 @@ def test_beforehand_it_says_what_leaves_and_what_a_budget_carries(recipe):
     silo, claim = (line.split()[-2:] for line in epsilon.splitlines()[2:])
     assert claim[0] == "4.38"  # theorem 8 of Balle and Wang at sigma 1
     assert float(silo[0]) > 10_000
-    assert budget.startswith(
-        "budget of epsilon 8 at delta 1e-05, level claim: allows 2 answers per client (the recipe has 20"
-    )
+    start = "budget of epsilon 8 at delta 1e-05, level claim: allows 2 answers per client (the recipe has 20"
+    assert budget.startswith(start)
     assert levels.startswith("silo: ")
     few = call("privacy", recipe, *NOISY, *BUDGET, "--samples", 400, "--set", "train_args.client_num_per_round=2")
     assert "2 answers per client, about 10 rounds if each round selects 2 of 10 (the recipe" in few.output

@@ -49,9 +49,8 @@ def test_as_json_it_is_the_file_and_writes_none_unasked(tmp_path, monkeypatch):
 
 def test_compare_writes_a_sweep_of_the_suggested_methods(tmp_path):
     file = tmp_path / "compare.yaml"
-    assert call("survey", QUICK, "--out", tmp_path, "--compare", file, *SIX).output.endswith(
-        f"written: {file}; next: labelskew sweep {file}\n"
-    )
+    line = f"written: {file}; next: labelskew sweep {file}\n"
+    assert call("survey", QUICK, "--out", tmp_path, "--compare", file, *SIX).output.endswith(line)
     assert file.read_text().startswith(f"# labelskew sweep {file}\n")
     runs = plan(file, [], tmp_path / "runs")
     assert len(runs) == 5 * 3

@@ -1,5 +1,3 @@
-"""What tells one data set's samples from another's: the same wherever they lie and whatever the seed, else another."""
-
 import shutil
 
 import numpy as np
@@ -67,15 +65,6 @@ def test_one_pixel_or_another_group_is_another_data_set(tmp_path):
     Image.new("L", (4, 4), 11).save(tmp_path / "two" / "s" / "train" / "a" / "1.bmp")  # of the same size in bytes
     (tmp_path / "three" / "n" / "train" / "a" / "2.bmp").rename(tmp_path / "three" / "s" / "train" / "a" / "00.bmp")
     assert len({one, *(of("image_folder", tmp_path / name) for name in ("two", "three"))}) == 3
-
-
-def test_an_archive_that_is_split_is_one_data_set_for_all_seeds(tmp_path):
-    rng = np.random.default_rng(0)
-    x, y = rng.random((20, 3)), np.arange(20) % 2
-    for name, shift in (("a", 0), ("b", 0), ("c", 1e-3)):
-        (tmp_path / name).mkdir()
-        np.savez(tmp_path / name / "d.npz", x=x + shift, y=y)
-    assert of("npz", tmp_path / "a") == of("npz", tmp_path / "b", seed=3) != of("npz", tmp_path / "c")
 
 
 @pytest.mark.parametrize("name", ["digits", "circles", "synthetic"])

@@ -1,5 +1,3 @@
-"""Image folders as real data sets lay them out, and broken images."""
-
 import functools
 
 import datasets
@@ -178,9 +176,8 @@ def test_folders_that_may_be_classes_or_groups_are_refused(tmp_path, folders):
 
 def test_hospitals_within_train_are_refused(tmp_path):
     hospitals(tmp_path, "train")
-    assert f"{tmp_path / 'train' / 'coast'} contains only the folders benign, malign, no images, " in message(
-        lambda: load(tmp_path)
-    )
+    line = message(lambda: load(tmp_path))
+    assert f"{tmp_path / 'train' / 'coast'} contains only the folders benign, malign, no images, " in line
 
 
 def test_mistakes_of_all_folders_are_raised_together(tmp_path):
@@ -204,9 +201,8 @@ def test_mistakes_of_all_folders_are_raised_together(tmp_path):
     ]
     for i in range(25):
         (tmp_path / f"{i:02}").mkdir()
-    assert f"no images in {', '.join(f'{i:02}' for i in range(20))}, and 5 more; add some" in message(
-        lambda: list_images(tmp_path.glob("[0-9]*"), "x")
-    )
+    text = message(lambda: list_images(tmp_path.glob("[0-9]*"), "x"))
+    assert f"no images in {', '.join(f'{i:02}' for i in range(20))}, and 5 more; add some" in text
 
 
 @pytest.mark.parametrize("part", ["test", "val"])

@@ -1,5 +1,3 @@
-"""CINIC-10, Tiny-ImageNet, an ImageNet subset, HyperKvasir and ODIR: their own layouts, and what goes wrong."""
-
 import shutil
 
 import numpy as np
@@ -17,7 +15,6 @@ KINDS = {CINIC10: "CINIC-10", TinyImageNet: "", ImageNetSubset: "", HyperKvasir:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A small copy of each data set."""
     folder = tmp_path_factory.mktemp("sets")
     for kind, below in KINDS.items():
         kind().fake(folder / kind.name / below, samples=600 if kind is TinyImageNet else 120, seed=0)
@@ -26,7 +23,6 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def copy(made, tmp_path):
-    """A small copy to spoil."""
     return lambda kind: shutil.copytree(made / kind.name, tmp_path / "copy") / KINDS[kind]
 
 
@@ -87,9 +83,8 @@ def test_classes_that_are_missing_or_unknown(copy):
     assert 6 not in data.train.y
     assert ("class frog", "missing", "images") in CINIC10().survey(root)
     (root / "train" / "cat").rename(root / "train" / "lynx")
-    assert "class 'lynx' is not one of the 10 classes of data set cinic10; remove it" in message(
-        lambda: load(CINIC10, root)
-    )
+    line = message(lambda: load(CINIC10, root))
+    assert "class 'lynx' is not one of the 10 classes of data set cinic10; remove it" in line
     for path in (root / "train" / "horse").iterdir():
         path.unlink()
     assert "no images in horse" in message(lambda: load(CINIC10, root))

@@ -1,5 +1,3 @@
-"""LEAF's FEMNIST and Shakespeare: its JSON files, which users are kept, what broken files give, and small copies."""
-
 import json
 import string
 import tracemalloc
@@ -128,6 +126,11 @@ def test_missing_folders(tmp_path):
     assert "no test/*.json" in message(lambda: plugin.check(tmp_path, download=False))
 
 
+def one(x, y):
+    """A file of one user."""
+    return json.dumps(content({"u": (x, y)}))
+
+
 GOOD = content({"u": ([image()], [0])})
 FILES = [
     ("{", "is not a valid JSON file"),
@@ -141,28 +144,16 @@ FILES = [
     (json.dumps({**GOOD, "num_samples": [2]}), "user 'u' has 1 samples, but num_samples is 2"),
     (json.dumps({**GOOD, "user_data": {"u": {"x": []}}}), "user 'u' has no lists x and y"),
     (json.dumps({**GOOD, "user_data": {"u": 4}}), "user 'u' has no lists x and y"),
-    (json.dumps(content({"u": ([image()], [])})), "user 'u' has 1 x and 0 y"),
-    (
-        json.dumps(content({"u": ([[1, 0]], [0])})),
-        r"user 'u' has x of shape \(1, 2\) instead of \(1, 784\); write the file again",
-    ),
-    (
-        json.dumps(content({"u": ([[], image()], [0, 0])})),
-        "user 'u' has x that are not numbers in rows of the same length",
-    ),
-    (json.dumps(content({"u": ([["a"] * 784], [0])})), "user 'u' has x that are not numbers"),
-    (
-        json.dumps(content({"u": ([image(), image(p3=255)], [0, 0])})),
-        "user 'u' has pixels from 1 to 255 instead of 0 to 1",
-    ),
-    (
-        json.dumps(content({"u": ([image(p3=float("nan"))], [0])})),
-        "user 'u' has pixels from nan to nan instead of 0 to 1",
-    ),
-    (json.dumps(content({"u": ([image()] * 2, [0, 62])})), "user 'u' has label 62 instead of an integer from 0 to 61"),
-    (json.dumps(content({"u": ([image()], [0.5])})), "user 'u' has label 0.5 instead of an integer"),
-    (json.dumps(content({"u": ([image()], [[]])})), r"user 'u' has label"),
-    (json.dumps(content({"u": ([image()], [10**30])})), "user 'u' has y that are not numbers"),
+    (one([image()], []), "user 'u' has 1 x and 0 y"),
+    (one([[1, 0]], [0]), r"user 'u' has x of shape \(1, 2\) instead of \(1, 784\); write the file again"),
+    (one([[], image()], [0, 0]), "user 'u' has x that are not numbers in rows of the same length"),
+    (one([["a"] * 784], [0]), "user 'u' has x that are not numbers"),
+    (one([image(), image(p3=255)], [0, 0]), "user 'u' has pixels from 1 to 255 instead of 0 to 1"),
+    (one([image(p3=float("nan"))], [0]), "user 'u' has pixels from nan to nan instead of 0 to 1"),
+    (one([image()] * 2, [0, 62]), "user 'u' has label 62 instead of an integer from 0 to 61"),
+    (one([image()], [0.5]), "user 'u' has label 0.5 instead of an integer"),
+    (one([image()], [[]]), r"user 'u' has label"),
+    (one([image()], [10**30]), "user 'u' has y that are not numbers"),
 ]
 
 
@@ -198,9 +189,8 @@ def test_one_user_in_two_files(tmp_path):
     for name in ("a_{part}_8.json", "a_{part}_9.json"):
         write(tmp_path, "train", writers(u=1), name)
     write(tmp_path, "test", writers(u=1))
-    with pytest.raises(
-        LabelSkewError, match=r"_9.json: user 'u' is also in .*_8.json; use the files of one run of LEAF"
-    ):
+    match = r"_9.json: user 'u' is also in .*_8.json; use the files of one run of LEAF"
+    with pytest.raises(LabelSkewError, match=match):
         load(FEMNIST, tmp_path)
 
 

@@ -1,5 +1,3 @@
-"""A user's own archive: layouts, parts, and every error."""
-
 import functools
 
 import datasets

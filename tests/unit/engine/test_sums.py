@@ -4,58 +4,27 @@ from dataclasses import replace
 
 import pytest
 import torch
+from error_messages import message
 from fl_labelskew_registry import RunError
+from recipe_texts import SKEWED
+from rounds import LocalFederation
 
-from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.engine.sums import VECTOR, arrived, travelling
-from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.methods.fedmr import FedMR
-from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.runs import session
 
-RECIPE = """\
-data_args: {dataset: digits}
-partition_args: {partition_method: dirichlet, beta: 0.5}
-model_args: {model: mlp, hidden: [8]}
-train_args: {client_num_in_total: 4, batch_size: 32, learning_rate: 0.1}
-method_args: {method: fedavg}
-device_args: {threads: 1}
-"""
 SECURE = "comm_args.secure_aggregation=true"
 
 
-class Federation:
-    """Clients and a server in the clear, or with sums alone."""
+class Federation(LocalFederation):
+    """In the clear, or with sums alone."""
 
     def __init__(self, *overrides):
-        self.made = made = session.build(parse.parse(RECIPE, overrides=overrides))
-        self.server = Server(
-            made.trainer.model,
-            method=made.method,
-            federation=made.federation,
-            weights=made.start,
-            optimizer=made.recipe.optimizer,
-            proxy_smoothing=made.recipe.train.proxies_by_class,
-            sums=made.sums,
-            name=made.trainer.name,
-        )
-        self.server.open(made.openings())
-        self.states = {}
+        super().__init__(SKEWED, *overrides)
 
     def results(self, round, clients):
+        self.round = round
         for client in clients:
-            result = fit(
-                self.made.trainer,
-                client,
-                round,
-                self.server.weights,
-                shared=self.server.shared,
-                state=self.states.get(client),
-                times_selected=round + 1,
-                personalised=True,
-            )
-            self.states[client] = result.state
-            yield client, result
+            yield client, self.fit(client)
 
     def sealed(self, round, clients):
         for client, result in self.results(round, clients):
@@ -222,9 +191,7 @@ def test_nobody_s_sum_changes_nothing():
 
 def test_a_change_beyond_the_clip_is_one_line_at_the_client():
     run = Federation(SECURE, "comm_args.secure_clip=0.001")
-    with pytest.raises(RunError) as error:
-        list(run.sealed(2, [1]))
-    line = str(error.value)
+    line = message(lambda: list(run.sealed(2, [1])), kind=RunError)
     assert line.startswith("round 3: client 1: the change of body.1.weight reaches 0.")
     assert line.endswith(", but the maximum is 0.001; use a larger comm_args.secure_clip")
 

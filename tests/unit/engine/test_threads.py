@@ -1,11 +1,10 @@
-"""The number of torch threads follows from the network and the batch size unless the user sets it."""
-
 import random
 
 import numpy as np
 import pytest
 import torch
 from fl_labelskew_registry import catalog
+from recipe_texts import text_with
 from torch import nn
 
 from fl_labelskew_plugins.engine import threads
@@ -52,22 +51,13 @@ def test_suitable_gives_small_networks_one_thread():
     assert [threads.suitable(vgg, (3, 32, 32), batch) for batch in (16, 64)] == [1, threads.THREADS]
 
 
-TEXT = """\
-data_args: {dataset: digits}
-partition_args: {partition_method: pcdd, classes_per_client: 2}
-model_args: {model: mlp}
-train_args: {client_num_in_total: 10}
-method_args: {method: fedavg}
-"""
-
-
 def test_session_uses_the_number_of_the_recipe_of_the_user_or_of_the_network(monkeypatch):
-    recipe, one_too_many = parse.parse(TEXT), max(threads._defaults()) + 1
+    recipe, one_too_many = parse.parse(text_with()), max(threads._defaults()) + 1
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
     def used(set_by_caller, *overrides):
         with restored(set_by_caller):
-            session.build(parse.parse(TEXT, overrides=overrides) if overrides else recipe)
+            session.build(parse.parse(text_with(), overrides=overrides) if overrides else recipe)
             return torch.get_num_threads()
 
     default = max(threads._defaults())

@@ -1,5 +1,3 @@
-"""The hook's own logic: which commands are ours."""
-
 import signal
 import sys
 import warnings

@@ -14,7 +14,6 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 
 
 def write(folder, count=5, **options):
-    """A log of so many messages; what its end says."""
     log = Audit(**options)
     log.open(folder, "server")
     for number in range(count):

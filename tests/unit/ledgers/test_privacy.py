@@ -1,5 +1,3 @@
-"""Epsilon against its own definition, ledgers over restarts and damage, and simulations whose budget ends."""
-
 import fcntl
 import json
 import math

@@ -1,5 +1,3 @@
-"""Files that are there as a whole or not at all."""
-
 import contextlib
 import errno
 import os

@@ -1,5 +1,3 @@
-"""Signals: held back, left alone where they are ignored, and sent once the process at the other end has gone."""
-
 import contextlib
 import os
 import signal

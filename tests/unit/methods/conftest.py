@@ -1,47 +1,39 @@
 """A tiny network and clients' views of it."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation
-from torch import Tensor, nn
+from rounds import LocalFederation
+from torch import nn
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.engine.local import LocalResult
-from fl_labelskew_plugins.engine.server import Server
-from fl_labelskew_plugins.engine.turn import fit
-from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.runs import session
 
 
 class TinyNet(nn.Module):
     """4 inputs, 3 features, 5 classes, with batch normalisation for its integer buffer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh())
         self.classifier = nn.Linear(3, 5)
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x):
         return self.body(x)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.classifier(self.features(x))
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _seed():
     torch.manual_seed(0)
 
 
 @pytest.fixture
-def federation() -> Federation:
+def federation():
     return Federation(
         num_clients=10,
         clients_per_round=2,
@@ -56,29 +48,29 @@ def federation() -> Federation:
 
 
 @pytest.fixture
-def world(federation: Federation) -> SimpleNamespace:
+def world(federation):
     """A network, one client's data and functions that make views and batches of them."""
     net = TinyNet()
     x, y = torch.randn(40, 4), torch.arange(40) % 3  # classes 3 and 4 are missing
     counts = torch.bincount(y, minlength=5)
 
-    def frozen(state: dict[str, Tensor]) -> nn.Module:
+    def frozen(state):
         twin = copy.deepcopy(net)
         twin.load_state_dict(state)
         return twin.requires_grad_(False).eval()
 
-    def fresh() -> dict[str, Tensor]:
+    def fresh():
         with torch.random.fork_rng():
             torch.manual_seed(9)
             return TinyNet().state_dict()
 
-    def features() -> tuple[Tensor, Tensor]:
+    def features():
         net.eval()
         with torch.no_grad():
             return net.features(x), y
 
-    def client(**changes: Any) -> ClientView:
-        fields: dict[str, Any] = {
+    def client(**changes):
+        fields = {
             "id": 3,
             "round": 0,
             "counts": counts,
@@ -95,18 +87,34 @@ def world(federation: Federation) -> SimpleNamespace:
         }
         return ClientView(**(fields | changes))
 
-    def batch(index: Any = slice(0, 16), **changes: Any) -> Batch:
+    def moved(prefix=""):
+        """A state dict unlike the network's own."""
+        state = net.state_dict().items()
+        return {prefix + name: v + 0.3 if v.is_floating_point() else v + 5 for name, v in state}
+
+    def begun(method, **changes):
+        """A view in the middle of a round, and the server's model, which training has left."""
+        view = client(**changes)
+        method.before_round(view)
+        server = frozen(net.state_dict())
+        with torch.no_grad():
+            net.body[0].weight.add_(0.5)
+            net.classifier.weight.mul_(2)
+        return view, server
+
+    def batch(index=slice(0, 16), **changes):
         h = net.features(x[index])
         return Batch(x[index], h, net.classifier(h), y[index], **changes)
 
-    return SimpleNamespace(net=net, x=x, y=y, counts=counts, client=client, batch=batch, federation=federation)
+    tools = {"client": client, "begun": begun, "moved": moved, "batch": batch}
+    return SimpleNamespace(net=net, x=x, y=y, counts=counts, federation=federation, **tools)
 
 
 @pytest.fixture
-def assert_plain(world: SimpleNamespace) -> Callable[..., None]:
+def assert_plain(world):
     """Check that a method's loss and gradients are those of plain cross-entropy, bit for bit."""
 
-    def check(method: Any, **changes: Any) -> None:
+    def check(method, **changes):
         view, batch = world.client(**changes), world.batch()
         terms = method.loss(batch, view)
         assert list(terms) == ["cross_entropy"]
@@ -129,44 +137,23 @@ device_args: {threads: 1}
 """
 
 
-class Digits:
-    """Three clients with digits, in the real local loop and the real server, round by round."""
+class Digits(LocalFederation):
+    """Three clients with digits."""
 
-    def __init__(self, method: str, **options: Any) -> None:
+    def __init__(self, method, **options):
         overrides = [f"method_args.{key}={value}" for key, value in options.items()]
-        made = session.build(parse.parse(DIGITS + f"method_args: {{method: {method}}}", overrides=overrides))
-        self.made, self.method, self.trainer = made, made.method, made.trainer
-        self.server = Server(made.trainer.model, method=made.method, federation=made.federation, weights=made.start)
-        self.server.open(made.openings())
-        self.states: dict[int, dict[str, Tensor]] = {}
-        self.selected = dict.fromkeys(range(3), 0)
-        self.round = 0
+        super().__init__(DIGITS + f"method_args: {{method: {method}}}", *overrides)
 
-    def fit(self, client: int) -> LocalResult:
-        """A client's part of the round, as it stands."""
-        self.selected[client] += 1
-        result = fit(
-            self.trainer,
-            client,
-            self.round,
-            self.server.weights,
-            shared=self.server.shared,
-            state=dict(self.states.get(client, {})),
-            times_selected=self.selected[client],
-            personalised=True,
-        )
-        self.server.check(client, self.round, result)
-        self.states[client] = result.state
-        return result
-
-    def play(self, clients: Sequence[int]) -> dict[int, LocalResult]:
-        """One round with these clients."""
+    def play(self, clients):
+        """One round; returns the results by client."""
         results = {client: self.fit(client) for client in clients}
+        for client, result in results.items():
+            self.server.check(client, self.round, result)
         self.server.run_round(clients, [self.made.sizes[k] for k in clients], iter(results.items()))
         self.round += 1
         return results
 
 
 @pytest.fixture
-def digits() -> type[Digits]:
+def digits():
     return Digits

@@ -61,7 +61,7 @@ def same_value_and_gradient(ours, theirs, z, **tolerance):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.integers(1, 20),
+    rows=st.integers(0, 20),
     d=st.integers(1, 6),
     classes=st.integers(1, 5),
     scale=st.sampled_from(["code", "paper"]),
@@ -96,39 +96,16 @@ def test_inter_equals_loops(*, rows, d, flags, negatives, with_observed, seed):
     same_value_and_gradient(ours, naive_inter(z, y, g, known, negatives, observed=observed), z)
 
 
-@pytest.mark.parametrize("scale", ["code", "paper"])
-def test_intra_at_the_size_of_real_batches(scale):
-    z, y = torch.randn(64, 50, requires_grad=True), torch.randint(0, 4, (64,))
-    same_value_and_gradient(intra_class_loss(z, y, scale=scale), naive_intra(z, y, scale), z, rtol=1e-4, atol=1e-5)
-
-
 def test_intra_hand_numbers():
     # two samples: zhat is +-1/sqrt(2) in both dimensions, so the matrix is all ones
     z = torch.tensor([[0.0, 5.0], [1.0, 9.0], [7.0, 7.0]])
     y = torch.tensor([4, 4, 1])  # the third is alone in its class
     assert intra_class_loss(z, y).item() == pytest.approx(0.5)  # mean off-diagonal 1, over 2 samples used
     assert intra_class_loss(z, y, scale="paper").item() == pytest.approx(4)  # 2 x 2 ones, one class
-    # with the printed 1/n in the variance zhat is +-1, and M = zhat^T zhat / (n - 1) is all twos: 16, and eigenvalues
-    # of mean 2, while lemma 1 (the sum of (eigenvalue - mean)^2 is ||M||^2 - d) needs a mean of 1
-    zhat = (z[:2] - z[:2].mean(0)) / z[:2].std(0, correction=0)
-    printed = zhat.T @ zhat / (2 - 1)
-    assert printed.square().sum().item() == pytest.approx(16)
-    for matrix, spread in ((printed, 16 - 2), (printed / 2, 4 - 2)):
-        eigenvalues = torch.linalg.eigvalsh(matrix)
-        holds = (eigenvalues - eigenvalues.mean()).square().sum().item() == pytest.approx(spread)
-        assert holds == (matrix is not printed)
     # uncorrelated dimensions
     z = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
     assert intra_class_loss(z, torch.zeros(4, dtype=torch.long)).item() == pytest.approx(0, abs=1e-6)
     assert intra_class_loss(z, torch.zeros(4, dtype=torch.long), scale="paper").item() == pytest.approx(2)
-
-
-def test_two_samples_of_a_class_after_a_relu():
-    """One of them is 0 in the second dimension, the other all but 0: the variance is that which is added to it."""
-    z = torch.tensor([[1.0, 0.0], [2.0, 2**0.5 * 1e-4]])
-    # variances 1/2 and 1e-8: zhat is +-1/sqrt(2) and +-1/2, the off-diagonal 2 * 1/sqrt(2) * 1/2
-    assert intra_class_loss(z, torch.tensor([0, 0])).item() == pytest.approx(1 / 2 / 2)
-    assert intra_class_loss(z, torch.tensor([0, 0]), eps=0.5).item() == pytest.approx(0, abs=1e-7)
 
 
 def test_inter_hand_numbers():
@@ -144,35 +121,6 @@ def test_inter_hand_numbers():
 
 
 @pytest.mark.parametrize("scale", ["code", "paper"])
-@pytest.mark.parametrize("labels", [[0], [0, 1, 2], []], ids=["batch of one", "one sample a class", "empty batch"])
-def test_intra_without_usable_classes(scale, labels):
-    z = torch.randn(len(labels), 4, requires_grad=True)
-    value = intra_class_loss(z, torch.tensor(labels, dtype=torch.long), scale=scale)
-    value.backward()
-    assert value.item() == 0
-    assert not z.grad.any()
-
-
-def test_one_dimension_has_no_pairs():
-    z = torch.randn(4, 1, requires_grad=True)
-    value = intra_class_loss(z, torch.zeros(4, dtype=torch.long))
-    value.backward()
-    assert value.item() == 0
-    assert not z.grad.any()
-    assert intra_class_loss(z, torch.zeros(4, dtype=torch.long), scale="paper").item() == pytest.approx(1)
-
-
-def test_single_samples_do_not_change_the_loss():
-    z, y = torch.randn(8, 3), torch.tensor([0, 0, 0, 1, 1, 1, 2, 3])
-    for scale in ("code", "paper"):
-        whole = intra_class_loss(z, y, scale=scale)
-        torch.testing.assert_close(whole, intra_class_loss(z[:6], y[:6], scale=scale))
-    z.requires_grad_()
-    intra_class_loss(z, y).backward()
-    assert not z.grad[6:].any()
-
-
-@pytest.mark.parametrize("scale", ["code", "paper"])
 @pytest.mark.parametrize("offset", [0.0, 3.0])
 def test_constant_dimensions(scale, offset):
     z = torch.randn(6, 4)
@@ -185,43 +133,6 @@ def test_constant_dimensions(scale, offset):
     intra_class_loss(single, y, scale=scale).backward()
     (expected,) = torch.autograd.grad(naive_intra(z, y, scale), z)
     torch.testing.assert_close(single.grad.double(), expected, rtol=0.02, atol=1e-3)
-
-
-@pytest.mark.parametrize("scale", ["code", "paper"])
-def test_all_samples_equal(scale):
-    z = torch.full((5, 3), 0.1, requires_grad=True)
-    value = intra_class_loss(z, torch.zeros(5, dtype=torch.long), scale=scale)
-    value.backward()
-    assert value.item() == pytest.approx(0, abs=1e-9)
-    assert z.grad.abs().max() < 1e-3
-
-
-@pytest.mark.parametrize("scale", ["code", "paper"])
-def test_intra_gradcheck(scale):
-    z = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
-    y = torch.tensor([0, 2, 0, 2, 0, 1, 2])
-    assert torch.autograd.gradcheck(lambda z: intra_class_loss(z, y, scale=scale), z)
-    assert torch.autograd.gradcheck(lambda z: intra_class_loss(z, y, scale=scale, eps=2.0), z)  # more than the variance
-
-
-@pytest.mark.parametrize("negatives", ["all", "observed"])
-def test_inter_gradcheck(negatives):
-    z = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
-    y, g = torch.tensor([0, 2, 0, 2, 0, 1, 2]), torch.randn(5, 3, dtype=torch.float64)
-    known = torch.tensor([True, True, True, False, True])
-    assert torch.autograd.gradcheck(lambda z: inter_class_loss(z, y, g, known, negatives=negatives), z)
-
-
-def test_inter_without_pairs():
-    z, g = torch.randn(3, 2, requires_grad=True), torch.randn(4, 2)
-    none, one = torch.zeros(4, dtype=torch.bool), torch.tensor([True, False, False, False])
-    y = torch.tensor([0, 0, 0])
-    for known, negatives in ((none, "all"), (one, "all"), (~none, "observed")):  # the last: |C_k| = 1
-        value = inter_class_loss(z, y, g, known, negatives=negatives)
-        z.grad = None
-        value.backward()
-        assert value.item() == 0
-        assert not z.grad.any()
 
 
 def test_inter_at_a_prototype():
@@ -241,44 +152,10 @@ def test_unknown_prototypes_are_never_read():
     assert not z.grad[2:].any()
 
 
-@pytest.mark.parametrize("size", [1e-3, 1e6])
-def test_sizes(size):
-    z, y = (size * torch.randn(8, 4)).requires_grad_(), torch.arange(8) % 2
-    g = size * torch.randn(2, 4)
-    for value in (intra_class_loss(z, y), inter_class_loss(z, y, g, torch.ones(2, dtype=torch.bool))):
-        (grad,) = torch.autograd.grad(value, z)
-        assert value.isfinite()
-        assert grad.isfinite().all()
-
-
-def test_bf16_features_and_autocast_are_computed_in_float32():
-    z, y = torch.randn(16, 8), torch.arange(16) % 3
-    low = z.bfloat16().requires_grad_()
-    g, known = torch.randn(3, 8), torch.ones(3, dtype=torch.bool)
-    for f in (intra_class_loss, lambda z, y: inter_class_loss(z, y, g, known)):
-        exact = low.detach().float().requires_grad_()
-        value, reference = f(low, y), f(exact, y)
-        assert value.dtype == torch.float32
-        assert torch.equal(value, reference)
-        (grad,) = torch.autograd.grad(value, low)
-        assert grad.dtype == torch.bfloat16
-        assert torch.equal(grad, torch.autograd.grad(reference, exact)[0].bfloat16())
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert torch.equal(f(low, y), reference)
-
-
 def test_losses_without_a_gradient():
     z, y = torch.randn(4, 2), torch.tensor([0, 0, 1, 1])
     assert not intra_class_loss(z, y).requires_grad
     assert not inter_class_loss(z, y, torch.randn(2, 2), torch.ones(2, dtype=torch.bool)).requires_grad
-
-
-def test_clear_errors():
-    z, y = torch.randn(4, 2), torch.tensor([0, 0, 1, 1])
-    with pytest.raises(ValueError, match="`scale` to be one of code, paper but got 'x'"):
-        intra_class_loss(z, y, scale="x")
-    with pytest.raises(ValueError, match="`negatives` to be one of all, observed"):
-        inter_class_loss(z, y, z, torch.ones(4, dtype=torch.bool), negatives="x")
 
 
 class TestMethod:
@@ -371,9 +248,8 @@ class TestMethod:
 
     def test_sums_that_overflow_end_the_round_in_one_line(self):
         huge = {"sums": torch.full((2, 3), 3e38), "counts": torch.ones(2, dtype=torch.int64)}
-        with pytest.raises(
-            RunError, match=r"^round 5: the sum of sums over 2 clients is not finite, training diverged"
-        ):
+        match = r"^round 5: the sum of sums over 2 clients is not finite, training diverged"
+        with pytest.raises(RunError, match=match):
             total_of(huge, huge, round=4)
 
     @pytest.mark.parametrize(("fraction", "number"), [(0.0, 0), (0.5, 5), (0.8, 8), (0.25, 3), (1.0, 10)])
@@ -401,11 +277,8 @@ class TestMethod:
         ("method", "unused", "used"),
         [
             ("fedproc", {"schedule": "constant", "mu": 0.0}, {"mu": 1e-30}),
-            *[
-                ("fedmr", {"prototypes": prototypes, **unused}, {"mu2": 1e-30, "lite": "null"})
-                for prototypes in ("after", "running")
-                for unused in ({"mu2": 0.0}, {"lite": 0})
-            ],
+            ("fedmr", {"prototypes": "after", "mu2": 0.0}, {"mu2": 1e-30}),
+            ("fedmr", {"prototypes": "running", "lite": 0}, {"mu2": 1e-30, "lite": "null"}),
         ],
     )
     def test_prototypes_that_nobody_uses_are_not_sent_and_nothing_else_changes(self, digits, method, unused, used):
@@ -416,22 +289,3 @@ class TestMethod:
         assert silent.method.contribution_shapes(silent.made.federation) == {}
         assert silent.server.shared == {}
         assert all(torch.equal(v, sends.server.weights[k]) for k, v in silent.server.weights.items())
-
-    def test_batch_of_one(self, world):
-        world.net.eval()
-        terms = FedMR().loss(world.batch(slice(0, 1)), world.client(shared=self.shared()))
-        assert terms["intra"].item() == 0
-        assert_finite(sum(terms.values()), *world.net.parameters())
-
-    def test_deviations_and_warnings(self, federation):
-        assert [text.split()[1] for text in FedMR().deviations()] == ["code", "all"]
-        printed = FedMR(FedMR.Params(scale="paper", negatives="observed"))
-        (line,) = printed.deviations()
-        assert line.startswith("scale: paper divides the variance by n - 1")
-        assert FedMR(FedMR.Params(scale="paper", negatives="observed", mu1=0.0)).deviations() == []
-        assert "eps: 1e-05" in FedMR(FedMR.Params(eps=1e-5)).deviations()[1]
-        assert len(FedMR(FedMR.Params(eps=1e-5, mu1=0.0)).deviations()) == 1
-        assert "chance" in printed.warnings(federation)[0]
-        assert FedMR(FedMR.Params(scale="paper", mu1=1e-4)).warnings(federation) == []
-        assert FedMR().warnings(federation) == []
-        assert "final weights" in FedMR(FedMR.Params(prototypes="running")).deviations()[-1]

@@ -3,7 +3,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.methods.fedphp import FedPHP
-from fl_labelskew_plugins.methods.map import MAP, distillation
+from fl_labelskew_plugins.methods.map import distillation
 
 
 @pytest.mark.parametrize("epochs", [1, 5])
@@ -34,8 +34,3 @@ def test_round_after_round(world):
     target = distillation(batch.logits, teacher(batch.inputs), temperature=2.0)
     torch.testing.assert_close(terms["transfer"], 0.05 * target)
     torch.testing.assert_close(terms["cross_entropy"], 0.95 * cross_entropy(batch.logits, batch.labels))
-
-
-def test_has_parameters_of_its_own():
-    assert set(FedPHP.Params.model_fields) == {"transfer", "lam", "mu0", "hpm_count", "temperature"}
-    assert FedPHP.Params is not MAP.Params

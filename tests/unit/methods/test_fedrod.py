@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_checks import assert_finite
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout, linear
 
@@ -39,19 +38,6 @@ def test_balanced_softmax_by_hand():
     n = torch.tensor([3, 0])
     assert cross_entropy(balanced_logits(z, n), torch.tensor([0])).item() == pytest.approx(math.log(4 / 3))
     assert cross_entropy(balanced_logits(z, n, missing="mask"), torch.tensor([0])).item() == 0
-
-
-def test_gradcheck_huge_logits_and_clear_errors():
-    n, y = torch.tensor([9, 0, 1]), torch.tensor([0, 2])
-    for missing in ("one", "mask"):
-        loss = lambda z, m=missing: cross_entropy(balanced_logits(z, n, missing=m), y)  # noqa: E731
-        assert torch.autograd.gradcheck(loss, torch.randn(2, 3, dtype=torch.float64, requires_grad=True))
-        z = (1e4 * torch.randn(2, 3)).requires_grad_()
-        assert_finite(loss(z), z)
-    with pytest.raises(ValueError, match="`missing` to be one of one, mask"):
-        balanced_logits(torch.zeros(1, 3), n, missing="zero")
-    with pytest.raises(ValueError, match=r"`counts` to be of shape \(2,\)"):
-        balanced_logits(torch.zeros(1, 2), n)
 
 
 def test_neutral_setting_keeps_nothing(world):

@@ -1,10 +1,7 @@
-"""Shapes, parameter counts, gradients and errors of every network."""
-
 import numpy as np
 import pytest
 import torch
 from error_messages import message
-from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.models.cnn import SACNN, TFCNN, FeCNN, FedLCCIFAR, FedLCMNIST, LeNet
 from fl_labelskew_plugins.models.efficientnet import EfficientNetB0
@@ -82,8 +79,9 @@ def test_shapes_counts_and_gradients(kind, params, shape, d, count):
             assert parameter.grad.abs().sum() > 0, name
 
 
-@pytest.mark.parametrize(("kind", "params", "shape", "d", "count"), CASES, ids=NAMES)
-def test_float64_and_seed(kind, params, shape, d, count):
+@pytest.mark.parametrize("kind", {kind: None for kind, *_ in CASES}, ids=lambda kind: kind.__name__)
+def test_float64_and_seed(kind):
+    params, shape = next((params, shape) for one, params, shape, *_ in CASES if one is kind)
     net, again = build(kind, params, shape), build(kind, params, shape)
     for (name, a), b in zip(net.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
@@ -111,14 +109,6 @@ def test_numbers_that_fedmr_prints(kind, params, shape, classes, count, printed,
     assert numbers == count
     assert f"{numbers / 1e6:.3f}" == printed
     assert net.classifier.in_features == d
-
-
-@pytest.mark.parametrize(
-    ("classes", "d", "without", "with_prototypes"),
-    [(10, 512, 11.182, 11.187), (10, 512, 11.184, 11.189), (100, 640, 36.565, 36.629), (8, 640, 4.875, 4.880)],
-)
-def test_prototypes_that_fedmr_prints(classes, d, without, with_prototypes):
-    assert round(without + round(classes * d / 1e6, 3), 3) == with_prototypes
 
 
 def test_features_come_after_the_last_non_linearity():
@@ -166,24 +156,22 @@ def test_unfit_inputs(kind, smallest):
 
 
 @pytest.mark.parametrize(
-    ("kind", "params", "shape", "message"),
+    ("kind", "params", "shape", "line"),
     [
-        (SACNN, {}, (63,), r"at least 64 values, but this data set has samples of shape \(63,\); use mlp or logistic"),
-        (SACNN, {}, (1, 28, 28), r"samples of shape \(1, 28, 28\)"),
+        (SACNN, {}, (63,), "at least 64 values, but this data set has samples of shape (63,); use mlp or logistic"),
+        (SACNN, {}, (1, 28, 28), "samples of shape (1, 28, 28)"),
         (
             CharLSTM,
             {},
             (1, 28, 28),
-            r"rows of characters, but this data set has samples of shape \(1, 28, 28\); use the data set shakespeare",
+            "rows of characters, but this data set has samples of shape (1, 28, 28); use the data set shakespeare",
         ),
         (EfficientNetB0, SCRATCH, (1, 32, 32), "needs images of 3 channels, this data set has 1"),
         (EfficientNetB0, SCRATCH, (3, 31, 32), "at least 32x32, this data set has 31x32"),
     ],
 )
-def test_unfit_shapes(kind, params, shape, message):
-    with pytest.raises(LabelSkewError, match=message) as caught:
-        build(kind, params, shape)
-    assert "\n" not in str(caught.value)
+def test_unfit_shapes(kind, params, shape, line):
+    assert line in message(lambda: build(kind, params, shape))
 
 
 def test_char_lstm_reads_texts_to_their_end():
@@ -222,17 +210,6 @@ def test_wide_resnet_has_the_papers_depth():
 
 
 def test_parameters_are_checked():
-    for kind, params in (
-        (LeNet, {"features": 0}),
-        (MLP, {"hidden": []}),
-        (MLP, {"hidden": [0]}),
-        (TFCNN, {"d": 1}),
-        (WideResNet, {"depth": 27}),
-        (CharLSTM, {"vocabulary": 257}),
-        (EfficientNetB0, {"weights": ""}),
-    ):
-        with pytest.raises(ValueError, match="validation error"):
-            kind.Params(**params)
     with pytest.raises(ValueError, match="27 is not 6 n \\+ 4, such as 10, 16, 22, 28 or 40"):
         WideResNet.Params(depth=27)
 

@@ -26,8 +26,6 @@ ROUNDS = [(0, 1, 2), (0, 1), (2,), (1, 2), (0, 1, 2)]  # in the second nobody ho
 
 
 class Net(nn.Module):
-    """Two layers."""
-
     def __init__(self):
         super().__init__()
         self.body, self.classifier = nn.Linear(2, 4), nn.Linear(4, CLASSES)
@@ -76,7 +74,6 @@ class Three:
     # ours
 
     def play(self, optimizer):
-        """The server's weights after all rounds."""
         samples = Samples(self.x, LABELS, (0.0,), (1.0,))
         federation = Federation(len(SIZES), 2, len(ROUNDS), 2, CLASSES, 4, sum(SIZES), min(SIZES), 0)
         method = Spread(self.spread)
@@ -102,7 +99,6 @@ class Three:
     # by loops
 
     def batches(self, number, client):
-        """Inputs and labels of both epochs' batches."""
         generator, index = seeds.torch_generator(0, "batches", number, client), self.index[client]
         for _ in range(2):
             order = index[torch.randperm(len(index), generator=generator)]
@@ -157,12 +153,10 @@ def zeros(weights):
 
 
 def mapped(function, *tensors):
-    """``function`` of every parameter."""
     return {name: function(*(part[name] for part in tensors)) for name in tensors[0]}
 
 
 def uniform(sent):
-    """Mean of the values of a dictionary of parameters."""
     return mapped(lambda *values: sum(values) / len(values), *sent.values())
 
 

@@ -1,5 +1,3 @@
-"""FedOpt's server steps on two quadratics: by hand, and beside torch's optimisers."""
-
 import pytest
 import torch
 

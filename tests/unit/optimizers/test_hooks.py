@@ -1,5 +1,3 @@
-"""When the local loop calls an optimiser's hooks, and with what; by hand on two quadratics."""
-
 from collections import UserList
 
 import pytest
@@ -13,8 +11,6 @@ from fl_labelskew_plugins.params import Params
 
 
 class Adds(Optimizer):
-    """Adds 1 to every gradient."""
-
     Params = Params
 
     def __init__(self):

@@ -1,5 +1,3 @@
-"""What cannot be used with an optimiser, in one line each."""
-
 import pytest
 from error_messages import message
 

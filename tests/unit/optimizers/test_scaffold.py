@@ -2,7 +2,6 @@
 
 import pytest
 
-from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.optimizers.scaffold import SCAFFOLD
 
 
@@ -23,28 +22,6 @@ def test_two_rounds_by_hand(world):
     assert two.kept(0) == pytest.approx(0.95 - 0.475 + (0.905 - 0.8233) / 0.2)
     assert two.kept(1) == pytest.approx(0 - 0.475 + (0.905 - 0.8727) / 0.2)
     assert two.shared() == pytest.approx((0.8835 - 0.3135) / 2)
-
-
-def test_who_stays_away_keeps_its_control_variate_and_c_moves_by_its_share(world):
-    two = world(make())
-    two.play(0)  # c moves by |S|/N = 1/2 of the change 0.95
-    assert two.shared() == pytest.approx(0.475)
-    assert 1 not in two.states
-
-
-def test_it_finds_the_minimum_of_the_sum_where_fedavg_does_not(world):
-    """The sum's minimum is (0 + 3) / 4; FedAvg stops where the clients' changes cancel out."""
-    drift = world(FedAvgOptimizer(), steps=(8, 2))
-    two = world(make(), steps=(8, 2))
-    for _ in range(30):
-        drift.play()
-        two.play()
-    assert two.at == pytest.approx(0.75, abs=1e-3)
-    assert abs(drift.at - 0.75) > 0.1
-
-
-def test_server_lr_scales_the_mean_change(world):
-    assert world(make(server_lr=0.5)).play() == pytest.approx(1 - 0.5 * 0.095)
 
 
 def test_momentum_enters_the_mean_step(world):

@@ -1,5 +1,3 @@
-"""Dealing samples to clients: the local test split, the digest, and what a wrong partitioner is told."""
-
 import json
 from dataclasses import replace
 
@@ -139,9 +137,8 @@ def test_parts_are_sorted_and_need_not_cover():
 def test_labels_beyond_the_class_names():
     whole = data()
     whole.class_names.pop()
-    assert "training labels are 0 to 2; use labels from 0 to 1 with 2 class names" in message(
-        lambda: divide(whole, IID(), clients=2, seed=0)
-    )
+    line = message(lambda: divide(whole, IID(), clients=2, seed=0))
+    assert "training labels are 0 to 2; use labels from 0 to 1 with 2 class names" in line
 
 
 GROUPS = np.repeat([0, 2, 1], 30)

@@ -1,5 +1,3 @@
-"""Properties that every partition has, and what is particular to each."""
-
 import functools
 
 import error_messages
@@ -8,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_labelskew_plugins.partition.dirichlet import Dirichlet, balanced_counts, dirichlet
+from fl_labelskew_plugins.partition.dirichlet import Dirichlet, dirichlet
 from fl_labelskew_plugins.partition.iid import IID, iid
 from fl_labelskew_plugins.partition.natural import Natural
 from fl_labelskew_plugins.partition.pcdd import PCDD, deal_classes, deal_niid_bench, pcdd
@@ -153,7 +151,6 @@ def test_pcdd_niid_bench_draws_the_clients_of_flowers_baseline(classes, clients,
 
 
 def test_pcdd_niid_bench_by_hand():
-    """One class a client is class i mod C; with all classes each class is split evenly."""
     held = deal_niid_bench(3, 5, 1, rng())
     assert held == [[0], [1], [2], [0], [1]]
     assert [sorted(client) for client in deal_niid_bench(2, 3, 2, rng())] == [[0, 1]] * 3
@@ -259,7 +256,7 @@ def test_quantity_of_fedlc():
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8),
     clients=st.integers(1, 8),
-    beta=st.sampled_from([0.3, 1.0, 5.0, 1e6]),
+    beta=st.sampled_from([1e-6, 0.3, 1.0, 1e6]),
     balanced=st.booleans(),
     seed=st.integers(0, 2**32),
 )
@@ -267,24 +264,10 @@ def test_dirichlet_is_a_partition(sizes, clients, beta, balanced, seed):
     labels = shuffled(sizes, seed % 5)
     if len(labels) < 20 * clients:
         return
+    beta = beta if balanced else max(beta, 0.3)
     parts = dealt_twice(dirichlet, labels, clients, seed, beta=beta, balanced=balanced)
     if balanced:
         assert np.ptp([len(part) for part in parts]) <= 1
-
-
-@FEW
-@given(
-    sizes=st.lists(st.integers(1, 500), min_size=1, max_size=20),
-    clients=st.integers(1, 30),
-    beta=st.sampled_from([1e-6, 1e-3, 0.05, 0.5, 1e3]),
-    seed=st.integers(0, 2**32),
-)
-def test_balanced_counts_use_every_sample_and_give_equal_totals(sizes, clients, beta, seed):
-    sizes = np.array(sizes, np.int64)
-    counts = balanced_counts(sizes, clients, beta, rng(seed))
-    assert counts.min() >= 0
-    np.testing.assert_array_equal(counts.sum(axis=1), sizes)
-    assert np.ptp(counts.sum(axis=0)) <= 1
 
 
 def test_dirichlet_follows_beta():
@@ -303,9 +286,8 @@ def test_dirichlet_min_samples():
     labels = shuffled([100] * 10)
     parts = dirichlet(labels, clients=10, beta=0.1, min_samples=20, rng=rng())
     assert min(map(len, parts)) >= 20
-    assert "; use min_samples=100 or less" in message(
-        lambda: dirichlet(labels, clients=10, beta=0.1, min_samples=101, rng=rng())
-    )
+    line = message(lambda: dirichlet(labels, clients=10, beta=0.1, min_samples=101, rng=rng()))
+    assert "; use min_samples=100 or less" in line
     text = message(lambda: dirichlet(labels, clients=100, beta=0.01, min_samples=5, rng=rng()))
     assert "no draw of 1000" in text
 
@@ -315,9 +297,8 @@ def test_dirichlet_min_samples():
 def test_iid_is_a_partition_into_equal_parts(samples, clients, seed):
     labels = np.zeros(samples, np.int64)
     if clients > samples:
-        assert f"; use client_num_in_total={samples} or less" in message(
-            lambda: iid(labels, clients=clients, rng=rng(seed))
-        )
+        line = message(lambda: iid(labels, clients=clients, rng=rng(seed)))
+        assert f"; use client_num_in_total={samples} or less" in line
         return
     parts = dealt_twice(iid, labels, clients, seed)
     assert np.ptp([len(part) for part in parts]) <= 1

@@ -1,5 +1,3 @@
-"""Where silos find the server."""
-
 import pytest
 from recipe_texts import cross_silo, only_line, text_with
 

@@ -1,5 +1,3 @@
-"""Values that are right alone and wrong together."""
-
 import pytest
 from recipe_texts import CROSS_SILO, GOOD, cross_silo, lines_of, only_line, text_with
 
@@ -18,10 +16,7 @@ def test_a_judgement_does_not_rest_on_a_value_that_is_wrong():
         ("comm_args.workers=2", "comm_args.workers: 2 cannot be used with backend sp; allowed: null, or a number with"),
         ("comm_args.hostfile=hosts", "cannot be used with backend sp; allowed: null, or a file with MPI"),
         ("comm_args.min_clients=11", "comm_args.min_clients: 11 is out of range; allowed: an integer from 1 to "),
-        (
-            "comm_args.send_contributions=false",
-            "comm_args.send_contributions: false cannot be used with training_type ",
-        ),
+        ("comm_args.send_contributions=false", "comm_args.send_contributions: false cannot be used with training_type"),
         ("client_specific_args.data_silo_config=[a]", "client_specific_args.data_silo_config: cannot be used with "),
         ("comm_args.round_deadline_s=0", "comm_args.round_deadline_s: 0 is out of range; allowed: a number above 0"),
     ],
@@ -65,10 +60,7 @@ NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "ep
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (
-            [f"security_args.{key}" for key in BYZANTINE],
-            f"security_args.enable_attack: {SINGLE}; allowed: false",
-        ),
+        ([f"security_args.{key}" for key in BYZANTINE], f"security_args.enable_attack: {SINGLE}; allowed: false"),
         (
             ["security_args.enable_defense=true", "security_args.defense_type=cclip", "security_args.bucket_size=2"],
             f"security_args.enable_defense: {SINGLE}; allowed: false",

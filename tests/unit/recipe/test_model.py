@@ -1,5 +1,3 @@
-"""A loaded recipe: what it resolves to, survives its dump, and differs from another one in."""
-
 import itertools
 
 import pytest
@@ -97,9 +95,7 @@ def test_wrong_numbers_are_one_line_each():
     assert lines[0].startswith("r.yaml: expected[1].measure: 'acuracy' is unknown; allowed: accuracy, best_accuracy")
     assert lines[1].startswith("r.yaml: expected[2].papr: unknown key; allowed: value, measure,")
     assert "r.yaml: expected[2].value: -1 is out of range; allowed: a number of at least 0" in lines
-    assert lines[-1].startswith(
-        "r.yaml: expected[3]: 3 is not a mapping of keys to values; allowed: a mapping with value"
-    )
-    assert only_line(text_with(expected=NUMBER | {"measure": "rounds_to"})) == (
-        "r.yaml: expected: target and measure: rounds_to belong together; set both or neither"
-    )
+    line = "r.yaml: expected[3]: 3 is not a mapping of keys to values; allowed: a mapping with value"
+    assert lines[-1].startswith(line)
+    expected = "r.yaml: expected: target and measure: rounds_to belong together; set both or neither"
+    assert only_line(text_with(expected=NUMBER | {"measure": "rounds_to"})) == expected

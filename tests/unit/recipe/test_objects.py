@@ -1,5 +1,3 @@
-"""Objects in place of a recipe's names: what is taken, and the line for what is not."""
-
 import numpy as np
 import pytest
 import torch
@@ -78,7 +76,9 @@ def test_a_look_at_a_module_leaves_its_modes_alone():
 def test_a_relu_behind_the_head_is_seen(bias):
     net = Net(after=nn.ReLU())
     nn.init.constant_(net.head.bias, bias)
-    with pytest.raises(LabelSkewError, match="Net does not return the output of head, its last Linear layer"):
+    with pytest.raises(
+        LabelSkewError, match="Net does not return the output of head, its last Linear layer with an output per class"
+    ):
         ModuleNetwork(net).build((1, 4, 4), 3)
 
 
@@ -97,10 +97,7 @@ def test_a_lone_linear_layer_is_all_classifier():
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        (
-            nn.Sequential(nn.Flatten(), nn.ReLU()),
-            "Sequential has no nn.Linear layer; end it with nn.Linear",
-        ),
+        (nn.Sequential(nn.Flatten(), nn.ReLU()), "Sequential has no nn.Linear layer; end it with nn.Linear"),
         (Net(7), r"head of Net has 7 outputs, but the data have 3 classes; use nn.Linear\(5, 3\)"),
         (
             Net(after=nn.Softmax(1)),
@@ -150,29 +147,23 @@ def test_bytes_stay_bytes_and_a_data_object_is_taken_as_it_is():
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        (X, r"dataset: ndarray is not a pair of a training and a test part; give \(train, test\), each"),
-        ((X, (X, Y)), r"dataset: the training part is a ndarray; give \(x, y\), or a torch Dataset with targets"),
-        (
-            ((X, Y[:5]), (X, Y)),
-            r"dataset: the training part has samples of shape \(30, 1, 4, 4\) and labels of shape \(5,\)",
-        ),
-        (((X, Y / 2), (X, Y)), "dataset: the training part's labels are not class numbers; use integers from 0"),
-        (((X[:0], Y[:0]), (X, Y)), "dataset: the training part has no samples; give"),
-        ((([[1.0], [1.0, 2.0]], [0, 1]), (X, Y)), "dataset: the training part's rows have different lengths; give"),
-        (((X.astype(str), Y), (X, Y)), "dataset: the training part's samples are <U.*, not numbers; give numeric"),
-        (
-            (Items([object()] * 2), (X, Y)),
-            "dataset: the training part's samples are of type object; give the Dataset a",
-        ),
+        (X, r"ndarray is not a pair of a training and a test part; give \(train, test\), each"),
+        ((X, (X, Y)), r"the training part is a ndarray; give \(x, y\), or a torch Dataset with targets"),
+        (((X, Y[:5]), (X, Y)), r"the training part has samples of shape \(30, 1, 4, 4\) and labels of shape \(5,\)"),
+        (((X, Y / 2), (X, Y)), "the training part's labels are not class numbers; use integers from 0"),
+        (((X[:0], Y[:0]), (X, Y)), "the training part has no samples; give"),
+        ((([[1.0], [1.0, 2.0]], [0, 1]), (X, Y)), "the training part's rows have different lengths; give"),
+        (((X.astype(str), Y), (X, Y)), "the training part's samples are <U.*, not numbers; give numeric"),
+        ((Items([object()] * 2), (X, Y)), "the training part's samples are of type object; give the Dataset a"),
         (
             (Items([torch.ones(1, 4, 4), torch.ones(1, 5, 5)]), (X, Y)),
-            "dataset: the training part's samples have 2 shapes; resize them to one",
+            "the training part's samples have 2 shapes; resize them to one",
         ),
-        (((X, Y), (X[:, 0], Y)), r"dataset: samples are of shape \(1, 4, 4\) in training and \(4, 4\) in test"),
+        (((X, Y), (X[:, 0], Y)), r"samples are of shape \(1, 4, 4\) in training and \(4, 4\) in test"),
     ],
 )
 def test_data_that_are_none_are_a_line(given, line):
-    with pytest.raises(LabelSkewError, match=f"^{line}"):
+    with pytest.raises(LabelSkewError, match=f"^dataset: {line}"):
         given_data(given)
 
 

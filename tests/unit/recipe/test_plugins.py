@@ -1,5 +1,3 @@
-"""Trackers as a recipe names them: what is taken, the line for what is not, and what the host calls them."""
-
 import pytest
 import yaml
 from jsonschema import Draft202012Validator

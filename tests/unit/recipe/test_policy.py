@@ -1,5 +1,3 @@
-"""What a silo's policy refuses of recipes."""
-
 import pytest
 
 from fl_labelskew_plugins.recipe import parse, policy
@@ -10,18 +8,23 @@ common_args: {{training_type: cross_silo}}
 data_args: {{dataset: digits}}
 model_args: {{model: mlp}}
 train_args: {{client_num_in_total: 3, comm_round: 5{train}}}
-method_args: {{{method}}}
+method_args: {{method: {method}}}
 comm_args: {{backend: GRPC{comm}}}
 client_specific_args: {{data_silo_config: [north.yaml, b.yaml, c.yaml]}}
 {more}
 """
 COUNTS, SIGMA = "noise_at_least: {count_noise: 4}", "noise_at_least: {upload_sigma: 0.1}"
 SUMS = ", secure_aggregation: true, certs: certs"
+NOISE = "privacy_args: {noise_multiplier: 1, clip: 1}"
 LDP = "dp_args: {enable_dp: true, dp_solution_type: ldp, epsilon: 0.5, sensitivity: 2, "
 
 
-def lines(tmp_path, text, method="method: fedavg", train="", comm="", more="", own="", overrides=()):
-    """The mistakes of a silo's recipe under a policy."""
+def shift(own):
+    """FedShift with a silo's own parameters."""
+    return {"method": "fedshift", "own": f"method_args: {{{own}}}"}
+
+
+def lines(tmp_path, text, method="fedavg", train="", comm="", more="", own="", overrides=()):
     (tmp_path / "north.yaml").write_text(f"policy: {{{text}}}\n{own}")
     source = RECIPE.format(method=method, train=train, comm=comm, more=more)
     try:
@@ -35,39 +38,35 @@ def lines(tmp_path, text, method="method: fedavg", train="", comm="", more="", o
     ("text", "more", "said"),
     [
         ("methods: [fedmr]", {}, 'methods: ["fedmr"] does not allow method_args.method fedavg; use another recipe'),
-        ("methods: [fedmr]", {"method": "method: fedshift + fedrs"}, 'methods: ["fedmr"] does not allow method_args'),
+        ("methods: [fedmr]", {"method": "fedshift + fedrs"}, 'methods: ["fedmr"] does not allow method_args'),
         ("max_rounds: 4", {}, "max_rounds: 4 does not allow train_args.comm_round 5;"),
         ("min_clients: 3", {}, "min_clients: 3 does not allow comm_args.min_clients 2;"),
         ("send: [weights]", {"comm": ", send_measures: true"}, "measures: comm_args.send_measures true;"),
         ("send: [weights]", {"train": ", proxy_aggregation: class"}, "counts: train_args.proxy_aggregation class;"),
-        ("send: [weights]", {"method": "method: fedshift"}, "counts: smoothed in the opening exchange of fedshift;"),
-        ("send: [weights, counts]", {"method": "method: fedmr"}, "prototypes: sums in the uploads of fedmr;"),
-        ("send: [weights, prototypes]", {"method": "method: fedproc"}, "counts: counts in the uploads of fedproc;"),
-        ("send: [weights]", {"method": "method: reweighting"}, "counts: smoothed in the opening exchange of rew"),
+        ("send: [weights]", {"method": "fedshift"}, "counts: smoothed in the opening exchange of fedshift;"),
+        ("send: [weights, counts]", {"method": "fedmr"}, "prototypes: sums in the uploads of fedmr;"),
+        ("send: [weights, prototypes]", {"method": "fedproc"}, "counts: counts in the uploads of fedproc;"),
+        ("send: [weights]", {"method": "reweighting"}, "counts: smoothed in the opening exchange of rew"),
         ("send: [weights]", {"train": ", federated_optimizer: SCAFFOLD"}, "optimizer: tensors of SCAFFOLD in addition"),
         ("send: [counts]", {}, 'send: ["counts"] does not allow weights: every upload;'),
         (f"server_fingerprint: {'ab' * 32}", {}, "does not allow a connection without certificates (comm_args.certs);"),
         (SIGMA, {}, "noise_at_least.upload_sigma: 0.1 does not allow noise of 0;"),
         (
             SIGMA,
-            {"method": "method: fedrs, upload_clip: 1, upload_sigma: 0.05"},
+            {"method": "fedrs, upload_clip: 1, upload_sigma: 0.05"},
             "noise_at_least.upload_sigma: 0.1 does not allow noise of 0.05; set more noise, or change this policy",
         ),
-        (COUNTS, {"method": "method: fedshift"}, "count_noise: 4 does not allow noise of 0;"),
-        (COUNTS, {"method": "method: fedmr"}, "count_noise: 4 does not allow noise of 0;"),
-        (
-            COUNTS,
-            {"method": "method: fedshift", "own": "method_args: {count_noise: 3}"},
-            "count_noise: 4 does not allow noise of 3;",
-        ),
+        (COUNTS, {"method": "fedshift"}, "count_noise: 4 does not allow noise of 0;"),
+        (COUNTS, {"method": "fedmr"}, "count_noise: 4 does not allow noise of 0;"),
+        (COUNTS, shift("count_noise: 3"), "count_noise: 4 does not allow noise of 3;"),
         (
             "noise_at_least: {count_noise: {kind: gaussian, scale: 4}}",
-            {"method": "method: fedshift", "own": "method_args: {count_noise: 4}"},
+            shift("count_noise: 4"),
             "noise_at_least.count_noise: gaussian does not allow laplace noise; set that kind, or change this policy",
         ),
         (
             "noise_at_least: {count_noise: {kind: laplace, scale: 4}}",
-            {"method": "method: fedshift", "own": "method_args: {count_noise: 4, count_noise_type: gaussian}"},
+            shift("count_noise: 4, count_noise_type: gaussian"),
             "noise_at_least.count_noise: laplace does not allow gaussian noise;",
         ),
         (
@@ -94,28 +93,22 @@ def test_what_a_recipe_asks_for_beyond_the_policy_is_refused_with_its_line(tmp_p
 @pytest.mark.parametrize(
     ("text", "more"),
     [
-        ("methods: [fedrs, fedshift]", {"method": "method: fedshift + fedrs"}),
+        ("methods: [fedrs, fedshift]", {"method": "fedshift + fedrs"}),
         ("max_rounds: 4", {"train": ", client_num_per_round: 1"}),  # asked in some of them
         ("max_rounds: 5, min_clients: 3", {"comm": ", min_clients: 3"}),
-        ("send: [weights]", {"method": "method: fedmr, mu2: 0"}),
+        ("send: [weights]", {"method": "fedmr, mu2: 0"}),
         ("require_secure_aggregation: true", {"comm": SUMS}),
-        (
-            "noise_at_least: {noise_multiplier: 1}",
-            {"comm": SUMS, "more": "privacy_args: {noise_multiplier: 1, clip: 1}"},
-        ),
-        (
-            "noise_at_least: {count_noise: {kind: laplace, scale: 4}}",
-            {"method": "method: fedshift", "own": "method_args: {count_noise: 4}"},
-        ),
-        ("send: [weights]", {"method": "method: fedmr", "own": "comm_args: {send_contributions: false}"}),
-        ("send: [weights, prototypes, counts]", {"method": "method: fedmr"}),
-        ("send: [weights, prototypes]", {"method": "method: fd"}),
+        ("noise_at_least: {noise_multiplier: 1}", {"comm": SUMS, "more": NOISE}),
+        ("noise_at_least: {count_noise: {kind: laplace, scale: 4}}", shift("count_noise: 4")),
+        ("send: [weights]", {"method": "fedmr", "own": "comm_args: {send_contributions: false}"}),
+        ("send: [weights, prototypes, counts]", {"method": "fedmr"}),
+        ("send: [weights, prototypes]", {"method": "fd"}),
         (f"server_fingerprint: {'ab' * 32}", {"comm": ", certs: certs"}),
-        (COUNTS, {"method": "method: fedavg"}),  # no counts leave
+        (COUNTS, {"method": "fedavg"}),  # no counts leave
         (
             "noise_at_least: {count_noise: 4, upload_sigma: 0.1}",
             {
-                "method": "method: fedshift + fedrs, fedrs: {upload_clip: 1, upload_sigma: 0.1}",
+                "method": "fedshift + fedrs, fedrs: {upload_clip: 1, upload_sigma: 0.1}",
                 "own": "method_args: {fedshift: {count_noise: 4}}",
             },
         ),
@@ -134,7 +127,7 @@ def test_the_hosts_noise_is_what_the_host_computes(mechanism):
 
     made = {"gaussian": gaussian.Gaussian, "laplace": laplace.Laplace}[mechanism]
     noise = LDP + f"mechanism_type: {mechanism}, delta: 0.1}}"
-    own = parse.parse(RECIPE.format(method="method: fedavg", train="", comm="", more=noise))
+    own = parse.parse(RECIPE.format(method="fedavg", train="", comm="", more=noise))
     assert policy.host_noise(own) == pytest.approx(made(0.5, 0.1, 2).scale)
 
 
@@ -146,18 +139,9 @@ def test_the_hosts_noise_is_what_the_host_computes(mechanism):
         ("methods: [fedmrr]", "methods: 'fedmrr' is unknown; allowed: "),
         ("send: [weight]", "send: item 1: 'weight' is unknown; allowed: a list, each weights, prototypes, "),
         ("server_fingerprint: AB", "server_fingerprint: 'AB' has the wrong form; allowed: text, or null"),
-        (
-            "noise_at_least: {sigma: 3}",
-            "noise_at_least: sigma: unknown key; allowed: count_noise, upload_sigma, dp, noise",
-        ),
-        (
-            "noise_at_least: {dp: 0}",
-            "noise_at_least: dp: 0 is out of range; allowed: a number above 0, or {kind: laplac",
-        ),
-        (
-            "noise_at_least: {dp: {kind: lap}}",
-            'noise_at_least: dp: {"kind": "lap"} is of the wrong type; allowed: a num',
-        ),
+        ("noise_at_least: {sigma: 3}", "noise_at_least: sigma: unknown key; allowed: count_noise, upload_sigma, dp"),
+        ("noise_at_least: {dp: 0}", "noise_at_least: dp: 0 is out of range; allowed: a number above 0, or {kind: lap"),
+        ("noise_at_least: {dp: {kind: lap}}", 'noise_at_least: dp: {"kind": "lap"} is of the wrong type; allowed: a'),
         ("noise_at_least: 3", "noise_at_least: 3 is of the wrong type; allowed: {count_noise: a number above 0, or "),
     ],
 )
@@ -168,7 +152,7 @@ def test_a_policy_is_checked_like_every_section(tmp_path, text, said):
 
 
 def test_no_recipe_and_no_set_has_a_word_in_it(tmp_path):
-    plain = RECIPE.format(method="method: fedavg", train="", comm="", more="")
+    plain = RECIPE.format(method="fedavg", train="", comm="", more="")
     with pytest.raises(RecipeError, match="policy: unknown section; allowed: common_args"):
         parse.parse(plain + "policy: {max_rounds: 9}")
     with pytest.raises(RecipeError, match=r"--set policy.max_rounds: unknown section"):
@@ -179,7 +163,7 @@ def test_no_recipe_and_no_set_has_a_word_in_it(tmp_path):
 
 def test_a_policy_is_part_of_no_record_and_of_the_silos_own_file(tmp_path):
     (tmp_path / "north.yaml").write_text("policy: {max_rounds: 5, account: answers.json}")
-    (tmp_path / "r.yaml").write_text(RECIPE.format(method="method: fedavg", train="", comm="", more=""))
+    (tmp_path / "r.yaml").write_text(RECIPE.format(method="fedavg", train="", comm="", more=""))
     assert parse.check(tmp_path / "north.yaml") == "ok, silo 1 of r.yaml"
     own = parse.silo(parse.load(tmp_path / "r.yaml"), 1)
     assert own.policy.account == str(tmp_path / "answers.json")

@@ -1,5 +1,3 @@
-"""What leaves a client with which noise, and budgets that cannot hold."""
-
 import math
 
 import pytest
@@ -82,10 +80,7 @@ def test_what_is_exact_is_named():
             "does not bound counts; use noise on it",
         ),
         (["method_args.method=fedrs", "method_args.upload_clip=1"], "does not bound weights; use noise on it"),
-        (
-            ["method_args.method=fedavg", *GAUSSIAN],
-            "at level silo does not bound weights; use level: claim, or upload_clip of FedRS",
-        ),
+        (["method_args.method=fedavg", *GAUSSIAN], "does not bound weights; use level: claim, or upload_clip of FedRS"),
     ],
 )
 def test_a_budget_that_something_gets_around_is_refused(overrides, free):
@@ -119,22 +114,10 @@ def test_fewest_clients_of_a_sum():
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (
-            ["comm_args.secure_aggregation=false"],
-            "2 adds noise to a sum, but uploads are not summed; use comm_args.secu",
-        ),
-        (
-            ["method_args.method=fedmr"],
-            "2 adds noise only to weights, not to sums in the uploads of fedmr, counts in the",
-        ),
-        (
-            ["train_args.federated_optimizer=SCAFFOLD"],
-            "not to tensors of SCAFFOLD in addition to weights; use a method",
-        ),
-        (
-            ["train_args.proxy_aggregation=class"],
-            "not to train_args.proxy_aggregation class; use a method and an optim",
-        ),
+        (["comm_args.secure_aggregation=false"], "to a sum, but uploads are not summed; use comm_args.secu"),
+        (["method_args.method=fedmr"], "only to weights, not to sums in the uploads of fedmr, counts in the"),
+        (["train_args.federated_optimizer=SCAFFOLD"], "not to tensors of SCAFFOLD in addition to weights; use a"),
+        (["train_args.proxy_aggregation=class"], "not to train_args.proxy_aggregation class; use a method and an"),
         (["comm_args.send_measures=true"], "not to comm_args.send_measures true; use a method"),
     ],
 )

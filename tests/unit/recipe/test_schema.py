@@ -1,5 +1,3 @@
-"""JSON Schema: what it takes, a recipe takes."""
-
 import re
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The host's attacks, defences and differential privacy: what they need, and what they would trip over."""
-
 import pytest
 from error_messages import message
 from recipe_texts import DIGITS, lines_of, only_line, text_with

@@ -1,9 +1,7 @@
-"""Recipes by name."""
-
 from pathlib import Path
 
 import pytest
-from fl_labelskew_registry import MistakesError
+from error_messages import message
 
 from fl_labelskew_plugins.recipe import parse, shipped
 
@@ -16,13 +14,6 @@ PAPERS = {"fedlc", "fedmr", "fedrs", "fedshift", "map"}
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def mistake(path):
-    with pytest.raises(MistakesError) as caught:
-        parse.load(path)
-    (line,) = caught.value.mistakes
-    return line
 
 
 def test_files_and_rows_have_names():
@@ -56,7 +47,7 @@ def test_a_row_of_a_table_of_one_s_own(here):
     assert parse.load("deep/mine/wide").network.params.hidden == [256]
     assert parse.load(here / "deep" / "mine" / "wide").name == "wide"
     line = "recipe 'deep/mine/wid' is unknown; use one of labelskew recipes ls; did you mean deep/mine/wide"
-    assert mistake("deep/mine/wid").startswith(line)
+    assert message(lambda: parse.load("deep/mine/wid")).startswith(line)
 
 
 @pytest.mark.usefixtures("here")
@@ -75,7 +66,7 @@ def test_a_row_of_a_table_of_one_s_own(here):
     ],
 )
 def test_what_is_neither_file_nor_name_is_one_line(path, words):
-    assert words in mistake(path)
+    assert words in message(lambda: parse.load(path))
 
 
 def test_one_row_is_had_without_the_other_papers_tables(monkeypatch):

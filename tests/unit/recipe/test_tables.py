@@ -1,5 +1,3 @@
-"""Tables of recipes: what a row becomes, and what is said of a mistake in one."""
-
 import re
 from pathlib import Path
 
@@ -23,7 +21,6 @@ def read(text=TEXT):
 
 
 def edited(change):
-    """The document's table after a change of its content."""
     content, _ = yaml.read(TEXT)
     change(content)
     return yaml.write(content)

@@ -13,57 +13,54 @@ GOOD = "from fl_labelskew_registry import Method\nclass A(Method):\n    class Pa
 
 
 @pytest.fixture
-def site(tmp_path):
+def site(tmp_path, monkeypatch):
     """A folder that acts as a site-packages of its own; ``HOME`` is empty beside it."""
+    path = tmp_path / "site"
+    path.mkdir()
+    monkeypatch.syspath_prepend(path)
 
     class Site:
-        path = tmp_path / "site"
-
         def dist(self, name, methods, metadata=True, group="fl_labelskew.methods", **modules):
-            info = self.path / f"{name.replace('-', '_')}-1.0.dist-info"
-            info.mkdir(parents=True)
+            info = path / f"{name.replace('-', '_')}-1.0.dist-info"
+            info.mkdir()
             if metadata:
                 (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
             lines = "".join(f"{key} = {value}\n" for key, value in methods)
             (info / "entry_points.txt").write_text(f"[{group}]\n{lines}")
             for module, source in modules.items():
-                (self.path / f"{module}.py").write_text(source)
+                (path / f"{module}.py").write_text(source)
 
         def run(self, source):
-            environment = os.environ | {"PYTHONPATH": str(self.path), "HOME": str(tmp_path / "home")}
+            """What a process of its own prints."""
+            environment = os.environ | {"PYTHONPATH": str(path), "HOME": str(tmp_path / "home")}
             done = subprocess.run(
                 [sys.executable, "-c", textwrap.dedent(source)],
                 env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
             )  # fmt: skip
-            assert done.returncode == 0, done.stderr
-            assert done.stderr == ""
+            assert (done.returncode, done.stderr) == (0, "")
             return json.loads(done.stdout)
 
-        def load(self, *names):
-            """For each name what loading it gave: the class's name, or the error's text."""
-            return self.run(
-                f"""
-                import json
-                from fl_labelskew_registry import PluginError, load
-                def attempt(name):
-                    try:
-                        return load("methods", name).__name__
-                    except PluginError as error:
-                        return "error: " + str(error)
-                print(json.dumps([attempt(name) for name in {names}]))
-                """
-            )
+    made = Site()
+    made.path = path
+    yield made
+    for name in [name for name, module in sys.modules.items() if f"{path}/" in str(getattr(module, "__file__", ""))]:
+        del sys.modules[name]
 
-        def entries(self):
-            return self.run(
-                """
-                import json
-                from fl_labelskew_registry import entries
-                print(json.dumps([[e.name, e.distribution, e.target] for e in entries("methods")]))
-                """
-            )
 
-    return Site()
+def load(*names):
+    """For each name the class's name, or the error's text."""
+
+    def attempt(name):
+        try:
+            return catalog.load("methods", name).__name__
+        except PluginError as error:
+            return f"error: {error}"
+
+    return [attempt(name) for name in names]
+
+
+def entries():
+    return [[entry.name, entry.distribution, entry.target] for entry in catalog.entries("methods")]
 
 
 def test_listing_imports_no_plugin_and_nothing_heavy(site):
@@ -71,8 +68,10 @@ def test_listing_imports_no_plugin_and_nothing_heavy(site):
     names, loaded = site.run(
         """
         import json, sys
-        from fl_labelskew_registry import entries
-        names = [e.name for kind in ("methods", "partitioners", "datasets", "models") for e in entries(kind)]
+        from fl_labelskew_registry import catalog
+        kinds = ("methods", "partitioners", "datasets", "models")
+        names = [e.name for kind in kinds for e in catalog.entries(kind)]
+        names += [line for kind in kinds for line in catalog.misplaced(kind)]
         print(json.dumps([names, sorted({name.split(".")[0] for name in sys.modules})]))
         """
     )
@@ -82,10 +81,10 @@ def test_listing_imports_no_plugin_and_nothing_heavy(site):
 
 def test_an_entry_names_its_distribution_and_target(site):
     site.dist("acme-methods", [("acme", "acme:A")])
-    entries = site.entries()
-    assert ["acme", "acme-methods", "acme:A"] in entries
-    assert ["fedlc", "fl-labelskew-plugins", "fl_labelskew_plugins.methods.fedlc:FedLC"] in entries
-    assert entries == sorted(entries)
+    found = entries()
+    assert ["acme", "acme-methods", "acme:A"] in found
+    assert ["fedlc", "fl-labelskew-plugins", "fl_labelskew_plugins.methods.fedlc:FedLC"] in found
+    assert found == sorted(found)
 
 
 def test_a_name_claimed_twice_is_refused_and_the_others_stay(site):
@@ -93,16 +92,16 @@ def test_a_name_claimed_twice_is_refused_and_the_others_stay(site):
     site.dist("aaa", [("acme", "aaa:A"), ("first", "aaa:A")], aaa=GOOD)
     site.dist("mmm", [("middle", "aaa:A")])
     site.dist("zzz", [("other", "aaa:A"), ("acme", "zzz:A")], zzz=GOOD)
-    assert site.load("acme", "first", "middle", "other") == [
+    assert load("acme", "first", "middle", "other") == [
         "error: name 'acme' in methods is claimed by aaa (aaa:A) and zzz (zzz:A); uninstall one of them",
         *["A"] * 3,
     ]
-    assert [name for name, *_ in site.entries()].count("acme") == 2
+    assert [name for name, *_ in entries()].count("acme") == 2
 
 
 def test_a_name_of_ours_that_another_claims_is_refused(site):
     site.dist("aaa", [("fedlc", "aaa:A")], aaa=GOOD)
-    (message,) = site.load("fedlc")
+    (message,) = load("fedlc")
     assert "aaa (aaa:A)" in message
     assert "fl-labelskew-plugins (fl_labelskew_plugins.methods.fedlc:FedLC)" in message
 
@@ -129,22 +128,22 @@ def test_a_name_of_ours_that_another_claims_is_refused(site):
 def test_a_broken_plugin_gives_one_line_with_its_distribution_and_hides_no_other(site, target, source, message):
     site.dist("bad-methods", [("broken", target)], bad=source)
     site.dist("good-methods", [("acme", "good:A")], good=GOOD)
-    error, good = site.load("broken", "acme")
+    error, good = load("broken", "acme")
     assert error.startswith(f"error: method 'broken' of distribution bad-methods ({target}) {message}")
     assert "\n" not in error
     assert good == "A"
-    assert {"broken", "acme", "fedmr"} <= {name for name, *_ in site.entries()}
+    assert {"broken", "acme", "fedmr"} <= {name for name, *_ in entries()}
 
 
 def test_a_distribution_without_metadata_hides_no_other(site):
     site.dist("torn", [("torn", "good:A")], metadata=False, good=GOOD)
-    assert ["torn", "unknown", "good:A"] in site.entries()
-    assert site.load("torn") == ["A"]
+    assert ["torn", "unknown", "good:A"] in entries()
+    assert load("torn") == ["A"]
 
 
 def test_an_unknown_name_is_answered_with_the_known_and_the_nearest(site):
     site.dist("acme-methods", [("acme", "acme:A")], acme=GOOD)
-    close, far = site.load("FedLCC", "qqqqqq")
+    close, far = load("FedLCC", "qqqqqq")
     assert close.startswith("error: unknown name 'FedLCC' in methods; known: acme, fd, fedavg, fedaws, ")
     assert close.endswith(" (nearest: fedlc)")
     assert "nearest" not in far
@@ -153,11 +152,16 @@ def test_an_unknown_name_is_answered_with_the_known_and_the_nearest(site):
 def test_a_plugin_installed_a_moment_ago_is_found(site):
     # stevedore's cache on disk would still answer from before.
     site.dist("acme-methods", [("acme", "acme:A")], acme=GOOD)
-    assert site.load("acme") == ["A"]
+    read = """
+        import json
+        from fl_labelskew_registry import load
+        print(json.dumps([load("methods", name).__name__ for name in %s]))
+    """
+    assert site.run(read % ["acme"]) == ["A"]
     entry_points = site.path / "acme_methods-1.0.dist-info" / "entry_points.txt"
     entry_points.write_text("[fl_labelskew.methods]\nacme = acme:B\nnewer = acme:A\n")
     (site.path / "acme.py").write_text(GOOD + "class B(A):\n    pass\n")
-    assert site.load("acme", "newer") == ["B", "A"]
+    assert site.run(read % ["acme", "newer"]) == ["B", "A"]
 
 
 @pytest.mark.parametrize(
@@ -173,92 +177,86 @@ def test_a_group_that_does_not_exist_is_told_with_the_one_that_was_meant(site, g
     site.dist("acme-methods", [("acme", "acme:A")], group=group, acme="raise SystemExit('imported')")
     line = f"acme-methods registers 'acme' in the group {group}, which does not exist; use "
     line += " or ".join(f"fl_labelskew.{kind}" for kind in meant)
-    error, other = site.load("acme", "fedlcc")
+    error, other = load("acme", "fedlcc")
     assert error.startswith("error: unknown name 'acme' in methods; known: fd, fedavg, ")
     assert error.endswith(f"; {line}")
     assert other.endswith(" (nearest: fedlc)")
-    listed, loaded = site.run(
-        """
-        import json, sys
-        from fl_labelskew_registry import catalog
-        listed = [catalog.misplaced(kind) for kind in ("methods", "datasets", "models")]
-        print(json.dumps([listed, sorted({name.split(".")[0] for name in sys.modules})]))
-        """
-    )
-    assert listed == [[line] if kind in meant else [] for kind in ("methods", "datasets", "models")]
-    assert not {"acme", "torch", "numpy", "fedml", "pydantic"} & set(loaded)
+    for kind in ("methods", "datasets", "models"):
+        assert catalog.misplaced(kind) == ([line] if kind in meant else [])
 
 
-NEAR = "{1} has no hook {0}; did you mean {2}? If it is a helper of your own, name it _{3}"
+def near(contract, what, name, meant):
+    return f"{contract} has no {what} {name}; did you mean {meant}? If it is a helper of your own, name it _{name}"
 
 
 @pytest.mark.parametrize(
-    ("kind", "contract", "body", "message"),
+    ("kind", "name", "hook"),
     [
-        *[
-            ("methods", "Method", f"def {name}(self, *args): pass", NEAR.format(name, "Method", hook, name))
-            for name, hook in {
-                "calibrates": "calibrate",
-                "Loss": "loss",
-                "private_logit": "private_logits",
-                "personalized": "personalised",
-                "beforeRound": "before_round",
-                "warning": "warnings",
-            }.items()
-        ],
-        ("optimizers", "Optimizer", "def steps(self, r): pass", NEAR.format("steps", "Optimizer", "step", "steps")),
+        ("methods", "calibrates", "calibrate"),
+        ("methods", "Loss", "loss"),
+        ("methods", "private_logit", "private_logits"),
+        ("methods", "personalized", "personalised"),
+        ("methods", "beforeRound", "before_round"),
+        ("methods", "warning", "warnings"),
+        ("optimizers", "steps", "step"),
+        ("partitioners", "splits", "split"),
+        ("datasets", "loads", "load"),
+        ("models", "builds", "build"),
+    ],
+)
+def test_a_misspelt_hook_is_refused(refused, kind, name, hook):
+    line = near(catalog.CONTRACTS[kind].__name__, "hook", name, hook)
+    assert refused(kind, f"def {name}(self, *args): pass") == line
+
+
+@pytest.fixture
+def refused(register):
+    """The line for a plugin whose base class has this body."""
+
+    def refused(kind, body):
+        contract = catalog.CONTRACTS[kind].__name__
+        source = f"from fl_labelskew_registry import {contract}\nclass A({contract}):\n"
+        source += f"    class Params:\n        model_validate = None\n    {body}\nclass B(A):\n    pass\n"
+        module = register(f"fl_labelskew.{kind}", source, target="B")
+        try:
+            return catalog.load(kind, "acme").__name__
+        except PluginError as error:
+            return str(error).removeprefix(f"{kind[:-1]} 'acme' of distribution acme ({module}:B): ")
+
+    return refused
+
+
+PROPERTY, STATIC, CLASS = "@property\n    ", "@staticmethod\n    ", "@classmethod\n    "
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        ("methods", "agregation = 'uniform'", near("Method", "attribute", "agregation", "aggregation")),
+        ("methods", "def stages(self): pass", "stages must accept (epochs), but its signature is ()"),
+        ("methods", STATIC + "def loss(batch): pass", "loss must accept (batch, client), but its signature is (batch)"),
+        ("methods", "loss = 3", "loss must be a method of the class, got int"),
+        ("methods", PROPERTY + "def protects(self): return 1", "protects must be a method of the class, got property"),
         (
-            "partitioners", "Partitioner", "def splits(self, labels, groups, *, clients, rng): pass",
-            NEAR.format("splits", "Partitioner", "split", "splits"),
-        ),
-        ("datasets", "Dataset", "def loads(self): pass", NEAR.format("loads", "Dataset", "load", "loads")),
-        ("models", "Network", "def builds(self): pass", NEAR.format("builds", "Network", "build", "builds")),
-        (
-            "methods", "Method", "agregation = 'uniform'",
-            "Method has no attribute agregation; did you mean aggregation? If it is a helper of your own, "
-            "name it _agregation",
-        ),
-        (
-            "methods", "Method", "def calibrate(self, logits): pass",
-            "calibrate must accept (logits, client), but its signature is (logits)",
-        ),
-        ("methods", "Method", "def stages(self): pass", "stages must accept (epochs), but its signature is ()"),
-        (
-            "methods", "Method", "@staticmethod\n    def loss(batch): pass",
-            "loss must accept (batch, client), but its signature is (batch)",
-        ),
-        ("methods", "Method", "loss = 3", "loss must be a method of the class, got int"),
-        (
-            "methods", "Method", "@property\n    def protects(self): return True",
-            "protects must be a method of the class, got property",
-        ),
-        (
-            "partitioners", "Partitioner", "def split(self, labels, groups, clients): pass",
+            "partitioners",
+            "def split(self, labels, groups, clients): pass",
             "split must accept (labels, groups, clients, rng), but its signature is (labels, groups, clients)",
         ),
         # a class's own helpers, other names of parameters, and more of them
-        ("methods", "Method", "def margins(self, counts): pass", ""),
-        ("methods", "Method", "def _calibrates(self): pass", ""),
-        ("methods", "Method", "@property\n    def stage(self): pass", ""),
-        ("methods", "Method", "calibrations = ()", ""),
-        ("methods", "Method", "def loss(self, b, c, scale=1): pass\n    def losses(self): pass", ""),
-        ("methods", "Method", "def loss(self, *args): pass", ""),
-        ("methods", "Method", "@staticmethod\n    def calibrate(logits, client): pass", ""),
-        ("methods", "Method", "@classmethod\n    def calibrate(cls, logits, client): pass", ""),
-        ("methods", "Method", "class Loss: pass", ""),
-        ("datasets", "Dataset", "def load(self, folder, **more): pass", ""),
+        ("methods", "def margins(self, counts): pass", "B"),
+        ("methods", "def _calibrates(self): pass", "B"),
+        ("methods", PROPERTY + "def stage(self): pass", "B"),
+        ("methods", "calibrations = ()", "B"),
+        ("methods", "def loss(self, b, c, scale=1): pass\n    def losses(self): pass", "B"),
+        ("methods", "def loss(self, *args): pass", "B"),
+        ("methods", STATIC + "def calibrate(logits, client): pass", "B"),
+        ("methods", CLASS + "def calibrate(cls, logits, client): pass", "B"),
+        ("methods", "class Loss: pass", "B"),
+        ("datasets", "def load(self, folder, **more): pass", "B"),
     ],
-)  # fmt: skip
-def test_a_hook_that_would_not_be_called_is_refused(register, kind, contract, body, message):
-    source = f"from fl_labelskew_registry import {contract}\nclass A({contract}):\n"
-    source += f"    class Params:\n        model_validate = None\n    {body}\nclass B(A):\n    pass\n"
-    module = register(f"fl_labelskew.{kind}", source, target="B")
-    if not message:
-        assert catalog.load(kind, "acme").__name__ == "B"
-        return
-    with pytest.raises(PluginError) as error:
-        catalog.load(kind, "acme")
-    assert str(error.value) == f"{kind[:-1]} 'acme' of distribution acme ({module}:B): {message}"
+)
+def test_a_hook_that_would_not_be_called_is_refused(refused, kind, body, message):
+    assert refused(kind, body) == message
 
 
 def test_every_plugin_of_ours_has_hooks_that_are_called():

@@ -1,8 +1,6 @@
-"""The neutral defaults of the contracts."""
-
 import pytest
 import torch
-from fl_labelskew_registry import HOOKS, Batch, ClientView, Federation, Method, Optimizer, Partitioner, Total
+from fl_labelskew_registry import HOOKS, Batch, ClientView, Federation, Method, Optimizer, Total
 from pydantic import BaseModel
 
 
@@ -28,10 +26,6 @@ def test_params_default_to_the_model_s_own():
     assert Plain(Plain.Params(factor=3.0)).params.factor == 3.0
 
 
-def test_samples_of_a_client(client):
-    assert client.num_samples == 5
-
-
 def test_a_method_as_it_stands_is_fedavg(client):
     method = Plain()
     logits, labels = torch.randn(4, 3), torch.tensor([0, 2, 2, 0])
@@ -52,21 +46,6 @@ def test_a_method_as_it_stands_is_fedavg(client):
     assert method.personalised({}) is None
     assert not method.personalises()
     assert (method.deviations(), method.warnings(client.federation), method.report(client.federation)) == ([], [], {})
-
-
-def test_a_partitioner_must_say_how_it_splits():
-    class Nothing(Partitioner):
-        class Params(BaseModel):
-            pass
-
-    with pytest.raises(NotImplementedError):
-        Nothing().split(None, None, clients=2, rng=None)
-
-
-def test_the_hooks_are_the_public_functions_of_a_contract():
-    assert {"opening", "loss", "personalised"} < set(HOOKS[Method])
-    assert HOOKS[Optimizer] == ("deviations", "contribution_shapes", "before_round", "correct", "finish", "step")
-    assert HOOKS[Partitioner] == ("split",)
 
 
 def test_which_hooks_are_a_plugin_s_own():

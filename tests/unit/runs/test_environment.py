@@ -1,5 +1,3 @@
-"""What is noted of the process and the machine."""
-
 import json
 import os
 from pathlib import Path

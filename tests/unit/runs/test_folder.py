@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from error_messages import message
 from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.engine.client_state import StateStore
@@ -126,9 +127,7 @@ def test_no_checkpoint_yet_and_a_broken_one(tmp_path):
     assert folder.load_checkpoint(torch.device("cpu")) is None
     folder.checkpoint.parent.mkdir()
     folder.checkpoint.write_bytes(b"\x80\x04\x95 not a checkpoint")
-    with pytest.raises(LabelSkewError, match="is not a checkpoint") as error:
-        folder.load_checkpoint(torch.device("cpu"))
-    assert "\n" not in str(error.value)
+    assert "is not a checkpoint" in message(lambda: folder.load_checkpoint(torch.device("cpu")))
 
 
 @pytest.mark.parametrize(
@@ -211,10 +210,7 @@ def test_check_resumable_rejects_links_that_lead_out_of_the_folder(tmp_path, tar
     link.symlink_to("../link" if target == "link" else f"../{target}")
     if target == "link":
         (run / "link").symlink_to(tmp_path / "secret")
-    with pytest.raises(LabelSkewError) as error:
-        RunFolder(run).check_resumable()
-    line = str(error.value)
-    assert line in {
+    assert message(RunFolder(run).check_resumable) in {
         f"--resume {run}: {file} is a link to a path outside of the folder; remove it" for file in (link, run / "link")
     }
     assert (tmp_path / "secret").read_text() == "secret"

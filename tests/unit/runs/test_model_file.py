@@ -1,5 +1,3 @@
-"""Files of models, and what they say: written the same each time, read with suspicion."""
-
 import json
 from pathlib import Path
 
@@ -78,10 +76,7 @@ def test_the_hash_is_of_what_decides_about_the_numbers():
         ({"more": 1}, "invalid metadata: more: unknown key; allowed: format, network"),
         ({"x\x1b[2K": 1}, "invalid metadata: x?[2K: unknown key"),
         ({"round": 0}, "invalid metadata: round: 0 is out of range; allowed: an integer of at least 1"),
-        (
-            {"input_shape": [10**6, 10**6]},
-            "input_shape: [1000000, 1000000]: too many numbers per sample; allowed: at most",
-        ),
+        ({"input_shape": [10**5] * 2}, "input_shape: [100000, 100000]: too many numbers per sample; allowed: at most"),
         ({"input_shape": []}, "input_shape: [] has the wrong length"),
         ({"class_names": []}, "class_names: [] has the wrong length"),
         ({"std": [0.0]}, "std: item 1: 0.0 is out of range"),
@@ -117,9 +112,8 @@ def test_broken_files_are_one_line(tmp_path):
         file.write_bytes(content)
         assert "is not a valid .safetensors file (" in message(lambda: model_file.read(file))
     save_file({"w": torch.ones(2)}, file)
-    assert "has no metadata about its network; use a model.safetensors of a run" in message(
-        lambda: model_file.read(file)
-    )
+    line = message(lambda: model_file.read(file))
+    assert "has no metadata about its network; use a model.safetensors of a run" in line
 
 
 def test_names_are_clean(tmp_path):

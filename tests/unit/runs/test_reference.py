@@ -1,5 +1,3 @@
-"""Reference runs against plain loops: all data in one place, and clients that train without a server."""
-
 import math
 
 import numpy as np

@@ -58,14 +58,6 @@ def test_the_seed_decides_start_weights_and_partition():
     assert not torch.equal(a.start["classifier.weight"], c.start["classifier.weight"])
 
 
-def test_the_global_generator_is_left_alone():
-    torch.manual_seed(1)
-    expected = torch.rand(2)
-    torch.manual_seed(1)
-    built()
-    assert torch.equal(torch.rand(2), expected)
-
-
 def test_a_run_is_not_gone_on_with_on_other_samples(tmp_path):
     x, y = np.random.default_rng(0).random((60, 4)), np.arange(60) % 3
     np.savez(tmp_path / "d.npz", x=x, y=y)

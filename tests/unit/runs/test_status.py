@@ -1,5 +1,3 @@
-"""What ``labelskew status`` says of a folder, whoever wrote it and however that ended."""
-
 import json
 import re
 import subprocess
@@ -113,7 +111,6 @@ def test_a_folder_that_is_none_of_a_run(tmp_path):
 
 
 def test_runs_of_a_sweep(folder, tmp_path):
-    """A row for each run: planned, under way, broken off, damaged and finished ones."""
     long = "p10c2-" + "x" * 90 + "-seed7"
     (tmp_path / "sweep.json").write_text(json.dumps({"later": {}, "run": {"label": "a"}, long: {}}))
     done, broken, damaged = (RunFolder(tmp_path / name) for name in (long, "broken", "damaged"))
@@ -149,7 +146,6 @@ def test_runs_of_a_sweep(folder, tmp_path):
 
 
 def test_a_damaged_run_hides_no_other_run_of_a_sweep(folder, tmp_path):
-    """Neither numbers of a wrong type nor names that are paths or too long."""
     sweep = tmp_path / "sweep"
     sweep.mkdir()
     odd = ("x" * 400, "ä" * 200, "\ud800", "a\0b", "../run", str(folder.path), "..", ".", "")

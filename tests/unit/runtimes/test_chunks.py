@@ -1,5 +1,3 @@
-"""Messages cut into chunks, hashed and put together again; and chunks that are no message."""
-
 import hashlib
 import itertools
 

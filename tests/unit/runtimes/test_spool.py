@@ -1,5 +1,3 @@
-"""Where payloads wait, in memory and on disk, and how long."""
-
 import gc
 import os
 

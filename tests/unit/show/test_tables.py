@@ -1,5 +1,3 @@
-"""What is printed of a run at its end."""
-
 import json
 from types import SimpleNamespace
 

@@ -1,5 +1,3 @@
-"""Runs read from folders made by hand."""
-
 import pytest
 from error_messages import message
 from run_folders import folder, resolved
@@ -53,7 +51,3 @@ def test_a_folder_without_results_is_one_line(tmp_path, name, content, says):
     path = folder(tmp_path / "a", resolved(), [0.5])
     (path / name).unlink() if content is None else (path / name).write_bytes(content)
     assert message(lambda: finished.read(path)).startswith((f"{path}: {says}", f"{path / name}: {says}"))
-
-
-def test_no_such_folder(tmp_path):
-    assert finished.read_all([tmp_path / "nope"]) == ([], [f"{tmp_path / 'nope'}: no such folder"])

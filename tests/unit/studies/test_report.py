@@ -1,5 +1,3 @@
-"""The table over run folders, from folders made by hand."""
-
 import json
 import math
 
@@ -19,12 +17,10 @@ def rows_of(*runs, last=2, baseline="fedavg"):
 
 
 def numbers(found, *names):
-    """Columns as lists, with None for NaN."""
     return [[None if math.isnan(value) else value for value in line] for line in found[list(names)].to_numpy()]
 
 
 def lines_of(found):
-    """Setting to the labels of its curves."""
     return {setting: list(lines) for setting, lines in report.curves(found).items()}
 
 
@@ -316,7 +312,6 @@ def test_every_shipped_partition_is_called_with_what_it_has_to_be_given(tmp_path
 
 
 def of_seeds(path, method, accuracies, partition="iid", first=0, **method_args):
-    """Folders of a method's runs, one for each seed, with one test."""
     path.mkdir(exist_ok=True)
     for seed, accuracy in enumerate(accuracies, first):
         yield folder(path / f"{partition}-{method}{seed}", resolved(seed, method, partition, **method_args), [accuracy])

@@ -1,5 +1,3 @@
-"""Suggestions of a survey: which situation data are similar to, settings that a recipe takes, and published numbers."""
-
 from pathlib import Path
 
 import numpy as np

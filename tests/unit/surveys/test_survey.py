@@ -1,5 +1,3 @@
-"""A survey as a whole: its table, its content and its files."""
-
 import csv
 import json
 
@@ -30,9 +28,8 @@ def test_of_a_partition_it_has_the_counts_that_a_run_would_have():
 
 
 def test_silos_with_data_of_their_own_are_asked_elsewhere():
-    with pytest.raises(
-        LabelSkewError, match=r"data_silo_config: its silos have their own data.*use labelskew run RECIPE"
-    ):
+    match = r"data_silo_config: its silos have their own data.*use labelskew run RECIPE"
+    with pytest.raises(LabelSkewError, match=match):
         surveys.of_partition(parse.parse(cross_silo()))
 
 

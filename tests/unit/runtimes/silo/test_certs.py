@@ -1,5 +1,3 @@
-"""Certificates: made with our code, judged by OpenSSL through Python's ssl module, read back."""
-
 import base64
 import socket
 import ssl
@@ -171,16 +169,8 @@ def test_an_expired_certificate_can_be_renewed(tmp_path):
         (["silo-3"], [], "{}: 'silo-3' is unknown; allowed: server, silo-1, silo-2, all; did you mean silo-"),
         (["2"], [], "{}: '2' is unknown; allowed: server, silo-1, silo-2, all"),
         (["ca"], [], "ca: the authority cannot be revoked or renewed; use `labelskew certs new` with another"),
-        (
-            ["silo-1"],
-            ["fl.example.org"],
-            "--server: applies only to the server's certificate; renew `server` too, or",
-        ),
-        (
-            ["server"],
-            ["a b"],
-            "--server: 'a b' is not a host name or an IP address",
-        ),
+        (["silo-1"], ["fl.example.org"], "--server: applies only to the server's certificate; renew `server` too, or"),
+        (["server"], ["a b"], "--server: 'a b' is not a host name or an IP address"),
     ],
 )
 def test_what_is_wrong_with_renewing_is_said(made, names, hosts, said):
@@ -205,11 +195,7 @@ def test_an_added_certificate_lasts_no_longer_than_its_authority(folder):
             {"hosts": ["fl.example.org"]},
             "--server: {}/server.pem exists already; use `labelskew certs renew server`",
         ),
-        (
-            lambda f: None,
-            {"hosts": ["a b"]},
-            "--server: 'a b' is not a host name or an IP address",
-        ),
+        (lambda f: None, {"hosts": ["a b"]}, "--server: 'a b' is not a host name or an IP address"),
     ],
 )
 def test_what_is_wrong_with_adding_is_said(folder, spoil, arguments, said):
@@ -258,7 +244,6 @@ MUTATIONS = {
 
 
 def mutate(path, old, new, kind=CERTIFICATE):
-    """Change bytes of a file's DER."""
     load, label = kind
     der = load(path.read_bytes()).public_bytes(serialization.Encoding.DER)
     assert old in der
@@ -278,9 +263,8 @@ def test_certificate_that_is_damaged_inside(folder, name, mutation):
 def test_revocation_list_of_an_odd_version(folder):
     certs.revoke(folder, ["silo-2"])
     mutate(folder / "revoked.crl", b"\x02\x01\x01\x30\x0a", b"\x02\x01\x05\x30\x0a", CRL)
-    assert message(lambda: certs.show(folder)).startswith(
-        f"{folder}/revoked.crl: is damaged or not a list of revoked certificates"
-    )
+    line = f"{folder}/revoked.crl: is damaged or not a list of revoked certificates"
+    assert message(lambda: certs.show(folder)).startswith(line)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""Lines about peers: each kind once a minute, with a number of those held back."""
-
 from fl_labelskew_plugins.runtimes.silo.flood import KINDS, Flood
 
 

@@ -1,5 +1,3 @@
-"""Encrypted keys, and the ways of a passphrase to them."""
-
 from pathlib import Path
 
 import pytest
@@ -25,14 +23,12 @@ def made(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def nobody(monkeypatch):
-    """No variable, no terminal."""
     monkeypatch.delenv(keys.VARIABLE, raising=False)
     monkeypatch.setattr(keys, "_terminal", lambda: False)
 
 
 @pytest.fixture
 def word(monkeypatch):
-    """Sets the variable to a passphrase."""
     return lambda word=WORD: monkeypatch.setenv(keys.VARIABLE, word)
 
 

@@ -1,5 +1,3 @@
-"""Who is there and whose answers are waited for; the clock of deadlines, with waits as long as a test says."""
-
 from types import SimpleNamespace
 
 import pytest
@@ -46,9 +44,8 @@ def test_a_quorums_answers_are_taken_in_order_and_who_is_late_is_left_out(member
 
 
 def test_too_few_answers_end_the_run(members):
-    with pytest.raises(
-        RunError, match=r"^round 1: 1 of at least 2 uploads arrived \(comm_args.min_clients, .*; go on$"
-    ):
+    match = r"^round 1: 1 of at least 2 uploads arrived \(comm_args.min_clients, .*; go on$"
+    with pytest.raises(RunError, match=match):
         list(Poll(members, [0, 1, 2], "uploads", {1: "b"}).take())
     members.round = -1
     with pytest.raises(RunError, match=r"^opening exchange: 1 of at least 2 openings remain after refusals"):

@@ -1,5 +1,3 @@
-"""Whom names of certificates stand for."""
-
 import pytest
 
 from fl_labelskew_plugins.runtimes.silo import keys

@@ -1,5 +1,3 @@
-"""Which uploads may count, with numbers worked out by hand."""
-
 import itertools
 import math
 

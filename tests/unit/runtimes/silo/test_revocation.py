@@ -1,5 +1,3 @@
-"""The list of revoked certificates: made with our code, judged by OpenSSL, read back, and what is not to be trusted."""
-
 import base64
 import subprocess
 from datetime import datetime, timedelta, timezone
@@ -38,7 +36,6 @@ def barred(revocations, folder, *names):
 
 
 def crl(folder, number, *, signer=None):
-    """A list without a certificate, of this number."""
     authority, key = certs.load_authority(signer or folder, keys.Passphrase())
     return certs._signed(certs.RevocationList(number), authority, key)
 
@@ -109,7 +106,6 @@ def damaged(folder):
 
 
 def changed(folder):
-    """Another silo is on it."""
     der = bytearray(x509.load_pem_x509_crl((folder / REVOKED).read_bytes()).public_bytes(Encoding.DER))
     serial = certs.load_certificate(folder / "silo-1.pem").serial_number
     at = der.index(serial.to_bytes((serial.bit_length() + 7) // 8, "big"))
@@ -134,14 +130,8 @@ def of_an_impostor(folder):
 
 
 BAD = [
-    (
-        lambda folder: (folder / REVOKED).write_bytes(b""),
-        "is damaged or not a list of revoked certificates; copy it",
-    ),
-    (
-        lambda folder: (folder / REVOKED).write_bytes((folder / "ca.pem").read_bytes()),
-        "is damaged or not a list of rev",
-    ),
+    (lambda folder: (folder / REVOKED).write_bytes(b""), "is damaged or not a list of revoked certificates; copy it"),
+    (lambda folder: (folder / REVOKED).write_bytes((folder / "ca.pem").read_bytes()), "is damaged or not a list of"),
     (damaged, "is damaged or not a list of revoked certificates; copy it again from where the certificates were"),
     (changed, "is not signed by the authority of ca.pem, or was changed; copy it again from where"),
     (of_another, "is not signed by the authority of ca.pem, or was changed"),
