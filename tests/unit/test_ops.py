@@ -6,6 +6,7 @@ from fl_labelskew_registry import Total
 from fl_labelskew_registry.contracts import ClientView, Federation
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy, linear
 
 from fl_labelskew_plugins import ops
 
