@@ -19,7 +19,7 @@ from fl_labelskew_plugins.runtimes.silo.streams import METHOD, SERVICE
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
 from fl_labelskew_plugins.runtimes.wire import Header
 
-SLOW = "train_args.epochs=20"
+SLOW = "train_args.epochs=40"
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ class SendsWhenTurnedAway(FakeSilo):
 
 def test_an_opening_of_a_silo_that_was_turned_away_counts_nothing(federation):
     federation.overrides = ["method_args.method=fedshift", "train_args.comm_round=8", "comm_args.quorum_timeout_s=5"]
-    federation.overrides += [SLOW]
+    federation.overrides += ["train_args.epochs=20"]
     server, silos = federation.server(), federation.silos(1, 2)
     silos[0].says("round 1: trained")
     smoothed = torch.tensor([1e9, *[0.0] * 9], dtype=torch.float64)
