@@ -74,6 +74,7 @@ def killed(*processes):
 @pytest.mark.parametrize("overrides", METHODS.values(), ids=METHODS)
 def test_the_same_bits_as_in_one_process(secure, sp_weights, overrides):
     federation = secure(*overrides)
+    federation.host = "fedml"
     processes = [federation.server(), *federation.silos(1, 2), federation.silo(3, cheat="prints_its_openings")]
     finished(*processes)
     assert processes[3].text.count("counts its samples") == 1
