@@ -332,7 +332,7 @@ UNFIT = (
 
 
 @pytest.mark.parametrize("form", [[], FORM], ids=["test data", "no test data"])
-def test_silos_that_do_not_fit_are_turned_away_and_decide_nothing(form, federation):
+def test_a_silo_that_does_not_fit_is_turned_away(form, federation):
     federation.overrides = [*form, "comm_args.quorum_timeout_s=5", "train_args.comm_round=1"]
     server = federation.server()
     server.says("listening on")
