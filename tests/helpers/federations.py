@@ -1,13 +1,24 @@
 """What tests of federations share: questions to processes and runs, and transports and silos of the test's own."""
 
 import threading
+import time
 
 import torch
 
+from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
 
 FACTS = {"samples": 400, "input_shape": [1, 8, 8], "num_classes": 10, "process": "x", "round": -1}
+
+
+def wait_until(condition, seconds=60):
+    """Wait for a condition and return its value."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return value
 
 
 def finished(*processes):
@@ -79,6 +90,16 @@ class Peer:
 
     def send(self, kind, receiver=0, **content):
         self.transport.send_message(Message(kind, getattr(self.transport, "rank", 0), receiver, **content))
+
+
+class Lines(Progress):
+    """Keeps the lines that it is given."""
+
+    def __init__(self):
+        self.lines = []
+
+    def note(self, text, level="INFO"):
+        self.lines.append(text)
 
 
 class Hostile:

@@ -99,6 +99,7 @@ if __name__ == "__main__":  # processes that decode pictures read this file too,
     import pkgutil
 
     import fl_labelskew_plugins.cli.main
+    from fl_labelskew_plugins.recipe import parse
 
     needs = "matplotlib.pyplot", "sklearn.datasets", "dp_accounting.rdp", "randomgen"
     ours = [module.name for module in pkgutil.walk_packages(fl_labelskew_plugins.__path__, "fl_labelskew_plugins.")]
@@ -107,6 +108,10 @@ if __name__ == "__main__":  # processes that decode pictures read this file too,
             importlib.import_module(module)
         except ImportError:  # a package that this environment lacks, such as FedML
             continue
+
+    # caches what the reading of any recipe needs: entry points and JSON Schemas
+    recipe = "data_args: {dataset: digits}", "model_args: {model: mlp}", "method_args: {method: fedavg}"
+    parse.parse("\n".join([*recipe, "common_args: {training_type: cross_silo}", "comm_args: {backend: GRPC}"]))
 
     assert "grpc" not in sys.modules, "gRPC does not survive a fork"
     assert threading.active_count() == 1, "threads do not survive a fork"

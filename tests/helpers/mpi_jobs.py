@@ -32,11 +32,15 @@ def counted(predict):
 
 under_way = []
 """Uploads that this rank, as the server, has had dealt and not added, after each deal."""
+dealt = []
+"""Clients of each deal."""
 
 
 def watched(deal):
     def wrapped(self, *args):
+        waiting = set(self._waiting)
         deal(self, *args)
+        dealt.append(sorted(waiting - self._waiting))
         under_way.append(self._in_progress)
 
     return wrapped
@@ -83,9 +87,11 @@ def play():
     for name, overrides in json.loads(jobs.read_text()).items():
         tested.clear()
         under_way.clear()
+        dealt.clear()
         peak = Peak()
         start(RunOptions(recipe, overrides, run_dir=out / name, quiet=True))
         costs = {"tested": sum(tested), "memory": peak.stop(), "under_way": max(under_way, default=0)}
+        costs["first"] = dealt[0] if dealt else []
         (out / f"{name}-{rank}.json").write_text(json.dumps(costs))
 
 

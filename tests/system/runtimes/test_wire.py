@@ -39,12 +39,6 @@ def test_the_digest_of_a_small_message_does_not_reveal_it():
     assert len({opening([17, 4]) for _ in range(100)}) == 100
 
 
-def test_a_message_comes_back_in_the_senders_order():
-    meta, tensors = wire.decode(payload())
-    assert meta == META
-    same(tensors, EVERY)
-
-
 @pytest.mark.parametrize("tensors", [{}, {"empty": torch.empty(0)}, {"one": torch.tensor(1.5)}])
 def test_little_or_nothing_comes_back(tensors):
     meta, got = wire.decode(payload({}, tensors))
@@ -91,9 +85,6 @@ def test_a_read_only_payload_is_copied():
     same(wire.decode(bytes(payload()))[1], EVERY)
 
 
-# With the safetensors library
-
-
 def test_the_library_reads_ours():
     got = load(bytes(payload()))
     same({name: got[name] for name in EVERY}, EVERY)
@@ -119,9 +110,6 @@ def test_tensors_that_are_not_aligned_are_read():
         assert got["double"].tolist() == [2.5]
         assert got["int"].tolist() == [[-3]]
         assert all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in got.values())
-
-
-# What is refused
 
 
 def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):
@@ -251,9 +239,6 @@ def test_what_cannot_travel_is_not_sent():
             payload({}, tensors)
     with pytest.raises(WireError, match="at most 8192 and 1048576"):
         payload({"text": "a" * wire.MAX_JSON})
-
-
-# Header
 
 
 def test_a_header_comes_back():

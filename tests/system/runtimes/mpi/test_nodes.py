@@ -28,10 +28,10 @@ common_args: {random_seed: 3}
 data_args: {dataset: digits}
 partition_args: {partition_method: pcdd, classes_per_client: 2}
 model_args: {model: mlp}
-train_args: {client_num_in_total: 6, client_num_per_round: 4, comm_round: 60, epochs: 2, batch_size: 16,
+train_args: {client_num_in_total: 6, client_num_per_round: 4, comm_round: 24, epochs: 2, batch_size: 16,
              learning_rate: 0.05, momentum: 0.9}
 method_args: {method: map}
-validation_args: {frequency_of_the_test: 20}
+validation_args: {frequency_of_the_test: 8}
 device_args: {threads: 1}
 comm_args: {backend: MPI}
 tracking_args: {checkpoint_every: 4}
@@ -78,14 +78,8 @@ def test_who_is_where(session, capsys):
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        (
-            {"samples": "0f"},
-            r"the fingerprint of its samples is 0f, and on \S+ made from .*; use the same data .*",
-        ),
-        (
-            {"clients": "0f"},
-            r"the fingerprint of its clients is 0f, and on \S+ [0-9a-f]+; use the same data .*",
-        ),
+        ({"samples": "0f"}, r"the fingerprint of its samples is 0f, and on \S+ made from .*; use the same data .*"),
+        ({"clients": "0f"}, r"the fingerprint of its clients is 0f, and on \S+ [0-9a-f]+; use the same data .*"),
         ({"of": {}}, r"it has fl-labelskew-plugins None, and the server \S+; use the same on all nodes"),
     ],
 )
@@ -100,9 +94,8 @@ def test_another_recipe_is_a_line_and_another_path_of_the_data_is_none(session):
     said["recipe"]["data_args"]["data_cache_dir"] = "/scratch"
     assert nodes.Nodes(Line(said, said), session)
     said["recipe"]["train_args"]["epochs"] = 3
-    with pytest.raises(
-        LabelSkewError, match=r"^worker 1 on far: it has another recipe, which differs in train_args\.epochs;"
-    ):
+    line = r"^worker 1 on far: it has another recipe, which differs in train_args\.epochs;"
+    with pytest.raises(LabelSkewError, match=line):
         nodes.Nodes(Line(said), session)
 
 
@@ -244,9 +237,8 @@ def test_a_node_killed_a_cable_cut_and_yet_the_run_is_that_of_one_process(pair):
     assert "lost communication with a remote daemon" in said
     pair.wait_until_nobody_is_left()
 
-    done = pair.type(*go_on, "--set", "comm_args.hostfile=null", "--set", "comm_args.workers=1").communicate(
-        timeout=150
-    )
+    process = pair.type(*go_on, "--set", "comm_args.hostfile=null", "--set", "comm_args.workers=1")
+    done = process.communicate(timeout=150)
     assert (run / "summary.json").exists(), done
     alone = pair.folder / "alone"
     call("run", pair.recipe, "--set", "comm_args.backend=sp", "--run-dir", alone, "--host", "none", "--quiet")
@@ -259,9 +251,8 @@ def test_a_file_of_nodes(tmp_path):
     hosts.write_text("# the lab\nlocalhost slots=2 max_slots=4\n\nfar slots = 3  # the old one\nfarther\n")
     assert launch.slots(hosts) == 6
     hosts.write_text("192.0.2.1\nlocalhost\n")
-    with pytest.raises(
-        LabelSkewError, match=r"hosts: its first node, 192\.0\.2\.1, is not this machine, where the server"
-    ):
+    line = r"hosts: its first node, 192\.0\.2\.1, is not this machine, where the server"
+    with pytest.raises(LabelSkewError, match=line):
         launch.slots(hosts)
     hosts.write_text("")
     with pytest.raises(LabelSkewError, match="its first node, none, is not this machine"):

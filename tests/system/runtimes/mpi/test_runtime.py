@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import random
 import re
 import shlex
 import signal
@@ -15,19 +14,6 @@ import psutil
 import pytest
 from commands import call
 from safetensors.torch import load_file
-
-from fl_labelskew_plugins.front.start import train
-from fl_labelskew_plugins.recipe.parse import parse
-from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.host import Host
-from fl_labelskew_plugins.runs.progress import Progress
-from fl_labelskew_plugins.runs.record import Record
-from fl_labelskew_plugins.runs.session import build
-from fl_labelskew_plugins.runtimes.mpi.nodes import Nodes, greet
-from fl_labelskew_plugins.runtimes.mpi.runtime import MPIServer, Worker
-from fl_labelskew_plugins.runtimes.options import RunOptions
-from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
-from fl_labelskew_plugins.runtimes.wire import Header, decode, encode
 
 MODULE = """
 import os
@@ -47,7 +33,7 @@ common_args: {random_seed: 3}
 data_args: {dataset: digits}
 partition_args: {partition_method: pcdd, classes_per_client: 2}
 model_args: {model: mlp}
-train_args: {client_num_in_total: 6, client_num_per_round: 2, comm_round: 30, epochs: 6, batch_size: 16,
+train_args: {client_num_in_total: 6, client_num_per_round: 2, comm_round: 20, epochs: 6, batch_size: 16,
              learning_rate: 0.05, momentum: 0.9}
 method_args: {method: unruly}
 device_args: {threads: 1}
@@ -154,7 +140,7 @@ def sittings(forker, plugin, tmp_path_factory):
 
 
 GO_ON = r"to resume: labelskew run .*--resume \S+ --host none\n"
-LEFT = r"interrupted after \d+ of 30 rounds; " + GO_ON
+LEFT = r"interrupted after \d+ of 20 rounds; " + GO_ON
 RAISED = (
     r"error: worker [12]: Unruly\.loss \(unruly\) raised ZeroDivisionError: of this plugin; traceback of "
     r'its own code:\n  File "\S+/unruly\.py", line 9, in loss\n    raise ZeroDivisionError\("of this plugin"\)\n'
@@ -226,7 +212,7 @@ SWITCHES = {
 """The host's switches, which act through all of its hooks: before and after training, aggregation, and on the data."""
 
 HEAVY = [
-    "method_args.method=fedavg", "partition_args.classes_per_client=1", "train_args.client_num_in_total=40",
+    "method_args.method=fedavg", "partition_args.classes_per_client=1", "train_args.client_num_in_total=20",
     "train_args.comm_round=1", "train_args.epochs=1", "train_args.batch_size=256", "model_args.hidden=[2000,2400]",
     "validation_args.personalised=false", "comm_args.upload_memory_mb=16",
 ]  # fmt: skip
@@ -237,7 +223,7 @@ OTHERS = {
         "validation_args.personalised=false",
     ],
     "few": [*HEAVY, "train_args.client_num_per_round=4"],
-    "many": [*HEAVY, "train_args.client_num_per_round=40"],
+    "many": [*HEAVY, "train_args.client_num_per_round=20"],
     "watched": [
         *SMALL, "model_args.hidden=[16,2]",
         "tracking_args.diagnostics=[class_accuracy,client_drift,features_2d,label_heatmap]",
@@ -296,7 +282,7 @@ def test_diagnostics_beside_training_are_those_of_one_process(jobs, forker, tmp_
 
 def test_the_server_s_memory_does_not_grow_with_the_clients_of_a_round(jobs):
     few, many = (cost(jobs, name, 0)["memory"] for name in ("few", "many"))
-    assert many - few < 100  # MB; the other 36 uploads are 720
+    assert many - few < 100  # MB; the other 16 uploads are 320
 
 
 def test_no_more_than_the_room_for_uploads_is_taken(jobs):
@@ -305,76 +291,10 @@ def test_no_more_than_the_room_for_uploads_is_taken(jobs):
     assert cost(jobs, "many", 0)["under_way"] == 6
 
 
-class Turns(Transport):
-    """A server and its workers in one process: whoever's turn it is to train is drawn while the server waits."""
-
-    def __init__(self, session, workers):
-        super().__init__()
-        self.size, self.draw, self.dealt = workers + 1, random.Random(0), []
-        self.todo, self.most, self.server = [], 0, None
-        self.workers = {rank: Worker(Host(), Back(self, rank), session) for rank in range(1, self.size)}
-
-    def send_message(self, msg):
-        if msg.kind is Kind.TRAIN:
-            self.dealt.append(msg.meta["client"])
-        self.todo.append(msg)
-
-    def _next(self, timeout):
-        while self.arrived.empty():
-            message = self.todo.pop(self.draw.randrange(len(self.todo)))
-            self.workers[message.receiver].receive_message(message.kind, message)
-        self.most = max(self.most, len(self.server._arrived) + 1 if self.server else 0)
-        return self.arrived.get_nowait()
-
-
-class Back(Transport):
-    """A worker's side of it; numbers travel as bytes, so that nobody changes another's tensors."""
-
-    def __init__(self, turns, rank):
-        super().__init__()
-        self.turns, self.rank, self.size = turns, rank, turns.size
-
-    def send_message(self, msg):
-        data = b"".join(encode(msg.kind, self.rank, 0, msg.round, msg.meta, msg.tensors))[Header.SIZE :]
-        meta, tensors = decode(bytearray(data))
-        self.turns.arrived.put(Message(msg.kind, self.rank, 0, round=msg.round, meta=meta, tensors=tensors))
-
-
-UNEQUAL = """\
-data_args: {dataset: digits}
-partition_args: {partition_method: dirichlet, beta: 0.5, min_samples: 4}
-model_args: {model: mlp, hidden: [16]}
-train_args: {client_num_in_total: 20, comm_round: 2, batch_size: 64}
-method_args: {method: map}
-validation_args: {personalised: false}
-device_args: {threads: 1}
-"""
-
-
-@pytest.mark.parametrize(("memory", "most"), [(0, 6), (256, 20)])
-def test_dealing_keeps_to_its_room_and_gives_the_numbers_of_one_process(tmp_path, memory, most):
-    recipe = parse(UNEQUAL, overrides=[f"comm_args.upload_memory_mb={memory}"])
-    session = build(recipe)
-    turns = Turns(session, workers=2)
-    for worker in turns.workers.values():
-        greet(worker.transport, session)
-    nodes = Nodes(turns, session)
-    (tmp_path / "mpi").mkdir()
-    record = Record(session, RunFolder(tmp_path / "mpi"), Progress(), resume=False)
-    turns.server = MPIServer(Host(), turns, session, record, nodes)
-    turns.server.train()
-    record.finish()
-    longest = sorted(range(20), key=lambda client: (-session.sizes[client], client))
-    if memory:  # room for all
-        assert turns.dealt[:20] == longest
-    else:  # half of the room for the longest, and the rest for those that are added first
-        assert turns.dealt[:3] == longest[:3]
-        assert turns.dealt[3] == min({*range(20)} - {*longest[:3]})
-    assert sorted(turns.dealt[:20]) == sorted(turns.dealt[20:]) == [*range(20)]
-    assert most // 2 < turns.most <= most
-    train(parse(UNEQUAL), RunFolder(tmp_path / "sp"), RunOptions(quiet=True, host="none"))
-    for name in ("metrics.jsonl", "model.safetensors"):
-        assert (tmp_path / "mpi" / name).read_bytes() == (tmp_path / "sp" / name).read_bytes(), name
+def test_the_largest_clients_are_dealt_first(jobs):
+    sizes = [sum(row) for row in json.loads((jobs / "many" / "partition.json").read_text())["counts"]]
+    largest = sorted(range(20), key=lambda client: (-sizes[client], client))[:2]
+    assert cost(jobs, "many", 0)["first"] == sorted(largest)
 
 
 def test_training_that_diverges_is_a_line(jobs, played):

@@ -59,7 +59,7 @@ def test_server_and_silos_log_the_same_messages_and_who_sent_them(federation, sp
 
 
 def test_killed_processes_go_on_with_their_logs_and_one_that_cannot_be_written_ends_nothing(federation, sp_weights):
-    federation.overrides = ["train_args.epochs=40", "tracking_args.checkpoint_every=1"]
+    federation.overrides = ["train_args.epochs=20", "tracking_args.checkpoint_every=1"]
     (silo(federation, 2) / audit.NAME).mkdir(parents=True)  # where a file should be
     server, silos = federation.server(), federation.silos()
     server.says("round 1/3  accuracy")
@@ -76,4 +76,4 @@ def test_killed_processes_go_on_with_their_logs_and_one_that_cannot_be_written_e
     assert len(lines(silo(federation, 1), "left")) == 2
     audit.verify(silo(federation, 1))
     assert silos[1].text.count("cannot be written: Is a directory; the run continues") == 1
-    same(federation.weights(), sp_weights("train_args.epochs=40"))
+    same(federation.weights(), sp_weights("train_args.epochs=20"))

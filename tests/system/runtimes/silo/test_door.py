@@ -9,6 +9,7 @@ import time
 
 import grpc
 import pytest
+from federations import wait_until
 
 from fl_labelskew_plugins.recipe.addresses import of_peer
 from fl_labelskew_plugins.runtimes.silo import certs, door, listening
@@ -71,13 +72,6 @@ def crowd():
     yield make
     for crowd in made:
         crowd.over.set()
-
-
-def wait_until(true):
-    until = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def test_silent_connections_keep_no_silo_out(start, crowd):

@@ -2,25 +2,20 @@
 
 import json
 import signal
-import time
 
 from commands import call
-from federations import finished
+from federations import finished, wait_until
 
 from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.runs import status
 
-SLOW = "train_args.epochs=40"
+SLOW = "train_args.epochs=20"
 
 
 def until(federation, holds):
     """The status, once this holds of it."""
-    end = time.monotonic() + 60
-    while True:
-        if (federation.run_dir / status.NAME).exists() and holds(known := status.read(federation.run_dir)):
-            return known
-        assert time.monotonic() < end, known
-        time.sleep(0.05)
+    wait_until((federation.run_dir / status.NAME).exists)
+    return wait_until(lambda: holds(known := status.read(federation.run_dir)) and known)
 
 
 def waits(what, *ranks):

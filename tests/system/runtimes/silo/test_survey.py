@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from federations import FACTS, finished
+from federations import FACTS, Lines, finished
 from fl_labelskew_registry import RunError
 from recipe_texts import SILOS
 from wire_table import Wire
@@ -18,7 +18,6 @@ from fl_labelskew_plugins.recipe.sections import Policy
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.host import Host
-from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.session import assemble
 from fl_labelskew_plugins.runtimes.silo import facts
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient
@@ -33,17 +32,6 @@ OWN = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]
 NOISY = ["method_args.method=fedshift", "method_args.count_noise=3"]
 QUIET = 0.3
 """Seconds that are waited for silos that do not come."""
-
-
-class Lines(Progress):
-    def __init__(self):
-        self.lines = []
-
-    def note(self, text, level="INFO"):
-        self.lines.append(text)
-
-
-# A silo, in this process
 
 
 class Sent(Transport):
@@ -81,14 +69,6 @@ def answer(silo):
 
 def counts(silo):
     return answer(silo).tensors["counts"]
-
-
-def test_without_noise_the_counts_are_exact(silo):
-    made = silo()
-    said = answer(made)
-    assert said.tensors["counts"].tolist() == made.data.counts.tolist()
-    assert said.meta == {"count_noise": 0.0}
-    assert made.show.lines == ["class counts sent, exact"]
 
 
 def test_noise_is_that_of_the_opening_of_a_run_and_the_same_each_time(silo):
@@ -159,9 +139,6 @@ def test_a_silo_trains_for_nobody_in_a_survey(silo):
     assert [Kind(msg.kind).name for msg in made.transport.messages] == ["FAILED"]
 
 
-# The server, in this process
-
-
 @pytest.fixture
 def server(tmp_path, transports):
     """A server of three silos, which waits a moment alone, and its lines."""
@@ -173,19 +150,8 @@ def server(tmp_path, transports):
         folder = RunFolder(tmp_path / "run")
         folder.hold()
         seen = status.Silos([""] * 3)
-        show = Lines()
-        made = [
-            Host(),
-            transports[0],
-            recipe,
-            None,
-            show,
-            "again",
-            folder,
-            seen,
-            lambda server: [SurveyExchange(server)],
-        ]
-        server = SiloServer(*made, survey=True)
+        show, exchanges = Lines(), lambda server: [SurveyExchange(server)]
+        server = SiloServer(Host(), transports[0], recipe, None, show, "again", folder, seen, exchanges, survey=True)
         server.lines, server.survey = show.lines, server.exchanges[0].survey
         return server
 
@@ -279,9 +245,6 @@ def test_a_silo_that_connects_again_is_asked_again(server, transports):
     made.survey([""] * 3)
     kinds = [Kind(msg.kind).name for msg in asked]
     assert kinds == ["SURVEY", "SURVEY", "FINISH"]
-
-
-# Processes
 
 
 def test_one_command_surveys_all_silos_and_finds_what_the_partition_says(federation, certificates):

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from federations import FACTS
+from federations import FACTS, Lines
 from matplotlib.text import Text
 from recipe_texts import SILOS
 
@@ -15,7 +15,6 @@ from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.host import Host
-from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.silo import facts
@@ -82,14 +81,6 @@ def sound(text, longest=LONGEST):
     assert "\nround 9/9" not in text
 
 
-class Lines(Progress):
-    def __init__(self, lines):
-        self.lines = lines
-
-    def note(self, text, level="INFO"):
-        self.lines.append(text)
-
-
 def recipe(*overrides):
     return recipes.parse(SILOS, overrides=[*LOGISTIC, *overrides])
 
@@ -101,13 +92,13 @@ def test_what_silos_send(tmp_path, capsys, monkeypatch, pictures):
     uploads = [(meta, ()) for meta in variants({"loss_terms": {"cross_entropy": 1.0}, "personalised": [1, 2]})]
     uploads += [({"loss_terms": terms}, ()) for terms in bad_terms] + [({}, [tensor]) for tensor in names]
     here = recipe(f"train_args.comm_round={len(uploads)}", "validation_args.frequency_of_the_test=0")
-    drawn, lines = [], []
+    drawn, show = [], Lines()
     save = plots.save
     monkeypatch.setattr(plots, "save", lambda picture, path: drawn.append(picture) or save(picture, path))
     transport = ServerTransport("127.0.0.1:0", silos=3)
     folder = RunFolder(tmp_path / "run")
     folder.hold()
-    server = SiloServer(Host(), transport, here, None, Lines(lines), "to go on", folder, status.Silos([""] * 3))
+    server = SiloServer(Host(), transport, here, None, show, "to go on", folder, status.Silos([""] * 3))
     for meta in variants(FACTS | {"counts": [40] * 10, "classes": "0" * 32}):
         transport.arrived.put(decoded(Kind.HELLO, 3, meta=meta))
     for meta in variants({"reason": "x"}):
@@ -145,9 +136,9 @@ def test_what_silos_send(tmp_path, capsys, monkeypatch, pictures):
     assert len(record.folder.metrics.read_text().splitlines()) == len(uploads)
     assert all(json.loads(line)["left_out"] == [2] for line in record.folder.metrics.read_text().splitlines())
     out = capsys.readouterr()
-    assert len(lines) > 50
+    assert len(show.lines) > 50
     assert "+ 92 more" in out.out
-    for line in [*lines, *out.out.splitlines(), *out.err.splitlines()]:
+    for line in [*show.lines, *out.out.splitlines(), *out.err.splitlines()]:
         sound(line + "\n")
         assert "\n" not in line
     for file in folder.path.rglob("*.json*"):
@@ -162,13 +153,13 @@ def client(tmp_path):
     """Silo 1 of this process, which has no line to any server, and what it was told that was right."""
     here = recipe()
     data = facts.load(here, 0)
-    lines = []
-    made = SiloClient(Host(), SiloTransport("127.0.0.1:1", 1), 1, here, data, tmp_path / "silo", Lines(lines))
+    show = Lines()
+    made = SiloClient(Host(), SiloTransport("127.0.0.1:1", 1), 1, here, data, tmp_path / "silo", show)
     samples = data.facts.samples
     numbers = {"num_clients": 3, "clients_per_round": 3, "rounds": 3, "epochs": 1, "num_classes": 10}
     numbers |= {"num_features": 64, "num_samples": 3 * samples, "min_samples": samples, "seed": 0}
     made.welcome = {"run": "0" * 16, "federation": numbers, "settings": facts.agreed(here)}
-    made.lines = lines
+    made.lines = show.lines
     return made
 
 

@@ -75,9 +75,6 @@ def close(a, b, tolerance):
     return all(torch.allclose(a[key], b[key], rtol=0, atol=tolerance) for key in a)
 
 
-# the host as it is
-
-
 class Loader:
     """A client's batches of two epochs, dealt as our own loop deals them."""
 
@@ -132,10 +129,6 @@ def stock(overrides, folder):
 
 
 ROUND = ["train_args.comm_round=1", "train_args.client_num_in_total=2", "partition_args.classes_per_client=5"]
-
-
-# without its faults
-
 BOTH = [
     (by("FedAvg"), 1e-6),
     (by("FedProx", fedprox_mu=0.1), 1e-5),  # the host's gradient of the penalty goes through a norm and its square
@@ -146,9 +139,11 @@ BOTH = [
 NAMES = ["FedAvg", "FedProx", "FedNova", "FedOpt", "FedOpt-adam"]
 
 
-@pytest.mark.parametrize("how", [[], [THREE], ["method_args.method=fedrs", THREE], ["method_args.method=fedlc"],
-                                 ["method_args.method=fedshift", THREE]], ids=["all", "some", "fedrs", "fedlc",
-                                                                              "fedshift"])  # fmt: skip
+HOW = {"some": [THREE], "fedlc": ["method_args.method=fedlc"]}  # which are all clients
+HOW |= {method: [f"method_args.method={method}", THREE] for method in ("fedrs", "fedshift")}
+
+
+@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
 @pytest.mark.parametrize(("settings", "tolerance"), BOTH, ids=NAMES)
 def test_corrected_equals_our_own(settings, tolerance, how, weights):
     """Up to rounding: the host multiplies and adds an upload in two steps, our mean in one."""
@@ -217,9 +212,6 @@ def test_other_optimisers_of_the_process_are_left_alone():
     assert weight.item() == -2
 
 
-# what is recorded
-
-
 @pytest.mark.parametrize(
     ("settings", "up", "down"),
     [
@@ -255,10 +247,7 @@ def test_personalised_accuracy_is_that_of_our_own_loop(go):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        by("FedOpt", "corrected", server_optimizer="adam", server_lr=0.01),
-        by("FedNova", "corrected"),
-    ],
+    [by("FedOpt", "corrected", server_optimizer="adam", server_lr=0.01), by("FedNova", "corrected")],
     ids=lambda settings: "-".join(part.partition("=")[2].strip('"') for part in settings[:2]),
 )
 def test_a_resumed_run_gives_the_same_bytes(settings, go, tmp_path):
@@ -271,9 +260,8 @@ def test_a_resumed_run_gives_the_same_bytes(settings, go, tmp_path):
     for name in ("summary.json", "model.safetensors"):
         (cut / name).unlink()
     run.start(RunOptions(resume=cut, quiet=True))
-    for name in ("metrics.jsonl", "model.safetensors", "checkpoint/latest.safetensors"):
-        if not name.startswith("checkpoint"):  # which also holds seconds
-            assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    for name in ("metrics.jsonl", "model.safetensors"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_the_record_and_the_first_lines_say_whose_code_ran(tmp_path, capsys):
@@ -303,12 +291,6 @@ def test_the_classes_of_the_record_are_those_that_run():
     for name, kind in HOSTED.items():
         theirs = {f"{part.__module__}.{part.__qualname__}" for part in kind.__mro__}
         assert compatibility.CORRECTABLE[name] in theirs
-
-
-@pytest.mark.filterwarnings("ignore:invalid value")
-def test_training_that_diverges_is_one_line(go):
-    with pytest.raises(RunError, match=r"round \d: upload of client \d: .* is not finite, training diverged"):
-        go(*by("FedProx", "corrected", learning_rate=1e30))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")

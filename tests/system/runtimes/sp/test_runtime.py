@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -29,24 +30,22 @@ device_args: {threads: 1}
 """
 
 
-@pytest.fixture
-def go(tmp_path):
-    """Run the base recipe with overrides; returns the run's folder."""
-    path = tmp_path / "base.yaml"
+@pytest.fixture(scope="module")
+def go(tmp_path_factory):
+    """Run the base recipe with overrides, once; returns the run's folder."""
+    place, done = tmp_path_factory.mktemp("runs"), {}
+    path = place / "base.yaml"
     path.write_text(BASE)
-    count = iter(range(100))
 
-    def go(*overrides):
-        folder = tmp_path / f"run{next(count)}"
-        run.start(RunOptions(path, overrides, run_dir=folder, quiet=True))
-        return folder
+    def go(*overrides, again=False):
+        folder = place / f"run{len(done)}"
+        if (key := (*overrides, again)) not in done:
+            done[key] = folder
+            run.start(RunOptions(path, overrides, run_dir=folder, quiet=True))
+        return done[key]
 
     go.load = lambda *overrides: parse.load(path, overrides)
     return go
-
-
-def accuracies(folder):
-    return [line["accuracy"] for line in read_lines(folder / "metrics.jsonl") if "accuracy" in line]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +111,8 @@ def test_every_method_learns_with_partial_participation(go, method):
 def test_test_frequency(go):
     folder = go("validation_args.frequency_of_the_test=2", "train_args.comm_round=4")
     assert ["accuracy" in line for line in read_lines(folder / "metrics.jsonl")] == [True, False, True, True]
-    assert len(accuracies(go("validation_args.frequency_of_the_test=0"))) == 1
+    folder = go("validation_args.frequency_of_the_test=0")
+    assert ["accuracy" in line for line in read_lines(folder / "metrics.jsonl")] == [False, False, True]
     quiet = go("validation_args.personalised=false")
     assert all(line["personalised_accuracy"] is None for line in read_lines(quiet / "metrics.jsonl"))
 
@@ -126,15 +126,6 @@ def test_missing_classes_are_told_apart(go):
 
 
 DP = ["dp_args.enable_dp=true", "dp_args.mechanism_type=gaussian", "dp_args.delta=0.01", "dp_args.sensitivity=1.0e-4"]
-
-
-@pytest.mark.parametrize("kind", ["ldp", "cdp"])
-def test_the_hosts_differential_privacy_acts_through_its_hooks(go, kind):
-    plain = load_file(go() / "model.safetensors")
-    noisy = go(*DP, f"dp_args.dp_solution_type={kind}", "dp_args.epsilon=0.5", "model_args.hidden=[16]")
-    noisy = load_file(noisy / "model.safetensors")
-    difference = torch.cat([(noisy[k] - plain[k]).flatten() for k in plain])
-    assert 1e-5 < difference.std() < 1e-1
 
 
 def test_the_hosts_defence_drops_an_attackers_upload(go):
@@ -177,14 +168,13 @@ def test_the_hosts_label_flipping_reaches_the_clients_data(go):
 
 def test_switches_of_an_earlier_run_do_not_stay_on(go):
     before = (go() / "model.safetensors").read_bytes()
-    go(*DP, "dp_args.dp_solution_type=ldp", "dp_args.epsilon=0.5")
-    assert (go() / "model.safetensors").read_bytes() == before
+    go(*DP, "dp_args.dp_solution_type=ldp", "dp_args.epsilon=0.5", again=True)
+    assert (go(again=True) / "model.safetensors").read_bytes() == before
 
 
 def test_what_the_hosts_switches_would_corrupt_is_refused(go):
     defence = ["security_args.enable_defense=true", "security_args.defense_type=rfa"]
-    privacy = [*DP, "dp_args.epsilon=1.0", "dp_args.dp_solution_type=ldp"]
-    for switch in (defence, privacy):
+    for switch in (defence, [*DP, "dp_args.epsilon=1.0", "dp_args.dp_solution_type=ldp"]):
         with pytest.raises(LabelSkewError, match="fedmr also sends other tensors"):
             go("method_args.method=fedmr", *switch)
         with pytest.raises(LabelSkewError, match="proxy_aggregation"):
@@ -205,27 +195,14 @@ def test_private_upload_is_reported_and_bounds_the_update(go):
 
 def test_the_hosts_noise_repeats_after_resuming(go, tmp_path, capsys):
     noise = [*DP, "dp_args.dp_solution_type=ldp", "dp_args.epsilon=0.5", "tracking_args.checkpoint_every=1"]
-    whole = go(*noise)
-    cut = go(*noise)
+    whole, cut = go(*noise), tmp_path / "cut"
+    shutil.copytree(whole, cut)
     # the folder as a kill after round 2 would have left it: the checkpoint of a run of 2 rounds, nothing of the third
     two = go(*noise, "train_args.comm_round=2")
-    (cut / "checkpoint" / "latest.safetensors").write_bytes((two / "checkpoint" / "latest.safetensors").read_bytes())
+    shutil.copy(two / "checkpoint" / "latest.safetensors", cut / "checkpoint")
     for name in ("summary.json", "model.safetensors"):
         (cut / name).unlink()
     torch.rand(5)
     run.start(RunOptions(resume=cut, quiet=True))
     assert (cut / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     assert "FedML's state of earlier rounds" in capsys.readouterr().err
-
-
-def test_batch_norm_counters_stay_integers_and_variances_positive(go):
-    folder = go(
-        "model_args.model=wide_resnet", "model_args.depth=10", "model_args.widen=1", "train_args.comm_round=1",
-        "train_args.epochs=1", "train_args.client_num_per_round=2", "train_args.batch_size=64",
-        "validation_args.personalised=false",
-    )  # fmt: skip
-    saved = load_file(folder / "model.safetensors")
-    counters = {k: v for k, v in saved.items() if k.endswith("num_batches_tracked")}
-    assert counters
-    assert all(v.dtype == torch.int64 and v > 0 for v in counters.values())
-    assert all((v >= 0).all() for k, v in saved.items() if k.endswith("running_var"))

@@ -23,18 +23,11 @@ def test_the_sum_of_all(hospitals, bits):
     about = attempt(bits=bits, length=200_000)
     values = vectors(range(1, 4), about)
     play = Play(hospitals(3), about, values)
-    assert play.total() == (sum(values[rank].astype(np.uint64) for rank in values) % 2**bits).tolist()
+    assert play.total() == (sum(row.astype(np.uint64) for row in values.values()) % 2**bits).tolist()
     sent = play.sent[3, 1]
     assert sent.dtype == (np.uint16 if bits == 16 else np.uint32)
     assert int(sent.max()) < 2**bits
     assert np.mean(sent == values[1]) < 0.001  # nothing of it is in the clear
-
-
-def test_numbers_by_hand(hospitals):
-    about = attempt(bits=16, length=2)
-    values = {1: [65535, 1], 2: [1, 2], 3: [7, 3]}
-    play = Play(hospitals(3), about, {rank: np.array(row, np.uint16) for rank, row in values.items()})
-    assert play.total() == [7, 6]
 
 
 @pytest.mark.parametrize("bits", [16, 20, 32])
@@ -51,10 +44,9 @@ def test_wide_values_are_summed_modulo_64_bits(hospitals, bits):
     assert narrow.tolist() == [2**bits - 6]
 
 
-@pytest.mark.parametrize("silos", [4, 5])
-def test_any_silos_lost_at_any_step(hospitals, silos):
+def test_any_silos_lost_at_any_step(hospitals):
     """Every set of silos lost at every step: the sum of the others if they are enough, else an error."""
-    least = {4: 3, 5: 4}[silos]
+    silos, least = 4, 3
     about = attempt(length=3, at_least=least)
     values = vectors(range(1, silos + 1), about)
     wards = hospitals(silos)
