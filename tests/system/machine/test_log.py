@@ -1,12 +1,8 @@
 """Lines of a run where they are not for a person at a terminal: with time and level, or as JSON."""
 
 import json
-import os
-import pty
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +12,6 @@ from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.runtimes.processes import ProcessPart, together
 
-QUICK = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 CHILD = """
 import sys
@@ -111,17 +106,3 @@ def test_lines_that_are_passed_on_have_one_time(form, begin, capfd):
     else:
         texts = ["  a table's row", "warning: w", "error: e", "Traceback (most recent call last):"]
         assert lines == [f"silo 1 | {text}" for text in texts]
-
-
-def test_a_real_run_in_a_pipe_and_on_a_terminal(tmp_path, forker):
-    recipe = [QUICK, "--set", "train_args.comm_round=1"]
-    piped = forker.start(["run", *recipe, "--run-dir", tmp_path / "a"], tmp_path / "log", environment={log.FORM: ""})
-    assert piped.wait() == 0
-    lines = piped.text.splitlines()
-    assert len(lines) > 8
-    assert all(re.match(f"{TIME} INFO    ", line) for line in lines)
-    ours, theirs = pty.openpty()
-    environment = os.environ | {log.FORM: "", "TERM": "xterm"}
-    script = "from fl_labelskew_plugins.machine import log; log.begin(); log.warn('w'); print(log.form)"
-    subprocess.run([sys.executable, "-c", script], env=environment, stdout=theirs, stderr=theirs, check=True)
-    assert os.read(ours, 1000).decode().split() == ["warning:", "w", "plain"]

@@ -89,6 +89,7 @@ def test_sweep_runs_resumes_and_reports_what_failed(tmp_path, monkeypatch, capsy
     taken = tmp_path / "out" / "seed2" / "thesis.txt"
     taken.parent.mkdir(parents=True)
     taken.write_text("mine")
+    taken.with_name("environment.json").write_text("[]")
     words = {"base": DIGITS, "grid": GRID, "out": tmp_path / "out", "jobs": 2, "host": "none"}
     runs, table = fl.sweep(**words)
     assert [run.folder.name for run in runs] == ["seed0", "seed1"]
