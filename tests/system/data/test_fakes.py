@@ -156,10 +156,8 @@ def test_too_few_samples(tmp_path, name, samples, says):
 
 
 def test_mistakes(tmp_path):
-    assert error("fake", "cifar", "--out", tmp_path / "x").startswith(
-        "unknown name 'cifar' in datasets; known: cifar10"
-    )
-    assert "known: cifar10" in error("check", "cifar", tmp_path)
+    for words in (("fake", "cifar", "--out", tmp_path / "x"), ("check", "cifar", tmp_path)):
+        assert error(*words).startswith("unknown name 'cifar' in datasets; known: cifar10")
     assert error("check", "mnist", tmp_path / "none").endswith("does not exist; use the folder of data set mnist")
     assert "data_cache_dir is not set" in error("check", "mnist")
     (tmp_path / "full").mkdir()

@@ -182,6 +182,10 @@ ENCRYPTED = {(b"PK\x03\x04", 6): b"\1", (b"PK\x01\x02", 8): b"\1"}
         (lambda file: archive(file, x=npy(HEADER % ("|S0", (3 * 10**8,)))), "x has type |S0, expected numbers"),
         (lambda file: archive(file, class_names=npy(HEADER % ("<U0", (3 * 10**8,)))), "class_names has type <U0"),
         (lambda file: archive(file, x=sound(np.zeros((20, 4), complex))), "x has type complex128, expected"),
+        (
+            lambda file: archive(file, x=npy(HEADER % ("<f4", (10**6, 1500)), bytes(4))),
+            "but its header says 6000000000",
+        ),
     ],
 )
 def test_a_crafted_archive_is_one_line(tmp_path, write, says):
@@ -196,9 +200,8 @@ def test_a_crafted_archive_is_one_line(tmp_path, write, says):
     assert "\n" not in line
 
 
-LOAD_ARCHIVE = (
-    "from fl_labelskew_plugins.data.npz import Npz; Npz(Npz.Params()).load(Path(sys.argv[1]), download=False, seed=0)"
-)
+LOAD = "from fl_labelskew_plugins.data.{} import {} as D; D(D.Params()).load(Path(sys.argv[1]), download=False, seed=0)"
+LOAD_ARCHIVE, LOAD_TABLE = LOAD.format("npz", "Npz"), LOAD.format("table", "Table")
 
 
 @pytest.mark.parametrize(
@@ -221,15 +224,8 @@ def test_an_array_that_the_data_set_does_not_read_may_be_of_any_type(tmp_path):
 
 def test_a_single_array_of_no_bytes_is_not_read(tmp_path):
     (tmp_path / "x.npz").write_bytes(npy(HEADER % ("|S0", (3 * 10**8,))))
-    assert outcome(LOAD_ARCHIVE, tmp_path / "x.npz").endswith(
-        "contains a single array; use an .npz archive with x and y\n"
-    )
-
-
-LOAD_TABLE = (
-    "from fl_labelskew_plugins.data.table import Table; "
-    "Table(Table.Params()).load(Path(sys.argv[1]), download=False, seed=0)"
-)
+    line = outcome(LOAD_ARCHIVE, tmp_path / "x.npz")
+    assert line.endswith("contains a single array; use an .npz archive with x and y\n")
 
 
 @pytest.mark.parametrize("kind", ["int8", "text", "bytes of one length"])
@@ -278,23 +274,12 @@ def test_categories_count_before_they_become_features(monkeypatch):
         encoding.encoded(pd.DataFrame({"f": ["1"] * 100}), "t.csv")
 
 
-def test_an_archive_whose_header_lies_is_refused_before_its_memory_is_taken(tmp_path):
-    file = tmp_path / "x.npz"
-    archive(file, x=npy(HEADER % ("<f4", (10**6, 1500)), bytes(4)))
-    with pytest.raises(LabelSkewError) as error:
-        npz.read_archive(file)
-    assert str(error.value).startswith(f"{file}: is not a valid .npz archive of plain arrays (ValueError: x has ")
-    assert "but its header says 6000000000)" in str(error.value)
-
-
 def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path):
     """300 MB of zeros in 0.3 MB, and once more as two parts; an array that is not asked for is not unpacked."""
     file = tmp_path / "x.npz"
     np.savez_compressed(file, x=np.zeros(300 * 2**20, np.uint8), y=np.arange(3))
     assert file.stat().st_size < 10**6
-    with pytest.raises(
-        LabelSkewError, match=r"x\.npz: 306\.2 kB become 629\.1 MB of memory, more than 100 times as many; use "
-    ):
+    with pytest.raises(LabelSkewError, match=r"x\.npz: 306\.2 kB become 629\.1 MB of memory, more than 100 times "):
         npz.read_archive(file)
     assert npz.read_archive(file, ["y"])["y"].tolist() == [0, 1, 2]
 

@@ -283,15 +283,7 @@ def test_other_processes_give_the_same_numbers(finished, tmp_path, fork_children
     assert (run.folder / "model.safetensors").read_bytes() == (finished.folder / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("backend", "every"),
-    [
-        ("sp", 1),
-        ("sp", 2),
-        pytest.param("MPI", 1),
-        pytest.param("GRPC", 1),
-    ],
-)
+@pytest.mark.parametrize(("backend", "every"), [("sp", 1), ("sp", 2), pytest.param("MPI", 1), pytest.param("GRPC", 1)])
 def test_resume_with_more_rounds_equals_a_longer_run(backend, every, tmp_path, fork_children):
     recipe = DIGITS | {"validation_args": {"frequency_of_the_test": every}, "comm_args": {"backend": backend}}
     recipe |= (

@@ -447,10 +447,7 @@ def test_a_silos_own_file_by_itself(tmp_path):
         "ok, as a silo's own file; method_args were not checked, because no recipe in this folder names the file"
     )
     own.write_text(plain_yaml.write(OWN_FILE | {"device_args": {"threads": 0}, "comm_args": {"backend": "GRPC"}}))
-    assert check_lines(own) == [
-        "comm_args.backend: unknown key",
-        "device_args.threads: 0 is out of range",
-    ]
+    assert check_lines(own) == ["comm_args.backend: unknown key", "device_args.threads: 0 is out of range"]
     own.write_text(text_with(model_args=None))
     assert check_lines(own) == ["model_args: null is not a mapping of keys to values"]
     own.write_text("")

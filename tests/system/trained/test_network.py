@@ -73,10 +73,7 @@ def rewritten(run, file, **changes):
         ({"network": "char_lstm", "network_params": {"layers": 10**6}, "input_shape": [3]}, "the file has far fewer"),
         ({"network": "mlp", "network_params": {"hidden": [10**30]}}, "its network cannot be built: "),
         ({"network": "lenet", "input_shape": [3, 2, 2]}, "model lenet: needs images of at least"),
-        (
-            {"network": None, "module": "Net, 7 parameters"},
-            "was an object (Net, 7 parameters); use fl.load_run(RUN",
-        ),
+        ({"network": None, "module": "Net, 7 parameters"}, "was an object (Net, 7 parameters); use fl.load_run(RUN"),
     ],
 )
 def test_what_a_stranger_says_is_a_line_and_takes_no_memory(pictures, tmp_path, changes, says):
