@@ -50,13 +50,10 @@ def test_the_wheels_hold_what_they_should(wheels):
     assert "fl_labelskew_plugins/surveys/measured.json" in names
     tops = {"tests", "recipes", "examples", "sweeps", "benchmarks", "registry", "docs"}
     assert not [name for name in names if name.split("/")[0] in tops]
-    kept = subprocess.run(
-        ["git", "ls-files", "recipes", "examples", "sweeps"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    inside = {name.removeprefix("fl_labelskew_plugins/") for name in names}
-    assert {name for name in inside if name.startswith(("recipes/", "examples/", "sweeps/"))} == {
-        *kept.stdout.splitlines()
-    }
+    folders = ("recipes", "examples", "sweeps")
+    kept = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
+    inside = [name.removeprefix("fl_labelskew_plugins/") for name in names]
+    assert {name for name in inside if name.split("/")[0] in folders} == {*kept.stdout.splitlines()}
 
 
 def test_a_wheel_built_from_the_sdist_is_the_same(wheels, tmp_path):
@@ -105,6 +102,7 @@ def test_a_recipe_can_be_copied_out_checked_and_tried(venv, tmp_path):
     commands = ["validate quickstart.yaml", "run quickstart.yaml --dry-run", "run fedlc/table4_synthetic_0_0 --dry-run"]
     said = all_of(venv, tmp_path, *commands)
     assert said.startswith("quickstart.yaml: ok\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["quickstart.yaml"]
     assert "quickstart: fedrs with FedAvg" in said
     assert "table4_synthetic_0_0: fedlc with FedAvg" in said
 

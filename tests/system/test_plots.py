@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.plots import COLOURS, arrow, colour, compare, curves, figure, heat_map, save, scatter, sphere
+from fl_labelskew_plugins.plots import COLOURS, arrow, compare, curves, figure, heat_map, save, scatter, sphere
 
 
 def picture(path):
@@ -204,11 +204,6 @@ def test_classes_have_colours_of_their_own_in_two_and_three_dimensions(tmp_path)
     for name in ("flat.png", "sphere.png"):
         assert set(COLOURS[:3]) <= colours_of(tmp_path / name)
         assert not set(COLOURS[3:]) & colours_of(tmp_path / name)
-
-
-def test_more_classes_than_colours_get_a_scale():
-    assert colour(9, 10) == COLOURS[9]
-    assert len({tuple(colour(c, 62)) for c in range(62)}) == 62
 
 
 def test_labels_are_drawn_as_they_stand_and_powers_of_ten_as_such(tmp_path):

@@ -210,13 +210,3 @@ def test_long_rounds_are_estimated_by_their_batches(write, tmp_path, monkeypatch
     assert "paused after 0 of 8 rounds; round 1 is incomplete; resuming repeats it" in cut.stdout
     used = re.search(r"budget: (\d+) of 4 s used", cut.stdout)
     assert int(used[1]) <= 8
-
-
-@pytest.mark.parametrize("command", ["sweep", "reproduce"])
-def test_mistakes_are_one_line_before_anything_runs(write, tmp_path, command):
-    path = write() if command == "sweep" else tmp_path / "base.yaml"
-    words = [command, path, "--out", tmp_path / "out", "--dry-run", "--set", "train_args.epoch=2"]
-    write()
-    (line,) = errors(*words)
-    assert "train_args.epoch: unknown key" in line
-    assert not (tmp_path / "out").exists()
