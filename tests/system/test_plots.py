@@ -17,20 +17,16 @@ def picture(path):
     return image
 
 
-def test_heat_map_of_few_and_many_clients(tmp_path):
+def test_heat_map_of_few_and_many_clients(tmp_path, monkeypatch):
     counts = np.array([[5, 0, 3], [0, 9, 1]])
     heat_map(counts, ["a", "b", "c"], tmp_path / "a.png", title="t")
     few = picture(tmp_path / "a.png")
     assert len(np.unique(few.reshape(-1, 3), axis=0)) > 20
-    heat_map(
-        np.random.default_rng(0).integers(0, 5, (200, 60)), [str(c) for c in range(60)], tmp_path / "b.png", title="t"
-    )
+    counts = np.random.default_rng(0).integers(0, 5, (200, 60))
+    heat_map(counts, [str(c) for c in range(60)], tmp_path / "b.png", title="t")
     picture(tmp_path / "b.png")
     assert {f.name for f in tmp_path.iterdir()} == {"a.png", "b.png"}
-
-
-def test_a_heat_map_has_no_more_clients_than_dots(tmp_path, monkeypatch):
-    pictures = drawn(monkeypatch)
+    pictures = drawn(monkeypatch)  # no more clients than dots
     heat_map(np.ones((2000, 3), int), ["a", "b", "c"], tmp_path / "a.png", title="t")
     axes = pictures[0].axes[0]
     assert axes.images[0].get_array().shape == (3, 1000)

@@ -66,23 +66,19 @@ class Centres(Method):
 def test_a_round_that_is_cut_off_within_a_plugin_s_hook_is_repeated(tmp_path):
     method = checked(Centres())
 
-    def rounds(name, pause=None, **more):
+    def rounds(name, *, pause=None, resume=False):
         made = session.build(parse.parse(TEXT, overrides=SHORT, objects={"method_args": method}))
         folder = RunFolder(tmp_path / name)
         if not folder.path.exists():
             folder.create()
-        record = Record(made, folder, Progress(), pause=pause, **more)
-        return record, list(Simulation(record))
+        record = Record(made, folder, Progress(), pause=pause, resume=resume)
+        return list(Simulation(record)), record.cut, record.next_round
 
-    _, whole = rounds("whole", resume=False)
-    record, lines = rounds("parts", Pause(2, math.inf, 0.0), resume=False)
-    assert (lines, record.cut, record.next_round) == ([], True, 0)
-    record, lines = rounds("parts", Pause(1, math.inf), resume=False)
-    assert lines == whole[:1]
-    record, lines = rounds("parts", Pause(2, math.inf, 0.0), resume=True)
-    assert (lines, record.cut, record.next_round) == ([], True, 1)
-    record, lines = rounds("parts", resume=True)
-    assert lines == whole[1:]
+    whole, *_ = rounds("whole")
+    assert rounds("parts", pause=Pause(2, math.inf, 0.0)) == ([], True, 0)
+    assert rounds("parts", pause=Pause(1, math.inf))[0] == whole[:1]
+    assert rounds("parts", pause=Pause(2, math.inf, 0.0), resume=True) == ([], True, 1)
+    assert rounds("parts", resume=True)[0] == whole[1:]
 
 
 @pytest.fixture
