@@ -3,15 +3,18 @@
 import csv
 import io
 import os
+import re
 import struct
 import subprocess
 import sys
 import zipfile
 import zlib
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
+from error_messages import message
 from fl_labelskew_registry import LabelSkewError
 from PIL import Image
 
@@ -118,9 +121,8 @@ def test_a_crafted_tiff_is_one_line(tmp_path, kind):
     file = tmp_path / "a.tif"
     Image.new("RGB", (24, 24)).save(file)
     patched(file, {(struct.pack("<HH", 273, 4), 2): bytes([kind])})
-    with pytest.raises(LabelSkewError, match=r"a\.tif: is not a valid image \(.* integer\); use a BMP, GIF, ") as error:
-        pictures.decode(file, size=32, channels=3)
-    assert "\n" not in str(error.value)
+    line = message(lambda: pictures.decode(file, size=32, channels=3))
+    assert re.search(r"a\.tif: is not a valid image \(.* integer\); use a BMP, GIF, ", line)
 
 
 HEADER = "{'descr': %r, 'fortran_order': False, 'shape': %s, }"
@@ -191,13 +193,10 @@ ENCRYPTED = {(b"PK\x03\x04", 6): b"\1", (b"PK\x01\x02", 8): b"\1"}
 def test_a_crafted_archive_is_one_line(tmp_path, write, says):
     file = tmp_path / "x.npz"
     write(file)
-    with pytest.raises(LabelSkewError) as error:
-        npz.Npz(npz.Npz.Params()).load(file, download=False, seed=0)
-    line = str(error.value)
+    line = message(lambda: datasets.load(npz.Npz, file))
     assert line.startswith(f"{file}: is not a valid .npz archive of plain arrays (")
     assert says in line
     assert line.endswith("; use one written by numpy.savez, without objects")
-    assert "\n" not in line
 
 
 LOAD = "from fl_labelskew_plugins.data.{} import {} as D; D(D.Params()).load(Path(sys.argv[1]), download=False, seed=0)"
@@ -260,10 +259,8 @@ def test_a_table_of_too_many_columns_is_refused(tmp_path):
     file = tmp_path / "t.csv"
     names, values = ",".join(f"c{i}" for i in range(60_000)), ",".join("1" * 60_000)
     file.write_text(f"label,{names}\na,{values}\nb,{values}\n")
-    with pytest.raises(LabelSkewError) as error:
-        Table(Table.Params()).load(file, download=False, seed=0)
     says = "has 60001 columns; use at most 50000, or an .npz archive (data set npz)"
-    assert str(error.value).startswith(f"{file}: {says}")
+    assert message(lambda: datasets.load(Table, file)).startswith(f"{file}: {says}")
 
 
 def test_categories_count_before_they_become_features(monkeypatch):
@@ -295,7 +292,5 @@ def test_formulas_in_tables_begin_with_an_apostrophe(tmp_path):
     with out.open(newline="") as stream:
         assert [row[0] for row in csv.reader(stream)][1:] == ESCAPED
     assert "'-0.5" not in out.read_text()
-    assert [row[0] for row in csv.reader(io.StringIO(table.comma_separated(["=x"], [[t] for t in FORMULAS])))] == [
-        "'=x",
-        *ESCAPED,
-    ]
+    text = table.comma_separated(["=x"], [[formula] for formula in FORMULAS])
+    assert [row[0] for row in csv.reader(io.StringIO(text))] == ["'=x", *ESCAPED]

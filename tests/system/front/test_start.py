@@ -11,11 +11,10 @@ import sys
 import time
 
 import pytest
-from click.testing import CliRunner
+from commands import call
 from safetensors.torch import load_file
 
 import fl_labelskew_plugins as fl
-from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.machine.files import read_lines
 
 RECIPE = """\
@@ -175,37 +174,6 @@ def test_an_interruption_leaves_a_checkpoint_and_a_line(start, finish, undisturb
     assert_same(undisturbed[0], tmp_path / "run")
 
 
-def test_an_interruption_that_an_extension_replaces_by_another_error(finish, undisturbed, tmp_path):
-    """The Rust code of safetensors, for example; the sleep stands for its work on a private model."""
-    code = """
-import sys, time
-from fl_labelskew_plugins.cli.main import main
-from fl_labelskew_plugins.engine import client_state
-def load_file(*arguments, **options):
-    print("loading", flush=True)
-    try:
-        time.sleep(60)
-    except BaseException:
-        pass
-    raise ValueError("could not determine the shape of object type 'torch.storage.UntypedStorage'")
-client_state.load_file = load_file
-main(["run", "recipe.yaml", "--run-dir", "run", "--quiet", "--host", "none"])
-"""
-    write(tmp_path)
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while "loading" not in process.stdout.readline():
-            assert process.poll() is None, process.stderr.read()
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert re.search(r"interrupted after \d of 8 rounds; to resume: labelskew run recipe.yaml --resume run", err)
-    assert len(err.splitlines()) == 1
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "stopped"
-    assert finish(tmp_path, "recipe.yaml", "--resume", "run")[0] == 0
-    assert_same(undisturbed[0], tmp_path / "run")
-
-
 def test_a_closed_terminal_leaves_a_checkpoint(tmp_path):
     write(tmp_path, "fedavg", rounds=9999)
     command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", "recipe.yaml", "--host", "none"]
@@ -291,8 +259,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(undisturbed, tmp_path, words):
     (tmp_path / "broken" / "checkpoint" / "latest.safetensors").write_bytes(b"\x80\x04junk")
     (tmp_path / "other.yaml").write_text(RECIPE.format(method="fedrs", rounds=8))
     arguments = ["run", *MISTAKES[words].format(recipe=recipe, run=run, tmp=tmp_path).split(), "--quiet"]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 2, result.output
+    result = call(*arguments, code=2)
     assert result.stdout == ""
     assert len(result.stderr.splitlines()) == 1
     assert words in result.stderr

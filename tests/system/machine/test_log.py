@@ -5,10 +5,9 @@ import re
 import sys
 
 import pytest
-from click.testing import CliRunner
+from commands import call
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.runtimes.processes import ProcessPart, together
 
@@ -80,10 +79,9 @@ def test_any_other_form_is_a_mistake(begin):
 
 def test_a_mistake_in_a_recipe_has_a_time_and_a_level_too_and_other_commands_have_none(monkeypatch, tmp_path):
     monkeypatch.setenv(log.FORM, "text")
-    run = CliRunner().invoke(main, ["run", str(tmp_path / "none.yaml")])
-    assert run.exit_code == 2
+    run = call("run", tmp_path / "none.yaml", code=2)
     assert re.fullmatch(f"{TIME} ERROR   .*none.yaml: cannot be read: No such file or directory\n", run.stderr)
-    other = CliRunner().invoke(main, ["validate", str(tmp_path / "none.yaml")])
+    other = call("validate", tmp_path / "none.yaml", code=2)
     assert other.stderr == f"error: {tmp_path}/none.yaml: cannot be read: No such file or directory\n"
 
 
