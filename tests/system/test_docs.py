@@ -79,11 +79,7 @@ def test_a_shell_finds_them_all():
     assert len(COMMANDS) > 70
 
 
-def name_of(value):
-    return value.stem if isinstance(value, Path) else " ".join(value)[:60]
-
-
-@pytest.mark.parametrize(("path", "words"), COMMANDS, ids=name_of)
+@pytest.mark.parametrize(("path", "words"), COMMANDS, ids=lambda v: v.stem if isinstance(v, Path) else " ".join(v)[:60])
 def test_it_would_run(path, words, fashion_mnist, monkeypatch, capsys):
     program, *args = words
     if program == "make":

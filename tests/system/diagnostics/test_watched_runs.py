@@ -12,13 +12,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fl_labelskew_plugins.diagnostics import client_drift
-from fl_labelskew_plugins.diagnostics.watch import KINDS
 from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.mistakes import RecipeError
-from fl_labelskew_plugins.recipe.sections import IN_TRAINING, OUTSIDE_TRAINING, DiagnosticName
+from fl_labelskew_plugins.recipe.sections import IN_TRAINING, DiagnosticName
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runtimes.options import RunOptions
 
@@ -60,11 +59,6 @@ def watched(go):
 
 def lines(folder, name):
     return read_lines(folder / "diagnostics" / f"{name}.jsonl")
-
-
-def test_every_name_has_a_class_and_every_class_a_name():
-    assert set(KINDS) == set(get_args(DiagnosticName))
-    assert set(IN_TRAINING) | set(OUTSIDE_TRAINING) == set(KINDS)
 
 
 @pytest.mark.parametrize("method", ["fedrs", "map", "fedmr"])

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 
 import numpy as np
 import pytest
@@ -28,7 +27,6 @@ def finished(tmp_path_factory):
         "model_args": {"model": "logistic"},
         "train_args": {"comm_round": 1, "client_num_in_total": 2},
         "method_args": {"method": "fedavg"},
-        "device_args": {"threads": 1},
     }
     for _ in (loop := fl.simulate(recipe, folder / "run")):
         pass
@@ -113,20 +111,6 @@ def test_page_escapes_markup_of_a_stranger(run):
     assert "<script>alert" not in page
 
 
-@pytest.fixture
-def in_time():
-    """A command that waits for ever is a failure, no hang."""
-
-    def late(signum, frame):
-        raise AssertionError("it waits for ever")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
 IRREGULAR = "is a FIFO or device, not a regular file"
 RESUME = ["--host", "none", "--set", "train_args.comm_round=2"]
 
@@ -148,7 +132,8 @@ RESUME = ["--host", "none", "--set", "train_args.comm_round=2"]
         ("model.safetensors", ["evaluate", "{}/model.safetensors", "{}/../data.npz"]),
     ],
 )
-def test_commands_do_not_wait_for_a_fifo(run, in_time, name, words):
+@pytest.mark.timeout(60)
+def test_commands_do_not_wait_for_a_fifo(run, name, words):
     (run / name).parent.mkdir(exist_ok=True)
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
@@ -166,7 +151,8 @@ def test_commands_do_not_wait_for_a_fifo(run, in_time, name, words):
     ],
     ids=["link", "FIFO", "folder"],
 )
-def test_a_run_in_whose_folder_a_link_or_fifo_appears(run, in_time, name, plant, says):
+@pytest.mark.timeout(60)
+def test_a_run_in_whose_folder_a_link_or_fifo_appears(run, name, plant, says):
     (run.parent / "outside").write_text("secret")
 
     class Plant(fl.Callback):

@@ -47,12 +47,11 @@ def test_a_pipe_gets_time_and_level(begin, capsys):
     begin()
     say()
     out, err = capsys.readouterr()
-    assert [re.fullmatch(f"{TIME} (.*)", line)[1] for line in out.splitlines()] == [
-        "INFO    one", "INFO    two", "WARNING odd",
-    ]  # fmt: skip
-    assert [re.fullmatch(f"{TIME} (.*)", line)[1] for line in err.splitlines()] == [
-        "WARNING w", "ERROR   a", "ERROR   b",
-    ]  # fmt: skip
+    for text, said in (
+        (out, ["INFO    one", "INFO    two", "WARNING odd"]),
+        (err, ["WARNING w", "ERROR   a", "ERROR   b"]),
+    ):
+        assert [re.fullmatch(f"{TIME} (.*)", line)[1] for line in text.splitlines()] == said
 
 
 def test_json(begin, capsys):

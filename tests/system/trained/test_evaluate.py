@@ -47,14 +47,6 @@ def test_every_number_is_scikit_learns(pictures, tmp_path):
     assert result["macro_f1"] == pytest.approx(f1_score(truth, said, labels=names, average="macro", zero_division=0))
 
 
-def test_a_file_alone_knows_how_pictures_are_read(pictures, tmp_path):
-    data, run = pictures
-    alone = tmp_path / "alone.safetensors"
-    shutil.copy(run.folder / "model.safetensors", alone)
-    here, there = evaluated(alone, data), evaluated(run.folder, data)
-    assert {**here, "model": ""} == {**there, "model": ""}
-
-
 def test_data_that_lack_a_class_keep_the_others_numbers(pictures, tmp_path):
     data, run = pictures
     for name in ("cross", "square"):  # not the first one
