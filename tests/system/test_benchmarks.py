@@ -21,9 +21,8 @@ def tables(forker, tmp_path_factory):
         out = tmp_path_factory.mktemp(name)
         script = ROOT / "benchmarks" / f"{name}.py"
         beside = {"PYTHONPATH": str(script.parent)}
-        process = forker.start(
-            options or ["--tiny"], out / "log", errors=out / "errors", script=script, environment=beside
-        )
+        files = {"log": out / "log", "errors": out / "errors", "script": script}
+        process = forker.start(options or ["--tiny"], environment=beside, **files)
         assert process.wait(600) == 0, (out / "errors").read_text()
         rows = [line.strip("|").split("|") for line in process.text.splitlines() if line.startswith("|")]
         return [[cell.strip() for cell in cells] for cells in rows if "---" not in cells[0]]

@@ -35,9 +35,8 @@ def test_it_is_listed_with_its_distribution_and_parameters(installed):
     assert " ldam Margins for the true class, by the client's own class counts. (labelskew-ldam) " in words
     assert " fedmr " in words
     assert "margin" in venv.run("labelskew", "methods", "ldam").stdout
-    wrong = venv.run(
-        "labelskew", "validate", folder / "ldam_digits.yaml", "--set", "method_args.margin=-1", check=False
-    )
+    wrong = ("validate", folder / "ldam_digits.yaml", "--set", "method_args.margin=-1")
+    wrong = venv.run("labelskew", *wrong, check=False)
     assert wrong.returncode == 2
     assert "method_args.margin" in wrong.stderr
     assert "Traceback" not in wrong.stderr

@@ -184,10 +184,7 @@ ENCRYPTED = {(b"PK\x03\x04", 6): b"\1", (b"PK\x01\x02", 8): b"\1"}
         (lambda file: archive(file, x=npy(HEADER % ("|S0", (3 * 10**8,)))), "x has type |S0, expected numbers"),
         (lambda file: archive(file, class_names=npy(HEADER % ("<U0", (3 * 10**8,)))), "class_names has type <U0"),
         (lambda file: archive(file, x=sound(np.zeros((20, 4), complex))), "x has type complex128, expected"),
-        (
-            lambda file: archive(file, x=npy(HEADER % ("<f4", (10**6, 1500)), bytes(4))),
-            "but its header says 6000000000",
-        ),
+        (lambda file: archive(file, x=npy(HEADER % ("<f4", (10**6, 1500)), bytes(4))), "but its header says 60000"),
     ],
 )
 def test_a_crafted_archive_is_one_line(tmp_path, write, says):
@@ -203,12 +200,10 @@ LOAD = "from fl_labelskew_plugins.data.{} import {} as D; D(D.Params()).load(Pat
 LOAD_ARCHIVE, LOAD_TABLE = LOAD.format("npz", "Npz"), LOAD.format("table", "Table")
 
 
-@pytest.mark.parametrize(
-    "array", [{"x": np.zeros((2**20, 200), bool)}, {"y": np.zeros(3 * 10**7, "S1")}], ids=["bools", "bytes"]
-)
-def test_an_archive_counts_with_what_its_arrays_become(tmp_path, array):
+@pytest.mark.parametrize(("name", "array"), [("x", np.zeros((2**20, 200), bool)), ("y", np.zeros(3 * 10**7, "S1"))])
+def test_an_archive_counts_with_what_its_arrays_become(tmp_path, name, array):
     """A byte becomes two float32, or a text of 150 bytes and more."""
-    file = archive(tmp_path / "x.npz", **{name: sound(value) for name, value in array.items()})
+    file = archive(tmp_path / "x.npz", **{name: sound(array)})
     assert file.stat().st_size < 250_000
     line = outcome(LOAD_ARCHIVE, file)
     assert line.startswith(f"{file}: ")

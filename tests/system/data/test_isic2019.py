@@ -136,9 +136,8 @@ def test_colour_constancy_by_hand():
     pixels[0, 0], pixels[0, 1] = (100, 50, 0), (200, 50, 0)
     red = ((100.0**6 + 200.0**6) / 2) ** (1 / 6)
     length = np.hypot(red, 50.0)
-    expected = [
-        [min(value / (np.sqrt(3) * e / length), 255) for value, e in ((row, red), (50, 50.0))] for row in (100, 200)
-    ]
+    scale = np.sqrt(3) * np.array([red, 50.0]) / length
+    expected = np.minimum(np.array([[100, 50], [200, 50]]) / scale, 255)
     got = lesions.colour_constancy(pixels)
     np.testing.assert_allclose(got[0, :, :2], np.floor(expected), atol=1)
     assert (got[..., 2] == 0).all()

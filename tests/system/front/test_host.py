@@ -20,6 +20,9 @@ from fl_labelskew_plugins.runtimes.options import RunOptions
 pytestmark = pytest.mark.host
 
 
+PAUSE = Pause(1, float("inf"))
+
+
 def changed(**train):
     return DIGITS | {"train_args": DIGITS["train_args"] | train}
 
@@ -60,7 +63,7 @@ def test_what_is_fedml_s_own_code_is_ours_without_it(optimizer, tmp_path):
 def test_a_run_is_gone_on_with_on_the_other_side(first, then, tmp_path):
     whole = fl.run(DIGITS | {"method_args": {"method": "map"}}, tmp_path / "whole", quiet=True).folder
     cut = tmp_path / "cut"
-    start.start(RunOptions(whole / "recipe.yaml", run_dir=cut, pause=Pause(1, float("inf")), quiet=True, host=first))
+    start.start(RunOptions(whole / "recipe.yaml", run_dir=cut, pause=PAUSE, quiet=True, host=first))
     assert RunFolder(cut).environment["host"] == first
     start.start(RunOptions(resume=cut, quiet=True, host=then))
     assert content(cut)[0] == content(whole)[0]
@@ -75,9 +78,7 @@ def test_a_host_that_is_none_of_both_is_refused(tmp_path):
 def test_an_optimiser_s_memory_is_of_one_side(tmp_path):
     path, fedprox = tmp_path / "recipe.yaml", ["train_args.federated_optimizer=FedProx"]
     path.write_text(SILOS_ALONE)
-    start.start(
-        RunOptions(path, fedprox, run_dir=tmp_path / "run", pause=Pause(1, float("inf")), quiet=True, host="fedml")
-    )
+    start.start(RunOptions(path, fedprox, run_dir=tmp_path / "run", pause=PAUSE, quiet=True, host="fedml"))
     line = message(lambda: start.start(RunOptions(resume=tmp_path / "run", quiet=True, host="none")))
     assert line == (
         f"--resume {tmp_path / 'run'}: its FedProx has optimizer_source corrected, but here it would be own; "
@@ -93,11 +94,8 @@ train_args: {client_num_in_total: 3, comm_round: 2}
 method_args: {method: fedavg}
 device_args: {threads: 1}
 """
-ATTACK = [
-    "security_args.attack_type=byzantine",
-    "security_args.attack_mode=zero",
-    "security_args.byzantine_client_num=1",
-]
+ATTACK = ["security_args.attack_type=byzantine", "security_args.attack_mode=zero"]
+ATTACK += ["security_args.byzantine_client_num=1"]
 DEFENCE = ["security_args.defense_type=norm_diff_clipping", "security_args.norm_bound=1"]
 DP = ["dp_args.dp_solution_type=ldp", "dp_args.mechanism_type=laplace", "dp_args.epsilon=1", "dp_args.delta=0"]
 DP += ["dp_args.sensitivity=0.1"]

@@ -28,9 +28,7 @@ def finished(tmp_path_factory):
         "train_args": {"comm_round": 1, "client_num_in_total": 2},
         "method_args": {"method": "fedavg"},
     }
-    for _ in (loop := fl.simulate(recipe, folder / "run")):
-        pass
-    return loop.run.folder
+    return fl.run(recipe, folder / "run", quiet=True, host="none").folder
 
 
 @pytest.fixture

@@ -47,11 +47,9 @@ def test_a_pipe_gets_time_and_level(begin, capsys):
     begin()
     say()
     out, err = capsys.readouterr()
-    for text, said in (
-        (out, ["INFO    one", "INFO    two", "WARNING odd"]),
-        (err, ["WARNING w", "ERROR   a", "ERROR   b"]),
-    ):
-        assert [re.fullmatch(f"{TIME} (.*)", line)[1] for line in text.splitlines()] == said
+    assert (out.count("\n"), err.count("\n")) == (3, 3)
+    lines = [re.fullmatch(f"{TIME} (.*)", line)[1] for line in (out + err).splitlines()]
+    assert lines == ["INFO    one", "INFO    two", "WARNING odd", "WARNING w", "ERROR   a", "ERROR   b"]
 
 
 def test_json(begin, capsys):

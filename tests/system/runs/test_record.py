@@ -135,8 +135,7 @@ def test_going_back_brings_back_the_best_of_the_rounds_that_remain(whole, tmp_pa
 def test_no_model_stands_for_a_better_one_that_was_not_kept(whole, tmp_path, capsys):
     run, rounds = whole
     off = fl.load(RECIPE, {"tracking_args.keep_best": False})
-    for _ in fl.simulate(off, tmp_path / "run"):
-        pass
+    fl.run(off, tmp_path / "run", quiet=True, host="none")
     assert not (tmp_path / "run" / "best.safetensors").exists()
     assert "best.safetensors" not in (tmp_path / "run" / "MODEL_CARD.md").read_text()
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == (run.folder / "metrics.jsonl").read_bytes()
@@ -178,8 +177,7 @@ def test_what_strangers_call_things_is_no_markdown(tmp_path, monkeypatch):
     monkeypatch.setattr(Npz, "class_names", lambda *_: names)
     data = {"dataset": "npz", "data_cache_dir": str(tmp_path)}
     recipe = RECIPE | {"data_args": data, "partition_args": {"partition_method": "iid"}}
-    for _ in fl.simulate(fl.load(recipe, {"train_args.comm_round": 1}), tmp_path / "run"):
-        pass
+    fl.run(fl.load(recipe, {"train_args.comm_round": 1}), tmp_path / "run", quiet=True, host="none")
     text = (tmp_path / "run" / "MODEL_CARD.md").read_text()
     rows = [line for line in text.splitlines() if "script" in line or "a/b" in line or "http" in line]
     assert len(rows) == 6  # in two tables

@@ -105,9 +105,8 @@ def trained_on(folder, partition="iid", /, **data_args):
         "model_args": {"model": "logistic"},
         "train_args": {"client_num_in_total": 2, "comm_round": 1},
         "method_args": {"method": "fedavg"},
-        "device_args": {"threads": 1},
     }
-    return fl.run(recipe, folder, quiet=True)
+    return fl.run(recipe, folder, quiet=True, host="none")
 
 
 @pytest.fixture(scope="module")

@@ -80,10 +80,7 @@ def test_what_a_run_needs_and_what_its_user_wants(dry):
         (["--set-sbatch", "signal=9"], "--set-sbatch signal=9: conflicts with the script; use B:USR1@"),
         (["--jobs", "2"], "--slurm: --jobs and --memory have no effect on Slurm; use --set-sbatch array=%8 and mem=8G"),
         (["--set", "comm_args.backend=MPI"], "fedavg-seed0: comm_args.workers: null: the number of cores of a task"),
-        (
-            ["--set", "comm_args.backend=GRPC", "--set", "common_args.training_type=cross_silo"],
-            "GRPC: silos of two tas",
-        ),
+        (["--set", "comm_args.backend=GRPC", "--set", "common_args.training_type=cross_silo"], "silos of two tasks"),
         (
             ["--set", "comm_args.backend=MPI", "--set", "comm_args.workers=1", "--set", "comm_args.hostfile=hosts"],
             "fedavg-seed0: comm_args.hostfile: a task runs on one node, chosen by Slurm; use null",
