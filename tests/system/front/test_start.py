@@ -113,12 +113,6 @@ def test_a_run_leaves_everything_behind(undisturbed):
     assert len(out.splitlines()) == 8 + 4 + 8 + 1  # rounds, opening lines, table, folder
 
 
-def test_the_same_recipe_gives_the_same_numbers(finish, undisturbed, tmp_path):
-    code, out, _ = finish(tmp_path, write(tmp_path), "--run-dir", "run", "--quiet")
-    assert (code, out) == (0, "")
-    assert_same(undisturbed[0], tmp_path / "run")
-
-
 @pytest.mark.parametrize("rounds", [0, 2, 5])
 def test_kill_9_and_resume_give_the_same_numbers(start, finish, undisturbed, tmp_path, rounds):
     recipe = write(tmp_path)
