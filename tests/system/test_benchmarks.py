@@ -17,11 +17,12 @@ FILES = sorted((ROOT / "benchmarks").glob("*.py"))
 def tables(forker, tmp_path_factory):
     """The cells of all table rows that a benchmark prints."""
 
-    def run(name, tiny="--tiny"):
+    def run(name, *options):
         out = tmp_path_factory.mktemp(name)
         script = ROOT / "benchmarks" / f"{name}.py"
         beside = {"PYTHONPATH": str(script.parent)}
-        process = forker.start([tiny], out / "log", errors=out / "errors", script=script, environment=beside)
+        files = {"log": out / "log", "errors": out / "errors", "script": script}
+        process = forker.start(options or ["--tiny"], environment=beside, **files)
         assert process.wait(600) == 0, (out / "errors").read_text()
         rows = [line.strip("|").split("|") for line in process.text.splitlines() if line.startswith("|")]
         return [[cell.strip() for cell in cells] for cells in rows if "---" not in cells[0]]
@@ -30,7 +31,7 @@ def tables(forker, tmp_path_factory):
 
 
 def test_host_sp(tables):
-    _, *variants = tables("host_sp")
+    _, *variants = tables("host_sp", "--tiny", "--rounds", 3)
     assert [row[0] for row in variants] == [
         "host FedAvg, test every round", "ours, test every round", "ours, test every round, no personalised measure",
         "host FedAvg, no test", "host FedAvg, no test, start weights copied", "ours, no test",
@@ -114,13 +115,16 @@ def test_gpu(tables):
     assert {row[6] for row in scale} == {"2 of 100"}
 
 
-def test_gpu_keeps_what_it_has(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    """That of the GPU, with so many seconds."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    from gpu import Bench
+    import gpu
 
-    def bench(seconds):
-        return Bench(smoke=True, seconds=seconds, out=tmp_path, begun=time.monotonic(), data=None)
+    return lambda seconds: gpu.Bench(smoke=True, seconds=seconds, out=tmp_path, begun=time.monotonic(), data=None)
 
+
+def test_gpu_keeps_what_it_has(bench, tmp_path, capsys):
     bench(0).run()
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
     assert len(lines) == 1 + 1 + 2 + 4 + 1  # the machine, tests, steps, rounds, workers; no scale without time
@@ -146,40 +150,27 @@ def test_gpu_keeps_what_it_has(tmp_path, monkeypatch, capsys):
         bench(60)
 
 
-def test_gpu_tells_which_test_fails(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import gpu
-
-    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+def test_gpu_tells_which_test_fails(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr("gpu.ROOT", tmp_path)
     (tmp_path / "tests").mkdir()
     text = "import pytest\ndef test_good():\n  pass  # mark.gpu\ndef test_bad_fedmr_cpu():\n  assert 1 == 2\n"
     text += "@pytest.fixture\ndef broken():\n  raise OSError\ndef test_unready_fedmr_cpu(broken):\n  pass\n"
     text += "def test_left_fedmr_cpu():\n  pytest.skip('why')\n"
     (tmp_path / "tests" / "test_some.py").write_text(text)
-    bench = gpu.Bench(smoke=True, seconds=60, out=tmp_path, begun=time.monotonic(), data=None)
-    every, *wrong = bench.tests()
+    every, *wrong = bench(60).tests()
     assert every == {"test": "all", "passed": 0, "failed": 2, "skipped": 1}
     assert [row["test"] for row in wrong] == ["test_bad_fedmr_cpu", "test_unready_fedmr_cpu"]
     assert wrong[0]["why"] == "assert 1 == 2"
 
 
-def test_gpu_stops_a_process_that_takes_too_long(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    from gpu import Bench
-
-    bench = Bench(smoke=True, seconds=0, out=tmp_path, begun=time.monotonic(), data=None)
+def test_gpu_stops_a_process_that_takes_too_long(bench):
     with pytest.raises(RunError, match="the time was up"):
-        bench.process([sys.executable, "-c", "import time; time.sleep(60)"])
-
-
-def test_each_has_a_test():
-    tests = {name for name in globals() if name.startswith("test_")}
-    assert FILES
-    assert {f"test_{path.stem}" for path in FILES} <= tests
+        bench(0).process([sys.executable, "-c", "import time; time.sleep(60)"])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_each_opens_with_its_commands(path):
+    assert f"test_{path.stem}" in globals()
     commands = re.findall(rf"python benchmarks/{path.name}(.*?)(?:#|\n)", path.read_text(encoding="utf-8"))
     assert commands[0].split() == []
     assert ["--smoke" if path.stem == "gpu" else "--tiny"] in [more.split() for more in commands]

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.plots import COLOURS, arrow, colour, compare, curves, figure, heat_map, save, scatter, sphere
+from fl_labelskew_plugins.plots import COLOURS, arrow, compare, curves, figure, heat_map, save, scatter, sphere
 
 
 def picture(path):
@@ -17,20 +17,16 @@ def picture(path):
     return image
 
 
-def test_heat_map_of_few_and_many_clients(tmp_path):
+def test_heat_map_of_few_and_many_clients(tmp_path, monkeypatch):
     counts = np.array([[5, 0, 3], [0, 9, 1]])
     heat_map(counts, ["a", "b", "c"], tmp_path / "a.png", title="t")
     few = picture(tmp_path / "a.png")
     assert len(np.unique(few.reshape(-1, 3), axis=0)) > 20
-    heat_map(
-        np.random.default_rng(0).integers(0, 5, (200, 60)), [str(c) for c in range(60)], tmp_path / "b.png", title="t"
-    )
+    counts = np.random.default_rng(0).integers(0, 5, (200, 60))
+    heat_map(counts, [str(c) for c in range(60)], tmp_path / "b.png", title="t")
     picture(tmp_path / "b.png")
     assert {f.name for f in tmp_path.iterdir()} == {"a.png", "b.png"}
-
-
-def test_a_heat_map_has_no_more_clients_than_dots(tmp_path, monkeypatch):
-    pictures = drawn(monkeypatch)
+    pictures = drawn(monkeypatch)  # no more clients than dots
     heat_map(np.ones((2000, 3), int), ["a", "b", "c"], tmp_path / "a.png", title="t")
     axes = pictures[0].axes[0]
     assert axes.images[0].get_array().shape == (3, 1000)
@@ -204,11 +200,6 @@ def test_classes_have_colours_of_their_own_in_two_and_three_dimensions(tmp_path)
     for name in ("flat.png", "sphere.png"):
         assert set(COLOURS[:3]) <= colours_of(tmp_path / name)
         assert not set(COLOURS[3:]) & colours_of(tmp_path / name)
-
-
-def test_more_classes_than_colours_get_a_scale():
-    assert colour(9, 10) == COLOURS[9]
-    assert len({tuple(colour(c, 62)) for c in range(62)}) == 62
 
 
 def test_labels_are_drawn_as_they_stand_and_powers_of_ten_as_such(tmp_path):

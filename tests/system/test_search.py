@@ -1,10 +1,7 @@
 """The example with Optuna: trials end at a round, and a killed process harms no study."""
 
 import importlib.util
-import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +10,8 @@ from pathlib import Path
 import optuna
 import pytest
 from commands import call
+
+from fl_labelskew_plugins.machine.files import read_lines
 
 FILE = Path(__file__).parents[2] / "examples" / "search_optuna.py"
 
@@ -35,14 +34,11 @@ def test_the_docs_show_the_example():
 def test_a_study_prunes_at_rounds_and_goes_on_without_a_killed_process(search, capfd):
     first = Path("search/trial0/metrics.jsonl")
     process = subprocess.Popen([sys.executable, FILE], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        end = time.monotonic() + 120
-        while not (first.exists() and first.stat().st_size) and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.02)
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-    assert first.stat().st_size
+    while not read_lines(first):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
     begun = len(search.study().trials)  # one, or more where this process was slow to kill it
     # whoever is below 99 % in the third round is cut off, which everyone is
     study = search.study(optuna.pruners.ThresholdPruner(lower=0.99, n_warmup_steps=2))
@@ -53,7 +49,7 @@ def test_a_study_prunes_at_rounds_and_goes_on_without_a_killed_process(search, c
     for trial in pruned:
         assert trial.state is optuna.trial.TrialState.PRUNED
         folder = Path("search", f"trial{trial.number}")
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines = read_lines(folder / "metrics.jsonl")
         assert trial.intermediate_values == {line["round"]: line["accuracy"] for line in lines}
         assert len(lines) == 3
         assert "why: pruned after round 3" in call("status", folder).output

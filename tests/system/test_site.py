@@ -18,9 +18,8 @@ PAGES = ("index", "keys", "api", "search", "methods/fedmr", "tutorials/hospitals
 
 def sphinx(docs, out):
     """Build as ``make docs`` does."""
-    (options,) = re.findall(
-        r"^\t\$\(BIN\)/python -m sphinx (.*) docs \S+$", (ROOT / "Makefile").read_text(), re.MULTILINE
-    )
+    makefile = (ROOT / "Makefile").read_text()
+    (options,) = re.findall(r"^\t\$\(BIN\)/python -m sphinx (.*) docs \S+$", makefile, re.MULTILINE)
     command = [sys.executable, "-m", "sphinx", *options.split(), docs, out]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -72,9 +71,8 @@ def test_every_method_key_and_command_is_there(site):
 def test_a_broken_link_is_an_error(tmp_path):
     for name in ("conf.py", "site_extension.py"):
         shutil.copy(ROOT / "docs" / name, tmp_path)
-    (tmp_path / "index.md").write_text(
-        "# A page\n\n[nowhere](nowhere.md), [no part](#none)\n\n![no picture](none.png)\n"
-    )
+    text = "# A page\n\n[nowhere](nowhere.md), [no part](#none)\n\n![no picture](none.png)\n"
+    (tmp_path / "index.md").write_text(text)
     built = sphinx(tmp_path, tmp_path / "out")
     assert built.returncode != 0
     assert all(name in built.stderr for name in ("nowhere.md", "'none'", "none.png"))

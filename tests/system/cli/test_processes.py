@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from functools import partial
 from pathlib import Path
 
@@ -15,13 +14,6 @@ ROOT = Path(__file__).parents[3]
 QUICK = ROOT / "recipes" / "quickstart.yaml"
 LABELSKEW = Path(sysconfig.get_path("scripts")) / "labelskew"
 HEAVY = ("torch", "fedml", "numpy", "pydantic", "sklearn", "matplotlib", "rich", "pandas", "jinja2")
-
-
-def labelskew(*args, code=0, **options):
-    done = subprocess.run([LABELSKEW, *args], capture_output=True, text=True, timeout=120, check=False, **options)
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
 
 
 WORDS = [["--help"], ["-h"], ["--version"], ["run", "-h"], ["methods"], ["recipes", "ls"], ["run", "quickstrat"]]
@@ -39,8 +31,7 @@ except SystemExit as end:
     assert (end.code or 0) == {2 * (args[-1] == "quickstrat")}
 assert not (found := sys.modules.keys() & set({HEAVY!r}) - set({needed.get(tuple(args), [])!r})), found
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
 
 
 @pytest.mark.host
@@ -69,29 +60,6 @@ finally:
     assert said["reading recipe ..."] == []
     assert said["loading FedML ..."] == ["torch"]
     assert any(text.startswith("results: ") and names == ["torch", "fedml"] for text, names in said.items())
-
-
-def test_a_run_from_start_to_report(tmp_path, forker):
-    few = ["--set", "train_args.comm_round=2", "--quiet"]
-    labelskew("run", QUICK, *few, "--host", "none", "--run-dir", "s0", cwd=tmp_path)
-    rows = labelskew("report", "s0", cwd=tmp_path).stdout.splitlines()
-    assert rows[1].split()[:6] == ["fedrs", "digits", "pcdd", "2", "1", "2"]
-
-    def refused(name, *more):
-        process = forker.start(["run", QUICK, *few, *more], tmp_path / name, cwd=tmp_path)
-        assert process.wait() == 2
-        assert "Traceback" not in process.text
-        return process.text
-
-    assert refused("again", "--run-dir", "s0").startswith("error: run directory s0 is not empty")
-    other = refused("other", "--resume", "s0", "--set", "method_args.alpha=0.1")
-    assert "the recipe differs from the run's in method_args.alpha" in other
-
-
-def test_a_mistake_ends_with_2_and_a_line(tmp_path):
-    done = labelskew("run", QUICK, "--set", "train_args.epochs=0", cwd=tmp_path, code=2)
-    assert done.stderr == "error: --set train_args.epochs: 0 is out of range; allowed: an integer of at least 1\n"
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failure_ends_with_1_and_keeps_its_traceback():
@@ -157,15 +125,3 @@ def test_an_interrupt_of_anything_else_is_the_host_s_own():
     code, said, _ = interrupted_after("click", ["fedml", "run", "list", "--help"])
     assert code == -signal.SIGINT
     assert "Traceback (most recent call last):\n" in said
-
-
-def test_an_interrupt_ends_with_130(tmp_path, forker):
-    many = ["--set", "train_args.comm_round=100000", "--run-dir", "run"]
-    process = forker.start(["run", QUICK, *many], tmp_path / "log", cwd=tmp_path)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    limit = time.monotonic() + 90
-    while not metrics.exists() and time.monotonic() < limit and process.pid not in forker.ended:
-        time.sleep(0.1)
-    process.kill(signal.SIGINT)
-    assert process.wait(60) == 130, process.text
-    assert "Traceback" not in process.text

@@ -68,12 +68,12 @@ def test_mistakes_are_lines(runs, tmp_path):
         f"--only: '{name}' is unknown; allowed: fedavg, fedlc, map, FedAvg, iid, pcdd, digits; did you mean {near}?"
         for name, near in (("fedrs", "fedlc"), ("pcd", "pcdd"))
     ]
-    assert errors("report", runs, "--save", tmp_path / "a.xlsx") == [
-        f"--save {tmp_path / 'a.xlsx'}: unsupported table format; use a name that ends in .csv or .md or .tex"
-    ]
-    assert errors("report", runs, "--save", tmp_path / "no" / "a.tex") == [
-        f"{tmp_path / 'no' / 'a.tex'}: cannot be written: No such file or directory"
-    ]
+    for name, says in (
+        ("a.xlsx", "a.xlsx: unsupported table format; use a name that ends in .csv or .md or .tex"),
+        ("no/a.tex", "no/a.tex: cannot be written: No such file or directory"),
+    ):
+        (line,) = errors("report", runs, "--save", tmp_path / name)
+        assert line.endswith(says)
 
 
 def test_a_terminal_gets_what_it_has_room_for(runs):
@@ -97,9 +97,8 @@ def test_a_terminal_gets_what_it_has_room_for(runs):
 
 def test_a_pivot_is_of_whole_runs_alone(tmp_path):
     folder(tmp_path / "a", resolved() | {"train_args": {"comm_round": 9}}, [0.5])
-    assert errors("report", tmp_path, "--pivot") == [
-        "--pivot: needs at least one completed run; use the table without it"
-    ]
+    (line,) = errors("report", tmp_path, "--pivot")
+    assert line == "--pivot: needs at least one completed run; use the table without it"
     folder(tmp_path / "b", resolved(method="fedlc"), [0.5])
     head, row = call("report", tmp_path, "--pivot").output.splitlines()[:2]
     assert (head.split(), row.split()) == (["method", "iid"], ["fedlc", "50.00"])

@@ -2,17 +2,17 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
+import commands
 import datasets
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from error_messages import message
 from fl_labelskew_registry import Dataset, Images, LabelSkewError, catalog
 from pydantic import BaseModel
 
-from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.partition.clients import divide
 from fl_labelskew_plugins.partition.natural import Natural
@@ -38,16 +38,12 @@ COPIES = {  # name: shape of a sample, classes
 }
 
 
-def call(*args, code=0):
-    result = CliRunner().invoke(main, ["data", *map(str, args)])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result
+call = partial(commands.call, "data")
 
 
 def error(*args, code=2):
-    (line,) = call(*args, code=code).stderr.splitlines()
-    return line.removeprefix("error: ")
+    (line,) = commands.errors("data", *args, code=code)
+    return line
 
 
 def load(name, folder):
@@ -90,9 +86,7 @@ def test_a_small_copy_is_complete_and_can_be_learnt(tmp_path, name):
         assert (counts > 0).sum(axis=1).max() < 0.6 * classes
 
 
-@pytest.mark.parametrize(
-    "name", ["emnist", "cifar10", "cinic10", "odir", "femnist", "shakespeare", "table", "isic2019"]
-)
+@pytest.mark.parametrize("name", ["emnist", "cifar10", "cinic10", "odir", "femnist", "shakespeare", "table"])
 def test_the_same_seed_writes_the_same_files(tmp_path, name):
     kind = catalog.load("datasets", name)
     for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -134,20 +128,14 @@ def test_a_small_copy_of_groups(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-def test_an_empty_folder_is_filled(tmp_path, monkeypatch):
+def test_arrays_are_a_small_copy_without_the_mark(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call("fake", "mnist", "--out", ".")
-    assert "a small copy, complete" in call("check", "mnist", ".").stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == [fakes.MARK, fakes.ARRAYS]
-
-
-def test_arrays_are_a_small_copy_without_the_mark(tmp_path):
-    out = tmp_path / "out"
-    call("fake", "mnist", "--out", out)
-    (out / fakes.MARK).unlink()
-    assert call("check", "mnist", out).stdout.splitlines()[-1].endswith(": a small copy, complete")
-    (out / fakes.ARRAYS).unlink()
-    assert "train-images-idx3-ubyte (missing)" in error("check", "mnist", out, code=1)
+    (tmp_path / fakes.MARK).unlink()
+    assert call("check", "mnist", ".").stdout.splitlines()[-1].endswith(": a small copy, complete")
+    (tmp_path / fakes.ARRAYS).unlink()
+    assert "train-images-idx3-ubyte (missing)" in error("check", "mnist", ".", code=1)
 
 
 @pytest.mark.parametrize(
@@ -166,18 +154,14 @@ def test_too_few_samples(tmp_path, name, samples, says):
 
 
 def test_mistakes(tmp_path):
-    assert error("fake", "cifar", "--out", tmp_path / "x").startswith(
-        "unknown name 'cifar' in datasets; known: cifar10"
-    )
-    assert "known: cifar10" in error("check", "cifar", tmp_path)
+    for words in (("fake", "cifar", "--out", tmp_path / "x"), ("check", "cifar", tmp_path)):
+        assert error(*words).startswith("unknown name 'cifar' in datasets; known: cifar10")
     assert error("check", "mnist", tmp_path / "none").endswith("does not exist; use the folder of data set mnist")
     assert "data_cache_dir is not set" in error("check", "mnist")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
     assert "full: is not empty" in error("fake", "mnist", "--out", tmp_path / "full")
     assert "cannot be written (Not a directory)" in error("fake", "mnist", "--out", tmp_path / "full" / "file")
-    below = tmp_path / "full" / "file" / "x"
-    assert error("fake", "mnist", "--out", below) == f"{below}: cannot be written (Not a directory)"
     assert error("fake", "digits", "--out", tmp_path / "x") == "data set Digits: no small copy can be written of it"
     lines = call("fake", "emnist", "--out", tmp_path / "x", "--set", "spit=1", "--set", "split=a", "--set", "b", code=2)
     assert lines.stderr.splitlines() == [
@@ -206,27 +190,20 @@ def test_a_plugin_that_only_checks_is_surveyed_by_that(tmp_path):
     assert fakes.wrong(Mine().survey(tmp_path))
     (tmp_path / "file").write_text("")
     assert not fakes.wrong(Mine().survey(tmp_path))
-    assert not fakes.wrong([("images", "7", "any")])
-    assert fakes.wrong([("images", "missing", "any")])
-    assert fakes.wrong([("images", "7", "8")])
-    assert not fakes.wrong([("images", "7", "8")], copy=True)
     with pytest.raises(LabelSkewError, match="data set Mine: no small copy"):
         Mine().fake(tmp_path, samples=None, seed=0)
 
 
 def test_a_run_on_a_small_copy_says_so(tmp_path):
     call("fake", "mnist", "--out", tmp_path / "data")
-    for made_up, data in (
-        (True, f"{{dataset: mnist, data_cache_dir: {tmp_path / 'data'}}}"),
-        (False, "{dataset: digits}"),
-    ):
-        (tmp_path / "r.yaml").write_text(
-            f"data_args: {data}\nmodel_args: {{model: logistic}}\nmethod_args: {{method: fedavg}}\n"
-            "train_args: {client_num_in_total: 2, comm_round: 3, epochs: 4, batch_size: 16, learning_rate: 0.05}\n"
-        )
+    (tmp_path / "r.yaml").write_text(
+        "data_args: {dataset: digits}\nmodel_args: {model: logistic}\nmethod_args: {method: fedavg}\n"
+        "train_args: {client_num_in_total: 2, comm_round: 3, epochs: 4, batch_size: 16, learning_rate: 0.05}\n"
+    )
+    fake = ("--set", "data_args.dataset=mnist", "--set", f"data_args.data_cache_dir={tmp_path / 'data'}")
+    for made_up, words in ((True, fake), (False, ())):
         run = tmp_path / f"run-{made_up}"
-        result = CliRunner().invoke(main, ["run", str(tmp_path / "r.yaml"), "--run-dir", str(run), "--quiet"])
-        assert result.exit_code == 0, result.output
+        result = commands.call("run", tmp_path / "r.yaml", "--run-dir", run, "--quiet", "--host", "none", *words)
         warning = "warning: data_args.data_cache_dir: made-up data, not the real mnist; results are meaningless"
         assert (warning in result.stderr) == made_up
         assert json.loads((run / "environment.json").read_text())["made_up_data"] is made_up

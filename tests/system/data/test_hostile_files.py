@@ -3,15 +3,18 @@
 import csv
 import io
 import os
+import re
 import struct
 import subprocess
 import sys
 import zipfile
 import zlib
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
+from error_messages import message
 from fl_labelskew_registry import LabelSkewError
 from PIL import Image
 
@@ -118,9 +121,8 @@ def test_a_crafted_tiff_is_one_line(tmp_path, kind):
     file = tmp_path / "a.tif"
     Image.new("RGB", (24, 24)).save(file)
     patched(file, {(struct.pack("<HH", 273, 4), 2): bytes([kind])})
-    with pytest.raises(LabelSkewError, match=r"a\.tif: is not a valid image \(.* integer\); use a BMP, GIF, ") as error:
-        pictures.decode(file, size=32, channels=3)
-    assert "\n" not in str(error.value)
+    line = message(lambda: pictures.decode(file, size=32, channels=3))
+    assert re.search(r"a\.tif: is not a valid image \(.* integer\); use a BMP, GIF, ", line)
 
 
 HEADER = "{'descr': %r, 'fortran_order': False, 'shape': %s, }"
@@ -182,31 +184,26 @@ ENCRYPTED = {(b"PK\x03\x04", 6): b"\1", (b"PK\x01\x02", 8): b"\1"}
         (lambda file: archive(file, x=npy(HEADER % ("|S0", (3 * 10**8,)))), "x has type |S0, expected numbers"),
         (lambda file: archive(file, class_names=npy(HEADER % ("<U0", (3 * 10**8,)))), "class_names has type <U0"),
         (lambda file: archive(file, x=sound(np.zeros((20, 4), complex))), "x has type complex128, expected"),
+        (lambda file: archive(file, x=npy(HEADER % ("<f4", (10**6, 1500)), bytes(4))), "but its header says 60000"),
     ],
 )
 def test_a_crafted_archive_is_one_line(tmp_path, write, says):
     file = tmp_path / "x.npz"
     write(file)
-    with pytest.raises(LabelSkewError) as error:
-        npz.Npz(npz.Npz.Params()).load(file, download=False, seed=0)
-    line = str(error.value)
+    line = message(lambda: datasets.load(npz.Npz, file))
     assert line.startswith(f"{file}: is not a valid .npz archive of plain arrays (")
     assert says in line
     assert line.endswith("; use one written by numpy.savez, without objects")
-    assert "\n" not in line
 
 
-LOAD_ARCHIVE = (
-    "from fl_labelskew_plugins.data.npz import Npz; Npz(Npz.Params()).load(Path(sys.argv[1]), download=False, seed=0)"
-)
+LOAD = "from fl_labelskew_plugins.data.{} import {} as D; D(D.Params()).load(Path(sys.argv[1]), download=False, seed=0)"
+LOAD_ARCHIVE, LOAD_TABLE = LOAD.format("npz", "Npz"), LOAD.format("table", "Table")
 
 
-@pytest.mark.parametrize(
-    "array", [{"x": np.zeros((2**20, 200), bool)}, {"y": np.zeros(3 * 10**7, "S1")}], ids=["bools", "bytes"]
-)
-def test_an_archive_counts_with_what_its_arrays_become(tmp_path, array):
+@pytest.mark.parametrize(("name", "array"), [("x", np.zeros((2**20, 200), bool)), ("y", np.zeros(3 * 10**7, "S1"))])
+def test_an_archive_counts_with_what_its_arrays_become(tmp_path, name, array):
     """A byte becomes two float32, or a text of 150 bytes and more."""
-    file = archive(tmp_path / "x.npz", **{name: sound(value) for name, value in array.items()})
+    file = archive(tmp_path / "x.npz", **{name: sound(array)})
     assert file.stat().st_size < 250_000
     line = outcome(LOAD_ARCHIVE, file)
     assert line.startswith(f"{file}: ")
@@ -221,15 +218,8 @@ def test_an_array_that_the_data_set_does_not_read_may_be_of_any_type(tmp_path):
 
 def test_a_single_array_of_no_bytes_is_not_read(tmp_path):
     (tmp_path / "x.npz").write_bytes(npy(HEADER % ("|S0", (3 * 10**8,))))
-    assert outcome(LOAD_ARCHIVE, tmp_path / "x.npz").endswith(
-        "contains a single array; use an .npz archive with x and y\n"
-    )
-
-
-LOAD_TABLE = (
-    "from fl_labelskew_plugins.data.table import Table; "
-    "Table(Table.Params()).load(Path(sys.argv[1]), download=False, seed=0)"
-)
+    line = outcome(LOAD_ARCHIVE, tmp_path / "x.npz")
+    assert line.endswith("contains a single array; use an .npz archive with x and y\n")
 
 
 @pytest.mark.parametrize("kind", ["int8", "text", "bytes of one length"])
@@ -264,10 +254,8 @@ def test_a_table_of_too_many_columns_is_refused(tmp_path):
     file = tmp_path / "t.csv"
     names, values = ",".join(f"c{i}" for i in range(60_000)), ",".join("1" * 60_000)
     file.write_text(f"label,{names}\na,{values}\nb,{values}\n")
-    with pytest.raises(LabelSkewError) as error:
-        Table(Table.Params()).load(file, download=False, seed=0)
     says = "has 60001 columns; use at most 50000, or an .npz archive (data set npz)"
-    assert str(error.value).startswith(f"{file}: {says}")
+    assert message(lambda: datasets.load(Table, file)).startswith(f"{file}: {says}")
 
 
 def test_categories_count_before_they_become_features(monkeypatch):
@@ -278,23 +266,12 @@ def test_categories_count_before_they_become_features(monkeypatch):
         encoding.encoded(pd.DataFrame({"f": ["1"] * 100}), "t.csv")
 
 
-def test_an_archive_whose_header_lies_is_refused_before_its_memory_is_taken(tmp_path):
-    file = tmp_path / "x.npz"
-    archive(file, x=npy(HEADER % ("<f4", (10**6, 1500)), bytes(4)))
-    with pytest.raises(LabelSkewError) as error:
-        npz.read_archive(file)
-    assert str(error.value).startswith(f"{file}: is not a valid .npz archive of plain arrays (ValueError: x has ")
-    assert "but its header says 6000000000)" in str(error.value)
-
-
 def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path):
     """300 MB of zeros in 0.3 MB, and once more as two parts; an array that is not asked for is not unpacked."""
     file = tmp_path / "x.npz"
     np.savez_compressed(file, x=np.zeros(300 * 2**20, np.uint8), y=np.arange(3))
     assert file.stat().st_size < 10**6
-    with pytest.raises(
-        LabelSkewError, match=r"x\.npz: 306\.2 kB become 629\.1 MB of memory, more than 100 times as many; use "
-    ):
+    with pytest.raises(LabelSkewError, match=r"x\.npz: 306\.2 kB become 629\.1 MB of memory, more than 100 times "):
         npz.read_archive(file)
     assert npz.read_archive(file, ["y"])["y"].tolist() == [0, 1, 2]
 
@@ -310,7 +287,5 @@ def test_formulas_in_tables_begin_with_an_apostrophe(tmp_path):
     with out.open(newline="") as stream:
         assert [row[0] for row in csv.reader(stream)][1:] == ESCAPED
     assert "'-0.5" not in out.read_text()
-    assert [row[0] for row in csv.reader(io.StringIO(table.comma_separated(["=x"], [[t] for t in FORMULAS])))] == [
-        "'=x",
-        *ESCAPED,
-    ]
+    text = table.comma_separated(["=x"], [[formula] for formula in FORMULAS])
+    assert [row[0] for row in csv.reader(io.StringIO(text))] == ["'=x", *ESCAPED]

@@ -14,12 +14,11 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from commands import call, errors
 from error_messages import message
 from fl_labelskew_registry import LabelSkewError, MistakesError
 from PIL import Image
 
-from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.data import isic2019 as isic
 from fl_labelskew_plugins.data import lesions
 from fl_labelskew_plugins.data.isic2019 import ISIC2019
@@ -30,7 +29,7 @@ from fl_labelskew_plugins.partition.natural import Natural
 RECIPE = Path(__file__).parents[3] / "recipes" / "fedmr_isic2019.yaml"
 
 
-dataset, load = (functools.partial(call, ISIC2019) for call in (datasets.made, datasets.load))
+dataset, load = (functools.partial(read, ISIC2019) for read in (datasets.made, datasets.load))
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +76,6 @@ def rewrite(file, change):
         rows = list(csv.reader(stream))
     with file.open("w", newline="") as stream:
         csv.writer(stream).writerows(change(rows))
-
-
-def test_the_table_is_that_of_flamby():
-    sizes = [[sum(centre) for centre in isic.TABLE[fold]] for fold in ("train", "test")]
-    assert sizes == [[9930, 3163, 2691, 1807, 655, 351], [2483, 791, 672, 452, 164, 88]]
 
 
 def test_what_is_read_are_flambys_rows(made):
@@ -142,9 +136,8 @@ def test_colour_constancy_by_hand():
     pixels[0, 0], pixels[0, 1] = (100, 50, 0), (200, 50, 0)
     red = ((100.0**6 + 200.0**6) / 2) ** (1 / 6)
     length = np.hypot(red, 50.0)
-    expected = [
-        [min(value / (np.sqrt(3) * e / length), 255) for value, e in ((row, red), (50, 50.0))] for row in (100, 200)
-    ]
+    scale = np.sqrt(3) * np.array([red, 50.0]) / length
+    expected = np.minimum(np.array([[100, 50], [200, 50]]) / scale, 255)
     got = lesions.colour_constancy(pixels)
     np.testing.assert_allclose(got[0, :, :2], np.floor(expected), atol=1)
     assert (got[..., 2] == 0).all()
@@ -204,18 +197,12 @@ def test_without_the_split_one_is_drawn_by_centre_and_class_and_kept(tree):
     for stratum in np.unique(np.concatenate(strata)):
         train, test = ((part == stratum).sum() for part in strata)
         assert test == min(round((train + test) * 0.2), train + test - 1)
-    everything = [
-        sorted(
-            zip(
-                p.train.x.files + p.test.x.files,
-                [*p.train.y, *p.test.y],
-                [*p.train.groups, *p.test.groups],
-                strict=True,
-            )
-        )
-        for p in (data, with_split)
-    ]
-    assert everything[0] == everything[1]
+
+    def rows(data):
+        parts = (data.train, data.test)
+        return sorted(row for part in parts for row in zip(part.x.files, part.y, part.groups, strict=True))
+
+    assert rows(data) == rows(with_split)
     again, other = load(tree), dataset().load(tree, download=False, seed=1)
     assert again.test.x.files == data.test.x.files != other.test.x.files
     assert again.fingerprint == other.fingerprint != ""
@@ -228,8 +215,10 @@ def test_without_the_split_one_is_drawn_by_centre_and_class_and_kept(tree):
 # What is wrong on disk
 
 
-def with_centre(root, text):
-    rewrite(root / isic.SPLIT, lambda rows: [rows[0], [*rows[1][:11], text, *rows[1][12:]], *rows[2:]])
+def with_value(root, column, *values):
+    """Change the first row of FLamby's split from this column on."""
+    end = column + len(values)
+    rewrite(root / isic.SPLIT, lambda rows: [rows[0], [*rows[1][:column], *values, *rows[1][end:]], *rows[2:]])
 
 
 BAD = {
@@ -246,17 +235,15 @@ BAD = {
         r"1 picture \(first: ISIC_9999999\) without a row in the tables",
     ),
     "unknown centre": (
-        lambda root: with_centre(root, "6"),
+        lambda root: with_value(root, 11, "6"),
         r"1 picture \(first: ISIC_\d+\) of a centre that is not one of FLamby's six",
     ),
     "a centre that is no number": (
-        lambda root: with_centre(root, "\u00b2"),  # a digit, and no number
+        lambda root: with_value(root, 11, "\u00b2"),  # a digit, and no number
         r"1 picture \(first: ISIC_\d+\) of a centre that is not one of FLamby's six",
     ),
     "no class": (
-        lambda root: rewrite(
-            root / isic.SPLIT, lambda rows: [rows[0], [rows[1][0], *["0.0"] * 9, *rows[1][10:]], *rows[2:]]
-        ),
+        lambda root: with_value(root, 1, *["0.0"] * 9),
         r"1 picture \(first: ISIC_\d+\) without exactly one of the 8 classes",
     ),
 }  # fmt: skip
@@ -288,29 +275,24 @@ def test_the_metadatas_centres_and_rows_that_others_lack(tree):
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "line"),
+    ("change", "line"),
     [
-        (
-            isic.SPLIT,
-            lambda rows: [row[:-3] for row in rows],
-            "train_test_split: has no column center, fold, fold2; use the columns image,",
-        ),
-        (isic.SPLIT, lambda rows: [*rows, rows[1]], "has two rows; keep one of them"),
-        (isic.SPLIT, lambda rows: [*rows[:5], rows[5][:4], *rows[6:]], "line 6 is incomplete; download the file again"),
-        (isic.SPLIT, lambda rows: rows[:1], "has no usable sample of train and test"),
+        (lambda rows: [row[:-3] for row in rows], "train_test_split: has no column center, fold, fold2; use the col"),
+        (lambda rows: [*rows, rows[1]], "has two rows; keep one of them"),
+        (lambda rows: [*rows[:5], rows[5][:4], *rows[6:]], "line 6 is incomplete; download the file again"),
+        (lambda rows: rows[:1], "has no usable sample of train and test"),
     ],
 )
-def test_tables_that_are_none(file, change, line, tree):
-    rewrite(tree / file, change)
+def test_tables_that_are_none(change, line, tree):
+    rewrite(tree / isic.SPLIT, change)
     with pytest.raises(LabelSkewError, match=line):
         load(tree, on_bad_sample="skip")
 
 
 def test_a_missing_tree_names_the_files_their_source_and_size(tmp_path):
     for folder in (None, tmp_path):
-        assert re.search(
-            r"FLamby.* 9 GB, CC-BY-NC", message(lambda folder=folder: dataset().check(folder, download=False))
-        )
+        line = message(lambda folder=folder: dataset().check(folder, download=False))
+        assert re.search(r"FLamby.* 9 GB, CC-BY-NC", line)
     assert "download: true is not supported" in message(lambda: dataset().check(tmp_path, download=True))
 
 
@@ -355,40 +337,28 @@ def test_a_deep_check_lists_the_broken_pictures_of_its_centres(tree):
 
 def test_the_check_counts_and_names_what_is_missing(tree, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-
-    def check(folder):
-        return CliRunner().invoke(main, ["data", "check", "isic2019", str(folder)])
-
     pictures(tree)[0].unlink()
     BAD["unknown centre"][0](tree)
     rows = dataset().survey(tree)
     for what, count in (("rows without a picture", "1"), ("pictures without a row", "0")):
         assert (what, count, "0") in rows
     assert ("rows of no known centre or class", "1", "0") in rows
-    result = check(tree)
-    assert result.exit_code == 1
+    result = call("data", "check", "isic2019", tree, code=1)
     assert "2279 3363 2245 606 923 97 87 330" in result.stdout
     assert "rows without a picture" in result.stderr
     (tree / isic.SPLIT).write_bytes(b"\xff\xfe\x00")
-    result = check(tree)
-    assert result.exit_code == 2
-    assert re.fullmatch(r"error: .+: is not a valid table \(UnicodeDecodeError: .+\n", result.stderr)
+    (line,) = errors("data", "check", "isic2019", tree)
+    assert ": is not a valid table (UnicodeDecodeError: " in line
+
+
+def run(tree, folder, *settings):
+    """A round of the recipe on these pictures."""
+    few = (f"data_args.data_cache_dir={tree}", "train_args.comm_round=1", "train_args.epochs=1", *settings)
+    return call("run", RECIPE, "--run-dir", folder, *(word for setting in few for word in ("--set", setting)))
 
 
 def test_the_recipe_runs_and_measures_every_centre(made, tmp_path):
-    sets = [
-        f"data_args.data_cache_dir={made / 'prepared'}", "data_args.crop=32", "train_args.comm_round=1",
-        "train_args.epochs=1",
-    ]  # fmt: skip
-    argv = [
-        "run",
-        str(RECIPE),
-        "--run-dir",
-        str(tmp_path / "run"),
-        *(word for setting in sets for word in ("--set", setting)),
-    ]
-    result = CliRunner().invoke(main, argv)
-    assert result.exit_code == 0, result.output
+    result = run(made / "prepared", tmp_path / "run", "data_args.crop=32")
     assert result.stderr.count("warning: model") == result.stderr.count("training from scratch") == 1
     assert re.search(r"accuracy, each client's tests +(\w+ \d+\.\d(, )?){6}\n", result.stdout)
     (line,) = read_lines(tmp_path / "run" / "metrics.jsonl")
@@ -403,8 +373,5 @@ def test_the_recipe_runs_and_measures_every_centre(made, tmp_path):
 
 def test_a_drawn_split_is_kept_with_the_results(tree, tmp_path):
     without_split(tree)
-    sets = [f"data_args.data_cache_dir={tree}", "data_args.crop=16", "model_args.model=logistic", "train_args.epochs=1"]
-    words = [word for setting in [*sets, "train_args.comm_round=1"] for word in ("--set", setting)]
-    result = CliRunner().invoke(main, ["run", str(RECIPE), "--run-dir", str(tmp_path / "run"), *words])
-    assert result.exit_code == 0, result.output
+    run(tree, tmp_path / "run", "data_args.crop=16", "model_args.model=logistic")
     assert (tmp_path / "run" / isic.SPLIT).read_text() == load(tree).notes[isic.SPLIT]

@@ -12,13 +12,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fl_labelskew_plugins.diagnostics import client_drift
-from fl_labelskew_plugins.diagnostics.watch import KINDS
 from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.mistakes import RecipeError
-from fl_labelskew_plugins.recipe.sections import IN_TRAINING, OUTSIDE_TRAINING, DiagnosticName
+from fl_labelskew_plugins.recipe.sections import IN_TRAINING, DiagnosticName
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runtimes.options import RunOptions
 
@@ -62,11 +61,6 @@ def lines(folder, name):
     return read_lines(folder / "diagnostics" / f"{name}.jsonl")
 
 
-def test_every_name_has_a_class_and_every_class_a_name():
-    assert set(KINDS) == set(get_args(DiagnosticName))
-    assert set(IN_TRAINING) | set(OUTSIDE_TRAINING) == set(KINDS)
-
-
 @pytest.mark.parametrize("method", ["fedrs", "map", "fedmr"])
 def test_they_change_nothing(go, watched, method):
     # MAP trains on after its upload, and FedMR draws which samples it compares
@@ -84,6 +78,9 @@ def test_rounds_that_are_looked_at(watched):
         if name != "tsne":  # which is of the last round alone, and has no lines
             assert sorted({line["round"] for line in lines(watched, name)}) == [0, 2, 3]
     assert {file.suffix for file in (watched / "diagnostics").iterdir()} == {".jsonl", ".png", ".safetensors"}
+    for file in (watched / "diagnostics").glob("*.jsonl"):
+        for line in file.read_text().splitlines():
+            json.loads(line, parse_constant=pytest.fail)  # no NaN, no Infinity
 
 
 @pytest.mark.parametrize("name", FLAT)
@@ -102,9 +99,7 @@ def test_class_accuracy_after_aggregation_is_the_recall_of_the_metrics(watched):
     clients = [line["client"] for line in tested if line["round"] == 3]
     assert clients == [*read_lines(watched / "metrics.jsonl")[3]["clients"], None]
     held = [np.mean([line["recall"][c] for c in line["held"]]) for line in tested if line["client"] is not None]
-    lacked = [
-        np.mean([r for c, r in enumerate(line["recall"]) if c not in line["held"]]) for line in tested if "held" in line
-    ]
+    lacked = [np.mean(np.delete(line["recall"], line["held"])) for line in tested if "held" in line]
     assert np.mean(held) > np.mean(lacked) + 0.2  # a client forgets what it does not hold
 
 
@@ -195,11 +190,8 @@ def test_a_resumed_run_goes_on_with_its_files(go, watched, tmp_path):
         (cut / "diagnostics" / f"{name}.safetensors").unlink(missing_ok=True)
     start.start(RunOptions(overrides=[f"tracking_args.diagnostics=[{', '.join(names)}]"], resume=cut, quiet=True))
     for name in names:
-        kept, whole = (
-            {file.name: file.read_bytes() for file in (folder / "diagnostics").glob(f"{name}.*")}
-            for folder in (cut, watched)
-        )
-        assert kept == whole
+        for file in (watched / "diagnostics").glob(f"{name}.*"):
+            assert (cut / "diagnostics" / file.name).read_bytes() == file.read_bytes()
 
 
 def test_the_sphere_of_a_network_of_three_features(go):
@@ -225,23 +217,12 @@ def test_a_network_of_other_features_is_refused_before_anything_is_written(go, t
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_name_is_told_with_all_that_there_are(go):
-    with pytest.raises(RecipeError) as error:
-        go.load("tracking_args.diagnostics=[tsne, intra_los]")
-    (line,) = error.value.mistakes
-    assert line.startswith("--set tracking_args.diagnostics: item 2: 'intra_los' is unknown; allowed: a list, each")
-    assert all(name in line for name in KINDS)
-    assert line.endswith("; did you mean intra_loss?")
-
-
 def test_what_other_processes_do_cannot_be_watched(go):
     mpi = "comm_args.backend=MPI"
     go.load(mpi, "tracking_args.diagnostics=[class_accuracy, tsne]")
-    with pytest.raises(RecipeError) as error:
+    what = r"intra_loss, proxy_gradients: cannot observe training in other processes \(backend MPI\); allowed: class_"
+    with pytest.raises(RecipeError, match=what):
         go.load(mpi, "tracking_args.diagnostics=[class_accuracy, intra_loss, proxy_gradients]")
-    (line,) = error.value.mistakes
-    what = "cannot observe training in other processes (backend MPI); allowed: class_acc"
-    assert f"intra_loss, proxy_gradients: {what}" in line
     silos = ["common_args.training_type=cross_silo", "comm_args.backend=GRPC"]
     with pytest.raises(RecipeError, match="no process of a cross_silo run has the data for diagnostics; allowed: none"):
         go.load(*silos, "tracking_args.diagnostics=[tsne]")
@@ -255,12 +236,5 @@ def test_on_a_gpu_the_numbers_are_those_of_the_cpu(go, watched):
         assert first.keys() == here.keys()
         for key, value in first.items():
             assert here[key] == pytest.approx(value, rel=0.05, abs=0.05), (name, key)
-    assert {file.name for file in (folder / "diagnostics").iterdir()} == {
-        file.name for file in (watched / "diagnostics").iterdir()
-    }
-
-
-def test_lines_are_plain_json(watched):
-    for file in (watched / "diagnostics").glob("*.jsonl"):
-        for line in file.read_text().splitlines():
-            json.loads(line, parse_constant=pytest.fail)  # no NaN, no Infinity
+    here, there = ({file.name for file in (run / "diagnostics").iterdir()} for run in (folder, watched))
+    assert here == there

@@ -53,13 +53,10 @@ def test_they_are_those_of_memory(parts):
         assert [index for index, _ in found] == slices
         for (_, one), (_, other) in zip(found, known.stream(slices), strict=True):
             assert torch.equal(one, other)
-
-
-def test_every_batch_comes_with_its_indices(parts):
-    train, _ = parts
+    train, known = parts[0], in_memory()[0]
     for (index, inputs), expected in zip(train.stream(BATCHES), BATCHES, strict=True):
         assert torch.equal(index, expected)
-        assert torch.equal(inputs, in_memory()[0].inputs(expected))
+        assert torch.equal(inputs, known.inputs(expected))
 
 
 def test_augmentation_depends_on_seed_and_place_alone(parts):
@@ -78,6 +75,7 @@ def test_augmentation_depends_on_seed_and_place_alone(parts):
 
 def test_a_stream_that_is_left_half_read_leaves_nothing_behind(parts):
     train, test = parts
+    assert list(train.stream([])) == []
     left = train.stream(BATCHES * 20)
     next(left)
     assert torch.equal(test.inputs(slice(0, 7)), in_memory()[1].inputs(slice(0, 7)))
@@ -139,8 +137,7 @@ def test_a_process_that_is_killed_leaves_none_that_decode(method):
     with reader(method) as (process, family):
         assert len(family) == (2 if method == "fork" else 4)  # with the server itself, and what tracks its resources
         process.kill()
-    _, alive = psutil.wait_procs(family, timeout=30)
-    assert alive == []
+    assert psutil.wait_procs(family, timeout=30)[1] == []
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -148,15 +145,8 @@ def test_a_signal_to_all_processes_lets_the_reader_save(method):
     with reader(method) as (process, family):
         os.killpg(process.pid, signal.SIGTERM)
         said, errors = process.communicate(timeout=60)
-        assert (said, "RuntimeError" in errors) == ("saved\n", False)
-    assert process.returncode == 0
-    _, alive = psutil.wait_procs(family, timeout=30)
-    assert alive == []
-
-
-def test_an_empty_part_streams_nothing():
-    train, _ = streamed(0)
-    assert list(train.stream([])) == []
+    assert (process.returncode, said, "RuntimeError" in errors) == (0, "saved\n", False)
+    assert psutil.wait_procs(family, timeout=30)[1] == []
 
 
 def test_pictures_are_indexed_like_an_array():

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,9 +18,9 @@ from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runtimes.options import RunOptions
 
 pytestmark = pytest.mark.host
-METHODS = [entry.name for entry in catalog.entries("methods")]
-SCRIPT = Path(sys.executable).with_name("labelskew")
-KEPT = ("metrics.jsonl", "model.safetensors")
+
+
+PAUSE = Pause(1, float("inf"))
 
 
 def changed(**train):
@@ -29,7 +28,7 @@ def changed(**train):
 
 
 def content(folder):
-    return [(folder / name).read_bytes() for name in KEPT]
+    return [(folder / name).read_bytes() for name in ("metrics.jsonl", "model.safetensors")]
 
 
 def both(recipe, tmp_path):
@@ -39,15 +38,14 @@ def both(recipe, tmp_path):
     return content(runs["fedml"]), content(runs["none"])
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_each_method_s_numbers_are_the_same(method, tmp_path):
-    hosted, alone = both(DIGITS | {"method_args": {"method": method}}, tmp_path)
-    assert hosted == alone
+CASES = [DIGITS | {"method_args": {"method": entry.name}} for entry in catalog.entries("methods")]
+CASES += [changed(federated_optimizer=optimizer) for optimizer in ("SCAFFOLD", "FedDyn", "Mime", "FedDC")]
 
 
-@pytest.mark.parametrize("optimizer", ["SCAFFOLD", "FedDyn", "Mime", "FedDC"])
-def test_each_optimiser_s_numbers_are_the_same(optimizer, tmp_path):
-    hosted, alone = both(changed(federated_optimizer=optimizer), tmp_path)
+@pytest.mark.parametrize("recipe", CASES, ids=lambda recipe: "-".join(map(str, recipe["method_args"].values())))
+def test_each_method_s_numbers_are_the_same(recipe, tmp_path):
+    """And those of each optimiser."""
+    hosted, alone = both(recipe, tmp_path)
     assert hosted == alone
 
 
@@ -65,7 +63,7 @@ def test_what_is_fedml_s_own_code_is_ours_without_it(optimizer, tmp_path):
 def test_a_run_is_gone_on_with_on_the_other_side(first, then, tmp_path):
     whole = fl.run(DIGITS | {"method_args": {"method": "map"}}, tmp_path / "whole", quiet=True).folder
     cut = tmp_path / "cut"
-    start.start(RunOptions(whole / "recipe.yaml", run_dir=cut, pause=Pause(1, float("inf")), quiet=True, host=first))
+    start.start(RunOptions(whole / "recipe.yaml", run_dir=cut, pause=PAUSE, quiet=True, host=first))
     assert RunFolder(cut).environment["host"] == first
     start.start(RunOptions(resume=cut, quiet=True, host=then))
     assert content(cut)[0] == content(whole)[0]
@@ -78,10 +76,9 @@ def test_a_host_that_is_none_of_both_is_refused(tmp_path):
 
 
 def test_an_optimiser_s_memory_is_of_one_side(tmp_path):
-    recipe = parse.parse(SILOS_ALONE, overrides=["train_args.federated_optimizer=FedProx"])
-    path = tmp_path / "recipe.yaml"
-    path.write_text(recipe.dump())
-    start.start(RunOptions(path, run_dir=tmp_path / "run", pause=Pause(1, float("inf")), quiet=True, host="fedml"))
+    path, fedprox = tmp_path / "recipe.yaml", ["train_args.federated_optimizer=FedProx"]
+    path.write_text(SILOS_ALONE)
+    start.start(RunOptions(path, fedprox, run_dir=tmp_path / "run", pause=PAUSE, quiet=True, host="fedml"))
     line = message(lambda: start.start(RunOptions(resume=tmp_path / "run", quiet=True, host="none")))
     assert line == (
         f"--resume {tmp_path / 'run'}: its FedProx has optimizer_source corrected, but here it would be own; "
@@ -97,19 +94,11 @@ train_args: {client_num_in_total: 3, comm_round: 2}
 method_args: {method: fedavg}
 device_args: {threads: 1}
 """
-ATTACK = [
-    "security_args.attack_type=byzantine",
-    "security_args.attack_mode=zero",
-    "security_args.byzantine_client_num=1",
-]
+ATTACK = ["security_args.attack_type=byzantine", "security_args.attack_mode=zero"]
+ATTACK += ["security_args.byzantine_client_num=1"]
 DEFENCE = ["security_args.defense_type=norm_diff_clipping", "security_args.norm_bound=1"]
-DP = [
-    "dp_args.dp_solution_type=ldp",
-    "dp_args.mechanism_type=laplace",
-    "dp_args.epsilon=1",
-    "dp_args.delta=0",
-    "dp_args.sensitivity=0.1",
-]
+DP = ["dp_args.dp_solution_type=ldp", "dp_args.mechanism_type=laplace", "dp_args.epsilon=1", "dp_args.delta=0"]
+DP += ["dp_args.sensitivity=0.1"]
 NEEDS_FEDML = [
     (["security_args.enable_attack=true", *ATTACK], "true", "false"),
     (["security_args.enable_defense=true", *DEFENCE], "true", "false"),
@@ -133,9 +122,8 @@ def test_what_needs_fedml_is_refused_without_it(overrides, value, right, tmp_pat
     path.write_text(SILOS_ALONE)
 
     def line(**options):
-        return message(
-            lambda: start.start(RunOptions(path, overrides, run_dir=tmp_path / "run", quiet=True, **options))
-        )
+        asked = RunOptions(path, overrides, run_dir=tmp_path / "run", quiet=True, **options)
+        return message(lambda: start.start(asked))
 
     key = overrides[0].partition("=")[0]
     said = f"{key}: {value} needs FedML's code, but this run does not use FedML; use {right}, or"
@@ -167,14 +155,9 @@ def test_other_processes_run_without_it_too(backend, forker, tmp_path):
 
 def test_a_run_without_it_imports_nothing_of_it(tmp_path):
     words = ["run", "quickstart", "--host", "none", "--quiet", "--run-dir", str(tmp_path / "run")]
-    script = f"""
-import sys
-from fl_labelskew_plugins.cli.main import main
-try:
-    main({words})
-finally:
-    assert "fedml" not in sys.modules
-"""
+    words += ["--set", "train_args.comm_round=1"]
+    script = "import sys\nfrom fl_labelskew_plugins.cli.main import main\n"
+    script += f"main({words}, standalone_mode=False)\nassert 'fedml' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "summary.json").exists()

@@ -3,12 +3,11 @@
 import json
 import os
 import shutil
-import signal
 
 import numpy as np
 import pytest
 from commands import call, errors
-from fl_labelskew_registry import LabelSkewError
+from error_messages import message
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -28,11 +27,8 @@ def finished(tmp_path_factory):
         "model_args": {"model": "logistic"},
         "train_args": {"comm_round": 1, "client_num_in_total": 2},
         "method_args": {"method": "fedavg"},
-        "device_args": {"threads": 1},
     }
-    for _ in (loop := fl.simulate(recipe, folder / "run")):
-        pass
-    return loop.run.folder
+    return fl.run(recipe, folder / "run", quiet=True, host="none").folder
 
 
 @pytest.fixture
@@ -58,13 +54,6 @@ def test_report_and_status_of_damaged_files(run, name, text):
     call("status", run, code=2 if name == "status.json" else 0)
 
 
-def test_report_of_integers_that_are_no_floats(run):
-    line = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
-    changes = {"bytes_up": 10**400, "recall": [10**400] * 3}
-    (run / "metrics.jsonl").write_text(json.dumps(line | changes) + "\n")
-    call("report", run, "--html", run / "page.html")
-
-
 @pytest.mark.parametrize("name", ["environment.json", "metrics.jsonl", "timings.jsonl"])
 @pytest.mark.parametrize("text", ['{"round": [0]}\n', "[]\n", DEEP], ids=["of another type", "a list", "deep"])
 def test_resume_of_damaged_files(run, name, text):
@@ -79,10 +68,7 @@ def test_resume_of_damaged_files(run, name, text):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (
-            {"round": float("inf")},
-            "latest.safetensors, from which the run would continue, is missing or damaged; use a new run",
-        ),
+        ({"round": float("inf")}, "latest.safetensors, from which the run would continue, is missing or damaged; use"),
         ({"seconds": ["a"]}, "is not a checkpoint of a run: float() argument must be a string or a real number"),
         ({"x\x1b[2K\x1b[E": 1}, "is not a checkpoint of a run: "),
         (None, "classifier.weight is (1, 3, 4) torch.float32, expected (3, 4) torch.float32"),
@@ -102,18 +88,17 @@ def test_resume_of_a_changed_checkpoint(run, change, line):
 
 
 @pytest.mark.parametrize("text", ['"accuracy": "x"', '"recall": [0.5, "x"]'])
-def test_resume_of_measures_that_are_text(run, text):
+def test_resume_of_measures_that_are_text(run, finished, text):
     (run / "metrics.jsonl").write_text(f'{{"round": 0, {text}}}\n')
     assert errors("run", "--resume", run, "--host", "none") == [f"{run / 'metrics.jsonl'}: {DAMAGED}"]
-
-
-def test_evaluate_beside_a_damaged_environment(run, finished):
     (run / "environment.json").write_text(DEEP)
     assert errors("evaluate", run, finished.parent / "data.npz") == [f"{run / 'environment.json'}: {DAMAGED}"]
 
 
 def test_page_escapes_markup_of_a_stranger(run):
-    """Names of classes and of the folder become text of the page."""
+    """Names of classes and of the folder become text of the page; integers that are no floats are no error."""
+    line = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    (run / "metrics.jsonl").write_text(json.dumps(line | {"bytes_up": 10**400, "recall": [10**400] * 3}) + "\n")
     markup = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
     environment = json.loads((run / "environment.json").read_text())
     (run / "environment.json").write_text(json.dumps(environment | {"class_names": [markup] * 3}))
@@ -122,20 +107,6 @@ def test_page_escapes_markup_of_a_stranger(run):
     page = (run.parent / "page.html").read_text()
     assert "<img src=x" not in page
     assert "<script>alert" not in page
-
-
-@pytest.fixture
-def in_time():
-    """A command that waits for ever is a failure, no hang."""
-
-    def late(signum, frame):
-        raise AssertionError("it waits for ever")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 IRREGULAR = "is a FIFO or device, not a regular file"
@@ -159,7 +130,8 @@ RESUME = ["--host", "none", "--set", "train_args.comm_round=2"]
         ("model.safetensors", ["evaluate", "{}/model.safetensors", "{}/../data.npz"]),
     ],
 )
-def test_commands_do_not_wait_for_a_fifo(run, in_time, name, words):
+@pytest.mark.timeout(60)
+def test_commands_do_not_wait_for_a_fifo(run, name, words):
     (run / name).parent.mkdir(exist_ok=True)
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
@@ -177,7 +149,8 @@ def test_commands_do_not_wait_for_a_fifo(run, in_time, name, words):
     ],
     ids=["link", "FIFO", "folder"],
 )
-def test_a_run_in_whose_folder_a_link_or_fifo_appears(run, in_time, name, plant, says):
+@pytest.mark.timeout(60)
+def test_a_run_in_whose_folder_a_link_or_fifo_appears(run, name, plant, says):
     (run.parent / "outside").write_text("secret")
 
     class Plant(fl.Callback):
@@ -185,9 +158,6 @@ def test_a_run_in_whose_folder_a_link_or_fifo_appears(run, in_time, name, plant,
             (run / name).unlink(missing_ok=True)
             plant(run.parent / "outside", run / name)
 
-    with pytest.raises(LabelSkewError) as error:
-        fl.load_run(run).resume(comm_round=3, quiet=True, callbacks=[Plant()])
-    line = str(error.value)
+    line = message(lambda: fl.load_run(run).resume(comm_round=3, quiet=True, callbacks=[Plant()]))
     assert line.startswith((f"{run / name} {says}", f"{run / name}: {says}"))
-    assert "\n" not in line
     assert (run.parent / "outside").read_text() == "secret"

@@ -27,18 +27,11 @@ cli.add_command(run.fedml_run)
 NAMES = "import sys; print('\\n'.join(sorted(sys.modules)))"
 
 
-@pytest.fixture
-def venv(make_venv):
-    """An environment with the hook, a stand-in for our command, and the host's module in a shell that imports fast."""
+@pytest.fixture(scope="module")
+def host(make_venv):
+    """An environment with the host's module in a shell that imports fast."""
     made = make_venv()
     made.add_dependencies()
-    ours = made.site / "fl_labelskew_plugins"
-    shutil.copytree(PACKAGE / "hook", ours / "hook", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(PACKAGE / "__init__.py", ours)
-    shutil.copy(PACKAGE / "hook" / "fl_labelskew_fedml_run.pth", made.site)
-    (ours / "cli").mkdir()
-    (ours / "cli" / "__init__.py").touch()
-    (ours / "cli" / "run.py").write_text(COMMAND)
     modules = made.site / "fedml" / "cli" / "modules"
     modules.mkdir(parents=True)
     for package in (modules, modules.parent, modules.parent.parent):
@@ -47,6 +40,21 @@ def venv(make_venv):
     shutil.copy(distribution("fedml").locate_file("fedml/cli/modules/run.py"), modules)
     (modules.parent / "cli.py").write_text(ROOT_GROUP)
     return made
+
+
+@pytest.fixture
+def venv(host):
+    """With the hook, and a stand-in for our command."""
+    ours = host.site / "fl_labelskew_plugins"
+    shutil.rmtree(ours, ignore_errors=True)
+    shutil.copytree(PACKAGE / "hook", ours / "hook", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PACKAGE / "__init__.py", ours)
+    shutil.copy(PACKAGE / "hook" / "fl_labelskew_fedml_run.pth", host.site)
+    (ours / "cli").mkdir()
+    (ours / "cli" / "__init__.py").touch()
+    (ours / "cli" / "run.py").write_text(COMMAND)
+    (host.site / "fedml" / "__init__.py").write_text("")
+    return host
 
 
 def untouched(venv):
@@ -69,6 +77,9 @@ def test_the_hook_at_work(venv):
     wrong = venv.run("fedml", "run", "lst", check=False)
     assert wrong.returncode == 2
     assert "No such command 'lst'" in wrong.stderr
+    off = venv.run("fedml", "run", "r.yaml", check=False, FL_LABELSKEW_NO_HOOK="1")
+    assert off.returncode == 2
+    assert "No such command 'r.yaml'" in off.stderr
 
 
 def test_recipes_start_without_the_host(venv):
@@ -91,12 +102,6 @@ def test_the_interpreter_s_start_reads_two_small_modules_and_no_more(venv):
     with_hook = set(venv.run("python", "-c", NAMES).stdout.split())
     without = set(venv.run("python", "-c", NAMES, FL_LABELSKEW_NO_HOOK="1").stdout.split())
     assert with_hook - without - {"__future__"} == {"fl_labelskew_plugins", "fl_labelskew_plugins.hook"}
-
-
-def test_switched_off(venv):
-    done = venv.run("fedml", "run", "r.yaml", check=False, FL_LABELSKEW_NO_HOOK="1")
-    assert done.returncode == 2
-    assert "No such command 'r.yaml'" in done.stderr
 
 
 def test_left_behind_by_an_uninstall(venv):

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from recipe_texts import DIGITS
 
 import fl_labelskew_plugins as fl
 
@@ -43,19 +44,9 @@ def own(method, folder):
     x, y = (torch.cat([part[i] for part in parts.values()]) for i in (0, 1))
     ends = torch.tensor([0, *(len(part[1]) for part in parts.values())]).cumsum(0).tolist()
     lists = [list(range(start, end)) for start, end in itertools.pairwise(ends)]
-    recipe = {
-        "data_args": {"dataset": "digits"},
-        "model_args": {"model": "mlp"},
-        "train_args": {
-            "client_num_in_total": 3,
-            "comm_round": ROUNDS,
-            "epochs": 2,
-            "batch_size": 16,
-            "learning_rate": 0.1,
-        },
-        "method_args": {"method": method},
-        "device_args": {"threads": 1},
-    }
+    train_args = {"client_num_in_total": 3, "comm_round": ROUNDS, "epochs": 2}
+    recipe = DIGITS | {"train_args": DIGITS["train_args"] | train_args, "method_args": {"method": method}}
+    recipe["partition_args"] = {}
     data = ((x, y), tuple(torch.cat(part) for part in zip(*tests, strict=True)))
     run = fl.run(recipe, folder, model=model, dataset=data, partition=lists, host="none", quiet=True)
     return run.metrics.accuracy.tolist()

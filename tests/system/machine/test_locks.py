@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -79,8 +80,8 @@ def test_another_machine_keeps_its_lock_while_it_lives_and_loses_it_when_it_stan
         os.kill(inner, signal.SIGCONT)
         said, _ = far.communicate("\n", timeout=20)  # it has awoken, and looks before it writes
         lock.check()
-        words = f"process {os.getpid()} has taken over this run, because this process was suspended; this process"
-        assert re.search(rf"{tmp_path}: {words.replace(str(os.getpid()), '[0-9]+')}", said)
+        words = "process [0-9]+ has taken over this run, because this process was suspended; this process"
+        assert re.search(f"{tmp_path}: {words}", said)
     assert not list(tmp_path.iterdir())
 
 
@@ -118,7 +119,7 @@ def test_a_process_that_ended_within_a_takeover_is_no_obstacle(tmp_path):
 
 
 def test_of_many_that_find_a_stale_lock_one_alone_takes_it_over(tmp_path):
-    for turn in range(30):
+    for turn in range(10):
         os.utime(written(tmp_path, turn=turn), (LONG_AGO, LONG_AGO))
         start, held = threading.Barrier(8), []
 
@@ -130,11 +131,9 @@ def test_of_many_that_find_a_stale_lock_one_alone_takes_it_over(tmp_path):
             except locks.HeldError:
                 held.append(None)
 
-        threads = [threading.Thread(target=take) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(8) as threads:
+            for _ in range(8):
+                threads.submit(take)
         ((lock, stack),) = filter(None, held)
         lock.check()
         if turn % 2:  # the holder stands still, on another machine
@@ -163,10 +162,8 @@ def test_what_stands_in_the_file_is_nobodys_to_forge(tmp_path, content, shown):
 
 
 def test_a_full_disk_or_a_missing_folder_is_one_line_and_leaves_no_lock(tmp_path, monkeypatch):
-    with (
-        pytest.raises(LabelSkewError, match="missing: cannot be written: No such file or directory; use another"),
-        locks.hold(tmp_path / "missing"),
-    ):
+    says = "missing: cannot be written: No such file or directory; use another"
+    with pytest.raises(LabelSkewError, match=says), locks.hold(tmp_path / "missing"):
         pass
     whole = os.write
     for written in (lambda *_: 3, lambda *_: whole(-1, b"")):

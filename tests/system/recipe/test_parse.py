@@ -4,6 +4,7 @@ import re
 import time
 
 import pytest
+from error_messages import message
 from fl_labelskew_registry import LabelSkewError, Method, PluginError, catalog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,33 +29,15 @@ def test_defaults_are_filled_in_and_plugins_are_made():
     assert loaded.common.random_seed == 0
 
 
-def test_the_least_recipe():
-    least = text_with(train_args=None, partition_args=None).replace("train_args: null\n", "")
-    loaded = parse.parse(least.replace("partition_args: null\n", ""))
-    assert loaded.partition.partition_method == "iid"
-
-
 @pytest.mark.parametrize("number", ["1e-5", "1E-5", "1.0e-5", "+1e-5", ".1e-4", "0.00001"])
 def test_every_way_to_write_a_float(number):
     assert parse.parse(text_with(), overrides=[f"train_args.weight_decay={number}"]).train.weight_decay == 1e-5
 
 
-def test_a_whole_number_is_a_float_where_one_is_asked_for():
-    assert parse.parse(text_with(train_args={"learning_rate": 1})).train.learning_rate == 1.0
-
-
 def test_overrides_win_and_the_last_one_most():
-    loaded = parse.parse(
-        text_with(),
-        overrides=[
-            "train_args.epochs=3",
-            "train_args.epochs=4",
-            "method_args.mu2=0",
-            "device_args.gpu_ids=[1, 2]",
-            "data_args.data_cache_dir=a=b",
-            "train_args.gradient_clip_norm=",
-        ],
-    )
+    overrides = ["train_args.epochs=3", "train_args.epochs=4", "method_args.mu2=0", "device_args.gpu_ids=[1, 2]"]
+    overrides += ["data_args.data_cache_dir=a=b", "train_args.gradient_clip_norm="]
+    loaded = parse.parse(text_with(), overrides=overrides)
     assert loaded.train.epochs == 4
     assert loaded.method.params.mu2 == 0
     assert loaded.device.gpu_ids == [1, 2]
@@ -67,23 +50,17 @@ def test_an_alias_that_stays_small_is_fine():
     assert parse.parse(text + "device_args: {gpu_ids: &g [0]}").device.gpu_ids == [0]
 
 
-def test_a_file_with_a_byte_order_mark(tmp_path):
-    path = tmp_path / "r.yaml"
-    path.write_bytes(b"\xef\xbb\xbf" + text_with().encode())
-    assert parse.load(path).method_name == "fedmr"
-
-
 # Files
 
 
 def test_files_that_cannot_be_read(tmp_path):
     junk = tmp_path / "junk.yaml"
+    junk.write_bytes(b"\xef\xbb\xbf" + text_with().encode())  # a byte order mark is none of these
+    assert parse.load(junk).method_name == "fedmr"
     cases = {tmp_path / "nope.yaml": "cannot be read: No such file", tmp_path: "cannot be read: Is a directory"}
-    for path, message in cases.items():
-        with pytest.raises(RecipeError) as error:
-            parse.load(path)
-        assert error.value.mistakes[0].startswith(f"{path}: {message}")
-    for content, message in {
+    for path, words in cases.items():
+        assert message(lambda path=path: parse.load(path)).startswith(f"{path}: {words}")
+    for content, words in {
         b"a: \xff\xfe": "not text: byte 4 is not UTF-8",
         b"a: \0": "not YAML: unacceptable character #x0000",
         b"": "empty; a recipe has the sections common_args, ",
@@ -91,10 +68,7 @@ def test_files_that_cannot_be_read(tmp_path):
         b"#" * (1 << 20) + b"\n": "larger than 1 MiB",
     }.items():
         junk.write_bytes(content)
-        with pytest.raises(RecipeError) as error:
-            parse.load(junk)
-        assert len(error.value.mistakes) == 1
-        assert error.value.mistakes[0].startswith(f"{junk}: {message}")
+        assert message(lambda: parse.load(junk)).startswith(f"{junk}: {words}")
 
 
 BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
@@ -122,10 +96,7 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
         ("a: 0b" + "1" * 99, "line 1: a: a number of 101 characters; use"),
         ("a: 1." + "0" * 900_000, "line 1: a: a number of 900002 characters; use"),
         ("a: " + "1" * 900_000 + "e5", "line 1: a: a number of 900002 characters; use"),
-        (
-            'a:\n- [1, !!int "' + "59:" * 100 + '59"]',
-            "line 2: a: a number of 302 characters; use at most 100, or quotes",
-        ),
+        ('a:\n- [1, !!int "' + "59:" * 100 + '59"]', "line 2: a: a number of 302 characters; use at most 100, or"),
         ("a: !!int x", "line 1: x is not a valid int"),
         ("a: " + "9" * 5000, "line 1: a: a number of 5000 characters; use at most 100, or quotes for text"),
         ("? [a]\n: 1", "line 1: a key that is not a single value"),
@@ -166,12 +137,8 @@ def test_a_section_that_is_no_mapping(section, value):
 def test_an_unknown_section_names_the_nearest():
     line = only_line(text_with(trian_args={"epochs": 1}))
     assert line == f"r.yaml: trian_args: unknown section; allowed: {', '.join(PARTS)}; did you mean train_args?"
-
-
-def test_a_misspelt_section_is_not_missing_as_well():
-    content = dict(GOOD)
-    content["data_arg"] = content.pop("data_args")
-    assert only_line(plain_yaml.write(content)).endswith("did you mean data_args?")
+    misspelt = {section.replace("data_args", "data_arg"): keys for section, keys in GOOD.items()}
+    assert only_line(plain_yaml.write(misspelt)).endswith("did you mean data_args?")  # and it is not missing as well
 
 
 def test_missing_names_list_what_there_is():
@@ -204,43 +171,20 @@ def test_a_misspelt_chooser_is_one_mistake():
         ("train_args.epochs", {"a": 1}, '{"a": 1} is of the wrong type; allowed: an integer of at least 1'),
         ("train_args.learning_rate", float("nan"), ".nan is out of range; allowed: a number above 0"),
         ("train_args.learning_rate", float("inf"), ".inf is out of range; allowed: a number above 0"),
-        ("train_args.learning_rate", float("-inf"), "-.inf is out of range; allowed: a number above 0"),
         ("train_args.momentum", 1, "1 is out of range; allowed: a number of at least 0 and below 1"),
         ("data_args.download", "yes", "'yes' is of the wrong type; allowed: true or false"),
         ("train_args.client_optimizer", "sdg", "'sdg' is unknown; allowed: sgd, adam; did you mean sgd?"),
         ("train_args.gradient_clip_norm", 0, "0 is out of range; allowed: a number above 0, or null"),
-        (
-            "train_args.client_num_per_round",
-            11,
-            "11 is out of range; allowed: an integer from 1 to client_num_in_total, 10",
-        ),
-        (
-            "common_args.random_seed",
-            2**31,
-            f"{2**31} is out of range; allowed: an integer of at least 0 and below 2**31",
-        ),
+        ("train_args.client_num_per_round", 11, "11 is out of range; allowed: an integer from 1 to client_num_in_t"),
+        ("common_args.random_seed", 2**31, f"{2**31} is out of range; allowed: an integer of at least 0 and below 2*"),
         ("common_args.random_seed", 10**60, f"{10**60}"[:57] + "... is out of range"),
-        (
-            "device_args.gpu_ids",
-            [],
-            "[] has the wrong length; allowed: a list of at least 1, each an integer of at least 0",
-        ),
-        ("device_args.gpu_ids", [0, -1], "item 2: -1 is out of range; allowed: a list of at least 1, each an integer"),
-        ("device_args.gpu_ids", [0, -1, "x"], "item 2: -1 is out of range"),
+        ("device_args.gpu_ids", [], "[] has the wrong length; allowed: a list of at least 1, each an integer of at"),
+        ("device_args.gpu_ids", [0, -1, "x"], "item 2: -1 is out of range; allowed: a list of at least 1, each an in"),
         ("comm_args.backend", "spp", "'spp' is unknown; allowed: GRPC, MPI, sp; did you mean sp?"),
         ("data_args.dataset", "digit", "'digit' is unknown; allowed: cifar10, cifar100, "),
         ("data_args.dataset", 3, "3 is of the wrong type; allowed: text"),
-        ("partition_args.partition_method", "pcddd", "'pcddd' is unknown; allowed: dirichlet, iid, natural, pcdd, "),
-        ("partition_args.classes_per_client", 0, "0 is out of range; allowed: an integer of at least 1"),
-        (
-            "partition_args.classes",
-            1,
-            "unknown key; allowed: partition_method, classes_per_client, assignment, partition_seed; did you mean cl",
-        ),
-        ("model_args.model", "mpl", "'mpl' is unknown; allowed: char_lstm, "),
-        ("method_args.method", "fedrm", "'fedrm' is unknown; allowed: fd, fedavg, "),
+        ("partition_args.classes", 1, "unknown key; allowed: partition_method, classes_per_client, assignment, par"),
         ("method_args.method", "FedMR", "'FedMR' is unknown; allowed: fd, fedavg, "),
-        ("method_args.mu1", -1, "-1 is out of range; allowed: a number of at least 0"),
         ("method_args.mu3", 1, "unknown key; allowed: method, mu1, mu2, scale, "),
         ("method_args.scale", "papr", "'papr' is unknown; allowed: code, paper; did you mean paper?"),
     ],
@@ -268,22 +212,11 @@ def test_all_mistakes_of_a_file_come_together():
         "train_args.batch_size=-3",
     )
     places = [line.partition(": ")[0] if line.startswith("--set") else line.split(": ")[1] for line in lines]
-    assert sorted(places) == sorted(
-        [
-            "oops",
-            "--set nonsense",
-            "common_args.random_seed",
-            "train_args.epochs",
-            "train_args.learning_rat",
-            "train_args.client_num_per_round",
-            "--set train_args.batch_size",
-            "method_args.mu1",
-            "method_args.mu3",
-            "data_args.download",
-            "data_args.typo",
-            "model_args.model",
-        ]
-    )
+    assert sorted(places) == sorted([
+        "oops", "--set nonsense", "common_args.random_seed", "train_args.epochs", "train_args.learning_rat",
+        "train_args.client_num_per_round", "--set train_args.batch_size", "method_args.mu1", "method_args.mu3",
+        "data_args.download", "data_args.typo", "model_args.model",
+    ])  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -343,9 +276,8 @@ def foreign_text(**keys):
 def test_parameters_of_a_lenient_model_are_checked_all_the_same():
     assert parse.parse(foreign_text(pair=[3, 4])).method.params.pair == (3, 4)
     assert "unknown key; allowed: method, number, pair; did you mean number?" in only_line(foreign_text(numbr=1))
-    assert "method_args.pair: item 2: missing; allowed: a list of 2: an integer; an integer" in only_line(
-        foreign_text(pair=[3])
-    )
+    line = only_line(foreign_text(pair=[3]))
+    assert "method_args.pair: item 2: missing; allowed: a list of 2: an integer; an integer" in line
 
 
 @pytest.mark.usefixtures("foreign")
@@ -373,9 +305,9 @@ def silo_with(tmp_path, text, rank=1, base=None):
     return parse.silo(parse.parse(base or cross_silo(), source=tmp_path / "r.yaml"), rank)
 
 
-def silo_lines(tmp_path, text, base=None):
+def silo_lines(tmp_path, text):
     with pytest.raises(RecipeError) as error:
-        silo_with(tmp_path, text, base=base)
+        silo_with(tmp_path, text)
     assert all("\n" not in line for line in error.value.mistakes)
     where = f"{tmp_path / 'one.yaml'}: "
     assert all(line.startswith(where) for line in error.value.mistakes)
@@ -389,8 +321,7 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
     loaded = parse.parse(cross_silo(certs="../c"), source=source)
     assert loaded.comm.certs == str(tmp_path / "c")
     assert loaded.client_specific.data_silo_config == [
-        str(tmp_path / "recipes" / "one.yaml"),
-        str(tmp_path / "recipes" / "sub" / "two.yaml"),
+        f"{source.parent}/{name}" for name in ("one.yaml", "sub/two.yaml")
     ]
     assert parse.parse(loaded.dump(), source="run/recipe.yaml").resolved() == loaded.resolved()
     on_command_line = parse.parse(cross_silo(), source=source, overrides=["comm_args.certs=c"])
@@ -419,6 +350,8 @@ def test_a_silos_file_speaks_for_itself_alone(tmp_path):
     assert (own.device.threads, own.tracking.run_dir, own.tracking.checkpoint_every) == (1, "here", 10)
     assert (own.comm.certs, own.comm.send_contributions) == (str(tmp_path / "mine"), False)
     assert (own.comm.backend, own.method.params.mu1, own.train.epochs) == ("GRPC", 0.1, 2)
+    kept = silo_with(tmp_path, "comm_args: {certs: mine}\n", base=cross_silo(send_measures=True))
+    assert (kept.data.dataset, kept.comm.send_measures) == ("digits", True)
     with pytest.raises(RecipeError, match=r"two.yaml: cannot be read: No such file"):
         silo_with(tmp_path, "data_args: {dataset: digits}\n", rank=2)
 
@@ -429,20 +362,13 @@ def test_silos_of_tables_say_which_columns_count(tmp_path):
     base = text_with(**CROSS_SILO | {"data_args": whole})
     same = "features: [a, b], categorical: {b: [x, y]}"
     assert silo_with(tmp_path, f"data_args: {{{table}, {same}}}\n", base=base).data.dataset == "table"
-    for said, message in (
+    for said, words in (
         ("categorical: {b: [x, y]}", "data_args.features: missing; other silos may order columns differently: set"),
         (same.replace("a, b", "b, a"), "data_args.features: differ from the recipe's, or in their order; use"),
         ("features: [a, b], categorical: one_hot", "data_args.categorical: one_hot uses a silo's own categories, whi"),
     ):
-        with pytest.raises(RecipeError, match=re.escape(message)):
+        with pytest.raises(RecipeError, match=re.escape(words)):
             silo_with(tmp_path, f"data_args: {{{table}, {said}}}\n", base=base)
-
-
-def test_a_silos_file_keeps_what_it_does_not_mention(tmp_path):
-    base = cross_silo(send_measures=True)
-    own = silo_with(tmp_path, "device_args: {threads: 1}\ncomm_args: {certs: mine}\n", base=base)
-    assert own.data.dataset == "digits"
-    assert own.comm.send_measures
 
 
 @pytest.mark.parametrize(
@@ -456,12 +382,8 @@ def test_a_silos_file_keeps_what_it_does_not_mention(tmp_path):
         ("data_args: {download: true}", ["data_args.dataset: missing; allowed: cifar10, "]),
         ("data_args: {dataset: digit}", ["data_args.dataset: 'digit' is unknown; allowed: cifar10, "]),
         (
-            "device_args: {threads: 0}\ncomm_args: {send_measures: 1, x: 2}",
-            [
-                "device_args.threads: 0 is out of range",
-                "comm_args.x: unknown key; allowed: certs",
-                "comm_args.send_measures: 1 is of the wrong type",
-            ],
+            "device_args: {threads: 0}\ncomm_args: {x: 2}",
+            ["device_args.threads: 0 is out of range", "comm_args.x: unknown key; allowed: certs"],
         ),
     ],
 )
@@ -475,13 +397,19 @@ def test_a_silo_sets_what_its_method_leaves_to_it(tmp_path, monkeypatch):
     monkeypatch.setattr(type(parse.parse(text_with()).method), "silo_choices", ("mu2",))
     own = silo_with(tmp_path, "method_args: {mu2: 0.5}")
     assert (own.method.params.mu1, own.method.params.mu2) == (0.1, 0.5)
-    assert silo_lines(tmp_path, "method_args: {mu2: -1}") == [
-        "method_args.mu2: -1 is out of range; allowed: a number of at least 0"
-    ]
+    (line,) = silo_lines(tmp_path, "method_args: {mu2: -1}")
+    assert line == "method_args.mu2: -1 is out of range; allowed: a number of at least 0"
     assert silo_lines(tmp_path, "method_args: {mu1: 1}")[0].startswith("method_args.mu1: unknown key; allowed: mu2")
 
 
 # Checked as what it is
+
+
+def check_lines(own):
+    """What is wrong with a silo's file, without the ways to correct it."""
+    with pytest.raises(RecipeError) as error:
+        parse.check(own)
+    return [line.removeprefix(f"{own}: ").split(";")[0] for line in error.value.mistakes]
 
 
 def test_a_silos_own_file_is_checked_with_the_recipe_that_names_it(tmp_path):
@@ -493,9 +421,7 @@ def test_a_silos_own_file_is_checked_with_the_recipe_that_names_it(tmp_path):
     assert parse.check(own) == "ok, silo 1 of federation.yaml"
     assert parse.check(tmp_path / "federation.yaml") == "ok"
     own.write_text("method_args: {mu1: 1}\ncomm_args: {certz: x}\ndata_args: {dataset: digit}")
-    with pytest.raises(RecipeError) as error:
-        parse.check(own)
-    assert [line.removeprefix(f"{own}: ").split(";")[0] for line in error.value.mistakes] == [
+    assert check_lines(own) == [
         "method_args.mu1: unknown key",
         "comm_args.certz: unknown key",
         "data_args.dataset: 'digit' is unknown",
@@ -512,18 +438,11 @@ def test_a_silos_own_file_by_itself(tmp_path):
         "ok, as a silo's own file; method_args were not checked, because no recipe in this folder names the file"
     )
     own.write_text(plain_yaml.write(OWN_FILE | {"device_args": {"threads": 0}, "comm_args": {"backend": "GRPC"}}))
-    with pytest.raises(RecipeError) as error:
-        parse.check(own)
-    assert [line.removeprefix(f"{own}: ").split(";")[0] for line in error.value.mistakes] == [
-        "comm_args.backend: unknown key",
-        "device_args.threads: 0 is out of range",
-    ]
+    assert check_lines(own) == ["comm_args.backend: unknown key", "device_args.threads: 0 is out of range"]
     own.write_text(text_with(model_args=None))
-    with pytest.raises(RecipeError, match=r"mine.yaml: model_args: null is not a mapping"):
-        parse.check(own)
+    assert check_lines(own) == ["model_args: null is not a mapping of keys to values"]
     own.write_text("")
-    with pytest.raises(RecipeError, match="empty; a recipe has the sections"):
-        parse.check(own)
+    assert check_lines(own) == ["empty"]
 
 
 # Whatever comes in, nothing but RecipeError comes out

@@ -13,11 +13,7 @@ import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.engine.local import with_shared
 from fl_labelskew_plugins.params import Params
 
-HEADS = {
-    "method": ["moon", "fedproc"],
-    "moon": {"projection": "mlp"},
-    "fedproc": {"schedule": "constant"},
-}
+HEADS = {"method": ["moon", "fedproc"], "moon": {"projection": "mlp"}, "fedproc": {"schedule": "constant"}}
 RECIPE = DIGITS | {"method_args": HEADS, "train_args": DIGITS["train_args"] | {"comm_round": 3}}
 NAMES = [f"model/shared_modules.moon/projection.{layer}" for layer in (0, 2)]
 

@@ -1,8 +1,6 @@
 """A federation round by round, where the host cannot be imported."""
 
 import math
-import subprocess
-import sys
 from itertools import islice
 
 import pytest
@@ -11,7 +9,6 @@ from fl_labelskew_registry import Method
 from safetensors.torch import load_file
 
 from fl_labelskew_plugins.checked import checked
-from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import parse
@@ -20,7 +17,6 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.simulation import Simulation
-from fl_labelskew_plugins.runtimes.options import RunOptions
 
 TEXT = """\
 data_args: {dataset: digits}
@@ -33,29 +29,6 @@ device_args: {threads: 1}
 SUMS = ["comm_args.secure_aggregation=true"]
 SHORT = ["train_args.batch_size=4096", "train_args.epochs=3"]
 """Three batches in a client's turn; then the time may be up."""
-ALONE = """\
-import importlib.abc, sys
-class Refuse(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, *_):
-        if name.partition(".")[0] == "fedml":
-            raise ImportError("no host here")
-sys.meta_path.insert(0, Refuse())
-import fl_labelskew_plugins as fl
-print([line["round"] for line in fl.simulate(sys.argv[1], sys.argv[2])])
-assert not any(name.partition(".")[0] == "fedml" for name in sys.modules)
-"""
-
-
-def test_a_federation_without_the_host_has_the_same_bits(tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(TEXT)
-    command = [sys.executable, "-c", ALONE, path, tmp_path / "alone"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (0, "[0, 1]\n"), done.stderr
-    start(RunOptions(path, run_dir=tmp_path / "sp", quiet=True))
-    alone, sp = tmp_path / "alone", tmp_path / "sp"
-    for name in ("metrics.jsonl", "model.safetensors", "partition.json"):
-        assert (alone / name).read_bytes() == (sp / name).read_bytes(), name
 
 
 def test_a_round_is_about_those_who_take_part_alone(tmp_path, monkeypatch):
@@ -93,23 +66,19 @@ class Centres(Method):
 def test_a_round_that_is_cut_off_within_a_plugin_s_hook_is_repeated(tmp_path):
     method = checked(Centres())
 
-    def rounds(name, pause=None, **more):
+    def rounds(name, *, pause=None, resume=False):
         made = session.build(parse.parse(TEXT, overrides=SHORT, objects={"method_args": method}))
         folder = RunFolder(tmp_path / name)
         if not folder.path.exists():
             folder.create()
-        record = Record(made, folder, Progress(), pause=pause, **more)
-        return record, list(Simulation(record))
+        record = Record(made, folder, Progress(), pause=pause, resume=resume)
+        return list(Simulation(record)), record.cut, record.next_round
 
-    _, whole = rounds("whole", resume=False)
-    record, lines = rounds("parts", Pause(2, math.inf, 0.0), resume=False)
-    assert (lines, record.cut, record.next_round) == ([], True, 0)
-    record, lines = rounds("parts", Pause(1, math.inf), resume=False)
-    assert lines == whole[:1]
-    record, lines = rounds("parts", Pause(2, math.inf, 0.0), resume=True)
-    assert (lines, record.cut, record.next_round) == ([], True, 1)
-    record, lines = rounds("parts", resume=True)
-    assert lines == whole[1:]
+    whole, *_ = rounds("whole")
+    assert rounds("parts", pause=Pause(2, math.inf, 0.0)) == ([], True, 0)
+    assert rounds("parts", pause=Pause(1, math.inf))[0] == whole[:1]
+    assert rounds("parts", pause=Pause(2, math.inf, 0.0), resume=True) == ([], True, 1)
+    assert rounds("parts", resume=True)[0] == whole[1:]
 
 
 @pytest.fixture

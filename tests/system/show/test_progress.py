@@ -17,23 +17,17 @@ from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.show import progress as module
 from fl_labelskew_plugins.show.progress import Live, Plain, clock, in_words, progress
 
-LINE = {
-    "round": 1,
-    "accuracy": 0.6213,
-    "personalised_accuracy": 0.98,
-    "loss_terms": {"cross_entropy": 0.4, "intra": 0.01},
-}
+LINE = {"round": 1, "accuracy": 0.6213, "personalised_accuracy": 0.98}
+LINE["loss_terms"] = {"cross_entropy": 0.4, "intra": 0.01}
+WORDS = "accuracy 62.13 %  own test splits 98.00 %  loss cross_entropy 0.4000 + intra 0.0100"
+UNTESTED = "round 3/4  loss cross_entropy 1.0000  1 skipped  10.0 s  left 0:08"
 
 
 def test_a_round_in_words():
-    words = "accuracy 62.13 %  own test splits 98.00 %  loss cross_entropy 0.4000 + intra 0.0100"
-    assert in_words(LINE) == words
+    assert in_words(LINE) == WORDS
     assert in_words({"round": 0, "loss_terms": {"cross_entropy": 1.0}}) == "loss cross_entropy 1.0000"
-    worst = {
-        "client_accuracy_mean": 0.8,
-        "client_accuracy_worst": 0.612,
-        "client_accuracy_worst_client": "silo 2, south",
-    }
+    worst = {"client_accuracy_mean": 0.8, "client_accuracy_worst": 0.612}
+    worst["client_accuracy_worst_client"] = "silo 2, south"
     assert in_words({"loss_terms": {}, **worst}) == "each client's tests 80.00 %, worst 61.20 % (silo 2, south)"
     equal = worst | {"client_accuracy_mean": 1.0, "client_accuracy_worst": 1.0}
     assert in_words({"loss_terms": {}, **equal}) == "each client's tests all 100.00 %"
@@ -66,17 +60,8 @@ def test_plain_lines_count_rounds_and_time_left(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("width", "tested", "untested"),
     [
-        (
-            130,
-            "round 2/4  accuracy 62.13 %  own test splits 98.00 %  loss cross_entropy 0.4000 + intra 0.0100  10.0 s  "
-            "left 0:20",
-            "round 3/4  loss cross_entropy 1.0000  1 skipped  10.0 s  left 0:08",
-        ),
-        (
-            80,
-            "round 2/4  accuracy 62.13 %  loss 0.4100  10.0 s  left 0:20",
-            "round 3/4  loss cross_entropy 1.0000  1 skipped  10.0 s  left 0:08",
-        ),
+        (130, f"round 2/4  {WORDS}  10.0 s  left 0:20", UNTESTED),
+        (80, "round 2/4  accuracy 62.13 %  loss 0.4100  10.0 s  left 0:20", UNTESTED),
         (20, "round 2/4  accuracy", "round 3/4  loss 1.0"),
     ],
 )

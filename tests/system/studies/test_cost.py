@@ -48,9 +48,8 @@ def planned(write, tmp_path):
 
 def known(planned, *, left=8, seconds=2.0, memory=600e6, disk=1e6):
     """These runs as one kind, each with so many rounds left."""
-    return cost.RunKind(
-        tuple(planned), (left,) * len(planned), cost.Estimate(4.0, seconds, memory, 0, disk, "2 rounds")
-    )
+    estimate = cost.Estimate(4.0, seconds, memory, 0, disk, "2 rounds")
+    return cost.RunKind(tuple(planned), (left,) * len(planned), estimate)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_estimate_of_recorded_rounds(planned):
     assert kind.row() == ["fedavg-seed0", "2", "12", "3", "0:36", "503.0 MB", "10.4 kB", "4 rounds"]
 
 
-def test_totals_and_warnings(planned, tmp_path):
+def test_totals_and_warnings(write, planned, tmp_path):
     kinds = [known(planned[:3]), known(planned[3:], seconds=5.0, memory=900e6)]  # 3 runs of 20 s, 1 of 44 s
     assert (cost.seconds(kinds, 1), cost.seconds(kinds, 2), cost.seconds(kinds, 9)) == (104, 52, 44)
     one, two = cost.totals(kinds, out=tmp_path / "a" / "b", jobs=2, free=1.6e9)
@@ -121,11 +120,8 @@ def test_totals_and_warnings(planned, tmp_path):
     assert line == "not counted: 1 kind of run without an estimate"
     done = [cost.RunKind(tuple(planned), (), kinds[0].estimate)]
     assert list(cost.totals(done, out=tmp_path, jobs=1, free=1e9)) == ["nothing is left to run"]
-
-
-def test_memory_of_several_processes_is_the_servers(write, tmp_path):
-    planned = plan.plan(write(), ["comm_args.backend=MPI"], tmp_path / "out")
-    assert known(planned).row()[-3] == "600.0 MB (server)"
+    over_mpi = plan.plan(write(), ["comm_args.backend=MPI"], tmp_path / "out")
+    assert known(over_mpi).row()[-3] == "600.0 MB (server)"
 
 
 def rows(output):
@@ -210,13 +206,3 @@ def test_long_rounds_are_estimated_by_their_batches(write, tmp_path, monkeypatch
     assert "paused after 0 of 8 rounds; round 1 is incomplete; resuming repeats it" in cut.stdout
     used = re.search(r"budget: (\d+) of 4 s used", cut.stdout)
     assert int(used[1]) <= 8
-
-
-@pytest.mark.parametrize("command", ["sweep", "reproduce"])
-def test_mistakes_are_one_line_before_anything_runs(write, tmp_path, command):
-    path = write() if command == "sweep" else tmp_path / "base.yaml"
-    words = [command, path, "--out", tmp_path / "out", "--dry-run", "--set", "train_args.epoch=2"]
-    write()
-    (line,) = errors(*words)
-    assert "train_args.epoch: unknown key" in line
-    assert not (tmp_path / "out").exists()

@@ -117,35 +117,33 @@ def test_runs_without_the_diagnostic_are_named(runs, tmp_path):
     assert line.startswith(f"{bare / 'partition.json'}: cannot be read: ")
     (line,) = errors("report", bare, *words, "client_drft")
     assert line.endswith("did you mean client_drift?")
-    assert errors("report", bare, "--diagnostic", "tsne") == [
-        "--diagnostic tsne: needs --plot; use it with --plot FILE"
-    ]
+    (line,) = errors("report", bare, "--diagnostic", "tsne")
+    assert line == "--diagnostic tsne: needs --plot; use it with --plot FILE"
     assert not (tmp_path / "a.pdf").exists()
+
+
+DRIFT = "diagnostics/client_drift.jsonl"
 
 
 @pytest.mark.parametrize(
     ("name", "file", "content"),
     [
-        ("client_drift", "client_drift.jsonl", b'{"round": "x", "client": 0, "norm": 1}\n'),
-        ("client_drift", "client_drift.jsonl", b'{"round": 0}\n'),
-        ("client_drift", "client_drift.jsonl", b'{"round": 0, "client": null, "norm": "x"}\n'),
-        ("client_drift", "client_drift.jsonl", b'{"round": 0, "client": null, "norm": 1' + b"0" * 400 + b"}\n"),
-        ("tsne", "tsne.safetensors", b"{}"),
+        ("client_drift", DRIFT, b'{"round": "x", "client": 0, "norm": 1}\n'),
+        ("client_drift", DRIFT, b'{"round": 0}\n'),
+        ("client_drift", DRIFT, b'{"round": 0, "client": null, "norm": "x"}\n'),
+        ("client_drift", DRIFT, b'{"round": 0, "client": null, "norm": 1' + b"0" * 400 + b"}\n"),
+        ("tsne", "diagnostics/tsne.safetensors", b"{}"),
+        *(
+            ("label_heatmap", "partition.json", b'{"counts": %b}' % counts)
+            for counts in (b"[[]]", b"[[1e400]]", b"[[10000000000000000000]]", b"[[-1]]", b"[1]", b"[" * 100_000)
+        ),
     ],
 )
 def test_damaged_files_are_one_line(tmp_path, name, file, content):
     path = record(tmp_path / "a")
-    (path / "diagnostics" / file).write_bytes(content)
+    (path / file).write_bytes(content)
     (line,) = errors("report", path, "--plot", tmp_path / "a.pdf", "--diagnostic", name)
-    assert line.startswith(f"{path / 'diagnostics' / file}: cannot be read: ")
-
-
-@pytest.mark.parametrize("counts", ["[[]]", "[[1e400]]", "[[10000000000000000000]]", "[[-1]]", "[1]", "[" * 100_000])
-def test_a_damaged_partition_is_one_line(tmp_path, counts):
-    path = record(tmp_path / "a")
-    (path / "partition.json").write_text(f'{{"counts": {counts}}}')
-    (line,) = errors("report", path, "--plot", tmp_path / "a.pdf", "--diagnostic", "label_heatmap")
-    assert line.startswith(f"{path / 'partition.json'}: cannot be read: ")
+    assert line.startswith(f"{path / file}: cannot be read: ")
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,6 @@ from fl_labelskew_plugins.data.image_folder import ImageFolder
 TRAIN = {"comm_round": 4, "batch_size": 16, "learning_rate": 0.1, "momentum": 0.9}
 
 
-def run(folder, recipe):
-    for _ in (loop := fl.simulate(recipe | {"device_args": {"threads": 1}}, folder)):
-        pass
-    return loop.run
-
-
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory):
     """A folder of pictures, and a run on them with clients' own models."""
@@ -27,7 +21,7 @@ def pictures(tmp_path_factory):
         "train_args": TRAIN | {"client_num_in_total": 4, "momentum": 0.0, "learning_rate": 0.2},
         "method_args": {"method": "map"},
     }
-    return folder / "data", run(folder / "run", recipe)
+    return folder / "data", fl.run(recipe, folder / "run", quiet=True, host="none")
 
 
 @pytest.fixture(scope="session")
@@ -47,4 +41,4 @@ def arrays(tmp_path_factory):
         "train_args": TRAIN | {"client_num_in_total": 2},
         "method_args": {"method": "fedavg"},
     }
-    return folder / "data.npz", run(folder / "run", recipe)
+    return folder / "data.npz", fl.run(recipe, folder / "run", quiet=True, host="none")

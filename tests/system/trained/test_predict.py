@@ -85,14 +85,14 @@ def test_mistakes_are_lines(pictures, arrays, tmp_path):
         f"{tmp_path}/gone: does not exist; give pictures, folders of them, .npz files or tables",
         f"{tmp_path}/empty: has no pictures; name .npz files and tables one by one",
     ]
-    (line,) = errors("predict", run.folder, data, "--out", tmp_path / "x.xlsx")
-    assert line.endswith("x.xlsx: unknown format; allowed: a name with .csv, .jsonl, .parquet")
-    (line,) = errors("predict", run.folder, data, "--top", 5)
-    assert line == "--top 5: the model has 4 classes; allowed: 1 to 4"
-    (line,) = errors("predict", run.folder, data, "--out", tmp_path / "gone" / "x.csv")
-    assert line == f"{tmp_path}/gone/x.csv: cannot be written: No such file or directory"
-    (line,) = errors("predict", arrays[1].folder, data / "test")
-    assert line.endswith("trained on npz, whose samples are not picture files; use .npz files with x of shape (N, 6)")
+    for folder, words, says in (
+        (run.folder, ["--out", tmp_path / "x.xlsx"], "unknown format; allowed: a name with .csv, .jsonl, .parquet"),
+        (run.folder, ["--top", 5], "--top 5: the model has 4 classes; allowed: 1 to 4"),
+        (run.folder, ["--out", tmp_path / "gone" / "x.csv"], "x.csv: cannot be written: No such file or directory"),
+        (arrays[1].folder, [], "samples are not picture files; use .npz files with x of shape (N, 6)"),
+    ):
+        (line,) = errors("predict", folder, data / "test", *words)
+        assert line.endswith(says)
 
 
 def test_arrays_by_number_and_what_python_gets(arrays, tmp_path):
@@ -143,9 +143,8 @@ def test_pictures_from_python(pictures):
     ],
 )
 def test_axes_are_brought_into_the_models_order(arrays, shape, given, becomes):
-    about = load(arrays[1].folder / "model.safetensors").about.model_copy(
-        update={"input_shape": shape, "mean": [0.0], "std": [1.0]}
-    )
+    known = load(arrays[1].folder / "model.safetensors").about
+    about = known.model_copy(update={"input_shape": shape, "mean": [0.0], "std": [1.0]})
     x = np.arange(np.prod(given, dtype=int), dtype=np.float64).reshape(given)
     if becomes is None:
         with pytest.raises(LabelSkewError, match=r"x: has shape .*; use \(N, "):
@@ -172,9 +171,8 @@ def test_axes_are_brought_into_the_models_order(arrays, shape, given, becomes):
     ],
 )
 def test_what_is_plainly_of_another_scale_is_warned_of(arrays, capsys, dtype, mean, x, warns):
-    about = load(arrays[1].folder / "model.safetensors").about.model_copy(
-        update={"dtype": dtype, "mean": [mean], "std": [0.29 if mean else 1.0], "input_shape": [3]}
-    )
+    known = {"dtype": dtype, "mean": [mean], "std": [0.29 if mean else 1.0], "input_shape": [3]}
+    about = load(arrays[1].folder / "model.safetensors").about.model_copy(update=known)
     inputs.fitted(about, x.reshape(4, 3), "x.npz")
     told = capsys.readouterr().err
     assert told.startswith("warning: x.npz: scale differs from training: mean ") == warns

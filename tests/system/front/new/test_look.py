@@ -22,12 +22,9 @@ def test_folders_of_classes(own):
     assert (seen.dataset, seen.classes, seen.groups, seen.samples) == ("image_folder", CLASSES, [], 60)
     assert seen.args == {"data_cache_dir": str(own / "flat"), "image_size": 64, "channels": 3}
     assert seen.shape == (3, 64, 64)
-
-
-def test_folders_of_hospitals(own):
     seen = look(own / "tree")
-    assert (seen.classes, seen.groups) == (CLASSES, ["St. Mary's", "north", "south"])
-    assert seen.samples == 45  # the training parts'
+    hospitals = ["St. Mary's", "north", "south"]
+    assert (seen.classes, seen.groups, seen.samples) == (CLASSES, hospitals, 45)  # the training parts'
 
 
 def test_folders_are_hospitals_to_it_as_they_are_to_a_run(tmp_path):
@@ -41,13 +38,7 @@ def test_folders_are_hospitals_to_it_as_they_are_to_a_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("side", "mode", "fits"),
-    [
-        (5, "L", (1, 8, 8)),
-        (20, "RGB", (3, 16, 16)),
-        (28, "1", (1, 28, 28)),
-        (31, "P", (3, 28, 28)),
-        (700, "L", (1, 64, 64)),
-    ],
+    [(5, "L", (1, 8, 8)), (20, "RGB", (3, 16, 16)), (28, "1", (1, 28, 28)), (700, "P", (3, 64, 64))],
 )
 def test_size_and_colours_are_those_of_the_pictures(tmp_path, side, mode, fits):
     for name in "ab":
@@ -76,8 +67,7 @@ def test_an_archive(own):
     seen = look(own / "grouped.npz")
     assert (seen.dataset, seen.shape, seen.classes) == ("npz", (1, 8, 8), ["0", "1", "2"])
     assert seen.args == {"data_cache_dir": str(own / "grouped.npz"), "classes": 3}
-    assert len(seen.groups) == 3
-    assert seen.samples == 72  # a fifth of them are split off
+    assert (len(seen.groups), seen.samples) == (3, 72)  # a fifth of them are split off
 
 
 def test_an_archive_in_a_folder_is_seen_and_of_several_one_is_asked_for(own, tmp_path):
@@ -89,18 +79,14 @@ def test_an_archive_in_a_folder_is_seen_and_of_several_one_is_asked_for(own, tmp
 
 @pytest.mark.parametrize(("shape", "layout"), [((20, 5, 16, 16), "nchw"), ((20, 16, 16, 5), "nhwc")])
 def test_the_channels_of_an_archive_are_told_where_they_can_be_told_from_the_shape_alone(tmp_path, shape, layout):
-    np.savez(tmp_path / "a.npz", x=np.zeros(shape, np.float32), y=np.arange(20) % 2)
+    np.savez(tmp_path / "a.npz", x=np.zeros(shape, np.float32), y=np.arange(20) % 2 * 2)
     seen = look(tmp_path / "a.npz")
+    assert seen.classes == ["0", "1", "2"]  # a gap in the labels is a class without samples
     assert (seen.args["layout"], seen.shape) == (layout, (5, 16, 16))
     assert seen.notes[0].startswith("layout: ")
 
 
-def test_a_gap_in_the_labels_is_a_class_without_samples(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.zeros((20, 4), np.float32), y=np.arange(20) % 2 * 2)
-    assert look(tmp_path / "a.npz").classes == ["0", "1", "2"]
-
-
-def test_a_table(table):
+def test_a_table(table, tmp_path):
     seen = look(table)
     assert (seen.dataset, seen.classes, seen.groups) == ("table", CLASSES, ["coast", "north", "south"])
     assert seen.args == {
@@ -113,6 +99,8 @@ def test_a_table(table):
     }
     assert seen.shape == (4,)
     assert [note.partition(":")[0] for note in seen.notes] == ["features", "categorical", "missing"]
+    (tmp_path / "a.csv").write_text(table.read_text() + "p999,50,m,100,north,\n")  # a row without a class
+    assert look(tmp_path / "a.csv").args["missing"] == "drop"
 
 
 def test_a_table_s_columns_are_asked_for_where_their_names_do_not_say(table, tmp_path):
@@ -127,14 +115,8 @@ def test_a_table_s_columns_are_asked_for_where_their_names_do_not_say(table, tmp
     assert look(plain, "outcome", "place").groups == ["coast", "north", "south"]
     assert message(lambda: look(plain, "outcom")).endswith("did you mean outcome?")
     plain.write_text(text.replace("hospital", "class"))
-    assert message(lambda: look(plain)).endswith(
-        "has columns class, diagnosis; use --label with one of class, diagnosis"
-    )
-
-
-def test_rows_without_a_class_are_left_out(table, tmp_path):
-    (tmp_path / "a.csv").write_text(table.read_text() + "p999,50,m,100,north,\n")
-    assert look(tmp_path / "a.csv").args["missing"] == "drop"
+    line = message(lambda: look(plain))
+    assert line.endswith("has columns class, diagnosis; use --label with one of class, diagnosis")
 
 
 @pytest.mark.parametrize(
@@ -144,10 +126,7 @@ def test_rows_without_a_class_are_left_out(table, tmp_path):
         (lambda path: path.write_text("x") and path, "is neither folder, archive nor table; use a folder of pictures"),
         (lambda path: path.mkdir() or path, "has no class folders; use <class>/<image>"),
         (lambda path: picture(path / "a" / "0.png", 9) or path, "has only one class (a); use data with at least two"),
-        (
-            lambda path: picture(path / "a" / "b" / "0.png", 9) or path,
-            "contains only the folders b, no images, so a may be",
-        ),
+        (lambda path: picture(path / "a" / "b" / "0.png", 9) or path, "contains only the folders b, no images, so a"),
     ],
 )
 def test_what_is_no_data_is_one_line(tmp_path, make, says):
@@ -155,6 +134,5 @@ def test_what_is_no_data_is_one_line(tmp_path, make, says):
 
 
 def test_columns_are_a_table_s_alone(own):
-    assert message(lambda: look(own / "flat", "class")) == (
-        "--label: is for tables, and these data are not a table; use neither"
-    )
+    line = message(lambda: look(own / "flat", "class"))
+    assert line == "--label: is for tables, and these data are not a table; use neither"

@@ -32,7 +32,6 @@ def test_it_is_the_example_under_its_own_name(here):
         ("batch", "method batch: its class would be Batch, a name that its code needs; use another name"),
     ],
 )
-@pytest.mark.usefixtures("here")
 def test_a_name_that_cannot_be_is_one_line(here, name, says):
     (line,) = errors("new", "method", name)
     assert says in line
@@ -51,6 +50,4 @@ def test_package_is_installed_and_its_tests_pass(here, make_venv, wheels, build)
     assert "passed" in tests.stdout
     venv.run("labelskew", "validate", "my_method_digits.yaml", cwd=here / "mine")
     again = venv.run("labelskew", "new", "method", "my_method", "other", check=False)
-    assert again.stderr.endswith(
-        "error: method my_method: is installed already, by labelskew-my_method; use another name\n"
-    )
+    assert "error: method my_method: is installed already, by labelskew-my_method; use another name" in again.stderr

@@ -18,6 +18,7 @@ from PIL import Image
 from fl_labelskew_plugins.front.new import write
 from fl_labelskew_plugins.front.new.look import OwnData, look
 from fl_labelskew_plugins.front.start import start
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import model_file
 from fl_labelskew_plugins.runtimes.options import RunOptions
@@ -132,9 +133,8 @@ def test_data_of_one_place_may_lack_classes(own, here):
     result = call("new", "federation", "mine", "--data", own / "flat", "--silos", "2", "--classes", ",".join(classes))
     assert not result.stderr
     assert {tuple(file["data_args"]["class_names"]) for file in recipes_of(here / "mine").values()} == {tuple(classes)}
-    assert "class 'unclear' is not one of the 2 classes in data_args.class_names" in " ".join(
-        errors("new", "simulation", "x", "--data", own / "flat", "--classes", "benign,malign")
-    )
+    (line,) = errors("new", "simulation", "x", "--data", own / "flat", "--classes", "benign,malign")
+    assert "class 'unclear' is not one of the 2 classes in data_args.class_names" in line
 
 
 def test_hospitals_with_folders_of_classes_are_silos(own, here):
@@ -143,9 +143,7 @@ def test_hospitals_with_folders_of_classes_are_silos(own, here):
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
     said = call("new", "federation", "mine", "--data", "data").output
-    assert said.startswith(
-        "pictures: 2 groups (north, south), 3 classes (benign, malign, unclear); test part: 20 % of "
-    )
+    assert said.startswith("pictures: 2 groups (north, south), 3 classes (benign, malign, unclear); test part: 20 %")
     assert recipes_of(here / "mine")["north"]["data_args"]["data_cache_dir"] == str(here / "data" / "north")
 
 
@@ -155,12 +153,7 @@ PLANNED = ("new", "federation", "mine", "--silos", "3", "--classes", "benign,mal
 def test_a_federation_without_data_names_its_form(here):
     call(*PLANNED, "--image-size", "32")
     files = recipes_of(here / "mine")
-    of_all = {
-        "dataset": "image_folder",
-        "image_size": 32,
-        "channels": 3,
-        "class_names": ["benign", "malign", "unclear"],
-    }
+    of_all = {"dataset": "image_folder", "image_size": 32, "channels": 3, "class_names": PLANNED[-1].split(",")}
     assert files.pop("federation")["data_args"] == {**of_all, "input_shape": [3, 32, 32]}
     assert [file["data_args"] for file in files.values()] == [of_all] * 3
     assert "silo-1.yaml /data/pictures" in (here / "mine" / "README.md").read_text()
@@ -176,7 +169,10 @@ def test_a_federation_without_data_names_its_form(here):
         ),
         ((*PLANNED, "--label", "x"), "--label: is for tables; use --columns with the table's features, or no --label"),
         ((*PLANNED[:-1], "a,a"), "--classes a,a: expected at least two different names; use --classes benign,malign"),
-        ((*PLANNED, "--data", "."), None),
+        (
+            (*PLANNED, "--data", ".", "--columns", "age"),
+            "--columns: describes data on other machines, but --data is given; use only one of the two",
+        ),
         (
             (*PLANNED, "--columns", "age,bmi=10..50"),
             "--columns: age: has no range, but others do; give all of them a range, or none",
@@ -192,9 +188,6 @@ def test_a_federation_without_data_names_its_form(here):
     ],
 )
 def test_what_does_not_describe_a_federation_is_one_line(here, options, line):
-    if line is None:
-        options = (*options, "--columns", "age")
-        line = "--columns: describes data on other machines, but --data is given; use only one of the two"
     assert errors(*options) == [line]
 
 
@@ -209,10 +202,9 @@ def test_described_lists_all_column_errors(here):
 def test_run_names_the_file_of_a_silo_without_data(here):
     call(*PLANNED, "--image-size", "32")
     file = here / "mine" / "silo-1.yaml"
-    with pytest.raises(LabelSkewError) as error:
-        start(RunOptions(here / "mine" / "federation.yaml", dry_run=True, host="none"))
-    assert str(error.value).startswith(f"{file}: data set image_folder: data_args.data_cache_dir is not set; use ")
-    assert str(error.value).endswith(f", with labelskew silo data {file} PATH")
+    line = message(lambda: start(RunOptions(here / "mine" / "federation.yaml", dry_run=True, host="none")))
+    assert line.startswith(f"{file}: data set image_folder: data_args.data_cache_dir is not set; use ")
+    assert line.endswith(f", with labelskew silo data {file} PATH")
 
 
 def test_bind_checks_all_recipes_that_name_the_file(here):
@@ -274,22 +266,29 @@ def test_a_silos_data_are_checked_and_written_into_its_file(here):
     call("validate", file)
     hospital(here, "east", ["benign", "other", "odd"])
     lines = errors("silo", "data", file, "east")
-    assert [line.partition(": class ")[2].partition(" is not one of the 3 ")[0] for line in lines] == [
-        "'odd'",
-        "'other'",
-    ]
-    assert errors("silo", "data", file, "none") == [
-        f"{here / 'none'}: does not exist; use the file or folder of this silo's data"
-    ]
-    federation = here / "mine" / "federation.yaml"
-    assert "federation.yaml: is not a silo's own file; use a file listed in client_specific" in " ".join(
-        errors("silo", "data", federation, place)
-    )
+    named = [line.partition(": class ")[2].partition(" is not one of the 3 ")[0] for line in lines]
+    assert named == ["'odd'", "'other'"]
+    (line,) = errors("silo", "data", file, "none")
+    assert line == f"{here / 'none'}: does not exist; use the file or folder of this silo's data"
+    (line,) = errors("silo", "data", here / "mine" / "federation.yaml", place)
+    assert "federation.yaml: is not a silo's own file; use a file listed in client_specific" in line
     file.write_text(before.replace("image_size: 32", "image_size: 16"))
     assert errors("silo", "data", file, place) == [
         "data_args.input_shape: [3, 32, 32] in the recipe, but [3, 16, 16] in the data; use input_shape: [3, 16, 16]"
     ]
     assert "data_cache_dir: " not in file.read_text().replace("# data_cache_dir: ", "")
+
+
+def trained(folder, forker):
+    """The run of two rounds of a federation with three silos, and its lines."""
+    for words in (
+        ["certs", "new", "--silos", "3"],
+        ["run", "federation.yaml", "--host", "none", "--run-dir", "run", "--set", "train_args.comm_round=2"],
+    ):
+        process = forker.start(words, folder / "log", cwd=folder)
+        assert process.wait(240) == 0, process.text
+    assert [line["clients"] for line in read_lines(folder / "run" / "metrics.jsonl")] == [[0, 1, 2]] * 2
+    return folder / "run"
 
 
 def test_a_secure_federation_without_data_trains_once_silos_have_named_theirs(here, forker):
@@ -306,25 +305,17 @@ def test_a_secure_federation_without_data_trains_once_silos_have_named_theirs(he
         f"{place}: column sex: x, y: not in data_args.categorical; use one of f, m"
     ]
     place.write_text(text)
-    certs = forker.start(["certs", "new", "--silos", "3"], here / "certs.log", cwd=folder)
-    assert certs.wait() == 0, certs.text
-    more = ["--host", "none", "--run-dir", "runs/first", "--set", "train_args.comm_round=2"]
-    run = forker.start(["run", "federation.yaml", *more], here / "log", cwd=folder)
-    assert run.wait(240) == 0, run.text
-    lines = [json.loads(line) for line in (folder / "runs" / "first" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["clients"] for line in lines] == [[0, 1, 2]] * 2
+    trained(folder, forker)
 
 
 def test_nothing_is_written_over_and_of_what_fails_nothing_is_left(own, here, monkeypatch):
     (here / "mine").mkdir()
     (here / "mine" / "notes").write_text("mine")
-    assert errors("new", "simulation", "mine", "--data", own / "flat") == [
-        "mine: is not empty; use a new or empty folder"
-    ]
-    inside = own / "flat" / "mine"
-    assert errors("new", "simulation", inside, "--data", own / "flat") == [
-        f"{inside}: is inside the data; use a folder outside of them"
-    ]
+    for folder, line in (
+        ("mine", "mine: is not empty; use a new or empty folder"),
+        (own / "flat" / "mine", f"{own / 'flat' / 'mine'}: is inside the data; use a folder outside of them"),
+    ):
+        assert errors("new", "simulation", folder, "--data", own / "flat") == [line]
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
@@ -340,9 +331,8 @@ def test_names_of_groups_get_into_no_path_and_no_line(here):
     stems = write.file_names(names)
     assert len({stem.lower() for stem in stems}) == len(names)
     assert all(re.fullmatch(r"\w[\w.-]{0,62}", stem) for stem in stems)
-    seen = OwnData(
-        "image_folder", here / "data", {"data_cache_dir": str(here / "data")}, (3, 8, 8), ["a\x1b", "b"], names, 9
-    )
+    args = {"data_cache_dir": str(here / "data")}
+    seen = OwnData("image_folder", here / "data", args, (3, 8, 8), ["a\x1b", "b"], names, 9)
     write.federation(seen, here / "mine", None)
     assert len(recipes_of(here / "mine")) == len(names) + 1
     readme = (here / "mine" / "README.md").read_text()
@@ -385,7 +375,7 @@ def test_a_simulation_trains_as_it_is(own, here, kind):
     summary = json.loads((here / "run" / "summary.json").read_text())
     assert summary["best_accuracy"] > 0.6  # three classes
     if kind != "flat":
-        assert json.loads((here / "run" / "metrics.jsonl").read_text().splitlines()[0])["clients"] == [0, 1, 2]
+        assert read_lines(here / "run" / "metrics.jsonl")[0]["clients"] == [0, 1, 2]
 
 
 def test_a_federation_trains_as_it_is(own, here, forker):
@@ -393,17 +383,9 @@ def test_a_federation_trains_as_it_is(own, here, forker):
     folder = here / "mine"
     readme = (folder / "README.md").read_text()
     assert "\nlabelskew certs new --silos 3 " in readme
-    certs = forker.start(["certs", "new", "--silos", "3"], here / "certs.log", cwd=folder)
-    assert certs.wait() == 0, certs.text
+    run = trained(folder, forker)
     assert stat.S_IMODE((folder / "certs" / "server.key").stat().st_mode) == 0o600
-    more = ["--host", "none", "--run-dir", "runs/first", "--set", "train_args.comm_round=2"]
-    run = forker.start(["run", "federation.yaml", *more], here / "log", cwd=folder)
-    assert run.wait(240) == 0, run.text
-    lines = [json.loads(line) for line in (folder / "runs" / "first" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["clients"] for line in lines] == [[0, 1, 2]] * 2
-    summary = json.loads((folder / "runs" / "first" / "summary.json").read_text())
-    card = (folder / "runs" / "first" / "MODEL_CARD.md").read_text()
+    summary, card = json.loads((run / "summary.json").read_text()), (run / "MODEL_CARD.md").read_text()
     assert f"| {100 * summary['client_accuracy_mean']:.2f} %, {100 * summary['client_accuracy_worst']:.2f} % |" in card
-    names = model_file.read_metadata(folder / "runs" / "first" / "model.safetensors").class_names
-    assert names == ["benign", "malign", "unclear"]
+    assert model_file.read_metadata(run / "model.safetensors").class_names == ["benign", "malign", "unclear"]
     assert parse.load(folder / "federation.yaml").own_data

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from error_messages import message
 from fl_labelskew_registry import LabelSkewError
 from recipe_texts import DIGITS
 
@@ -76,11 +77,9 @@ def test_values_of_a_grid_may_be_numpy_s(tmp_path):
 
 @pytest.mark.parametrize("values", [3, "abc", b"abc", {"a": 1}, np.array(3), None])
 def test_an_axis_without_a_list_of_values_is_one_line(values, tmp_path):
-    with pytest.raises(LabelSkewError) as error:
-        fl.sweep(base="quickstart", grid={"train_args.epochs": values}, out=tmp_path)
-    assert str(error.value).startswith("grid: train_args.epochs: ")
-    assert str(error.value).count("\n") == 0
-    assert " is not a list of values; use [" in str(error.value)
+    line = message(lambda: fl.sweep(base="quickstart", grid={"train_args.epochs": values}, out=tmp_path))
+    assert line.startswith("grid: train_args.epochs: ")
+    assert " is not a list of values; use [" in line
 
 
 def test_sweep_runs_resumes_and_reports_what_failed(tmp_path, monkeypatch, capsys):
@@ -89,6 +88,7 @@ def test_sweep_runs_resumes_and_reports_what_failed(tmp_path, monkeypatch, capsy
     taken = tmp_path / "out" / "seed2" / "thesis.txt"
     taken.parent.mkdir(parents=True)
     taken.write_text("mine")
+    taken.with_name("environment.json").write_text("[]")
     words = {"base": DIGITS, "grid": GRID, "out": tmp_path / "out", "jobs": 2, "host": "none"}
     runs, table = fl.sweep(**words)
     assert [run.folder.name for run in runs] == ["seed0", "seed1"]
@@ -96,9 +96,7 @@ def test_sweep_runs_resumes_and_reports_what_failed(tmp_path, monkeypatch, capsy
     assert table.index.tolist() == ["seed0", "seed1", "seed2"]
     assert table.state.tolist() == ["finished", "finished", "failed"]
     assert table.why.tolist()[:2] == ["", ""]
-    assert table.why["seed2"].endswith(
-        "seed2 is not empty; use a new or empty folder, or --resume " + str(taken.parent)
-    )
+    assert table.why["seed2"].endswith(f"seed2 is not empty; use a new or empty folder, or --resume {taken.parent}")
     assert table.accuracy.tolist()[:2] == [run.accuracy for run in runs]
     assert table.best.tolist()[:2] == [run.metrics.accuracy.max() for run in runs]
     assert table["common_args.random_seed"].tolist() == [0, 1, 2]
@@ -118,8 +116,7 @@ def test_sweep_is_interrupted_with_a_checkpoint(tmp_path):
     script = f"import fl_labelskew_plugins as fl\nfl.sweep(None, {{'train_args.comm_round': 4000}}, **{words!r})\n"
     (tmp_path / "sweep.py").write_text(script)  # without a guard of __main__, which runs must not import
     process = subprocess.Popen([sys.executable, "sweep.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    metrics, until = tmp_path / "out" / "seed0" / "metrics.jsonl", time.monotonic() + 120
-    while not metrics.exists() and time.monotonic() < until:
+    while not (tmp_path / "out" / "seed0" / "metrics.jsonl").exists():
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGINT)
     _, told = process.communicate(timeout=60)

@@ -13,6 +13,7 @@ from commands import call
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.front.start import start
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.studies.sweep import plan, pool
 
@@ -44,9 +45,7 @@ def test_as_many_runs_as_fit_in_memory_once_it_is_known_what_one_takes(write, tm
     assert 0 < pool.free_memory() < 1e15
 
 
-@pytest.mark.parametrize(
-    "line", [b'"x"', b"\xff\xfe", b"\0\0\0\0", b'{"peak_mb": "much"}', b'{"peak_mb": null}', b"[1]"]
-)
+@pytest.mark.parametrize("line", [b'"x"', b"\xff\xfe", b'{"peak_mb": "much"}', b'{"peak_mb": null}', b"[1]"])
 def test_damaged_timings_of_a_run_that_is_done_stop_no_sweep(write, tmp_path, line):
     planned = plan.plan(write(), out=tmp_path / "out")
     for each in planned[:2]:
@@ -84,8 +83,7 @@ def test_threads_decide_how_many_runs_there_are_at_a_time(write, tmp_path, monke
 
 
 def rounds(folder):
-    file = folder / "metrics.jsonl"
-    return file.read_bytes().count(b"\n") if file.exists() else 0
+    return len(read_lines(folder / "metrics.jsonl"))
 
 
 def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_path):
@@ -152,13 +150,6 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
             assert (alone / name).read_bytes() == (each.folder.path / name).read_bytes()
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(write, tmp_path):
-    (tmp_path / "file").write_text("")
-    planned = plan.plan(write(), out=tmp_path / "file" / "out")
-    with pytest.raises(LabelSkewError, match="file/out: cannot be written: Not a directory"):
-        plan.write_names(planned)
-
-
 SLOW = "import pathlib, time\npathlib.Path(__file__).with_suffix('.begun').touch()\ntime.sleep({})\n"
 
 
@@ -202,15 +193,3 @@ def test_error_in_log(tmp_path):
     assert pool.error_in_log(log) == "one; two"
     log.write_text("Traceback (most recent call last):\n  a\nZeroDivisionError: b\n")
     assert pool.error_in_log(log) == f"ZeroDivisionError: b (full traceback: {log})"
-
-
-def test_a_folder_that_was_begun_and_holds_no_recipe_is_begun_anew(write, tmp_path):
-    out, file = tmp_path / "out", write("base: base.yaml\nset: {train_args.comm_round: 2}\ngrid: [{one: {}}]")
-    (planned,) = plan.plan(file, out=out)
-    planned.folder.create()
-    planned.folder.write_json("environment.json", {"run": "broken off"})
-    (planned.folder.path / "partition.png.part").write_bytes(b"half")
-    assert call("sweep", file, "--out", out).stdout.startswith("1 run: 0 finished, 0 to resume")
-    assert planned.folder.run_id() != "broken off"
-    assert not list(planned.folder.path.glob("*.part"))
-    assert (rounds(planned.folder.path), plan.states_of([planned])) == (2, {"one": "done"})

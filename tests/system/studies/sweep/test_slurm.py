@@ -13,13 +13,8 @@ from fl_labelskew_plugins.studies.sweep import plan
 
 
 def options(text):
-    """The script's options, as sbatch reads them."""
     words = [shlex.split(line)[1] for line in text.splitlines() if line.startswith("#SBATCH ")]
     return dict(word.removeprefix("--").partition("=")[::2] for word in words)
-
-
-def words_of(settings):
-    return [word for setting in settings for word in ("--set-sbatch", setting)]
 
 
 @pytest.fixture
@@ -43,16 +38,9 @@ def test_a_task_for_each_run_that_nobody_has_done_or_is_doing(dry, write, tmp_pa
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     text = dry("--set", "train_args.epochs=2", "--only", "fedavg", "--host", "none")
-    assert options(text) == {
-        "job-name": "out",
-        "chdir": str(tmp_path / "here"),
-        "output": f"{tmp_path}/out/_logs/slurm-%A_%a.txt",
-        "open-mode": "append",
-        "requeue": "",
-        "signal": "B:USR1@60",
-        "cpus-per-task": "1",
-        "array": "0-1",
-    }
+    fixed = {"job-name": "out", "open-mode": "append", "requeue": "", "signal": "B:USR1@60", "cpus-per-task": "1"}
+    output = f"{tmp_path}/out/_logs/slurm-%A_%a.txt"
+    assert options(text) == fixed | {"chdir": str(tmp_path / "here"), "output": output, "array": "0-1"}
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     (line,) = [line for line in text.splitlines() if line.endswith(' "$SLURM_ARRAY_TASK_ID" &')]
     words = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "sweep", tmp_path / "grid.yaml"]
@@ -78,7 +66,7 @@ def test_what_a_run_needs_and_what_its_user_wants(dry):
     assert options(dry(*gpus))["gres"] == "gpu:1"  # though there is none where it is submitted
     assert options(dry(*gpus, *mpi))["gres"] == "gpu:2"
     wanted = ["partition=gpu", "exclusive", "signal=B:USR1@300", "cpus-per-task=4", 'comment=it\'s # $HOME `id` "x"']
-    given = options(dry(*words_of(wanted)))
+    given = options(dry(*(f"--set-sbatch={setting}" for setting in wanted)))
     assert given["signal"] == "B:USR1@300"
     assert {setting.partition("=")[::2] for setting in wanted} <= {*given.items()}
 
@@ -91,14 +79,8 @@ def test_what_a_run_needs_and_what_its_user_wants(dry):
         (["--set-sbatch", "array=0-99"], "--set-sbatch array=0-99: conflicts with the script; use %N, the "),
         (["--set-sbatch", "signal=9"], "--set-sbatch signal=9: conflicts with the script; use B:USR1@"),
         (["--jobs", "2"], "--slurm: --jobs and --memory have no effect on Slurm; use --set-sbatch array=%8 and mem=8G"),
-        (
-            ["--set", "comm_args.backend=MPI"],
-            "fedavg-seed0: comm_args.workers: null: the number of cores of a task",
-        ),
-        (
-            ["--set", "comm_args.backend=GRPC", "--set", "common_args.training_type=cross_silo"],
-            "fedavg-seed0: comm_args.backend: GRPC: silos of two tasks could share ",
-        ),
+        (["--set", "comm_args.backend=MPI"], "fedavg-seed0: comm_args.workers: null: the number of cores of a task"),
+        (["--set", "comm_args.backend=GRPC", "--set", "common_args.training_type=cross_silo"], "silos of two tasks"),
         (
             ["--set", "comm_args.backend=MPI", "--set", "comm_args.workers=1", "--set", "comm_args.hostfile=hosts"],
             "fedavg-seed0: comm_args.hostfile: a task runs on one node, chosen by Slurm; use null",
@@ -108,7 +90,7 @@ def test_what_a_run_needs_and_what_its_user_wants(dry):
 )
 def test_what_cannot_be_a_job(write, words, line):
     (mistake,) = errors("sweep", write(), "--slurm", "--dry-run", *words)
-    assert mistake.startswith(line)
+    assert line in mistake
 
 
 def test_where_there_is_no_slurm(write, tmp_path):
@@ -132,7 +114,9 @@ def test_a_node_dies_and_a_time_limit_comes_near_and_all_runs_are_done_once(writ
     )
     comment = r"""it's 50 % "x" # $HOME `id` \n"""
     wanted = [f"comment={comment}", "cpus-per-task=2"]  # one to a node
-    first, *_ = call(*command, *words_of(wanted), **slurm.environment).stdout.splitlines()
+    first, *_ = call(
+        *command, *(f"--set-sbatch={setting}" for setting in wanted), **slurm.environment
+    ).stdout.splitlines()
     assert first == "2 runs: 0 finished, 0 running; job 1 has 2 tasks"
     assert slurm.call("squeue", "--noheader", "--format=%k").stdout.splitlines()[0] == comment
 
