@@ -95,7 +95,8 @@ class Sums:
         self._clipped = {n.removeprefix("model/") for n, entry in entries.items() if isinstance(entry, Narrow)}
         opening = self.method.opening_shapes(federation) if self.method.uses("opening") else {}
         tests = {} if self.noise else {"tests": Wide((), SUMMED)}
-        self.opening = Ring({"samples": Wide((), SUMMED), **tests, **_sent(opening)}, bits, federation.num_clients)
+        parts = {"samples": Wide((), SUMMED), **tests, **_sent(opening, self.method.sends)}
+        self.opening = Ring(parts, bits, federation.num_clients)
         self.right = None if self.noise else Ring({"right": Wide((), SUMMED)}, bits, federation.num_clients)
         """Correct answers on the clients' own test splits; None with noise, because the noise would not cover them."""
 
@@ -110,7 +111,7 @@ class Sums:
                 entries[f"rows/{name}"] = Wide(shape, SUMMED)
         of_optimizer = joined(**{OPTIMIZER: group(self.shapes, OPTIMIZER)})
         entries |= {name: Wide(shape, MEAN) for name, shape in of_optimizer.items()}
-        entries |= _sent(rest(self.shapes, OPTIMIZER))
+        entries |= _sent(rest(self.shapes, OPTIMIZER), self.method.sends)
         if self.proxy_smoothing is not None:
             entries["counts"] = Wide((self.trainer.federation.num_classes,), SUMMED)
         return entries
@@ -274,9 +275,13 @@ def _check_sent(sums: Mapping[str, Tensor], least: int, most: int, where: str) -
             raise RunError(f"{where}: {what}; start a new run without the faulty client")
 
 
-def _sent(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Narrow | Wide]:
-    """Entries for a method's tensors and their numbers of senders, because clients may omit tensors."""
-    entries: dict[str, Narrow | Wide] = {f"method/{name}": Wide(tuple(shape), SUMMED) for name, shape in shapes.items()}
+def _sent(shapes: Mapping[str, tuple[int, ...]], sends: Mapping[str, str]) -> dict[str, Narrow | Wide]:
+    """Entries for a method's tensors and their numbers of senders, because clients may omit tensors.
+
+    Counts are rounded: the digits of smoothed counts would reveal each client's own counts.
+    """
+    steps = {name: 0 if sends.get(name) == "counts" else SUMMED for name in shapes}
+    entries: dict[str, Narrow | Wide] = {f"method/{n}": Wide(tuple(shape), steps[n]) for n, shape in shapes.items()}
     return entries | {f"sent/{name}": Wide((), SUMMED) for name in shapes}
 
 

@@ -53,7 +53,7 @@ def private_update(
     for name, tensor in update.items():
         private[name] = tensor
         if tensor.is_floating_point():
-            private[name] = tensor * factor.to(tensor.dtype)
+            private[name] = (tensor.double() * factor).to(tensor.dtype)
             if sigma:
                 noise = sigma * torch.from_numpy(generator.standard_normal(tensor.shape))
                 private[name] = on_grid(private[name].double() + noise.to(tensor.device), sigma).to(tensor.dtype)

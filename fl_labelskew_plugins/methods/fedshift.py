@@ -157,9 +157,9 @@ class KnownPrior(Method):
         return {"smoothed": smoothed_counts(counts, smoothing=self.smoothing_of(counts))}
 
     def open(self, total: Total) -> dict[str, Tensor]:
-        """The global prior. A class with a negative sum, from a client that cheats, counts as one sample."""
+        """The global prior. A class without a positive sum (a client cheats, or rounding) counts as one sample."""
         smoothed = total.tensors["smoothed"]
-        return {"prior": global_prior(smoothed.where(smoothed >= 0, 1.0))}
+        return {"prior": global_prior(smoothed.where(smoothed > 0, 1.0))}
 
     def report(self, federation: Federation) -> dict[str, Any]:
         """Privacy bound of the revealed counts."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from fl_labelskew_registry import Federation, Images, LabelSkewError, RunError, shareable
+from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -413,7 +414,9 @@ class SiloClient(Manager):
     @cached_property
     def data_digest(self) -> str:
         """Digest of the training and test samples, computed once: the time would reveal their number."""
-        return fingerprint(self.data.data)
+        digest = hashlib.blake2b(fingerprint(self.data.data).encode(), digest_size=16)
+        add_array(digest, _content(self.data.data.test.x))
+        return digest.hexdigest()
 
     def _state(self, round: int) -> State:
         keeps = self.session.method.uses("after_round") or self.session.recipe.optimizer.uses("finish")
@@ -512,7 +515,7 @@ class SiloClient(Manager):
                 model_file.save(personalised, file, metadata, private=True)
             method, samples = self.recipe.method_name, self.data.facts.samples
             about = {"run": self.run_name, "silo": self.rank, "method": method, "samples": samples}
-            result = self.run_folder.finish(self.session, **about, data=self.data_digest)
+            result = self.run_folder.finish(self.session, **about, data=fingerprint(self.data.data))
             if (accuracy := result.get("final_accuracy")) is not None:
                 tests = counted(len(self.data.test), "test sample")
                 self.show.note(f"accuracy of the last tested model on this silo's own {tests}: {100 * accuracy:.2f} %")
@@ -589,11 +592,16 @@ def about(recipe: Recipe, data: SiloData) -> bytes:
         settings.append({key: value for key, value in resolved["data_args"].items() if key != "data_cache_dir"})
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=32)
     for array in (data.data.train.x, data.data.train.y):
-        if isinstance(array, Images):
-            stats = [os.stat(file) for file in array.files]
-            array = np.array([(stat.st_size, stat.st_mtime_ns) for stat in stats], np.int64)  # noqa: PLW2901
-        add_array(digest, array)
+        add_array(digest, _content(array))
     return digest.digest()
+
+
+def _content(array: NDArray[Any] | Images) -> NDArray[Any]:
+    """The samples, or sizes and times of their files."""
+    if not isinstance(array, Images):
+        return array
+    stats = [os.stat(file) for file in array.files]
+    return np.array([(stat.st_size, stat.st_mtime_ns) for stat in stats], np.int64).reshape(-1, 2)
 
 
 def noise_seed(secret: int, about: bytes, question: str = "") -> int:

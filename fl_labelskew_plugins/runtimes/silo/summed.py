@@ -521,6 +521,14 @@ def weaknesses(recipe: Recipe) -> Iterator[str]:
         name, key = recipe.train.federated_optimizer, "train_args.federated_optimizer"
         what = f"{key}: the server can compute numbers of samples of single silos from the sum of {name}'s"
         yield f"{what} {', '.join(numbers)}; use another optimiser if they are confidential"
+    weighted = "the sums of changes and of control variates have different weights per silo"
+    for key, value, why in (
+        ("federated_optimizer", ("SCAFFOLD", "FedDC", "Mime"), weighted),
+        ("proxy_aggregation", ("class",), "the classifier's rows are summed with two different weights per silo"),
+    ):
+        if getattr(recipe.train, key) in value:
+            what = f"train_args.{key}: {why}, so the server can compute data of single silos"
+            yield f"{what}; use another value, or noise"
     if recipe.train.weight_decay:
         what = (
             "train_args.weight_decay: the server can compute numbers of samples of single silos from the sum of changes"
