@@ -124,7 +124,7 @@ def bench(tmp_path, monkeypatch):
     return lambda seconds: gpu.Bench(smoke=True, seconds=seconds, out=tmp_path, begun=time.monotonic(), data=None)
 
 
-def test_gpu_keeps_what_it_has(bench, tmp_path, capsys):
+def test_gpu_keeps_completed_measurements(bench, tmp_path, capsys):
     bench(0).run()
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
     assert len(lines) == 1 + 1 + 2 + 4 + 1  # the machine, tests, steps, rounds, workers; no scale without time
@@ -150,7 +150,7 @@ def test_gpu_keeps_what_it_has(bench, tmp_path, capsys):
         bench(60)
 
 
-def test_gpu_tells_which_test_fails(bench, tmp_path, monkeypatch):
+def test_gpu_names_the_failing_test(bench, tmp_path, monkeypatch):
     monkeypatch.setattr("gpu.ROOT", tmp_path)
     (tmp_path / "tests").mkdir()
     text = "import pytest\ndef test_good():\n  pass  # mark.gpu\ndef test_bad_fedmr_cpu():\n  assert 1 == 2\n"
@@ -169,7 +169,7 @@ def test_gpu_stops_a_process_that_takes_too_long(bench):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_each_opens_with_its_commands(path):
+def test_each_benchmark_starts_with_its_commands(path):
     assert f"test_{path.stem}" in globals()
     commands = re.findall(rf"python benchmarks/{path.name}(.*?)(?:#|\n)", path.read_text(encoding="utf-8"))
     assert commands[0].split() == []

@@ -19,19 +19,19 @@ def packed(tmp_path):
     return tmp_path
 
 
-def test_it_lists_all_files_and_their_sum(packed):
+def test_carry_lists_all_files_and_their_size(packed):
     lines = CARRY["table"](packed).splitlines()
     assert lines[2:] == ["| a.whl | 1.00 |", "| fashion-mnist/b.gz | 1.50 |", "| all | 2.50 |"]
 
 
-def test_too_much_is_a_mistake(packed):
+def test_too_large_a_folder_is_an_error(packed):
     with (packed / "large.whl").open("wb") as file:
         file.truncate(62 * 2**20)
     with pytest.raises(LabelSkewError, match=r"holds 64.50 MiB; use less than 64; the largest file is large.whl"):
         CARRY["table"](packed)
 
 
-def test_its_packages_are_all_that_a_run_needs(fashion_mnist, tmp_path):
+def test_the_packages_suffice_for_a_run(fashion_mnist, tmp_path):
     """Beside what comes with torch and torchvision: no FedML, SciPy, pandas and whatever else is installed here."""
     script = f"""
 import sys

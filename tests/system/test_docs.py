@@ -80,7 +80,7 @@ def test_a_shell_finds_them_all():
 
 
 @pytest.mark.parametrize(("path", "words"), COMMANDS, ids=lambda v: v.stem if isinstance(v, Path) else " ".join(v)[:60])
-def test_it_would_run(path, words, fashion_mnist, monkeypatch, capsys):
+def test_documented_commands_are_valid(path, words, fashion_mnist, monkeypatch, capsys):
     program, *args = words
     if program == "make":
         assert re.search(rf"^{args[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -8,7 +8,7 @@ from nbclient import NotebookClient
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "first_run.ipynb"
 
 
-def test_the_notebook_runs_and_shows_what_it_showed(tmp_path, monkeypatch):
+def test_the_notebook_runs_with_its_saved_output(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     kept = nbformat.read(NOTEBOOK, as_version=4)
     run = nbformat.read(NOTEBOOK, as_version=4)

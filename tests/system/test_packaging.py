@@ -37,7 +37,7 @@ def contents(wheel):
         return names, Parser().parsestr(archive.read(metadata).decode())
 
 
-def test_the_wheels_hold_what_they_should(wheels):
+def test_the_wheels_have_the_expected_files(wheels):
     for wheel, package in zip(wheels, ("fl_labelskew_registry", "fl_labelskew_plugins"), strict=True):
         names, metadata = contents(wheel)
         assert f"{package}/py.typed" in names
@@ -124,7 +124,7 @@ def test_examples_and_sweeps_can_be_copied_out_and_run(venv, tmp_path):
     assert "16" in said.splitlines()
 
 
-def test_folders_to_begin_with_are_written_from_the_wheel_alone(venv, tmp_path):
+def test_new_folders_are_written_from_the_wheel(venv, tmp_path):
     np.savez(tmp_path / "a.npz", x=np.eye(40, dtype=np.float32), y=np.arange(40) % 2, groups=np.arange(40) % 3)
     kinds = ("simulation", "federation")
     recipes = [f"{kind}/{kind}.yaml" for kind in kinds]
@@ -136,12 +136,12 @@ def test_folders_to_begin_with_are_written_from_the_wheel_alone(venv, tmp_path):
 
 
 @pytest.mark.host
-def test_the_host_s_own_command_line_still_answers(venv):
+def test_the_command_line_of_the_host_still_works(venv):
     done = venv.run("fedml", "run", "--help")
     assert "Manage runs" in done.stdout
 
 
-def test_without_the_host_it_runs_to_the_same_bytes(make_venv, wheels, tmp_path):
+def test_a_run_without_the_host_has_identical_bytes(make_venv, wheels, tmp_path):
     """From the wheels and what they need beside FedML, and nothing else."""
     venv = make_venv()
     venv.install(*wheels)

@@ -66,7 +66,7 @@ def drawn(monkeypatch):
 OTHERS = ["mine", "fedrs+fedlc", "<b>", "$x$", *(f"method{number}" for number in range(8))]
 
 
-def test_a_method_has_one_colour_whatever_else_is_drawn():
+def test_a_method_has_the_same_colour_in_all_pictures():
     rng = np.random.default_rng(0)
     alone = {name: plots.looks({name: name})[name] for name in [*plots.PLACES, *OTHERS]}
     assert {look.colour for look in alone.values()} == set(range(10))
@@ -79,7 +79,7 @@ def test_a_method_has_one_colour_whatever_else_is_drawn():
         assert made == plots.looks({name: name for name in reversed(names)})
 
 
-def test_what_is_shipped_has_a_place():
+def test_every_built_in_method_has_a_colour():
     shipped = [
         entry.name
         for kind in ("methods", "optimizers")
@@ -89,7 +89,7 @@ def test_what_is_shipped_has_a_place():
     assert sorted(shipped) == sorted(plots.PLACES)
 
 
-def test_variants_have_the_colour_of_their_method_beside_others_and_several_without():
+def test_variants_have_the_colour_of_their_method():
     taus = {f"fedlc, tau={tau}": "fedlc" for tau in (0.5, 1, 2, 5)}
     beside, alone = plots.looks(taus | {"fedavg": "fedavg"}), plots.looks(taus)
     fedlc = plots.PLACES.index("fedlc")
@@ -133,7 +133,7 @@ def test_a_band_is_one_standard_deviation_and_ends_where_accuracies_do(tmp_path,
 HOSTILE = ["<script>alert(1)</script>", "$x^{$", "a&b\x00\x1b[2J", "\u202eabc"]
 
 
-def test_papers_get_their_width_and_text_that_stays_text(tmp_path):
+def test_pictures_for_papers_have_the_column_width_and_text(tmp_path):
     width, curve = 3.25, {r: [r / 40, r / 35] for r in range(1, 21)}
     settings = {name: dict.fromkeys(("fedavg", "fedlc, tau=0.5, " * 5, *HOSTILE), curve) for name in HOSTILE[:2]}
     for name in ("a.png", "a.pdf", "a.svg", "b.PDF", "b.svg"):
@@ -156,7 +156,7 @@ def test_papers_get_their_width_and_text_that_stays_text(tmp_path):
     assert not {one.tag.rpartition("}")[2] for one in svg.iter()} & {"script", "foreignObject", "image", "date"}
 
 
-def test_the_frame_does_not_cut_a_line_at_either_end(tmp_path, monkeypatch):
+def test_the_frame_does_not_cut_lines(tmp_path, monkeypatch):
     pictures = drawn(monkeypatch)
     line = {"accuracy": 1.0, "personalised_accuracy": 0.0, "loss": 1.0, "loss_terms": {}}
     curves([{"round": r, **line} for r in range(2)], tmp_path / "a", title="t", own_models="local models")
@@ -187,7 +187,7 @@ def colours_of(path):
     return {f"#{r:02x}{g:02x}{b:02x}" for r, g, b in rows.tolist()}
 
 
-def test_classes_have_colours_of_their_own_in_two_and_three_dimensions(tmp_path):
+def test_classes_have_distinct_colours_in_two_and_three_dimensions(tmp_path):
     points, labels = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), np.arange(60) % 3
     made, axes = figure(4, 4)
     scatter(axes, points[:, :2], labels, classes=3)
@@ -202,7 +202,7 @@ def test_classes_have_colours_of_their_own_in_two_and_three_dimensions(tmp_path)
         assert not set(COLOURS[3:]) & colours_of(tmp_path / name)
 
 
-def test_labels_are_drawn_as_they_stand_and_powers_of_ten_as_such(tmp_path):
+def test_labels_are_drawn_literally_and_powers_of_ten_as_powers(tmp_path):
     line = {"round": 0, "accuracy": 0.1, "loss": 1.0, "loss_terms": {"$\\frac{$": 1.0}}
     curves([line], tmp_path / "a.png", title="$x^{$", own_models="$")
     heat_map(np.array([[5, 1]]), ["$\\frac{$", "b"], tmp_path / "b.png", title="t")
@@ -228,7 +228,7 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning(tmp_path, capsys, pictures)
 
 
 @pytest.mark.parametrize("rounds", [(1, 1), (1, 8), (8, 1, 1)])
-def test_settings_of_a_single_round_are_drawn_beside_others(tmp_path, rounds):
+def test_settings_with_a_single_round_are_drawn(tmp_path, rounds):
     settings = {f"s{n}": {"fedavg": {at: [0.5] for at in range(1, last + 1)}} for n, last in enumerate(rounds)}
     compare(settings, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000

@@ -58,7 +58,7 @@ def test_all_seven_in_both_sizes_and_a_quick_start():
     assert rows == {"fedlc": 100, "fedmr": 294, "fedrs": 76, "fedshift": 35, "map": 8}
 
 
-def test_every_recipe_is_valid_and_what_it_asks_for_is_what_is_resolved():
+def test_every_recipe_is_valid_and_resolves_to_its_values():
     for name in [*FILES, *ROWS]:
         content, recipe = content_of(name), load(name)
         asked = {section: keys for section, keys in content.items() if section != "expected"}
@@ -68,7 +68,7 @@ def test_every_recipe_is_valid_and_what_it_asks_for_is_what_is_resolved():
 
 
 @pytest.mark.parametrize("name", [*FILES, *kinds("data_args", "model_args")])
-def test_it_survives_its_own_dump(name):
+def test_a_recipe_equals_its_dump(name):
     recipe = load(name)
     again = parse.parse(recipe.dump(), source=recipe.path)
     assert (again.resolved(), again.expected) == (recipe.resolved(), recipe.expected)
@@ -91,7 +91,7 @@ def test_the_schema_accepts_every_recipe():
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "fedmr_isic2019"])  # its row runs on a small copy
-def test_it_runs_up_to_training(name, fashion_mnist, capsys):
+def test_a_recipe_runs_up_to_training(name, fashion_mnist, capsys):
     start(RunOptions(FILES[name], [fashion_mnist] if "fmnist" in name else [], dry_run=True))
     assert "nothing was trained" in capsys.readouterr().out
 
@@ -106,7 +106,7 @@ def test_pure_missing_classes_need_a_wide_smoothing():
 # The papers' experiments
 
 
-def test_numbers_are_the_paper_s():
+def test_numbers_equal_those_of_the_paper():
     def expected(name):
         return [(n.value, n.measure, n.target, n.tolerance, n.table) for n in load(name).expected]
 
@@ -125,7 +125,7 @@ def test_numbers_are_the_paper_s():
             assert 10 < number.value < (400 if number.measure == "rounds_to" else 100), name
 
 
-def test_the_ablation_s_means_are_table_6_s():
+def test_means_of_the_ablation_equal_table_6():
     """FedMR's table 6 has the means of table 12's columns; FMNIST's differ in its last digits."""
     for data, inter, intra in (("svhn", 87.46, 87.15), ("cifar10", 78.86, 80.89), ("cifar100", 66.62, 67.11)):
         for variant, mean in (("inter", inter), ("intra", intra)):
@@ -188,7 +188,7 @@ def test_every_network_is_built_for_its_data(name, fitted, capsys):
     assert "nothing was trained" in capsys.readouterr().out
 
 
-def test_every_partition_is_dealt(fitted):
+def test_every_partition_is_created(fitted):
     from fl_labelskew_plugins.partition.clients import divide
 
     @cache

@@ -31,7 +31,7 @@ def test_the_docs_show_the_example():
     assert shown in FILE.read_text()
 
 
-def test_a_study_prunes_at_rounds_and_goes_on_without_a_killed_process(search, capfd):
+def test_a_study_prunes_at_rounds_and_survives_a_killed_process(search, capfd):
     first = Path("search/trial0/metrics.jsonl")
     process = subprocess.Popen([sys.executable, FILE], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not read_lines(first):

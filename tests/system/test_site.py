@@ -37,20 +37,20 @@ def site(tmp_path_factory):
     return out
 
 
-def test_pages_name_nothing_elsewhere(site):
+def test_pages_refer_to_no_other_site(site):
     asked = re.compile(r'<(?:script|img|iframe|source|link)\b[^>]*?(?:src|href)="([^"]+)"')
     for page in site.rglob("*.html"):
         assert [address for address in asked.findall(page.read_text()) if re.match(r"\w+:|//", address)] == [], page
 
 
-def test_pages_ask_for_nothing_elsewhere(site, browser):
+def test_pages_request_nothing_from_other_sites(site, browser):
     for name in PAGES:
         browser.open(site / f"{name}.html")
         assert [address for address in browser.requests() if not address.startswith(("file:", "data:"))] == []
         assert browser.complaints() == []
 
 
-def test_every_method_key_and_command_is_there(site):
+def test_every_method_key_and_command_is_documented(site):
     text = (site / "keys.html").read_text()
     for section, model in SECTIONS.items():
         keys = {*model.model_fields}

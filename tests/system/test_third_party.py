@@ -27,7 +27,7 @@ def installed(make_venv, wheels, build, tmp_path_factory):
     return venv, folder
 
 
-def test_it_is_listed_with_its_distribution_and_parameters(installed):
+def test_the_third_party_method_is_listed(installed):
     """Which are checked like ours."""
     venv, folder = installed
     words = " ".join(venv.run("labelskew", "methods").stdout.split())

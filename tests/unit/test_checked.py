@@ -116,7 +116,7 @@ def plugin(contract, **body):
 @pytest.mark.parametrize(
     ("contract", "hook", "function", "line"), MISTAKES, ids=[f"{h}: {m}" for _, h, _, m in MISTAKES]
 )
-def test_a_wrong_answer_is_a_line_with_the_hook_what_came_and_what_was_expected(contract, hook, function, line):
+def test_a_wrong_result_names_the_hook_the_result_and_the_expectation(contract, hook, function, line):
     announced = {"contribution_shapes": returns({"a": (3,)})} if contract is Method else {}
     with pytest.raises(HookError) as error:
         getattr(plugin(contract, **announced | {hook: function}), hook)(*CALLED_WITH.get(hook, (view(),)))
@@ -158,7 +158,7 @@ class Given(Method):
         self.combine = returns({"given": torch.ones(1)}).__get__(self)
 
 
-def test_a_copy_has_hooks_of_its_own_and_what_an_object_brings_stays():
+def test_a_copy_has_its_own_hooks_and_keeps_attributes():
     mine = checked(Given())
     assert mine.combine([], {}).keys() == {"given"}
     for other in (copy.deepcopy(checked(Module())), pickle.loads(pickle.dumps(checked(Module())))):
@@ -187,7 +187,7 @@ class Module(nn.Module):
         (lambda x: None, "returned None; expected a tensor"),
     ],
 )
-def test_features_of_the_wrong_shape_are_a_line(features, line):
+def test_features_of_a_wrong_shape_are_a_one_line_error(features, line):
     module = Module()
     module.features = features
     with pytest.raises(HookError) as error:
@@ -195,7 +195,7 @@ def test_features_of_the_wrong_shape_are_a_line(features, line):
     assert str(error.value) == f"Module.features ({__name__}) {line}"
 
 
-def test_a_network_whose_features_are_a_module_of_its_own_is_called_as_before():
+def test_a_network_with_a_features_module_is_called_as_before():
     other = copy.deepcopy(checked(net(features=nn.Sequential(nn.Flatten()), classifier=nn.Linear(4, 3))))
     assert other.features(torch.ones(2, 2, 2)).shape == (2, 4)
     assert other.state_dict().keys() == {"classifier.weight", "classifier.bias"}
@@ -230,7 +230,7 @@ def frames_of(error):
     return re.findall(r'File "(.*)", line \d+, in (\w+)\n    (.*)', error.frames)
 
 
-def test_an_exception_is_a_line_and_the_authors_frames_in_their_order():
+def test_an_exception_is_one_line_with_frames_of_the_author():
     mine = checked(Raises())
     with pytest.raises(HookError) as caught:
         mine.loss(batch(), view())  # which is the contract's own, and calls calibrate
@@ -257,13 +257,13 @@ def test_frames_of_libraries_are_left_out():
     assert frames_of(caught.value)[0] == (__file__, "before_round", "client.frozen({})")
 
 
-def test_what_an_author_says_in_a_line_stays_that_line():
+def test_an_error_message_of_an_author_is_kept():
     with pytest.raises(LabelSkewError, match=r"^told by the author$") as caught:
         checked(Raises()).after_round(view())
     assert type(caught.value) is LabelSkewError
 
 
-def test_a_bug_of_ours_keeps_its_whole_traceback():
+def test_a_bug_of_this_package_keeps_its_traceback():
     with pytest.raises(TypeError):
         checked(FedLC()).calibrate(None, None, None)
     mine = plugin(Method)  # the contract's own loss, which no author has written
@@ -272,7 +272,7 @@ def test_a_bug_of_ours_keeps_its_whole_traceback():
     assert any("contracts.py" in frame.filename for frame in traceback.extract_tb(caught.value.__traceback__))
 
 
-def test_in_a_combination_it_is_the_part_that_is_named():
+def test_the_part_of_a_combination_is_named():
     both = combine({"raises": checked(Raises()), "fedlc": FedLC()})
     with pytest.raises(HookError, match=rf"^Raises.calibrate \({__name__}\) raised ValueError: two lines$"):
         both.loss(batch(), view())
@@ -366,7 +366,7 @@ def test_a_run_ends_with_the_line_and_exit_code_1(attempt, kind, body, line):
     assert error.exit_code == 1
 
 
-def test_stages_are_looked_at_before_anything_starts(attempt, tmp_path):
+def test_stages_are_checked_before_training(attempt, tmp_path):
     body = "def stages(self, epochs): return [Stage('a', epochs), Stage('b', epochs)]"
     error, module = attempt("methods", body)
     says = f"A.stages ({module}) returned 2 stages with upload=True; expected exactly one"
@@ -433,7 +433,7 @@ class Net(nn.Module):
         ),
     ],
 )  # fmt: skip
-def test_a_run_shows_the_authors_frames_alone(attempt, kind, body, overrides, line, code):
+def test_a_run_shows_only_frames_of_the_author(attempt, kind, body, overrides, line, code):
     error, module = attempt(kind, body, *overrides)
     assert str(error).startswith(line.format(module))
     assert error.exit_code == 1
@@ -444,7 +444,7 @@ def test_a_run_shows_the_authors_frames_alone(attempt, kind, body, overrides, li
 @pytest.mark.parametrize(
     ("factor", "value"), [("float('nan')", "nan"), ("float('inf')", "inf"), ("-float('inf')", "-inf")]
 )
-def test_a_loss_that_is_not_finite_is_divergence_though_its_gradient_is(attempt, tmp_path, factor, value):
+def test_a_non_finite_loss_is_divergence_even_with_a_finite_gradient(attempt, tmp_path, factor, value):
     body = "def loss(self, batch, client):\n    loss = super().loss(batch, client)\n    if client.round: "
     error, _ = attempt("methods", body + f"loss['more'] = torch.tensor({factor})\n    return loss")
     says = f"round 2: client 0: loss term more is {value}, training diverged; use a smaller train_args.learning_rate"

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
     ("numbers", "says"),
     [([1], "1 class"), ([2, 2], "2 classes"), ([3, 1], "1 to 3 classes"), ([0, 1], "0 to 1 classes")],
 )
-def test_a_range_of_one_number_is_that_number(numbers, says):
+def test_a_range_of_one_number_is_printed_as_this_number(numbers, says):
     assert words.ranged(numbers, "class", "classes") == says
 
 
@@ -30,7 +30,7 @@ def test_names_are_cut_and_clean():
     assert words.few([str(n) for n in range(1000)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, ... 999"
 
 
-def test_somebody_elses_words_are_fit_for_a_line():
+def test_foreign_text_is_made_fit_for_one_line():
     assert words.clean("ä b", 3) == "ä b"
     assert words.clean("two\nlines\u2028\u202e\x9b") == "two?lines???"
     assert words.clean("x" * 300_000) == "x" * 197 + "..."
@@ -42,14 +42,14 @@ def described(*overrides):
     return start.describe(session.build(recipe)).splitlines()[1]
 
 
-def test_the_opening_lines_count_as_people_do():
+def test_the_first_lines_count_from_one():
     assert described().startswith("data: digits, 1438 training samples of 10 classes, 5 clients of ")
     assert described().endswith(" samples and 2 classes (pcdd)")
     one = described("partition_args.partition_method=iid", "train_args.client_num_in_total=1")
     assert one == "data: digits, 1438 training samples of 10 classes, 1 client of 1438 samples and 10 classes (iid)"
 
 
-def test_classes_are_named_and_those_that_nobody_holds_are_not_counted():
+def test_classes_are_named_and_classes_without_samples_are_not_counted():
     names = ["ant", "bee", "cat"]
     assert session.of_classes(names, None, 0) == "3 classes (ant, bee, cat)"
     held = torch.tensor([[4, 0, 0], [0, 0, 2]])
@@ -68,14 +68,14 @@ def test_the_final_table_counts_its_tests(tmp_path, tests, says):
     assert f"\n  {says}" in start.table(SimpleNamespace(folder=folder, session=session))
 
 
-def test_a_reason_pushes_nothing_into_a_line_of_its_own():
+def test_a_reason_cannot_add_a_line():
     text = "no" + " " * 400 + "2026-01-01 WARNING silo 1 lies\n\u2800\u3164 \u034f \ufe0f"
     assert reason(Message(Kind.FAILED, 4, 0, meta={"reason": text})) == "no 2026-01-01 WARNING silo 1 lies ?? ? ?"
     assert reason(Message(Kind.FAILED, 4, 0)) is None
 
 
 @pytest.mark.parametrize("name", ["a  b", "a\u2800", "a\u034f", "a\u00a0"])
-def test_a_tensors_name_pushes_nothing_into_a_line_of_its_own(name):
+def test_a_tensor_name_cannot_add_a_line(name):
     with pytest.raises(wire.WireError, match="printable names"):
         wire.encode(Kind.UPLOAD, 1, 0, 0, {}, {name: torch.zeros(1)})
     wire.encode(Kind.UPLOAD, 1, 0, 0, {}, {"model/größe 0.weight": torch.zeros(1)})

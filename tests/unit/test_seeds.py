@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from fl_labelskew_plugins import seeds
 
 
-def test_streams_are_fixed_and_apart():
+def test_streams_are_fixed_and_distinct():
     # the same on every machine: results of a recipe can be remade
     assert seeds.torch_seed(0, "batches", 3, 5) == 4774640304652707098
     draws = {
@@ -24,7 +24,7 @@ def test_streams_are_fixed_and_apart():
     assert len(draws) == 16
 
 
-def test_the_streams_of_data_and_partitions_are_those_of_every_result_so_far():
+def test_streams_of_data_and_partitions_are_unchanged():
     for purpose, number in seeds.NUMBERED.items():
         theirs = np.random.default_rng(np.random.SeedSequence([3, number]))
         assert seeds.numpy_generator(3, purpose).integers(2**62) == theirs.integers(2**62)
@@ -32,14 +32,14 @@ def test_the_streams_of_data_and_partitions_are_those_of_every_result_so_far():
     assert seeds.python_random(0, "fedmr/share").random() == random.Random("0/fedmr/share").random()
 
 
-def test_no_generator_is_made_of_a_bare_number():
+def test_no_generator_is_created_from_a_number():
     package = Path(seeds.__file__).parent
     for path in package.rglob("*.py"):
         if path.name != "seeds.py":
             assert not re.search(r"default_rng\(|SeedSequence\(|RandomState\(|random\.Random\(", path.read_text()), path
 
 
-def test_a_noise_generator_is_chacha20_with_a_key_of_its_own():
+def test_a_noise_generator_is_chacha20_with_a_separate_key():
     """The key stream that `cryptography` computes, for the key of this secret, purpose, round and client."""
     key = hashlib.sha256(f"{2**127 + 5} noise 3 4".encode()).digest()
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8000))
@@ -67,7 +67,7 @@ def following(words):
     return twister.random_raw(20).tolist()
 
 
-def test_who_knows_some_of_the_noise_cannot_compute_the_rest():
+def test_known_noise_does_not_reveal_the_rest():
     """As with the Mersenne twister that noise was drawn from before."""
     secret = np.random.MT19937(seeds.sequence(2**127 + 5, "noise"))
     known, rest = secret.random_raw(624).tolist(), secret.random_raw(20).tolist()
@@ -78,7 +78,7 @@ def test_who_knows_some_of_the_noise_cannot_compute_the_rest():
 
 
 @pytest.mark.parametrize("other", [6, 5 + 2**32, 5 + 2**64, 5 + 2**127])
-def test_every_bit_of_a_secret_counts(other):
+def test_every_bit_of_a_secret_changes_the_stream(other):
     one, two, again = (seeds.noise_generator(secret, "noise").bytes(16) for secret in (5, other, 5))
     assert one == again != two
     others = [("another", 0, 0), ("noise", 1, 0), ("noise", 0, 1)]

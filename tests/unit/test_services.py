@@ -80,7 +80,7 @@ def test_units():
     assert {k: v for k, v in server.items() if k not in apart} == {k: v for k, v in silo.items() if k not in apart}
 
 
-def test_a_service_of_a_server_goes_on_with_what_it_began(started, tmp_path):
+def test_a_service_of_a_server_resumes_its_run(started, tmp_path):
     command = exec_start(unit(UNITS[0])["Service"])
     run = tmp_path / "run"
     first = started(command)
@@ -133,7 +133,7 @@ def test_the_image():
     assert packages == {"cryptography", "dp-accounting", "grpcio", "pycryptodome"}  # secure aggregation, and a budget
 
 
-def test_comments_say_commands_that_are_ours():
+def test_comments_contain_valid_commands():
     for path in SERVICES.iterdir():
         for line in path.read_text(encoding="utf-8").splitlines():
             if line.startswith("#") and (found := re.search(r"labelskew (status .+)", line)):

@@ -35,7 +35,7 @@ assert not (found := sys.modules.keys() & set({HEAVY!r}) - set({needed.get(tuple
 
 
 @pytest.mark.host
-def test_a_person_at_a_terminal_hears_a_word_before_what_takes_long(tmp_path):
+def test_a_terminal_shows_a_message_before_slow_imports(tmp_path):
     script = f"""
 import io, json, os, sys
 os.environ.update(FL_LABELSKEW_LOG="", TERM="dumb")
@@ -62,7 +62,7 @@ finally:
     assert any(text.startswith("results: ") and names == ["torch", "fedml"] for text, names in said.items())
 
 
-def test_a_failure_ends_with_1_and_keeps_its_traceback():
+def test_a_failure_ends_with_exit_code_1_and_a_traceback():
     script = """
 import fl_labelskew_plugins.recipe.parse as recipe
 from fl_labelskew_plugins.cli.main import main
@@ -76,7 +76,7 @@ main(["validate", "x.yaml"])
 
 
 @pytest.mark.parametrize("args", [["schema"], ["recipes", "ls"], ["--help"]])
-def test_a_reader_that_stops_early_is_no_error(args):
+def test_a_closed_pipe_is_not_an_error(args):
     with subprocess.Popen([LABELSKEW, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()  # before anything was written
         stderr = process.stderr.read()
@@ -114,14 +114,14 @@ HOSTED = partial(pytest.param, marks=pytest.mark.host)
         (["labelskew", "partition", QUICK], "torch"),
     ],
 )
-def test_an_interrupt_while_it_imports_is_a_line(command, module, tmp_path, monkeypatch):
+def test_an_interrupt_during_imports_is_one_line(command, module, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert interrupted_after(module, command) == (130, ["interrupted\n"], "")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.host
-def test_an_interrupt_of_anything_else_is_the_host_s_own():
+def test_an_interrupt_of_a_command_of_the_host_is_unchanged():
     code, said, _ = interrupted_after("click", ["fedml", "run", "list", "--help"])
     assert code == -signal.SIGINT
     assert "Traceback (most recent call last):\n" in said

@@ -53,14 +53,14 @@ def test_chosen_columns_and_rows(runs):
     assert "+6.00 [-6.71, 18.71]\n" in call("report", runs, "--columns", "difference").output
 
 
-def test_a_file_s_suffix_says_its_form(runs, tmp_path):
+def test_the_suffix_of_a_file_sets_its_format(runs, tmp_path):
     for form, name in (("csv", "a.csv"), ("markdown", "a.md"), ("latex", "a.TEX")):
         printed = call("report", runs, "--format", form, "--save", tmp_path / name).output
         assert (tmp_path / name).read_text() == printed
     assert {file.name for file in tmp_path.iterdir()} == {"runs", "a.csv", "a.md", "a.TEX"}
 
 
-def test_mistakes_are_lines(runs, tmp_path):
+def test_mistakes_are_one_line_errors(runs, tmp_path):
     (line,) = errors("report", runs, "--columns", "accuracy,bst")
     assert line.startswith("--columns: 'bst' is unknown; allowed: seeds, rounds, accuracy, best, difference,")
     assert line.endswith("; did you mean best?")
@@ -76,7 +76,7 @@ def test_mistakes_are_lines(runs, tmp_path):
         assert line.endswith(says)
 
 
-def test_a_terminal_gets_what_it_has_room_for(runs):
+def test_a_terminal_shows_the_columns_that_fit(runs):
     ours, theirs = pty.openpty()
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "report", runs]
@@ -95,7 +95,7 @@ def test_a_terminal_gets_what_it_has_room_for(runs):
     assert words.endswith("s/round, peak MB (use a wider terminal or a pipe)")
 
 
-def test_a_pivot_is_of_whole_runs_alone(tmp_path):
+def test_a_pivot_needs_finished_runs(tmp_path):
     folder(tmp_path / "a", resolved() | {"train_args": {"comm_round": 9}}, [0.5])
     (line,) = errors("report", tmp_path, "--pivot")
     assert line == "--pivot: needs at least one completed run; use the table without it"

@@ -98,7 +98,7 @@ def test_the_same_seed_writes_the_same_files(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "emnist", "cifar10", "cifar100", "svhn"])
-def test_a_small_copy_is_of_its_own_data_set_alone(tmp_path, name):
+def test_a_small_copy_belongs_to_one_data_set(tmp_path, name):
     kind = catalog.load("datasets", name)
     kind().fake(tmp_path, samples=4 * len(kind().class_names), seed=0)
     kind().check(tmp_path, download=False)
@@ -177,7 +177,7 @@ def test_the_docs_name_every_data_set():
     assert {entry.name for entry in ours} == set(rows)
 
 
-def test_a_plugin_that_only_checks_is_surveyed_by_that(tmp_path):
+def test_a_plugin_with_only_a_check_is_surveyed_by_its_check(tmp_path):
     class Mine(Dataset):
         class Params(BaseModel):
             pass
@@ -194,7 +194,7 @@ def test_a_plugin_that_only_checks_is_surveyed_by_that(tmp_path):
         Mine().fake(tmp_path, samples=None, seed=0)
 
 
-def test_a_run_on_a_small_copy_says_so(tmp_path):
+def test_a_run_on_a_small_copy_is_marked(tmp_path):
     call("fake", "mnist", "--out", tmp_path / "data")
     (tmp_path / "r.yaml").write_text(
         "data_args: {dataset: digits}\nmodel_args: {model: logistic}\nmethod_args: {method: fedavg}\n"

@@ -201,7 +201,7 @@ LOAD_ARCHIVE, LOAD_TABLE = LOAD.format("npz", "Npz"), LOAD.format("table", "Tabl
 
 
 @pytest.mark.parametrize(("name", "array"), [("x", np.zeros((2**20, 200), bool)), ("y", np.zeros(3 * 10**7, "S1"))])
-def test_an_archive_counts_with_what_its_arrays_become(tmp_path, name, array):
+def test_an_archive_is_measured_by_its_converted_arrays(tmp_path, name, array):
     """A byte becomes two float32, or a text of 150 bytes and more."""
     file = archive(tmp_path / "x.npz", **{name: sound(array)})
     assert file.stat().st_size < 250_000
@@ -210,7 +210,7 @@ def test_an_archive_counts_with_what_its_arrays_become(tmp_path, name, array):
     assert " GB of memory, more than 100 times as many; use fewer samples, or an archive of numpy.savez" in line
 
 
-def test_an_array_that_the_data_set_does_not_read_may_be_of_any_type(tmp_path):
+def test_an_unused_array_may_have_any_type(tmp_path):
     others = {"when": sound(np.zeros(3, "datetime64[s]")), "note": npy(HEADER % ("|S0", (3 * 10**8,)))}
     file = archive(tmp_path / "x.npz", **others)
     assert npz.read_named(file)[0].keys() == {"x", "y"}

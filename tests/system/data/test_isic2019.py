@@ -78,7 +78,7 @@ def rewrite(file, change):
         csv.writer(stream).writerows(change(rows))
 
 
-def test_what_is_read_are_flambys_rows(made):
+def test_samples_are_the_rows_of_flamby(made):
     data = load(made / "prepared")
     with (made / "prepared" / isic.SPLIT).open() as stream:
         rows = list(csv.DictReader(stream))
@@ -93,7 +93,7 @@ def test_what_is_read_are_flambys_rows(made):
     assert data.notes == {}
 
 
-def test_six_centres_are_six_clients_with_tests_of_their_own(made):
+def test_six_centres_are_six_clients_with_separate_tests(made):
     data = load(made / "prepared")
     clients = divide(data, Natural(Natural.Params()), clients=6, seed=0)
     for centre in range(6):
@@ -165,7 +165,7 @@ def test_raw_pictures_are_prepared_once(made, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "folder"), [("raw", isic.RAW), ("prepared", isic.PREPARED)])
-def test_a_new_picture_becomes_a_sample_as_those_of_training_did(made, tmp_path, name, folder):
+def test_a_new_picture_is_prepared_like_training_pictures(made, tmp_path, name, folder):
     root = shutil.copytree(made / name, tmp_path / name)
     images = load(root, crop=64).test.x
     for file in images.files[:5]:
@@ -189,7 +189,7 @@ def test_a_broken_raw_picture_is_not_prepared(made, tmp_path):
 # Without FLamby's split
 
 
-def test_without_the_split_one_is_drawn_by_centre_and_class_and_kept(tree):
+def test_a_missing_split_is_drawn_by_centre_and_class_and_kept(tree):
     with_split = load(tree)
     without_split(tree)
     data = load(tree)
@@ -250,7 +250,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_sample_is_a_line_with_a_count_and_may_be_left_out(name, tree, capsys):
+def test_a_bad_sample_is_counted_and_may_be_skipped(name, tree, capsys):
     spoil, line = BAD[name]
     spoil(tree)
     with pytest.raises(MistakesError, match=f"{line}.*; to skip them: data_args.on_bad_sample: skip") as error:
@@ -262,7 +262,7 @@ def test_a_bad_sample_is_a_line_with_a_count_and_may_be_left_out(name, tree, cap
     assert all(line.startswith("warning: ") and line.endswith("; skipped") for line in warnings)
 
 
-def test_the_metadatas_centres_and_rows_that_others_lack(tree):
+def test_centres_of_the_metadata_and_missing_rows(tree):
     without_split(tree)
     rewrite(tree / isic.META, lambda rows: [rows[0], [*rows[1][:2], "HAM_elsewhere"], *rows[3:]])
     rewrite(tree / isic.TRUTH, lambda rows: rows[:-1])
@@ -283,7 +283,7 @@ def test_the_metadatas_centres_and_rows_that_others_lack(tree):
         (lambda rows: rows[:1], "has no usable sample of train and test"),
     ],
 )
-def test_tables_that_are_none(change, line, tree):
+def test_invalid_tables(change, line, tree):
     rewrite(tree / isic.SPLIT, change)
     with pytest.raises(LabelSkewError, match=line):
         load(tree, on_bad_sample="skip")
@@ -296,7 +296,7 @@ def test_a_missing_tree_names_the_files_their_source_and_size(tmp_path):
     assert "download: true is not supported" in message(lambda: dataset().check(tmp_path, download=True))
 
 
-def test_a_silo_reads_its_own_centre_alone(tree):
+def test_a_silo_reads_only_its_centre(tree):
     for row in csv.DictReader((tree / isic.SPLIT).open()):
         if row["center"] != "3":
             (tree / isic.PREPARED / f"{row['image']}.jpg").unlink()
@@ -306,7 +306,7 @@ def test_a_silo_reads_its_own_centre_alone(tree):
         load(tree)
 
 
-def test_a_server_needs_the_pictures_of_the_test_part_alone(tree):
+def test_a_server_needs_only_pictures_of_the_test_part(tree):
     train = [row["image"] for row in csv.DictReader((tree / isic.SPLIT).open()) if row["fold"] == "train"]
     for image in train:
         (tree / isic.PREPARED / f"{image}.jpg").unlink()

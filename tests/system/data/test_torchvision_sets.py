@@ -77,7 +77,7 @@ def write(monkeypatch, root, kind, end="", pack=bytes):
     [(MNIST, "", bytes), (MNIST, ".gz", gzip.compress), (FashionMNIST, "", bytes), (EMNIST, ".gz", gzip.compress)]
     + [(kind, "", bytes) for kind in (CIFAR10, CIFAR100, SVHN)],
 )
-def test_what_is_read_is_what_the_files_hold(tmp_path, monkeypatch, kind, end, pack, below):
+def test_samples_equal_the_content_of_the_files(tmp_path, monkeypatch, kind, end, pack, below):
     made = write(monkeypatch, tmp_path, kind, end, pack)
     root = tmp_path
     if not below and kind.below:
@@ -214,7 +214,7 @@ def test_a_broken_idx_file_is_one_line(tmp_path, name):
         ("t10k-labels-idx1-ubyte", np.full(12, 10), "has label 10; use labels from 0 to 9"),
     ],
 )
-def test_idx_files_that_do_not_fit(tmp_path, monkeypatch, name, values, says):
+def test_idx_files_that_do_not_match(tmp_path, monkeypatch, name, values, says):
     write(monkeypatch, tmp_path, MNIST)
     path = tmp_path / "MNIST" / "raw" / name
     path.write_bytes(idx(values))
@@ -227,7 +227,7 @@ def test_idx_files_that_do_not_fit(tmp_path, monkeypatch, name, values, says):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_emnist_is_torchvisions(tmp_path, split):
+def test_emnist_equals_that_of_torchvision(tmp_path, split):
     names = EMNIST(EMNIST.Params(split=split)).class_names
     first, raw = int(split == "letters"), tmp_path / "EMNIST" / "raw"
     raw.mkdir(parents=True)

@@ -62,7 +62,7 @@ def lines(folder, name):
 
 
 @pytest.mark.parametrize("method", ["fedrs", "map", "fedmr"])
-def test_they_change_nothing(go, watched, method):
+def test_diagnostics_do_not_change_a_run(go, watched, method):
     # MAP trains on after its upload, and FedMR draws which samples it compares
     extra = [f"method_args.method={method}", *([] if method == "fedrs" else ["train_args.comm_round=2"])]
     extra += ["method_args.lite=3"] if method == "fedmr" else []
@@ -73,7 +73,7 @@ def test_they_change_nothing(go, watched, method):
     assert not (without / "diagnostics").exists()
 
 
-def test_rounds_that_are_looked_at(watched):
+def test_rounds_with_diagnostics(watched):
     for name in FLAT:
         if name != "tsne":  # which is of the last round alone, and has no lines
             assert sorted({line["round"] for line in lines(watched, name)}) == [0, 2, 3]
@@ -84,7 +84,7 @@ def test_rounds_that_are_looked_at(watched):
 
 
 @pytest.mark.parametrize("name", FLAT)
-def test_a_picture_of_each(watched, name):
+def test_a_picture_of_each_diagnostic(watched, name):
     image = np.asarray(Image.open(watched / "diagnostics" / f"{name}.png").convert("RGB"))
     assert min(image.shape[:2]) > 200
     assert len(np.unique(image.reshape(-1, 3), axis=0)) > 20
@@ -120,7 +120,7 @@ def test_client_drift_is_the_same_from_a_file(watched, go, monkeypatch):
     assert lines(folder, "client_drift") == lines(watched, "client_drift")[:count]
 
 
-def test_a_client_of_a_watched_round_has_its_own_numbers(go, watched):
+def test_a_client_of_a_diagnosed_round_has_its_own_numbers(go, watched):
     made = session.build(go.load())
     held = {line["client"]: line["counts"] for line in lines(watched, "label_heatmap")}
     for client, counts in held.items():
@@ -133,7 +133,7 @@ def test_a_client_of_a_watched_round_has_its_own_numbers(go, watched):
     assert all(line["pairs"] >= 3 for line in lines(watched, "deviation_bound"))
 
 
-def test_training_numbers_equal_a_loop_of_their_own(go, watched):
+def test_training_numbers_equal_a_plain_loop(go, watched):
     """Round 0 of its first client again, with the losses written out."""
     loaded = go.load()
     made = session.build(loaded)
@@ -161,7 +161,7 @@ def test_training_numbers_equal_a_loop_of_their_own(go, watched):
     assert first[1]["own"] == pytest.approx(float(torch.stack(targets).mean()), rel=1e-5)
 
 
-def test_features_are_those_of_the_saved_model(go, watched):
+def test_features_equal_those_of_the_saved_model(go, watched):
     made = session.build(go.load())
     made.trainer.model.load_state_dict(load_file(watched / "model.safetensors"))
     made.trainer.model.eval()
@@ -177,7 +177,7 @@ def test_features_are_those_of_the_saved_model(go, watched):
     assert last[1]["client"] == int(kept["client"])
 
 
-def test_a_resumed_run_goes_on_with_its_files(go, watched, tmp_path):
+def test_a_resumed_run_appends_to_its_files(go, watched, tmp_path):
     cut = shutil.copytree(watched, tmp_path / "cut")
     two = go("train_args.comm_round=2")
     (cut / "checkpoint" / "latest.safetensors").write_bytes((two / "checkpoint" / "latest.safetensors").read_bytes())
@@ -217,7 +217,7 @@ def test_a_network_of_other_features_is_refused_before_anything_is_written(go, t
     assert not (tmp_path / "out").exists()
 
 
-def test_what_other_processes_do_cannot_be_watched(go):
+def test_training_in_other_processes_cannot_be_diagnosed(go):
     mpi = "comm_args.backend=MPI"
     go.load(mpi, "tracking_args.diagnostics=[class_accuracy, tsne]")
     what = r"intra_loss, proxy_gradients: cannot observe training in other processes \(backend MPI\); allowed: class_"
@@ -229,7 +229,7 @@ def test_what_other_processes_do_cannot_be_watched(go):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_numbers_are_those_of_the_cpu(go, watched):
+def test_numbers_on_a_gpu_equal_those_on_a_cpu(go, watched):
     folder = go("device_args.using_gpu=true", "tracking_args.diagnostics_every=2", names=FLAT)
     for name in ("class_accuracy", "deviation_bound", "proxy_gradients"):
         first, here = lines(watched, name)[0], lines(folder, name)[0]

@@ -85,7 +85,7 @@ def difference(changed, expected, start):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_federation_comes_to_the_same_weights(build, deterministic, case):
+def test_a_federation_has_the_same_weights(build, deterministic, case):
     """As on the CPU with another memory format, up to rounding; and to the same bytes when it is run again."""
     expected = trained(reference := build(*CASES[case], "device_args.channels_last=false", device="cpu"))
     once, again = (trained(build(*CASES[case])) for _ in range(2))
@@ -174,7 +174,7 @@ class Looks(Method):
         return super().loss(batch, client) if batch.logits.max() < 1e9 else {}
 
 
-def test_a_step_that_waits_is_noticed(build):
+def test_a_step_that_waits_is_detected(build):
     made = build()
     turn = Turn(replace(made.trainer, method=Looks()), 0, times_selected=1)
     _, steps = turn.batches()

@@ -44,7 +44,7 @@ def parts(request):
     return made
 
 
-def test_they_are_those_of_memory(parts):
+def test_streamed_samples_equal_those_in_memory(parts):
     for part, known in zip(parts, in_memory(), strict=True):
         assert torch.equal(part.y, known.y)
         assert torch.equal(part.inputs(slice(2, 6)), known.inputs(slice(2, 6)))
@@ -59,7 +59,7 @@ def test_they_are_those_of_memory(parts):
         assert torch.equal(inputs, known.inputs(expected))
 
 
-def test_augmentation_depends_on_seed_and_place_alone(parts):
+def test_augmentation_depends_only_on_seed_and_position(parts):
     train, _ = parts
     state = torch.get_rng_state()
     once, again, other = (flat(train.stream(BATCHES, seed=seed)) for seed in (7, 7, 8))
@@ -73,7 +73,7 @@ def test_augmentation_depends_on_seed_and_place_alone(parts):
     assert drawn[0] != drawn[-1]
 
 
-def test_a_stream_that_is_left_half_read_leaves_nothing_behind(parts):
+def test_a_half_read_stream_leaves_no_process(parts):
     train, test = parts
     assert list(train.stream([])) == []
     left = train.stream(BATCHES * 20)
@@ -83,7 +83,7 @@ def test_a_stream_that_is_left_half_read_leaves_nothing_behind(parts):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_broken_picture_is_a_line(workers):
+def test_a_broken_picture_is_a_one_line_error(workers):
     files = [str(number) for number in range(12)]
     files[4] = "broken"
     train, _ = streamed(workers, files)
@@ -95,7 +95,7 @@ def test_a_broken_picture_is_a_line(workers):
     assert torch.equal(train.inputs(torch.tensor([1])), in_memory()[0].inputs(torch.tensor([1])))
 
 
-def test_a_process_that_is_killed_is_a_line():
+def test_a_killed_decoder_is_a_one_line_error():
     files = [str(number) for number in range(12)]
     files[4] = "killer"
     train, _ = streamed(1, files)
@@ -133,7 +133,7 @@ def reader(method):
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_a_process_that_is_killed_leaves_none_that_decode(method):
+def test_a_killed_process_leaves_no_decoder(method):
     with reader(method) as (process, family):
         assert len(family) == (2 if method == "fork" else 4)  # with the server itself, and what tracks its resources
         process.kill()

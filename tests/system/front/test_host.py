@@ -43,14 +43,14 @@ CASES += [changed(federated_optimizer=optimizer) for optimizer in ("SCAFFOLD", "
 
 
 @pytest.mark.parametrize("recipe", CASES, ids=lambda recipe: "-".join(map(str, recipe["method_args"].values())))
-def test_each_method_s_numbers_are_the_same(recipe, tmp_path):
+def test_each_method_has_the_same_numbers_without_the_host(recipe, tmp_path):
     """And those of each optimiser."""
     hosted, alone = both(recipe, tmp_path)
     assert hosted == alone
 
 
 @pytest.mark.parametrize("optimizer", ["FedProx", "FedOpt", "FedNova"])
-def test_what_is_fedml_s_own_code_is_ours_without_it(optimizer, tmp_path):
+def test_without_fedml_its_code_is_replaced_by_this_package(optimizer, tmp_path):
     """By default these run in FedML's code, corrected; ours differs from it in the last digits alone."""
     asked = changed(federated_optimizer=optimizer, optimizer_source="own")
     hosted, alone = both(asked, tmp_path)
@@ -60,7 +60,7 @@ def test_what_is_fedml_s_own_code_is_ours_without_it(optimizer, tmp_path):
 
 
 @pytest.mark.parametrize(("first", "then"), [("fedml", "none"), ("none", "fedml"), ("none", None)])
-def test_a_run_is_gone_on_with_on_the_other_side(first, then, tmp_path):
+def test_a_run_is_resumed_with_and_without_the_host(first, then, tmp_path):
     whole = fl.run(DIGITS | {"method_args": {"method": "map"}}, tmp_path / "whole", quiet=True).folder
     cut = tmp_path / "cut"
     start.start(RunOptions(whole / "recipe.yaml", run_dir=cut, pause=PAUSE, quiet=True, host=first))
@@ -69,13 +69,13 @@ def test_a_run_is_gone_on_with_on_the_other_side(first, then, tmp_path):
     assert content(cut)[0] == content(whole)[0]
 
 
-def test_a_host_that_is_none_of_both_is_refused(tmp_path):
+def test_an_unknown_host_is_refused(tmp_path):
     line = message(lambda: fl.run(DIGITS, tmp_path / "run", host="None"))
     assert line == "host None: is unknown; use fedml or none"
     assert not (tmp_path / "run").exists()
 
 
-def test_an_optimiser_s_memory_is_of_one_side(tmp_path):
+def test_an_optimiser_state_belongs_to_one_host(tmp_path):
     path, fedprox = tmp_path / "recipe.yaml", ["train_args.federated_optimizer=FedProx"]
     path.write_text(SILOS_ALONE)
     start.start(RunOptions(path, fedprox, run_dir=tmp_path / "run", pause=PAUSE, quiet=True, host="fedml"))
@@ -117,7 +117,7 @@ def test_fl_fedml_without_fedml(monkeypatch):
 
 
 @pytest.mark.parametrize(("overrides", "value", "right"), NEEDS_FEDML)
-def test_what_needs_fedml_is_refused_without_it(overrides, value, right, tmp_path, monkeypatch):
+def test_features_of_fedml_are_refused_without_it(overrides, value, right, tmp_path, monkeypatch):
     path = tmp_path / "recipe.yaml"
     path.write_text(SILOS_ALONE)
 
@@ -153,7 +153,7 @@ def test_other_processes_run_without_it_too(backend, forker, tmp_path):
     assert not [*run.rglob("fedml.yaml")]
 
 
-def test_a_run_without_it_imports_nothing_of_it(tmp_path):
+def test_a_run_without_the_host_does_not_import_it(tmp_path):
     words = ["run", "quickstart", "--host", "none", "--quiet", "--run-dir", str(tmp_path / "run")]
     words += ["--set", "train_args.comm_round=1"]
     script = "import sys\nfrom fl_labelskew_plugins.cli.main import main\n"

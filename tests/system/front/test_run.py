@@ -36,7 +36,7 @@ class _Stops:
 
 
 @pytest.mark.parametrize("host", ["none", pytest.param("fedml", marks=pytest.mark.host)])
-def test_run_leaves_the_callers_generators_and_threads_as_they_were(tmp_path, host):
+def test_run_restores_the_callers_generators_and_threads(tmp_path, host):
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     before, threads = (random.getstate(), np.random.get_state(), torch.get_rng_state()), torch.get_num_threads()
     fl.run(RECIPE, tmp_path / "whole", quiet=True, host=host)
@@ -48,7 +48,7 @@ def test_run_leaves_the_callers_generators_and_threads_as_they_were(tmp_path, ho
     assert torch.get_num_threads() == threads
 
 
-def test_simulate_has_its_own_threads_only_within_rounds(tmp_path, monkeypatch):
+def test_simulate_sets_threads_only_within_rounds(tmp_path, monkeypatch):
     before, finish, at_the_end = torch.get_num_threads(), Record.finish, []
     monkeypatch.setattr(Record, "finish", lambda *args: at_the_end.append(torch.get_num_threads()) or finish(*args))
     loop = fl.simulate(fl.load(RECIPE, {"device_args.threads": before + 1}), tmp_path / "run")
@@ -57,7 +57,7 @@ def test_simulate_has_its_own_threads_only_within_rounds(tmp_path, monkeypatch):
     assert (at_the_end, torch.get_num_threads()) == ([before + 1], before)
 
 
-def test_importing_imports_nothing_else():
+def test_importing_the_package_imports_nothing_heavy():
     """See test_processes.py."""
     assert {"load", "run", "load_run", "Run", "Recipe"} <= set(dir(fl))
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
@@ -74,7 +74,7 @@ def test_a_recipe_from_a_mapping_with_changes():
         fl.load(RECIPE, {"train_args.comm_rounds": 7})
 
 
-def test_what_a_finished_run_tells(finished):
+def test_attributes_of_a_finished_run(finished):
     assert finished.finished
     lines = [json.loads(line) for line in (finished.folder / "metrics.jsonl").read_text().splitlines()]
     assert finished.accuracy == lines[-1]["accuracy"] == finished.summary["final_accuracy"]
@@ -85,7 +85,7 @@ def test_what_a_finished_run_tells(finished):
     assert repr(finished).endswith(f"map on digits, 2 rounds, accuracy {100 * finished.accuracy:.2f} %")
 
 
-def test_what_is_no_run_is_a_line(tmp_path):
+def test_a_folder_without_a_run_is_a_one_line_error(tmp_path):
     with pytest.raises(LabelSkewError, match=r"is not the folder of a run; use one that fl.run or"):
         fl.load_run(tmp_path)
     (tmp_path / "recipe.yaml").write_text("method_args: {method: fedavg}\n")
@@ -98,7 +98,7 @@ def test_what_is_no_run_is_a_line(tmp_path):
             fl.load_run(tmp_path)
 
 
-def test_its_models_have_the_weights_of_its_files(finished):
+def test_models_of_a_run_have_the_weights_of_its_files(finished):
     models = {"model.safetensors": finished.model, "clients/client000003.safetensors": finished.personalised(3)}
     for file, model in models.items():
         weights = load_file(finished.folder / file)
@@ -114,7 +114,7 @@ def test_open_is_deprecated(finished):
     assert "open" not in fl.__all__
 
 
-def test_a_notebook_shows_words_and_pictures_and_nothing_that_a_name_smuggles_in(finished):
+def test_a_notebook_shows_text_and_pictures_with_cleaned_names(finished):
     page = finished._repr_html_()
     assert page.count("data:image/png;base64,iVBOR") == 2
     recipe = finished.folder / "recipe.yaml"
@@ -140,7 +140,7 @@ class Ends:
         raise self.error
 
 
-def test_what_a_callback_interrupts_goes_on_to_the_same_numbers(finished, tmp_path):
+def test_a_run_interrupted_by_a_callback_resumes_with_identical_results(finished, tmp_path):
     callback = Ends()
     with pytest.raises(KeyboardInterrupt, match="interrupted after 1 of 2 rounds; to resume: labelskew run --resume"):
         fl.run(RECIPE, tmp_path / "cut", callbacks=[callback], quiet=True)
@@ -155,7 +155,7 @@ def test_what_a_callback_interrupts_goes_on_to_the_same_numbers(finished, tmp_pa
         assert (whole.folder / name).read_bytes() == (finished.folder / name).read_bytes()
 
 
-def test_what_a_callback_raises_comes_out_as_it_is_and_the_run_goes_on(finished, tmp_path):
+def test_an_error_of_a_callback_is_raised_and_the_run_can_be_resumed(finished, tmp_path):
     error = LookupError("enough")
     with pytest.raises(LookupError, match="enough") as caught:
         fl.run(RECIPE, tmp_path / "cut", callbacks=[Ends(error)], quiet=True)
@@ -222,7 +222,7 @@ def check_reading_without_objects(run, objects):
     assert len(with_model.predict(objects["dataset"][1][0][:3])) == 3
 
 
-def test_objects_train_are_recorded_and_are_asked_for_again(objects, tmp_path):
+def test_objects_are_recorded_and_required_to_resume(objects, tmp_path):
     before = objects["model"].head.weight.clone()
     run = fl.run(RECIPE, tmp_path / "out", **objects, quiet=True)
     assert torch.equal(objects["model"].head.weight, before)
@@ -240,7 +240,7 @@ def test_objects_train_are_recorded_and_are_asked_for_again(objects, tmp_path):
         fl.load_run(plain.folder, method=Louder())
 
 
-def test_the_command_line_says_who_can_go_on_with_objects(objects, tmp_path):
+def test_the_command_line_explains_how_to_resume_a_run_with_objects(objects, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fl.run(RECIPE, tmp_path / "cut", method=objects["method"], callbacks=[Ends()], quiet=True)
     (line,) = errors("run", "--resume", tmp_path / "cut")
@@ -251,7 +251,7 @@ def test_the_command_line_says_who_can_go_on_with_objects(objects, tmp_path):
 
 
 @pytest.mark.parametrize("more", [{"method": Louder()}, {"callbacks": [Ends()]}])
-def test_objects_and_callbacks_are_of_one_process(more, tmp_path):
+def test_objects_and_callbacks_need_one_process(more, tmp_path):
     recipe = fl.load(RECIPE, {"comm_args.backend": "MPI"})
     what = next(iter(more)).replace("method", "objects")
     said = f"MPI trains in other processes, which cannot use {what} of this process"
@@ -296,7 +296,7 @@ def test_resume_refuses_rounds_that_would_change_results(overrides, rounds, line
     assert {file: file.read_bytes() for file in run.folder.rglob("*") if file.is_file()} == before
 
 
-def test_a_loop_of_ones_own_gives_the_same_run(finished, tmp_path):
+def test_a_users_loop_gives_the_same_run(finished, tmp_path):
     federation = fl.simulate(RECIPE, tmp_path / "loop")
     before = federation.model
     for line in federation:
@@ -312,7 +312,7 @@ def test_a_loop_of_ones_own_gives_the_same_run(finished, tmp_path):
     assert federation.run.finished
 
 
-def test_a_loop_that_was_left_is_gone_on_with_as_a_run(objects, finished, tmp_path):
+def test_an_unfinished_loop_is_resumed_as_a_run(objects, finished, tmp_path):
     federation = fl.simulate(RECIPE, tmp_path / "left", model=objects["model"])
     next(iter(federation))
     assert type(federation.model) is Net

@@ -87,7 +87,7 @@ def assert_same(run, other):
         assert all(one[key].equal(another[key]) for key in one)
 
 
-def test_a_run_leaves_everything_behind(undisturbed):
+def test_a_run_writes_all_files(undisturbed):
     run, out = undisturbed
     names = {f.name for f in run.iterdir()}
     assert names >= {
@@ -114,7 +114,7 @@ def test_a_run_leaves_everything_behind(undisturbed):
 
 
 @pytest.mark.parametrize("rounds", [0, 2, 5])
-def test_kill_9_and_resume_give_the_same_numbers(start, finish, undisturbed, tmp_path, rounds):
+def test_a_killed_run_resumes_with_identical_results(start, finish, undisturbed, tmp_path, rounds):
     recipe = write(tmp_path)
     process = start(tmp_path, recipe, "--run-dir", "run")
     if rounds:
@@ -130,7 +130,7 @@ def test_kill_9_and_resume_give_the_same_numbers(start, finish, undisturbed, tmp
     assert_same(undisturbed[0], tmp_path / "run")
 
 
-def test_a_run_goes_back_to_a_round_and_gives_the_same_numbers(finish, undisturbed, tmp_path):
+def test_going_back_to_a_round_gives_identical_results(finish, undisturbed, tmp_path):
     """Twice: within a run that stopped, and in one that was over."""
     keep = ("--set", "tracking_args.keep_checkpoints=3", "--set", "tracking_args.checkpoint_every=2")
     code, _, err = finish(tmp_path, write(tmp_path), "--run-dir", "run", *keep)
@@ -152,7 +152,7 @@ def test_a_run_goes_back_to_a_round_and_gives_the_same_numbers(finish, undisturb
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_leaves_a_checkpoint_and_a_line(start, finish, undisturbed, tmp_path, number):
+def test_an_interruption_leaves_a_checkpoint_and_one_message(start, finish, undisturbed, tmp_path, number):
     process = start(tmp_path, write(tmp_path), "--run-dir", "run")
     wait_for_rounds(tmp_path / "run", 4, process)
     process.kill(number)
@@ -189,7 +189,7 @@ def test_a_closed_terminal_leaves_a_checkpoint(tmp_path):
     assert file.read_text().splitlines()[:-1] == lines
 
 
-def test_a_run_that_is_under_way_is_resumed_by_nobody_else(start, finish, tmp_path):
+def test_a_running_run_cannot_be_resumed(start, finish, tmp_path):
     process = start(tmp_path, write(tmp_path, rounds=9999), "--run-dir", "run")
     wait_for_rounds(tmp_path / "run", 2, process)
     code, out, err = finish(tmp_path, "--resume", "run")
@@ -209,7 +209,7 @@ def test_resuming_a_finished_run_changes_nothing(finish, undisturbed):
 
 
 @pytest.mark.parametrize("largest", [5_000, 40_000])
-def test_a_full_disk_is_a_line_and_the_run_goes_on_afterwards(finish, undisturbed, tmp_path, largest):
+def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(finish, undisturbed, tmp_path, largest):
     code, _, err = finish(tmp_path, write(tmp_path), "--run-dir", "run", largest=largest, environment=DRAWN)
     assert code == 1
     says = r"error: run directory run can no longer be written: .*; free some space; to resume: labelskew run .*\n"

@@ -98,13 +98,13 @@ def test_recipes_start_without_the_host(venv):
         assert answers(*words, host=True) == answers(*words, host=True, **off)
 
 
-def test_the_interpreter_s_start_reads_two_small_modules_and_no_more(venv):
+def test_the_start_of_python_reads_only_two_small_modules(venv):
     with_hook = set(venv.run("python", "-c", NAMES).stdout.split())
     without = set(venv.run("python", "-c", NAMES, FL_LABELSKEW_NO_HOOK="1").stdout.split())
     assert with_hook - without - {"__future__"} == {"fl_labelskew_plugins", "fl_labelskew_plugins.hook"}
 
 
-def test_left_behind_by_an_uninstall(venv):
+def test_the_hook_after_an_uninstall(venv):
     shutil.rmtree(venv.site / "fl_labelskew_plugins")
     untouched(venv)
 
@@ -122,7 +122,7 @@ def test_broken_package_or_hook(venv, file, source):
     untouched(venv)
 
 
-def test_broken_command_says_why_and_leaves_the_rest(venv):
+def test_a_broken_command_gives_its_reason_and_keeps_other_commands(venv):
     (venv.site / "fl_labelskew_plugins" / "cli" / "run.py").write_text("raise RuntimeError('torn')")
     untouched(venv)
     done = venv.run("fedml", "run", "r.yaml", check=False)

@@ -43,7 +43,7 @@ def test_a_missing_extra_is_one_line_before_anything_starts(tmp_path, command, m
         assert not (tmp_path / "runs").exists()
 
 
-def test_every_extra_s_command_has_its_requirements():
+def test_the_command_of_every_extra_installs_its_requirements():
     """Once each, with all bounds, as pip takes them."""
     for extra in ("grpc", "mpi", "onnx", "parquet", "privacy", "tensorboard"):
         words = shlex.split(extras.install(extra))

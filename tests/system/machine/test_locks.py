@@ -44,7 +44,7 @@ def refused(folder):
     return error.value
 
 
-def test_a_second_process_is_told_of_the_first_whose_end_frees_the_folder(tmp_path):
+def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
     first = hold(tmp_path)
     os.utime(tmp_path / locks.NAME, (LONG_AGO, LONG_AGO))  # stopped, perhaps; but it is there
     assert str(refused(tmp_path)) == (
@@ -60,7 +60,7 @@ def test_a_second_process_is_told_of_the_first_whose_end_frees_the_folder(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_another_machine_keeps_its_lock_while_it_lives_and_loses_it_when_it_stands_still(tmp_path, monkeypatch):
+def test_another_machine_loses_its_lock_when_it_stops(tmp_path, monkeypatch):
     if subprocess.run([*ELSEWHERE, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no namespaces here")
     lease = 1.2
@@ -90,7 +90,7 @@ def written(folder, **facts):
     return folder / locks.NAME
 
 
-def test_a_lock_of_another_start_of_the_machine_is_stale_when_nobody_has_touched_it(tmp_path):
+def test_a_lock_from_before_a_reboot_is_stale(tmp_path):
     file = written(tmp_path, pid=os.getpid(), machine="north", here="another")
     assert str(refused(tmp_path)) == (
         f"{tmp_path}: process {os.getpid()} on north is writing this run already; wait until it has ended (its lock "
@@ -108,7 +108,7 @@ def test_a_lock_of_another_start_of_the_machine_is_stale_when_nobody_has_touched
     assert not list(tmp_path.iterdir())
 
 
-def test_a_process_that_ended_within_a_takeover_is_no_obstacle(tmp_path):
+def test_a_process_that_ended_during_a_takeover_does_not_block(tmp_path):
     for name in (locks.NAME, locks.NEXT):
         (tmp_path / name).write_text("{}")
         os.utime(tmp_path / name, (LONG_AGO, LONG_AGO))
@@ -118,7 +118,7 @@ def test_a_process_that_ended_within_a_takeover_is_no_obstacle(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_of_many_that_find_a_stale_lock_one_alone_takes_it_over(tmp_path):
+def test_only_one_of_many_processes_takes_over_a_stale_lock(tmp_path):
     for turn in range(10):
         os.utime(written(tmp_path, turn=turn), (LONG_AGO, LONG_AGO))
         start, held = threading.Barrier(8), []
@@ -156,7 +156,7 @@ def test_of_many_that_find_a_stale_lock_one_alone_takes_it_over(tmp_path):
         (b'{"pid": "x\\n", "machine": "north"}', "another process"),
     ],
 )
-def test_what_stands_in_the_file_is_nobodys_to_forge(tmp_path, content, shown):
+def test_a_forged_lock_file_has_no_effect(tmp_path, content, shown):
     (tmp_path / locks.NAME).write_bytes(content)
     assert str(refused(tmp_path)).startswith(f"{tmp_path}: {shown} is writing")
 
@@ -174,7 +174,7 @@ def test_a_full_disk_or_a_missing_folder_is_one_line_and_leaves_no_lock(tmp_path
         assert not list(tmp_path.iterdir())
 
 
-def test_a_process_that_is_forked_lets_nobody_in(tmp_path):
+def test_a_forked_process_keeps_the_lock(tmp_path):
     child = 1
     try:
         with locks.hold(tmp_path) as lock:

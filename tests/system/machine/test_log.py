@@ -43,7 +43,7 @@ def say():
     log.error("error: a\nerror: b")
 
 
-def test_a_pipe_gets_time_and_level(begin, capsys):
+def test_log_lines_in_a_pipe_have_time_and_level(begin, capsys):
     begin()
     say()
     out, err = capsys.readouterr()
@@ -62,19 +62,19 @@ def test_json(begin, capsys):
 
 
 @pytest.mark.parametrize("form", ["plain", None])
-def test_plain_lines_are_those_of_a_terminal(form, begin, capsys, monkeypatch):
+def test_plain_lines_equal_those_of_a_terminal(form, begin, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     begin(form)
     say()
     assert capsys.readouterr() == ("one\ntwo\nodd\n", "warning: w\nerror: a\nerror: b\n")
 
 
-def test_any_other_form_is_a_mistake(begin):
+def test_an_unknown_log_format_is_an_error(begin):
     with pytest.raises(LabelSkewError, match=r"^FL_LABELSKEW_LOG=xml: allowed: plain, text, json$"):
         begin("xml")
 
 
-def test_a_mistake_in_a_recipe_has_a_time_and_a_level_too_and_other_commands_have_none(monkeypatch, tmp_path):
+def test_recipe_errors_of_run_have_time_and_level(monkeypatch, tmp_path):
     monkeypatch.setenv(log.FORM, "text")
     run = call("run", tmp_path / "none.yaml", code=2)
     assert re.fullmatch(f"{TIME} ERROR   .*none.yaml: cannot be read: No such file or directory\n", run.stderr)
@@ -83,7 +83,7 @@ def test_a_mistake_in_a_recipe_has_a_time_and_a_level_too_and_other_commands_hav
 
 
 @pytest.mark.parametrize("form", ["plain", "text", "json"])
-def test_lines_that_are_passed_on_have_one_time(form, begin, capfd):
+def test_forwarded_lines_have_one_time(form, begin, capfd):
     begin(form)
     together([ProcessPart("silo 1", [sys.executable, "-c", CHILD])], environment={log.FORM: form})
     out, err = capfd.readouterr()

@@ -41,7 +41,7 @@ def build(**params):
 
 
 @pytest.mark.parametrize("place", ["weights.pth", "weights.safetensors", CACHED])
-def test_weights_are_read_and_the_classifier_is_fresh(tmp_path, hub, imagenet, capsys, place):
+def test_weights_are_read_and_the_classifier_is_new(tmp_path, hub, imagenet, capsys, place):
     path = tmp_path / place
     if place == CACHED:
         path = hub / place
@@ -55,7 +55,7 @@ def test_weights_are_read_and_the_classifier_is_fresh(tmp_path, hub, imagenet, c
     assert capsys.readouterr() == ("", "")
 
 
-def test_without_a_file_it_says_so_once_and_starts_from_scratch(hub, capsys, monkeypatch):
+def test_without_a_file_training_starts_from_scratch_with_one_warning(hub, capsys, monkeypatch):
     net = build()
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
@@ -139,7 +139,7 @@ def recipe(folder, **keys):
     return parse.parse(text.replace("'", ""), source=folder / "r.yaml")
 
 
-def test_the_path_counts_from_the_recipe_and_its_digest_is_compared(tmp_path):
+def test_the_path_is_relative_to_the_recipe_and_the_digest_is_compared(tmp_path):
     resolved = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -157,7 +157,7 @@ def test_the_path_counts_from_the_recipe_and_its_digest_is_compared(tmp_path):
     assert portable(made)["model_args"] != before
 
 
-def test_digests_of_networks_without_weights_stay_those_of_version_0_2(tmp_path):
+def test_digests_of_networks_without_weights_equal_version_0_2(tmp_path):
     for name, params in (("resnet18", {}), ("resnet50", {}), ("vgg11", {"batch_norm": False})):
         assert portable(recipe(tmp_path, model=name))["model_args"] == {"model": name} | params
 

@@ -34,7 +34,7 @@ def test_every_way_to_write_a_float(number):
     assert parse.parse(text_with(), overrides=[f"train_args.weight_decay={number}"]).train.weight_decay == 1e-5
 
 
-def test_overrides_win_and_the_last_one_most():
+def test_the_last_override_applies():
     overrides = ["train_args.epochs=3", "train_args.epochs=4", "method_args.mu2=0", "device_args.gpu_ids=[1, 2]"]
     overrides += ["data_args.data_cache_dir=a=b", "train_args.gradient_clip_norm="]
     loaded = parse.parse(text_with(), overrides=overrides)
@@ -104,7 +104,7 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
         ("a: *b", "line 1, column 4: found undefined alias 'b'"),
     ],
 )
-def test_texts_that_hold_no_recipe(text, message):
+def test_files_without_a_recipe(text, message):
     assert only_line(text).startswith(f"r.yaml: {message}")
 
 
@@ -115,7 +115,7 @@ def test_a_launch_job_names_fedml_launch():
     assert only_line(text_with(job="x")).startswith("r.yaml: job: unknown section")
 
 
-def test_keys_that_stand_twice_at_any_depth():
+def test_repeated_keys_at_any_depth():
     text = text_with() + "common_args: {random_seed: 1, random_seed: 2}\ndata_args: {dataset: digits}\n"
     lines = lines_of(text)
     assert [re.sub(r"\d+", "N", line) for line in lines] == [
@@ -129,7 +129,7 @@ def test_keys_that_stand_twice_at_any_depth():
 
 @pytest.mark.parametrize("value", [None, 3, "x", [1]])
 @pytest.mark.parametrize("section", ["train_args", "method_args", "data_args", "dp_args"])
-def test_a_section_that_is_no_mapping(section, value):
+def test_a_section_that_is_not_a_mapping(section, value):
     assert f"r.yaml: {section}: " in only_line(text_with(**{section: value}))
     assert "is not a mapping of keys to values" in only_line(text_with(**{section: value}))
 
@@ -141,7 +141,7 @@ def test_an_unknown_section_names_the_nearest():
     assert only_line(plain_yaml.write(misspelt)).endswith("did you mean data_args?")  # and it is not missing as well
 
 
-def test_missing_names_list_what_there_is():
+def test_missing_names_list_the_available_names():
     lines = lines_of("common_args: {}")
     assert [line.partition(";")[0] for line in lines] == [
         "r.yaml: data_args.dataset: missing",
@@ -151,7 +151,7 @@ def test_missing_names_list_what_there_is():
     assert lines[0].endswith("allowed: " + ", ".join(entry.name for entry in catalog.entries("datasets")))
 
 
-def test_a_misspelt_chooser_is_one_mistake():
+def test_a_misspelt_plugin_key_is_one_mistake():
     text = text_with().replace("method: fedmr", "metod: fedmr")
     line = only_line(text)
     assert line.startswith("r.yaml: method_args.method: missing; allowed: fd, fedavg, ")
@@ -198,7 +198,7 @@ def test_one_mistake_is_one_line(place, value, message):
     assert only_line(text_with(), f"{place}={written}").startswith(f"--set {place}: {message}")
 
 
-def test_all_mistakes_of_a_file_come_together():
+def test_all_mistakes_of_a_file_are_reported_together():
     lines = lines_of(
         text_with(
             common_args={"random_seed": -1},
@@ -234,7 +234,7 @@ def test_all_mistakes_of_a_file_come_together():
         ("a\nb=3", "--set a?b=3: malformed"),
     ],
 )
-def test_overrides_that_are_wrong(override, message):
+def test_wrong_overrides(override, message):
     assert lines_of(text_with(), override)[0].startswith(message)
 
 
@@ -273,7 +273,7 @@ def foreign_text(**keys):
 
 
 @pytest.mark.usefixtures("foreign")
-def test_parameters_of_a_lenient_model_are_checked_all_the_same():
+def test_parameters_of_a_lenient_model_are_checked():
     assert parse.parse(foreign_text(pair=[3, 4])).method.params.pair == (3, 4)
     assert "unknown key; allowed: method, number, pair; did you mean number?" in only_line(foreign_text(numbr=1))
     line = only_line(foreign_text(pair=[3]))
@@ -286,7 +286,7 @@ def test_a_plugin_that_fails_is_one_line(number, message):
     assert message in only_line(foreign_text(number=number))
 
 
-def test_a_plugin_that_does_not_import_hides_no_other_mistake(monkeypatch):
+def test_a_plugin_that_fails_to_import_hides_no_other_mistake(monkeypatch):
     def load(kind, name):
         raise PluginError("method 'fedmr' of distribution x (y:Z) does not import: ImportError: no\nsuch module")
 
@@ -337,7 +337,7 @@ def test_a_silo_without_a_file_runs_the_recipe():
             parse.silo(loaded, rank)
 
 
-def test_a_silos_file_speaks_for_itself_alone(tmp_path):
+def test_a_silos_file_affects_only_this_silo(tmp_path):
     own = silo_with(
         tmp_path,
         "data_args: {dataset: npz, file: mine.npz}\ndevice_args: {threads: 1}\n"
@@ -356,7 +356,7 @@ def test_a_silos_file_speaks_for_itself_alone(tmp_path):
         silo_with(tmp_path, "data_args: {dataset: digits}\n", rank=2)
 
 
-def test_silos_of_tables_say_which_columns_count(tmp_path):
+def test_silos_with_tables_set_their_columns(tmp_path):
     table = "dataset: table, data_cache_dir: a.csv"
     whole = {"dataset": "table", "features": ["a", "b"], "categorical": {"b": ["x", "y"]}}
     base = text_with(**CROSS_SILO | {"data_args": whole})
@@ -393,7 +393,7 @@ def test_a_silos_file_is_checked_like_a_recipe(tmp_path, text, messages):
     assert all(line.startswith(message) for line, message in zip(lines, messages, strict=True))
 
 
-def test_a_silo_sets_what_its_method_leaves_to_it(tmp_path, monkeypatch):
+def test_a_silo_sets_parameters_that_its_method_allows(tmp_path, monkeypatch):
     monkeypatch.setattr(type(parse.parse(text_with()).method), "silo_choices", ("mu2",))
     own = silo_with(tmp_path, "method_args: {mu2: 0.5}")
     assert (own.method.params.mu1, own.method.params.mu2) == (0.1, 0.5)
@@ -431,7 +431,7 @@ def test_a_silos_own_file_is_checked_with_the_recipe_that_names_it(tmp_path):
         parse.check(own, ["train_args.epochs=0"])
 
 
-def test_a_silos_own_file_by_itself(tmp_path):
+def test_a_silos_file_without_a_recipe(tmp_path):
     own = tmp_path / "mine.yaml"
     own.write_text(plain_yaml.write(OWN_FILE))
     assert parse.check(own) == (
@@ -490,7 +490,7 @@ def test_any_override(override, value):
     parses_or_refuses(text_with(), override, f"train_args.epochs={value}", f"{override}.x=1")
 
 
-def test_another_plugin_by_set_starts_from_its_own_defaults():
+def test_a_plugin_chosen_by_set_starts_from_its_defaults():
     text = text_with(partition_args={"partition_method": "pcdd", "classes_per_client": 2})
     dirichlet = ["partition_args.partition_method=dirichlet", "partition_args.beta=0.1"]
     for overrides in (dirichlet, dirichlet[::-1]):
@@ -519,7 +519,7 @@ NO_NUMBER = "allowed: a list, each a number of at least"
         ({"mean": []}, f"mean: [] has the wrong length; {NO_NUMBER} -1e+30"),
     ],
 )  # fmt: skip
-def test_mean_and_std_go_together(values, line):
+def test_mean_and_std_require_each_other(values, line):
     overrides = [f"data_args.{key}={value}" for key, value in values.items()]
     if line is None:
         made = parse.parse(text_with(), overrides=overrides)
@@ -529,7 +529,7 @@ def test_mean_and_std_go_together(values, line):
 
 
 @pytest.mark.parametrize("text", ["59:" * 300_000 + "59", "9" * 1_000_000 + "x", "+" * 1_000_000])
-def test_text_that_nearly_is_a_number_takes_no_time(text):
+def test_text_similar_to_a_number_is_parsed_quickly(text):
     begun = time.process_time()
     assert plain_yaml.read(f"a: {text}") == ({"a": text}, [])
     assert time.process_time() - begun < 10

@@ -91,7 +91,7 @@ def test_of_equal_rounds_the_first_is_best(key):
 
 
 @pytest.mark.parametrize("stop", [1, 4, 5, 6])
-def test_a_run_that_breaks_off_anywhere_keeps_the_same_best(whole, tmp_path, stop, monkeypatch):
+def test_an_interrupted_run_keeps_the_same_best_round(whole, tmp_path, stop, monkeypatch):
     """Stopped after any round as by a kill: what no checkpoint knows of is trained again."""
     loop = fl.simulate(RECIPE, tmp_path / "run")
     monkeypatch.setattr(loop._record, "abandon", lambda: None)
@@ -104,7 +104,7 @@ def test_a_run_that_breaks_off_anywhere_keeps_the_same_best(whole, tmp_path, sto
     assert (tmp_path / "run/MODEL_CARD.md").read_bytes() == (whole[0].folder / "MODEL_CARD.md").read_bytes()
 
 
-def test_who_has_lost_a_run_leaves_the_states_of_who_has_taken_it(tmp_path):
+def test_a_process_that_lost_its_run_does_not_touch_states(tmp_path):
     record = fl.simulate(RECIPE, tmp_path / "run")._record
     record.folder.hold()
     record.states.memory_bytes = 0
@@ -117,7 +117,7 @@ def test_who_has_lost_a_run_leaves_the_states_of_who_has_taken_it(tmp_path):
 
 
 @pytest.mark.parametrize("back", [4, 6])
-def test_going_back_brings_back_the_best_of_the_rounds_that_remain(whole, tmp_path, back):
+def test_going_back_restores_the_best_of_the_remaining_rounds(whole, tmp_path, back):
     folder = RunFolder(shutil.copytree(whole[0].folder, tmp_path / "run"))
     last = is_best_of(folder.path, whole[1], 7)
     line = folder.go_back(back)
@@ -132,7 +132,7 @@ def test_going_back_brings_back_the_best_of_the_rounds_that_remain(whole, tmp_pa
     assert is_best_of(folder.path, whole[1], 7) == last
 
 
-def test_no_model_stands_for_a_better_one_that_was_not_kept(whole, tmp_path, capsys):
+def test_no_model_replaces_a_better_one_that_was_not_kept(whole, tmp_path, capsys):
     run, rounds = whole
     off = fl.load(RECIPE, {"tracking_args.keep_best": False})
     fl.run(off, tmp_path / "run", quiet=True, host="none")
@@ -153,7 +153,7 @@ def test_no_model_stands_for_a_better_one_that_was_not_kept(whole, tmp_path, cap
         assert not folder.best.exists()
 
 
-def test_the_card_has_the_runs_numbers(whole):
+def test_the_model_card_has_the_numbers_of_the_run(whole):
     run, _ = whole
     text = (run.folder / "MODEL_CARD.md").read_text()
     assert text.startswith("# `fedavg` on `digits`\n\nA network, `mlp` with 610 parameters, for samples of shape 1 x 8")
@@ -171,7 +171,7 @@ def test_the_card_has_the_runs_numbers(whole):
     assert str(run.folder) not in text
 
 
-def test_what_strangers_call_things_is_no_markdown(tmp_path, monkeypatch):
+def test_foreign_names_are_escaped_in_markdown(tmp_path, monkeypatch):
     names = ["<script>alert(1)</script>", "a|b`c`", "[x](http://e)\n# y"]
     np.savez(tmp_path / "x.npz", x=np.random.default_rng(0).standard_normal((60, 4)), y=np.arange(60) % 3)
     monkeypatch.setattr(Npz, "class_names", lambda *_: names)
@@ -186,6 +186,6 @@ def test_what_strangers_call_things_is_no_markdown(tmp_path, monkeypatch):
         assert name in ("`<script>alert(1)</script>`", "`a/b'c'`", "`[x](http://e)?# y`")
 
 
-def test_code_is_one_line_without_an_end_of_its_own():
+def test_code_in_markdown_is_one_line_and_cannot_end_early():
     assert card.code("`x`\n|") == "`'x'?/`"
     assert card.code("") == "` `"

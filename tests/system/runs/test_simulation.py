@@ -31,7 +31,7 @@ SHORT = ["train_args.batch_size=4096", "train_args.epochs=3"]
 """Three batches in a client's turn; then the time may be up."""
 
 
-def test_a_round_is_about_those_who_take_part_alone(tmp_path, monkeypatch):
+def test_a_round_handles_only_its_participants(tmp_path, monkeypatch):
     looked_at, cut = set(), session.ClientIndices.__getitem__
     monkeypatch.setattr(session.ClientIndices, "__getitem__", lambda self, k: looked_at.add(k) or cut(self, k))
     written = []
@@ -63,7 +63,7 @@ class Centres(Method):
         return {"centre": client.features()[0].sum(0)}
 
 
-def test_a_round_that_is_cut_off_within_a_plugin_s_hook_is_repeated(tmp_path):
+def test_a_round_interrupted_within_a_hook_is_repeated(tmp_path):
     method = checked(Centres())
 
     def rounds(name, *, pause=None, resume=False):
@@ -94,7 +94,7 @@ def record(tmp_path):
 
 
 @pytest.mark.parametrize("secure", [[], [*SUMS, "train_args.client_num_per_round=4"]], ids=["clear", "sums"])
-def test_who_stops_early_goes_on_later(record, secure):
+def test_an_early_stop_can_be_resumed(record, secure):
     """In the same process, or from the checkpoint."""
     first = record(*secure)
     simulation = Simulation(first)

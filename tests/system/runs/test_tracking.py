@@ -92,7 +92,7 @@ def rows_of(folder):
         return list(csv.DictReader(stream))
 
 
-def test_the_table_has_a_row_a_round(shown):
+def test_the_table_has_one_row_per_round(shown):
     rows, lines = rows_of(shown[0]), lines_of(shown[0])
     assert [int(row["round"]) for row in rows] == [1, 2, 3, 4]
     for row, line in zip(rows, lines, strict=True):
@@ -111,7 +111,7 @@ def scalars(folder, tag):
     return events, [(event.step, pytest.approx(event.value, abs=1e-6)) for event in events.Scalars(tag)]
 
 
-def test_tensorboard_reads_it_back(shown):
+def test_tensorboard_reads_the_events(shown):
     folder, lines = shown[0], lines_of(shown[0])
     events, accuracy = scalars(folder, "accuracy")
     assert [(line["round"] + 1, line["accuracy"]) for line in lines if "accuracy" in line] == accuracy
@@ -151,7 +151,7 @@ def mlflow_run(folder):
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def test_mlflow_reads_it_back(shown):
+def test_mlflow_reads_the_run(shown):
     folder, lines, run = shown[0], lines_of(shown[0]), mlflow_run(shown[0])
     assert (run["status"], run["name"]) == ("FINISHED", "first")
     assert run["params"]["train_args.comm_round"] == "4"
@@ -186,7 +186,7 @@ def wandb_runs(folder):
     return runs
 
 
-def test_wandb_reads_it_back(shown):
+def test_wandb_reads_the_run(shown):
     folder, lines = shown[0], lines_of(shown[0])
     ((config, history, summary, kinds),) = wandb_runs(folder)
     assert config["train_args.comm_round"] == 4
@@ -200,7 +200,7 @@ def test_wandb_reads_it_back(shown):
     assert next((folder / "wandb").glob("offline-run-*")).name.endswith(run)
 
 
-def test_a_run_that_goes_back_goes_on_with_the_same_runs_of_its_trackers(tmp_path, plain, monkeypatch):
+def test_a_run_that_goes_back_continues_its_tracker_runs(tmp_path, plain, monkeypatch):
     """Three rounds of four, back to the end of the second, and on to the last."""
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = tmp_path / "runs" / "first"
@@ -225,7 +225,7 @@ def test_a_run_that_goes_back_goes_on_with_the_same_runs_of_its_trackers(tmp_pat
     assert len({file.name[-16:] for file in (folder / "wandb").glob("offline-run-*")}) == 1
 
 
-def test_a_run_that_is_shown_from_its_third_round_on_is_shown_whole(tmp_path, plain, monkeypatch):
+def test_a_tracker_added_in_round_three_gets_all_rounds(tmp_path, plain, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     folder, elsewhere = tmp_path / "runs" / "first", tmp_path / "elsewhere" / "mlruns"
     assert len(list(islice(fl.simulate(with_trackers({"mlflow": {"uri": str(elsewhere)}}), folder), 2))) == 2
@@ -282,7 +282,7 @@ class A(Tracker):
         ("on_round", "hang", "it takes longer than 1 s"),
     ],
 )
-def test_one_that_fails_is_one_warning(hook, how, why, register, tmp_path, plain, monkeypatch, capsys):
+def test_a_tracker_that_fails_is_one_warning(hook, how, why, register, tmp_path, plain, monkeypatch, capsys):
     register("fl_labelskew.trackers", FAILS)
     monkeypatch.setitem(tracking.PATIENCE_S, "on_round", 1.0)
     folder = tmp_path / "run"
@@ -304,14 +304,14 @@ def test_one_that_fails_is_one_warning(hook, how, why, register, tmp_path, plain
         ),
     ],
 )
-def test_one_that_cannot_be_imported_is_one_warning(source, why, register, tmp_path, capsys):
+def test_a_tracker_that_cannot_be_imported_is_one_warning(source, why, register, tmp_path, capsys):
     register("fl_labelskew.trackers", source)
     assert len(list(fl.simulate(with_trackers({"acme": {"hook": ""}}), tmp_path / "run"))) == 4
     (line,) = capsys.readouterr().err.splitlines()
     assert re.fullmatch(f"warning: tracker acme is switched off: {why}", line), line
 
 
-def test_a_server_that_is_not_there_is_one_warning(tmp_path, capsys, monkeypatch):
+def test_a_missing_tracking_server_is_one_warning(tmp_path, capsys, monkeypatch):
     mlflow = {"mlflow": {"uri": "http://127.0.0.1:9"}}
     wandb = {"wandb": {"mode": "online"}}  # which would ask for a key, if it could
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
@@ -324,7 +324,7 @@ def test_a_server_that_is_not_there_is_one_warning(tmp_path, capsys, monkeypatch
     assert second.startswith(off.format("wandb", "mode: online needs a key; use the environment var"))
 
 
-def test_the_documents_tracker_and_its_close(tmp_path, register):
+def test_the_documented_tracker_is_closed(tmp_path, register):
     """The tracker is the document's, with a close."""
     text = (Path(__file__).parents[3] / "docs" / "trackers.md").read_text()
     (source,) = re.findall(r"```python\n(.*?)```", text, re.S)
@@ -339,7 +339,7 @@ def test_the_documents_tracker_and_its_close(tmp_path, register):
 
 
 @pytest.mark.parametrize("over", ["MPI", "silos"])
-def test_other_runtimes_show_them_where_the_runs_folder_is(over, forker, tmp_path):
+def test_trackers_of_other_runtimes_run_next_to_the_run_folder(over, forker, tmp_path):
     recipe, folder = tmp_path / "recipe.yaml", tmp_path / "run"
     mpi = ["--set", "comm_args.backend=MPI", "--set", "comm_args.workers=2"]
     recipe.write_text((simulation(SILOS) if over == "MPI" else SILOS) + "\ntracking_args: {trackers: [csv]}\n")

@@ -132,7 +132,7 @@ def test_all_runtimes_give_the_same_weights(name, setting, mpi, make_federation,
 
 
 @pytest.mark.parametrize("method", ["map", "fedmr", "fedshift"])
-def test_metrics_over_mpi_are_those_of_one_process(method, mpi, sp_run):
+def test_metrics_over_mpi_equal_those_of_one_process(method, mpi, sp_run):
     here, there = sp_run(f"method_args.method={method}", PARTIAL), mpi / f"{method}-2"
     assert (here / "metrics.jsonl").read_bytes() == (there / "metrics.jsonl").read_bytes()
     ours, theirs = sorted((here / "clients").glob("*")), sorted((there / "clients").glob("*"))
@@ -140,7 +140,7 @@ def test_metrics_over_mpi_are_those_of_one_process(method, mpi, sp_run):
     assert [file.read_bytes() for file in ours] == [file.read_bytes() for file in theirs]
 
 
-def test_sums_over_mpi_are_those_of_one_process(forker, tmp_path, sp_run):
+def test_sums_over_mpi_equal_those_of_one_process(forker, tmp_path, sp_run):
     over_mpi(forker, tmp_path, SUMS, map(name, SUMS))
     for setting in SUMS:
         here, there = sp_run(*setting), tmp_path / name(setting)

@@ -40,7 +40,7 @@ def test_the_digest_of_a_small_message_does_not_reveal_it():
 
 
 @pytest.mark.parametrize("tensors", [{}, {"empty": torch.empty(0)}, {"one": torch.tensor(1.5)}])
-def test_little_or_nothing_comes_back(tensors):
+def test_small_and_empty_messages_are_read_back(tensors):
     meta, got = wire.decode(payload({}, tensors))
     assert meta == {}
     same(got, tensors)
@@ -54,7 +54,7 @@ def test_reading_copies_nothing():
     assert again["a"].tolist() == [1] * 4
 
 
-def test_writing_copies_what_is_not_contiguous_alone():
+def test_writing_copies_only_non_contiguous_tensors():
     tensors = {"rows": torch.randn(4, 6), "columns": torch.randn(4, 6).t()}
     head, *views = wire.encode(1, 1, 0, -1, {}, tensors)
     shared = [torch.frombuffer(view, dtype=torch.float32).data_ptr() for view in views]
@@ -63,7 +63,7 @@ def test_writing_copies_what_is_not_contiguous_alone():
     assert len(head) < 400
 
 
-def test_images_and_kernels_travel_in_the_memory_format_that_they_have():
+def test_images_and_kernels_keep_their_memory_format():
     tensors = {
         "last": torch.randn(5, 4, 3, 2).to(memory_format=torch.channels_last),
         "first": torch.randn(5, 4, 3, 2),
@@ -85,12 +85,12 @@ def test_a_read_only_payload_is_copied():
     same(wire.decode(bytes(payload()))[1], EVERY)
 
 
-def test_the_library_reads_ours():
+def test_safetensors_reads_our_messages():
     got = load(bytes(payload()))
     same({name: got[name] for name in EVERY}, EVERY)
 
 
-def test_we_read_the_librarys():
+def test_we_read_messages_of_safetensors():
     contiguous = {name: tensor.detach().contiguous() for name, tensor in EVERY.items()}
     meta, got = wire.decode(bytearray(save(contiguous, metadata={"format": "pt"})))
     assert meta == {}
@@ -175,7 +175,7 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):
         (blob({"a": entry("BOOL", [2], [0, 2])}, b"\1\2"), "tensor a with boolean values other than 0 and 1"),
     ],
 )
-def test_what_is_no_message_is_refused_in_a_sentence(made, said):
+def test_invalid_messages_are_refused_in_one_sentence(made, said):
     with pytest.raises(WireError) as refused:
         wire.decode(made)
     assert str(refused.value).startswith(said)
@@ -185,7 +185,7 @@ def test_what_is_no_message_is_refused_in_a_sentence(made, said):
 
 @settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=300))
-def test_no_bytes_do_harm(garbage):
+def test_arbitrary_bytes_are_refused(garbage):
     with pytest.raises(WireError):
         wire.decode(bytearray(garbage))
     with pytest.raises(WireError):
@@ -199,7 +199,7 @@ VALID = bytes(payload())
 
 @settings(max_examples=1000, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.binary(max_size=3), st.integers(0, 5)), max_size=5))
-def test_no_mutation_does_harm(edits):
+def test_mutated_messages_are_refused_or_read(edits):
     made = VALID
     for at, new, removed in edits:
         made = made[:at] + new + made[at + removed :]
@@ -221,7 +221,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=500, deadline=None)
 @given(st.dictionaries(st.sampled_from(["a", "b", "__metadata__"]), VALUES, max_size=3))
-def test_no_json_does_harm(described):
+def test_arbitrary_json_is_refused(described):
     try:
         wire.decode(blob(json.dumps(described).encode(), b"\0" * 8))
     except WireError:
@@ -229,7 +229,7 @@ def test_no_json_does_harm(described):
     assert set(described) <= {"__metadata__"}
 
 
-def test_what_cannot_travel_is_not_sent():
+def test_unsupported_tensors_are_not_sent():
     with pytest.raises(TypeError, match=r"a is torch\.complex64, which cannot be sent"):
         payload({}, {"a": torch.zeros(1, dtype=torch.complex64)})
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -241,7 +241,7 @@ def test_what_cannot_travel_is_not_sent():
         payload({"text": "a" * wire.MAX_JSON})
 
 
-def test_a_header_comes_back():
+def test_a_header_is_read_back():
     header = Header(4, 0, 3, 12, 2**40)
     assert len(header.pack()) == Header.SIZE
     assert Header.unpack(header.pack() + b"more") == header

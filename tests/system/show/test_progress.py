@@ -146,7 +146,7 @@ def in_a_terminal(width, **environment):
 
 
 @pytest.mark.parametrize("width", [20, 80, 0])
-def test_a_real_terminal_is_left_whole(width):
+def test_a_real_terminal_is_restored(width):
     said = in_a_terminal(width)
     *lines, end = [line for line in screen_of(said) if line]
     rounds = [line for line in lines if line.startswith("round ")]
@@ -160,7 +160,7 @@ def test_a_real_terminal_is_left_whole(width):
     assert below or width == 20
 
 
-def test_colours_and_control_characters_are_left_away_where_they_are_not_wanted():
+def test_colours_and_control_characters_can_be_disabled():
     assert "\x1b[38;" in in_a_terminal(80)
     assert not re.search(r"\x1b\[[0-9;]*m", in_a_terminal(80, NO_COLOR="1").replace("\x1b[0m", ""))
     assert "\x1b" not in in_a_terminal(80, TERM="dumb")
@@ -178,7 +178,7 @@ def test_quiet_is_silent_and_pipes_get_lines(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_what_is_left_ends_with_a_pause(monkeypatch):
+def test_the_time_left_ends_at_a_pause(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     whole, part, timed = (module.Left(2, 10, pause) for pause in (None, Pause(5, math.inf), Pause(10, 125.0)))

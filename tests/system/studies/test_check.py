@@ -60,7 +60,7 @@ def plugin(write_plugin, tmp_path, monkeypatch):
     return plugin
 
 
-def test_a_client_s_frozen_head_and_hooks_reach_no_other_client(plugin, capfd):
+def test_a_frozen_head_and_hooks_of_a_client_affect_no_other_client(plugin, capfd):
     """As a real run: over MPI each worker has some of the clients that one process has."""
     plugin(CHANGES_NETWORK, "frozen_head")
     outcomes = [*outcomes_of("frozen_head", runtimes=("resumed", "MPI"))]
@@ -86,7 +86,7 @@ def test_the_command_prints_a_table_and_ends_with_1(plugin):
     assert line.startswith("on_self, sp: failed: A.before_round (on_self) changed self.n; all clients of a process ")
 
 
-def test_a_runtime_that_cannot_be_had_is_skipped(plugin, monkeypatch):
+def test_an_unavailable_runtime_is_skipped(plugin, monkeypatch):
     plugin('    runtimes = ("sp", "MPI")\n', "no_silos")
     monkeypatch.setenv("PATH", "")
     _, mpi, silos = outcomes_of("no_silos", runtimes=("MPI", "silos"))

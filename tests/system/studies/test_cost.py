@@ -69,7 +69,7 @@ def test_kinds_ignore_seeds_and_the_size_of_decimals(write, tmp_path, axis, kind
     assert len(cost.kinds(plan.plan(write(text), out=tmp_path / "out"))) == kinds
 
 
-def test_unknown_is_one_unfinished_run_of_each_kind_without_rounds(planned):
+def test_one_unfinished_run_of_each_kind_is_measured(planned):
     assert [run.name for run in cost.unknown(planned)] == ["fedavg-seed0", "map-seed0", "fedlc-seed0"]
     for run in planned:
         run.folder.create()
@@ -176,7 +176,7 @@ def test_probed_runs_are_resumed_with_identical_results(write, tmp_path):
     assert rows(done.stdout)["fedavg-seed0"]["known from"] == "8 rounds"
 
 
-def test_reproduce_estimates_its_runs_and_how_far_a_budget_gets(write, tmp_path):
+def test_reproduce_estimates_its_runs_and_the_rounds_within_a_budget(write, tmp_path):
     write()
     out = tmp_path / "out"
     command = ["reproduce", tmp_path / "base.yaml", "--seeds", 2, "--out", out, "--dry-run"]

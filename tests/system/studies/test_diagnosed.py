@@ -104,7 +104,7 @@ def test_panels_are_of_the_first_run_of_a_row(runs, tmp_path, drawn):
     assert len(np.concatenate([points.get_offsets() for points in picture.axes[0].collections])) == 20
 
 
-def test_runs_without_the_diagnostic_are_named(runs, tmp_path):
+def test_runs_without_the_diagnostic_are_listed(runs, tmp_path):
     bare = folder(tmp_path / "bare", resolved(method="map", partition="pcdd"), [0.5])
     words = ["--plot", tmp_path / "a.pdf", "--diagnostic"]
     assert errors("report", runs / "a0", bare, *words, "client_drift") == [

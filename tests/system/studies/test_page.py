@@ -55,7 +55,7 @@ class Balance(HTMLParser):
             self.wrong.append(tag)
 
 
-def test_page_is_balanced_and_refers_to_nothing():
+def test_page_is_valid_and_self_contained():
     text = rendered(RUNS)
     found = Balance(text)
     (picture,) = found.links
@@ -106,7 +106,7 @@ def test_settings_are_shown_once_if_they_are_shared():
     assert "train_args.federated_optimizer: FedAvg, method_args.method: fedlc</td>" in text
 
 
-def test_one_run_of_one_round_without_anything_else_is_a_page():
+def test_a_page_of_one_run_with_one_round():
     bare = FinishedRun("x", {"method_args": {"method": "fedavg"}}, [{"round": 0, "accuracy": 0.5}])
     found = Balance(rendered([bare]))
     assert (found.open, found.wrong) == ([], [])

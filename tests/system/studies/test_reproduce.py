@@ -75,7 +75,7 @@ def test_a_verdict_on_accuracies(expected, values, word):
     assert reproduce.verdict(expected, values) == word
 
 
-def test_what_a_run_has_for_each_measure(file, tmp_path):
+def test_values_of_a_run_for_each_measure(file, tmp_path):
     (experiment,) = reproduce.experiments({"one": file}, [], tmp_path)
     accuracies = [0.1, 0.5, 0.9, 0.6, 0.7, 0.8]
     lines = [{"round": r, "accuracy": a, "balanced_accuracy": a / 2} for r, a in enumerate(accuracies)]
@@ -89,7 +89,7 @@ def test_what_a_run_has_for_each_measure(file, tmp_path):
     assert reproduce.measured(run, number(measure="personalised_accuracy"), experiment, 6) is None
 
 
-def test_what_counts_as_another_experiment(file):
+def test_settings_that_make_another_experiment(file):
     plain = parse.load(file)
     same = ["common_args.random_seed=3", "tracking_args.run_dir=x", "device_args.threads=1"]
     assert reproduce.differences(plain, parse.load(file, [*same, "data_args.data_cache_dir=x"])) == ()
@@ -112,15 +112,13 @@ def test_budgets(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "90", "2x", "h", "-2h", "2h 30", "0s", "two hours"])
-def test_what_is_no_budget(text):
+def test_invalid_budgets(text):
     with pytest.raises(LabelSkewError, match=r"^--budget .*; use a "):
         reproduce.seconds_of(text)
 
 
 @pytest.mark.parametrize(("seconds", "done"), [(20, [2, 3, 3]), (9, [1, 1, 1]), (400, [6, 6, 6]), (2, [0, 0, 0])])
-def test_a_budget_is_shared_equally_and_the_rest_of_finished_runs_is_shared_on(
-    file, tmp_path, monkeypatch, seconds, done
-):
+def test_a_budget_is_shared_equally_and_unused_time_is_shared_again(file, tmp_path, monkeypatch, seconds, done):
     """Rounds of 2 s, and a start of 1 s each."""
     now = 0.0
 
@@ -146,7 +144,7 @@ SCHEDULED = [
 ]  # fmt: skip
 
 
-def test_rounds_within_a_budget_are_the_first_ones_of_the_whole_run(file, tmp_path):
+def test_rounds_within_a_budget_equal_the_first_rounds_of_the_full_run(file, tmp_path):
     whole, short, parts = (RunFolder(tmp_path / name) for name in ("whole", "short", "parts"))
     reproduce.complete(file, SCHEDULED, whole, quiet=True)
     reproduce.complete(file, [*SCHEDULED[:2], "train_args.comm_round=5", *SCHEDULED[3:]], short, quiet=True)
@@ -174,7 +172,7 @@ def test_processes_of_a_run_pause_with_it(file, tmp_path, fork_children):
 # What is run
 
 
-def test_a_table_beside_the_paper_s_numbers(file, tmp_path):
+def test_a_table_next_to_the_numbers_of_the_paper(file, tmp_path):
     out = tmp_path / "out"
     done = call("reproduce", file, "--seeds", 2, "--out", out, "--set", "method_args.alpha=0.9")
     runs = [metrics(out / "one" / f"seed{seed}") for seed in (0, 1)]
@@ -206,7 +204,7 @@ def test_a_table_beside_the_paper_s_numbers(file, tmp_path):
     assert line.startswith(f"error: {out / 'one' / 'seed0'}: holds another run, which differs in method_args.alpha; ")
 
 
-def test_what_broke_off_is_gone_on_with_to_the_same_numbers(file, tmp_path, monkeypatch):
+def test_interrupted_runs_resume_with_identical_results(file, tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     call("reproduce", file, "--seeds", 2, "--out", whole)
     real = Record.round
@@ -235,7 +233,7 @@ def test_what_broke_off_is_gone_on_with_to_the_same_numbers(file, tmp_path, monk
     assert len(metrics(late)) == 6
 
 
-def test_a_recipe_without_a_number_is_run_all_the_same(file, tmp_path):
+def test_a_recipe_without_a_published_number_is_run(file, tmp_path):
     file.write_text(TEXT.partition("expected:")[0])
     call("reproduce", file, "--seeds", 1, "--out", tmp_path / "out")
     (row,) = table(tmp_path / "out")
@@ -243,14 +241,14 @@ def test_a_recipe_without_a_number_is_run_all_the_same(file, tmp_path):
     assert float(row["ours"]) > 10
 
 
-def test_it_is_nothing_for_mpirun(monkeypatch):
+def test_reproduce_is_refused_under_mpirun(monkeypatch):
     for name, value in (("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     (line,) = call("reproduce", "quickstart", code=2).stderr.splitlines()
     assert line.endswith("reproduce: starts its own processes; use it without mpirun")
 
 
-def test_rounds_that_were_set_lower_are_cut_rounds_and_a_broken_summary_is_a_line(file, tmp_path):
+def test_fewer_rounds_are_marked_and_a_broken_summary_is_one_line(file, tmp_path):
     words = ["reproduce", file, "--seeds", 1, "--out", tmp_path / "out", "--set", "train_args.comm_round=3"]
     call(*words)
     rows = table(tmp_path / "out")

@@ -21,7 +21,7 @@ def evaluated(*words):
     return json.loads(call("evaluate", *words, "--json").output)
 
 
-def test_on_the_training_data_the_measures_are_the_runs(pictures):
+def test_measures_on_the_training_data_equal_those_of_the_run(pictures):
     data, run = pictures
     result = evaluated(run.folder, data)
     *_, last = read_lines(run.folder / "metrics.jsonl")
@@ -34,7 +34,7 @@ def test_on_the_training_data_the_measures_are_the_runs(pictures):
     assert best["round"] == run.summary["rounds_to_best"]
 
 
-def test_every_number_is_scikit_learns(pictures, tmp_path):
+def test_every_number_equals_scikit_learn(pictures, tmp_path):
     data, run = pictures
     result = evaluated(run.folder, data)
     names = [row["class"] for row in result["classes"]]
@@ -47,7 +47,7 @@ def test_every_number_is_scikit_learns(pictures, tmp_path):
     assert result["macro_f1"] == pytest.approx(f1_score(truth, said, labels=names, average="macro", zero_division=0))
 
 
-def test_data_that_lack_a_class_keep_the_others_numbers(pictures, tmp_path):
+def test_data_without_a_class_keep_numbers_of_other_classes(pictures, tmp_path):
     data, run = pictures
     for name in ("cross", "square"):  # not the first one
         shutil.copytree(data / "test" / name, tmp_path / "data" / "test" / name)
@@ -57,7 +57,7 @@ def test_data_that_lack_a_class_keep_the_others_numbers(pictures, tmp_path):
     assert result["classes"][0]["recall"] is None
 
 
-def test_groups_have_measures_of_their_own(arrays):
+def test_groups_have_separate_measures(arrays):
     file, run = arrays
     result = evaluated(run.folder, file)
     y = np.load(file)["y_test"]
@@ -68,7 +68,7 @@ def test_groups_have_measures_of_their_own(arrays):
         assert row["accuracy"] == pytest.approx(right[groups == name].mean())
 
 
-def test_what_a_person_reads_and_the_files(pictures, arrays, tmp_path):
+def test_printed_results_and_files(pictures, arrays, tmp_path):
     data, run = pictures
     out = tmp_path / "out"
     told = call("evaluate", run.folder, data, "--client", "1", "--out", out).output
@@ -80,7 +80,7 @@ def test_what_a_person_reads_and_the_files(pictures, arrays, tmp_path):
     assert "\ngroup  samples  accuracy  balanced  macro F1\n" in call("evaluate", arrays[1].folder, arrays[0]).output
 
 
-def test_mistakes_are_lines(pictures, arrays, tmp_path):
+def test_mistakes_are_one_line_errors(pictures, arrays, tmp_path):
     data, run = pictures
     (line,) = errors("evaluate", run.folder, tmp_path / "gone")
     assert line.startswith(f"data set image_folder: {tmp_path}/gone is not a folder; use a folder with")
@@ -139,7 +139,7 @@ def test_evaluate_tests_the_training_table_on_the_runs_own_test_rows(patients, t
     assert (other["samples"], other["note"][:28]) == (60, "the model may have been trai")
 
 
-def test_a_further_table_is_encoded_as_in_training(patients, tmp_path):
+def test_another_table_is_encoded_as_in_training(patients, tmp_path):
     """Other means, other categories, other columns: none of them changes how a row is encoded."""
     frame, how, run = patients
     table = Table(Table.Params(**how))
@@ -208,7 +208,7 @@ def test_data_without_a_test_part_are_tested_as_a_whole(pictures, tmp_path):
     assert line.startswith("--set data_args.on_bad: unknown key; allowed: image_size,")
 
 
-def test_arrays_of_the_training_are_found_again(tmp_path):
+def test_arrays_of_the_training_are_found(tmp_path):
     y = np.arange(60) % 3
     x = (np.eye(3)[y] + np.random.default_rng(0).normal(0, 0.4, (60, 3))).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, y=y)
@@ -232,7 +232,7 @@ def test_evaluate_all_notes_training_samples_of_a_set_without_files(tmp_path):
     assert line.startswith(f"{tmp_path}/gone: does not exist; use ")
 
 
-def test_a_group_of_the_training_is_tested_on_what_was_held_out(tmp_path):
+def test_a_group_of_the_training_is_tested_on_its_held_out_samples(tmp_path):
     ImageFolder().fake(tmp_path / "made", samples=48, seed=0)
     for group in ("north", "south"):
         shutil.copytree(tmp_path / "made" / "train", tmp_path / "tree" / group / "train")

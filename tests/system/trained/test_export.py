@@ -57,7 +57,7 @@ def test_every_network_gives_the_same_logits(pictures, tmp_path, name):
 
 
 @pytest.mark.parametrize("form", export.FORMATS)
-def test_the_command_says_what_the_file_takes_and_nothing_of_this_machine(arrays, tmp_path, form):
+def test_the_command_prints_inputs_of_the_file_without_local_paths(arrays, tmp_path, form):
     run = arrays[1].folder
     out = tmp_path / f"model.{form}"
     told = call("export", run, "--format", form, "--out", out)
@@ -92,7 +92,7 @@ class Stubborn(nn.Module):
         return x if float(x.sum()) > 0 else -x
 
 
-def test_what_cannot_be_exported_leaves_no_file(pictures, tmp_path):
+def test_a_failed_export_leaves_no_file(pictures, tmp_path):
     about = load(pictures[1].folder / "model.safetensors").about
     for network, says in ((Moody(), "its logits differ by"), (Stubborn(), "cannot be exported as pt2: ")):
         trained = Trained(tmp_path / "x.safetensors", about, network)
@@ -101,7 +101,7 @@ def test_what_cannot_be_exported_leaves_no_file(pictures, tmp_path):
         assert os.listdir(tmp_path) == []
 
 
-def test_a_missing_package_says_how_to_get_it(arrays, tmp_path, monkeypatch):
+def test_a_missing_package_names_its_install_command(arrays, tmp_path, monkeypatch):
     whole = builtins.__import__
 
     def without(name, *args, **more):
@@ -119,7 +119,7 @@ def test_a_missing_package_says_how_to_get_it(arrays, tmp_path, monkeypatch):
     )
 
 
-def test_mistakes_are_lines(arrays, tmp_path):
+def test_mistakes_are_one_line_errors(arrays, tmp_path):
     run = arrays[1].folder
     (line,) = errors("export", run, "--format", "onnx", "--out", tmp_path / "gone" / "x.onnx")
     assert line == f"{tmp_path}/gone/x.onnx: cannot be written: No such file or directory"

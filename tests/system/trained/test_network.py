@@ -20,7 +20,7 @@ from fl_labelskew_plugins.trained import network
 from fl_labelskew_plugins.trained.network import build, file_of, load
 
 
-def test_a_file_alone_is_the_network_of_its_run(pictures, tmp_path):
+def test_a_model_file_contains_the_network_of_its_run(pictures, tmp_path):
     _, run = pictures
     file = tmp_path / "alone.safetensors"
     file.write_bytes((run.folder / "model.safetensors").read_bytes())
@@ -74,14 +74,14 @@ def rewritten(run, file, **changes):
         ({"network": None, "module": "Net, 7 parameters"}, "was an object (Net, 7 parameters); use fl.load_run(RUN"),
     ],
 )
-def test_what_a_stranger_says_is_a_line_and_takes_no_memory(pictures, tmp_path, changes, says):
+def test_foreign_model_files_are_refused_without_allocation(pictures, tmp_path, changes, says):
     file = rewritten(pictures[1], tmp_path / "x.safetensors", **changes)
     line = message(lambda: load(file))
     assert says in line
     assert "\x1b" not in line
 
 
-def test_samples_that_do_not_fit_together_are_taken_one_by_one(pictures, monkeypatch):
+def test_samples_of_different_shapes_are_predicted_one_by_one(pictures, monkeypatch):
     """Layers of a stranger's network may take far more than its samples."""
     trained = load(pictures[1].folder / "model.safetensors")
     x = np.random.default_rng(0).integers(0, 256, (3, 3, 16, 16)).astype(np.uint8)
@@ -98,13 +98,13 @@ def test_samples_that_do_not_fit_together_are_taken_one_by_one(pictures, monkeyp
     assert "model.safetensors: the layers of its network need 0.0 GB, but 0.0 GB are free; use a machine with" in line
 
 
-def test_a_file_without_a_normalisation_says_where_there_is_one(pictures, tmp_path):
+def test_a_file_without_normalisation_names_the_source(pictures, tmp_path):
     file = rewritten(pictures[1], tmp_path / "x.safetensors", mean=None, std=None)
     line = message(load(file).whole)
     assert line.endswith("use the model.safetensors of a silo, which has the normalisation of the silo's samples")
 
 
-def test_a_trained_network_asks_for_no_weights_to_begin_with(tmp_path):
+def test_a_trained_network_needs_no_pretrained_weights(tmp_path):
     params = EfficientNetB0.Params(weights=str(tmp_path / "gone.pth"))
     start = EfficientNetB0(EfficientNetB0.Params(weights="none"))
     weights = start.build((3, 32, 32), 4).state_dict()
@@ -121,7 +121,7 @@ class Net(nn.Module):
         return self.head(x.flatten(1))
 
 
-def test_a_module_of_somebodys_own_says_so_and_needs_it(tmp_path):
+def test_a_users_module_is_named_and_required(tmp_path):
     first = fl.run(fl.load(DIGITS, {"train_args.comm_round": 1}), tmp_path / "run", model=Net(), quiet=True)
     said = model_file.read_metadata(tmp_path / "run" / "model.safetensors")
     assert said.network is None
@@ -137,7 +137,7 @@ def test_a_module_of_somebodys_own_says_so_and_needs_it(tmp_path):
     assert rows["probability"].tolist() == pytest.approx(expected.values.tolist())
 
 
-def test_which_file_is_meant(pictures, arrays, tmp_path):
+def test_choice_of_the_model_file(pictures, arrays, tmp_path):
     run = pictures[1].folder
     assert file_of(run) == run / "model.safetensors"
     assert file_of(run, best=True) == run / "best.safetensors"
@@ -163,7 +163,7 @@ def test_which_file_is_meant(pictures, arrays, tmp_path):
             file_of(path, **more)
 
 
-def test_a_client_is_meant_by_its_name_before_its_number(pictures, tmp_path):
+def test_the_name_of_a_client_takes_precedence_over_its_number(pictures, tmp_path):
     (tmp_path / "clients").mkdir()
     for number, name in enumerate(("1", "north")):
         file = tmp_path / "clients" / f"client{number:06d}.safetensors"

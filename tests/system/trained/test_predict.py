@@ -33,7 +33,7 @@ def by_hand(run, x, names):
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
-def test_a_row_a_picture_in_every_format(pictures, tmp_path, form):
+def test_one_row_per_picture_in_every_format(pictures, tmp_path, form):
     data, run = pictures
     files = images_in(data / "test" / "star") + images_in(data / "test" / "cross")
     out = tmp_path / f"rows.{form}"
@@ -54,7 +54,7 @@ def test_a_row_a_picture_in_every_format(pictures, tmp_path, form):
     assert os.listdir(tmp_path) == [out.name]
 
 
-def test_without_a_file_the_rows_are_printed(pictures):
+def test_rows_are_printed_without_an_output_file(pictures):
     data, run = pictures
     (first, *_) = images_in(data / "test")
     lines = call("predict", run.folder, first).output.splitlines()
@@ -63,7 +63,7 @@ def test_without_a_file_the_rows_are_printed(pictures):
     assert (name, len(chance)) == (str(first), len("0.1234"))
 
 
-def test_what_cannot_be_read_is_listed_at_the_end_and_the_rest_is_written(pictures, arrays, tmp_path):
+def test_unreadable_files_are_listed_and_the_others_predicted(pictures, arrays, tmp_path):
     data, run = pictures
     mixed = tmp_path / "in"
     shutil.copytree(data / "test" / "star", mixed / "pictures")
@@ -78,7 +78,7 @@ def test_what_cannot_be_read_is_listed_at_the_end_and_the_rest_is_written(pictur
     assert last == f"error: 2 files of {sound + 2} could not be read"
 
 
-def test_mistakes_are_lines(pictures, arrays, tmp_path):
+def test_mistakes_are_one_line_errors(pictures, arrays, tmp_path):
     data, run = pictures
     (tmp_path / "empty").mkdir()
     assert errors("predict", run.folder, tmp_path / "gone", tmp_path / "empty") == [
@@ -95,7 +95,7 @@ def test_mistakes_are_lines(pictures, arrays, tmp_path):
         assert line.endswith(says)
 
 
-def test_arrays_by_number_and_what_python_gets(arrays, tmp_path):
+def test_arrays_by_number_from_the_command_line_and_python(arrays, tmp_path):
     file, run = arrays
     x = np.load(file)["x_test"]
     np.savez(tmp_path / "new.npz", x=x)
@@ -142,7 +142,7 @@ def test_pictures_from_python(pictures):
         ([72], (), None),
     ],
 )
-def test_axes_are_brought_into_the_models_order(arrays, shape, given, becomes):
+def test_axes_are_reordered_for_the_model(arrays, shape, given, becomes):
     known = load(arrays[1].folder / "model.safetensors").about
     about = known.model_copy(update={"input_shape": shape, "mean": [0.0], "std": [1.0]})
     x = np.arange(np.prod(given, dtype=int), dtype=np.float64).reshape(given)
@@ -170,7 +170,7 @@ def test_axes_are_brought_into_the_models_order(arrays, shape, given, becomes):
         ("float32", 0.0, np.linspace(0, 255, 12), False),  # mean 0 and std 1: training took samples as they are
     ],
 )
-def test_what_is_plainly_of_another_scale_is_warned_of(arrays, capsys, dtype, mean, x, warns):
+def test_values_of_another_scale_cause_a_warning(arrays, capsys, dtype, mean, x, warns):
     known = {"dtype": dtype, "mean": [mean], "std": [0.29 if mean else 1.0], "input_shape": [3]}
     about = load(arrays[1].folder / "model.safetensors").about.model_copy(update=known)
     inputs.fitted(about, x.reshape(4, 3), "x.npz")
@@ -179,7 +179,7 @@ def test_what_is_plainly_of_another_scale_is_warned_of(arrays, capsys, dtype, me
     assert bool(told) == warns
 
 
-def test_odd_numbers_are_lines(arrays):
+def test_invalid_numbers_are_one_line_errors(arrays):
     about = load(arrays[1].folder / "model.safetensors").about
     text = about.model_copy(update={"mean": [], "std": [], "dtype": "uint8"})
     for said, x, says in (

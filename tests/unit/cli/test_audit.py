@@ -41,7 +41,7 @@ def test_lines_of_one_event_are_shown(folder):
     assert error.endswith("; did you mean refused?\n")
 
 
-def test_events_that_may_be_asked_for_are_those_that_are_noted():
+def test_selectable_events_are_the_recorded_events():
     source = "".join(path.read_text() for path in Path(fl_labelskew_plugins.__file__).parent.rglob("*.py"))
     noted = set(re.findall(r'\bnote\("([a-z][a-z ]*)"|"event": "([a-z ]+)"|_note\("([a-z ]+)"', source))
     assert {name for names in noted for name in names if name} <= set(EVENTS)
@@ -60,13 +60,13 @@ def test_a_whole_log_is_ok_and_a_changed_one_is_exit_code_1(folder):
     )
 
 
-def test_what_stands_in_a_file_by_hand_is_shown_without_control_characters(folder):
+def test_text_added_by_hand_is_shown_without_control_characters(folder):
     lines = (folder / NAME).read_text().splitlines()
     forged = json.loads(lines[3]) | {"why": "\x1b[31m", "kind": ["\x1b"], "peer": {"a": "\n"}}
     (folder / NAME).write_text("\n".join([*lines[:3], json.dumps(forged)]) + "\n")
     assert "\x1b" not in call("show", folder).stdout
 
 
-def test_a_folder_without_a_log_is_a_mistake(tmp_path):
+def test_a_folder_without_a_log_is_an_error(tmp_path):
     assert "use the folder of a server's run" in call("verify", tmp_path, code=2).stderr
     assert "use the folder of a server's run" in call("show", tmp_path / "none", code=2).stderr

@@ -20,7 +20,7 @@ def call(tmp_path, monkeypatch):
     return call
 
 
-def test_new_says_what_goes_to_whom(call):
+def test_new_prints_the_recipient_of_each_file(call):
     assert call("new", "--silos", "2").output.splitlines() == [
         "written to certs: ca, server, silo-1, silo-2",
         "to the server's host: ca.pem server.pem server.key",
@@ -37,7 +37,7 @@ def test_new_says_what_goes_to_whom(call):
     assert call("new", "--silos", "3", "--add").output == "written to certs: nothing, all files exist\n"
 
 
-def test_show_tells_who_and_until_when(call):
+def test_show_prints_owner_and_expiry(call):
     call("new", "--silos", "11", "--out", "a", "--server", "fl.example.org", "--server", "192.0.2.1", "--days", "20")
     result = call("show", "a")
     head, *rows = result.stdout.splitlines()
@@ -50,13 +50,13 @@ def test_show_tells_who_and_until_when(call):
     assert re.fullmatch(r"warning: a/server\.pem: expires on \d{4}-\d\d-\d\d, in 19 days", warnings[0])
 
 
-def test_a_folder_without_certificates_is_said(call):
+def test_a_folder_without_certificates_is_an_error(call):
     for words in (["show"], ["revoke", "silo-1", "--certs"]):
         line = "error: .: contains no certificate; use a folder from `labelskew certs new`\n"
         assert call(*words, ".", code=2).stderr == line
 
 
-def test_revoke_and_renew_say_what_goes_to_whom(call):
+def test_revoke_and_renew_print_the_recipient_of_each_file(call):
     call("new", "--silos", "2")
     assert call("revoke", "silo-2").output.splitlines() == [
         "written to certs/revoked.crl: list 1 (1 revoked certificate), 1 of them new",
@@ -111,7 +111,7 @@ def test_a_passphrase_is_asked_for_at_the_terminal_and_not_shown(tmp_path):
 
 
 @pytest.mark.parametrize("words", ["new", "new --silos 0", "new --silos 1 --days 0", "show", "revoke", "renew"])
-def test_wrong_options_are_said(call, words):
+def test_wrong_options_are_errors(call, words):
     assert "Error: " in call(*words.split(), code=2).output
 
 

@@ -35,7 +35,7 @@ HOSPITALS = ROOT / "examples" / "hospitals"
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )
-def test_a_mistake_is_a_line_and_a_code(capsys, error, code, said):
+def test_a_mistake_is_one_line_and_an_exit_code(capsys, error, code, said):
     def verb():
         raise error
 
@@ -52,7 +52,7 @@ def every_command(command=main, path=()):
 
 
 @pytest.mark.parametrize("path", [path for path, _ in every_command()], ids=" ".join)
-def test_help_is_whole_sentences_that_are_not_cut(path):
+def test_help_has_complete_sentences(path):
     command = dict(every_command())[path]
     text = call(*path, "--help", COLUMNS="80").output
     assert max(map(len, text.splitlines())) <= 80
@@ -143,7 +143,7 @@ def test_details_of_a_plugin_whose_deviations_fail(register):
     assert "ZeroDivisionError: division by zero" in output
 
 
-def test_a_broken_plugin_is_listed_and_is_one_line_when_asked_for(monkeypatch):
+def test_a_broken_plugin_is_listed_and_its_details_are_one_line(monkeypatch):
     broken = catalog.Entry("aaa", "somebody", "no.such.module:Thing")
     real = catalog.entries
     monkeypatch.setattr(catalog, "entries", lambda kind: sorted([broken, *real(kind)]))
@@ -161,7 +161,7 @@ def test_an_unknown_plugin():
 # Recipes
 
 
-def test_a_plugin_in_a_group_that_does_not_exist_is_told(register, tmp_path):
+def test_a_plugin_in_an_unknown_group_is_reported(register, tmp_path):
     register("fl_labelskew.method", "raise SystemExit('imported')")
     line = "acme registers 'acme' in the group fl_labelskew.method, which does not exist; use fl_labelskew.methods"
     assert call("methods").stderr == f"warning: {line}\n"
@@ -202,7 +202,7 @@ def test_only_shipped_recipes_are_found(name):
     assert line.startswith(f"recipe '{name}' is unknown; use one of labelskew recipes ls")
 
 
-def test_a_paper_s_recipes_alone(tmp_path):
+def test_recipes_of_one_paper(tmp_path):
     lines = call("recipes", "ls", "--paper", "FedMR").output.splitlines()[1:]
     rows = [line for line in lines if not line.startswith(("missing: ", " "))]
     assert "  needs " in call("recipes", "ls", "--paper", "fedmr").output.splitlines()[0]
@@ -219,14 +219,14 @@ def test_a_paper_s_recipes_alone(tmp_path):
     assert line.endswith(end)
 
 
-def test_a_copied_row_is_a_recipe_of_its_own(tmp_path):
+def test_a_copied_row_is_a_separate_recipe(tmp_path):
     copy = tmp_path / "table1_fmnist_p10c2.yaml"
     assert call("recipes", "cp", "fedmr/table1_fmnist_p10c2", tmp_path).output == f"{copy}\n"
     assert copy.read_text() == MODELINE + call("recipes", "show", "fedmr/table1_fmnist_p10c2").output
     assert parse.load(copy).dump() == parse.load("fedmr/table1_fmnist_p10c2").dump()
 
 
-def test_what_is_missing_is_named_with_its_source():
+def test_missing_data_are_named_with_their_source():
     state, source = recipes.needs({"dataset": "isic2019", "data_cache_dir": "/nowhere"})
     assert (state, "9 GB" in source) == ("missing", True)
     assert recipes.needs({"dataset": "digits"}) == ("nothing", "")
@@ -318,7 +318,7 @@ def test_partition_mistakes_are_lines(tmp_path):
     assert "cannot be written" in call("partition", QUICK, "--out", tmp_path / "file", code=2).stderr
 
 
-def test_report_shows_what_it_can_and_names_the_rest(tmp_path):
+def test_report_shows_finished_runs_and_names_the_others(tmp_path):
     (tmp_path / "c").mkdir()
     result = call("report", folder(tmp_path / "a", resolved(), [0.5]), tmp_path / "b", tmp_path / "c", code=2)
     assert "50.00" in result.stdout
@@ -328,14 +328,14 @@ def test_report_shows_what_it_can_and_names_the_rest(tmp_path):
     ]
 
 
-def test_a_baseline_that_was_not_run_is_one_line(tmp_path):
+def test_a_missing_baseline_is_a_one_line_error(tmp_path):
     run = folder(tmp_path / "a", resolved(), [0.5])
     assert errors("report", run, "--baseline", "fedvag") == [
         "baseline: 'fedvag' is unknown; allowed: fedavg; did you mean fedavg?"
     ]
 
 
-def test_report_writes_a_page_and_a_picture_as_a_whole(tmp_path):
+def test_report_writes_page_and_picture_atomically(tmp_path):
     run = folder(tmp_path / "a", resolved(), [0.5])
     call("report", run, "--html", tmp_path / "r.html", "--plot", tmp_path / "r.png", "--last", "1")
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
@@ -354,7 +354,7 @@ def test_report_writes_a_page_and_a_picture_as_a_whole(tmp_path):
 # Run
 
 
-def test_run_hands_everything_on(monkeypatch, tmp_path):
+def test_run_passes_on_all_options(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr("fl_labelskew_plugins.front.start.start", calls.append)
     call("run", QUICK, "--set", "a.b=1", "--set", "c.d=2", "--run-dir", tmp_path, "--dry-run", "--quiet")

@@ -16,7 +16,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_all_that_there_are_have_a_line():
+def test_every_example_is_listed():
     there = {path.name for path in (ROOT / "examples").iterdir()}
     there |= {f"sweeps/{path.stem}" for path in (ROOT / "sweeps").glob("*.yaml")}
     assert examples.ABOUT.keys() == there
@@ -24,7 +24,7 @@ def test_all_that_there_are_have_a_line():
     assert all(f"\n{name} " in listed for name in there)
 
 
-def test_a_copy_is_whole_but_for_what_trying_it_has_made(here, tmp_path_factory, monkeypatch):
+def test_a_copy_is_complete_except_for_generated_files(here, tmp_path_factory, monkeypatch):
     shipped = tmp_path_factory.mktemp("package")
     for file in ("README.md", "certs/ca.key", "data/x.npz", "__pycache__/a.pyc"):
         (shipped / "hospitals" / file).parent.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def test_a_copy_is_whole_but_for_what_trying_it_has_made(here, tmp_path_factory,
 
 
 @pytest.mark.parametrize("name", examples.ABOUT)
-def test_each_can_be_copied(here, name):
+def test_every_example_can_be_copied(here, name):
     target = here / Path(call("examples", "cp", name).output.strip())
     assert target.exists()
     assert name != "hospitals" or (target / ".gitignore").read_text() == "certs/\ndata/\n"
@@ -43,7 +43,7 @@ def test_each_can_be_copied(here, name):
         assert len(plan.plan(target, ["train_args.comm_round=1"])) == 16  # its base is there wherever it lies
 
 
-def test_nothing_is_written_over(here):
+def test_no_file_is_overwritten(here):
     (here / "services").write_text("mine")
     assert errors("examples", "cp", "services") == ["services: exists already; use another DEST"]
     assert errors("recipes", "cp", "quickstart", "services") == ["services: exists already; use another DEST"]
@@ -56,7 +56,7 @@ def test_nothing_is_written_over(here):
     assert line.endswith("; did you mean hospitals?")
 
 
-def test_a_recipe_s_path_that_is_not_here_says_how_it_is_had(capsys):
+def test_a_missing_recipe_path_says_how_to_copy_the_recipe(capsys):
     assert parse.load("recipes/mpi_digits.yaml").name == "mpi_digits"
     parse.load("recipes/mpi_digits.yaml")
     warned = (

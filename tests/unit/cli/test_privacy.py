@@ -21,7 +21,7 @@ def recipe(tmp_path):
     return file
 
 
-def test_beforehand_it_says_what_leaves_and_what_a_budget_carries(recipe):
+def test_before_a_run_the_sent_data_and_the_answers_within_the_budget_are_listed(recipe):
     head, noise, epsilon, budget, levels = call("privacy", recipe, *NOISY, *BUDGET, "--samples", 400).output.split(
         "\n\n"
     )
@@ -48,7 +48,7 @@ def test_without_noise_there_is_no_bound_and_samples_are_the_partitions(recipe):
     assert "privacy_args.budget: not set, so the number of answers is not limited" in output
 
 
-def test_a_silos_ledger_answer_by_answer_with_strangers_words_cleaned(tmp_path):
+def test_a_silos_ledger_is_listed_by_answer_with_cleaned_text(tmp_path):
     ledger = Ledger(tmp_path / "privacy.jsonl")
     ledger.spend([on_counts(4.0, "laplace", 100)], "a", run="f" * 16)
     ledger.spend([Noise("weights"), Noise("x\x1b[31m in the uploads of y")], "b", run="f" * 16, round=0)
@@ -62,7 +62,7 @@ def test_a_silos_ledger_answer_by_answer_with_strangers_words_cleaned(tmp_path):
     assert "x?[31m in the uploads of y (exact)" in " ".join(rows.split())
 
 
-def test_a_simulations_ledger_client_by_client(tmp_path):
+def test_a_simulations_ledger_is_listed_by_client(tmp_path):
     overrides = [
         *SETS,
         "train_args.client_num_in_total=5",
@@ -78,7 +78,7 @@ def test_a_simulations_ledger_client_by_client(tmp_path):
     assert shown == answers
 
 
-def test_mistakes_are_told_in_a_line(tmp_path, recipe, monkeypatch):
+def test_mistakes_are_one_line_errors(tmp_path, recipe, monkeypatch):
     use = "use the folder of a run with noise or a budget, or the file of its privacy_args.ledger"
     assert errors("privacy", tmp_path) == [f"{tmp_path}: contains no ledger (privacy.jsonl); {use}"]
     silo = tmp_path / "silos" / "silo-1"

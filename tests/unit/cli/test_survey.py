@@ -18,7 +18,7 @@ QUICK = Path(__file__).parents[3] / "recipes" / "quickstart.yaml"
 SIX = ["--set", "train_args.client_num_in_total=6", "--set", "train_args.client_num_per_round=6"]
 
 
-def test_it_shows_tables_and_writes_files(tmp_path):
+def test_survey_prints_tables_and_writes_files(tmp_path):
     output = call("survey", QUICK, "--out", tmp_path, *SIX).output
     title, holdings, measures, overall, notes, follows = output.split("\n\n")
     assert title.startswith("digits, pcdd: 6 clients, 14")
@@ -36,7 +36,7 @@ def test_it_shows_tables_and_writes_files(tmp_path):
     assert (tmp_path / "quickstart-survey.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_as_json_it_is_the_file_and_writes_none_unasked(tmp_path, monkeypatch):
+def test_json_output_equals_the_file_and_writes_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     printed = json.loads(call("survey", QUICK, "--json").output)
     assert not list(tmp_path.iterdir())
@@ -76,7 +76,7 @@ def test_a_survey_fits_80_columns(tmp_path, monkeypatch):
     assert max(map(len, lines)) <= 80
 
 
-def test_mistakes_are_lines(tmp_path):
+def test_mistakes_are_one_line_errors(tmp_path):
     assert errors("survey", tmp_path / "x.yaml") == [
         f"{tmp_path / 'x.yaml'}: cannot be read: No such file or directory"
     ]
@@ -94,11 +94,11 @@ def test_mistakes_are_lines(tmp_path):
         (["--dry-run"], "--survey asks silos, which --dry-run does not; use one of them"),
     ],
 )
-def test_what_does_not_go_with_a_survey_of_silos(more, line):
+def test_options_that_exclude_a_survey_of_silos(more, line):
     assert errors("run", *([] if "--resume" in more else [QUICK]), "--survey", *more) == [line]
 
 
-def test_of_many_clients_the_furthest_and_the_nearest_are_listed():
+def test_of_many_clients_the_most_and_least_skewed_are_listed():
     rng = np.random.default_rng(0)
     counts = rng.integers(0, 9, (3500, 62))
     counts[1234] = 0
@@ -116,7 +116,7 @@ def test_of_many_clients_the_furthest_and_the_nearest_are_listed():
     assert sorted(row.split()[1] for row in rows if row.startswith("writer")) == list("01234")
 
 
-def test_what_strangers_call_things_is_cleaned():
+def test_foreign_names_are_cleaned():
     survey = Survey("x", ["\x1b[2Jnorth\nround 9/9", "south"], ["a\u202e", "b"], np.array([[3, 0], [0, 4]]))
     shown = text(survey)
     assert all(line.isprintable() for line in shown.splitlines())

@@ -18,7 +18,7 @@ def data(x, y, groups=None, names=("a", "b")):
     return Data(part, Arrays(part.x[:1], part.y[:1]), list(names))
 
 
-def test_every_number_name_and_part_counts():
+def test_fingerprint_depends_on_every_number_name_and_part():
     x, y = np.arange(8).reshape(4, 2), [0, 1, 0, 1]
     base = data(x, y)
     others = [
@@ -39,7 +39,7 @@ def test_every_number_name_and_part_counts():
 @pytest.mark.parametrize(
     ("name", "samples"), [("image_folder", 40), ("odir", 60), ("isic2019", 120), ("femnist", 60), ("mnist", 60)]
 )
-def test_files_count_by_content_and_not_by_place_or_seed(tmp_path, name, samples):
+def test_fingerprint_depends_on_content_not_on_path_or_seed(tmp_path, name, samples):
     kind = catalog.load("datasets", name)
     for folder, seed in (("a", 0), ("b", 1)):
         kind().fake(tmp_path / folder, samples=samples, seed=seed)
@@ -53,7 +53,7 @@ def test_files_count_by_content_and_not_by_place_or_seed(tmp_path, name, samples
     assert of(name, tmp_path / "b", **params) != here
 
 
-def test_one_pixel_or_another_group_is_another_data_set(tmp_path):
+def test_fingerprint_changes_with_one_pixel_or_group(tmp_path):
     for folder in ("one", "two", "three"):
         for name in ("n/train/a", "s/train/a", "s/train/b"):
             (tmp_path / folder / name).mkdir(parents=True)
@@ -68,11 +68,11 @@ def test_one_pixel_or_another_group_is_another_data_set(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["digits", "circles", "synthetic"])
-def test_what_the_recipe_alone_makes_is_the_same_for_all_seeds(name):
+def test_fingerprint_of_generated_data_is_the_same_for_all_seeds(name):
     assert of(name, seed=0) == of(name, seed=1)
 
 
-def test_streamed_pictures_count_by_name_and_size_and_are_not_read(tmp_path):
+def test_fingerprint_of_streamed_pictures_uses_names_and_sizes(tmp_path):
     def made(folder, sizes):
         (tmp_path / folder).mkdir()
         for i, size in enumerate(sizes):

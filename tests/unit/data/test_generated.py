@@ -52,7 +52,7 @@ def test_synthetic():
         divide(data, Natural(), clients=10, seed=0)
 
 
-def test_synthetic_clients_are_drawn_one_after_the_other():
+def test_synthetic_clients_are_drawn_sequentially():
     data, rng = load(Synthetic, clients=5), seeds.numpy_generator(0, "synthetic")
     sizes = [int(size) + 50 for size in rng.lognormal(4, 2, 5)]
     for k, size in enumerate(sizes):
@@ -95,7 +95,7 @@ def test_every_sample_lies_on_its_own_circle():
 
 
 @pytest.mark.parametrize("kind", [Digits, Synthetic, Circles])
-def test_the_seed_decides_and_the_test_part_can_be_read_alone(kind):
+def test_the_seed_determines_samples_and_the_test_part_can_be_read_separately(kind):
     whole, data, other = load(kind), load_test(kind), load(kind, seed=1)
     assert_alone(data, whole)
     assert data.train.groups is None

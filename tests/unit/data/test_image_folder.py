@@ -100,7 +100,7 @@ def broken_tree(root, broken):
     return files
 
 
-def test_all_broken_pictures_of_both_parts_are_told_at_once_or_left_out(tmp_path, capsys):
+def test_all_broken_pictures_are_reported_at_once_or_skipped(tmp_path, capsys):
     files = broken_tree(tmp_path, 5)
     files[25].write_bytes(b"<html>")  # in test/
     with pytest.raises(MistakesError) as error:
@@ -219,7 +219,7 @@ def test_a_test_part_without_a_training_part_is_not_read_as_a_class(tmp_path, pa
     assert load_test(tmp_path).class_names == ["benign"]  # the server's
 
 
-def test_unfit_folders(tmp_path):
+def test_unsuitable_folders(tmp_path):
     assert "data_cache_dir is not set" in message(lambda: load(None))
     assert "none is not a folder" in message(lambda: load(tmp_path / "none"))
     assert "has no class folders" in message(lambda: load(tmp_path))
@@ -232,7 +232,7 @@ def test_unfit_folders(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["test", "val"])
-def test_the_test_part_alone(tmp_path, part):
+def test_the_test_part_can_be_read_separately(tmp_path, part):
     for name, shift in (("train", 0), (part, 7)):
         for c, label in enumerate(("b", "a")):
             image(tmp_path / "parts" / name / label / "0.png", (80 * c + shift, 10, 20))
@@ -290,7 +290,7 @@ def test_a_tree_of_hospitals_is_read_as_groups(tmp_path):
     assert not alone.group_names
 
 
-def test_a_group_without_a_test_part_is_split_as_if_it_were_alone(tmp_path):
+def test_a_group_without_a_test_part_is_split_like_a_single_data_set(tmp_path):
     tree(
         tmp_path,
         coast={"train": {"a": 10, "b": 5}},
@@ -328,7 +328,7 @@ def test_broken_pictures_of_groups(tmp_path, capsys):
     assert capsys.readouterr().err.count("skipped") == 2
 
 
-def test_unfit_trees_of_groups(tmp_path):
+def test_unsuitable_trees_of_groups(tmp_path):
     tree(tmp_path, north={"train": {"a": 3}}, south={"train": {"a": 3}})
     tree(tmp_path, **{"docs\x1b[31m": {"x": {"a": 1}}})
     line = message(lambda: load(tmp_path))

@@ -27,7 +27,7 @@ def copy(made, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_missing_data_set_says_where_it_comes_from(tmp_path, copy, kind):
+def test_a_missing_data_set_names_its_source(tmp_path, copy, kind):
     for folder in (tmp_path, tmp_path / "none", None):
         text = message(lambda folder=folder: kind().check(folder, download=True))  # nobody downloads these
         assert text.startswith(f"data set {kind.name}: ")
@@ -53,7 +53,7 @@ def test_a_missing_data_set_says_where_it_comes_from(tmp_path, copy, kind):
         (ODIR, 97, 23, ["N", "D", "O"], None),
     ],
 )
-def test_what_is_read(made, kind, train, test, classes, mean):
+def test_samples_and_labels_of_each_set(made, kind, train, test, classes, mean):
     data = load(kind, made / kind.name, image_size=8)
     assert len(data.train.y) + len(data.test.y) == train + test
     assert abs(len(data.test.y) - test) <= 6 * (kind is ODIR)  # whole patients
@@ -140,7 +140,7 @@ def test_odir_keeps_a_patients_eyes_together(made):
         (None, f'ID,labels,filename\r\n"{"0" * 200_000}\r\n', "field larger than field limit"),
     ],
 )
-def test_odir_tables_that_do_not_fit(copy, old, new, says):
+def test_odir_tables_that_do_not_match(copy, old, new, says):
     root = copy(ODIR)
     table = root / "full_df.csv"
     table.write_bytes(new.encode("latin-1") if old is None else table.read_bytes().replace(old.encode(), new.encode()))
@@ -150,7 +150,7 @@ def test_odir_tables_that_do_not_fit(copy, old, new, says):
     assert says in why
 
 
-def test_what_does_not_fit_memory_is_said_before_it_is_read(tmp_path, monkeypatch):
+def test_data_larger_than_memory_are_refused_before_reading(tmp_path, monkeypatch):
     ImageFolder().fake(tmp_path, samples=20, seed=0)
     free = 400_000
     monkeypatch.setattr(files, "free_memory", lambda: free)

@@ -108,7 +108,7 @@ def test_the_seed_draws_users(tmp_path):
     assert "9 users have training samples; 10 are needed" in message(lambda: load(FEMNIST, tmp_path, users=10))
 
 
-def test_the_test_part_alone(femnist):
+def test_the_test_part_can_be_read_separately(femnist):
     whole = load(FEMNIST, femnist)
     for path in (femnist / "train").iterdir():
         path.rename(femnist / path.name)

@@ -129,7 +129,7 @@ def test_bad_files(tmp_path):
 
 
 @pytest.mark.parametrize("arrays", [{"x": X, "y": Y}, {"x_train": X, "y_train": Y, "x_test": X[:4], "y_test": Y[:4]}])
-def test_the_test_part_alone(tmp_path, arrays):
+def test_the_test_part_can_be_read_separately(tmp_path, arrays):
     path = write(tmp_path, **arrays)
     whole, data = load(path), load_test(path)
     datasets.assert_alone(data, whole)
@@ -182,5 +182,5 @@ def test_names_of_classes_and_groups_are_kept(tmp_path):
         ({"y": np.array(["a", ""] * 10)}, {}, "has class names , a; use names that differ and are not empty"),
     ],
 )  # fmt: skip
-def test_names_that_are_none(tmp_path, arrays, params, text):
+def test_invalid_names(tmp_path, arrays, params, text):
     assert text in message(lambda: load(write(tmp_path, **{"x": X, "y": Y} | arrays), **params))

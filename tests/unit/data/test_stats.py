@@ -16,13 +16,13 @@ def apart(x):
     return [sums(x[rows]) for rows in (slice(0, 1), slice(1, 120), slice(120, None))]
 
 
-def test_of_uint8_parts_the_moments_are_those_of_the_whole_to_the_last_bit(pixels):
+def test_moments_of_uint8_parts_equal_those_of_the_whole_exactly(pixels):
     assert pooled(apart(pixels)) == pooled(apart(pixels)[::-1]) == moments(pixels)
     np.testing.assert_allclose(moments(pixels)[0], (pixels / 255).mean((0, 2, 3)), rtol=1e-14)
     np.testing.assert_allclose(moments(pixels)[1], (pixels / 255).std((0, 2, 3)), rtol=1e-14)
 
 
-def test_of_other_parts_they_are_as_exact_as_numbers_are():
+def test_moments_of_float_parts_are_accurate():
     x = np.random.default_rng(0).normal(1000, 0.1, (300, 4)).astype(np.float32)
     x[:, 1] = 0.1  # in float64 no float32 is 0.1
     mean, std = pooled(apart(x))
@@ -32,7 +32,7 @@ def test_of_other_parts_they_are_as_exact_as_numbers_are():
     assert moments(x)[0] == tuple((x.sum(0, dtype=float) / 300).tolist())
 
 
-def test_pixels_and_their_shares_of_255_are_one_scale(pixels):
+def test_pixels_and_pixels_divided_by_255_have_one_scale(pixels):
     mixed = pooled([sums(pixels[:100]), sums((pixels[100:] / 255).astype(np.float32))])
     np.testing.assert_allclose(mixed, moments(pixels), rtol=1e-6)
 
@@ -49,7 +49,7 @@ def data(pixels):
     return Data(*parts, ["a"], (0.5,), (0.25,))
 
 
-def test_a_recipe_replaces_what_the_data_set_has(data):
+def test_a_recipe_replaces_the_statistics_of_the_data_set(data):
     def both(mean, std):
         made = normalised(data, mean, std)
         assert made.train is data.train
@@ -71,6 +71,6 @@ def test_pictures_that_stay_in_files_are_not_measured(data):
         normalised(data, "data", "data")
 
 
-def test_samples_that_are_no_measurements_stay_as_they_are(data):
+def test_samples_that_are_not_measurements_are_unchanged(data):
     with pytest.raises(LabelSkewError, match=r"^data_args.mean: these samples are not measurements .*; use null$"):
         normalised(replace(data, mean=(), std=()), "data", "data")

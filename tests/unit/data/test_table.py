@@ -69,7 +69,7 @@ def test_a_table_is_classes_features_and_groups(tmp_path, name):
     assert again.fingerprint == other.fingerprint != load(tmp_path, features=("age", "pressure")).fingerprint
 
 
-def test_a_hospital_of_the_table_alone_has_the_same_test_part(tmp_path):
+def test_one_hospital_of_the_table_has_the_same_test_part(tmp_path):
     content = write(tmp_path / "all.csv", rows=60)
     whole = load(tmp_path, group="hospital", seed=5)
     content[content.hospital == "north"].to_csv(tmp_path / "north.csv", index=False)
@@ -105,7 +105,7 @@ def test_features_in_their_order_and_a_test_file(tmp_path):
         ("a,b,label\nTrue,0,u\nFalse,1,v\n", [[1, 0], [0, 1]]),
     ],
 )
-def test_separators_and_signs(tmp_path, text, x):
+def test_separators_and_decimal_signs(tmp_path, text, x):
     (tmp_path / "t.csv").write_text(text, encoding="utf-8", newline="")
     (tmp_path / "t2.csv").write_text(text, encoding="utf-8", newline="")
     data = load(tmp_path, file="t.csv", test_file="t2.csv")
@@ -113,7 +113,7 @@ def test_separators_and_signs(tmp_path, text, x):
     assert data.class_names == ["u", "v"]
 
 
-def test_classes_are_names_or_whole_numbers_in_their_order(tmp_path):
+def test_classes_are_sorted_names_or_integers(tmp_path):
     write(tmp_path / "t.csv", label=[(10, 9, 1, 2)[i % 4] for i in range(40)], hospital=None)
     assert load(tmp_path).class_names == ["1", "2", "9", "10"]
     write(tmp_path / "t.csv", label=[i % 2 == 0 for i in range(40)], hospital=None)
@@ -179,7 +179,7 @@ def test_missing_values(tmp_path, capsys):
     np.testing.assert_allclose(given.sum(axis=1), 1, rtol=1e-6)  # the shares in training, where it is not known
 
 
-def test_a_missing_class_is_no_mean(tmp_path):
+def test_a_missing_class_is_not_replaced_by_a_mean(tmp_path):
     write(tmp_path / "t.csv", hospital=None, label=[None, *KINDS, *["benign"] * 37])
     line = message(lambda: load(tmp_path, missing="mean"))
     assert "column label: has no value in 1 row of 40, first in row 1; use data_args.missing: drop" in line
@@ -212,7 +212,7 @@ def test_a_missing_class_is_no_mean(tmp_path):
         ({"rows": 0}, {}, "has no rows; use a file with one row per sample"),
     ],
 )  # fmt: skip
-def test_unfit_tables(tmp_path, columns, options, text):
+def test_unsuitable_tables(tmp_path, columns, options, text):
     write(tmp_path / "t.csv", **({"hospital": None} if "coast" not in text else {}) | columns)
     assert text.format(file=tmp_path / "t.csv") in message(lambda: load(tmp_path, **options))
 
@@ -231,14 +231,14 @@ def test_unfit_tables(tmp_path, columns, options, text):
         (b'a,label\n"1,u\n', "is not a valid table ("),
     ],
 )
-def test_files_that_are_no_tables(tmp_path, content, text):
+def test_files_that_are_not_tables(tmp_path, content, text):
     (tmp_path / "t.csv").write_bytes(content)
     line = message(lambda: load(tmp_path))
     assert text in line
     assert line.isprintable()
 
 
-def test_parquet_of_anybody(tmp_path, monkeypatch):
+def test_parquet_files_of_other_writers(tmp_path, monkeypatch):
     path = tmp_path / "t.parquet"
     dates = pd.date_range("2026-01-01", periods=40)
     for column, text in ((dates, "Timestamp"), ([[1]] * 40, "list<element: int64>"), ([b"x"] * 40, "bytes")):
@@ -259,7 +259,7 @@ def test_parquet_of_anybody(tmp_path, monkeypatch):
     assert "needs pyarrow, which is not installed; to install it: pip install 'pyarrow" in line
 
 
-def test_which_file(tmp_path):
+def test_choice_of_the_table_file(tmp_path):
     assert "data_cache_dir is not set; set it to a .csv or .tsv or" in message(lambda: load(None))
     assert "has 0 .csv or " in message(lambda: load(tmp_path))
     write(tmp_path / "a.csv", hospital=None)

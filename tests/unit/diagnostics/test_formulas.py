@@ -16,7 +16,7 @@ from fl_labelskew_plugins.diagnostics.proxy_gradients import proxy_gradient_norm
 from fl_labelskew_plugins.diagnostics.tsne import embedding
 
 
-def test_proxy_gradients_are_those_of_equation_9():
+def test_proxy_gradients_follow_equation_9():
     h = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
     weight = torch.zeros(3, 2, requires_grad=True)  # so every probability is 1/3
     logits = h @ weight.T
@@ -66,7 +66,7 @@ def test_deviation_bound_by_loops():
     assert torch.equal(bounds, torch.stack([bound[0, 1], bound[0, 3], bound[1, 3]]))
 
 
-def test_deviation_bound_that_does_not_exist_is_no_pair():
+def test_an_undefined_deviation_bound_gives_no_pair():
     p = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
     ratio, bounds = pairs(deviation_bound(p, torch.ones(2, 2), torch.tensor([0, 1])), torch.tensor([1, 1]))
     # D_01 = 0.5 * 2 / (0 * 2) is infinite, and D_10 = 0 * 2 / (0.5 * 2) is not above 0
@@ -120,7 +120,7 @@ def test_norm_and_cosine_of_an_update():
     assert norm_and_cosine(torch.ones(2), torch.zeros(2)) == (pytest.approx(math.sqrt(2)), None)
 
 
-def test_tsne_keeps_far_groups_apart_and_depends_on_the_seed_alone():
+def test_tsne_separates_distant_groups_and_depends_only_on_the_seed():
     rng = np.random.default_rng(0)
     features = torch.from_numpy(rng.normal(size=(40, 6)).astype(np.float32))
     features[20:] += 30

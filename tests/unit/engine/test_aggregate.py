@@ -93,7 +93,7 @@ def test_class_weights_are_the_papers():
 
 
 @pytest.mark.parametrize("rest", [0.0, 0.25])
-def test_proxies_are_averaged_per_class_and_kept_where_nobody_holds_the_class(rest):
+def test_proxies_are_averaged_per_class_and_kept_for_missing_classes(rest):
     counts = torch.tensor([[2, 0, 0], [6, 4, 0]])
     old = {"classifier.weight": torch.full((3, 2), 9.0), "body": torch.tensor([8.0])}
     rows = class_weights(counts, 0.0)
@@ -141,7 +141,7 @@ def test_large_finite_values_pass():
         ({"w": torch.zeros(2, dtype=torch.int64)}, "w is torch.int64, expected torch.float32"),
     ],
 )
-def test_what_a_method_has_not_announced_is_refused_in_one_line(tensors, words):
+def test_unannounced_tensors_are_refused_in_one_line(tensors, words):
     shapes = {"counts": (2,), "prototypes": (2, 5), "w": (2,)}
     with pytest.raises(RunError, match=rf"^round 7: upload of client 3\b.*{re.escape(words)}.*\Z") as error:
         check_extra(tensors, shapes, where="round 7: upload of client 3", dtypes={"w": [torch.float32]})
@@ -153,7 +153,7 @@ def test_a_client_may_send_less_than_announced():
     check_extra({"counts": torch.tensor([0, 2])}, {"counts": (2,), "prototypes": (2, 5)}, where="here")
 
 
-def test_a_loss_term_that_is_not_finite_is_told_unless_the_weights_tell():
+def test_a_non_finite_loss_term_is_reported_unless_the_weights_are_non_finite():
     keys = "a smaller train_args.learning_rate, or another method_args.tau"
     with pytest.raises(RunError) as error:
         check_terms({"a": 1.0, "b": float("nan")}, {"w": torch.zeros(2)}, FedLC(), where="round 2: client 0")

@@ -24,7 +24,7 @@ def test_flip_mirrors_the_chosen_samples():
 
 
 @pytest.mark.parametrize("shape", [(6, 1, 8, 8), (5, 3, 17, 32)])
-def test_crop_is_that_of_a_padded_picture_at_a_place_for_each_sample(shape):
+def test_crop_takes_a_separate_position_of_the_padded_picture_per_sample(shape):
     x = pictures(*shape)
     height, width = shape[2:]
     top = torch.arange(len(x)) % (2 * (height // 8) + 1)
@@ -35,7 +35,7 @@ def test_crop_is_that_of_a_padded_picture_at_a_place_for_each_sample(shape):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_colour_is_that_of_torchvision_with_factors_for_each_sample(channels):
+def test_colour_equals_torchvision_with_separate_factors_per_sample(channels):
     x = pictures(8, channels, 9, 9)
     factors = 0.8 + 0.4 * torch.rand(3, 8, generator=RNG)
     for sample, changed, factor in zip(x, augment.colour(x, factors), factors.T.tolist(), strict=True):
@@ -46,7 +46,7 @@ def test_colour_is_that_of_torchvision_with_factors_for_each_sample(channels):
         assert (changed.int() - expected.int()).abs().max() <= 1  # of rounding
 
 
-def test_every_sample_has_draws_of_its_own_and_the_same_seed_the_same_ones():
+def test_draws_are_separate_per_sample_and_repeat_with_the_seed():
     x = pictures(1, 3, 16, 16).expand(64, 3, 16, 16)
     change = augment.Augment(["flip", "crop", "colour"], (3, 16, 16), torch.uint8)
     first, again, other = (change(x, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
@@ -92,7 +92,7 @@ def test_augment_rejects_other_samples(x, names, line):
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_is_augmented_or_as_it_was_before(tmp_path):
+def test_a_run_without_augmentation_is_unchanged(tmp_path):
     def numbers(name, names):
         run = fl.run(fl.load(DIGITS, {"train_args.comm_round": 1, **names}), tmp_path / name, quiet=True, host="none")
         return [(run.folder / file).read_bytes() for file in ("metrics.jsonl", "model.safetensors")]

@@ -9,7 +9,7 @@ def state(value, size=4):
 
 
 @pytest.mark.parametrize("memory", [0, 40, 10**6])
-def test_states_come_back_whatever_the_memory(tmp_path, memory):
+def test_states_are_restored_with_any_memory_limit(tmp_path, memory):
     store = StateStore(tmp_path, memory)
     for round in range(3):
         for client in range(5):
@@ -23,7 +23,7 @@ def test_states_come_back_whatever_the_memory(tmp_path, memory):
         assert len(list(tmp_path.glob("*.safetensors"))) == 5  # old rounds are gone
 
 
-def test_a_round_that_breaks_off_leaves_no_trace(tmp_path):
+def test_an_interrupted_round_leaves_no_state(tmp_path):
     store = StateStore(tmp_path, 0)
     store.put(1, 0, state(1))
     assert store.select(1) == 1
@@ -36,7 +36,7 @@ def test_a_round_that_breaks_off_leaves_no_trace(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_checkpoint_survives_what_comes_after_it(tmp_path):
+def test_a_checkpoint_survives_later_changes(tmp_path):
     store = StateStore(tmp_path, 20)
     for client in range(3):
         store.put(client, 0, state(client))
@@ -54,7 +54,7 @@ def test_a_checkpoint_survives_what_comes_after_it(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3  # leftovers are swept
 
 
-def test_the_next_checkpoint_lets_old_files_go(tmp_path):
+def test_the_next_checkpoint_removes_old_files(tmp_path):
     store = StateStore(tmp_path, 10**6)
     for round in range(3):
         store.put(0, round, state(round))
@@ -66,7 +66,7 @@ def test_the_next_checkpoint_lets_old_files_go(tmp_path):
 
 
 @pytest.mark.parametrize("clients", [4, 40])
-def test_a_checkpoint_looks_at_what_has_changed_since_the_last_one_alone(tmp_path, monkeypatch, clients):
+def test_a_checkpoint_reads_only_changed_states(tmp_path, monkeypatch, clients):
     store, files = StateStore(tmp_path, 10**6), []
     for client in range(clients):
         store.put(client, 0, state(client))
@@ -94,7 +94,7 @@ def test_stored_tensors_are_copies(tmp_path):
     assert store.get(0)["hpm.w"][0] == 1
 
 
-def test_a_silo_that_had_nothing_to_keep_has_lost_nothing(tmp_path):
+def test_a_silo_without_state_loses_none(tmp_path):
     versions = Versions(tmp_path / "states")
     assert not versions.has(0)
     versions.put(0, {})

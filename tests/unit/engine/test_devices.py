@@ -55,7 +55,7 @@ def test_gpu_slots(ids, each, workers, slots):
 
 @pytest.mark.host
 @pytest.mark.parametrize(("ids", "each", "workers", "slots"), CASES)
-def test_the_host_reads_the_same_out_of_its_mapping(ids, each, workers, slots, monkeypatch, tmp_path):
+def test_the_host_reads_the_same_gpu_mapping(ids, each, workers, slots, monkeypatch, tmp_path):
     from fedml.device import gpu_mapping_mpi
 
     # a GPU is what the host would make of it here, had this machine one
@@ -90,7 +90,7 @@ def test_the_device_of_a_rank(monkeypatch, rank, gpu):
     ("here", "gpu"),
     [((0, 3), 3), ((1, 3), 1), ((2, 3), 3), ((0, 2), 3), ((1, 2), 1)],
 )
-def test_every_node_has_gpus_of_its_own(monkeypatch, here, gpu):
+def test_every_node_has_its_own_gpus(monkeypatch, here, gpu):
     over_mpi = asked("[3, 1]", "comm_args.backend=MPI")
     names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
     for name, value in zip(names, (here[0] + 3, 8, *here), strict=True):
@@ -110,21 +110,21 @@ def test_one_process_uses_the_first_gpu_named(monkeypatch):
     assert devices.device(asked("[3, 1]")) == torch.device("cuda", 3)
 
 
-def test_on_the_cpu_there_is_nothing_to_map():
+def test_the_cpu_needs_no_mapping():
     plain = asked("[0]", "device_args.using_gpu=false")
     assert devices.gpus(plain) == devices.gpu_slots(plain, 3) == []
     assert devices.host_mapping(plain, 3) == {}
     assert devices.device(plain) == devices.device(plain, 2) == torch.device("cpu")
 
 
-def test_more_workers_than_the_gpus_take_are_a_line():
+def test_too_many_workers_for_the_gpus_is_a_one_line_error():
     assert message(lambda: devices.gpu_slots(asked("[0, 1]"), 5)) == (
         "device_args.workers_per_gpu: 5 workers are more than 2 GPU(s) with 1 each; use workers_per_gpu: 3, or "
         "fewer workers"
     )
 
 
-def test_a_missing_gpu_is_a_line_or_with_a_fallback_the_cpu(monkeypatch, capsys):
+def test_a_missing_gpu_is_a_one_line_error_or_falls_back_to_the_cpu(monkeypatch, capsys):
     lack = "device_args.gpu_ids: no GPU 4 on this machine, which has 4"
     for check in (devices.gpus, devices.device, session.build, lambda r: devices.gpu_slots(r, 1)):
         line = message(lambda check=check: check(asked("[0, 4]")))

@@ -269,7 +269,7 @@ def test_a_changed_attribute_ends_the_turn(name, monkeypatch):
         fit(made)
 
 
-def test_what_follows_from_the_parameters_may_be_cached():
+def test_values_derived_from_parameters_may_be_cached():
     def change(self):
         self.n, self.t = 0, self.t.clone()  # the same values
         return self.table
@@ -301,7 +301,7 @@ CONSTANT = "compute the value in __init__ or a functools.cached_property"
         *[(name, CONSTANT) for name in ("stages", "report")],
     ],
 )
-def test_the_line_names_the_hook(name, use):
+def test_the_error_names_the_hook(name, use):
     made = make(hook(name)())
     if name == "report":
         made.method.report(made.federation)

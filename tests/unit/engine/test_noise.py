@@ -34,25 +34,25 @@ def unlikely(draws, sigma):
 
 
 @pytest.mark.parametrize("sigma", [0.3, 0.7, 1.0, 2.5, 10.0])
-def test_draws_are_of_the_discrete_gaussian_distribution(sigma):
+def test_draws_follow_the_discrete_gaussian_distribution(sigma):
     draws = discrete_gaussian(200_000, sigma, np.random.default_rng(3))
     assert draws.dtype == np.int64
     assert unlikely(draws, sigma) > 1e-3
 
 
-def test_another_distribution_would_be_seen():
+def test_the_test_of_distribution_detects_another_distribution():
     rounded = np.rint(np.random.default_rng(3).normal(0, 0.7, 200_000))  # nearly, and not it
     assert unlikely(rounded, 0.7) < 1e-6
 
 
 @pytest.mark.parametrize("sigma", [1e3, 12345.678, 2.0**31])
-def test_coarse_ones_look_normal_to_their_tails(sigma):
+def test_coarse_draws_look_normal_including_their_tails(sigma):
     draws = discrete_gaussian(200_000, sigma, np.random.default_rng(4)) / sigma
     assert stats.kstest(draws, "norm").pvalue > 1e-3
     assert 4 < np.abs(draws).max() < 6
 
 
-def test_draws_that_floats_do_not_settle_are_settled_by_fractions(monkeypatch):
+def test_draws_beyond_float_precision_are_decided_with_fractions(monkeypatch):
     settled = []
     real = noise.DIGITS.exp
 
@@ -71,7 +71,7 @@ def test_draws_that_floats_do_not_settle_are_settled_by_fractions(monkeypatch):
     assert unlikely(draws, 1.5) > 1e-3
 
 
-def test_a_chance_is_that_of_its_fraction_beyond_what_a_float_can_say():
+def test_a_probability_is_exact_beyond_float_precision():
     """exp(-50) is below a 53-bit draw's least step: only the further digits can say yes."""
 
     class Zero(np.random.Generator):
@@ -95,7 +95,7 @@ def sums(**changes):
 
 @pytest.mark.parametrize("bits", [16, 20, 32])
 @pytest.mark.parametrize("length", [0.1, 0.5, 40.0])
-def test_a_clipped_and_rounded_vector_is_no_longer_than_it_may_be(bits, length):
+def test_a_clipped_and_rounded_vector_stays_within_its_norm(bits, length):
     made = sums(bits=bits)
     values = torch.randn(300, dtype=torch.float64, generator=torch.Generator().manual_seed(bits))
     values = {"a": values[:100] / values.norm() * length, "b": values[100:].reshape(20, 10) / values.norm() * length}
@@ -107,18 +107,18 @@ def test_a_clipped_and_rounded_vector_is_no_longer_than_it_may_be(bits, length):
     assert clipped["b"].shape == (20, 10)
 
 
-def test_no_value_is_larger_than_the_ring_has_room_for():
+def test_no_value_exceeds_the_range_of_the_ring():
     """A value out of range is an error, and an error says of a client's data what no noise hides."""
     clipped = sums(largest=0.25).clipped({"a": torch.tensor([8.0, -4.0], dtype=torch.float64)}, share=0.01)["a"]
     assert clipped.tolist() == pytest.approx([0.25, -0.125])
     assert float(clipped.max()) <= 0.25
 
 
-def test_nothing_is_clipped_to_nothing():
+def test_a_zero_vector_is_clipped_to_zero():
     assert sums().clipped({"a": torch.zeros(3, dtype=torch.float64)})["a"].tolist() == [0, 0, 0]
 
 
-def test_the_sum_of_as_many_as_there_must_be_has_the_noise_that_was_asked_for():
+def test_the_sum_of_the_fewest_clients_has_the_requested_noise():
     made = sums(size=20_000, clip=0.5)
     parts = [made.draw(np.random.default_rng(seed)) for seed in range(5)]
     of_least = np.sum(parts[:4], axis=0) * made.step
@@ -127,7 +127,7 @@ def test_the_sum_of_as_many_as_there_must_be_has_the_noise_that_was_asked_for():
 
 
 @pytest.mark.parametrize("multiplier", [0.1, 1.0, 8.0])
-def test_the_ring_has_room_for_the_largest_sum_and_ten_standard_deviations(multiplier):
+def test_the_ring_holds_the_largest_sum_and_ten_standard_deviations(multiplier):
     made = sums(multiplier=multiplier)
     top = 2 ** (made.bits - 1) - 1
     noise_of_all = made.deviation * math.sqrt(made.clients)
@@ -135,7 +135,7 @@ def test_the_ring_has_room_for_the_largest_sum_and_ten_standard_deviations(multi
     assert made.step == pytest.approx(made.largest * (1 + made.head_room) / (top - made.clients))
 
 
-def test_too_few_bits_and_too_little_noise_are_told():
+def test_too_few_bits_and_too_little_noise_are_errors():
     with pytest.raises(LabelSkewError, match=r"noise_multiplier: 4 is too much noise for sums of 16 bits; use more"):
         sums(bits=16, size=11_000_000, multiplier=4.0)
     with pytest.raises(LabelSkewError, match=r"noise_multiplier: 0.01 gives a client noise of 0.\d+ steps; expected"):
@@ -173,7 +173,7 @@ def differs(made, a, b):
     return (whole - ((whole >> (bits - 1)) << bits)) * made.noise.step
 
 
-def test_a_client_adds_its_part_of_the_noise_to_what_is_trained_and_to_nothing_else(session, trained):
+def test_a_client_adds_its_noise_only_to_trained_parameters(session, trained):
     made = session.sums
     again, first, other = (added(session, trained, seed) for seed in (2**100, 2**100, 2**100 + 1))
     assert (first == again).all()
@@ -185,7 +185,7 @@ def test_a_client_adds_its_part_of_the_noise_to_what_is_trained_and_to_nothing_e
     assert said.keys() == {f"model/{name}" for name in session.start}  # nothing that no noise is on
 
 
-def test_what_a_client_adds_is_clipped_weighted_and_around_it_is_the_noise(session, trained):
+def test_a_clients_summand_is_clipped_weighted_and_noisy(session, trained):
     made = session.sums
     share = session.sizes[1] / sum(session.sizes)
     change = torch.cat([(trained.upload[k] - session.start[k]).double().reshape(-1) for k in session.start]) * share
@@ -196,7 +196,7 @@ def test_what_a_client_adds_is_clipped_weighted_and_around_it_is_the_noise(sessi
     assert rest.std() == pytest.approx(made.noise.deviation * made.noise.step / math.sqrt(60), rel=0.1)
 
 
-def test_a_network_with_buffers_has_what_noise_on_weights_does_not_hide():
+def test_noise_does_not_cover_buffers():
     match = r"noise_multiplier: adds noise only to trained parameters, not to the network"
     with pytest.raises(LabelSkewError, match=match):
         build(parse.parse(SKEWED.replace("mlp, hidden: [8]", "wide_resnet, depth: 10, widen: 1"), overrides=NOISY))

@@ -45,7 +45,7 @@ def test_hand_numbers_of_a_wide_tensor():
 
 
 @pytest.mark.parametrize("bits", [16, 20, 32])
-def test_the_sum_of_wide_values_says_nothing_but_the_sum(bits):
+def test_the_sum_of_wide_values_reveals_only_the_sum(bits):
     """The signs of three clients' values at 9,610 coordinates: other values with the same sums give the same vector."""
     ring = Ring({"x": Wide((9610,), 30)}, bits, 3)
     values = np.round(np.random.default_rng(0).normal(size=(3, 9610)) * 2**28)
@@ -119,7 +119,7 @@ def test_the_largest_sums_do_not_wrap(bits, clients):
         ({"y": 1e12}, "y reaches 1e+12, but the maximum is 5.498e+11; training diverged; use a smaller train_args.le"),
     ],
 )
-def test_what_is_out_of_range_is_an_error_of_one_line_and_no_wrong_sum(tensors, line):
+def test_values_out_of_range_are_a_one_line_error(tensors, line):
     ring = Ring({"x": Narrow((2,), 1.0), "y": Wide((), 20)}, 32, 9)
     values = {"x": [0.0, 0.0], "y": 0.0} | tensors
     tensors = {name: torch.tensor(value) for name, value in values.items()}
@@ -127,7 +127,7 @@ def test_what_is_out_of_range_is_an_error_of_one_line_and_no_wrong_sum(tensors, 
     assert told.startswith(f"round 1: client 0: {line}")
 
 
-def test_head_room_for_noise():
+def test_the_ring_has_a_margin_for_noise():
     ring = Ring({"x": Narrow((1,), 1.0)}, 16, 2, head_room=3.0)
     vector = encoded(ring, {"x": torch.ones(1)})
     noise = round(3.0 * ring.steps(ring.entries["x"]))  # as large as there is room for, and in the same direction

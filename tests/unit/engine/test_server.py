@@ -54,7 +54,7 @@ def result(made, client):
     ],
 )
 @pytest.mark.parametrize("came", [[0, 1, 2, 3], [1, 2, 3], [0, 3], [2]])
-def test_who_is_missing_leaves_the_mean_of_the_others(overrides, smoothing, came):
+def test_a_missing_client_leaves_the_mean_of_the_others(overrides, smoothing, came):
     made, central = server(*overrides, smoothing=smoothing)
     everybody = range(4)
     sizes = [made.sizes[k] for k in everybody]
@@ -79,7 +79,7 @@ def test_a_round_without_any_upload_changes_nothing():
     assert all(torch.equal(central.weights[k], v) for k, v in made.start.items())
 
 
-def test_each_upload_is_let_go_once_it_is_added():
+def test_each_upload_is_released_after_it_is_added():
     made, central = server()
     alive = []
 
@@ -120,7 +120,7 @@ class Watches(FedAvgOptimizer):
 
 @pytest.mark.parametrize("smoothing", [None, 0.0])
 @pytest.mark.parametrize("method", ["fedavg", "fedrs", "fedshift"])
-def test_the_mean_change_has_whole_uploads_weights(method, smoothing):
+def test_the_mean_change_uses_the_weights_of_whole_uploads(method, smoothing):
     made, central = server(f"method_args.method={method}", smoothing=smoothing)
     central.optimizer = Watches()
     came, old = [0, 3], made.start

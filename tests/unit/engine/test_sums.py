@@ -57,7 +57,7 @@ MIXTURES = [
 
 
 @pytest.mark.parametrize("mixture", MIXTURES, ids=lambda mixture: "-".join(word.partition("=")[2] for word in mixture))
-def test_a_round_is_the_clear_one_to_the_steps_of_32_bits(mixture):
+def test_a_summed_round_equals_a_clear_round_up_to_32_bit_rounding(mixture):
     rounds = [[0, 1, 2, 3]] * (1 if "wide_resnet" in str(mixture) else 2)
     clear, secure = Federation(*mixture), Federation(*mixture, SECURE)
     before, after = clear.play(rounds), secure.play(rounds)
@@ -102,7 +102,7 @@ def test_smoothed_counts_are_summed_as_whole_numbers():
     assert torch.equal(sums.read_opening(vector, 1)[2].tensors["smoothed"], opening["smoothed"].round().float())
 
 
-def test_the_vector_is_all_that_leaves_a_client():
+def test_only_the_vector_leaves_a_client():
     run = Federation("method_args.method=fedmr", SECURE, "comm_args.secure_bits=16")
     ((client, sealed),) = run.sealed(0, [2])
     assert list(sealed.upload) == [VECTOR]
@@ -115,7 +115,7 @@ def test_the_vector_is_all_that_leaves_a_client():
     assert torch.equal(sums["method/counts"], run.made.counts[client].double())
 
 
-def test_what_clients_tell_is_told_as_means():
+def test_measures_of_clients_are_reported_as_means():
     run = Federation(SECURE)
     results = dict(run.results(0, [0, 3]))
     run.play([[0, 3]])
@@ -145,7 +145,7 @@ def test_rows_of_the_classifier_change_by_at_most_the_clip():
     assert change.abs().max() >= sums.clip - 1e-6
 
 
-def test_measures_that_cannot_be_are_left_out():
+def test_impossible_measures_are_omitted():
     """One client of three reports more right answers than samples, or that 50 clients reported their loss."""
     made = Federation(SECURE).made
     vector = made.sums.round.zeros()
@@ -160,7 +160,7 @@ def test_measures_that_cannot_be_are_left_out():
 
 @pytest.mark.parametrize("method", ["fedmr", "fedproc", "fd"])
 @pytest.mark.parametrize("name", ["sums", "counts", "outputs", "held"])
-def test_a_client_that_denies_what_all_have_sent(method, name):
+def test_a_client_that_denies_a_tensor_sent_by_all(method, name):
     """The sum then says that nobody sent it, or fewer than nobody; the run continues, or ends with an error."""
     run = Federation(f"method_args.method={method}", SECURE)
     entries = run.made.sums.round.entries
@@ -180,7 +180,7 @@ def test_a_client_that_denies_what_all_have_sent(method, name):
             run.server.run_sum([0, 1], total)
 
 
-def test_a_tensor_that_nobody_sent_is_missing_and_those_of_others_are_not(monkeypatch):
+def test_a_tensor_that_no_client_sent_is_missing(monkeypatch):
     seen = []
     monkeypatch.setattr(FedMR, "combine", lambda self, total, shared: seen.append(total) or shared)
     run = Federation("method_args.method=fedmr", SECURE)
@@ -195,20 +195,20 @@ def test_a_tensor_that_nobody_sent_is_missing_and_those_of_others_are_not(monkey
     assert seen[1].tensors["counts"].tolist() == run.made.counts[1].tolist()
 
 
-def test_nobody_s_sum_changes_nothing():
+def test_an_empty_sum_changes_nothing():
     run = Federation(SECURE)
     assert run.server.run_sum([], run.made.sums.round.zeros()) == []
     assert run.server.weights is run.made.start
 
 
-def test_a_change_beyond_the_clip_is_one_line_at_the_client():
+def test_a_change_beyond_the_clip_is_a_one_line_error_of_the_client():
     run = Federation(SECURE, "comm_args.secure_clip=0.001")
     line = message(lambda: list(run.sealed(2, [1])), kind=RunError)
     assert line.startswith("round 3: client 1: the change of body.1.weight reaches 0.")
     assert line.endswith(", but the maximum is 0.001; use a larger comm_args.secure_clip")
 
 
-def test_weights_that_are_not_finite_are_one_line_at_the_client():
+def test_non_finite_weights_are_a_one_line_error_of_the_client():
     run = Federation(SECURE)
     ((client, result),) = run.results(0, [1])
     result.upload["classifier.bias"][0] = torch.nan
@@ -217,7 +217,7 @@ def test_weights_that_are_not_finite_are_one_line_at_the_client():
 
 
 @pytest.mark.parametrize("upload", [{}, {VECTOR: torch.zeros(3, dtype=torch.int32)}, {"w": torch.zeros(2)}])
-def test_an_upload_that_is_no_vector_is_refused(upload):
+def test_an_upload_that_is_not_a_vector_is_refused(upload):
     run = Federation(SECURE)
     ((client, result),) = run.sealed(0, [1])
     run.server.check(client, 0, result)

@@ -30,7 +30,7 @@ def test_multiply_adds_of_a_sample(name, shape, expected):
     assert threads.multiply_adds(built(name, shape), shape) == expected
 
 
-def test_multiply_adds_leaves_the_network_and_the_generators_alone():
+def test_multiply_adds_changes_neither_network_nor_generators():
     network = built("lenet", (1, 28, 28)).train()
     before = torch.get_rng_state()
     assert threads.multiply_adds(network, (1, 28, 28)) == pytest.approx(281_640)
@@ -51,7 +51,7 @@ def test_suitable_gives_small_networks_one_thread():
     assert [threads.suitable(vgg, (3, 32, 32), batch) for batch in (16, 64)] == [1, threads.THREADS]
 
 
-def test_session_uses_the_number_of_the_recipe_of_the_user_or_of_the_network(monkeypatch):
+def test_session_takes_threads_from_recipe_user_or_network(monkeypatch):
     recipe, one_too_many = parse.parse(text_with()), max(threads._defaults()) + 1
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
@@ -89,7 +89,7 @@ def test_restored_brings_back_generators_and_threads_after_an_error():
 
 
 @pytest.mark.parametrize(("threads_each", "warned"), [(1, False), (2, True)])
-def test_more_threads_than_cores_are_warned_of(threads_each, warned, capsys):
+def test_more_threads_than_cores_cause_a_warning(threads_each, warned, capsys):
     threads.warn_if_too_many(threads.available_cores(), threads_each)
     assert capsys.readouterr().err.startswith("warning: ") == warned
 

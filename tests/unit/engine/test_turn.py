@@ -144,7 +144,7 @@ def test_batch_norm_never_trains_on_one_sample(size, batches):
 
 
 @pytest.mark.parametrize("size", [9, 64, 65, 67, 68, 128, 131])
-def test_batches_are_cut_right_however_many_are_gathered_at_once(size):
+def test_batches_are_equal_for_every_gather_size(size):
     trainer = make((size, 7), epochs=2)
     fit(trainer)
     sizes, counts = [len(labels) for _, labels in trainer.method.batches], Turn(trainer, 0).view.counts
@@ -182,7 +182,7 @@ def test_stages_split_epochs_and_batches(epochs, shares, steps):
     torch.testing.assert_close(result.state["final"], whole)
 
 
-def test_a_client_of_one_batch_and_one_epoch_still_has_an_upload():
+def test_a_client_with_one_batch_and_one_epoch_has_an_upload():
     method = TwoStages((0.5, 0.5))
     result = fit(make((3, 7), method=method))
     assert [s for s, _ in method.seen] == ["s0"]
@@ -244,7 +244,7 @@ def test_features_pass_is_in_eval_mode_and_restores_it():
     assert view.counts.tolist() == torch.bincount(labels, minlength=3).tolist()
 
 
-def test_frozen_copies_are_apart_from_the_model():
+def test_frozen_copies_are_independent_of_the_model():
     trainer = make(norm=True)
     state = {k: v + 1 for k, v in snapshot(trainer.model).items()}
     frozen = Turn(trainer, 0).view.frozen(state)
@@ -254,7 +254,7 @@ def test_frozen_copies_are_apart_from_the_model():
     assert trainer.model.classifier.bias.requires_grad
 
 
-def test_replaced_samples_stand_in_for_the_clients_own():
+def test_replaced_samples_are_used_instead_of_the_clients_samples():
     trainer = make()
     x, y = trainer.train.x[:4], torch.full((4,), 2)
     others = Samples(x, y, (0.0,), (1.0,))
@@ -278,7 +278,7 @@ def test_inputs_are_normalised():
     torch.testing.assert_close(grey, (x[2:3, :1] / 255 - 0.5) / 0.25)
 
 
-def test_client_batches_walk_the_clients_samples():
+def test_client_batches_contain_the_clients_samples():
     trainer = make()
     batches = ClientBatches(trainer.train, trainer.indices[1], 3)
     assert len(batches) == 3
@@ -334,7 +334,7 @@ def test_nothing_of_a_turn_outlives_it(optimizer):
         gc.enable()
 
 
-def test_privacy_noise_has_streams_of_its_own():
+def test_privacy_noise_has_separate_streams():
     trainer = make()
 
     def draw(client=0, round=0, selected=1, **more):
@@ -372,7 +372,7 @@ class Stages(Plain):
         return [Stage("sent", 2), Stage("kept", epochs - 2, upload=False)]
 
 
-def test_an_observer_sees_what_is_uploaded_and_changes_no_bit():
+def test_an_observer_receives_the_upload_and_changes_no_bit():
     arguments = {"norm": True, "dropout": 0.3, "epochs": 3, "gradient_clip_norm": 0.05, "momentum": 0.9}
     trainer, watched = make(method=Stages(), **arguments), make(method=Stages(), **arguments)
     watcher, start = Watcher(), snapshot(trainer.model)
@@ -448,7 +448,7 @@ def test_a_copy_with_the_same_weights_has_the_same_gradient(sizes, norm, device)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_a_loss_that_is_run_again_leaves_a_private_network_as_it_was(dropout):
+def test_a_repeated_loss_leaves_a_private_network_unchanged(dropout):
     """Its running statistics are those of a loss that is run once a step; without a step, weights cannot differ."""
     kept = []
     for optimizer in (FedAvgOptimizer(), Mime(Mime.Params())):
@@ -495,7 +495,7 @@ class Spread(Plain):
         return {"all": cross_entropy(batch.logits, batch.labels) + batch.logits.var(0, unbiased=False).sum()}
 
 
-def test_the_whole_gradients_batches_are_those_of_training_with_batch_norm_too():
+def test_the_whole_gradient_uses_training_batches_with_batch_norm():
     trainer = replace(make((9, 7), norm=True, method=Spread()), optimizer=Asks())
     fit(trainer)
     before, after = trainer.method.batches[:2], trainer.method.batches[2:]
@@ -503,7 +503,7 @@ def test_the_whole_gradients_batches_are_those_of_training_with_batch_norm_too()
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_who_trains_nobody_tests_with_the_weights_themselves():
+def test_a_worker_without_clients_tests_with_the_given_weights():
     trainer, tester = make(norm=True), replace(make(norm=True), indices={})
     weights = {
         name: value + 1 if value.is_floating_point() else value for name, value in snapshot(trainer.model).items()
@@ -520,7 +520,7 @@ def test_who_trains_nobody_tests_with_the_weights_themselves():
     assert not any(value.requires_grad for value in weights.values())
 
 
-def test_gradients_are_gone_when_the_upload_is_made(monkeypatch):
+def test_gradients_are_freed_before_the_upload(monkeypatch):
     trainer, seen = make(), []
 
     def watched(model):

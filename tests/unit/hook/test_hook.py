@@ -34,7 +34,7 @@ from fl_labelskew_plugins import hook
         ("", False),
     ],
 )
-def test_install_takes_over_commands_of_ours_only(line, ours, monkeypatch):
+def test_install_replaces_only_commands_of_this_package(line, ours, monkeypatch):
     called, before = [], signal.getsignal(signal.SIGINT)
     monkeypatch.setitem(sys.modules, hook.CLI, None)  # what stands there instead is gone at the end
     monkeypatch.setattr(sys, "orig_argv", ["python", *line.split()])
@@ -45,7 +45,7 @@ def test_install_takes_over_commands_of_ours_only(line, ours, monkeypatch):
     assert (getattr(sys.modules[hook.CLI], "cli", None) is hook.cli) == (ours and "fedml run" in line)
 
 
-def test_the_filters_are_for_the_host_alone():
+def test_warning_filters_apply_only_to_the_host():
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         hook._quiet_imports()

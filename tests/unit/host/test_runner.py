@@ -139,7 +139,7 @@ def test_trainer_and_aggregator_equal_our_own_runtime(method, parameters, joinin
         assert 0 < aggregator.history[-1]["personalised_accuracy"] <= 1
 
 
-def test_prior_from_given_counts_is_that_of_the_data():
+def test_prior_from_given_counts_equals_the_prior_of_the_data():
     counts = [np.bincount(federation()[1][rows], minlength=CLASSES).tolist() for rows in federation()[2]]
     made = [
         fl.fedml.aggregator(network(), args, dataset=stock(args), method="fedshift", counts=given)
@@ -150,7 +150,7 @@ def test_prior_from_given_counts_is_that_of_the_data():
     assert priors[0].argmin() == 3
 
 
-def test_a_plain_method_s_messages_are_the_modules_state_dict():
+def test_messages_of_a_plain_method_are_the_state_dict():
     args = arguments()
     aggregator = fl.fedml.aggregator(network(), args, dataset=stock(args), method="fedlc")
     assert aggregator.get_model_params().keys() == network().state_dict().keys()
@@ -193,7 +193,7 @@ def test_more_processes_than_clients_of_a_round_are_refused():
         fl.fedml.trainer(network(), args, dataset=stock(args), method="fedlc")
 
 
-def test_trainer_refuses_the_message_of_another_aggregator():
+def test_trainer_refuses_messages_of_another_aggregator():
     args = arguments()
     trainer, other = (
         make(network(), args, dataset=stock(args), method="fedshift", smoothing=smoothing)
@@ -238,7 +238,7 @@ def test_aggregator_checks_the_sums():
         aggregator.set_model_params(upload)
 
 
-def test_trainer_names_wrong_labels_and_strange_data():
+def test_trainer_names_wrong_labels_and_unknown_data():
     args = arguments(client_num_per_round=2)
     data = stock(args)
     data[5][1] = [(torch.zeros(2, 6), torch.tensor([0, 4]))]

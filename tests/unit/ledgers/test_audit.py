@@ -76,7 +76,7 @@ def ordered(*numbers):
         (lambda file: file.write_bytes(b""), "the log is empty"),
     ],
 )
-def test_whatever_is_changed_left_out_or_moved_is_named(tmp_path, harm, where):
+def test_every_changed_removed_or_moved_line_is_named(tmp_path, harm, where):
     write(tmp_path)
     harm(tmp_path / NAME)
     with pytest.raises(RunError) as broken:
@@ -85,7 +85,7 @@ def test_whatever_is_changed_left_out_or_moved_is_named(tmp_path, harm, where):
     assert str(broken.value).isprintable()
 
 
-def test_a_missing_end_is_seen_by_who_has_kept_the_last_digest(tmp_path):
+def test_a_missing_end_is_detected_with_the_last_digest(tmp_path):
     last = write(tmp_path).partition("SHA-256 ")[2][:64]
     file = tmp_path / NAME
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
@@ -94,7 +94,7 @@ def test_a_missing_end_is_seen_by_who_has_kept_the_last_digest(tmp_path):
         audit.verify(tmp_path, last)
 
 
-def test_it_goes_on_after_a_restart_and_over_files(tmp_path):
+def test_the_log_continues_after_a_restart_and_in_a_new_file(tmp_path):
     for _ in range(3):
         write(tmp_path, 20, max_bytes=2000)
     names = [path.name for path in audit.files(tmp_path)]
@@ -114,7 +114,7 @@ def test_it_goes_on_after_a_restart_and_over_files(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [1, 60, -30, -1])
-def test_a_line_that_a_kill_cut_in_half_is_repaired_and_that_is_seen(tmp_path, kept):
+def test_an_incomplete_last_line_is_repaired_and_reported(tmp_path, kept):
     write(tmp_path)
     file = tmp_path / NAME
     *whole, last = file.read_bytes().splitlines(keepends=True)
@@ -131,7 +131,7 @@ def test_a_line_that_a_kill_cut_in_half_is_repaired_and_that_is_seen(tmp_path, k
     audit.verify(tmp_path)
 
 
-def test_a_disk_that_is_full_is_one_warning_and_the_log_says_what_is_missing(tmp_path, monkeypatch):
+def test_a_full_disk_is_one_warning_and_the_log_records_the_gap(tmp_path, monkeypatch):
     said, real, room = [], os.write, [10**6]
 
     def write_what_fits(file, data):
@@ -177,7 +177,7 @@ def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path):
     assert len(said) == 1
 
 
-def test_who_knocks_without_end_fills_no_disk(tmp_path, monkeypatch):
+def test_endless_connections_do_not_fill_the_disk(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(audit.time, "monotonic", lambda: clock[0])
     log = Audit()
@@ -194,7 +194,7 @@ def test_who_knocks_without_end_fills_no_disk(tmp_path, monkeypatch):
     audit.verify(tmp_path)
 
 
-def test_a_strangers_words_are_written_cleaned_and_cut(tmp_path):
+def test_foreign_text_is_cleaned_and_shortened(tmp_path):
     log = Audit()
     log.note("connected", rank=2)  # before the folder is known
     log.open(tmp_path, "server")
@@ -222,7 +222,7 @@ def test_lines_of_many_threads_are_one_chain(tmp_path):
 
 
 @pytest.mark.parametrize("interrupts", [False, True])
-def test_what_comes_in_the_middle_of_a_line_leaves_the_chain_whole(tmp_path, monkeypatch, interrupts):
+def test_a_signal_during_a_write_keeps_the_chain_valid(tmp_path, monkeypatch, interrupts):
     """What a finaliser notes comes after the line; Ctrl-C does not cut it."""
     log, real = Audit(), os.write
     log.open(tmp_path, "server")
@@ -244,7 +244,7 @@ def test_what_comes_in_the_middle_of_a_line_leaves_the_chain_whole(tmp_path, mon
     audit.verify(tmp_path)
 
 
-def test_a_server_that_nobody_came_to_starts_again_in_its_folder(tmp_path):
+def test_a_server_without_silos_restarts_in_its_folder(tmp_path):
     write(tmp_path, 30, max_bytes=2000)
     for name in ("fedml.yaml", "status.json", "status.json.part"):  # the last one cut short by a kill
         (tmp_path / name).touch()

@@ -46,13 +46,13 @@ def test_laplace_answers_add_up_to_their_sum():
     assert privacy.epsilon((("laplace", 2.0, 3),), 1e-5) == pytest.approx(1.5)
 
 
-def test_both_together_are_no_more_than_the_sum_and_many_small_ones_are_far_less():
+def test_combined_answers_cost_at_most_the_sum():
     both = privacy.epsilon((("gaussian", 4.0, 20), ("laplace", 2.0, 1)), 1e-5)
     assert gaussian(4 / math.sqrt(20), 1e-5) < both <= gaussian(4 / math.sqrt(20), 1e-5) + 0.5 + 1e-6
     assert privacy.epsilon((("laplace", 10.0, 1000),), 1e-5) < 30  # Renyi's bound; the sum is 100
 
 
-def test_noise_of_sums_is_counted_by_renyi_alone():
+def test_noise_of_sums_is_counted_only_by_renyi():
     """For concentrated differential privacy, the bound that a continuous Gaussian of the same strength has there."""
     orders = [1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 128, 256, 512, 1024]
     times, strength = 20, 4.0
@@ -63,12 +63,12 @@ def test_noise_of_sums_is_counted_by_renyi_alone():
     assert naive > gaussian(strength / math.sqrt(times), 1e-5)
 
 
-def test_what_has_no_noise_has_no_bound_and_nothing_is_nothing():
+def test_answers_without_noise_have_no_bound_and_no_answer_costs_zero():
     assert privacy.epsilon((("gaussian", 4.0, 20), ("none", 0.0, 1)), 1e-5) == math.inf
     assert privacy.epsilon((), 1e-5) == 0
 
 
-def test_a_budget_carries_as_many_answers_as_fit_and_not_one_more():
+def test_a_budget_allows_exactly_the_answers_that_fit():
     budget = PrivacyBudget(epsilon=8, delta=1e-5)
     number = privacy.answers([COUNTS], [WEIGHTS], budget, "claim")
     fits, more = (privacy.after([COUNTS], [WEIGHTS], n, "claim", 1e-5) for n in (number, number + 1))
@@ -136,7 +136,7 @@ def test_a_policys_noise_for_surveys_needs_a_ledger_too(tmp_path):
     assert privacy.ledger_of(recipe, tmp_path) is not None
 
 
-def test_no_answer_beyond_the_budget_of_whichever_level_and_the_same_one_again(tmp_path):
+def test_no_answer_exceeds_the_budget_of_a_level_and_repeats_are_free(tmp_path):
     for round in range(2):
         ledger(tmp_path, 1.5, level="claim").spend([WEIGHTS], f"{round}", run="r", round=round)
     two, three = (privacy.after([], [WEIGHTS], n, "claim", 1e-5) for n in (2, 3))
@@ -154,7 +154,7 @@ def test_no_answer_beyond_the_budget_of_whichever_level_and_the_same_one_again(t
         ledger(tmp_path, 1.5).spend([WEIGHTS], "2", run="r", round=2)  # of all that a silo sends more is spent
 
 
-def test_a_line_that_a_kill_has_cut_is_no_answer(tmp_path):
+def test_an_incomplete_line_is_not_an_answer(tmp_path):
     file = tmp_path / "privacy.jsonl"
     ledger(tmp_path).spend([WEIGHTS], "a", run="r", round=0)
     whole = file.read_bytes()
@@ -166,7 +166,7 @@ def test_a_line_that_a_kill_has_cut_is_no_answer(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"?\n", b"{}\n", b'{"runs": 1}\n', b"\xff\n"])
-def test_a_damaged_ledger_is_not_begun_anew(tmp_path, damage):
+def test_a_damaged_ledger_is_not_replaced(tmp_path, damage):
     ledger(tmp_path).spend([WEIGHTS], "a", run="r", round=0)
     file = tmp_path / "privacy.jsonl"
     file.write_bytes(damage + file.read_bytes())
@@ -174,7 +174,7 @@ def test_a_damaged_ledger_is_not_begun_anew(tmp_path, damage):
         ledger(tmp_path)
 
 
-def test_without_the_ledger_nothing_is_answered(tmp_path):
+def test_without_the_ledger_a_silo_does_not_answer(tmp_path):
     with pytest.raises(RunError, match=r"cannot be written: .*; answers require the ledger"):
         ledger(tmp_path / "gone").spend([WEIGHTS], "a", run="r", round=0)
 
@@ -225,7 +225,7 @@ def test_each_client_of_a_simulation_answers_until_its_budget_is_spent(tmp_path)
     assert max(entry.epsilon["claim"] for entry in entries) <= 1.7
 
 
-def test_a_round_ends_where_its_sum_would_be_of_too_few(tmp_path):
+def test_a_round_ends_if_too_few_clients_would_be_summed(tmp_path):
     secure = ["comm_args.secure_aggregation=true", "privacy_args.noise_multiplier=2", "privacy_args.clip=0.5"]
     budget = ["privacy_args.level=silo", "privacy_args.budget={epsilon: 10, delta: 1e-5}"]
     four = ["train_args.client_num_in_total=5", "train_args.client_num_per_round=4", "train_args.comm_round=30"]
@@ -239,7 +239,7 @@ def test_a_round_ends_where_its_sum_would_be_of_too_few(tmp_path):
     assert {noise.kind for entry in entries for noise in entry.answered} == {"discrete"}
 
 
-def test_a_run_says_before_it_begins_that_its_budget_ends_first(tmp_path):
+def test_a_run_warns_at_its_start_that_the_budget_ends_first(tmp_path):
     def said(*overrides):
         made = session.build(simulated(*overrides))
         return privacy.warnings(made.recipe, made.sizes)

@@ -14,7 +14,7 @@ from fl_labelskew_plugins.runtimes.silo import keys
 from fl_labelskew_plugins.tensors import save_atomic
 
 
-def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path):
+def test_the_old_file_stays_until_the_new_file_is_complete(tmp_path):
     path = tmp_path / "a"
     path.write_text("old")
     with replacing(path) as part:
@@ -28,7 +28,7 @@ def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_copied_over_a_link_of_the_same_file_leaves_no_part(tmp_path):
+def test_copying_onto_a_link_of_the_same_file_leaves_no_temporary_file(tmp_path):
     for _ in range(2):
         (tmp_path / "a").write_text("x")
         copied(tmp_path / "a", tmp_path / "b")
@@ -52,7 +52,7 @@ WRITE = {
 
 @pytest.mark.parametrize("plant", PLANT.values(), ids=PLANT)
 @pytest.mark.parametrize("kind", WRITE)
-def test_a_planted_part_is_not_written_to(kind, plant, tmp_path):
+def test_a_planted_temporary_file_is_not_written_to(kind, plant, tmp_path):
     for name in ("outside", "source"):
         (tmp_path / name).write_text("secret")
     plant(tmp_path / "a.png.part", tmp_path / "outside")
@@ -90,7 +90,7 @@ def test_open_regular_reads_links_but_no_fifo_or_device(tmp_path):
         read_bytes(tmp_path)
 
 
-def test_read_lines_of_what_cannot_be_read_is_one_line(tmp_path):
+def test_read_lines_of_an_unreadable_file_is_a_one_line_error(tmp_path):
     with pytest.raises(LabelSkewError, match=f"^{tmp_path}: cannot be read: Is a directory$"):
         read_lines(tmp_path)
 
@@ -114,7 +114,7 @@ def test_save_atomic_keeps_private_tensors_private_and_else_follows_the_umask(pr
     ],
     ids=["text", "picture", "tensors"],
 )
-def test_a_file_that_finds_no_room_leaves_nothing(tmp_path, write):
+def test_a_full_disk_leaves_no_file(tmp_path, write):
     write(tmp_path)
     (made,) = tmp_path.iterdir()
     before = made.read_bytes()

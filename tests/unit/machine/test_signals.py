@@ -39,7 +39,7 @@ def swallowed(error):
     raise error
 
 
-def test_interrupting_takes_any_error_after_a_signal_for_the_interruption():
+def test_interrupting_treats_any_error_after_a_signal_as_interruption():
     with pytest.raises(ValueError, match="no signal"), signals.interrupting():
         raise ValueError("no signal")
     with pytest.raises(KeyboardInterrupt) as interruption, signals.interrupting():
@@ -48,13 +48,13 @@ def test_interrupting_takes_any_error_after_a_signal_for_the_interruption():
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RunError("taken over")])
-def test_interrupting_keeps_errors_that_say_what_was_not_saved(error):
+def test_interrupting_keeps_errors_about_unsaved_data(error):
     with pytest.raises(type(error)), signals.interrupting():
         swallowed(error)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])  # in a script's background, and after nohup
-def test_a_signal_that_is_ignored_stays_so(number):
+def test_an_ignored_signal_stays_ignored(number):
     before = signal.signal(number, signal.SIG_IGN)
     try:
         with signals.interrupting(), signals.uninterrupted():
@@ -63,7 +63,7 @@ def test_a_signal_that_is_ignored_stays_so(number):
         signal.signal(number, before)
 
 
-def test_a_signal_comes_once_the_other_end_is_closed_and_not_before():
+def test_the_signal_arrives_when_the_other_end_is_closed():
     ours, theirs = os.pipe()
     came = threading.Event()
     with signals.handled(signal.SIGUSR1, handler=lambda signum, frame: came.set()):

@@ -69,7 +69,7 @@ def test_a_calibration_ends_with_the_upload(samples):
     assert torch.equal(samples.loss(both, "personalise")["cross_entropy"], cross_entropy(lowered, samples.labels))
 
 
-def test_calibrations_in_the_order_in_which_they_stand(samples):
+def test_calibrations_apply_in_their_written_order(samples):
     parts = {"fedrs": FedRS(), "fedlc": FedLC()}
     first = combined.combine(parts).calibrate(samples.logits, samples.view())
     second = combined.combine(dict(reversed(parts.items()))).calibrate(samples.logits, samples.view())
@@ -157,7 +157,7 @@ def test_fedproc_is_additive_with_a_constant_weight():
     assert FedProc(FedProc.Params(mu=0)).additive()
 
 
-def test_it_is_what_its_parts_are():
+def test_a_combination_has_the_properties_of_its_parts():
     logits = combined.combine({"fedrs": FedRS(), "fedlc": FedLC()})
     assert logits.logits_only()
     assert not logits.protects()
@@ -174,7 +174,7 @@ def test_it_is_what_its_parts_are():
     assert "Manifold Reshaping" in both.paper
 
 
-def test_opening_and_prototypes_live_side_by_side():
+def test_opening_and_prototypes_can_be_combined():
     both = combined.combine({"fedshift": FedShift(), "fedmr": FedMR()})
     opened = both.open(total_of({"smoothed": torch.tensor([1.0, 1.0])}, {"smoothed": torch.tensor([2.0, 0.0])}))
     assert list(opened) == ["prior"]
@@ -204,7 +204,7 @@ def test_opening_and_prototypes_live_side_by_side():
         ("fedlc+", "'' is unknown; allowed: fd, fedavg, "),
     ],
 )
-def test_what_has_no_meaning_is_refused(method, line):
+def test_meaningless_combinations_are_refused(method, line):
     text = message(lambda: parse.parse(TEXT, overrides=[f"method_args.method={method}"]))
     assert f"--set method_args.method: {line}" in text
 
@@ -225,7 +225,7 @@ def test_a_dotted_key_reaches_a_parameter_of_one_of_them():
         assert (keys["fedlc"]["tau"], keys["fedmr"]["mu1"], keys["fedmr"]["mu2"]) == (5.0, 0.01, 0.25)
 
 
-def test_the_last_ones_weights_are_in_force_and_the_record_says_so():
+def test_the_weights_of_the_last_method_apply_and_are_recorded():
     both = combined.combine({"fedshift": FedShift(), "fedmr": FedMR()})
     assert both.aggregation == "samples"
     assert both.deviations()[-1] == "uploads are weighted as in fedmr (samples), not as in fedshift (population)"
@@ -237,7 +237,7 @@ def test_the_last_ones_weights_are_in_force_and_the_record_says_so():
 
 
 @pytest.mark.parametrize("value", ["participants", "population"])
-def test_weights_that_would_not_be_in_force_are_refused(value):
+def test_weights_without_effect_are_refused(value):
     override = f"method_args.fedshift={{denominator: {value}}}"
     assert message(lambda: parse.parse(TEXT, overrides=[override])) == (
         "recipe.yaml: method_args.method: fedshift.denominator chooses the weights of the uploads, but the last "
@@ -296,11 +296,11 @@ def test_a_silo_sets_its_own_noise_under_the_parts_name(silo, samples):
         ("{fedshift: 4}", "fedshift: 4 is not a mapping of keys to values; allowed: count_noise, "),
     ],
 )
-def test_no_more_than_that(silo, section, line):
+def test_a_silo_sets_nothing_else(silo, section, line):
     assert f"one.yaml: method_args.{line}" in message(lambda: silo(section))
 
 
-def test_another_smoothing_is_no_agreement(silo):
+def test_another_smoothing_is_a_disagreement(silo):
     whole, one = silo("{fedshift: {count_noise: 4.0}}")
     server = facts.agreed(whole)
     assert "count_noise" not in server["method_args"]["fedshift"]
@@ -321,11 +321,11 @@ def test_another_smoothing_is_no_agreement(silo):
         (["method_args.mu1=1"], "mu1: unknown key; allowed: method, fedshift, fedmr"),
     ],
 )
-def test_parameters_stand_under_their_methods_names(overrides, line):
+def test_parameters_are_grouped_by_method_name(overrides, line):
     assert f"--set method_args.{line}" in message(lambda: parse.parse(TEXT, overrides=overrides))
 
 
-def test_a_recipe_comes_back_as_it_was():
+def test_a_recipe_is_unchanged_by_a_round_trip():
     loaded = parse.parse(TEXT)
     assert loaded.method_name == "fedshift+fedmr"
     again = parse.parse(loaded.dump())

@@ -38,7 +38,7 @@ def test_step():
         torch.testing.assert_close(spread(w, rate=0.05, margin=1.5), w - 0.05 * slope)
 
 
-def test_what_has_no_direction_or_no_other_stays_where_it_is():
+def test_zero_and_single_proxies_do_not_move():
     w = torch.tensor([[0.0, 0.0], [1.0, 0.0], [2.0, 0.1]])
     new = spread(w, rate=0.1)
     assert new.isfinite().all()

@@ -64,7 +64,7 @@ def test_hand_numbers():
     assert others_cross_entropy(torch.tensor([[5.0, 2.0]]), torch.tensor([0])).item() == -3
 
 
-def test_without_a_missing_class_the_mask_takes_nothing_away(assert_plain):
+def test_the_mask_without_missing_classes_has_no_effect(assert_plain):
     assert_plain(FedLC(FedLC.Params(tau=0.0, missing="mask")), counts=torch.ones(5, dtype=torch.long))
 
 

@@ -9,7 +9,7 @@ from fl_labelskew_plugins.methods.fedmmd import FedMMD
 from fl_labelskew_plugins.ops import mmd
 
 
-def test_the_servers_model_stays_beside_the_trained_one(world):
+def test_the_servers_model_is_kept_next_to_the_trained_model(world):
     method = FedMMD(FedMMD.Params(lam=0.5))
     view, server = world.begun(method)
     batch = world.batch()
@@ -35,7 +35,7 @@ def test_the_discrepancy_holds_a_client_near_the_server(digits):
 
 
 @pytest.mark.parametrize("last", [1, 2])
-def test_a_last_batch_of_one_sample_moves_no_more_than_cross_entropy_does(digits, last):
+def test_a_batch_of_one_sample_moves_like_cross_entropy(digits, last):
     def moved(method, samples):
         run = digits(method)
         settings = replace(run.trainer.settings, batch_size=64, learning_rate=0.01, momentum=0.9)

@@ -75,7 +75,7 @@ def test_distillation_keeps_outputs_of_other_classes_near_the_servers(digits):
     assert held < 0.5 * free
 
 
-def test_it_is_combined_with_calibrations_and_other_terms(world):
+def test_combines_with_calibrations_and_other_terms(world):
     """The distillation is of the network's logits, not of calibrated ones."""
     both = combined.combine({"fedlc": FedLC(), "fedntd": FedNTD(), "fedlmd": FedLMD()})
     view = world.client()

@@ -54,7 +54,7 @@ def test_hand_numbers():
     assert alone.item() == 0  # no other class to be told from
 
 
-def test_what_is_no_prototype_is_never_read():
+def test_missing_prototypes_are_never_read():
     z, g = torch.randn(4, 2, requires_grad=True), torch.randn(3, 2)
     g[2] = torch.nan
     y = torch.tensor([0, 1, 2, 2])
@@ -100,7 +100,7 @@ def test_constant_schedule(world):
     assert torch.equal(first["cross_entropy"], cross_entropy(batch.logits, batch.labels))
 
 
-def test_prototypes_travel(world):
+def test_prototypes_are_sent_and_received(world):
     method = FedProc()
     sent = method.contribute(world.client())
     assert {name: tuple(tensor.shape) for name, tensor in sent.items()} == method.contribution_shapes(world.federation)

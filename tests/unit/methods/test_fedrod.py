@@ -51,7 +51,7 @@ def test_neutral_setting_keeps_nothing(world):
     assert torch.equal(method.private_logits(world.x, view), world.net(world.x))
 
 
-def test_nothing_flows_from_the_private_head_into_the_generic_part(world):
+def test_the_private_head_sends_no_gradient_to_the_generic_part(world):
     method, view, batch = FedRoD(FedRoD.Params(private=3.0)), world.client(), world.batch()
     method.before_round(view)
     head = list(method.private_parameters(view))
@@ -69,7 +69,7 @@ def test_nothing_flows_from_the_private_head_into_the_generic_part(world):
     assert all(g.any() for g in torch.autograd.grad(terms["private"], head))
 
 
-def test_the_private_head_starts_at_zero_and_comes_back(world):
+def test_the_private_head_starts_at_zero_and_is_restored(world):
     method, first = FedRoD(), world.client()
     method.before_round(first)
     head = method.private_parameters(first)

@@ -21,7 +21,7 @@ def test_loss_is_cross_entropy_of_the_restricted_logits(world, params):
     assert torch.equal(method.loss(batch, world.client())["cross_entropy"], expected)
 
 
-def test_alpha_zero_leaves_missing_proxies_alone(world):
+def test_alpha_zero_keeps_missing_proxies_unchanged(world):
     sum(FedRS(FedRS.Params(alpha=0.0)).loss(world.batch(), world.client()).values()).backward()
     head = world.net.classifier
     assert not head.weight.grad[3:].any()

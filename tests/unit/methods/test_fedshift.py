@@ -135,7 +135,7 @@ def test_noise_on_the_counts(world, noise):
 
 
 @pytest.mark.parametrize("b", [1.0, 4.0, 200.0])
-def test_laplace_noise_has_its_distribution(b):
+def test_laplace_noise_has_the_laplace_distribution(b):
     n, centre = 200_000, 100_000
     noisy = noisy_counts(torch.full((n,), centre), scale=b, noise="laplace", generator=np.random.default_rng(0))
     noise = (noisy - centre).double()
@@ -147,7 +147,7 @@ def test_laplace_noise_has_its_distribution(b):
     assert noise.var().item() == pytest.approx(2 * b * b + 1 / 12, rel=0.03)
 
 
-def test_gaussian_noise_has_its_spread():
+def test_gaussian_noise_has_its_standard_deviation():
     counts = torch.full((100_000,), 10_000)
     noisy = noisy_counts(counts, scale=30.0, noise="gaussian", generator=np.random.default_rng(0))
     assert (noisy - counts).double().std().item() == pytest.approx(30, rel=0.02)

@@ -53,7 +53,7 @@ def test_distillation_equals_a_loop(rows, vacant, seed):
     assert ours == pytest.approx(naive_distillation(z, teacher, classes.tolist()), rel=1e-9, abs=1e-12)
 
 
-def test_distillation_of_equal_models_and_of_one_class_is_nothing():
+def test_distillation_of_equal_models_and_of_one_class_is_zero():
     z = torch.randn(4, 5, requires_grad=True)
     for teacher, vacant in ((z.detach().clone(), [0, 2, 3]), (torch.randn(4, 5), [2])):
         loss = vacant_class_distillation(z, teacher, torch.tensor(vacant))
@@ -152,7 +152,7 @@ def test_without_calibration_the_cross_entropy_is_plain(world):
     assert torch.equal(terms["cross_entropy"], cross_entropy(batch.logits, batch.labels))
 
 
-def test_the_distillation_holds_vacant_classes_near_the_server(digits):
+def test_distillation_keeps_vacant_classes_near_the_server(digits):
     def divergence(lam):
         run = digits("fedvls", lam=lam)
         client = next(k for k in range(3) if (run.trainer.counts(k) == 0).sum() > 1)

@@ -61,7 +61,7 @@ def test_a_clients_first_round_has_no_contrast(world, assert_plain):
     assert not torch.equal(kept["moon.classifier.weight"], world.net.classifier.weight)  # a copy, not a view
 
 
-def test_later_rounds_contrast_the_servers_model_with_the_last_own(world):
+def test_later_rounds_contrast_the_servers_model_with_the_last_local_model(world):
     method = MOON(MOON.Params(mu=5.0, temperature=0.7))
     last = world.moved()
     view, server = world.begun(method, state=world.moved("moon."))

@@ -48,7 +48,7 @@ def test_neutral_setting_is_plain_cross_entropy(world, assert_plain, name, param
 
 
 @pytest.mark.parametrize(("name", "params"), [case for case in NEUTRAL if case[0] not in ("fedrs", "map", "fedphp")])
-def test_and_its_training_is_fedavgs(digits, name, params):
+def test_neutral_training_equals_fedavg(digits, name, params):
     """But for the three whose uploads count alike."""
     plain, neutral = digits("fedavg"), digits(name, **params)
     for clients in ([0, 1], [1, 2]):

@@ -34,7 +34,7 @@ def test_hand_numbers():
 
 
 @pytest.mark.parametrize("params", [{}, {"smoothing_fraction": 0.1}])
-def test_the_prior_is_fedshifts(world, params):
+def test_the_prior_equals_that_of_fedshift(world, params):
     method, batch = Reweighting(Reweighting.Params(**params)), world.batch()
     others = torch.tensor([0, 0, 40, 50, 60])
     openings = total_of(*(method.opening(world.client(counts=n)) for n in (world.counts, others)))
@@ -48,7 +48,7 @@ def test_the_prior_is_fedshifts(world, params):
     assert terms["cross_entropy"].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_what_it_shares_with_fedshift(world):
+def test_rules_shared_with_fedshift(world):
     noisy = Reweighting(Reweighting.Params(count_noise=3.0))
     sent = noisy.opening(world.client(counts=torch.full((5,), 1000)))["smoothed"]
     assert 0 < (sent - 1000).abs().max() < 50

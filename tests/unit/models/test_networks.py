@@ -102,7 +102,7 @@ FEDMR = [
 
 
 @pytest.mark.parametrize(("kind", "params", "shape", "classes", "count", "printed", "d"), FEDMR, ids=str)
-def test_numbers_that_fedmr_prints(kind, params, shape, classes, count, printed, d):
+def test_parameter_counts_printed_by_fedmr(kind, params, shape, classes, count, printed, d):
     with torch.device("meta"):  # shapes alone
         net = build(kind, params, shape, classes)
     numbers = sum(tensor.numel() for tensor in net.state_dict().values())
@@ -111,7 +111,7 @@ def test_numbers_that_fedmr_prints(kind, params, shape, classes, count, printed,
     assert net.classifier.in_features == d
 
 
-def test_features_come_after_the_last_non_linearity():
+def test_features_follow_the_last_non_linearity():
     x = torch.randn(16, 1, 28, 28)
     for kind, params in ((LeNet, {}), (FedLCMNIST, {}), (MLP, {}), (ResNet18, {}), (TFCNN, {}), (FeCNN, {})):
         assert build(kind, params, (1, 28, 28)).features(x).min() >= 0
@@ -119,7 +119,7 @@ def test_features_come_after_the_last_non_linearity():
     assert build(LeNet, {"relu_features": False}, (1, 28, 28)).features(x).min() < 0
 
 
-def test_resnet18_is_fedmrs():
+def test_resnet18_equals_that_of_fedmr():
     net = build(ResNet18, {}, (3, 32, 32))
     assert parameters(net) == 11_173_962
     assert net.body.conv1.weight.shape == (64, 3, 3, 3)
@@ -145,7 +145,7 @@ def test_resnet18_is_fedmrs():
         (WideResNet, 8),
     ],
 )
-def test_unfit_inputs(kind, smallest):
+def test_unsuitable_inputs(kind, smallest):
     params = {"depth": 10, "widen": 1} if kind is WideResNet else {}
     build(kind, params, (2, smallest, smallest + 1)).eval()(torch.randn(1, 2, smallest, smallest + 1))
     for shape, has in (((1, smallest, smallest - 1), f"{smallest}x{smallest - 1}"), ((60,), "(60,)")):
@@ -170,7 +170,7 @@ def test_unfit_inputs(kind, smallest):
         (EfficientNetB0, SCRATCH, (3, 31, 32), "at least 32x32, this data set has 31x32"),
     ],
 )
-def test_unfit_shapes(kind, params, shape, line):
+def test_unsuitable_shapes(kind, params, shape, line):
     assert line in message(lambda: build(kind, params, shape))
 
 
@@ -183,20 +183,20 @@ def test_char_lstm_reads_texts_to_their_end():
     torch.testing.assert_close(features[0], net.body.lstm(net.body.embedding(x[:1].int()))[1][0][-1, 0])
 
 
-def test_text_and_measurements_are_told_apart():
+def test_text_and_measurements_are_distinguished():
     texts = message(lambda: build(CharLSTM, {}, (6,))(torch.zeros(2, 6)))
     assert texts.startswith("model: needs a data set of characters, such as shakespeare; use a net")
     numbers = message(lambda: build(MLP, {}, (6,))(torch.zeros(2, 6, dtype=torch.uint8)))
     assert numbers == "model: needs measurements, but this data set contains characters; use char_lstm"
 
 
-def test_deep_networks_without_normalisation_keep_the_size_of_what_passes():
+def test_deep_networks_without_normalisation_keep_the_scale_of_activations():
     # torch's own initialisation leaves 0.006 and 0.04
     assert 0.05 < build(VGG11, {}, (3, 32, 32)).features(torch.randn(64, 3, 32, 32)).std() < 10
     assert 0.05 < build(SACNN, {}, (256,)).features(torch.randn(64, 256)).std() < 10
 
 
-def test_wide_resnet_has_the_papers_depth():
+def test_wide_resnet_has_the_depth_of_the_paper():
     with torch.device("meta"):
         net = build(WideResNet, {}, (3, 32, 32))
     convolutions = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d) and m.kernel_size == (3, 3)]

@@ -27,7 +27,7 @@ def test_one_round_by_hand(world):
     assert world(FedNova(), steps=(1, 3)).play() == pytest.approx(1 - 2.5 * 0.25 * 0.1)
 
 
-def test_nothing_is_lost_on_the_way(world):
+def test_steps_arrive_at_the_server(world):
     """With 200 steps, normalised changes that are added to float32 weights of 1 are 1e-3 of the way off."""
     trained = []
 
@@ -46,7 +46,7 @@ def test_nothing_is_lost_on_the_way(world):
         assert two.at == pytest.approx(expected, abs=2e-7, rel=0)  # a place or two of float32
 
 
-def test_who_does_not_say_its_steps_is_refused(world):
+def test_uploads_without_steps_are_refused(world):
     two = world(FedNova())
     result = fit(two.trainer, 0, 0, two.server.weights, times_selected=1)
     two.server.check(0, 0, result)

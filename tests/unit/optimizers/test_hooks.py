@@ -26,7 +26,7 @@ class Adds(Optimizer):
         return {}
 
 
-def test_what_comes_after_the_upload_is_not_corrected(world):
+def test_training_after_the_upload_is_not_corrected(world):
     two = world(Adds(), steps=(2, 2), stages=[Stage("shared", 0.5), Stage("own", 0.5, upload=False)])
     result = fit(two.trainer, 0, 0, two.server.weights, times_selected=1)
     assert float(result.upload["w"]) == pytest.approx(1 - 0.1 * (1 + 1))
@@ -54,7 +54,7 @@ def test_the_gradient_before_training_is_that_of_the_first_stage(world):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
-def test_what_rides_along_is_of_the_parameters_dtype(world, dtype):
+def test_additional_tensors_have_the_dtype_of_the_parameters(world, dtype):
     """A client's float64 would make everybody's control variate one."""
     two = world(SCAFFOLD())
     result = fit(two.trainer, 0, 0, two.server.weights, times_selected=1)

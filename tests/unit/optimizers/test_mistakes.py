@@ -25,12 +25,12 @@ train_args: {{federated_optimizer: {}}}
         ("SCAFFOLD", "fedprox_mu=1", "train_args.fedprox_mu: unknown key; allowed: federated_optimizer, "),
     ],
 )
-def test_what_it_does_not_go_with(optimizer, override, line):
+def test_refused_combinations(optimizer, override, line):
     text = TEXT.format("FedOpt, server_optimizer: adam" if optimizer == "adam" else optimizer)
     assert line in message(lambda: parse.parse(text, overrides=[f"train_args.{override}"]))
 
 
-def test_a_protection_of_uploads_does_not_go_with_what_sends_more():
+def test_protected_uploads_exclude_optimisers_that_send_more():
     overrides = ["method_args.method=fedrs", "method_args.upload_clip=1.0"]
     line = "SCAFFOLD sends more than weights, but the method's protection of uploads covers only weights"
     assert line in message(lambda: parse.parse(TEXT.format("SCAFFOLD"), overrides=overrides))

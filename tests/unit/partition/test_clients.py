@@ -50,7 +50,7 @@ def test_divide_counts_and_record():
     assert record["digest"] == clients.digest
 
 
-def test_divide_depends_on_the_seed_alone():
+def test_divide_depends_only_on_the_seed():
     kind = Dirichlet(Dirichlet.Params(beta=0.5))
     first = divide(data(), kind, clients=4, seed=1)
     np.random.seed(3)
@@ -128,7 +128,7 @@ def test_a_wrong_partitioner_is_named(parts, says):
     assert "; use " in text or "; give " in text
 
 
-def test_parts_are_sorted_and_need_not_cover():
+def test_parts_are_sorted_and_may_omit_samples():
     clients = divide(data(), Fixed([[4, 1], np.array([9], np.uint8)]), clients=2, seed=0)
     assert [p.tolist() for p in clients.train] == [[1, 4], [9]]
     assert clients.counts.sum() == 3
@@ -144,7 +144,7 @@ def test_labels_beyond_the_class_names():
 GROUPS = np.repeat([0, 2, 1], 30)
 
 
-def test_clients_that_are_whole_groups_have_their_names():
+def test_clients_equal_to_groups_have_their_names():
     whole = replace(data(groups=GROUPS), group_names=["coast", "north", "so\x1buth"])
     clients = divide(whole, Natural(), clients=3, seed=0)
     assert clients.names == json.loads(clients.record())["clients"] == ["coast", "north", "so?uth"]

@@ -325,7 +325,7 @@ def test_natural():
         (Natural, {}),
     ],
 )
-def test_plugins_pass_their_parameters_on(kind, params):
+def test_plugins_pass_on_their_parameters(kind, params):
     labels, groups = shuffled([30] * 10), np.repeat(np.arange(10), 30)
     plugin = kind(kind.Params(**params))
     parts = plugin.split(labels, groups, clients=10, rng=rng())

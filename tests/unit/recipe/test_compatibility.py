@@ -45,7 +45,7 @@ def test_two_rounds_of_every_pair(method, optimizer, tmp_path):
     record.finish()  # the method's private models are whole ones, whatever else a client keeps
 
 
-def test_the_docs_own_optimiser_goes_halfway():
+def test_the_optimiser_of_the_docs_goes_halfway():
     (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
     namespace = {}
     exec(code, namespace)
@@ -79,7 +79,7 @@ BASE = TEXT.format(method="fedlc", optimizer="FedProx")
         (["model_args.model=resnet18"], "own"),
     ],
 )
-def test_whose_code_runs(overrides, source):
+def test_origin_of_the_code_that_runs(overrides, source):
     loaded = parse.parse(BASE, overrides=overrides)
     assert compatibility.choice(loaded, loaded.network.build((1, 8, 8), 10)).source == source
 
@@ -99,7 +99,7 @@ def test_the_hosts_code_is_refused_with_the_reason(overrides, line):
     assert told == f"--set train_args.optimizer_source: corrected: {line}; allowed: own, or null"
 
 
-def test_a_network_with_buffers_is_refused_where_the_host_is_asked_for():
+def test_a_network_with_buffers_is_refused_with_code_of_the_host():
     loaded = parse.parse(BASE, overrides=["train_args.optimizer_source=corrected", "model_args.model=resnet18"])
     with pytest.raises(LabelSkewError, match="FedML cannot train resnet18, which has batch normalisation"):
         compatibility.choice(loaded, loaded.network.build((1, 8, 8), 10))
@@ -116,7 +116,7 @@ def test_a_network_with_buffers_is_refused_where_the_host_is_asked_for():
         pytest.param("fedshift", "FedOpt", [], None, marks=pytest.mark.host),
     ],
 )
-def test_whose_weights_of_the_uploads_are_in_force_is_said(method, optimizer, more, line, tmp_path):
+def test_the_origin_of_upload_weights_is_reported(method, optimizer, more, line, tmp_path):
     overrides = [f"train_args.{option}" for option in more]
     made = session.build(parse.parse(TEXT.format(method=method, optimizer=optimizer), overrides=overrides))
     Record(made, RunFolder(tmp_path), Progress(), resume=False)
@@ -126,14 +126,14 @@ def test_whose_weights_of_the_uploads_are_in_force_is_said(method, optimizer, mo
         assert [found for found in lines if found.startswith("uploads are weighted as in ")] == expected
 
 
-def test_changes_are_no_weights_to_protect():
+def test_changes_are_not_weights_to_protect():
     optimizer = session.build(parse.parse(TEXT.format(method="fedavg", optimizer="FedProx"))).recipe.optimizer
     assert not compatibility.sends_more(optimizer)
     optimizer.sends_change = True
     assert compatibility.sends_more(optimizer)
 
 
-def test_contributions_that_must_not_leave_are_refused_where_the_optimiser_needs_them():
+def test_an_optimiser_that_needs_withheld_contributions_is_refused():
     silos = ["common_args.training_type=cross_silo", "comm_args.backend=GRPC", "comm_args.send_contributions=false"]
     match = r"send_contributions: false cannot be used with federated_optimizer SCAFFOLD"
     with pytest.raises(LabelSkewError, match=match):
@@ -144,7 +144,7 @@ def test_contributions_that_must_not_leave_are_refused_where_the_optimiser_needs
         parse.parse(BASE, overrides=drift)
 
 
-def test_a_method_that_needs_single_contributions_does_not_go_with_sums(monkeypatch):
+def test_a_method_that_needs_single_contributions_excludes_sums(monkeypatch):
     sums = ["comm_args.secure_aggregation=true", "train_args.client_num_per_round=3"]
     parse.parse(BASE, overrides=sums)
     monkeypatch.setattr(FedLC, "individual", True)
@@ -153,7 +153,7 @@ def test_a_method_that_needs_single_contributions_does_not_go_with_sums(monkeypa
 
 
 @pytest.mark.parametrize("wanted", ["corrected", "null"])
-def test_the_hosts_code_sees_single_uploads(wanted):
+def test_code_of_the_host_receives_single_uploads(wanted):
     overrides = ["train_args.federated_optimizer=FedProx", f"train_args.optimizer_source={wanted}"]
     overrides += ["comm_args.secure_aggregation=true", "train_args.client_num_per_round=3"]
     if wanted == "null":

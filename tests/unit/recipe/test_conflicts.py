@@ -4,7 +4,7 @@ from recipe_texts import CROSS_SILO, GOOD, cross_silo, lines_of, only_line, text
 from fl_labelskew_plugins.recipe import parse, yaml
 
 
-def test_a_judgement_does_not_rest_on_a_value_that_is_wrong():
+def test_conflicts_ignore_invalid_values():
     assert len(lines_of(text_with(train_args={"client_num_in_total": 0, "client_num_per_round": 20}))) == 1
 
 
@@ -21,13 +21,13 @@ def test_a_judgement_does_not_rest_on_a_value_that_is_wrong():
         ("comm_args.round_deadline_s=0", "comm_args.round_deadline_s: 0 is out of range; allowed: a number above 0"),
     ],
 )
-def test_keys_that_do_not_go_with_the_runtime(override, message):
+def test_keys_that_exclude_the_runtime(override, message):
     assert message in only_line(text_with(), override)
 
 
 @pytest.mark.parametrize("host", ["10.1.2.3", "0.0.0.0", "silo.example.org", "[fe80::1]"])
 @pytest.mark.parametrize("key", ["server_address", "listen_address"])
-def test_an_address_that_others_can_reach_needs_certificates(key, host):
+def test_a_reachable_address_needs_certificates(key, host):
     line = only_line(cross_silo(**{key: f"{host}:8890"}))
     assert line == (
         f"r.yaml: comm_args.certs: missing; {key} {host}:8890 can be reached from other machines; use a folder "
@@ -37,7 +37,7 @@ def test_an_address_that_others_can_reach_needs_certificates(key, host):
     assert parse.parse(text_with(comm_args={key: f"{host}:8890"})).comm.certs is None
 
 
-def test_as_many_files_as_silos():
+def test_one_file_per_silo_is_required():
     text = text_with(**CROSS_SILO | {"client_specific_args": {"data_silo_config": ["one.yaml"]}})
     assert only_line(text).endswith("data_silo_config: 1 files for 2 clients; allowed: one file per client, or none")
 
@@ -87,7 +87,7 @@ NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "ep
         (["comm_args.secure_clip=0"], "comm_args.secure_clip: 0 is out of range; allowed: a number above 0, or null"),
     ],
 )
-def test_a_server_that_gets_sums_alone_has_no_single_uploads(overrides, line):
+def test_a_server_with_sums_has_no_single_uploads(overrides, line):
     assert only_line(text_with(), f"{SUMS}=true", *overrides) == f"--set {line}"
 
 
@@ -133,12 +133,12 @@ def test_masks_need_certificates_and_three_silos():
         (2, "2 is out of range; allowed: an integer of at least 3, or null"),
     ],
 )
-def test_how_many_have_to_be_there_to_the_end(threshold, line):
+def test_threshold_of_a_secure_sum(threshold, line):
     overrides = [*FOUR, f"comm_args.secure_threshold={threshold}"]
     assert only_line(cross_silo(secure_aggregation=True), *overrides) == f"--set comm_args.secure_threshold: {line}"
 
 
-def test_sums_of_each_silos_samples_are_not_told():
+def test_sums_do_not_reveal_samples_per_silo():
     own = "client_specific_args.data_silo_config=[a.yaml,b.yaml,c.yaml,d.yaml]"
     overrides = [*FOUR, own, "data_args.dataset=npz", "data_args.data_cache_dir=x.npz"]
     why = f"with {SUMS} silos do not send the sums for a common mean and std; write"
@@ -152,7 +152,7 @@ def test_sums_of_each_silos_samples_are_not_told():
 
 
 @pytest.mark.parametrize(("bits", "clip"), [(16, 4.0), (24, 8.0), (32, 16.0)])
-def test_the_most_that_a_parameter_may_change(bits, clip):
+def test_largest_change_of_a_parameter(bits, clip):
     overrides = [f"{SUMS}=true", f"comm_args.secure_bits={bits}"]
     assert parse.parse(text_with(), overrides=overrides).comm.largest_change == clip
     assert parse.parse(text_with(), overrides=[*overrides, "comm_args.secure_clip=3"]).comm.largest_change == 3

@@ -135,7 +135,7 @@ def test_server_address_comes_from_fedml_s_csv_file(rows, address, tmp_path):
     assert any(line.startswith(f"comm_args.grpc_ipconfig_path: {note}") for line in made.notes)
 
 
-def test_keys_of_attacks_and_defences_stay_where_they_are():
+def test_keys_of_attacks_and_defences_keep_their_section():
     keys = {"enable_defense": True, "defense_type": "trimmed_mean", "beta": 0.1, "unheard_of": [1]}
     made = converted(SMALL + f"security_args: {keys}\n")
     assert made.content["security_args"] == keys

@@ -27,7 +27,7 @@ def test_rounds_with_a_test_are_counted(every, rounds):
         assert recipe.tests(begin, end) == sum(tested[begin:end])
 
 
-def test_a_dump_loads_to_the_same(tmp_path):
+def test_a_dump_loads_to_an_equal_recipe(tmp_path):
     odd = text_with(
         data_args={"data_cache_dir": "1e5"},
         tracking_args={"run_dir": "2020-01-01: # 'é"},
@@ -47,7 +47,7 @@ def test_a_dump_loads_to_the_same(tmp_path):
     assert first.dump().startswith("# fedml run odd.yaml\ncommon_args: {")
 
 
-def test_differences_name_the_key_and_leave_tracking_out():
+def test_differences_name_the_key_and_ignore_tracking():
     a = parse.parse(text_with()).resolved()
     b = parse.parse(
         text_with(method_args={"mu1": 0.2}, tracking_args={"run_dir": "x"}, dp_args={"epsilon": 1.0})
@@ -57,7 +57,7 @@ def test_differences_name_the_key_and_leave_tracking_out():
     assert different(b, a) == ["method_args.mu1", "dp_args.epsilon"]
 
 
-def test_differences_leave_out_where_processes_find_each_other():
+def test_differences_ignore_addresses_of_processes():
     a = parse.parse(text_with(), overrides=["comm_args.backend=MPI", "comm_args.workers=2"]).resolved()
     b = parse.parse(text_with(), overrides=["comm_args.backend=MPI", "comm_args.round_deadline_s=5"]).resolved()
     c = parse.parse(text_with()).resolved()
@@ -65,7 +65,7 @@ def test_differences_leave_out_where_processes_find_each_other():
     assert different(a, c) == ["comm_args.backend"]
 
 
-def test_a_round_needs_two_uploads_where_two_join_it():
+def test_a_round_of_two_clients_needs_two_uploads():
     assert quorum(parse.parse(text_with())) == 2
     assert quorum(parse.parse(text_with(), overrides=["train_args.client_num_per_round=1"])) == 1
     assert quorum(parse.parse(text_with(comm_args={"min_clients": 7}))) == 7
@@ -84,7 +84,7 @@ def test_one_number_or_several_survive_the_dump():
     assert parse.parse(loaded.dump()).expected == loaded.expected
 
 
-def test_numbers_are_no_part_of_what_is_run():
+def test_published_numbers_are_not_part_of_the_run():
     a, b = parse.parse(text_with()), parse.parse(text_with(expected=NUMBER))
     assert different(a.resolved(), b.resolved()) == []
     assert a.resolved() == b.resolved()

@@ -94,11 +94,11 @@ def test_wrong_names_and_keys_are_one_line_and_nothing_runs(folder, monkeypatch,
         ({"model": "lacks.py:make"}, "lacks.py:make: ModuleNotFoundError: No module named 'nosuch_module' (line 1)"),
     ],
 )
-def test_what_a_function_does_wrong_is_one_line(folder, keys, line):
+def test_errors_of_a_function_are_one_line(folder, keys, line):
     assert line in message(lambda: network(**keys).build((1, 8, 8), 10))
 
 
-def test_parameters_arrive_and_defaults_stay_the_functions(folder):
+def test_parameters_are_passed_and_defaults_are_kept(folder):
     built = network(width=5, shares=[3, 4]).build((1, 8, 8), 10)
     assert built.classifier.in_features == 5
     assert built.features(torch.zeros(2, 1, 8, 8)).shape == (2, 5)
@@ -113,7 +113,7 @@ def test_the_weights_do_not_depend_on_whether_the_file_ran_before(folder):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_path_counts_from_the_recipe_and_an_override_from_here(folder):
+def test_a_path_is_relative_to_the_recipe_and_an_override_to_the_working_folder(folder):
     (folder / "sub").mkdir()
     (folder / "sub" / "net.py").write_text(NET.replace("width: int = 8", "width: int = 4"))
     text = text_with(model_args={"model": "net.py:make_network"})
@@ -171,7 +171,7 @@ def test_resume_rejects_changed_network_file(folder):
     assert str(folder) not in (whole.folder / "MODEL_CARD.md").read_text()
 
 
-def test_a_models_file_chooses_no_code(folder, monkeypatch):
+def test_a_model_file_cannot_choose_code(folder, monkeypatch):
     run = fl.run(DIGITS | {"model_args": {"model": "net.py:make_network"}}, "run", quiet=True, host="none")
     for name in [name for name in sys.modules if "labelskew_network_" in name]:
         monkeypatch.delitem(sys.modules, name)
@@ -188,7 +188,7 @@ def test_a_models_file_chooses_no_code(folder, monkeypatch):
     assert (folder / "ran").read_text() == f"{os.getpid()} "
 
 
-def test_objects_from_python_need_sp_and_the_line_names_the_other_way(folder):
+def test_objects_from_python_need_sp_and_the_error_names_an_alternative(folder):
     recipe = DIGITS | {"comm_args": {"backend": "MPI", "workers": 2}}
     with pytest.raises(LabelSkewError, match=r"use sp, or model_args.model: FILE.py:FUNCTION"):
         fl.run(recipe, model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), quiet=True)

@@ -48,7 +48,7 @@ class Items(list):
         return super().__getitem__(k), self.targets[k]
 
 
-def test_a_module_gets_features_and_a_classifier_and_comes_back_as_it_was():
+def test_a_module_gets_features_and_a_classifier_and_is_restored():
     net = Net()
     network = ModuleNetwork(net)
     built = network.build((1, 4, 4), 3)
@@ -65,7 +65,7 @@ def test_a_module_gets_features_and_a_classifier_and_comes_back_as_it_was():
     assert net.training
 
 
-def test_a_look_at_a_module_leaves_its_modes_alone():
+def test_inspecting_a_module_keeps_its_modes():
     net = Net(after=nn.Dropout())
     net.after.eval()
     built = ModuleNetwork(net).build((1, 4, 4), 3)
@@ -73,7 +73,7 @@ def test_a_look_at_a_module_leaves_its_modes_alone():
 
 
 @pytest.mark.parametrize("bias", [-9.0, 0.0, 9.0])  # also where no logit of any sample is changed by it
-def test_a_relu_behind_the_head_is_seen(bias):
+def test_a_relu_behind_the_head_is_detected(bias):
     net = Net(after=nn.ReLU())
     nn.init.constant_(net.head.bias, bias)
     with pytest.raises(
@@ -82,12 +82,12 @@ def test_a_relu_behind_the_head_is_seen(bias):
         ModuleNetwork(net).build((1, 4, 4), 3)
 
 
-def test_a_module_of_our_form_is_taken_as_it_is():
+def test_a_module_with_features_and_classifier_is_used_unchanged():
     ours = MLP().build((1, 4, 4), 3)
     assert type(ModuleNetwork(ours).build((1, 4, 4), 3)) is type(ours)
 
 
-def test_a_lone_linear_layer_is_all_classifier():
+def test_a_single_linear_layer_is_the_classifier():
     layer = nn.Linear(16, 3)
     built = ModuleNetwork(layer).build((16,), 3)
     assert built.features(torch.ones(2, 16)).shape == (2, 16)
@@ -110,12 +110,12 @@ def test_a_lone_linear_layer_is_all_classifier():
         (nn.Sequential(nn.Linear(9, 3)), r"Sequential does not accept samples of shape \(1, 4, 4\): .*mat1 and mat2"),
     ],
 )
-def test_a_module_that_does_not_fit_is_a_line(module, line):
+def test_an_unsuitable_module_is_a_one_line_error(module, line):
     with pytest.raises(LabelSkewError, match=f"^model: {line}"):
         ModuleNetwork(module).build((1, 4, 4), 3)
 
 
-def test_a_classifier_of_other_classes_is_a_line():
+def test_a_wrong_number_of_classes_is_a_one_line_error():
     with pytest.raises(LabelSkewError, match=r"^model: classifier of FeatureNet has 3 outputs, but the data have 4"):
         ModuleNetwork(MLP().build((1, 4, 4), 3)).build((1, 4, 4), 4)
 
@@ -137,7 +137,7 @@ def test_data_of_each_form(given):
     assert data.class_names == (["cat", "dog", "eel"] if named else ["0", "1", "2"])
 
 
-def test_bytes_stay_bytes_and_a_data_object_is_taken_as_it_is():
+def test_bytes_stay_bytes_and_a_data_object_is_used_unchanged():
     assert given_data(((X.astype(np.uint8), Y), (X[:6].astype(np.uint8), Y[:6]))).train.x.dtype == np.uint8
     data = given_data(((X, Y), (X, Y)))
     assert isinstance(data, Data)
@@ -162,7 +162,7 @@ def test_bytes_stay_bytes_and_a_data_object_is_taken_as_it_is():
         (((X, Y), (X[:, 0], Y)), r"samples are of shape \(1, 4, 4\) in training and \(4, 4\) in test"),
     ],
 )
-def test_data_that_are_none_are_a_line(given, line):
+def test_invalid_data_are_a_one_line_error(given, line):
     with pytest.raises(LabelSkewError, match=f"^dataset: {line}"):
         given_data(given)
 
@@ -178,12 +178,12 @@ def test_data_that_are_none_are_a_line(given, line):
         ({"method": dict}, "method: .* is a type; give an object of fl_labelskew_registry.Method"),
     ],
 )
-def test_what_is_no_object_of_the_kind_is_a_line(given, line):
+def test_objects_of_a_wrong_kind_are_a_one_line_error(given, line):
     with pytest.raises(LabelSkewError, match=f"^{line}$"):
         plugins.from_objects(**given)
 
 
-def test_index_lists_have_to_be_as_many_as_clients():
+def test_there_must_be_one_index_list_per_client():
     partition = plugins.from_objects(partition=[[0, 3], [1]])["partition_args"]
     assert [part.tolist() for part in partition.split(Y, None, clients=2, rng=RNG)] == [[0, 3], [1]]
     with pytest.raises(LabelSkewError, match=r"2 lists of indices for 4 clients; .*client_num_in_total': 2"):

@@ -63,7 +63,7 @@ def test_a_mistake_is_one_line_and_shows_no_secret(item, line):
         ("log_file_dir", "remove this key"),
     ],
 )
-def test_the_hosts_own_keys_name_what_to_use(key, use):
+def test_keys_of_the_host_name_their_replacement(key, use):
     said = only_line(text_with(tracking_args={key: "s3cr3t"}))
     assert said.startswith(f"r.yaml: tracking_args.{key}: is ")
     assert use in said
@@ -71,17 +71,17 @@ def test_the_hosts_own_keys_name_what_to_use(key, use):
 
 
 @pytest.mark.parametrize("value", ["csv", {"mlflow": {"uri": "http://me:s3cr3t@host"}}, None])
-def test_what_is_no_list_is_not_shown(value):
+def test_values_that_are_not_lists_are_not_shown(value):
     said = only_line(text_with(tracking_args={"trackers": value}))
     assert said == "r.yaml: tracking_args.trackers: must be a list; allowed: a list of names, such as [csv]"
 
 
-def test_each_mistake_has_a_line_of_its_own():
+def test_each_mistake_has_a_separate_line():
     content = trackers("nobody", {"mlflow": {"uri": 5, "experiment": ""}}, wandb_key="s3cr3t", run_dirs="x")
     assert len(lines_of(content)) == 5
 
 
-def test_a_silos_own_file_names_none(tmp_path):
+def test_a_silos_file_names_no_plugin(tmp_path):
     file = tmp_path / "silo.yaml"
     file.write_text("data_args: {dataset: digits}\ntracking_args: {run_dir: here, trackers: [csv]}\n")
     with pytest.raises(parse.RecipeError, match=r"tracking_args.trackers: unknown key; allowed: run_dir, ") as error:
@@ -89,12 +89,12 @@ def test_a_silos_own_file_names_none(tmp_path):
     assert len(error.value.mistakes) == 1
 
 
-def test_one_that_does_not_import_is_no_mistake_of_the_recipe(register):
+def test_a_plugin_that_fails_to_import_is_not_a_recipe_error(register):
     register("fl_labelskew.trackers", "raise OSError('gone')\n")
     assert parse.parse(trackers({"acme": {"a": [1]}})).tracking.trackers == [{"acme": {"a": [1]}}]
 
 
-def test_a_misspelt_hook_is_told(register):
+def test_a_misspelt_hook_is_reported(register):
     register("fl_labelskew.trackers", MISSPELT)
     assert "Tracker has no hook on_rounds; did you mean on_round?" in only_line(trackers("acme"))
 

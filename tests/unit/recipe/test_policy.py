@@ -84,7 +84,7 @@ def lines(tmp_path, text, method="fedavg", train="", comm="", more="", own="", o
         ("noise_at_least: {dp: 5}", {"more": LDP + "mechanism_type: laplace, delta: 0}"}, "allow noise of 4;"),
     ],
 )
-def test_what_a_recipe_asks_for_beyond_the_policy_is_refused_with_its_line(tmp_path, text, more, said):
+def test_recipe_keys_beyond_the_policy_are_refused(tmp_path, text, more, said):
     found = lines(tmp_path, text, **more)
     assert found
     assert said in found[0] or said in found[-1]
@@ -116,13 +116,13 @@ def test_what_a_recipe_asks_for_beyond_the_policy_is_refused_with_its_line(tmp_p
         ("", {}),
     ],
 )
-def test_what_keeps_to_it_is_taken(tmp_path, text, more):
+def test_recipes_within_the_policy_are_accepted(tmp_path, text, more):
     assert lines(tmp_path, text, **more) == []
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
-def test_the_hosts_noise_is_what_the_host_computes(mechanism):
+def test_noise_of_the_host_equals_its_computation(mechanism):
     from fedml.core.dp.mechanisms import gaussian, laplace
 
     made = {"gaussian": gaussian.Gaussian, "laplace": laplace.Laplace}[mechanism]
@@ -151,7 +151,7 @@ def test_a_policy_is_checked_like_every_section(tmp_path, text, said):
     assert lines(tmp_path, "1") != []
 
 
-def test_no_recipe_and_no_set_has_a_word_in_it(tmp_path):
+def test_neither_recipe_nor_override_can_change_a_policy(tmp_path):
     plain = RECIPE.format(method="fedavg", train="", comm="", more="")
     with pytest.raises(RecipeError, match="policy: unknown section; allowed: common_args"):
         parse.parse(plain + "policy: {max_rounds: 9}")
@@ -161,7 +161,7 @@ def test_no_recipe_and_no_set_has_a_word_in_it(tmp_path):
     assert line.startswith("max_rounds: 5 does not allow")
 
 
-def test_a_policy_is_part_of_no_record_and_of_the_silos_own_file(tmp_path):
+def test_a_policy_is_only_in_the_silos_file(tmp_path):
     (tmp_path / "north.yaml").write_text("policy: {max_rounds: 5, account: answers.json}")
     (tmp_path / "r.yaml").write_text(RECIPE.format(method="fedavg", train="", comm="", more=""))
     assert parse.check(tmp_path / "north.yaml") == "ok, silo 1 of r.yaml"

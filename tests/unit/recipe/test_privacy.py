@@ -19,7 +19,7 @@ def leaves(*overrides, method="fedavg"):
     return leaving(parse.parse(text_with(), overrides=[f"method_args.method={method}", *overrides]), 900, 400)
 
 
-def test_the_papers_example_is_one_of_noise_as_large_as_its_claimed_sensitivity():
+def test_the_noise_of_the_papers_example_equals_its_claimed_sensitivity():
     """Appendix B: L = 20, m = 400, sigma = 0.1, so 2L/m = 0.1; of all that a silo sends the sensitivity is 2L."""
     parts = leaves(*NOISY)
     (weights,) = parts.upload
@@ -29,13 +29,13 @@ def test_the_papers_example_is_one_of_noise_as_large_as_its_claimed_sensitivity(
     assert weights.silo == pytest.approx(0.0025)
 
 
-def test_clipping_alone_is_no_noise_and_nor_is_nothing():
+def test_clipping_without_noise_is_not_noise():
     assert leaves(*RS).upload == [Noise("weights")]
     assert leaves().upload == [Noise("weights")]
 
 
 @pytest.mark.parametrize(("kind", "claim"), [("laplace", 2.0), ("gaussian", 4 / math.sqrt(2))])
-def test_a_sample_moves_two_counts_and_all_samples_move_them_by_as_many_each(kind, claim):
+def test_sensitivity_of_counts_to_samples(kind, claim):
     parts = leaves("method_args.count_noise=4", f"method_args.count_noise_type={kind}", method="fedshift")
     (counts,) = parts.opening
     assert counts == on_counts(4.0, kind, 900)
@@ -50,7 +50,7 @@ def test_exact_counts_have_no_bound():
     assert leaves(method="fedshift").opening == [Noise("counts")]
 
 
-def test_the_hosts_noise_is_a_claim_and_a_bound_where_the_update_is_clipped():
+def test_noise_of_the_host_is_a_bound_only_for_clipped_updates():
     scale = math.sqrt(2 * math.log(1.25 / 0.1)) * 2 / 0.5
     (alone,) = leaves(*GAUSSIAN).upload
     assert (alone.kind, alone.silo, alone.claim) == ("gaussian", 0.0, pytest.approx(scale / 2))
@@ -63,7 +63,7 @@ def test_the_hosts_noise_is_a_claim_and_a_bound_where_the_update_is_clipped():
     assert leaves(*GAUSSIAN, "dp_args.dp_solution_type=cdp").upload == [Noise("weights")]
 
 
-def test_what_is_exact_is_named():
+def test_exact_data_are_named():
     on = [noise.on for noise in leaves("comm_args.send_measures=true", method="fedmr").upload]
     assert on[:2] == ["weights", "comm_args.send_measures true"]
     assert on[-1] == "counts in the uploads of fedmr"
@@ -83,7 +83,7 @@ def test_what_is_exact_is_named():
         (["method_args.method=fedavg", *GAUSSIAN], "does not bound weights; use level: claim, or upload_clip of FedRS"),
     ],
 )
-def test_a_budget_that_something_gets_around_is_refused(overrides, free):
+def test_a_budget_that_does_not_cover_all_data_is_refused(overrides, free):
     line = only_line(text_with(), *overrides, BUDGET)
     assert line.startswith("--set privacy_args.budget: epsilon 8 ")
     assert free in line
@@ -92,7 +92,7 @@ def test_a_budget_that_something_gets_around_is_refused(overrides, free):
 SUM = ["comm_args.secure_aggregation=true", "privacy_args.noise_multiplier=2", "privacy_args.clip=0.1"]
 
 
-def test_noise_of_a_sum_is_over_what_one_silo_may_add_and_a_replaced_one_moves_it_twice_as_far():
+def test_sensitivity_of_a_sum_to_one_silo():
     assert leaves(*SUM) == Leaving([], [], [Noise("weights", "discrete", 1.0, 400.0)], [])
 
 
@@ -121,18 +121,18 @@ def test_fewest_clients_of_a_sum():
         (["comm_args.send_measures=true"], "not to comm_args.send_measures true; use a method"),
     ],
 )
-def test_noise_that_something_gets_around_is_refused(overrides, said):
+def test_noise_that_does_not_cover_all_data_is_refused(overrides, said):
     line = only_line(text_with(), "method_args.method=fedlc", *SUM, *overrides)
     assert line.startswith("--set privacy_args.noise_multiplier: 2 adds noise ")
     assert said in line
 
 
-def test_noise_and_clip_go_together():
+def test_noise_and_clip_require_each_other():
     line = only_line(text_with(), "privacy_args.noise_multiplier=2")
     assert line.endswith("privacy_args: noise_multiplier and clip belong together; set both or neither")
 
 
-def test_a_budget_that_holds_is_taken():
+def test_a_valid_budget_is_accepted():
     overrides = ["method_args.method=fedrs", "method_args.upload_clip=1", "method_args.upload_sigma=1", BUDGET]
     args = parse.parse(text_with(), overrides=overrides).privacy
     assert (args.budget.epsilon, args.budget.delta, args.level) == (8.0, 1e-5, "silo")
@@ -156,7 +156,7 @@ def test_a_wrong_budget_is_one_line(value, shown):
     assert only_line(text_with(), f"privacy_args.budget={value}") == f"--set privacy_args.budget: {shown}"
 
 
-def test_a_silos_own_file_has_its_own_budget(tmp_path):
+def test_a_silos_file_has_its_own_budget(tmp_path):
     (tmp_path / "north.yaml").write_text("privacy_args: {budget: {epsilon: 3, delta: 1e-6}, ledger: kept/north.jsonl}")
     source = cross_silo().replace("one.yaml", "north.yaml")
     recipe = parse.parse(source, source=tmp_path / "r.yaml", overrides=[*NOISY, "privacy_args.level=claim"])

@@ -39,7 +39,7 @@ def test_a_switch_without_a_type(switch):
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_what_the_host_only_pretends_to_do_is_refused(name):
+def test_switches_without_effect_in_the_host_are_refused(name):
     section, chooser = (
         ("dp_args", "dp_solution_type") if name in ("nbafl", "dp_clip") else ("security_args", "defense_type")
     )

@@ -25,14 +25,14 @@ def test_files_and_rows_have_names():
 
 
 @pytest.mark.usefixtures("here")
-def test_a_name_is_as_good_as_a_path():
+def test_a_name_equals_a_path():
     assert parse.load("quickstart").resolved() == parse.load(shipped.folder() / "quickstart.yaml").resolved()
     recipe = parse.load("fedmr/table1_fmnist_p10c2", ["train_args.epochs=3"])
     assert (recipe.name, recipe.train.epochs, recipe.method_name) == ("table1_fmnist_p10c2", 3, "fedmr")
     assert parse.load("recipes/fedmr/table1_fmnist_p10c2.yaml").dump() == parse.load("fedmr/table1_fmnist_p10c2").dump()
 
 
-def test_a_file_goes_before_a_name_and_a_folder_does_not(here):
+def test_a_file_takes_precedence_over_a_name_and_a_folder_does_not(here):
     text = Path(shipped.files()["quickstart"]).read_text("utf-8")
     (here / "small").mkdir()
     (here / "small" / "fedmr_fmnist").write_text(text.replace("comm_round: 10", "comm_round: 3"))
@@ -41,7 +41,7 @@ def test_a_file_goes_before_a_name_and_a_folder_does_not(here):
     assert parse.load("quickstart").train.comm_round == 10
 
 
-def test_a_row_of_a_table_of_one_s_own(here):
+def test_a_row_of_a_users_table(here):
     (here / "deep").mkdir()
     (here / "deep" / "mine.yaml").write_text(TABLE)
     assert parse.load("deep/mine/wide").network.params.hidden == [256]
@@ -65,11 +65,11 @@ def test_a_row_of_a_table_of_one_s_own(here):
         ("a\0b", "unknown"),
     ],
 )
-def test_what_is_neither_file_nor_name_is_one_line(path, words):
+def test_an_unknown_recipe_is_a_one_line_error(path, words):
     assert words in message(lambda: parse.load(path))
 
 
-def test_one_row_is_had_without_the_other_papers_tables(monkeypatch):
+def test_one_row_is_read_without_other_tables(monkeypatch):
     shipped.table.cache_clear()
     parse.load("map/femnist")
     assert shipped.table.cache_info().currsize == 1

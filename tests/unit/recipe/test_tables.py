@@ -30,7 +30,7 @@ def first_row(**keys):
     return edited(lambda content: content["tables"][0]["rows"][0].update(keys))
 
 
-def test_the_document_s_table_has_the_recipes_that_it_says():
+def test_a_table_file_has_the_documented_recipes():
     table = read()
     assert list(table.cells) == ["exp1_mlp_pcdd_fedavg", "exp1_mlp_pcdd", "wide_fedavg", "wide"]
     for name in table.cells:
@@ -93,7 +93,7 @@ def test_a_path_is_relative_to_the_table(tmp_path):
         (first_row(name="wide"), "Exp 1, row 2, wide_fedavg: a second recipe of the name wide; use another name"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_a_line_with_its_place(text, line):
+def test_a_mistake_is_one_line_with_its_place(text, line):
     with pytest.raises(MistakesError) as caught:
         read(text)
     lines = [told for told in caught.value.mistakes if line in told]
@@ -101,11 +101,11 @@ def test_a_mistake_is_a_line_with_its_place(text, line):
     assert lines[0].startswith("mine.yaml: ")
 
 
-def test_what_is_written_stays_in_the_comment():
+def test_values_stay_in_the_comment():
     text = edited(lambda content: content.update(paper="A\nb: 1", source="C\nd: 2", comment="E\nf: 3"))
     assert yaml.read(read(text).text("wide", "a\nb"))[0].keys() == yaml.read(read().text("wide", "a"))[0].keys()
 
 
-def test_a_key_that_stands_twice_is_a_mistake():
+def test_a_repeated_key_is_an_error():
     with pytest.raises(MistakesError, match=r"mine.yaml: line \d+: key 'paper' occurs twice"):
         read(f"{TEXT}paper: again\n")

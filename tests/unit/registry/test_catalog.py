@@ -87,7 +87,7 @@ def test_an_entry_names_its_distribution_and_target(site):
     assert found == sorted(found)
 
 
-def test_a_name_claimed_twice_is_refused_and_the_others_stay(site):
+def test_a_name_claimed_twice_is_refused_and_other_names_remain(site):
     # Several names between the two claims, and they come from distributions that are no neighbours on the path.
     site.dist("aaa", [("acme", "aaa:A"), ("first", "aaa:A")], aaa=GOOD)
     site.dist("mmm", [("middle", "aaa:A")])
@@ -99,7 +99,7 @@ def test_a_name_claimed_twice_is_refused_and_the_others_stay(site):
     assert [name for name, *_ in entries()].count("acme") == 2
 
 
-def test_a_name_of_ours_that_another_claims_is_refused(site):
+def test_a_built_in_name_claimed_by_another_package_is_refused(site):
     site.dist("aaa", [("fedlc", "aaa:A")], aaa=GOOD)
     (message,) = load("fedlc")
     assert "aaa (aaa:A)" in message
@@ -141,7 +141,7 @@ def test_a_distribution_without_metadata_hides_no_other(site):
     assert load("torn") == ["A"]
 
 
-def test_an_unknown_name_is_answered_with_the_known_and_the_nearest(site):
+def test_an_unknown_name_lists_known_names_and_the_nearest(site):
     site.dist("acme-methods", [("acme", "acme:A")], acme=GOOD)
     close, far = load("FedLCC", "qqqqqq")
     assert close.startswith("error: unknown name 'FedLCC' in methods; known: acme, fd, fedavg, fedaws, ")
@@ -173,7 +173,7 @@ def test_a_plugin_installed_a_moment_ago_is_found(site):
         ("fl_labelskew.x", ["methods", "optimizers", "partitioners", "datasets", "models", "runtimes", "trackers"]),
     ],
 )
-def test_a_group_that_does_not_exist_is_told_with_the_one_that_was_meant(site, group, meant):
+def test_an_unknown_group_is_reported_with_the_nearest(site, group, meant):
     site.dist("acme-methods", [("acme", "acme:A")], group=group, acme="raise SystemExit('imported')")
     line = f"acme-methods registers 'acme' in the group {group}, which does not exist; use "
     line += " or ".join(f"fl_labelskew.{kind}" for kind in meant)
@@ -259,7 +259,7 @@ def test_a_hook_that_would_not_be_called_is_refused(refused, kind, body, message
     assert refused(kind, body) == message
 
 
-def test_every_plugin_of_ours_has_hooks_that_are_called():
+def test_every_built_in_plugin_has_only_called_hooks():
     for kind in catalog.CONTRACTS:
         for entry in catalog.entries(kind):
             catalog.load(kind, entry.name)

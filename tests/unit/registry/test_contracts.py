@@ -21,12 +21,12 @@ def client():
     )  # fmt: skip
 
 
-def test_params_default_to_the_model_s_own():
+def test_params_default_to_the_plugins_model():
     assert Plain().params.factor == 2.0
     assert Plain(Plain.Params(factor=3.0)).params.factor == 3.0
 
 
-def test_a_method_as_it_stands_is_fedavg(client):
+def test_the_base_method_is_fedavg(client):
     method = Plain()
     logits, labels = torch.randn(4, 3), torch.tensor([0, 2, 2, 0])
     batch = Batch(inputs=torch.zeros(4, 1), features=torch.zeros(4, 5), logits=logits, labels=labels)
@@ -48,7 +48,7 @@ def test_a_method_as_it_stands_is_fedavg(client):
     assert (method.deviations(), method.warnings(client.federation), method.report(client.federation)) == ([], [], {})
 
 
-def test_which_hooks_are_a_plugin_s_own():
+def test_overridden_hooks_of_a_plugin():
     class Sends(Plain):
         def contribute(self, client):
             return {}

@@ -8,7 +8,7 @@ import torch
 from fl_labelskew_plugins.runs.environment import environment, peak_memory
 
 
-def test_peak_memory_is_the_most_that_was_held():
+def test_peak_memory_is_the_maximum():
     def held():
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
@@ -21,7 +21,7 @@ def test_peak_memory_is_the_most_that_was_held():
     assert most > before + 20
 
 
-def test_environment_names_what_numbers_depend_on():
+def test_environment_names_versions_and_hardware():
     found = environment(torch.device("cpu"))
     assert found["versions"]["torch"] == torch.__version__.split("+")[0]
     assert found["threads"] == torch.get_num_threads()

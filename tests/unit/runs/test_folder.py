@@ -25,7 +25,7 @@ def test_truncate_drops_later_rounds_and_a_line_cut_in_half(tmp_path):
     assert folder.metrics.read_text() == "".join(before[:3])
 
 
-def test_what_is_not_finite_is_null_in_a_line(tmp_path):
+def test_non_finite_numbers_are_null_in_a_line(tmp_path):
     """Finite weights may have a loss that is not; NaN and Infinity are no JSON."""
     folder, inf = RunFolder(tmp_path), float("inf")
     folder.append(folder.metrics, {"round": 0, "loss": inf - inf, "loss_terms": {"a": inf, "b": 2.5}, "recall": [-inf]})
@@ -35,7 +35,7 @@ def test_what_is_not_finite_is_null_in_a_line(tmp_path):
     )
 
 
-def test_truncate_goes_through_the_diagnostics_too(tmp_path):
+def test_truncate_includes_diagnostics(tmp_path):
     folder = RunFolder(tmp_path)
     folder.diagnostics.mkdir()
     file = folder.diagnostics / "tsne.jsonl"
@@ -46,7 +46,7 @@ def test_truncate_goes_through_the_diagnostics_too(tmp_path):
     assert [path.name for path in folder.diagnostics.iterdir()] == ["tsne.jsonl"]
 
 
-def test_checkpoint_comes_back(tmp_path):
+def test_a_checkpoint_is_restored(tmp_path):
     folder = RunFolder(tmp_path)
     states = StateStore(folder.states, 10**6)
     states.put(2, 0, {"hpm.w": torch.ones(2)})
@@ -90,7 +90,7 @@ def test_the_last_checkpoints_are_kept_with_the_states_that_they_refer_to(tmp_pa
     assert folder.load_checkpoint().weights["w"].tolist() == [9, 9]
 
 
-def test_going_back_is_to_a_checkpoint_and_puts_aside_what_came_after_it(tmp_path):
+def test_going_back_restores_a_checkpoint_and_moves_later_files(tmp_path):
     folder = RunFolder(tmp_path)
     states = StateStore(folder.states, 0)
     with pytest.raises(LabelSkewError, match=r"--from-round 2: .* has no checkpoint yet; use only --resume"):
@@ -176,7 +176,7 @@ def test_summary_by_hand():
     assert summary([{"round": 0, "bytes_up": 1, "bytes_down": 2}], 5) == {"rounds": 1, "bytes_up": 1, "bytes_down": 2}
 
 
-def test_who_has_lost_its_folder_to_another_machine_writes_nothing_more(tmp_path):
+def test_a_process_that_lost_its_lock_stops_writing(tmp_path):
     folder = RunFolder(tmp_path)
     folder.hold()
     folder.append(folder.metrics, {"round": 0})

@@ -39,7 +39,7 @@ def written(file, text):
     return file
 
 
-def test_what_is_written_is_read_and_the_same_bytes_each_time(tmp_path):
+def test_a_written_file_is_read_back_with_identical_bytes(tmp_path):
     made = session.build(parse.parse(text_with()))
     said = model_file.about(made, round=2, client=1, client_name="north")
     for name in ("a", "b"):
@@ -55,7 +55,7 @@ def test_what_is_written_is_read_and_the_same_bytes_each_time(tmp_path):
         assert [*file.metadata()] == [model_file.KEY]
 
 
-def test_the_hash_is_of_what_decides_about_the_numbers():
+def test_the_hash_covers_everything_that_affects_numbers():
     def hashed(*overrides):
         return model_file.recipe_hash(parse.parse(text_with(), source=Path("x.yaml"), overrides=overrides))
 
@@ -90,7 +90,7 @@ def test_the_hash_is_of_what_decides_about_the_numbers():
         ({"table": TABLE | {"means": [0.0]}, "input_shape": [4]}, "table is not the encoding of samples of shape [4]"),
     ],
 )
-def test_what_cannot_be_is_one_line(tmp_path, change, says):
+def test_impossible_values_are_one_line(tmp_path, change, says):
     file = written(tmp_path / "x.safetensors", SAID | change)
     line = message(lambda: model_file.read(file))
     assert line.startswith(f"{file}: ")
@@ -99,7 +99,7 @@ def test_what_cannot_be_is_one_line(tmp_path, change, says):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, '{"format": 1, "x": "' + "x" * 2**24 + '"}'])
-def test_damaged_words_are_one_line(tmp_path, text):
+def test_damaged_text_is_one_line(tmp_path, text):
     file = written(tmp_path / "x.safetensors", text)
     assert message(lambda: model_file.read(file)).startswith(f"{file}: its metadata are damaged; use ")
 

@@ -29,7 +29,7 @@ def built(*overrides):
     return session.build(parse.parse(TEXT, overrides=overrides))
 
 
-def test_a_session_holds_what_the_recipe_says():
+def test_a_session_holds_the_settings_of_the_recipe():
     made = built("train_args.client_num_per_round=4", "train_args.epochs=3")
     federation = made.federation
     assert (federation.num_clients, federation.clients_per_round, federation.epochs) == (10, 4, 3)
@@ -40,7 +40,7 @@ def test_a_session_holds_what_the_recipe_says():
     assert torch.get_num_threads() == 1
 
 
-def test_data_and_indices_are_held_once():
+def test_data_and_indices_are_stored_once():
     x, y = np.random.default_rng(0).integers(0, 9, (60, 1, 4, 4), np.uint8), np.arange(60) % 3
     given = from_objects(dataset=Data(Arrays(x, y), Arrays(x[:6].copy(), y[:6]), ["a", "b", "c"]))
     made = session.build(parse.parse(TEXT, objects=given))
@@ -51,14 +51,14 @@ def test_data_and_indices_are_held_once():
     assert made.trainer.indices.keys() == set(range(10))
 
 
-def test_the_seed_decides_start_weights_and_partition():
+def test_the_seed_determines_start_weights_and_partition():
     a, b, c = built(), built(), built("common_args.random_seed=1")
     assert all(torch.equal(a.start[k], b.start[k]) for k in a.start)
     assert a.clients.digest == b.clients.digest != c.clients.digest
     assert not torch.equal(a.start["classifier.weight"], c.start["classifier.weight"])
 
 
-def test_a_run_is_not_gone_on_with_on_other_samples(tmp_path):
+def test_a_run_is_not_resumed_with_other_samples(tmp_path):
     x, y = np.random.default_rng(0).random((60, 4)), np.arange(60) % 3
     np.savez(tmp_path / "d.npz", x=x, y=y)
     changes = [f"data_args.data_cache_dir={tmp_path}", "data_args.dataset=npz", "train_args.client_num_in_total=3"]
@@ -83,7 +83,7 @@ def grouped(folder, *overrides):
     return session.build(parse.parse(text, overrides=[f"data_args.data_cache_dir={folder}", *changes]))
 
 
-def test_clients_that_are_groups_are_called_by_their_names(tmp_path):
+def test_clients_equal_to_groups_are_shown_by_name(tmp_path):
     made = grouped(tmp_path)
     assert [made.trainer.name(k) for k in range(3)] == ["client coast", "client north", "client south"]
     assert built().trainer.name(3) == "client 3"
@@ -96,7 +96,7 @@ def test_clients_that_are_groups_are_called_by_their_names(tmp_path):
     assert json.loads((tmp_path / "run" / "partition.json").read_text())["clients"] == ["coast", "north", "south"]
 
 
-def test_a_recipe_says_mean_and_std(tmp_path):
+def test_a_recipe_sets_mean_and_std(tmp_path):
     plain, given = grouped(tmp_path), grouped(tmp_path, "data_args.mean=[1, 2, 3, 4]", "data_args.std=[2, 2, 2, 2]")
     assert given.data == plain.data  # the samples are the same
     index = torch.arange(5)

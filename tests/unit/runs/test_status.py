@@ -31,7 +31,7 @@ def folder(tmp_path):
     made.release()
 
 
-def test_a_run_under_way(folder):
+def test_a_running_run(folder):
     first, second = shown(folder.path).splitlines()
     assert re.fullmatch(rf"{folder.path}: running, process \d+ since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d", first)
     assert second == "rounds done: 3 of 9; accuracy 50.00 % after round 2"
@@ -58,7 +58,7 @@ def test_accuracy_without_a_global_test_is_that_of_the_clients(folder, key, name
     assert f"25.00 % ({name})" in shown(folder.path.parent)
 
 
-def test_a_process_that_is_gone(folder):
+def test_status_of_a_killed_process(folder):
     number = status.read(folder.path)["process"]
     folder.release()
     assert shown(folder.path).splitlines() == [
@@ -80,7 +80,7 @@ def test_a_process_that_is_gone(folder):
         (ZeroDivisionError(), "failed", "ZeroDivisionError"),
     ],
 )
-def test_how_it_broke_off(error, state, why, folder):
+def test_reason_of_an_interrupted_run(error, state, why, folder):
     with pytest.raises(type(error)), status.ending(folder.tell):
         raise error
     folder.release()
@@ -100,7 +100,7 @@ def test_status_is_not_written_without_the_lock_or_on_a_full_disk(folder):
     assert (folder.path / status.NAME).read_bytes() == before
 
 
-def test_a_folder_that_is_none_of_a_run(tmp_path):
+def test_a_folder_that_is_not_a_run(tmp_path):
     assert shown(tmp_path / "x", code=2) == f"error: {tmp_path}/x: no such folder; use the folder of a run or a sweep\n"
     assert shown("x" * 300, code=2) == f"error: {'x' * 300}: cannot be read: File name too long\n"
     (tmp_path / "odd" / "status.json").mkdir(parents=True)
@@ -164,12 +164,12 @@ def test_a_damaged_run_hides_no_other_run_of_a_sweep(folder, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"silos": 3}', '{"silos": [{"rank": 1}]}', "[" * 100_000, "\udcff"])
-def test_a_file_that_is_damaged(text, folder):
+def test_a_damaged_status_file(text, folder):
     (folder.path / status.NAME).write_text(text, encoding="utf-8", errors="surrogateescape")
     assert shown(folder.path, code=2).startswith(f"error: {folder.path}/status.json: was changed or damaged; ")
 
 
-def test_values_of_other_types_are_damage_and_odd_letters_are_not_shown(folder):
+def test_values_of_wrong_types_are_damage_and_control_characters_are_removed(folder):
     silo = {"rank": 1, "name": "a\x1b[31m\nround 9/9", "since": "yesterday"}
     folder.tell(silos=[silo], address="x")
     assert shown(folder.path, code=2).startswith(f"error: {folder.path}/status.json: was changed or damaged; ")
@@ -180,7 +180,7 @@ def test_values_of_other_types_are_damage_and_odd_letters_are_not_shown(folder):
     assert "\x1b" not in shown(folder.path)
 
 
-def test_what_is_seen_of_silos():
+def test_status_of_silos():
     silos = status.Silos(["north", "south"])
     for line in (
         {"event": "refused", "time": "0"},
@@ -215,7 +215,7 @@ def test_a_file_is_written_once_a_second_at_most(monkeypatch):
     assert silos.due()
 
 
-def test_silos_are_called_as_their_files():
+def test_silos_have_the_names_of_their_files():
     assert status.names(["a/north.yaml", "south.yaml"], 2) == ["north", "south"]
 
 
@@ -235,7 +235,7 @@ def test_runs_of_one_process(tmp_path):
     assert status.read(tmp_path / "odd")["state"] == "diverged"
 
 
-def test_who_reads_it_waits_for_no_import(folder):
+def test_reading_status_imports_nothing_heavy(folder):
     script = f"""
 import sys
 from fl_labelskew_plugins.cli.main import main

@@ -12,7 +12,7 @@ from fl_labelskew_plugins.runtimes.wire import Header, WireError, decode, encode
 
 
 @pytest.mark.parametrize("size", [32, 33, 100, 4096, 2**20])
-def test_messages_are_cut_and_put_together(size):
+def test_messages_are_split_and_joined(size):
     messages = [encode(kind, 0, 3, 12, META, EVERY) for kind in (1, 2)]
     chunks = iter([chunk for parts in messages for chunk in cut(parts, size)])
     for kind in (1, 2):
@@ -31,7 +31,7 @@ def test_messages_are_cut_and_put_together(size):
         ([Header(1, 1, 0, 0, 5).pack() + b"123", b"", b"45"], "a chunk of no bytes"),
     ],
 )
-def test_chunks_that_do_not_fit_are_refused(chunks, said):
+def test_invalid_chunks_are_refused(chunks, said):
     with pytest.raises(WireError) as refused:
         assemble(iter(chunks), lambda header: None, Spool())
     assert str(refused.value).startswith(said)
@@ -49,7 +49,7 @@ def test_a_message_that_is_not_admitted_takes_no_memory():
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 10**4), max_size=9), st.sampled_from([{}, EVERY]))
-def test_a_messages_hash_is_of_its_bytes_however_it_is_cut(cuts, tensors):
+def test_the_hash_of_a_message_does_not_depend_on_its_chunks(cuts, tensors):
     raw = b"".join(encode(4, 0, 3, 12, META, tensors))
     places = [0, *sorted({cut for cut in cuts if cut < len(raw)}), len(raw)]
     chunks = [raw[a:b] for a, b in itertools.pairwise(places)]

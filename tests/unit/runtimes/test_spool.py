@@ -11,7 +11,7 @@ from fl_labelskew_plugins.runtimes.wire import decode, encode
 from fl_labelskew_plugins.tensors import PIECE, evict, pieces
 
 
-def test_buffers_beyond_the_bound_are_on_disk(tmp_path):
+def test_buffers_beyond_the_limit_are_on_disk(tmp_path):
     spool = Spool(3000, tmp_path)
     first, second, third = spool.buffer(2000), spool.buffer(2000), spool.buffer(1000)
     assert spool.held == 3000
@@ -43,7 +43,7 @@ def resident(kind):
         return next(int(line.split()[1]) for line in file if line.startswith(f"Rss{kind}:")) / 1000
 
 
-def test_of_a_tensor_on_disk_one_piece_is_in_memory(tmp_path):
+def test_one_piece_of_a_tensor_on_disk_is_in_memory(tmp_path):
     count = 20 * PIECE  # 80 MB
     sent = {"bytes": torch.randint(256, (count,), dtype=torch.uint8), "one": torch.ones(1)}
     before = resident("File")
@@ -64,7 +64,7 @@ def test_of_a_tensor_on_disk_one_piece_is_in_memory(tmp_path):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_pieces_are_all_there_is(name, monkeypatch):
+def test_pieces_cover_the_whole_tensor(name, monkeypatch):
     monkeypatch.setattr("fl_labelskew_plugins.tensors.PIECE", 5)
     parts = list(pieces(EVERY[name]))
     whole = EVERY[name].is_contiguous()

@@ -23,7 +23,7 @@ EQUAL = {"client_accuracy": [1.0, 1.0, 1.0], "client_accuracy_mean": 1.0, "clien
         (EQUAL, "north 100.0, south 100.0, silo 3 100.0", "all 100.00 %"),
     ],
 )
-def test_table_names_silos_and_has_no_worst_one_of_equal_ones(tmp_path, changes, clients, over):
+def test_table_names_silos_and_marks_no_worst_of_equals(tmp_path, changes, clients, over):
     (tmp_path / "summary.json").write_text(json.dumps(RESULT | changes))
     recipe = SimpleNamespace(train=SimpleNamespace(reference=None))
     session = SimpleNamespace(clients=None, client_names=SILOS, own_models="local models", recipe=recipe)

@@ -5,7 +5,7 @@ from run_folders import folder, resolved
 from fl_labelskew_plugins.studies import finished
 
 
-def test_a_folder_of_run_folders_stands_for_all_of_them(tmp_path):
+def test_a_folder_of_run_folders_means_all_its_runs(tmp_path):
     a = folder(tmp_path / "a", resolved(0), [0.5])
     (tmp_path / "deep").mkdir()
     b = folder(tmp_path / "deep" / "b", resolved(1), [0.5])
@@ -15,7 +15,7 @@ def test_a_folder_of_run_folders_stands_for_all_of_them(tmp_path):
     assert [len(group) for group in finished.grouped(finished.read_all([tmp_path])[0])] == [2]
 
 
-def test_sums_are_another_experiment_and_how_silos_are_reached_is_not():
+def test_sums_are_another_experiment_but_addresses_are_not():
     clear, sums = {"secure_aggregation": False, "secure_bits": 16}, {"secure_aggregation": True, "secure_bits": 16}
     one, *others = (
         finished.flat({**resolved(), "comm_args": comm})

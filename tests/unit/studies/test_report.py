@@ -24,7 +24,7 @@ def lines_of(found):
     return {setting: list(lines) for setting, lines in report.curves(found).items()}
 
 
-def test_how_the_clients_fare_has_columns_where_it_is_known(tmp_path):
+def test_measures_per_client_have_columns_if_known(tmp_path):
     told = {"client_accuracy_mean": 0.5, "client_accuracy_worst": 0.25, "client_accuracy_std": 0.125}
     found = rows_of(
         folder(tmp_path / "a", resolved(0), [0.5, 0.5], **told),
@@ -107,7 +107,7 @@ def test_seeds_share_a_row_with_mean_and_std(tmp_path):
     assert not marks[["local model", "rank", "MB up"]].any(axis=None)
 
 
-def test_local_models_are_called_so_and_not_compared(tmp_path):
+def test_local_models_are_named_and_not_compared(tmp_path):
     runs = {
         "avg": ("fedavg", 0.99, '{"personal_models": false}'),
         "lc": ("fedlc", 0.98, '{"personal_models": false}'),
@@ -155,7 +155,7 @@ def asking(rounds, recipe):
     return recipe
 
 
-def test_a_run_without_all_its_rounds_is_not_counted(tmp_path):
+def test_an_unfinished_run_is_not_counted(tmp_path):
     runs = [
         folder(tmp_path / "a", asking(3, resolved(0)), [0.1, 0.5, 0.7]),
         folder(tmp_path / "b", asking(3, resolved(1)), [0.9, 0.9]),  # would be the baseline's best
@@ -223,7 +223,7 @@ def test_a_seed_counts_once(tmp_path):
     ]
 
 
-def test_where_data_lie_is_no_experiment_and_precision_is_one(tmp_path):
+def test_the_data_folder_is_not_a_setting_but_precision_is(tmp_path):
     recipes = [resolved(seed) for seed in range(3)]
     recipes[1]["data_args"]["data_cache_dir"] = "elsewhere"
     recipes[1]["device_args"] = {"using_gpu": True}
@@ -256,7 +256,7 @@ def test_rounds_until_the_baselines_best_as_in_fedmr_table_4(tmp_path):
     assert numbers(rows_of(*runs, baseline="fedrs"), "rounds to baseline") == [[None], [3], [None], [None], [1]]
 
 
-def test_the_baseline_s_mean_over_the_seeds_is_what_counts(tmp_path):
+def test_the_mean_of_the_baseline_over_seeds_is_the_target(tmp_path):
     # Means 0.3, 0.5, 0.4: the best is 0.5 in round 2, though one seed had 0.8 in round 3.
     found = rows_of(
         folder(tmp_path / "a", resolved(0), [0.2, 0.4, 0.8]),
@@ -280,7 +280,7 @@ def test_several_methods_in_a_row_are_one_name(tmp_path):
     assert found["method"].tolist() == ["fedshift+fedmr"]
 
 
-def test_partitions_of_one_name_are_settings_of_their_own(tmp_path):
+def test_partitions_of_one_name_are_separate_settings(tmp_path):
     recipes = [resolved(), resolved()]
     for recipe, beta in zip(recipes, (0.1, 0.5), strict=True):
         recipe["partition_args"] = {"partition_method": "dirichlet", "beta": beta}
@@ -294,7 +294,7 @@ def test_partitions_of_one_name_are_settings_of_their_own(tmp_path):
     assert lines_of(found) == {"dirichlet 0.1": ["fedavg"], "dirichlet 0.5": ["fedavg"]}
 
 
-def test_every_shipped_partition_is_called_with_what_it_has_to_be_given(tmp_path):
+def test_every_shipped_partition_is_named_with_its_required_parameters(tmp_path):
     given = {
         "dirichlet": {"beta": 0.1, "min_samples": 1, "balanced": True}, "iid": {}, "natural": {},
         "pcdd": {"classes_per_client": 2}, "quantity": {"sets_per_client": 3},
@@ -334,7 +334,7 @@ def test_equal_differences_have_no_interval(differences):
     assert all(map(math.isnan, report.interval(differences)))
 
 
-def test_differences_are_paired_by_seed_and_called_what_their_interval_says(tmp_path):
+def test_differences_are_paired_by_seed_and_classified_by_their_interval(tmp_path):
     # Seeds differ by 40 per cent, methods by one or two: only in pairs can that be seen.
     found = rows_of(
         *of_seeds(tmp_path, "fedavg", [0.30, 0.50, 0.70]),
@@ -363,7 +363,7 @@ def test_differences_are_paired_by_seed_and_called_what_their_interval_says(tmp_
     )
 
 
-def test_a_baseline_may_be_a_row_by_its_name(tmp_path):
+def test_a_baseline_may_be_the_name_of_a_row(tmp_path):
     found = rows_of(
         *of_seeds(tmp_path / "a", "fedlc", [0.5], tau=1.0),
         *of_seeds(tmp_path / "b", "fedlc", [0.6], tau=5.0),
@@ -372,7 +372,7 @@ def test_a_baseline_may_be_a_row_by_its_name(tmp_path):
     assert numbers(found, "difference") == [[pytest.approx(-10)], [None]]
 
 
-def test_a_last_digit_is_no_difference(tmp_path):
+def test_rounding_is_not_a_difference(tmp_path):
     # of 360 samples, in three tests
     hits = {"fedavg": [[4, 10, 16], [7, 14, 19]], "fedlc": [[5, 9, 16], [8, 14, 18]]}
     runs = [
@@ -398,7 +398,7 @@ def test_chosen_columns_come_in_their_order_and_with_their_parts(tmp_path):
     ]  # fmt: skip
 
 
-def test_only_rows_of_these_names_which_are_ranked_among_each_other(tmp_path):
+def test_selected_rows_are_ranked_among_each_other(tmp_path):
     found = rows_of(
         *of_seeds(tmp_path, "fedavg", [0.5]),
         *of_seeds(tmp_path / "a", "fedlc", [0.6], tau=1.0),
@@ -434,7 +434,7 @@ def named(tmp_path):
     return found[["label", "setting", "place"]].to_numpy().tolist()
 
 
-def test_rows_and_settings_go_by_the_names_of_their_sweep_in_its_order(tmp_path):
+def test_rows_and_settings_have_names_and_order_of_their_sweep(tmp_path):
     recipes = {
         "one": resolved(0, "fedlc", tau=5.0), "two": resolved(1, "fedlc", tau=5.0), "a": resolved(0, "fedlc", tau=1.0),
         "other": resolved(0, "fedavg", "pcdd"),
@@ -454,7 +454,7 @@ def test_rows_and_settings_go_by_the_names_of_their_sweep_in_its_order(tmp_path)
         ({"a": ("x", "m"), "b": ("y", "n")}, [["m", "iid", "iid"], ["n", "iid", "iid"]]),  # which would not be compared
     ],
 )
-def test_names_that_tell_less_than_keys_or_part_what_belongs_together_are_not_used(tmp_path, names, says):
+def test_ambiguous_names_of_a_sweep_are_not_used(tmp_path, names, says):
     swept(tmp_path, names, {"a": resolved(0, "fedlc", tau=5.0), "b": resolved(0, "fedlc", tau=1.0)})
     assert named(tmp_path) == says
 
@@ -467,7 +467,7 @@ def test_names_that_tell_less_than_keys_or_part_what_belongs_together_are_not_us
         ({"a": ("x", "m"), "b": ("method", "n")}, [["m", "iid", "iid"], ["n", "pcdd", "pcdd"]]),  # a pivot's own name
     ],
 )
-def test_names_that_would_mix_what_a_pivot_parts_are_not_used(tmp_path, names, says):
+def test_names_that_mix_rows_of_a_pivot_are_not_used(tmp_path, names, says):
     swept(tmp_path, names, {"a": resolved(0, "fedavg"), "b": resolved(0, "fedlc", "pcdd")})
     assert named(tmp_path) == says
 
@@ -475,7 +475,7 @@ def test_names_that_would_mix_what_a_pivot_parts_are_not_used(tmp_path, names, s
 @pytest.mark.parametrize(
     "content", ["", "[1]", '{"a": 1}', "\xff", "[" * 200_000, '{"a": {"setting": "", "label": ""}}']
 )
-def test_a_damaged_file_of_names_is_none(tmp_path, content):
+def test_a_damaged_file_of_names_is_ignored(tmp_path, content):
     folder(tmp_path / "a", resolved(), [0.5])
     (tmp_path / "sweep.json").write_text(content)
     assert named(tmp_path) == [["fedavg", "iid", "iid"]]
@@ -502,7 +502,7 @@ def of_data(path, recipe, place, data, accuracies=(0.5,)):
     return made
 
 
-def test_two_data_sets_are_two_experiments_and_settings_of_their_own(tmp_path):
+def test_two_data_sets_are_two_experiments(tmp_path):
     runs = [
         of_data(tmp_path / f"{name}{method}{seed}", resolved(seed, method), f"/data/{name}", name * 32, [value])
         for name, method, value in (("a", "fedavg", 0.5), ("b", "fedavg", 0.9), ("a", "fedrs", 0.6))
@@ -534,7 +534,7 @@ def test_a_folder_whose_data_changed_is_two_data_sets(tmp_path):
     assert found["setting"].tolist() == ["iid, fingerprint=aaaaaaaa", "iid, fingerprint=bbbbbbbb"]
 
 
-def test_a_table_of_folders_is_what_the_command_prints_as_numbers(tmp_path):
+def test_the_table_from_python_equals_the_printed_numbers(tmp_path):
     for seed, accuracy in enumerate((0.25, 0.75)):
         folder(tmp_path / str(seed), resolved(seed, "<b>"), [accuracy], seconds=[2.0])
     both = side_by_side.report([str(tmp_path)], last=1)

@@ -48,7 +48,7 @@ def test_means_count_clients_alike_or_by_their_samples():
     assert measured.size_ratio == 3.0
 
 
-def test_distances_are_those_of_naive_loops_and_of_scipy():
+def test_distances_equal_naive_loops_and_scipy():
     measured = skew(COUNTS)
     assert measured.hellinger == pytest.approx(list(naive(COUNTS.tolist())), abs=1e-12)
     assert measured.effective == pytest.approx([math.exp(entropy(row)) for row in measures.shares(COUNTS)])
@@ -77,7 +77,7 @@ def test_one_client_is_its_own_prior():
 
 
 @pytest.mark.parametrize("samples", [200, 2000])
-def test_equal_draws_are_about_as_far_from_the_prior_as_chance_says(samples):
+def test_iid_clients_have_the_distance_expected_by_chance(samples):
     rng = np.random.default_rng(1)
     federations = [skew(rng.multinomial(samples, [0.4, 0.3, 0.2, 0.1], size=8)) for _ in range(200)]
     squared = np.mean([np.square(federation.hellinger).mean() for federation in federations])

@@ -18,7 +18,7 @@ def made(**more):
     return Survey("two clients", ["north", "south"], ["a", "b", "c", "d"], COUNTS, **more)
 
 
-def test_of_a_partition_it_has_the_counts_that_a_run_would_have():
+def test_survey_of_a_partition_has_the_counts_of_a_run():
     recipe = parse.parse(text_with())
     survey = surveys.of_partition(recipe)
     data, clients = divided(recipe)
@@ -27,13 +27,13 @@ def test_of_a_partition_it_has_the_counts_that_a_run_would_have():
     assert survey.title == "digits, pcdd"
 
 
-def test_silos_with_data_of_their_own_are_asked_elsewhere():
+def test_silos_with_separate_data_need_a_survey_of_silos():
     match = r"data_silo_config: its silos have their own data.*use labelskew run RECIPE"
     with pytest.raises(LabelSkewError, match=match):
         surveys.of_partition(parse.parse(cross_silo()))
 
 
-def test_notes_say_what_is_held_by_nobody_and_by_one_alone():
+def test_notes_name_classes_without_clients_and_with_one_client():
     assert made().notes == [
         "1 class that no client holds: d",
         "2 classes that only one client holds: a, c",
@@ -44,7 +44,7 @@ def test_notes_say_what_is_held_by_nobody_and_by_one_alone():
     assert silent == "silo 3 is not included: it has not come"
 
 
-def test_all_of_it_is_json_even_where_a_client_is_empty():
+def test_the_result_is_json_even_with_empty_clients():
     empty = Survey("x", ["a", "b"], ["c", "d"], np.array([[3, 1], [0, 0]]))
     content = json.loads(json.dumps(empty.content(), allow_nan=False))
     first, second = content["clients"]

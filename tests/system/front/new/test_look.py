@@ -27,7 +27,7 @@ def test_folders_of_classes(own):
     assert (seen.classes, seen.groups, seen.samples) == (CLASSES, hospitals, 45)  # the training parts'
 
 
-def test_folders_are_hospitals_to_it_as_they_are_to_a_run(tmp_path):
+def test_folders_of_hospitals_are_recognised_like_in_a_run(tmp_path):
     for name in ("north/train/a", "north/train/b", "south/train/a"):
         picture(tmp_path / name / "0.png", 20)
     (tmp_path / ".cache" / "train").mkdir(parents=True)
@@ -40,13 +40,13 @@ def test_folders_are_hospitals_to_it_as_they_are_to_a_run(tmp_path):
     ("side", "mode", "fits"),
     [(5, "L", (1, 8, 8)), (20, "RGB", (3, 16, 16)), (28, "1", (1, 28, 28)), (700, "P", (3, 64, 64))],
 )
-def test_size_and_colours_are_those_of_the_pictures(tmp_path, side, mode, fits):
+def test_size_and_colours_are_read_from_the_pictures(tmp_path, side, mode, fits):
     for name in "ab":
         picture(tmp_path / "train" / name / "0.png", side, mode)
     assert look(tmp_path).shape == fits
 
 
-def test_a_broken_picture_among_sound_ones_is_passed_over(tmp_path):
+def test_a_broken_picture_is_skipped(tmp_path):
     for name in "ab":
         picture(tmp_path / name / "0.png", 40)
     (tmp_path / "a" / "1.png").write_text("none")
@@ -56,7 +56,7 @@ def test_a_broken_picture_among_sound_ones_is_passed_over(tmp_path):
     assert message(lambda: look(tmp_path)).endswith("none of the sampled pictures can be opened; use valid pictures")
 
 
-def test_a_table_beside_folders_of_pictures_is_not_the_data(tmp_path):
+def test_a_table_next_to_folders_of_pictures_is_not_the_data(tmp_path):
     for name in "ab":
         picture(tmp_path / name / "0.png", 40)
     (tmp_path / "notes.csv").write_text("a,label\n1,2\n")
@@ -70,7 +70,7 @@ def test_an_archive(own):
     assert (len(seen.groups), seen.samples) == (3, 72)  # a fifth of them are split off
 
 
-def test_an_archive_in_a_folder_is_seen_and_of_several_one_is_asked_for(own, tmp_path):
+def test_an_archive_in_a_folder_is_found_and_several_are_an_error(own, tmp_path):
     shutil.copy(own / "grouped.npz", tmp_path / "a.npz")
     assert look(tmp_path).args["data_cache_dir"] == str(tmp_path / "a.npz")
     shutil.copy(own / "grouped.npz", tmp_path / "b.npz")
@@ -78,7 +78,7 @@ def test_an_archive_in_a_folder_is_seen_and_of_several_one_is_asked_for(own, tmp
 
 
 @pytest.mark.parametrize(("shape", "layout"), [((20, 5, 16, 16), "nchw"), ((20, 16, 16, 5), "nhwc")])
-def test_the_channels_of_an_archive_are_told_where_they_can_be_told_from_the_shape_alone(tmp_path, shape, layout):
+def test_channels_of_an_archive_are_derived_from_its_shape(tmp_path, shape, layout):
     np.savez(tmp_path / "a.npz", x=np.zeros(shape, np.float32), y=np.arange(20) % 2 * 2)
     seen = look(tmp_path / "a.npz")
     assert seen.classes == ["0", "1", "2"]  # a gap in the labels is a class without samples
@@ -103,7 +103,7 @@ def test_a_table(table, tmp_path):
     assert look(tmp_path / "a.csv").args["missing"] == "drop"
 
 
-def test_a_table_s_columns_are_asked_for_where_their_names_do_not_say(table, tmp_path):
+def test_unclear_columns_of_a_table_are_asked_for(table, tmp_path):
     text = table.read_text()
     plain = tmp_path / "plain.csv"
     plain.write_text(text.replace("diagnosis", "outcome").replace("hospital", "place"))
@@ -129,10 +129,10 @@ def test_a_table_s_columns_are_asked_for_where_their_names_do_not_say(table, tmp
         (lambda path: picture(path / "a" / "b" / "0.png", 9) or path, "contains only the folders b, no images, so a"),
     ],
 )
-def test_what_is_no_data_is_one_line(tmp_path, make, says):
+def test_invalid_data_are_one_line(tmp_path, make, says):
     assert says in message(lambda: look(make(tmp_path / "data")))
 
 
-def test_columns_are_a_table_s_alone(own):
+def test_columns_are_only_for_tables(own):
     line = message(lambda: look(own / "flat", "class"))
     assert line == "--label: is for tables, and these data are not a table; use neither"

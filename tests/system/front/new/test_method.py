@@ -12,7 +12,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_it_is_the_example_under_its_own_name(here):
+def test_the_method_is_the_example_under_a_new_name(here):
     assert "labelskew-my_loss: README.md" in call("new", "method", "my_loss").output
     folder = here / "labelskew-my_loss"
     assert {path.name for path in folder.iterdir()} == FILES
@@ -32,7 +32,7 @@ def test_it_is_the_example_under_its_own_name(here):
         ("batch", "method batch: its class would be Batch, a name that its code needs; use another name"),
     ],
 )
-def test_a_name_that_cannot_be_is_one_line(here, name, says):
+def test_an_invalid_name_is_one_line(here, name, says):
     (line,) = errors("new", "method", name)
     assert says in line
     assert not [*here.iterdir()]

@@ -41,7 +41,7 @@ def recipes_of(folder):
     return {file.stem: yaml.safe_load(file.read_text()) for file in files}
 
 
-def test_pictures_of_classes_are_dealt_out(own, here):
+def test_pictures_of_classes_are_divided(own, here):
     said = call("new", "simulation", "mine", "--data", own / "flat").output.splitlines()
     assert said == [
         "pictures: 3 classes (benign, malign, unclear); test part: 20 % of each class's pictures",
@@ -84,7 +84,7 @@ def test_an_archive_s_groups_become_archives(own, here):
         np.testing.assert_array_equal(part["y"], whole["y"][whole["groups"] == group])
 
 
-def test_an_archive_s_test_part_goes_with_its_groups(here):
+def test_the_test_part_of_an_archive_is_split_by_group(here):
     x, y, groups = np.zeros((40, 4), np.float32), np.arange(40) % 2, np.arange(40) // 20
     x[:] = np.arange(40)[:, None]
     test = {"x_test": x, "y_test": y, "groups_test": np.zeros(40, int)}  # group 1 has no test sample
@@ -97,7 +97,7 @@ def test_an_archive_s_test_part_goes_with_its_groups(here):
     assert second["x"][0, 0] == 20
 
 
-def test_a_table_s_groups_become_tables_without_what_is_no_feature(table, here):
+def test_groups_of_a_table_become_tables_of_features(table, here):
     call("new", "federation", "mine", "--data", table)
     files = recipes_of(here / "mine")
     federation = files.pop("federation")
@@ -111,7 +111,7 @@ def test_a_table_s_groups_become_tables_without_what_is_no_feature(table, here):
     assert rows == 120
 
 
-def test_without_groups_the_number_of_silos_is_asked_for(own, here):
+def test_without_groups_the_number_of_silos_is_required(own, here):
     assert errors("new", "federation", "mine", "--data", own / "flat") == [
         f"{own / 'flat'}: has no groups, such as hospitals, for the silos; use --silos with their number"
     ]
@@ -123,7 +123,7 @@ def test_without_groups_the_number_of_silos_is_asked_for(own, here):
     ]
 
 
-def test_data_of_one_place_may_lack_classes(own, here):
+def test_data_of_one_silo_may_lack_classes(own, here):
     result = call("new", "federation", "one", "--data", own / "flat", "--silos", "2")
     assert result.stderr == (
         f"warning: {own / 'flat'}: has no groups; if these are the data of only one silo, other silos may have more "
@@ -187,7 +187,7 @@ def test_a_federation_without_data_names_its_form(here):
         ),
     ],
 )
-def test_what_does_not_describe_a_federation_is_one_line(here, options, line):
+def test_an_invalid_description_is_one_line(here, options, line):
     assert errors(*options) == [line]
 
 
@@ -217,7 +217,7 @@ def test_bind_checks_all_recipes_that_name_the_file(here):
 
 
 @pytest.mark.parametrize("kind", ["tree", "table.csv", "grouped.npz"])
-def test_a_secure_recipe_has_numbers_to_normalise_by(own, here, kind):
+def test_a_secure_recipe_has_mean_and_std(own, here, kind):
     call("new", "federation", "mine", "--data", own / kind, "--secure")
     federation = recipes_of(here / "mine")["federation"]
     assert (federation["comm_args"]["secure_aggregation"], federation["comm_args"]["min_clients"]) == (True, 3)
@@ -291,7 +291,7 @@ def trained(folder, forker):
     return folder / "run"
 
 
-def test_a_secure_federation_without_data_trains_once_silos_have_named_theirs(here, forker):
+def test_a_secure_federation_trains_once_silos_have_data(here, forker):
     call(*PLANNED, "--columns", "age=0..100,sex=f/m", "--label", "outcome", "--secure")
     folder = here / "mine"
     args = yaml.safe_load((folder / "federation.yaml").read_text())["data_args"]
@@ -308,7 +308,7 @@ def test_a_secure_federation_without_data_trains_once_silos_have_named_theirs(he
     trained(folder, forker)
 
 
-def test_nothing_is_written_over_and_of_what_fails_nothing_is_left(own, here, monkeypatch):
+def test_nothing_is_overwritten_and_failures_leave_no_files(own, here, monkeypatch):
     (here / "mine").mkdir()
     (here / "mine" / "notes").write_text("mine")
     for folder, line in (
@@ -326,7 +326,7 @@ def test_nothing_is_written_over_and_of_what_fails_nothing_is_left(own, here, mo
     assert [path.name for path in here.iterdir()] == ["mine"]
 
 
-def test_names_of_groups_get_into_no_path_and_no_line(here):
+def test_names_of_groups_enter_no_path_or_log_line(here):
     names = ["../x", "..", "README", "federation", "North", "north", "a\nb", "<b>|`", "ü" * 200]
     stems = write.file_names(names)
     assert len({stem.lower() for stem in stems}) == len(names)
@@ -355,7 +355,7 @@ def test_a_federation_of_very_many_groups_is_refused(here):
     [("simulation", "--data"), ("federation", "--silos", "2", "--data"), (*PLANNED[1:2], *PLANNED[3:], "--secure")],
     ids=" ".join,
 )
-def test_the_readme_s_commands_are_commands(own, here, typed):
+def test_commands_of_the_readme_are_valid(own, here, typed):
     kind, *more = typed
     call("new", kind, "mine", *more, *([own / "flat"] if "--data" in typed else []))
     readme = (here / "mine" / "README.md").read_text()
@@ -369,7 +369,7 @@ def test_the_readme_s_commands_are_commands(own, here, typed):
 
 
 @pytest.mark.parametrize("kind", ["flat", "tree", "grouped.npz", "table.csv"])
-def test_a_simulation_trains_as_it_is(own, here, kind):
+def test_a_generated_simulation_trains(own, here, kind):
     call("new", "simulation", "mine", "--data", own / kind)
     call("run", "mine/simulation.yaml", "--run-dir", "run", "--quiet", "--set", "train_args.comm_round=3")
     summary = json.loads((here / "run" / "summary.json").read_text())
@@ -378,7 +378,7 @@ def test_a_simulation_trains_as_it_is(own, here, kind):
         assert read_lines(here / "run" / "metrics.jsonl")[0]["clients"] == [0, 1, 2]
 
 
-def test_a_federation_trains_as_it_is(own, here, forker):
+def test_a_generated_federation_trains(own, here, forker):
     call("new", "federation", "mine", "--data", own / "tree")
     folder = here / "mine"
     readme = (folder / "README.md").read_text()

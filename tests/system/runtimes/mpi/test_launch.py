@@ -154,7 +154,7 @@ LEFT = "interrupted after 3 rounds" + GO_ON
         ("lonely", 2, LEFT + "error: a mistake of this worker alone\n", {}),
     ],
 )
-def test_how_a_job_ends_is_a_line(folder, how, code, err, environment):
+def test_the_end_of_a_job_is_one_line(folder, how, code, err, environment):
     assert run(folder, how, **environment)[::2] == (code, err)
     assert not any(map(alive, pids(folder)))
 
@@ -187,7 +187,7 @@ def test_an_interruption_ends_everything(folder, number, how, environment, err):
     assert not any(map(alive, pids(folder)))
 
 
-def test_an_interruption_before_the_ranks_are_up(folder):
+def test_an_interruption_before_the_ranks_start(folder):
     process = start(folder, "sleep")
     wait_until((folder / "parent").exists)
     time.sleep(0.2)
@@ -198,7 +198,7 @@ def test_an_interruption_before_the_ranks_are_up(folder):
     assert not any(map(alive, pids(folder)))
 
 
-def test_a_parent_that_is_killed_takes_everything_along(folder):
+def test_a_killed_parent_ends_all_processes(folder):
     process = start(folder, "sleep")
     wait_until(all_up(folder))
     process.kill()
@@ -207,7 +207,7 @@ def test_a_parent_that_is_killed_takes_everything_along(folder):
     assert (folder / "saved").exists()
 
 
-def test_an_mpirun_that_is_killed_leaves_a_checkpoint_and_nobody(folder):
+def test_a_killed_mpirun_leaves_a_checkpoint_and_no_process(folder):
     process = start(folder, "sleep")
     wait_until(all_up(folder))
     (mpirun,) = psutil.Process(process.pid).children()
@@ -216,7 +216,7 @@ def test_an_mpirun_that_is_killed_leaves_a_checkpoint_and_nobody(folder):
     assert not any(map(alive, pids(folder)))
 
 
-def test_the_ranks_see_the_terminal_that_the_parent_sees(folder):
+def test_the_ranks_use_the_width_of_the_parents_terminal(folder):
     ours, theirs = os.openpty()
     process = subprocess.Popen([sys.executable, "parent.py", "fine"], cwd=folder, stdout=theirs, start_new_session=True)
     os.close(theirs)
@@ -240,7 +240,7 @@ def by_hand(folder, how):
         ("killed", 137, LEFT.strip()),
     ],
 )
-def test_an_mpirun_typed_by_hand_says_it_once(folder, how, code, line):
+def test_an_mpirun_typed_by_hand_prints_one_message(folder, how, code, line):
     returned, out, err = end(by_hand(folder, how))
     assert returned == code
     assert (out + err).count(line) == 1
@@ -259,7 +259,7 @@ def test_an_mpirun_typed_by_hand_is_interrupted(folder, number):
     wait_until(lambda: not any(map(alive, pids(folder))), 60)
 
 
-def test_srun_without_pmix_is_a_line_and_not_a_run_for_each_task(monkeypatch):
+def test_srun_without_pmix_is_a_one_line_error(monkeypatch):
     for name, _ in place.RANKS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
@@ -275,7 +275,7 @@ def program(folder, name, text):
     path.chmod(0o755)
 
 
-def test_another_mpi_is_a_line(folder):
+def test_another_mpi_is_a_one_line_error(folder):
     program(folder, "mpirun", "echo HYDRA build details")
     code, _, err = run(folder, "fine", PATH=f"{folder}:{os.environ['PATH']}")
     assert code == 2
@@ -283,7 +283,7 @@ def test_another_mpi_is_a_line(folder):
     assert len(err.splitlines()) == 1
 
 
-def test_an_mpirun_that_cannot_start_is_a_line(folder):
+def test_an_mpirun_that_cannot_start_is_a_one_line_error(folder):
     program(folder, "mpirun", 'test "$1" = --version && echo Open MPI && exit; echo ----; echo no memory >&2; exit 3')
     code, _, err = run(folder, "fine", PATH=f"{folder}:{os.environ['PATH']}")
     assert (code, err) == (1, "error: comm_args.backend: mpirun could not start: no memory\n")
@@ -325,7 +325,7 @@ def test_mpi_rank(monkeypatch, environment, expected):
         ({}, None),
     ],
 )
-def test_the_place_on_a_node_among_several(monkeypatch, environment, expected):
+def test_local_rank_on_one_of_several_nodes(monkeypatch, environment, expected):
     for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"):
         monkeypatch.delenv(name, raising=False)
     assert place.place_on_node() is None

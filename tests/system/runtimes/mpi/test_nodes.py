@@ -65,7 +65,7 @@ def greeting(has, node, **changed):
     return {**line.arrived.get_nowait().meta, "node": node, **changed}
 
 
-def test_who_is_where(session, capsys):
+def test_ranks_of_each_node(session, capsys):
     here = nodes.socket.gethostname()
     alone = nodes.Nodes(Line(greeting(session, here), greeting(session, here)), session)
     assert (str(alone), alone.name(2)) == ("", "worker 2")
@@ -83,13 +83,13 @@ def test_who_is_where(session, capsys):
         ({"of": {}}, r"it has fl-labelskew-plugins None, and the server \S+; use the same on all nodes"),
     ],
 )
-def test_a_worker_with_something_else_is_a_line(session, changed, line):
+def test_a_worker_with_other_settings_is_a_one_line_error(session, changed, line):
     with pytest.raises(LabelSkewError) as error:
         nodes.Nodes(Line(greeting(session, "far"), greeting(session, "far", **changed)), session)
     assert re.fullmatch(f"worker 2 on far: {line}", str(error.value)), error.value
 
 
-def test_another_recipe_is_a_line_and_another_path_of_the_data_is_none(session):
+def test_another_recipe_is_an_error_but_another_data_path_is_not(session):
     said = greeting(session, "far")
     said["recipe"]["data_args"]["data_cache_dir"] = "/scratch"
     assert nodes.Nodes(Line(said, said), session)
@@ -99,7 +99,7 @@ def test_another_recipe_is_a_line_and_another_path_of_the_data_is_none(session):
         nodes.Nodes(Line(said), session)
 
 
-def test_what_may_change_the_last_digits_is_said_once_for_each_node(session, capsys):
+def test_causes_of_rounding_differences_are_reported_once_per_node(session, capsys):
     said = greeting(session, "far")
     versions = {**said["of"], "torch": "1.0"}
     nodes.Nodes(Line({**said, "of": versions}, {**said, "of": versions}), session)
@@ -107,7 +107,7 @@ def test_what_may_change_the_last_digits_is_said_once_for_each_node(session, cap
     assert re.fullmatch(r"warning: far: torch 1\.0, and \S+ on the server's node; the last digits may differ", line)
 
 
-def test_what_keeps_a_worker_from_beginning_names_its_node(session):
+def test_an_error_at_the_start_of_a_worker_names_its_node(session):
     reason = LabelSkewError("data set npz: /data/a.npz does not exist")
     with pytest.raises(LabelSkewError, match=r"^worker 1 on far: data set npz: /data/a\.npz does not exist$"):
         nodes.Nodes(Line(greeting(reason, "far")), session)
@@ -217,7 +217,7 @@ def pair(tmp_path_factory):
             ip("netns", "del", name)
 
 
-def test_a_node_killed_a_cable_cut_and_yet_the_run_is_that_of_one_process(pair):
+def test_a_killed_node_and_a_lost_connection_keep_results_identical(pair):
     run = pair.runs / "mine"
     process = pair.type("run", "recipe.yaml", "--set", "comm_args.hostfile=hosts", "--run-dir", run, "--host", "none")
     seconds, said = pair.broken(process, run, 6, lambda: [os.kill(pid, signal.SIGKILL) for pid in inside(NAMES[1])])
@@ -261,7 +261,7 @@ def test_a_file_of_nodes(tmp_path):
         launch.slots(tmp_path / "none")
 
 
-def test_more_workers_than_slots_are_a_line_and_nothing_is_begun(tmp_path):
+def test_more_workers_than_slots_is_an_error_before_the_start(tmp_path):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     sets = ("--set", f"comm_args.hostfile={tmp_path / 'hosts'}", "--set", "comm_args.workers=3")

@@ -156,7 +156,7 @@ RAISED = (
         ("interrupt", 130, LEFT),
     ],
 )
-def test_however_it_breaks_off_there_is_a_line_and_no_process_remains(sittings, name, code, end):
+def test_every_failure_is_one_line_and_leaves_no_process(sittings, name, code, end):
     results, text, _ = sittings.ends[name]
     assert results == code, text
     assert re.search(f"{end}$", text, re.DOTALL), text
@@ -172,7 +172,7 @@ def test_workers_are_at_most_the_clients_of_a_round(sittings):
     assert sittings.ends["interrupt"][2] == 2
 
 
-def test_after_all_that_the_run_is_that_of_one_process(sittings, forker, plugin, tmp_path):
+def test_results_after_failures_equal_those_of_one_process(sittings, forker, plugin, tmp_path):
     assert sittings.last.returncode == 0, sittings.last.stderr
     lines = sittings.last.stdout.splitlines()
     assert lines[0] == "run: unruly with FedAvg, MPI"
@@ -257,20 +257,20 @@ def cost(jobs, name, rank):
 
 @pytest.mark.host
 @pytest.mark.parametrize("name", SWITCHES)
-def test_the_hosts_hooks_act_as_in_one_process(jobs, forker, tmp_path, name):
+def test_hooks_of_the_host_act_as_in_one_process(jobs, forker, tmp_path, name):
     same_bytes(alone(forker, jobs / "recipe.yaml", tmp_path, *SMALL, *SWITCHES[name]), jobs / name)
     without, under = (load_file(jobs / sitting / "model.safetensors") for sitting in ("none", name))
     assert all(without[key].equal(under[key]) for key in under) == (name == "none")
 
 
-def test_each_test_sample_is_tested_once_a_tested_round(jobs):
+def test_each_test_sample_is_tested_once_per_tested_round(jobs):
     tested = [cost(jobs, "tests", rank)["tested"] for rank in range(3)]
     assert tested[0] == 0  # the server has other things to do
     assert all(tested[1:])
     assert sum(tested) == 359 * 3  # rounds 0, 2 and the last
 
 
-def test_diagnostics_beside_training_are_those_of_one_process(jobs, forker, tmp_path):
+def test_diagnostics_during_training_equal_those_of_one_process(jobs, forker, tmp_path):
     sp = alone(forker, jobs / "recipe.yaml", tmp_path, *OTHERS["watched"])
     files = sorted(file.name for file in (sp / "diagnostics").iterdir())
     assert len(files) == 5  # lines of each, and the points of features_2d
@@ -280,12 +280,12 @@ def test_diagnostics_beside_training_are_those_of_one_process(jobs, forker, tmp_
         assert here.read_bytes() == there.read_bytes(), name
 
 
-def test_the_server_s_memory_does_not_grow_with_the_clients_of_a_round(jobs):
+def test_memory_of_the_server_does_not_grow_with_the_clients_per_round(jobs):
     few, many = (cost(jobs, name, 0)["memory"] for name in ("few", "many"))
     assert many - few < 100  # MB; the other 16 uploads are 320
 
 
-def test_no_more_than_the_room_for_uploads_is_taken(jobs):
+def test_uploads_stay_within_their_memory_limit(jobs):
     """Three of each worker, as the memory for them holds none; few clients are at most all of them."""
     assert 2 <= cost(jobs, "few", 0)["under_way"] <= 4
     assert cost(jobs, "many", 0)["under_way"] == 6
@@ -297,7 +297,7 @@ def test_the_largest_clients_are_dealt_first(jobs):
     assert cost(jobs, "many", 0)["first"] == sorted(largest)
 
 
-def test_training_that_diverges_is_a_line(jobs, played):
+def test_diverged_training_is_a_one_line_error(jobs, played):
     done = played[1]
     said = (done.stdout + done.stderr).splitlines()
     assert done.returncode == 1
@@ -316,7 +316,7 @@ def test_a_recipe_for_one_process_is_refused_under_mpirun(forker, plugin, tmp_pa
     assert not (tmp_path / "runs").exists()
 
 
-def test_without_mpirun_it_is_a_line_and_nothing_is_begun(tmp_path, monkeypatch):
+def test_without_mpirun_the_run_is_refused_with_one_line(tmp_path, monkeypatch):
     (tmp_path / "recipe.yaml").write_text(RECIPE.replace("unruly", "map"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert call("run", tmp_path / "recipe.yaml", "--run-dir", tmp_path / "run", code=2).stderr == (

@@ -29,7 +29,7 @@ def played(play):
 
 
 @pytest.mark.parametrize("scene", PLAIN)
-def test_between_ranks_of_one_machine(played, scene):
+def test_messages_between_ranks_of_one_machine(played, scene):
     said, err = played
     assert scene in said, err
 
@@ -40,7 +40,7 @@ def test_a_message_of_more_than_2_gib(played):
     assert "huge" in said, err
 
 
-def test_a_waiting_rank_leaves_the_core_to_others(played):
+def test_a_waiting_rank_uses_no_core(played):
     said, err = played
     assert said.get("server", 1) < 0.05, err
     assert said["worker"] < 0.05
@@ -54,6 +54,6 @@ def test_a_waiting_rank_leaves_the_core_to_others(played):
     ],
     ids=["pieces", "tcp"],
 )
-def test_by_other_ways(play, options):
+def test_messages_over_other_transports(play, options):
     said, err = play("large", "order", options=options)
     assert "order" in said, err

@@ -25,7 +25,7 @@ def silo(federation, rank):
     return federation.folder / f"silo-{rank}"
 
 
-def test_server_and_silos_log_the_same_messages_and_who_sent_them(federation, sp_weights, tmp_path):
+def test_server_and_silos_log_the_same_messages_and_senders(federation, sp_weights, tmp_path):
     certs.new(tmp_path / "certs", 3)
     federation.overrides = [f"comm_args.certs={tmp_path / 'certs'}", "method_args.method=fedshift"]
     server = federation.server()
@@ -58,7 +58,7 @@ def test_server_and_silos_log_the_same_messages_and_who_sent_them(federation, sp
     same(federation.weights(), sp_weights("method_args.method=fedshift"))
 
 
-def test_killed_processes_go_on_with_their_logs_and_one_that_cannot_be_written_ends_nothing(federation, sp_weights):
+def test_killed_processes_continue_their_logs(federation, sp_weights):
     federation.overrides = ["train_args.epochs=20", "tracking_args.checkpoint_every=1"]
     (silo(federation, 2) / audit.NAME).mkdir(parents=True)  # where a file should be
     server, silos = federation.server(), federation.silos()

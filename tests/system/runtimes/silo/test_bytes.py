@@ -44,7 +44,7 @@ def ward(make_federation):
 
 
 @pytest.mark.parametrize("method", WHOLE)
-def test_every_byte_of_a_whole_run_is_listed_and_all_that_is_listed_comes(method, ward):
+def test_every_byte_of_a_run_is_listed_and_every_listed_field_occurs(method, ward):
     whens, silo, overrides = WHOLE[method]
     federation, server, proxy = ward("train_args.comm_round=2", f"method_args.method={method}", *overrides)
     finished(server, *(federation.silo(rank, *silo) for rank in (1, 2, 3)))
@@ -87,7 +87,7 @@ def secrets(folder, data):
         yield json.dumps(y.tolist())[1:-1].encode()
 
 
-def test_what_a_silo_says_that_cannot_go_on_and_what_it_hears_whose_upload_is_refused(ward):
+def test_messages_of_a_failed_silo_and_of_a_refused_upload(ward):
     federation, server, proxy = ward("train_args.comm_round=1", "comm_args.min_clients=1")
     failing, good = federation.silo(1, "--set", "train_args.epochs=3"), federation.silo(3)
     poor = Echo(proxy.address, 2, facts=FACTS | {"process": "0" * 16}, factor=float("nan"))
@@ -98,6 +98,6 @@ def test_what_a_silo_says_that_cannot_go_on_and_what_it_hears_whose_upload_is_re
     says_nothing_of(proxy, federation)
 
 
-def test_there_is_a_scene_for_every_field():
+def test_every_field_has_a_scenario():
     scenes = {"always", "failed", "upload refused", *(when for whens, _, _ in WHOLE.values() for when in whens)}
     assert {field.when for field in FIELDS} == scenes | ELSEWHERE

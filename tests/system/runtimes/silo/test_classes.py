@@ -55,7 +55,7 @@ def last_line(process):
     return process.text.strip().splitlines()[-1]
 
 
-def test_a_silo_whose_classes_are_in_another_order_is_told_which_and_tells_no_name(of_pictures):
+def test_a_silo_with_another_class_order_learns_the_difference_and_sends_no_name(of_pictures):
     federation = of_pictures([None, NAMES, NAMES[::-1]])
     server, proxy = watched(federation)
     odd = federation.silo(3)
@@ -86,7 +86,7 @@ def test_a_silo_whose_classes_are_in_another_order_is_told_which_and_tells_no_na
     Wire(proxy, {"C": 3, "A": 3}, network).check("class names", "other class names", "turned away", "one normalisation")
 
 
-def test_without_test_data_the_recipe_has_to_name_the_classes(of_pictures):
+def test_without_test_data_the_recipe_must_name_the_classes(of_pictures):
     federation = of_pictures([None, NAMES, NAMES], tests=False)
     server = federation.server()
     assert server.wait() == 2
@@ -94,7 +94,7 @@ def test_without_test_data_the_recipe_has_to_name_the_classes(of_pictures):
     assert f"data_args.class_names: {why} the names of all classes, in order" in server.text
 
 
-def test_without_test_data_the_recipe_s_classes_are_everybody_s(of_pictures):
+def test_without_test_data_all_silos_use_the_classes_of_the_recipe(of_pictures):
     federation = of_pictures([NAMES[::-1], NAMES, NAMES], tests=False, server_names=NAMES)
     server = federation.server()
     assert "class 0 is 'carcinoma' here and 'angioma' at the server" in last_line(federation.silo(1))

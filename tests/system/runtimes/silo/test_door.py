@@ -81,7 +81,7 @@ def test_silent_connections_keep_no_silo_out(start, crowd):
         start.silo(server.address, rank)
 
 
-def test_of_too_many_connections_those_without_a_stream_go(start, crowd, monkeypatch):
+def test_too_many_connections_close_those_without_a_stream(start, crowd, monkeypatch):
     monkeypatch.setattr(door, "PLACES", 80)
     monkeypatch.setattr(door, "GRACE_S", 0.3)
     monkeypatch.setattr(door, "HANDSHAKE_S", 0.5)
@@ -124,7 +124,7 @@ def strangers(**hosts):
     return [Stranger(since, i, host, i) for i, (since, host) in enumerate(sorted(made))]
 
 
-def test_the_fullest_address_loses_its_oldest_first():
+def test_the_address_with_most_connections_loses_its_oldest():
     crowd = Door(16, print, tls=False)._excess  # 4 of one address, 8 in all
     gone = lambda **hosts: [(s.host, s.since) for s in crowd(strangers(**hosts))]  # noqa: E731
     assert gone(a=range(4), b=range(4)) == []
@@ -143,11 +143,11 @@ def test_the_fullest_address_loses_its_oldest_first():
         ("ipv6:%5Bfe80::1%25eth0%5D:4711", ("fe80::1", 4711)),
     ],
 )
-def test_grpcs_names_of_peers_are_understood(peer, address):
+def test_peer_names_of_grpc_are_parsed(peer, address):
     assert of_peer(peer) == address
 
 
-def test_there_are_as_many_places_as_files_may_be_open():
+def test_the_limit_of_connections_follows_the_limit_of_open_files():
     old = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, old[1]))

@@ -7,7 +7,7 @@ from federations import Echo, finished
 TWO = ["train_args.comm_round=2"]
 
 
-def test_pictures_that_cannot_be_drawn_end_no_run_and_silos_go_home_first(federation):
+def test_a_failed_picture_ends_no_run_and_silos_finish_before_drawing(federation):
     federation.overrides, federation.environment = [*TWO, "comm_args.reconnect_s=1"], {"FL_LABELSKEW_PICTURES": "yes"}
     server, silos = federation.server(), federation.silos()
     server.says("listening on")
@@ -46,7 +46,7 @@ class Absent(Echo):
             super().leave()
 
 
-def test_who_has_not_heard_of_the_end_hears_of_it_from_the_server_that_is_gone_on_with(federation):
+def test_a_silo_that_missed_the_end_gets_it_from_the_resumed_server(federation):
     federation.overrides = TWO
     server, silos = federation.server(), federation.silos(1, 2)
     absent = Absent(federation.address, 3)

@@ -12,7 +12,7 @@ from fl_labelskew_plugins.runtimes.silo import members
 SLOW = ["train_args.epochs=20", "method_args.method=fedshift"]
 
 
-def test_a_silo_is_left_out_of_a_running_federation_and_comes_back(federation):
+def test_a_silo_is_excluded_from_a_running_federation_and_readmitted(federation):
     federation.overrides = [*SLOW, "train_args.comm_round=12"]
     server, silos = federation.server(), federation.silos()
     silos[1].says("round 1: trained")
@@ -36,7 +36,7 @@ def test_a_silo_is_left_out_of_a_running_federation_and_comes_back(federation):
     assert [entry for entry in noted if "cluded" in entry[0]] == [("excluded", 2), ("included", 2)]
 
 
-def test_where_too_few_are_left_the_server_says_so(federation):
+def test_the_server_reports_too_few_remaining_silos(federation):
     federation.overrides = [*SLOW, "train_args.comm_round=9", "comm_args.quorum_timeout_s=2"]
     server, silos = federation.server(), federation.silos()
     silos[0].says("round 1: trained")
@@ -54,7 +54,7 @@ def put(folder, ranks):
     (folder / members.NAME).write_text(ranks if isinstance(ranks, str) else json.dumps(ranks))
 
 
-def test_a_running_server_says_what_changes_and_keeps_to_what_it_knows(tmp_path, capsys):
+def test_a_running_server_reports_changes_of_the_exclusion_list(tmp_path, capsys):
     lines, notes = [], []
     now = members.Excluded(tmp_path, 3, lines.append, lambda event, **facts: notes.append((event, facts)))
     assert (now.read(), str(now), lines) == (False, "", [])
@@ -73,7 +73,7 @@ def test_a_running_server_says_what_changes_and_keeps_to_what_it_knows(tmp_path,
     assert notes[0] == ("excluded", {"rank": 2})
 
 
-def test_others_are_drawn_in_the_place_of_who_is_excluded(tmp_path):
+def test_other_silos_are_drawn_instead_of_excluded_ones(tmp_path):
     now = members.Excluded(tmp_path, 6, print, lambda event, **facts: None)
     assert now.replaced([1, 3], 0, 5) == [1, 3]
     now.clients = {3, 4}
@@ -84,7 +84,7 @@ def test_others_are_drawn_in_the_place_of_who_is_excluded(tmp_path):
     assert all(type(k) is int for k in drawn[0])
 
 
-def test_mistakes_are_a_line(tmp_path, sp_run):
+def test_mistakes_are_one_line_errors(tmp_path, sp_run):
     (tmp_path / "empty").mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text(SILOS)

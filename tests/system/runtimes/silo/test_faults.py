@@ -17,7 +17,7 @@ FOUR = "train_args.comm_round=4"
 STATEFUL = "method_args.method=map"
 
 
-def test_a_silo_killed_in_training_is_left_out_and_the_others_finish(federation):
+def test_a_silo_killed_in_training_is_skipped_and_the_others_finish(federation):
     federation.overrides = [SLOW, "train_args.comm_round=8", "comm_args.reconnect_s=1"]
     server, silos = federation.server(), federation.silos()
     silos[2].says("round 2: trained")  # so its upload of round 1 has been taken
@@ -30,7 +30,7 @@ def test_a_silo_killed_in_training_is_left_out_and_the_others_finish(federation)
     assert [line["clients"] for line in federation.lines()][-1] == [0, 1]
 
 
-def test_a_silo_killed_in_training_and_started_again_goes_on_with_its_own_state(federation, sp_weights):
+def test_a_silo_restarted_after_a_kill_in_training_keeps_its_state(federation, sp_weights):
     federation.overrides = [SLOW, FOUR, STATEFUL]
     server, silos = federation.server(), federation.silos()
     silos[1].says("round 2: trained")
@@ -44,7 +44,7 @@ def test_a_silo_killed_in_training_and_started_again_goes_on_with_its_own_state(
 
 
 @pytest.mark.parametrize("method", ["map", "fedshift", "fedmr"])
-def test_a_server_killed_and_resumed_ends_with_the_weights_of_an_undisturbed_run(method, federation, sp_weights):
+def test_a_killed_and_resumed_server_ends_with_identical_weights(method, federation, sp_weights):
     numbers = ["train_args.epochs=12" if method == "fedmr" else SLOW, FOUR, f"method_args.method={method}"]
     federation.overrides = [*numbers, "tracking_args.checkpoint_every=2"]
     server, silos = federation.server(), federation.silos()
@@ -56,7 +56,7 @@ def test_a_server_killed_and_resumed_ends_with_the_weights_of_an_undisturbed_run
     same(federation.weights(), sp_weights(*numbers))
 
 
-def test_a_server_killed_before_its_first_checkpoint_begins_again(federation, sp_weights):
+def test_a_server_killed_before_its_first_checkpoint_starts_over(federation, sp_weights):
     federation.overrides = [SLOW, STATEFUL]
     server, silos = federation.server(), federation.silos()
     silos[0].says("round 1: trained")
@@ -65,7 +65,7 @@ def test_a_server_killed_before_its_first_checkpoint_begins_again(federation, sp
     same(federation.weights(), sp_weights(*federation.overrides))
 
 
-def test_a_server_told_to_end_saves_and_the_silos_wait_for_it(federation, sp_weights):
+def test_a_terminated_server_saves_and_silos_wait_for_it(federation, sp_weights):
     federation.overrides = [SLOW, STATEFUL, "tracking_args.checkpoint_every=100"]
     server, silos = federation.server("--host", "none"), federation.silos()
     silos[0].says("round 2: trained")
@@ -87,7 +87,7 @@ def test_a_server_told_to_end_saves_and_the_silos_wait_for_it(federation, sp_wei
     same(federation.weights(), sp_weights(SLOW, STATEFUL))
 
 
-def test_a_server_that_pauses_lets_its_silos_end_and_goes_on_with_them(federation, sp_weights):
+def test_a_paused_server_releases_its_silos_and_resumes_with_them(federation, sp_weights):
     federation.overrides, federation.environment = [STATEFUL], {"FL_LABELSKEW_PAUSE": "2 inf"}
     server, silos = federation.server(), federation.silos()
     finished(server, *silos)
@@ -100,7 +100,7 @@ def test_a_server_that_pauses_lets_its_silos_end_and_goes_on_with_them(federatio
     same(federation.weights(), sp_weights(STATEFUL))
 
 
-def test_a_connection_that_breaks_is_taken_up_again_by_the_same_process(federation, sp_weights):
+def test_a_broken_connection_is_restored_by_the_same_process(federation, sp_weights):
     federation.overrides = [SLOW, FOUR, "method_args.method=fedshift"]
     server, proxy = watched(federation)
     silos = federation.silos()
@@ -113,7 +113,7 @@ def test_a_connection_that_breaks_is_taken_up_again_by_the_same_process(federati
     same(federation.weights(), sp_weights(*federation.overrides))
 
 
-def test_a_silo_that_comes_late_joins_from_the_next_round_on(federation):
+def test_a_late_silo_joins_in_the_next_round(federation):
     federation.overrides = [SLOW, FOUR, "method_args.method=fedshift", "comm_args.quorum_timeout_s=4"]
     server, silos = federation.server(), federation.silos(1, 2)
     server.says("silo 3 has not connected; continuing without it")
@@ -127,9 +127,7 @@ def test_a_silo_that_comes_late_joins_from_the_next_round_on(federation):
     assert left_out(federation)[-1] == []
 
 
-def test_below_the_quorum_the_server_stops_with_a_checkpoint_and_goes_on_later(
-    federation, sp_weights, forker, tmp_path
-):
+def test_below_the_quorum_the_server_stops_with_a_checkpoint(federation, sp_weights, forker, tmp_path):
     federation.overrides = [SLOW, FOUR, STATEFUL, "tracking_args.checkpoint_every=100"]
     federation.overrides += ["comm_args.reconnect_s=0.5", "comm_args.quorum_timeout_s=5", "comm_args.min_clients=3"]
     server, silos = federation.server(), federation.silos()
@@ -144,7 +142,7 @@ def test_below_the_quorum_the_server_stops_with_a_checkpoint_and_goes_on_later(
     same(federation.weights(), sp_weights(*federation.overrides[:3]))
 
 
-def test_nobody_comes_at_all(federation):
+def test_a_server_without_any_silo_ends(federation):
     federation.overrides = ["comm_args.quorum_timeout_s=1"]
     server = federation.server()
     assert server.wait() == 1
@@ -154,7 +152,7 @@ def test_nobody_comes_at_all(federation):
     finished(federation.server(), *federation.silos())  # the same folder will do
 
 
-def test_a_straggler_is_left_out_and_back_once_it_speaks(federation):
+def test_a_straggler_is_skipped_until_it_answers(federation):
     federation.overrides = [SLOW, "train_args.comm_round=12", "comm_args.round_deadline_s=3"]
     server, silos = federation.server(), federation.silos()
     silos[2].says("round 2: trained")
@@ -168,7 +166,7 @@ def test_a_straggler_is_left_out_and_back_once_it_speaks(federation):
     assert "the server did not use this silo's upload: it came too late" in silos[2].text
 
 
-def test_a_silo_with_other_settings_is_told_which(federation):
+def test_a_silo_with_other_settings_learns_the_differences(federation):
     server = federation.server()
     others = federation.silos(1, 2)
     odd = federation.silo(3, "--set", "train_args.epochs=3")
@@ -226,7 +224,7 @@ class Unruly(FedAvg):
 """
 
 
-def test_a_method_that_fails_at_a_silo_ends_that_silo_with_a_line(federation, write_plugin):
+def test_a_failing_method_ends_its_silo_with_one_line(federation, write_plugin):
     """What its author's exception says stays there: it may hold values of samples."""
     write_plugin(federation.folder, "fl_labelskew.methods", UNRULY, module="unruly", target="Unruly")
     paths = os.pathsep.join(filter(None, [str(federation.folder), os.environ.get("PYTHONPATH")]))

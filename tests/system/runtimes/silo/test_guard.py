@@ -19,7 +19,7 @@ def guard(folder, **limits):
     return Guard(Policy(**limits), "north.yaml", folder)
 
 
-def test_as_many_rounds_as_allowed_over_runs_and_restarts(tmp_path):
+def test_the_limit_of_rounds_covers_runs_and_restarts(tmp_path):
     for run, round in (("a", 0), ("a", 1), ("b", 0)):
         guard(tmp_path, max_rounds=3).answer(run, round, "q")
     with pytest.raises(PolicyError) as refused:
@@ -48,7 +48,7 @@ def test_answers_of_several_runs_at_the_same_moment_are_all_counted(tmp_path):
     assert {run: len(rounds) for run, rounds in account["runs"].items()} == dict.fromkeys("abcd", 20)
 
 
-def test_tests_are_counted_by_themselves(tmp_path):
+def test_tests_are_counted_separately(tmp_path):
     keeper = guard(tmp_path, max_rounds=2, max_answers_per_round=1)
     for round in (0, 1):
         keeper.answer("a", round, "q")
@@ -64,19 +64,19 @@ def test_tests_are_counted_by_themselves(tmp_path):
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"runs": 3}', '{"runs": {"a": {"0": [1]}}}', '{"runs": {"a": {"0": 1}}}']
 )
-def test_an_account_that_is_none_is_a_mistake_and_not_an_empty_one(tmp_path, content):
+def test_an_invalid_account_is_an_error(tmp_path, content):
     (tmp_path / "account.json").write_text(content)
     with pytest.raises(LabelSkewError, match="is not a valid account of a silo's answers; restore the original"):
         guard(tmp_path)
 
 
-def test_without_its_account_a_silo_answers_nothing(tmp_path):
+def test_a_silo_without_its_account_does_not_answer(tmp_path):
     keeper = guard(tmp_path / "gone", max_rounds=9)
     with pytest.raises(RunError, match="cannot be written: No such file or directory; without the account"):
         keeper.answer("a", 0, "q")
 
 
-def test_who_has_answered_under_a_policy_does_not_begin_without_one(tmp_path):
+def test_a_silo_that_answered_under_a_policy_does_not_start_without_it(tmp_path):
     silo_recipe = parse.parse(cross_silo())
     assert guard_of(silo_recipe, 1, tmp_path) is None
     guard(tmp_path).answer("a", 0, "q")
@@ -99,7 +99,7 @@ def test_a_run_beyond_the_policy_is_not_joined(tmp_path, least, quorum, said):
     guard(tmp_path, max_rounds=5, min_clients=3).join(RUN, 3)
 
 
-def test_what_a_method_has_not_announced_does_not_leave_either(tmp_path):
+def test_unannounced_tensors_do_not_leave_a_silo(tmp_path):
     kinds = {"prototypes": "prototypes", "counts": "counts"}
     keeper = guard(tmp_path, send=["weights", "prototypes"])
     keeper.leaving(["prototypes"], kinds)
@@ -111,7 +111,7 @@ def test_what_a_method_has_not_announced_does_not_leave_either(tmp_path):
         assert str(refused.value) == f"north.yaml: policy.send: {line}"
 
 
-def test_a_question_is_another_one_where_anything_differs_that_its_answer_rests_on():
+def test_any_difference_that_affects_the_answer_makes_another_question():
     request = (RUN, 3, {"state_round": 2}, {"model/w": torch.zeros(2)}, {"p": torch.ones(2)})
     same = question(*request)
     assert question(RUN, 3, {"state_round": 2}, {"model/w": torch.zeros(2)}, {"p": torch.ones(2)}) == same

@@ -62,7 +62,7 @@ def start(made, forker, tmp_path):
     forker.end_all()
 
 
-def test_the_federation_runs_and_everybody_keeps_their_own(start):
+def test_the_federation_runs_and_data_stay_at_their_hospitals(start):
     parts = [start("server", "server", "--role", "server")]
     parts += [start(f"silo-{k}", name, "--role", "client", "--rank", str(k)) for k, name in enumerate(NAMES, 1)]
     said = {}

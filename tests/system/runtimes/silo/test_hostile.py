@@ -91,7 +91,7 @@ BAD = {
 }
 
 
-def test_a_silo_that_sends_what_it_should_not_is_left_out_of_those_rounds_alone(federation):
+def test_a_silo_with_invalid_uploads_is_excluded_from_these_rounds_only(federation):
     federation.overrides = [f"train_args.comm_round={len(BAD) + 1}"]
     server, silos = federation.server(), federation.silos(1, 2)
     fake = FakeSilo(federation.address, [*BAD.values(), changed(BIAS, torch.zeros(10))])
@@ -119,7 +119,7 @@ def unanswered(tensors):
     return {}, {}
 
 
-def test_finite_uploads_out_of_all_proportion_are_left_out_of_the_mean(make_federation):
+def test_finite_uploads_out_of_all_proportion_are_excluded_from_the_mean(make_federation):
     """As if that silo had not answered in those rounds."""
     weights = []
     for name, bad in (("poisoned", huge), ("left_out", unanswered)):
@@ -168,7 +168,7 @@ def test_a_run_that_is_lost_goes_back_to_an_earlier_round_without_the_silo(make_
     assert len(states[0]) == 2
 
 
-def test_where_too_few_are_left_the_server_ends_and_goes_on_without_the_silo(federation):
+def test_with_too_few_silos_the_server_ends_and_resumes_without_the_silo(federation):
     federation.overrides = ["comm_args.min_clients=3"]
     server, silos = federation.server(), federation.silos(1, 2)
     fake = FakeSilo(federation.address, [huge])
@@ -276,7 +276,7 @@ def test_an_opening_of_a_silo_that_was_turned_away_counts_nothing(federation):
     fake.leave()
 
 
-def test_a_silo_with_most_of_the_weight_is_told_and_too_many_samples_are_turned_away(federation):
+def test_a_dominant_silo_is_reported_and_too_many_samples_are_refused(federation):
     federation.overrides = ["train_args.comm_round=2", "comm_args.quorum_timeout_s=5", "comm_args.max_samples=100000"]
     server, silos = federation.server(), federation.silos(1, 2)
     fake = FakeSilo(federation.address, [], facts=FACTS | {"samples": 10**12})
@@ -332,7 +332,7 @@ UNFIT = (
 
 
 @pytest.mark.parametrize("form", [[], FORM], ids=["test data", "no test data"])
-def test_a_silo_that_does_not_fit_is_turned_away(form, federation):
+def test_an_incompatible_silo_is_turned_away(form, federation):
     federation.overrides = [*form, "comm_args.quorum_timeout_s=5", "train_args.comm_round=1"]
     server = federation.server()
     server.says("listening on")
@@ -346,7 +346,7 @@ def test_a_silo_that_does_not_fit_is_turned_away(form, federation):
     assert federation.lines()[0]["clients"] == [0, 1]
 
 
-def test_a_thousand_bad_messages_are_a_line_with_a_number(federation):
+def test_a_thousand_bad_messages_are_one_counted_line(federation):
     federation.overrides = ["train_args.comm_round=1", "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=15"]
     server = federation.server()
     server.says("listening on")
@@ -363,7 +363,7 @@ def test_a_thousand_bad_messages_are_a_line_with_a_number(federation):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedshift"])
-def test_what_nobody_asked_for_is_dropped(method, federation):
+def test_unrequested_messages_are_dropped(method, federation):
     federation.overrides = ["train_args.comm_round=1", f"method_args.method={method}", "comm_args.round_deadline_s=5"]
     server = federation.server()
     server.says("listening on")

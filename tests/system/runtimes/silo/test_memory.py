@@ -49,7 +49,7 @@ class Watch:
         return [(most - before) / MODEL for most, before in zip(self.most, self.before, strict=True)]
 
 
-def test_a_large_model_is_held_twice(federation):
+def test_a_large_model_is_in_memory_twice(federation):
     federation.overrides = BIG
     silos = federation.silos(1, 2)
     for silo in silos:

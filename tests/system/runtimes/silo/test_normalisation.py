@@ -61,7 +61,7 @@ def known(folder):
     return json.loads((folder / "environment.json").read_text())["normalisation"]
 
 
-def test_silos_apart_and_all_data_in_one_place_are_one_run(apart, hospitals, tmp_path):
+def test_separate_silos_and_pooled_data_give_identical_runs(apart, hospitals, tmp_path):
     from safetensors.torch import load_file
 
     from fl_labelskew_plugins.front import start
@@ -82,7 +82,7 @@ def test_silos_apart_and_all_data_in_one_place_are_one_run(apart, hospitals, tmp
 
 
 @pytest.mark.parametrize("holds_a_test_part", [True, False])
-def test_results_that_are_written_again_say_the_run_s_numbers(holds_a_test_part, apart):
+def test_results_written_again_have_the_numbers_of_the_run(holds_a_test_part, apart):
     apart.overrides, apart.environment = ["train_args.comm_round=1"], {"FL_LABELSKEW_PICTURES": "yes"}
     if not holds_a_test_part:
         apart.overrides += ["validation_args.server_test_data=false", "data_args.input_shape=[3,2,2]"]
@@ -95,7 +95,7 @@ def test_results_that_are_written_again_say_the_run_s_numbers(holds_a_test_part,
     assert model_file.read_metadata(file) == said
 
 
-def test_who_comes_late_or_after_a_resume_gets_the_numbers_of_the_run(apart, hospitals):
+def test_late_silos_get_the_normalisation_of_the_run(apart, hospitals):
     apart.overrides = ["comm_args.quorum_timeout_s=3", "comm_args.min_clients=2", "train_args.comm_round=30"]
     apart.overrides += ["train_args.epochs=20", "tracking_args.checkpoint_every=1"]
     server, first = apart.server(), apart.silos(1, 2)
@@ -145,7 +145,7 @@ def test_a_recipe_with_numbers_asks_silos_for_nothing(apart):
     assert {(value.dtype, tuple(value.shape)) for value in told.values()} == {(torch.int64, (3,))}
 
 
-def test_a_silo_s_own_file_may_not_say_otherwise_and_its_policy_may_refuse(apart):
+def test_a_silos_file_cannot_change_the_normalisation_but_its_policy_can_refuse(apart):
     own = apart.folder / "silo2.yaml"
     plain = own.read_text()
 
@@ -194,7 +194,7 @@ REPORTED = silos.facts(FACTS | {"samples": 10, "input_shape": [2, 1, 1]})
         tensors([1e300, 0.0], [1.0, 1.0], torch.float64),
     ],
 )
-def test_sums_that_no_such_samples_have_are_refused(sent):
+def test_impossible_sums_are_refused(sent):
     with pytest.raises(RunError) as error:
         silos.sums(sent, REPORTED)
     assert "\n" not in str(error.value)
@@ -209,7 +209,7 @@ def test_sums_of_floats_are_those_of_pixels_if_the_servers_test_data_are():
         silos.sums(sums[1], REPORTED, pixels=True)
 
 
-def test_sums_that_samples_have_are_taken():
+def test_possible_sums_are_accepted():
     x = np.random.default_rng(0).integers(0, 256, (10, 2, 1, 1))
     for samples in (x.astype(np.uint8), np.full_like(x, 255, np.uint8), x.astype(np.float32)):
         made = stats.sums(samples)

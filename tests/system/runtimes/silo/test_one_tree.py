@@ -23,7 +23,7 @@ device_args: {{threads: 1, loader_workers: 0}}
 SILOS = "comm_args: {backend: GRPC}\nclient_specific_args: {data_silo_config: [coast.yaml, north.yaml, south.yaml]}\n"
 
 
-def test_a_simulation_and_a_federation_of_one_tree(make_federation, tmp_path):
+def test_a_simulation_and_a_federation_read_one_folder_tree(make_federation, tmp_path):
     tree, kind = tmp_path / "tree", catalog.load("datasets", "image_folder")
     kind(kind.Params(groups=PLACES)).fake(tree, samples=120, seed=0)
     shutil.rmtree(tree / "south" / "test")  # one hospital has set nothing aside

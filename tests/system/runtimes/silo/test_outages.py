@@ -58,7 +58,7 @@ def quick(transports):
 
 
 @pytest.mark.parametrize(("method", "cuts"), [("fedshift", 1), ("reweighting", 3)])
-def test_silos_cut_before_their_openings_are_waited_for(method, cuts, federation, line, sp_weights):
+def test_silos_disconnected_before_their_openings_are_awaited(method, cuts, federation, line, sp_weights):
     overrides = ["train_args.comm_round=2", f"method_args.method={method}"]
     server, proxy, direct = line(*overrides)
     proxy.last, proxy.cuts = WELCOME, cuts
@@ -71,7 +71,7 @@ def test_silos_cut_before_their_openings_are_waited_for(method, cuts, federation
     same(federation.weights(), sp_weights(*overrides))
 
 
-def test_an_opening_exchange_that_breaks_off_can_be_gone_on_with(federation, line, quick, sp_weights):
+def test_an_interrupted_opening_exchange_can_be_resumed(federation, line, quick, sp_weights):
     overrides = ["train_args.comm_round=2", FEDSHIFT]
     server, proxy, direct = line(*overrides, "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=3")
     for rank in (1, 2, 3):
@@ -99,7 +99,7 @@ def test_an_opening_exchange_that_breaks_off_can_be_gone_on_with(federation, lin
     same(federation.weights(), sp_weights(*overrides))
 
 
-def test_who_is_missing_from_the_opening_exchange_is_told_until_it_is_back(federation, line):
+def test_missing_silos_of_the_opening_exchange_are_reported(federation, line):
     server, proxy, direct = line(
         SLOW, "train_args.comm_round=4", FEDSHIFT, "comm_args.reconnect_s=1", "tracking_args.checkpoint_every=1"
     )
@@ -122,7 +122,7 @@ def test_who_is_missing_from_the_opening_exchange_is_told_until_it_is_back(feder
     assert json.loads((federation.run_dir / "summary.json").read_text())["opening_left_out"] == [2]
 
 
-def test_an_outage_within_a_round_is_sat_out_for_the_time_of_a_quorum(federation, line, sp_weights):
+def test_an_outage_within_a_round_is_waited_out(federation, line, sp_weights):
     overrides = [SLOW, "train_args.comm_round=3"]
     server, proxy, _ = line(*overrides, "comm_args.reconnect_s=1", "comm_args.min_clients=3")
     silos = federation.silos()
@@ -138,7 +138,7 @@ def test_an_outage_within_a_round_is_sat_out_for_the_time_of_a_quorum(federation
     same(federation.weights(), sp_weights(*overrides))
 
 
-def test_nobody_is_waited_for_where_all_uploads_are_refused(federation, quick):
+def test_a_server_does_not_wait_if_all_uploads_are_refused(federation, quick):
     federation.overrides = ["comm_args.quorum_timeout_s=3600"]
     server = federation.server()
     for rank in (1, 2, 3):
@@ -147,7 +147,7 @@ def test_nobody_is_waited_for_where_all_uploads_are_refused(federation, quick):
     assert "error: round 1: 0 of at least 2 uploads arrived" in server.text
 
 
-def test_time_in_which_the_server_is_frozen_is_nobodys_fault(federation, line, quick):
+def test_time_of_a_frozen_server_is_not_charged_to_silos(federation, line, quick):
     server, proxy, direct = line("train_args.comm_round=2", "comm_args.round_deadline_s=3", "comm_args.reconnect_s=2")
     silos = [quick(address, rank) for rank, address in ((1, direct), (2, direct), (3, proxy.address))]
 

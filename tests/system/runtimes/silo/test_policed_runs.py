@@ -95,7 +95,7 @@ def refusal(federation, key, text):
     return f"error: {federation.folder / 'one.yaml'}: policy.{key}: {text}, which the server asks for\n"
 
 
-def test_a_server_gets_no_more_answers_than_the_policy_allows_however_it_asks(scene, federation):
+def test_a_server_gets_at_most_the_answers_of_the_policy(scene, federation):
     limits = {"max_rounds": 3, "max_answers_per_round": 1}
     # the same question again, and again after the verdict: the same answer, which is one
     server, process, code = scene(limits, [(0, 1.0), (0, 1.0), (1, 1.0)])
@@ -140,7 +140,7 @@ def test_the_same_question_counts_again_after_the_data_have_changed(question, sc
     assert (server.uploads, server.tests) == ([], [] if len(question) == 2 else [{}])
 
 
-def test_no_more_tests_are_told_than_the_policy_allows_and_the_run_goes_on(scene, federation):
+def test_at_most_the_tests_of_the_policy_are_sent_and_the_run_continues(scene, federation):
     federation.overrides = ["validation_args.per_client=true", "comm_args.send_measures=true"]
     tests = [(0, 1.0, Kind.TEST), (0, 1.0, Kind.TEST), (0, 0.0, Kind.TEST), (1, 1.0, Kind.TEST), (0, 1.0)]
     server, process, code = scene({"max_answers_per_round": 1}, tests)
@@ -190,7 +190,7 @@ def test_a_silo_joins_the_server_of_its_fingerprint_and_no_other(scene, federati
     assert server.kinds == []
 
 
-def test_a_silo_stops_answering_when_its_budget_is_spent_however_it_is_asked(scene, federation):
+def test_a_silo_stops_answering_when_its_budget_is_spent(scene, federation):
     federation.overrides = ["method_args.method=fedrs", *NOISE, "privacy_args.budget={epsilon: 4, delta: 1e-5}"]
     # the same question, before and after a restart, is the same answer; other weights and other rounds spend again
     server, process, code = scene({}, [(0, 1.0), (0, 1.0)])

@@ -67,7 +67,7 @@ def fingerprint(folder, name):
     return next(row[4] for row in certs.show(folder)[0] if row[1] == name)
 
 
-def test_a_revoked_silo_is_turned_out_and_comes_back_with_another_certificate_alone(start, folder, at):
+def test_a_revoked_silo_is_disconnected_and_needs_another_certificate(start, folder, at):
     log = audit.Audit()
     server = start(audit=log)
     address, thief = server.transport.address, at("thief", "silo-2")
@@ -101,7 +101,7 @@ def test_a_revoked_silo_is_turned_out_and_comes_back_with_another_certificate_al
     assert sum(arrived.kind == Kind.LEFT for arrived in server.got) == 2
 
 
-def test_who_lost_its_connection_before_is_not_waited_for_either(start, folder, at):
+def test_a_revoked_disconnected_silo_is_not_awaited(start, folder, at):
     server = start()
     start.silo(server.transport.address, 2).wait(Kind.JOINED)
     server.wait(Kind.HELLO)
@@ -149,7 +149,7 @@ def test_a_silo_leaves_a_revoked_server_and_waits_for_another(start, folder, at)
     silo.wait(Kind.WELCOME, 2)
 
 
-def test_a_message_of_a_revoked_server_is_thrown_away_unread(start, folder, at):
+def test_a_message_of_a_revoked_server_is_dropped_unread(start, folder, at):
     server = start()
     said = []
     silo = start.silo(server.transport.address, 1, say=said.append)
@@ -166,7 +166,7 @@ def test_a_message_of_a_revoked_server_is_thrown_away_unread(start, folder, at):
     assert Kind.TRAIN not in [m.kind for m in silo.got]
 
 
-def test_a_silo_that_looks_first_is_not_counted_as_a_stranger(start, folder):
+def test_a_silo_that_checks_the_server_first_is_not_counted_as_a_stranger(start, folder):
     revoke(folder, ["silo-3"])
     server = start()
     start.silo(server.transport.address, 1).wait(Kind.JOINED)
@@ -174,7 +174,7 @@ def test_a_silo_that_looks_first_is_not_counted_as_a_stranger(start, folder):
     assert not server.transport._door._handshakes  # of which those are told that have come to nothing
 
 
-def test_a_rank_may_be_made_while_the_server_waits_for_it(start, folder, tmp_path):
+def test_a_certificate_may_be_created_while_the_server_waits(start, folder, tmp_path):
     fewer = tmp_path / "fewer"
     certs.new(fewer, 1)
     for path in fewer.iterdir():
@@ -191,7 +191,7 @@ def test_a_rank_may_be_made_while_the_server_waits_for_it(start, folder, tmp_pat
     assert said.endswith("it refused this silo: its certificate is not one of silo-1 to silo-3")
 
 
-def test_a_silo_that_is_revoked_in_a_run_is_left_out_from_then_on(federation, folder, at):
+def test_a_silo_revoked_in_a_run_is_excluded_from_then_on(federation, folder, at):
     federation.overrides = ["train_args.epochs=20", "train_args.comm_round=5", "comm_args.reconnect_s=3600"]
     federation.host = "none"
     (folder / "silo-3.pem").unlink()

@@ -92,7 +92,7 @@ def test_one_command_runs_everything_and_prefixes_the_lines(sittings):
 
 
 @pytest.mark.parametrize("name", ["interrupt", "terminate"])
-def test_told_to_end_it_ends_all_and_says_how_to_go_on(sittings, name):
+def test_a_termination_signal_ends_all_and_explains_how_to_resume(sittings, name):
     run, ends = sittings
     code, text = ends[name]
     assert code == 130
@@ -110,7 +110,7 @@ def test_a_process_that_fails_ends_the_others(sittings):
     assert last == f"error: silo 2 was killed by signal 9 (SIGKILL); {go_on(run)}"
 
 
-def test_after_all_that_the_weights_are_those_of_one_process(sittings, sp_weights):
+def test_weights_after_failures_equal_those_of_one_process(sittings, sp_weights):
     same(load_file(sittings[0] / "model.safetensors"), sp_weights(*SLOW))
 
 
@@ -129,7 +129,7 @@ def test_a_passphrase_opens_the_keys_of_all_and_is_written_nowhere(sittings, for
 
 
 @pytest.mark.parametrize("role", [[], ["--role", "server"]])
-def test_a_run_that_is_done_is_not_waited_for_again(sittings, forker, role, tmp_path):
+def test_a_finished_run_does_not_wait_again(sittings, forker, role, tmp_path):
     run, _ = sittings
     other = forker.start(["run", run.parent / "here.yaml", "--resume", run, *role], tmp_path / "other")
     assert other.wait() == 2, other.text  # its recipe has another number of rounds
@@ -159,7 +159,7 @@ def test_a_server_that_cannot_listen_leaves_no_folder(error_of):
         assert error_of("--role", "server", "--server", address) == (2, f"error: {line}\n")
 
 
-def test_a_mistake_is_told_once_before_anything_starts(error_of):
+def test_a_mistake_is_reported_once_before_the_start(error_of):
     code, text = error_of("--set", "train_args.epochs=0")
     assert (code, text.count("error:")) == (2, 1)
     line = "error: --rank 4: out of range; allowed: 1 to 3, one per silo\n"

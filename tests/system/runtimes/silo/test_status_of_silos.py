@@ -22,7 +22,7 @@ def waits(what, *ranks):
     return lambda known: known["waiting_for"] == {"what": what, "silos": [*ranks]}
 
 
-def test_a_termination_signal_ends_who_has_nothing_to_lose_at_once(federation):
+def test_a_termination_signal_ends_idle_processes_at_once(federation):
     federation.environment = {"FL_LABELSKEW_LOG": "json"}
     server, silo = federation.server(), federation.silo(1)
     server.says("silo 1 has connected")
@@ -42,7 +42,7 @@ def test_a_termination_signal_ends_who_has_nothing_to_lose_at_once(federation):
     again.kill()
 
 
-def test_from_the_first_silo_to_the_last_round(federation):
+def test_status_from_the_first_silo_to_the_last_round(federation):
     federation.overrides = [SLOW, "tracking_args.checkpoint_every=1"]
     server = federation.server()
     known = until(federation, waits("to connect", 1, 2, 3))

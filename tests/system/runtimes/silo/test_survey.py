@@ -71,7 +71,7 @@ def counts(silo):
     return answer(silo).tensors["counts"]
 
 
-def test_noise_is_that_of_the_opening_of_a_run_and_the_same_each_time(silo):
+def test_noise_of_a_survey_equals_that_of_an_opening_and_repeats(silo):
     made = silo(*NOISY)
     data = made.data
     parts = ({1: data.train}, {1: data.test}, [data.facts.samples] * 3)
@@ -83,7 +83,7 @@ def test_noise_is_that_of_the_opening_of_a_run_and_the_same_each_time(silo):
     assert answer(made).meta == {"count_noise": 3.0}
 
 
-def test_a_policys_noise_counts_where_it_is_more_whatever_the_method(silo):
+def test_the_larger_noise_of_policy_and_method_applies(silo):
     plain = silo(noise_at_least={"count_noise": 5}, folder="plain")
     assert answer(plain).meta == {"count_noise": 5.0}
     assert counts(plain).min() == 0  # what noise takes below
@@ -93,13 +93,13 @@ def test_a_policys_noise_counts_where_it_is_more_whatever_the_method(silo):
     assert [answer(made).meta["count_noise"] for made in (more, less)] == [5.0, 3.0]
 
 
-def test_exact_counts_do_not_ride_in_hello(silo):
+def test_hello_contains_no_exact_counts(silo):
     made = silo("train_args.proxy_aggregation=class")
     assert "counts" not in made.transport.hello().meta
     assert made.data.counts.sum() == made.transport.hello().meta["samples"]
 
 
-def test_a_policy_without_counts_refuses_in_a_line_and_stays(silo, capsys):
+def test_a_policy_without_counts_refuses_with_one_line_and_stays_connected(silo, capsys):
     made = silo(send=["weights"])
     said = answer(made)
     line = '["weights"] does not allow counts: those of its classes, for a survey, which the server asks for'
@@ -117,7 +117,7 @@ def test_a_policy_that_requires_sums_refuses_a_survey_before_anything_is_sent(si
         silo(require_secure_aggregation=True).answers.hello()
 
 
-def test_the_account_has_a_survey_as_an_answer_the_same_one_once(silo):
+def test_a_survey_is_counted_once_as_an_answer(silo):
     for _ in range(2):
         made = silo(max_rounds=1)
         assert "counts" in answer(made).tensors
@@ -129,7 +129,7 @@ def test_the_account_has_a_survey_as_an_answer_the_same_one_once(silo):
     assert "reason" not in answer(silo("method_args.method=fedlc", max_rounds=2)).meta
 
 
-def test_a_silo_trains_for_nobody_in_a_survey(silo):
+def test_a_silo_does_not_train_in_a_survey(silo):
     made = silo()
     made.receive_message(Kind.WELCOME, Message(Kind.WELCOME, SERVER, 2, meta={"run": "0" * 16}))
     assert str(made.failure) == "the server trains, and this silo was started for a survey; remove --survey"
@@ -171,7 +171,7 @@ def hello(server, rank, samples):
     arrives(server, Kind.HELLO, rank, meta=FACTS | {"samples": samples})
 
 
-def test_who_is_there_is_asked_and_who_is_not_is_named(server):
+def test_present_silos_are_surveyed_and_missing_ones_named(server):
     made = server()
     hello(made, 1, 50)
     hello(made, 3, 9)
@@ -188,7 +188,7 @@ def test_who_is_there_is_asked_and_who_is_not_is_named(server):
     assert "silo 2 has not connected; continuing without it" in made.lines
 
 
-def test_nobody_s_counts_are_a_failure(server):
+def test_a_survey_without_answers_fails(server):
     made = server()
     hello(made, 1, 50)
     arrives(made, Kind.SURVEY, 1, meta={"reason": "x\x1b[2J"})
@@ -217,7 +217,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("says", BAD)
-def test_what_is_no_answer_turns_a_silo_away(says, server):
+def test_an_invalid_answer_turns_a_silo_away(says, server):
     made, (tensors, meta) = server(), BAD[says]
     hello(made, 1, 50)
     hello(made, 2, 10)
@@ -232,7 +232,7 @@ def test_what_is_no_answer_turns_a_silo_away(says, server):
     assert any(line.startswith("silo 1 turned away: ") and says in line for line in made.lines)
 
 
-def test_a_silo_that_connects_again_is_asked_again(server, transports):
+def test_a_reconnected_silo_is_surveyed_again(server, transports):
     made = server("comm_args.min_clients=1", "train_args.client_num_in_total=3")
     asked = []
     made.transport.send_message = asked.append
@@ -247,7 +247,7 @@ def test_a_silo_that_connects_again_is_asked_again(server, transports):
     assert kinds == ["SURVEY", "SURVEY", "FINISH"]
 
 
-def test_one_command_surveys_all_silos_and_finds_what_the_partition_says(federation, certificates):
+def test_one_command_surveys_all_silos_and_finds_the_partition(federation, certificates):
     run = federation.folder / "here"
     argv = ["run", federation.recipe, "--survey", "--run-dir", run, "--set", f"comm_args.certs={certificates}"]
     argv += ["--host", "none"]  # which starts faster

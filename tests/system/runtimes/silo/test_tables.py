@@ -30,7 +30,7 @@ client_specific_args: {data_silo_config: [north.yaml, south.yaml]}
 OWN = "data_args:\n  dataset" + RECIPE.partition("dataset")[2].partition("model_args")[0]
 
 
-def test_further_tables_of_a_federation(make_federation):
+def test_additional_tables_of_a_federation(make_federation):
     federation, tables = make_federation("tables", RECIPE), {}
     for silo, name in enumerate(("north", "south")):
         rng, y = np.random.default_rng(silo), np.arange(40) % 2

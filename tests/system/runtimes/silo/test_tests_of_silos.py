@@ -27,7 +27,7 @@ def lines_of(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_silos_numbers_are_those_of_a_simulation_and_of_those_that_tell_them(federation, sp_run):
+def test_numbers_of_silos_equal_those_of_a_simulation(federation, sp_run):
     federation.overrides, federation.environment = list(PER_CLIENT), {"FL_LABELSKEW_PICTURES": "yes"}
     server = federation.server()
     finished(server, federation.silo(1, *MEASURES), federation.silo(2), federation.silo(3, *MEASURES))
@@ -70,7 +70,7 @@ class Boastful(Echo):
             self.transport.send_message(Message(Kind.TESTED, self.rank, 0, round=arrived.round, meta=meta))
 
 
-def test_who_tells_nonsense_or_nothing_has_no_number_and_the_run_goes_on(federation, transports):
+def test_silos_with_invalid_or_missing_numbers_do_not_stop_the_run(federation, transports):
     federation.overrides = ["validation_args.per_client=true", "comm_args.round_deadline_s=4"]
     federation.overrides += ["train_args.comm_round=1", "validation_args.server_test_data=false"]
     federation.overrides += ["data_args.input_shape=[1,8,8]", "data_args.classes=10"]
@@ -104,7 +104,7 @@ def test_who_tells_nonsense_or_nothing_has_no_number_and_the_run_goes_on(federat
 GOOD = {"accuracy": [3, 4], "balanced_accuracy": 0.5}
 
 
-def test_what_a_silo_tells_is_checked():
+def test_numbers_of_a_silo_are_checked():
     assert measures({}) == {}
     assert measures(GOOD) == {"accuracy": 0.75, "balanced_accuracy": 0.5, "samples": 4}
     for change in (
@@ -134,7 +134,7 @@ class Answering(Transport):
         return True
 
 
-def test_who_is_not_there_is_not_asked_and_an_old_answer_counts_for_nothing(tmp_path):
+def test_absent_silos_are_not_asked_and_old_answers_are_ignored(tmp_path):
     transport = Answering({1: GOOD, 2: {}, 4: {"accuracy": [1, 1], "balanced_accuracy": 1.0}})
     recipe = recipes.parse(SILOS, overrides=["train_args.client_num_in_total=5", "comm_args.reconnect_s=0.1"])
     excluded = Excluded(tmp_path, 5, print, lambda event, **facts: None)

@@ -81,7 +81,7 @@ def still_serves(start, server, rank=3, *, tls=False):
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_every_kind_of_message_makes_its_way(start, tls):
+def test_every_kind_of_message_arrives(start, tls):
     server, silo = pair(start, tls=tls, rank=2)
     ways = (silo, server, 0, FROM_SILOS[1:], (2, 0)), (server, silo, 2, FROM_SERVER, (0, 2))
     for sender, peer, receiver, kinds, ends in ways:
@@ -128,7 +128,7 @@ def test_a_message_beyond_2_gb_waits_on_disk(start, tmp_path):
 
 
 @pytest.mark.parametrize("digests", [True, False])
-def test_both_sides_note_a_message_alike_with_its_digest_where_that_is_wanted(start, digests):
+def test_both_sides_log_a_message_with_its_optional_digest(start, digests):
     here, there = [], []
     server = start(audit=Audit(observe=here.append, digests=digests))
     silo = start.silo(server.transport.address, audit=Audit(observe=there.append, digests=digests))
@@ -142,7 +142,7 @@ def test_both_sides_note_a_message_alike_with_its_digest_where_that_is_wanted(st
     assert (len(sent.get("sha256") or "") == 64) is digests
 
 
-def test_a_limit_may_be_raised_while_handling_what_came_before(start):
+def test_a_limit_may_be_raised_while_handling_an_earlier_message(start):
     server, silo = pair(start)
     big = {"a": torch.zeros(2**20)}
 
@@ -171,7 +171,7 @@ def script(source):
     return subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, text=True)
 
 
-def test_a_silo_waits_for_a_server_that_comes_late_or_is_started_again(start):
+def test_a_silo_waits_for_a_late_or_restarted_server(start):
     lines = []
     address = f"127.0.0.1:{free_port()}"
     silo = start.silo(address, say=lines.append)
@@ -209,7 +209,7 @@ def test_with_tls_a_new_connection_replaces_the_old_one(start):
     assert not server.transport.receive(0.3)
 
 
-def test_without_tls_nobody_is_pushed_out(start):
+def test_without_tls_no_connection_is_replaced(start):
     server, silo = pair(start)
     code, details = raw(server.transport.address, chunks(Kind.HELLO))
     assert (code, details) == ("ALREADY_EXISTS", "claims to be silo 1, which is already connected")
@@ -234,7 +234,7 @@ def test_messages_go_to_the_connection_whose_hello_was_handed_out(start):
         first.wait(Kind.LEFT)
 
 
-def test_what_is_queued_arrives_before_the_end(start):
+def test_queued_messages_arrive_before_the_end(start):
     server, silo = pair(start)
     silo.transport.limits[Kind.FINISH] = 2**26
     server.send(Kind.VERDICT, 1)
@@ -246,7 +246,7 @@ def test_what_is_queued_arrives_before_the_end(start):
     silo.transport.stop_receive_message()
 
 
-def test_a_silos_last_word_arrives(start):
+def test_the_last_message_of_a_silo_arrives(start):
     server, silo = pair(start)
     server.transport.limits[Kind.FAILED] = 2**26
     silo.send(Kind.FAILED, meta={"reason": "no more data"}, tensors={"a": torch.ones(2**23)})
@@ -255,7 +255,7 @@ def test_a_silos_last_word_arrives(start):
     server.wait(Kind.LEFT)
 
 
-def test_a_silo_that_takes_nothing_blocks_nobody(start):
+def test_a_silo_that_does_not_read_blocks_no_other(start):
     server, good = pair(start, rank=1)
     server.transport.limits[Kind.UPLOAD] = good.transport.limits[Kind.TRAIN] = 2**25
     channel = grpc.insecure_channel(server.transport.address)
@@ -280,7 +280,7 @@ def test_a_silo_that_takes_nothing_blocks_nobody(start):
     channel.close()
 
 
-def test_a_silo_that_sends_without_end_is_not_read_any_more(start):
+def test_a_silo_that_sends_endlessly_is_no_longer_read(start):
     server, silo = pair(start)
     for round in range(QUEUED - 2):
         silo.send(Kind.UPLOAD, round=round, tensors={"a": torch.zeros(2**16)})
@@ -302,7 +302,7 @@ def test_json_of_many_values_is_refused_before_it_is_parsed(start, where, lists,
     assert answer == ("INVALID_ARGUMENT", f"sent JSON of more than {most} values")
 
 
-def test_a_silo_that_comes_and_goes_fills_no_queue(start, certificates):
+def test_a_reconnecting_silo_fills_no_queue(start, certificates):
     """Messages of its earlier connections count, too."""
     server, tls = start(tls=True), files(certificates, "silo-1")
     sent = [*chunks(Kind.HELLO)] + 9 * [*chunks(Kind.UPLOAD, a=torch.zeros(2**16))]
@@ -404,7 +404,7 @@ INVALID, DENIED, LARGE = "INVALID_ARGUMENT", "PERMISSION_DENIED", "RESOURCE_EXHA
         ([*HELLO, head(9, Kind.UPLOAD), b""], INVALID, "sent a chunk of no bytes"),
     ],
 )
-def test_who_breaks_the_rules_is_sent_away(start, sent, code, reason):
+def test_protocol_violations_are_disconnected(start, sent, code, reason):
     server = start()
     said, details = raw(server.transport.address, sent)
     assert (said, details[: len(reason)]) == (code, reason)
@@ -416,7 +416,7 @@ def test_who_breaks_the_rules_is_sent_away(start, sent, code, reason):
     still_serves(start, server)
 
 
-def test_half_a_message_is_a_lost_connection(start):
+def test_an_incomplete_message_is_a_lost_connection(start):
     server = start()
     raw(server.transport.address, [*chunks(Kind.HELLO), Header(Kind.UPLOAD, 1, 0, 0, 9).pack() + b"1"])
     server.wait(Kind.LEFT)
@@ -424,7 +424,7 @@ def test_half_a_message_is_a_lost_connection(start):
     assert not server.transport.receive(0.1)
 
 
-def test_a_message_that_is_broken_off_keeps_no_buffer(start):
+def test_an_interrupted_message_keeps_no_buffer(start):
     """gRPC keeps the errors of its streams, and with a traceback also what was read: a silo could fill the disk."""
     server = start()
     server.transport.limits[Kind.UPLOAD] = 2**24
@@ -470,7 +470,7 @@ def test_space_is_reserved_for_one_message_of_a_silo_at_a_time(start):
         transport._admit(first, header)
 
 
-def test_who_says_nothing_is_sent_away(start, monkeypatch):
+def test_silent_connections_are_closed(start, monkeypatch):
     monkeypatch.setattr(listening, "HELLO_S", 0.2)
     server = start()
     said = raw(server.transport.address, hold=(hold := threading.Event()))
@@ -479,7 +479,7 @@ def test_who_says_nothing_is_sent_away(start, monkeypatch):
     assert server.wait(Kind.REFUSED).sender == -1
 
 
-def test_strangers_cannot_take_all_places(start, monkeypatch):
+def test_strangers_cannot_take_all_connections(start, monkeypatch):
     monkeypatch.setattr(listening, "HELLO_S", 1.0)
     server = start(silos=3)
     hold = threading.Event()
@@ -499,7 +499,7 @@ class Full(Spool):
         return super().buffer(size)
 
 
-def test_a_full_disk_ends_a_silo_with_the_code_of_a_failure_which_is_worth_another_try(start):
+def test_a_full_disk_ends_a_silo_with_a_retryable_exit_code(start):
     server = start()
     silo = start.silo(server.transport.address, spool=Full())
     server.wait(Kind.HELLO)
@@ -509,7 +509,7 @@ def test_a_full_disk_ends_a_silo_with_the_code_of_a_failure_which_is_worth_anoth
     assert ended.value.exit_code == 1
 
 
-def test_a_full_disk_ends_the_connection_alone(start):
+def test_a_full_disk_ends_only_the_connection(start):
     server, silo = pair(start, spool=Full())
     silo.send(Kind.UPLOAD, tensors={"a": torch.zeros(1000)})
     reason = server.wait(Kind.REFUSED).meta["reason"]
@@ -577,7 +577,7 @@ def test_connections_that_show_no_certificate_are_counted(start, certificates, o
     server.wait(Kind.FAILED)
 
 
-def test_a_silo_is_who_its_certificate_says(start, certificates):
+def test_the_certificate_identifies_a_silo(start, certificates):
     server = start(tls=True)
     said = raw(server.transport.address, chunks(Kind.HELLO, 2), tls=files(certificates, "silo-1"))
     assert said == ("PERMISSION_DENIED", "claims to be silo 2")
@@ -592,7 +592,7 @@ def test_a_silo_is_who_its_certificate_says(start, certificates):
 
 
 @pytest.mark.parametrize("name", [None, "server"])
-def test_who_has_no_silos_certificate_is_told_what_may_be_wrong(start, certificates, name):
+def test_a_wrong_kind_of_certificate_is_explained(start, certificates, name):
     server = start(tls=True)
     lines = []
     silo = start.silo(server.transport.address, tls=name and files(certificates, name), say=lines.append)
@@ -612,7 +612,7 @@ def test_who_has_no_silos_certificate_is_told_what_may_be_wrong(start, certifica
         (lambda _, others: None, "it does not use TLS; remove comm_args"),
     ],
 )
-def test_a_silo_says_what_it_does_not_trust(start, certificates, others, server_files, said):
+def test_a_silo_explains_a_refused_server(start, certificates, others, server_files, said):
     server = start(tls=server_files(certificates, others))
     silo = start.silo(server.transport.address, tls=files(certificates, "silo-1"))
     line = message_of(lambda: silo.wait(Kind.JOINED))
@@ -652,7 +652,7 @@ def impostor(handle):
         (Header(Kind.TRAIN, 0, 1, 0, len(PAYLOAD)).pack() + PAYLOAD, "sent a JSON header of 3221225472 bytes in a pay"),
     ],
 )
-def test_a_silo_takes_nothing_else_of_a_server(start, sent, reason):
+def test_a_silo_refuses_unexpected_messages_of_a_server(start, sent, reason):
     def handle(requests, context):
         context.send_initial_metadata(((TAKEN, "1"),))
         next(requests)
@@ -665,7 +665,7 @@ def test_a_silo_takes_nothing_else_of_a_server(start, sent, reason):
         silo.transport.stop_receive_message()
 
 
-def test_another_service_is_not_waited_for(start):
+def test_a_silo_does_not_wait_for_another_service(start):
     server = grpc.server(DaemonThreads())
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -675,7 +675,7 @@ def test_another_service_is_not_waited_for(start):
     server.stop(0).wait()
 
 
-def test_a_hello_that_cannot_be_made_is_the_owners_error(start):
+def test_a_failing_hello_is_an_error_of_the_silo(start):
     server = start()
     silo = SiloTransport(server.transport.address, 1)
     silo.hello = lambda: 1 / 0
@@ -685,7 +685,7 @@ def test_a_hello_that_cannot_be_made_is_the_owners_error(start):
     silo.stop_receive_message()
 
 
-def test_an_address_that_cannot_be_listened_at_is_said(start):
+def test_an_unusable_address_is_an_error(start):
     taken = start().transport.address
     for address, said in {
         "localhost": "'localhost' is not an address; use host:port with a port from 0 to 65535, such as 127.0.0.1:8890",
@@ -717,7 +717,7 @@ def test_an_address_that_cannot_be_listened_at_is_said(start):
         (None, "no reason given"),
     ],
 )
-def test_grpcs_reasons_are_said_in_words(said, line):
+def test_reasons_of_grpc_are_translated(said, line):
     assert in_words(said) == (line or "Connection refused")
 
 

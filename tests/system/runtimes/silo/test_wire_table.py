@@ -45,7 +45,7 @@ EXTRA |= {
 
 
 @pytest.mark.parametrize("mixture", EXTRA)
-def test_only_weights_and_what_the_method_announces_leave_a_silo(mixture, travelled, federation):
+def test_only_weights_and_announced_tensors_leave_a_silo(mixture, travelled, federation):
     method, _, optimizer = mixture.partition(" with ")
     mixed = [f"method_args.method={method}", f"train_args.federated_optimizer={optimizer or 'FedAvg'}"]
     sent, proxy = travelled("train_args.comm_round=2", *mixed)
@@ -85,7 +85,7 @@ def test_only_weights_and_what_the_method_announces_leave_a_silo(mixture, travel
                 assert tensor.numpy().tobytes() not in bytes_sent, name
 
 
-def test_a_silo_may_keep_its_prototypes_and_may_tell_its_measures(travelled, federation):
+def test_a_silo_may_keep_its_prototypes_and_may_send_its_measures(travelled, federation):
     choice = ["--set", "comm_args.send_contributions=false", "--set", "comm_args.send_measures=true"]
     sent, _ = travelled("method_args.method=fedmr", "train_args.comm_round=2", silo=choice)
     assert not any(name.startswith("contribution/") for name in names(sent, Kind.UPLOAD))
@@ -94,7 +94,7 @@ def test_a_silo_may_keep_its_prototypes_and_may_tell_its_measures(travelled, fed
     assert all(line["personalised_accuracy"] > 0 for line in federation.lines())
 
 
-def test_counts_leave_a_silo_with_the_noise_it_wants(travelled, federation):
+def test_counts_leave_a_silo_with_its_own_noise(travelled, federation):
     noise = ["--set", "method_args.count_noise=20"]
     sent, _ = travelled("method_args.method=fedshift", "train_args.comm_round=1", silo=noise)
     recipe = recipes.load(federation.recipe, federation.overrides)

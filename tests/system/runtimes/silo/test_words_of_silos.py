@@ -85,7 +85,7 @@ def recipe(*overrides):
     return recipes.parse(SILOS, overrides=[*LOGISTIC, *overrides])
 
 
-def test_what_silos_send(tmp_path, capsys, monkeypatch, pictures):
+def test_fields_of_messages_from_silos(tmp_path, capsys, monkeypatch, pictures):
     names = [(f"model/{evil}", [1]) for evil in EVIL] + [("model/" + "n" * 249, [1]), ("model/n", DIMENSIONS)]
     bad_terms = [{evil: 1.0} for evil in EVIL] + [{"$\\frac{$": 1.0}, {"ö": 1.0}, {"": 1.0}, {"a" * 41: 1.0}]
     many = {f"{'t' * 37}{number:03d}": 1e308 for number in range(100)}  # as much as is taken
@@ -170,7 +170,7 @@ def failure(client, arrived):
     return None if client.failure is None else str(client.failure)
 
 
-def test_what_the_server_sends(client):
+def test_fields_of_messages_from_the_server(client):
     said = [failure(client, decoded(Kind.WELCOME, 0, meta=meta)) for meta in variants(client.welcome)]
     assert said.count(None) == len(EVIL)  # a further name, which nobody reads
     assert failure(client, decoded(Kind.WELCOME, 0, meta=client.welcome)) is None
@@ -189,7 +189,7 @@ def test_what_the_server_sends(client):
         assert "Traceback" not in line
 
 
-def test_hello_names_a_round_as_long_as_its_answer_is_owed(client):
+def test_hello_names_the_round_of_an_open_answer(client):
     """A resumed server asks for what an earlier one has had; if that is lost on its way, it has to ask once more."""
     weights = MODEL | {"shared/prior": torch.full((10,), 0.1)}
     assert failure(client, good(Kind.WELCOME, 0, meta=client.welcome)) is None
@@ -219,7 +219,7 @@ def test_hello_names_a_round_as_long_as_its_answer_is_owed(client):
         ({"more": 3}, "more is unknown", "num_clients, clients_per_round, rounds, epochs, num_classes, "),
     ],
 )
-def test_a_silo_takes_no_federation_but_that_of_its_recipe(changed, says, expected, client):
+def test_a_silo_joins_only_the_federation_of_its_recipe(changed, says, expected, client):
     meta = client.welcome | {"federation": client.welcome["federation"] | changed}
     line = failure(client, decoded(Kind.WELCOME, 0, meta=meta))
     assert line is not None
@@ -228,7 +228,7 @@ def test_a_silo_takes_no_federation_but_that_of_its_recipe(changed, says, expect
     assert line == "the server requests training before it has described the run"
 
 
-def test_a_silo_takes_no_welcome_with_a_field_less_or_of_another_type(client):
+def test_a_silo_refuses_a_welcome_with_missing_or_wrong_fields(client):
     for meta in (
         {key: value for key, value in client.welcome.items() if key != gone}
         for gone in ("run", "federation", "settings")
@@ -257,6 +257,6 @@ def test_a_silo_takes_no_welcome_with_a_field_less_or_of_another_type(client):
         (0, {"kept_rounds": None}, "kept_rounds is null at the server"),
     ],
 )
-def test_a_silo_trains_in_no_round_that_its_recipe_has_not(round, changed, says, client):
+def test_a_silo_trains_only_in_rounds_of_its_recipe(round, changed, says, client):
     assert failure(client, decoded(Kind.WELCOME, 0, meta=client.welcome)) is None
     assert failure(client, decoded(Kind.TRAIN, 0, round, TRAIN | changed)).startswith(f"TRAIN: {says}")

@@ -145,7 +145,7 @@ HOW |= {method: [f"method_args.method={method}", THREE] for method in ("fedrs", 
 
 @pytest.mark.parametrize("how", HOW.values(), ids=HOW)
 @pytest.mark.parametrize(("settings", "tolerance"), BOTH, ids=NAMES)
-def test_corrected_equals_our_own(settings, tolerance, how, weights):
+def test_corrected_equals_this_package(settings, tolerance, how, weights):
     """Up to rounding: the host multiplies and adds an upload in two steps, our mean in one."""
     ours, theirs = (
         weights(*settings, f"train_args.optimizer_source={source}", MOMENTUM, DECAY, *how)
@@ -157,7 +157,7 @@ def test_corrected_equals_our_own(settings, tolerance, how, weights):
 @pytest.mark.parametrize(
     ("settings", "tolerance"), [BOTH[0], BOTH[3], BOTH[4]], ids=["FedAvg", "FedOpt", "FedOpt-adam"]
 )
-def test_corrected_equals_our_own_bit_for_bit_where_nothing_is_averaged(settings, tolerance, weights):
+def test_corrected_equals_this_package_bit_for_bit_without_averaging(settings, tolerance, weights):
     def dropout(made):
         made.trainer.model.body = torch.nn.Sequential(made.trainer.model.body, torch.nn.Dropout(0.3))
         return replace(made, start=snapshot(made.trainer.model))
@@ -189,7 +189,7 @@ def test_corrected_equals_our_own_bit_for_bit_where_nothing_is_averaged(settings
     ids=lambda value: "-".join(part.partition("=")[2].strip('"') for part in value) if isinstance(value, list) else "",
 )
 @pytest.mark.filterwarnings("ignore:This overload of")
-def test_each_fault_is_there_and_corrected(settings, correction, weights, tmp_path):
+def test_each_fault_exists_and_is_corrected(settings, correction, weights, tmp_path):
     assert any(line.startswith(correction) for line in compatibility.corrections(parse.parse(BASE, overrides=settings)))
     ours, corrected = (weights(*settings, f"train_args.optimizer_source={source}") for source in ("own", "corrected"))
     assert close(ours, corrected, 1e-5)
@@ -197,7 +197,7 @@ def test_each_fault_is_there_and_corrected(settings, correction, weights, tmp_pa
         assert not close(ours, stock(settings, tmp_path), 1e-4)
 
 
-def test_other_optimisers_of_the_process_are_left_alone():
+def test_other_optimisers_of_the_process_are_unchanged():
     from fl_labelskew_plugins.engine.local import LocalSettings
     from fl_labelskew_plugins.runtimes.sp.hosted import with_recipe_settings
 
@@ -233,7 +233,7 @@ def test_bytes_and_personalised_accuracy(settings, up, down, go):
     assert 0.3 < lines[-1]["personalised_accuracy"] <= 1
 
 
-def test_personalised_accuracy_is_that_of_our_own_loop(go):
+def test_personalised_accuracy_equals_that_of_this_package(go):
     more = [*by("FedAvg"), ONE, "validation_args.personalised=true", "validation_args.frequency_of_the_test=1"]
     ours, theirs = (
         [
@@ -264,7 +264,7 @@ def test_a_resumed_run_gives_the_same_bytes(settings, go, tmp_path):
         assert (cut / name).read_bytes() == (whole / name).read_bytes()
 
 
-def test_the_record_and_the_first_lines_say_whose_code_ran(tmp_path, capsys):
+def test_the_record_names_the_code_that_ran(tmp_path, capsys):
     path = tmp_path / "base.yaml"
     path.write_text(BASE)
     short = ["train_args.comm_round=1", "train_args.momentum=0.9"]
@@ -285,7 +285,7 @@ def test_the_record_and_the_first_lines_say_whose_code_ran(tmp_path, capsys):
             assert "momentum and weight_decay are the recipe's" in said["corrections"]
 
 
-def test_the_classes_of_the_record_are_those_that_run():
+def test_the_record_names_the_classes_that_ran():
     from fl_labelskew_plugins.runtimes.sp.hosted import HOSTED
 
     for name, kind in HOSTED.items():

@@ -52,7 +52,7 @@ def go(tmp_path_factory):
     ("overrides", "aggregation"),
     [([], "samples"), (["method_args.method=fedrs", "method_args.alpha=1.0"], "uniform")],
 )
-def test_fedavg_equals_a_loop_of_its_own(go, overrides, aggregation):
+def test_fedavg_equals_a_plain_loop(go, overrides, aggregation):
     extra = ["train_args.client_num_per_round=4", "train_args.momentum=0.9", "train_args.weight_decay=0.001"]
     folder = go(*extra, *overrides)
     made = session.build(go.load(*extra))
@@ -117,7 +117,7 @@ def test_test_frequency(go):
     assert all(line["personalised_accuracy"] is None for line in read_lines(quiet / "metrics.jsonl"))
 
 
-def test_missing_classes_are_told_apart(go):
+def test_missing_classes_are_reported_separately(go):
     folder = go("train_args.client_num_per_round=1")
     line = read_lines(folder / "metrics.jsonl")[0]
     counts = np.array(json.loads((folder / "partition.json").read_text())["counts"])
@@ -166,13 +166,13 @@ def test_the_hosts_label_flipping_reaches_the_clients_data(go):
     assert sum(read_lines(go() / "metrics.jsonl")[-1]["recall"][:5]) > 0
 
 
-def test_switches_of_an_earlier_run_do_not_stay_on(go):
+def test_switches_of_an_earlier_run_are_reset(go):
     before = (go() / "model.safetensors").read_bytes()
     go(*DP, "dp_args.dp_solution_type=ldp", "dp_args.epsilon=0.5", again=True)
     assert (go(again=True) / "model.safetensors").read_bytes() == before
 
 
-def test_what_the_hosts_switches_would_corrupt_is_refused(go):
+def test_combinations_corrupted_by_switches_of_the_host_are_refused(go):
     defence = ["security_args.enable_defense=true", "security_args.defense_type=rfa"]
     for switch in (defence, [*DP, "dp_args.epsilon=1.0", "dp_args.dp_solution_type=ldp"]):
         with pytest.raises(LabelSkewError, match="fedmr also sends other tensors"):

@@ -38,7 +38,7 @@ def test_mistakes_of_sweep(words, line, tmp_path, monkeypatch):
         fl.sweep(**words)
 
 
-def test_content_of_a_sweep_is_planned_like_its_file(tmp_path, monkeypatch):
+def test_a_sweep_given_as_content_equals_its_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text("# a recipe\n")
     file = from_python._written({"base": Path("mine.yaml"), "grid": [{"a.b": [1]}], "out": "runs/x"}, {}, None)
@@ -64,7 +64,7 @@ def test_files_of_the_user_are_not_replaced(tmp_path):
         from_python._written({"base": DIGITS, "grid": [GRID]}, {}, tmp_path)
 
 
-def test_values_of_a_grid_may_be_numpy_s(tmp_path):
+def test_values_of_a_grid_may_be_numpy_numbers(tmp_path):
     grid = {"common_args.random_seed": np.arange(2), "train_args.epochs": [np.int64(2)]}
     axes = [{key: from_python._listed(key, values)} for key, values in grid.items()]
     changes = {"train_args.learning_rate": np.float64(0.25), "train_args.comm_round": np.int64(3)}

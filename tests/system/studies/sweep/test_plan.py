@@ -20,7 +20,7 @@ def mistakes(path, *overrides):
     return [line.replace(f"{path.parent}/", "") for line in lines]
 
 
-def test_the_product_of_the_axes_without_what_is_skipped(write, tmp_path):
+def test_the_product_of_the_axes_without_skipped_combinations(write, tmp_path):
     planned = plan.plan(write(), ["train_args.epochs=3"], tmp_path / "out")
     assert [each.name for each in planned] == ["fedavg-seed0", "fedavg-seed1", "fedlc-seed0"]
     assert [each.folder.path for each in planned] == [tmp_path / "out" / each.name for each in planned]
@@ -61,7 +61,7 @@ grid:
     assert str(plan.plan(no_out)[0].folder.path) == "runs/named/one"
 
 
-def test_some_values_of_an_axis_alone(write, tmp_path):
+def test_selected_values_of_an_axis(write, tmp_path):
     def names(*only):
         return [each.name for each in plan.plan(write(), out=tmp_path, only=only)]
 
@@ -74,7 +74,7 @@ def test_some_values_of_an_axis_alone(write, tmp_path):
         names("fedl")
 
 
-def test_data_of_ones_own_make_runs_of_their_own(write, tmp_path):
+def test_other_data_make_separate_runs(write, tmp_path):
     import numpy as np
 
     for name in ("north", "south"):
@@ -165,13 +165,13 @@ def test_all_mistakes_of_a_file_together(write, text, lines):
         assert line.startswith(start)
 
 
-def test_runs_do_not_go_into_the_folder_of_a_run(write, tmp_path):
+def test_runs_are_not_written_into_the_folder_of_a_run(write, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "recipe.yaml").touch()
     assert mistakes(write()) == ["out: is the folder of a run; use another --out"]
 
 
-def test_mistakes_of_the_command_line_are_told_as_such(write):
+def test_mistakes_of_the_command_line_name_the_option(write):
     malformed, wrong = mistakes(write(), "train_args.epochs=0", "nonsense")
     assert malformed.startswith("--set nonsense: malformed; allowed: section.key=value")
     assert wrong.startswith("--set train_args.epochs: 0 is out of range")
@@ -180,7 +180,7 @@ def test_mistakes_of_the_command_line_are_told_as_such(write):
     ]
 
 
-def test_a_report_calls_runs_as_the_file_does(write, tmp_path):
+def test_a_report_uses_the_names_of_the_sweep_file(write, tmp_path):
     text = """
 base: base.yaml
 grid:

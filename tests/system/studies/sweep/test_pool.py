@@ -27,7 +27,7 @@ def at_work(planned, slots, bound):
     return made
 
 
-def test_as_many_runs_as_fit_in_memory_once_it_is_known_what_one_takes(write, tmp_path):
+def test_runs_in_parallel_fit_in_memory(write, tmp_path):
     planned = plan.plan(write(), out=tmp_path / "out")
     assert not at_work(planned, 3, 10e9)._fits()  # nobody knows yet
     planned[0].folder.create()
@@ -46,7 +46,7 @@ def test_as_many_runs_as_fit_in_memory_once_it_is_known_what_one_takes(write, tm
 
 
 @pytest.mark.parametrize("line", [b'"x"', b"\xff\xfe", b'{"peak_mb": "much"}', b'{"peak_mb": null}', b"[1]"])
-def test_damaged_timings_of_a_run_that_is_done_stop_no_sweep(write, tmp_path, line):
+def test_damaged_timings_of_a_finished_run_stop_no_sweep(write, tmp_path, line):
     planned = plan.plan(write(), out=tmp_path / "out")
     for each in planned[:2]:
         each.folder.create()
@@ -57,7 +57,7 @@ def test_damaged_timings_of_a_run_that_is_done_stop_no_sweep(write, tmp_path, li
     assert list(at_work(planned, 3, 1e9)._peaks.values()) == [600e6]
 
 
-def test_each_run_has_a_gpu_of_its_own(write, tmp_path, monkeypatch):
+def test_each_run_has_its_own_gpu(write, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     gpus = ["device_args.using_gpu=true", "device_args.gpu_ids=[3, 1]"]
     planned = plan.plan(write(), gpus, tmp_path / "out")
@@ -72,7 +72,7 @@ def test_each_run_has_a_gpu_of_its_own(write, tmp_path, monkeypatch):
         plan.plan(write(), [*gpus[:1], "device_args.gpu_ids=[4]"])
 
 
-def test_threads_decide_how_many_runs_there_are_at_a_time(write, tmp_path, monkeypatch):
+def test_threads_limit_the_number_of_parallel_runs(write, tmp_path, monkeypatch):
     monkeypatch.setattr(pool, "available_cores", lambda: 8)
     assert pool.default_jobs(plan.plan(write(), out=tmp_path)) == 8
     assert pool.default_jobs(plan.plan(write(), ["device_args.threads=3"], tmp_path)) == 2
@@ -86,7 +86,7 @@ def rounds(folder):
     return len(read_lines(folder / "metrics.jsonl"))
 
 
-def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_path):
+def test_an_interrupted_and_partly_failed_sweep_completes(write, tmp_path):
     file, out = write(), tmp_path / "out"
     command = ["sweep", file, "--out", out, "--jobs", "2", "--set", "train_args.comm_round=60"]
     names = ["fedavg-seed0", "fedavg-seed1", "fedlc-seed0"]
@@ -154,7 +154,7 @@ SLOW = "import pathlib, time\npathlib.Path(__file__).with_suffix('.begun').touch
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_nothing_but_one_line_when_it_is_interrupted_while_it_still_imports(write, tmp_path, forker, number):
+def test_an_interrupt_during_imports_prints_one_line(write, tmp_path, forker, number):
     (tmp_path / "slow.py").write_text(SLOW.format(60))
     script = tmp_path / "script.py"
     script.write_text(

@@ -34,7 +34,7 @@ def finish(run):
     run.folder.write_json("summary.json", {})
 
 
-def test_a_task_for_each_run_that_nobody_has_done_or_is_doing(dry, write, tmp_path, monkeypatch):
+def test_one_task_per_unfinished_run(dry, write, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     text = dry("--set", "train_args.epochs=2", "--only", "fedavg", "--host", "none")
@@ -59,7 +59,7 @@ def test_a_task_for_each_run_that_nobody_has_done_or_is_doing(dry, write, tmp_pa
         assert dry() == "3 runs: 2 finished, 1 running; nothing to submit\n"
 
 
-def test_what_a_run_needs_and_what_its_user_wants(dry):
+def test_resources_of_a_job(dry):
     mpi = ("--set", "comm_args.backend=MPI", "--set", "comm_args.workers=3", "--set", "device_args.threads=2")
     assert options(dry(*mpi))["cpus-per-task"] == "8"  # the server's process, too
     gpus = ("--set", "device_args.using_gpu=true", "--set", "device_args.gpu_ids=[0, 1]")
@@ -88,12 +88,12 @@ def test_what_a_run_needs_and_what_its_user_wants(dry):
         (["--out", "/a\nb"], "/a?b: contains characters that a script cannot contain; use another folder"),
     ],
 )
-def test_what_cannot_be_a_job(write, words, line):
+def test_invalid_jobs(write, words, line):
     (mistake,) = errors("sweep", write(), "--slurm", "--dry-run", *words)
     assert line in mistake
 
 
-def test_where_there_is_no_slurm(write, tmp_path):
+def test_slurm_is_missing(write, tmp_path):
     command = ["sweep", write(), "--out", tmp_path / "out"]
     (mistake,) = errors(*command, "--set-sbatch", "mem=8G")
     assert mistake == "--set-sbatch: needs --slurm; use it with --slurm"
@@ -103,7 +103,7 @@ def test_where_there_is_no_slurm(write, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_node_dies_and_a_time_limit_comes_near_and_all_runs_are_done_once(write, tmp_path, slurm):
+def test_all_runs_are_done_once_despite_a_lost_node_and_a_time_limit(write, tmp_path, slurm):
     out, rounds = tmp_path / "5 % o'clock", 300
     command = ["sweep", write(), "--out", out, "--only", "seed0", "--slurm", "--host", "none"]
     command += ["--set", f"train_args.comm_round={rounds}", "--set", "tracking_args.checkpoint_every=5"]

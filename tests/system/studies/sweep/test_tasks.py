@@ -30,7 +30,7 @@ def test_tasks_are_numbered_from_0_in_the_file_s_order(write, tmp_path):
         assert [(run.number, run.name) for run in picked] == [(number, NAMES[number]) for number in numbers]
 
 
-def test_what_is_wrong_with_a_task_is_one_line(write):
+def test_an_invalid_task_is_one_line(write):
     file = write(FOUR)
     use = "use numbers from 0 to 3"
     for text in ("x", " -1", "2-1", "1,", "1.5", "0-3:2", "9" * 5000):
@@ -40,7 +40,7 @@ def test_what_is_wrong_with_a_task_is_one_line(write):
     assert errors("sweep", file, "--task", "4") == [f"--task: task 4 does not exist; {use}"]
 
 
-def test_tasks_may_be_counted_where_neither_the_data_nor_the_gpu_are(write, tmp_path):
+def test_tasks_can_be_counted_without_data_and_gpu(write, tmp_path):
     gone = ["--set", "data_args.dataset=cifar10", "--set", f"data_args.data_cache_dir={tmp_path}"]
     gone += ["--set", "device_args.using_gpu=true", "--set", "device_args.gpu_ids=[7]"]
     file = write(FOUR)
@@ -48,7 +48,7 @@ def test_tasks_may_be_counted_where_neither_the_data_nor_the_gpu_are(write, tmp_
     assert all(str(tmp_path) in line or "no GPU 0" in line for line in errors("sweep", file, "--task", "1", *gone))
 
 
-def test_four_processes_share_a_folder_one_is_killed_and_each_run_is_done_once(write, tmp_path, forker):
+def test_four_processes_share_a_folder_and_each_run_is_done_once(write, tmp_path, forker):
     file, out, quiet = write(FOUR), tmp_path / "out", tmp_path / "quiet"
     for number, name in enumerate(NAMES):
         (line,) = call("sweep", file, "--out", quiet, "--task", number, "--host", "none").output.splitlines()

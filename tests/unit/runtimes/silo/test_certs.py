@@ -78,13 +78,13 @@ def shake_hands(server, client, host):
 
 
 @pytest.mark.parametrize("host", certs.HOSTS)
-def test_openssl_takes_the_server_and_a_silo_for_what_they_are(made, host):
+def test_openssl_accepts_server_and_silo_for_their_purpose(made, host):
     peer = shake_hands(context(made, "server", server=True), context(made, "silo-2", server=False), host)
     assert peer["subject"] == ((("commonName", "silo-2"),),)
 
 
 @pytest.mark.parametrize(("server", "client"), [("silo-1", "silo-2"), ("server", "server")])
-def test_a_certificate_is_good_for_one_side_alone(made, server, client):
+def test_a_certificate_is_valid_for_one_side_only(made, server, client):
     with pytest.raises(ssl.SSLError, match=r"unsuitable certificate purpose|unsupported certificate"):
         shake_hands(context(made, server, server=True), context(made, client, server=False), "localhost")
 
@@ -100,13 +100,13 @@ def test_another_authority_is_not_trusted(made, tmp_path):
         shake_hands(context(made, "server", server=True), context(tmp_path / "other", "silo-1", server=False), "::1")
 
 
-def test_the_server_has_the_hosts_that_it_is_given(tmp_path):
+def test_the_certificate_of_the_server_has_the_given_hosts(tmp_path):
     certs.new(tmp_path / "certs", 1, ["fl.example.org", "192.0.2.1", "2001:db8::1"])
     rows, *_ = certs.show(tmp_path / "certs")
     assert [row[-1] for row in rows] == ["-", "fl.example.org 192.0.2.1 2001:db8::1", "-"]
 
 
-def test_keys_are_their_owners_alone(made):
+def test_keys_are_readable_only_by_their_owner(made):
     assert made.stat().st_mode & 0o777 == 0o700
     for key in made.glob("*.key"):
         assert key.stat().st_mode & 0o777 == 0o600
@@ -127,19 +127,19 @@ def test_nothing_is_overwritten(folder):
         assert certs.read(folder, name).warnings == ()
 
 
-def test_a_key_that_is_left_alone_is_kept_too(tmp_path):
+def test_an_existing_key_without_certificate_is_kept(tmp_path):
     (tmp_path / "silo-1.key").write_text("precious")
     with pytest.raises(LabelSkewError, match=r"silo-1\.key: exists already"):
         certs.new(tmp_path, 1)
     assert (tmp_path / "silo-1.key").read_text() == "precious"
 
 
-def test_what_was_given_away_is_not_made_again(folder):
+def test_removed_keys_are_not_created_again(folder):
     (folder / "silo-1.key").unlink()
     assert certs.new(folder, 2, add=True) == []
 
 
-def test_certificates_are_renewed_with_new_keys_and_the_old_ones_kept(tmp_path):
+def test_certificates_are_renewed_with_new_keys_and_old_files_are_kept(tmp_path):
     aged(tmp_path, 2, ["fl.example.org"], ago=9, days=10)
     before = {name: certs.read(tmp_path, name) for name in ("server", "silo-1", "silo-2")}
     assert certs.renew(tmp_path, ["server", "silo-2", "server"]) == ["server", "silo-2"]
@@ -173,7 +173,7 @@ def test_an_expired_certificate_can_be_renewed(tmp_path):
         (["server"], ["a b"], "--server: 'a b' is not a host name or an IP address"),
     ],
 )
-def test_what_is_wrong_with_renewing_is_said(made, names, hosts, said):
+def test_errors_of_renewing(made, names, hosts, said):
     assert message(lambda: certs.renew(made, names, hosts)).startswith(said.format(made))
 
 
@@ -198,12 +198,12 @@ def test_an_added_certificate_lasts_no_longer_than_its_authority(folder):
         (lambda f: None, {"hosts": ["a b"]}, "--server: 'a b' is not a host name or an IP address"),
     ],
 )
-def test_what_is_wrong_with_adding_is_said(folder, spoil, arguments, said):
+def test_errors_of_adding(folder, spoil, arguments, said):
     spoil(folder)
     assert said.format(folder) in message(lambda: certs.new(folder, 3, add=True, **arguments))
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+def test_an_unwritable_folder_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(LabelSkewError, match="cannot be written: Not a directory"):
         certs.new(tmp_path / "file" / "certs", 1)
@@ -260,7 +260,7 @@ def test_certificate_that_is_damaged_inside(folder, name, mutation):
     assert message(lambda: certs.read(folder, "silo-1")) == line
 
 
-def test_revocation_list_of_an_odd_version(folder):
+def test_revocation_list_of_an_unknown_version(folder):
     certs.revoke(folder, ["silo-2"])
     mutate(folder / "revoked.crl", b"\x02\x01\x01\x30\x0a", b"\x02\x01\x05\x30\x0a", CRL)
     line = f"{folder}/revoked.crl: is damaged or not a list of revoked certificates"
@@ -284,7 +284,7 @@ def test_revocation_list_of_an_odd_version(folder):
         (of_another_authority, "silo-1.pem: was not issued by the authority of"),
     ],
 )
-def test_what_is_wrong_with_files_is_said(folder, spoil, said):
+def test_errors_of_files(folder, spoil, said):
     spoil(folder)
     assert message(lambda: certs.read(folder, "silo-1")).startswith(f"{folder}/{said}")
 
@@ -299,13 +299,13 @@ def test_an_expired_certificate_is_refused(tmp_path):
     ]
 
 
-def test_a_certificate_of_tomorrow_is_refused(tmp_path):
+def test_a_certificate_that_is_not_yet_valid_is_refused(tmp_path):
     aged(tmp_path, 1, ago=-1)
     with pytest.raises(LabelSkewError, match=r"ca\.pem: is not valid before .* UTC; check this machine's clock"):
         certs.read(tmp_path, "silo-1")
 
 
-def test_a_certificate_that_ends_soon_and_an_open_key_are_warned_of(tmp_path):
+def test_warnings_for_an_expiring_certificate_and_an_unencrypted_key(tmp_path):
     certs.new(tmp_path, 1, days=29)
     (tmp_path / "silo-1.key").chmod(0o640)
     for warnings in (certs.read(tmp_path, "silo-1").warnings, certs.show(tmp_path)[2][1:]):

@@ -41,7 +41,7 @@ def test_a_silo_holds_its_own_samples_in_the_order_of_the_simulation():
         assert silo.facts == silos.Facts(len(clients.train[client]), (1, 8, 8), 10)
 
 
-def test_a_silo_with_data_of_its_own_trains_on_all_of_them(tmp_path):
+def test_a_silo_with_separate_data_trains_on_all_of_them(tmp_path):
     x, y = np.random.default_rng(0).random((30, 6), np.float32), np.arange(30) % 3
     np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
     for rank in (1, 2, 3):
@@ -61,7 +61,7 @@ def test_a_silo_with_data_of_its_own_trains_on_all_of_them(tmp_path):
     assert len(silo.test) == 9
 
 
-def test_where_sums_are_told_alone_no_samples_are():
+def test_with_secure_sums_numbers_of_samples_are_not_sent():
     """Nor class counts; the server refuses them, and a silo takes no run for one of other samples than it has."""
     summed = silos.Facts(0, (1, 8, 8), 2, classes="0" * 32)
     told = json.loads(json.dumps(summed.meta()))
@@ -74,7 +74,7 @@ def test_where_sums_are_told_alone_no_samples_are():
         silos.facts(told)
 
 
-def test_settings_of_sums_are_agreed_on_and_the_sum_of_samples_is_told_later():
+def test_settings_of_sums_are_agreed_and_the_sum_of_samples_is_sent_later():
     text = cross_silo(secure_aggregation=True, certs="certs")
     clients = ["train_args.client_num_in_total=3", "client_specific_args.data_silo_config=[]"]
     here, other = (recipes.parse(text, overrides=[*clients, *more]) for more in ([], ["comm_args.secure_bits=20"]))
@@ -94,7 +94,7 @@ def test_settings_of_sums_are_agreed_on_and_the_sum_of_samples_is_told_later():
             silos.federation(numbers | wrong, here, facts)
 
 
-def test_of_class_names_a_digest_is_told_and_nothing_of_numbers():
+def test_only_a_digest_of_class_names_is_sent():
     digits = silos.load(parsed(), 0)
     assert "classes" not in digits.facts.meta()
     assert digits.counts.tolist() == np.bincount(digits.data.train.y, minlength=10).tolist()
@@ -105,7 +105,7 @@ def test_of_class_names_a_digest_is_told_and_nothing_of_numbers():
         assert "benign" not in json.dumps(facts.meta())
 
 
-def test_class_counts_are_told_only_where_rows_are_weighted_by_them():
+def test_class_counts_are_sent_only_for_weighted_rows():
     assert "counts" not in silos.load(parsed(), 0).facts.meta()
     answer = silos.load(parsed("train_args.proxy_aggregation=class"), 0).facts
     assert sum(answer.counts) == answer.samples
@@ -152,12 +152,12 @@ def test_the_first_class_that_differs_is_named(here, theirs, says):
         ({"classes": "g" * 32}, "digest of class names"),
     ],
 )
-def test_what_are_no_facts_is_refused(change, words):
+def test_invalid_facts_are_refused(change, words):
     with pytest.raises(RunError, match=words):
         silos.facts({"samples": 7, "input_shape": [8, 8], "num_classes": 10} | change)
 
 
-def test_agreement_covers_what_moves_the_result_and_leaves_a_silo_its_choices():
+def test_agreement_covers_settings_that_affect_results():
     server = json.loads(json.dumps(silos.agreed(parsed())))
     same = [
         "method_args.count_noise=5",
@@ -215,7 +215,7 @@ def test_no_two_answers_of_a_silo_share_their_noise():
     assert noise_seed(5, b"a", "q") == seeds[0]
 
 
-def test_every_setting_that_an_answer_rests_on_changes_the_noise():
+def test_every_setting_of_an_answer_changes_its_noise():
     def digest(*overrides):
         silo_recipe = parsed("method_args.method=fedrs", "method_args.upload_clip=1", *overrides)
         return about(silo_recipe, silos.load(silo_recipe, 0))
@@ -262,7 +262,7 @@ def test_weaknesses_of_sums_without_noise(setting, warning):
     assert not any(warning in line for line in weaknesses(parsed("method_args.method=fedavg")))
 
 
-def test_answers_with_other_noise_count_as_other_answers():
+def test_answers_with_other_noise_are_different_answers():
     """Silos, or two folders of one silo, may share a ledger; the secret and the rank decide the noise."""
     silos = [SimpleNamespace(about=b"data", _secret=secret, rank=rank) for secret, rank in ((5, 1), (6, 1), (5, 2))]
     answers = [SiloClient.answer(silo, "question") for silo in silos]

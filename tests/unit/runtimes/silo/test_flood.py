@@ -7,7 +7,7 @@ class Told:
         self.flood = Flood(self.lines.append, lambda: self.now)
 
 
-def test_of_many_equal_lines_one_a_minute_is_told_and_the_others_are_counted():
+def test_equal_messages_are_shown_once_per_minute_and_counted():
     server = Told()
     for n in range(400):
         server.now = n / 300
@@ -23,7 +23,7 @@ def test_of_many_equal_lines_one_a_minute_is_told_and_the_others_are_counted():
     assert server.lines[4:] == ["silo 2 refused: sent 7 bytes (1 more within 29 s)"]
 
 
-def test_after_a_quiet_minute_a_line_is_told_at_once():
+def test_after_a_quiet_minute_a_message_is_shown_at_once():
     server = Told()
     server.flood.tell("silo 2", "has disconnected")
     server.now = 60
@@ -31,7 +31,7 @@ def test_after_a_quiet_minute_a_line_is_told_at_once():
     assert server.lines == ["silo 2 has disconnected"] * 2
 
 
-def test_a_peer_that_thinks_of_ever_new_reasons_gets_no_more_lines_for_it():
+def test_a_peer_with_ever_new_reasons_gets_no_more_messages():
     server = Told()
     for n in range(1000):
         server.flood.tell("a stranger", "refused: " + "x" * n)
@@ -41,7 +41,7 @@ def test_a_peer_that_thinks_of_ever_new_reasons_gets_no_more_lines_for_it():
     assert server.lines[-1].endswith(f"x ({1000 - KINDS} more within 0 s)")
 
 
-def test_some_lines_may_be_told_more_often_and_some_stand_for_many():
+def test_limits_and_counts_of_messages():
     server = Told()
     for _ in range(8):
         server.flood.tell("silo 1", "has disconnected", most=5)
@@ -56,7 +56,7 @@ def test_some_lines_may_be_told_more_often_and_some_stand_for_many():
     ]
 
 
-def test_lines_of_another_level_go_elsewhere_those_held_back_too():
+def test_messages_of_another_level_are_counted_separately():
     server, warned = Told(), []
     for _ in range(2):
         server.flood.tell("silo 1", "turned away", say=warned.append)

@@ -67,7 +67,7 @@ def test_every_key_is_encrypted_and_read_back_plain(made, word):
             assert certs.read(made, path.stem).key == plain
 
 
-def test_a_key_that_somebody_else_encrypted_is_read_too(tmp_path, word):
+def test_a_key_encrypted_by_another_program_is_read(tmp_path, word):
     certs.new(tmp_path, 1)
     path = tmp_path / "silo-1.key"
     key = serialization.load_pem_private_key(path.read_bytes(), None)
@@ -89,7 +89,7 @@ def test_a_plain_key_asks_for_nothing(tmp_path, typed):
     assert questions == []
 
 
-def test_the_variable_goes_before_the_terminal(made, typed, word):
+def test_the_variable_takes_precedence_over_the_terminal(made, typed, word):
     questions = typed(WORD)
     certs.read(made, "server")
     assert questions == [f"passphrase of {made}/server.key: "]
@@ -98,7 +98,7 @@ def test_the_variable_goes_before_the_terminal(made, typed, word):
     assert len(questions) == 1
 
 
-def test_one_passphrase_is_asked_for_once_and_goes_on_to_processes_of_ours(made, typed):
+def test_a_passphrase_is_asked_for_once_and_passed_to_child_processes(made, typed):
     questions = typed(WORD)
     passphrase = Passphrase()
     assert passphrase.environment() == {}
@@ -120,7 +120,7 @@ def test_a_new_passphrase_is_typed_twice(tmp_path, typed, word):
     assert certs.read(tmp_path / "certs", "silo-1")
 
 
-def test_an_encrypted_authority_makes_encrypted_keys_alone_and_opens_for_everything(tmp_path, word, monkeypatch):
+def test_an_encrypted_authority_creates_only_encrypted_keys(tmp_path, word, monkeypatch):
     word()
     certs.new(tmp_path, 1, encrypt=True)
     for work in (
@@ -150,13 +150,13 @@ def test_keys_of_a_plain_authority_can_be_encrypted(tmp_path, typed):
 
 
 @pytest.mark.parametrize("wrong", ["", "a" * 1001])
-def test_what_is_no_passphrase_is_said(made, wrong, word):
+def test_invalid_passphrases_are_errors(made, wrong, word):
     word(wrong)
     with pytest.raises(LabelSkewError, match=f"^{keys.VARIABLE}: invalid passphrase; use 1 to 1000 bytes"):
         certs.read(made, "server")
 
 
-def test_where_a_passphrase_is_missing_or_wrong_is_said(made, typed, word, monkeypatch):
+def test_a_missing_or_wrong_passphrase_names_the_key(made, typed, word, monkeypatch):
     def said():
         text = message(lambda: certs.read(made, "server"))
         assert "wrong" not in text
@@ -171,7 +171,7 @@ def test_where_a_passphrase_is_missing_or_wrong_is_said(made, typed, word, monke
     assert said() == "no passphrase was typed"
 
 
-def test_a_file_that_others_can_read_is_warned_of(tmp_path):
+def test_a_file_readable_by_others_causes_a_warning(tmp_path):
     path = Path(tmp_path / "secret")
     path.touch()
     for mode, warnings in ((0o600, []), (0o400, []), (0o640, [f"{path}: can be read by others; use chmod 600"])):

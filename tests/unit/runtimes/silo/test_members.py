@@ -34,7 +34,7 @@ def members(tmp_path):
     return made
 
 
-def test_a_quorums_answers_are_taken_in_order_and_who_is_late_is_left_out(members):
+def test_answers_of_a_quorum_are_ordered_and_late_silos_are_excluded(members):
     poll = Poll(members, [0, 1, 2], "uploads", {2: "c", 0: "a"})
     assert poll.awaits(1)
     assert list(poll.take()) == [0, 2]
@@ -63,7 +63,7 @@ def test_messages_of_a_silo_without_a_connection_cause_no_further_warnings(membe
     assert members.awaited(1)
 
 
-def test_who_has_left_is_waited_for_for_a_while(members):
+def test_a_disconnected_silo_is_awaited_for_a_while(members):
     members.left(1)
     assert members.reachable(1)
     assert members.invite(0, [0, 1, 2]) == [0, 2]
@@ -73,7 +73,7 @@ def test_who_has_left_is_waited_for_for_a_while(members):
     assert members.invite(1, [0, 1, 2]) == [0, 1, 2]
 
 
-def test_who_comes_and_goes_is_waited_for_no_longer_than_who_left_once(members):
+def test_repeated_reconnections_do_not_extend_the_wait(members):
     """It is away whenever the server looks, for quorum_timeout_s."""
     members.comm = members.comm.model_copy(update={"quorum_timeout_s": 60.0})
     honest = members.clock.listen
@@ -116,7 +116,7 @@ def test_waits_in_steps_until_time_is_up(scripted):
     assert listening.now == 2.5
 
 
-def test_time_in_which_nobody_listens_does_not_count(scripted):
+def test_time_without_a_listener_does_not_count(scripted):
     transport, listening = scripted()
     assert listening.listen(3)
     transport.seconds += 1000  # a model is tested, or the process is stopped
@@ -140,13 +140,13 @@ def test_a_process_that_gets_no_time_still_ends_a_deadline(scripted):
     assert rounds < 60
 
 
-def test_what_waits_already_is_taken_before_time_is_up(scripted):
+def test_queued_messages_are_taken_before_the_deadline(scripted):
     transport, listening = scripted((1.0, False), (0.0, True), (0.0, True), (None, False))
     assert [listening.listen(1) for _ in range(4)] == [False, True, True, False]
     assert transport.waits[1:] == [SETTLE_S] * 3
 
 
-def test_who_sends_without_end_does_not_keep_time_from_being_up(scripted):
+def test_endless_messages_do_not_delay_the_deadline(scripted):
     transport, listening = scripted(*[(0.1, True)] * 1000)
     rounds = 0
     while listening.listen(1):

@@ -23,7 +23,7 @@ def judged(judge, round, uploads):
     return outcomes[0][0]
 
 
-def test_an_upload_is_compared_with_the_others_and_with_its_own_past():
+def test_an_upload_is_compared_with_others_and_with_earlier_uploads():
     judge = Judge(10, {}, 3)
     assert judged(judge, 0, {0: 1.0, 1: 2.0, 2: 3e39}) == [0, 1]
     assert judged(judge, 1, {0: 0.5, 1: 0.4, 2: 4.0}) == [0, 1, 2]  # 10 * 0.4
@@ -44,7 +44,7 @@ def test_tiny_updates_of_a_minority_do_not_exclude_honest_silos():
     assert judged(Judge(10, {}, 3), 0, {0: 1.0, 1: 1e30}) == [0]
 
 
-def test_norms_of_0_are_no_measure_and_who_is_alone_is_compared_with_what_others_sent_before():
+def test_zero_norms_are_ignored_and_a_single_upload_is_compared_with_earlier_ones():
     judge = Judge(10, {}, 3)
     assert judged(judge, 0, {0: 0.0, 1: 0.0, 2: 5.0}) == [0, 1, 2]
     assert judged(judge, 1, {0: 51.0}) == [0]  # only one other norm: 1000 is assumed
@@ -115,7 +115,7 @@ def test_norms_of_excluded_silos_are_not_compared():
     assert judge.objection(0) == ""
 
 
-def test_only_the_last_rounds_count_and_a_round_that_is_done_again_begins_anew():
+def test_only_the_last_rounds_count_and_a_repeated_round_replaces_its_norms():
     judge = Judge(10, {}, 3)
     for round in range(30):
         assert judged(judge, round, {0: 1.0 if round < 15 else 8.0, 1: 1.0 if round < 15 else 8.0}) == [0, 1]
@@ -126,7 +126,7 @@ def test_only_the_last_rounds_count_and_a_round_that_is_done_again_begins_anew()
     assert judge.objection(0) == "the norm of its update is 81; the median is 8 for its own past"
 
 
-def test_each_of_the_tensors_beside_the_weights_has_a_norm_of_its_own():
+def test_each_additional_tensor_has_its_own_norm():
     judge = Judge(10, {}, 3)
     judge.begin(0)
     for client, prototypes in enumerate((1.0, 1.0, 3.4e38)):
@@ -167,7 +167,7 @@ def test_many_samples_of_one_class_do_not_hide_a_large_sum_of_another():
         assert [client for client in held if judge.objection(client)] == [2]
 
 
-def test_norms_overflow_nowhere_and_go_through_large_tensors_in_parts():
+def test_norms_do_not_overflow_and_read_large_tensors_in_parts():
     old = {"w": torch.full((10,), -3.4e38), "x": torch.zeros(PIECE + 3)}
     upload = {"w": torch.full((10,), 3.4e38), "x": torch.full((PIECE + 3,), 2.0)}
     assert norms(LocalResult(upload, {}, {}, {}), old, ["w"], {}, sends_change=False) == pytest.approx(

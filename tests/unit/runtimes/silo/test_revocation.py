@@ -43,7 +43,7 @@ def crl(folder, number, *, signer=None):
 ALL = ("server", "silo-1", "silo-2", "silo-3")
 
 
-def test_openssl_takes_the_list_and_refuses_who_is_on_it(folder):
+def test_openssl_accepts_the_list_and_refuses_revoked_certificates(folder):
     revoke(folder, ["silo-2"])
 
     def verify(name):
@@ -76,7 +76,7 @@ def test_lists_grow_in_number_and_in_certificates(folder, watch):
     assert line == f"its certificate {fingerprint} was revoked on {first:%Y-%m-%d %H:%M} UTC"
 
 
-def test_all_that_a_silo_ever_had_is_revoked(folder, watch):
+def test_all_certificates_of_a_silo_are_revoked(folder, watch):
     old = (folder / "silo-2.pem").read_bytes()
     certs.renew(folder, ["silo-2"])
     made, *_ = watch()
@@ -87,7 +87,7 @@ def test_all_that_a_silo_ever_had_is_revoked(folder, watch):
     assert barred(made, folder, *ALL) == []
 
 
-def test_a_list_is_read_when_it_comes_and_when_it_changes(folder, watch):
+def test_a_list_is_read_when_it_appears_and_when_it_changes(folder, watch):
     made, said, warned = watch()
     assert barred(made, folder, *ALL) == []
     revoke(folder, ["silo-1"])
@@ -141,7 +141,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("spoil", "said"), BAD)
-def test_a_list_that_cannot_be_trusted_begins_nothing_and_the_last_good_one_counts(folder, watch, spoil, said):
+def test_an_untrusted_list_is_refused_and_the_last_valid_list_applies(folder, watch, spoil, said):
     revoke(folder, ["silo-1"])
     good = (folder / REVOKED).read_bytes()
     made, _, warned = watch()
@@ -169,7 +169,7 @@ def test_a_list_that_cannot_be_trusted_begins_nothing_and_the_last_good_one_coun
         (lambda folder, older: (folder / REVOKED).write_bytes(crl(folder, 2)), "list 2 is not newer than list 2"),
     ],
 )
-def test_no_older_list_takes_the_place_of_a_newer_one(folder, watch, tmp_path, spoil, said):
+def test_an_older_list_does_not_replace_a_newer_one(folder, watch, tmp_path, spoil, said):
     kept = tmp_path / "run" / REVOKED
     revoke(folder, ["silo-1"])
     older = (folder / REVOKED).read_bytes()
@@ -190,7 +190,7 @@ def test_no_older_list_takes_the_place_of_a_newer_one(folder, watch, tmp_path, s
     RunFolder(kept.parent).check_new()  # for a run that has not begun
 
 
-def test_what_was_seen_of_another_authority_is_none_of_this_ones(folder, watch, tmp_path):
+def test_list_numbers_are_separate_for_each_authority(folder, watch, tmp_path):
     kept = tmp_path / "kept.crl"
     certs.new(tmp_path / "other", 1)
     kept.write_bytes(crl(folder, 9, signer=tmp_path / "other"))
@@ -200,14 +200,14 @@ def test_what_was_seen_of_another_authority_is_none_of_this_ones(folder, watch, 
     assert kept.read_bytes() == (folder / REVOKED).read_bytes()
 
 
-def test_a_list_of_nobody_bars_nobody(folder, watch):
+def test_an_empty_list_refuses_no_certificate(folder, watch):
     (folder / REVOKED).write_bytes(crl(folder, 1))
     made, *_ = watch()
     assert made.look().number == 1
     assert barred(made, folder, *ALL) == []
 
 
-def test_a_process_does_not_begin_with_a_revoked_certificate_and_is_warned_of_it_later(folder, watch):
+def test_a_process_does_not_start_with_a_revoked_certificate(folder, watch):
     made, _, warned = watch("silo-1")
     listed, _ = revoke(folder, ["silo-1"])
     made.look()
@@ -234,12 +234,12 @@ def test_a_process_does_not_begin_with_a_revoked_certificate_and_is_warned_of_it
         (["silo-1"], lambda f: (f / "silo-1.pem").write_text("x"), "{}/silo-1.pem: is not a PEM certificate"),
     ],
 )
-def test_what_is_wrong_with_revoking_is_said(folder, names, spoil, said):
+def test_errors_of_revoking(folder, names, spoil, said):
     spoil(folder)
     assert message(lambda: revoke(folder, names)).startswith(said.format(folder))
     assert not (folder / REVOKED).exists()
 
 
-def test_a_folder_that_cannot_be_written_is_said(folder, monkeypatch):
+def test_an_unwritable_folder_is_an_error(folder, monkeypatch):
     monkeypatch.setattr(keys, "write", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     assert message(lambda: revoke(folder, ["silo-1"])) == f"{folder}: cannot be written: No space left on device"

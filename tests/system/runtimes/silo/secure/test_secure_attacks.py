@@ -85,7 +85,7 @@ def test_a_server_that_replays_keys(hospitals, play):
         assert "the keys of silo 2 are not signed" in refused(again.silos[1].share, roster)
 
 
-def test_a_server_that_leaves_a_silos_own_keys_out(play):
+def test_a_server_that_omits_a_silos_own_keys(play):
     play.upto(1)
     roster = dict(play.server.roster())
     del roster[1]
@@ -241,7 +241,7 @@ def test_a_server_that_asks_one_round_twice_with_other_sets(hospitals):
         wards[0].joins(ABOUT)
 
 
-def test_a_server_that_asks_something_else_in_the_same_round(hospitals):
+def test_a_server_that_asks_another_question_in_the_same_round(hospitals):
     """Two sums of the same silos, of which one was asked something else: the difference is that of its answers."""
     (ward, *_) = hospitals(1)
     folder = ward.folder / "Dr. Ann's ward"
@@ -354,7 +354,7 @@ def test_a_silo_that_complains_without_reason(play, key):
     assert [*play.server.sharing()] == [1, 2, 3]
 
 
-def test_a_silo_that_sends_shares_for_some_alone(play):
+def test_a_silo_that_sends_shares_for_some_silos_only(play):
     play.upto(1)
     dealt, commitments = play.silos[1].share(play.server.roster())
     why = "silo 1 has not sent one pair of shares for each of silos 1, 2, 3, 4"
@@ -364,7 +364,7 @@ def test_a_silo_that_sends_shares_for_some_alone(play):
     assert refused(play.server.shared, 1, dealt, commitments[65:]) == why
 
 
-def test_a_silo_that_sends_no_vector_of_the_ring(hospitals):
+def test_a_silo_that_sends_a_vector_outside_the_ring(hospitals):
     about = attempt(bits=20)
     values = vectors(RANKS, about)
     play = Play(hospitals(4), about, values).upto(3)
@@ -395,7 +395,7 @@ def test_a_silo_that_signs_another_set(play):
     assert refused(play.server.agreed, 2, signature) == why.replace("silo 1 does", "silo 2 does")
 
 
-def test_keys_that_are_no_points(hospitals):
+def test_keys_that_are_not_points(hospitals):
     """A silo that signs such keys is named by the server; a server that passes them on is refused."""
     wards = hospitals(4)
     play = Play(wards, ABOUT, vectors(RANKS, ABOUT)).upto(1)
@@ -580,7 +580,7 @@ def test_two_silos_whose_data_are_swapped_look_alike(hospitals, monkeypatch):
                 assert sent == other
 
 
-def test_fewer_shares_than_the_threshold_say_nothing_of_a_secret():
+def test_fewer_shares_than_the_threshold_reveal_nothing():
     """For each secret that might be, there is a polynomial through the shares that colluding silos have."""
     dealt, _ = shares.dealt(7, 3, RANKS, os.urandom)
     seen = {shares.combined({1: dealt[1], 2: dealt[2], 3: guess}) for guess in range(500)}

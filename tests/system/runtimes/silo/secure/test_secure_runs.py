@@ -110,7 +110,7 @@ def test_a_silo_killed_at_a_step(secure, step, added, lost):
 
 
 @pytest.mark.parametrize(("step", "what"), [("mask", "sent a vector"), ("reveal", "revealed their shares")])
-def test_too_few_are_left_until_the_killed_one_is_back(secure, sp_weights, step, what):
+def test_a_round_waits_for_a_killed_silo_if_too_few_remain(secure, sp_weights, step, what):
     """Of three silos none can be missed: nothing is opened, and the round is repeated with new masks.
 
     Where two have revealed their shares, they do so again for the same three alone.
@@ -138,7 +138,7 @@ def test_a_server_killed_and_resumed(secure, sp_weights):
     assert opened["silos"] == [1, 2, 3]  # once in a run
 
 
-def test_a_silo_that_comes_after_the_opening_sum(secure):
+def test_a_silo_that_connects_after_the_opening_sum(secure):
     federation = secure(*NOISY, "comm_args.quorum_timeout_s=6", "train_args.epochs=20")
     server, silos = federation.server(), federation.silos(1, 2, 3)
     server.says("training samples of silos 1, 2, 3 together")
@@ -169,7 +169,7 @@ def own_tests(federation, rank):
     return {line["round"]: line["accuracy"] for line in read_lines(file) if "accuracy" in line}, len(data.test.y)
 
 
-def test_accuracy_in_the_sum_is_that_of_the_silos_own_files(secure, sp_run):
+def test_accuracy_in_the_sum_equals_that_of_the_silos_files(secure, sp_run):
     federation = secure(*PER_CLIENT, "comm_args.send_measures=true")
     server, silos = federation.server(), federation.silos(1, 2, 3, 4)
     finished(server, *silos)
@@ -217,7 +217,7 @@ def test_with_noise_a_server_that_asks_for_right_answers_gets_none(secure):
     assert POOLED not in federation.lines()[0]
 
 
-def test_a_silo_whose_budget_is_spent_takes_part_no_more(secure):
+def test_a_silo_with_a_spent_budget_stops_participating(secure):
     """Noise in the sum is each silo's own, and so is the account of it: one question, one line, one price."""
     federation = secure(*NOISE, "privacy_args.budget={epsilon: 40, delta: 1.0e-5}", "comm_args.reconnect_s=1")
     server, silos = federation.server(), federation.silos()
@@ -337,7 +337,7 @@ def test_a_server_that_begins_a_second_run_on_live_connections(secure):
     assert "difference" not in server.text
 
 
-def test_a_silo_that_was_killed_in_a_run_joins_no_other_one(secure):
+def test_a_silo_killed_in_a_run_joins_no_other_run(secure):
     """A service manager restarts a silo that was killed or has failed, which is no consent of its operator."""
     federation = secure()
     server, silos = federation.server(), federation.silos()
@@ -426,7 +426,7 @@ def test_a_silo_that_cheats(secure, cheat):
     assert left_out(federation) == [[], [] if reveals else [3], []]
 
 
-def test_a_silo_that_answers_each_step_late_is_left_out(secure):
+def test_a_silo_that_answers_each_step_late_is_excluded(secure):
     """Six steps of two seconds are more than a step may take of the deadline of the round."""
     federation = secure(*NOISY, "comm_args.round_deadline_s=8")
     server, silos = federation.server(), federation.silos(1, 2, 3)
@@ -478,7 +478,7 @@ def test_silos_killed_in_the_last_step_need_not_come_back(secure):
     assert [charged(federation, rank) for rank in (1, 2, 3)] == [[-1, 0, 1, 1, 2]] * 3
 
 
-def test_a_silo_that_is_silent_in_the_last_step_is_not_needed_once_another_is_back(secure):
+def test_a_silent_silo_in_the_last_step_is_not_needed_once_another_returns(secure):
     """Silo 3 is lost, so that the sum needs all others; the silent one has no veto over the rest of the run."""
     federation = secure(*NOISY, "comm_args.round_deadline_s=12")
     server, silos = federation.server(), federation.silos(1, 2)
@@ -489,7 +489,7 @@ def test_a_silo_that_is_silent_in_the_last_step_is_not_needed_once_another_is_ba
     killed(silent)
 
 
-def test_a_silo_that_is_ready_just_in_time_makes_no_slow_line_late(secure):
+def test_a_silo_that_is_ready_just_in_time_delays_no_slow_connection(secure):
     """Vectors have a quarter of the deadline; what was left of it, divided among the steps, was a sixteenth."""
     federation = secure(*NOISY, "comm_args.round_deadline_s=12")
     honest = [federation.silo(rank, cheat="sends_its_vector_2_s_late") for rank in (1, 2, 3)]
@@ -499,7 +499,7 @@ def test_a_silo_that_is_ready_just_in_time_makes_no_slow_line_late(secure):
     assert charged(federation, 1) == [-1, 0, 1, 2]
 
 
-def test_more_slow_lines_than_a_sum_can_lose_are_given_more_time(secure):
+def test_more_slow_connections_than_a_sum_can_lose_get_more_time(secure):
     federation = secure(*NOISY, "comm_args.round_deadline_s=8")
     slow = [federation.silo(rank, cheat="sends_its_vector_5_s_late") for rank in (3, 4)]
     server = federation.server()
@@ -508,7 +508,7 @@ def test_more_slow_lines_than_a_sum_can_lose_are_given_more_time(secure):
     assert "the sum is not opened, and the attempt is repeated" in server.text
 
 
-def test_the_time_of_an_answer_does_not_tell_how_long_training_took(secure):
+def test_the_time_of_an_answer_does_not_reveal_the_time_of_training(secure):
     """With the model of a server that cheats, training may end at once for who has a known sample."""
     federation = secure(*NOISE, *TWO_ROUNDS, "comm_args.answer_after_s=3")
     server, silos = federation.server(), federation.silos(1, 3)
@@ -589,7 +589,7 @@ def test_a_training_that_is_not_finite_leaves_a_finite_private_state(secure):
     assert all(value.isfinite().all() for value in load_file(last).values())
 
 
-def test_with_noise_a_silo_tests_one_model_a_round_and_says_nothing_of_it(secure):
+def test_with_noise_a_silo_tests_one_model_per_round_and_reports_nothing(secure):
     federation = secure(*PER_CLIENT, *NOISE)
     server, silos = federation.server(cheat="tests_two_models"), federation.silos(1, 2, 3, 4)
     finished(server, *silos)

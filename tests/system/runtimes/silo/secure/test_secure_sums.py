@@ -19,7 +19,7 @@ from fl_labelskew_plugins.runtimes.transport import Kind
 
 
 @pytest.mark.parametrize("bits", [16, 17, 24, 32])
-def test_the_sum_of_all(hospitals, bits):
+def test_sum_over_all_silos(hospitals, bits):
     about = attempt(bits=bits, length=200_000)
     values = vectors(range(1, 4), about)
     play = Play(hospitals(3), about, values)
@@ -115,7 +115,7 @@ def test_shares_by_hand(monkeypatch):
 
 
 @pytest.mark.parametrize("text", [b"", bytes(65), b"\4" + bytes(64), b"\2" + bytes(32), b"\4" + b"\1" * 64])
-def test_commitments_that_are_no_points_fit_nothing(text):
+def test_commitments_that_are_not_points_match_no_share(text):
     dealt, commitments = shares.dealt(7, 3, [1, 2, 3], os.urandom)
     for place in range(3):
         assert not shares.fits(dealt[1], 1, [*commitments[:place], text, *commitments[place + 1 :]])
@@ -139,7 +139,7 @@ def test_thresholds_that_are_refused(ranks, at_least, line):
     assert str(error.value) == f"secure aggregation, round 1: {line}"
 
 
-def test_a_mask_is_drawn_anew_for_everything_that_differs():
+def test_a_mask_differs_for_every_context():
     """Of one secret: no two attempts, rounds or silos have a mask alike, and none of it depends on the length."""
     drawn = {}
     for about, rank in itertools.product([attempt(), attempt(1), attempt(0, 1)], [1, 2]):
@@ -154,7 +154,7 @@ def test_a_mask_is_drawn_anew_for_everything_that_differs():
     assert not vector.any()
 
 
-def test_the_key_of_a_lost_silo_opens_its_masks_of_one_attempt_alone(hospitals):
+def test_the_key_of_a_lost_silo_opens_masks_of_one_attempt_only(hospitals):
     """What is revealed of a silo that was lost is of no use in the next round: its keys are others."""
     wards = hospitals(4)
     first = Play(wards, attempt(0), vectors(range(1, 5), attempt(0)), lost={4: 3}).upto(6)
