@@ -53,10 +53,10 @@ def test_compare_writes_a_sweep_of_the_suggested_methods(tmp_path):
     assert call("survey", QUICK, "--out", tmp_path, "--compare", file, *SIX).output.endswith(line)
     assert file.read_text().startswith(f"# labelskew sweep {file}\n")
     runs = plan(file, [], tmp_path / "runs")
-    assert len(runs) == 5 * 3
+    assert len(runs) == 6 * 3
     assert {run.recipe.train.client_num_in_total for run in runs} == {6}
-    assert runs[0].name == "fedlc-tau5+momentum-seed0"
-    assert (runs[0].recipe.method_name, runs[0].recipe.train.federated_optimizer) == ("fedlc", "FedOpt")
+    assert [run.name for run in runs[::3]][:2] == ["fedlmd-tf-seed0", "fedlc-tau5+momentum-seed0"]
+    assert (runs[3].recipe.method_name, runs[3].recipe.train.federated_optimizer) == ("fedlc", "FedOpt")
     before = file.read_bytes()
     assert errors("survey", QUICK, "--compare", file) == [f"--compare {file}: exists already; use another file"]
     assert file.read_bytes() == before
