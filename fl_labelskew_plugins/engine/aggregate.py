@@ -16,6 +16,8 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, pieces
 
 ALL = "return all tensors that it was given, with their shapes"
 PROXIES = ("classifier.weight", "classifier.bias")
+MAX_BATCHES = 2**20
+"""Largest increase of a counter in a round."""
 COUNTER = "num_batches_tracked"
 """End of the name of batch normalisation's counter, the only integer tensor that is averaged."""
 
@@ -113,7 +115,7 @@ class WeightedMean:
         if old.is_floating_point():
             return mean
         # a mean of other integers, such as indices, has no meaning, and one bad upload could make training fail
-        return torch.maximum(mean.round().to(old.dtype), old) if key.endswith(COUNTER) else old
+        return mean.round().to(old.dtype).clamp(old, old + MAX_BATCHES) if key.endswith(COUNTER) else old
 
 
 class Addition:

@@ -66,16 +66,16 @@ def test_the_mean_is_the_same_in_pieces(monkeypatch):
 
 
 def test_integers_stay_integers():
-    old = {"bn.num_batches_tracked": torch.tensor(2)}
+    def mean(*values, old=2):
+        name = "bn.num_batches_tracked"
+        uploads = [(1 / len(values), {name: torch.tensor(value)}) for value in values]
+        return weighted_mean(uploads, {name: torch.tensor(old)})[name]
 
-    def mean(*values):
-        uploads = [(1 / len(values), {"bn.num_batches_tracked": torch.tensor(value)}) for value in values]
-        return weighted_mean(uploads, old)["bn.num_batches_tracked"]
-
-    assert mean(2**53 + 4, 2**53 + 4).dtype == torch.int64
-    assert mean(2**53 + 4, 2**53 + 4) == 2**53 + 4
+    assert mean(2**53 + 4, 2**53 + 4, old=2**53).dtype == torch.int64
+    assert mean(2**53 + 4, 2**53 + 4, old=2**53) == 2**53 + 4
     assert mean(3, 6) == 4
     assert mean(3, -(10**6)) == 2  # a counter never decreases
+    assert mean(2**62, 3) == 2 + 2**20  # and a client cannot freeze the statistics of others
 
 
 def test_integers_other_than_counters_keep_the_servers_value():
