@@ -579,6 +579,38 @@ def dies_at(step):
 
 
 @cheat
+def dies_before_it_is_ready():
+    honest = SummedAnswers.send
+
+    def send(self, round, result):
+        if round == ROUND:
+            os.kill(os.getpid(), signal.SIGKILL)
+        honest(self, round, result)
+
+    SummedAnswers.send = send
+
+
+@cheat
+def is_ready_and_pretends_to_restart():
+    """Then it is silent."""
+    honest, sent = SummedAnswers.send, []
+
+    def send(self, round, result):
+        if round == ROUND and not sent:
+            sent.append(round)
+            honest(self, round, result)
+            threading.Timer(0.7, reconnects, [self.silo]).start()
+        elif round != ROUND:
+            honest(self, round, result)
+
+    def reconnects(silo):
+        silo._process = "f" * 16
+        silo.transport._cancel()
+
+    SummedAnswers.send = send
+
+
+@cheat
 def dies_in_a_test():
     """After the second round."""
     honest = SiloRound.advertise

@@ -145,6 +145,7 @@ class SummedUploads(Uploads):
         super().__init__(server)
         self._sums = sums
         self._ready: dict[int, LocalResult] = {}
+        self._restarted = False
         self.handlers = {**self.handlers, **dict.fromkeys(wire.STEPS, self._take_step)}
 
     def total(self, round: int, clients: Sequence[int]) -> tuple[list[int], Vector]:
@@ -162,10 +163,12 @@ class SummedUploads(Uploads):
                 raise RunError(f"{members.where}: {what}; {members.resume}")
             for client in self._ready.keys() - members.present:
                 del self._ready[client]  # until it has reconnected and trained again
-            self._poll = Poll(members, waited, "uploads", self._ready)
-            for client in members.present.intersection(waited) - self._ready.keys():
-                self.ask(client)
-            return list(self._poll.take())
+            try:
+                return self._wait_for(waited)
+            except RunError:
+                if not self._restarted:
+                    raise
+                return self._wait_for(waited)  # a silo was ready and restarted; others may have returned meanwhile
 
         ring = sums_of(self.rounds.session).round
         participants, vector = self._sums.repeated(self.server.record.run, round, ready, ring, about)
@@ -182,10 +185,16 @@ class SummedUploads(Uploads):
         self.server.transport.audit.sync()
         return participants, vector
 
+    def _wait_for(self, clients: list[int]) -> list[int]:
+        self._poll, self._restarted = Poll(self.server.members, clients, "uploads", self._ready), False
+        for client in self.server.members.present.intersection(clients) - self._ready.keys():
+            self.ask(client)
+        return list(self._poll.take())
+
     def returned(self, client: int, message: Message, *, same_process: bool) -> None:
         """Ask a silo with a new process again, because its vector is lost."""
-        if not same_process:
-            self._ready.pop(client, None)
+        if not same_process and self._ready.pop(client, None) is not None:
+            self._restarted = True
         self._sums.returned(client, same_process=same_process)
         super().returned(client, message, same_process=same_process)
 

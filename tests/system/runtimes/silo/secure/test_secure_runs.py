@@ -598,6 +598,19 @@ def test_with_noise_a_silo_tests_one_model_per_round_and_reports_nothing(secure)
     assert own_tests(federation, 1)[0].keys() == {0, 1, 2}
 
 
+def test_a_silo_that_is_ready_and_restarts_does_not_end_the_run(secure):
+    """It takes its answer back after the server has counted it; meanwhile another silo has returned."""
+    federation = secure(*NOISY, "comm_args.round_deadline_s=8", "comm_args.reconnect_s=2")
+    server, honest = federation.server(), federation.silos(1, 2)
+    dying = federation.silo(3, cheat="dies_before_it_is_ready")
+    cheating = federation.silo(4, cheat="is_ready_and_pretends_to_restart")
+    dying.wait()
+    server.says("silo 3 did not reconnect")
+    finished(server, *honest, federation.silo(3))
+    killed(cheating)
+    assert federation.lines()[ROUND]["clients"] == [0, 1, 2]
+
+
 def test_a_silo_that_denies_its_opening(secure):
     federation = secure(*FOUR)
     server, silos = federation.server(), federation.silos(1, 2, 3)
