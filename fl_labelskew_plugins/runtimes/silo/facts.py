@@ -389,7 +389,8 @@ class Census:
             what = f"it reports {facts.samples} training samples; at most {most} are allowed"
             raise RunError(f"{what} (comm_args.max_samples of the server)")
         known = self._facts.get(client)
-        if known is not None and known.counts not in (None, facts.counts):
+        weighted = self._recipe.train.proxy_aggregation == "class"  # else counts are not used
+        if weighted and known is not None and known.counts not in (None, facts.counts):
             raise RunError("its class counts have changed; begin a new run")
         if self.samples is None and self.sizes[client] and self.sizes[client] != facts.samples:
             raise RunError(f"it had {self.sizes[client]} training samples when the run began, now {facts.samples}")

@@ -91,7 +91,7 @@ def test_a_terminal_shows_the_columns_that_fit(runs):
     assert max(len(row.replace("\x1b[1m", "").replace("\x1b[4m", "").replace("\x1b[0m", "")) for row in rows) <= 80
     assert max(map(len, left_out.splitlines())) <= 80
     words = " ".join(left_out.split())
-    assert words.startswith("rounds, ")
+    assert words.startswith("data, rounds, ")
     assert words.endswith("s/round, peak MB (use a wider terminal or a pipe)")
 
 

@@ -276,6 +276,7 @@ LDP = ["enable_dp=true", "dp_solution_type=ldp", "epsilon=1", "delta=0.1", "sens
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 def test_uploads_with_noise_of_the_host_are_rounded(mechanism, scene, federation):
     """The low bits of floating-point noise show whether a silo has trained."""
+    federation.host = "fedml"
     federation.overrides = [f"dp_args.{key}" for key in (*LDP, f"mechanism_type={mechanism}")]
     server, process, code = scene({}, [(0, 0.0)])
     assert code == 0, process.text

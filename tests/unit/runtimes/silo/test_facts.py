@@ -271,7 +271,7 @@ def test_answers_with_other_noise_are_different_answers():
 
 
 def test_class_counts_of_a_silo_do_not_change_within_a_run():
-    recipe = parsed("data_args.input_shape=[1, 8, 8]", "data_args.classes=10")
+    recipe = parsed("data_args.input_shape=[1, 8, 8]", "data_args.classes=10", "train_args.proxy_aggregation=class")
     census = silos.Census(recipe, None, [0, 0, 0], lambda client, line: None)
     first = silos.Facts(40, (1, 8, 8), 10, counts=(4,) * 10)
     census.add(0, first)
