@@ -365,7 +365,7 @@ class Census:
         self._recipe, self.sizes, self._warn = recipe, sizes, warn
         (self._shape, self.num_classes), self.class_names = form(recipe, test), server_classes(recipe, test)
         self._classes = None if self.class_names is None else digest(self.class_names)
-        self.pixels = test is not None and test.test.x.dtype == np.uint8
+        self.pixels = test is not None and getattr(test.test.x, "dtype", None) == np.uint8
         """Whether the samples are pixels, because the server's test samples are."""
         self._facts: dict[int, Facts] = {}
         self._sums: dict[int, stats.MomentSums] = {}

@@ -212,7 +212,7 @@ SWITCHES = {
 """The host's switches, which act through all of its hooks: before and after training, aggregation, and on the data."""
 
 HEAVY = [
-    "method_args.method=fedavg", "partition_args.classes_per_client=1", "train_args.client_num_in_total=20",
+    "method_args.method=fedavg", "partition_args.classes_per_client=1", "train_args.client_num_in_total=40",
     "train_args.comm_round=1", "train_args.epochs=1", "train_args.batch_size=256", "model_args.hidden=[2000,2400]",
     "validation_args.personalised=false", "comm_args.upload_memory_mb=16",
 ]  # fmt: skip
@@ -223,7 +223,7 @@ OTHERS = {
         "validation_args.personalised=false",
     ],
     "few": [*HEAVY, "train_args.client_num_per_round=4"],
-    "many": [*HEAVY, "train_args.client_num_per_round=20"],
+    "many": [*HEAVY, "train_args.client_num_per_round=40"],
     "watched": [
         *SMALL, "model_args.hidden=[16,2]",
         "tracking_args.diagnostics=[class_accuracy,client_drift,features_2d,label_heatmap]",
@@ -293,7 +293,7 @@ def test_uploads_stay_within_their_memory_limit(jobs):
 
 def test_the_largest_clients_are_dealt_first(jobs):
     sizes = [sum(row) for row in json.loads((jobs / "many" / "partition.json").read_text())["counts"]]
-    largest = sorted(range(20), key=lambda client: (-sizes[client], client))[:2]
+    largest = sorted(range(40), key=lambda client: (-sizes[client], client))[:2]
     assert cost(jobs, "many", 0)["first"] == sorted(largest)
 
 
