@@ -169,7 +169,7 @@ class ImageFolder(Dataset):
         return [sample for group in groups for sample in self.find_test(group) or ()] or None
 
     def splits_off(self, data_dir: Path | None) -> bool:
-        """Whether there is no ``test/`` or ``val/``."""
+        """Whether ``test/`` and ``val/`` are missing."""
         root = self.root(data_dir)
         with readable(f"data set {self.name}: {root}"):
             return self.find_test(root) is None and not self.find_tests(self.groups(root, ("train", "test", "val")))

@@ -357,7 +357,7 @@ class Table(Dataset):
         return self._read(self.paths(data_dir), None if self.params.test_file is None else seed)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the test part, normalised by its own moments if there is no training file."""
+        """Read the test part, normalised by its own moments without a training file."""
         path = self._only_test_file(data_dir)
         if path is None:
             return super().load_test(data_dir, download=download, seed=seed)

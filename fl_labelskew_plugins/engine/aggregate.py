@@ -29,7 +29,7 @@ def client_weights(samples: Sequence[int], aggregation: Aggregation, population:
         samples: training samples ``N_k`` of the round's clients.
         aggregation: ``samples``: ``N_k`` over the round's sum (FedAvg). ``uniform``: ``1/|S|`` (FedRS and MAP,
             algorithm 1). ``population``: ``N_k / N`` (FedShift, algorithm 1 line 9); the old model gets the rest.
-        population: ``N``, training samples of all clients except silos that joined late.
+        population: ``N``, training samples of all clients; the round's sum if larger, as with silos that join late.
     """
     if aggregation == "uniform":
         return [1 / len(samples)] * len(samples)
@@ -72,7 +72,7 @@ def announced(
 class WeightedMean:
     """Running weighted sum of uploads; ``old``: from :func:`origin`.
 
-    Integer tensors, such as batch norm's counters, are averaged in double precision and rounded.
+    Batch norm's counters are averaged in double precision and rounded; other integers keep the old values.
     """
 
     def __init__(self, old: Weights) -> None:

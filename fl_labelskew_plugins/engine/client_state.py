@@ -149,7 +149,7 @@ class Versions:
         self.folder = folder
 
     def get(self, round: int) -> State:
-        """The state of this round; empty if there is none."""
+        """The state of this round; empty by default."""
         file = self._file(round)
         return load_file(file) if file.exists() else {}
 

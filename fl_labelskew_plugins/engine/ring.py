@@ -3,8 +3,8 @@
 A client encodes tensors as one flat vector; the sum of vectors contains the sums of the tensors.
 
 - A *narrow* tensor takes one entry per value, summed modulo ``2 ** bits``. Values are at most ``bound`` and weighted by
-  the clients' shares, whose sum is at most 1; so a sum is at most ``bound``. The step is ``bound`` divided by half of
-  the ring, less half a step of rounding per client.
+  the clients' shares. The shares add up to at most 1, so a sum is at most ``bound``. The step is ``bound`` divided by
+  half of the ring, less half a step of rounding per client.
 - A *wide* tensor has its own step, such as ``2 ** -20``, and takes one 64-bit number per value, summed modulo ``2 **
   64``: sums of parts of these numbers would reveal more than the sum.
 

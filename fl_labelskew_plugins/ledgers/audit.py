@@ -62,7 +62,7 @@ class Audit:
         digests: bool = True,
     ) -> None:
         self.last = ""
-        """SHA-256 of the last written line; empty if there is none."""
+        """SHA-256 of the last written line; empty for an empty log."""
         self.digests = digests
         self._warn, self._max_bytes, self._observe = warn, max_bytes, observe
         self._folder: Path | None = None

@@ -37,7 +37,7 @@ class Pretrained(ImageNetwork):
 
 
 def load_imagenet(net: nn.Module, weights: str | None, *, name: str, head: str, cached: str = "") -> None:
-    """Load a torchvision network's weights from a file, except its classifier, whose tensors have the prefix ``head``.
+    """Load a torchvision network's weights from a file, except its classifier (tensors with the prefix ``head``).
 
     ``weights``: a file; ``auto``: the file ``cached`` in torchvision's cache, or a warning; ``none`` or None: keep the
     weights of ``net``.

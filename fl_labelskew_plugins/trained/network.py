@@ -128,7 +128,8 @@ def _network(about: About, weights: Weights, where: str, code: str | None) -> Ne
     kind = load_plugin("models", about.network, where)
     params = about.network_params | dict(kind.trained_params)
     network: Network = create(kind, params, f"{where}: model {about.network}: ")
-    # untrusted metadata may ask for any size, so build it first with shapes only, unless it then raises one of these
+    # untrusted metadata may ask for any size, so first build it with shapes only; modules that cannot be built in this
+    # way raise one of these errors, and are checked after they are built with data
     with suppress(NotImplementedError, RuntimeError, TypeError), _limited(weights, where), torch.device("meta"):
         check(network.build(tuple(about.input_shape), len(about.class_names)), weights, where)
     return network

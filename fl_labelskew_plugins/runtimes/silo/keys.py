@@ -65,7 +65,7 @@ def fingerprint(pem: bytes) -> str:
 
 
 def paths(folder: Path) -> list[Path]:
-    """The folder's certificates by rank. Raises LabelSkewError if there are none."""
+    """The folder's certificates by rank. Raises LabelSkewError if it has no certificate."""
     found = sorted(folder.glob("*.pem"), key=lambda path: (rank_of(path.stem), path.stem))
     if not found:
         raise mistake(folder, "contains no certificate", "a folder from `labelskew certs new`")
@@ -110,7 +110,7 @@ class Passphrase:
     def get(self, path: Path, *, new: bool = False) -> bytes:
         """The passphrase of the key in ``path``, read when it is first needed; ``new``: it is typed twice.
 
-        Raises LabelSkewError if it is invalid, or there is no terminal.
+        Raises LabelSkewError if it is invalid, or without a terminal.
         """
         if not self._value:
             value = self._read(path, new=new)

@@ -198,7 +198,7 @@ class Members:
 
     @property
     def uncounted(self) -> set[int]:
-        """Silos whose samples are not part of the federation."""
+        """Silos that were excluded or turned away: their samples do not count."""
         return {*self.excluded, *self.turned}
 
     def give_up(self, client: int, reason: str) -> None:

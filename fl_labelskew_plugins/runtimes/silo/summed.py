@@ -525,24 +525,20 @@ def weaknesses(recipe: Recipe) -> Iterator[str]:
         return
     what = "secure aggregation without noise does not protect silos from a server that cheats"
     yield f"{what}; {MULTIPLIER} adds noise to the sums"
-    numbers = [name for name, shape in recipe.optimizer.contribution_shapes({}).items() if not shape]
-    if numbers:
-        name, key = recipe.train.federated_optimizer, "train_args.federated_optimizer"
-        what = f"{key}: the server can compute numbers of samples of single silos from the sum of {name}'s"
-        yield f"{what} {', '.join(numbers)}; use another optimiser if they are confidential"
-    weighted = "the sums of changes and of control variates have different weights per silo"
-    for key, value, why in (
-        ("federated_optimizer", ("SCAFFOLD", "FedDC", "Mime"), weighted),
-        ("proxy_aggregation", ("class",), "the classifier's rows are summed with two different weights per silo"),
-    ):
-        if getattr(recipe.train, key) in value:
-            what = f"train_args.{key}: {why}, so the server can compute data of single silos"
-            yield f"{what}; use another value, or noise"
+    samples = "the server can compute numbers of samples of single silos from the sum of"
+    name, key = recipe.train.federated_optimizer, "train_args.federated_optimizer"
+    sent = recipe.optimizer.contribution_shapes({"w": (1,)})
+    if numbers := [tensor for tensor, shape in sent.items() if not shape]:
+        yield f"{key}: {samples} {name}'s {', '.join(numbers)}; use another optimiser if they are confidential"
+    if any(sent.values()):
+        what = f"the sums of changes and of {name}'s tensors have different weights per silo"
+        yield f"{key}: {what}, so the server can compute updates of single silos; use another optimiser, or noise"
+    if recipe.train.proxy_aggregation == "class":
+        what = "the classifier's rows are summed with two different weights per silo"
+        what += ", so the server can compute class distributions"
+        yield f"train_args.proxy_aggregation: {what}; use model, or noise"
     if recipe.train.weight_decay:
-        what = (
-            "train_args.weight_decay: the server can compute numbers of samples of single silos from the sum of changes"
-        )
-        yield f"{what}; use 0 if they are confidential"
+        yield f"train_args.weight_decay: {samples} changes; use 0 if they are confidential"
 
 
 def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor], **meta: bool) -> str:

@@ -252,8 +252,11 @@ def test_settings_of_pictures_that_are_read_later_change_the_noise(tmp_path):
     [
         ("train_args.federated_optimizer=FedNova", "from the sum of FedNova's"),
         ("train_args.weight_decay=0.001", "train_args.weight_decay: the server can compute numbers of samples"),
-        ("train_args.federated_optimizer=SCAFFOLD", "have different weights per silo, so the server can compute data"),
-        ("train_args.proxy_aggregation=class", "two different weights per silo, so the server can compute data"),
+        (
+            "train_args.federated_optimizer=SCAFFOLD",
+            "different weights per silo, so the server can compute updates",
+        ),
+        ("train_args.proxy_aggregation=class", "two different weights per silo, so the server can compute class"),
     ],
 )
 def test_weaknesses_of_sums_without_noise(setting, warning):
