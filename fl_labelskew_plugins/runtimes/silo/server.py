@@ -532,7 +532,10 @@ class SiloServer(Manager):
         same_process = self._processes.get(client) == meta.get("process")
         self._processes[client] = meta.get("process")
         self.census.add(client, reported, sums)
+        uncounted = client in self.members.turned
         self.members.joined(client)
+        if uncounted:
+            self._recount()
         self.tell(client, f"has connected ({len(self.members.present)} of {self.num_silos})", most=MAX_VISITS)
         if self.rounds is not None:
             self.rounds.session.admit(client, self.sizes[client], reported.counts)
