@@ -22,17 +22,17 @@ from fl_labelskew_registry import RunError, Total, mistake
 from torch import Tensor
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.engine.aggregate import PROXIES, announced, check_result, origin, rows
+from fl_labelskew_plugins.engine.aggregate import announced, check_result
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
 from fl_labelskew_plugins.engine.noise import MULTIPLIER, SumNoise
 from fl_labelskew_plugins.engine.ring import Narrow, Ring, Vector, Wide, parts, trim
 from fl_labelskew_plugins.machine.text import few
-from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
+from fl_labelskew_plugins.tensors import Weights, group
 
 SUMMED = 20
 """Fraction bits of unweighted sums: the method's tensors and counts."""
 MEAN = 30
-"""Fraction bits of values weighted by shares: buffers, the optimiser's tensors, changes that are divided by steps."""
+"""Fraction bits of buffers, which are weighted by shares."""
 VECTOR = "sum"
 """Name of the only tensor in an upload or opening."""
 LARGER = "use a larger comm_args.secure_clip"
@@ -40,14 +40,12 @@ LARGER = "use a larger comm_args.secure_clip"
 
 @dataclass(frozen=True)
 class Read:
-    """Decoded sum of a round; ``mean`` and ``whole`` as in ``Aggregated``; means of the optimiser's tensors.
+    """Decoded sum of a round; ``mean`` as in ``Aggregated``, ``total`` of the method's tensors.
 
     ``measured``: mean training loss, and accuracy of personalised models on all their test samples.
     """
 
     mean: Weights
-    whole: Weights
-    optimizer: Weights
     total: Total
     measured: dict[str, float]
 
@@ -56,8 +54,8 @@ class Sums:
     """Encoder and decoder of sums for one recipe, identical for clients and server.
 
     ``forms``: a state dict, for its names, shapes and types; ``clip``: maximum change of a parameter in a round;
-    ``proxy_smoothing``: lambda of per-class weights for the classifier's rows, or None; ``noise``: multiplier, norm and
-    minimum number of clients of :class:`.SumNoise`, which must cover the whole network and fit into the ring.
+    ``noise``: multiplier, norm and minimum number of clients of :class:`.SumNoise`, which must cover the whole network
+    and fit into the ring. The recipe refuses optimisers that send more than weights, and weights per class.
     """
 
     def __init__(
@@ -67,17 +65,16 @@ class Sums:
         *,
         bits: int,
         clip: float,
-        proxy_smoothing: float | None,
         noise: tuple[float, float, int] | None = None,
     ) -> None:
-        self.trainer, self.forms, self.proxy_smoothing, self.clip = trainer, forms, proxy_smoothing, clip
+        self.trainer, self.forms, self.clip = trainer, forms, clip
         self.method, self.optimizer = trainer.method, trainer.optimizer
         self.aggregation = self.optimizer.aggregation or self.method.aggregation
-        self.parameters = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
+        parameters = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
         federation, clients = trainer.federation, trainer.federation.clients_per_round
         self.clients = federation.num_clients
         """Clients in the opening sum."""
-        self.shapes = announced(self.method, self.optimizer, federation, forms, self.parameters)
+        self.shapes = announced(self.method, self.optimizer, federation, forms, parameters)
         """Shapes of the tensors that a client sends in addition to weights."""
         entries = self._round_entries()
         self.noise: SumNoise | None = None
@@ -102,19 +99,11 @@ class Sums:
 
     def _round_entries(self) -> dict[str, Narrow | Wide]:
         entries: dict[str, Narrow | Wide] = {}
-        # changes that an optimiser divides by unknown numbers may be arbitrarily small: encode them as wide
-        narrow = () if self.optimizer.sends_change else dict(self.trainer.model.named_parameters())
+        narrow = dict(self.trainer.model.named_parameters())
         for name, form in _averaged(self.forms).items():
             shape = tuple(form.shape)
             entries[f"model/{name}"] = Narrow(shape, self.clip) if name in narrow else Wide(shape, MEAN)
-            if name in PROXIES and self.proxy_smoothing is not None:
-                entries[f"rows/{name}"] = Wide(shape, SUMMED)
-        of_optimizer = joined(**{OPTIMIZER: group(self.shapes, OPTIMIZER)})
-        entries |= {name: Wide(shape, MEAN) for name, shape in of_optimizer.items()}
-        entries |= _sent(rest(self.shapes, OPTIMIZER), self.method.sends)
-        if self.proxy_smoothing is not None:
-            entries["counts"] = Wide((self.trainer.federation.num_classes,), SUMMED)
-        return entries
+        return entries | _sent(self.shapes, self.method.sends)
 
     def share(self, samples: int) -> float:
         """Weight of a client with ``samples`` samples."""
@@ -136,25 +125,16 @@ class Sums:
         trainer, extra = self.trainer, result.contributions
         where = f"round {round + 1}: {trainer.name(client)}"
         check_result(result.upload, extra, start, self.shapes, self.method, self.optimizer, where=where)
-        counts = trainer.counts(client)
-        samples = int(counts.sum())
-        share, old = self.share(samples), origin(start, self.optimizer, self.parameters)
+        share = self.share(int(trainer.counts(client).sum()))
         tensors: dict[str, Tensor] = {}
-        weights = counts if self.proxy_smoothing is None else counts + self.proxy_smoothing
         words = {}
         for name, value in _averaged(result.upload).items():
-            key, change = f"model/{name}", value.double() - old[name].double()
+            key, change = f"model/{name}", value.double() - start[name].double()
             if isinstance(self.round.entries[key], Narrow):
                 tensors[key], words[key] = change, (f"the change of {name}", LARGER)
             else:
                 tensors[key] = share * change
-            if f"rows/{name}" in self.round.entries:
-                tensors[f"rows/{name}"] = rows(weights, change) * change
-        if self.proxy_smoothing is not None:
-            tensors["counts"] = weights
-        sent = group(extra, OPTIMIZER)
-        tensors |= joined(**{OPTIMIZER: {name: share * value.double() for name, value in sent.items()}})
-        tensors |= _as_sent(rest(extra, OPTIMIZER), self.round)
+        tensors |= _as_sent(extra, self.round)
         measured = [0.0] * 4
         if measures and result.loss_terms:
             measured[:2] = math.fsum(result.loss_terms.values()), 1
@@ -227,28 +207,16 @@ class Sums:
         """
         sums, share = self.round.decode(vector), self.shares(clients)
         _check_sent(sums, 0, clients, f"round {round + 1}")
-        start = origin(old, self.optimizer, self.parameters)
         of_mean = 1.0 if self.aggregation == "population" else share
         # a partial round divides by less than 1, which also enlarges a vector beyond the clip
         most = self.clip * (1 + self._head_room / of_mean)
-        changes = {n: sums[f"model/{n}"] / of_mean for n in _averaged(start)}
+        changes = {n: sums[f"model/{n}"] / of_mean for n in _averaged(old)}
         changes |= {n: change.clamp(-most, most) for n, change in changes.items() if n in self._clipped}
-        mean = {n: _moved(start[n], change) for n, change in changes.items()}
-        mean = {**start, **mean}
-        whole = {}
-        if self.proxy_smoothing is not None:
-            held = sums["counts"]
-            for name in (key for key in PROXIES if key in mean):
-                total = sums[f"rows/{name}"]
-                samples = rows(held, total)
-                change = (total / samples).where(samples > 0, 0.0).clamp(-self.clip, self.clip)
-                whole[name], mean[name] = mean[name], _moved(start[name], change)
-        sent = {name: value / share for name, value in group(sums, OPTIMIZER).items()}
-        sent = {name: value.to(old.get(name, value)) for name, value in sent.items()}
+        mean = {**old, **{n: _moved(old[n], change) for n, change in changes.items()}}
         measured = _means(sums["measured"].tolist(), clients) if "measured" in sums else {}
         device = next(iter(old.values())).device
         of_method = Total({n: v.to(device) for n, v in _sent_sums(sums).items()}, clients, round)
-        return Read(mean, whole, sent, of_method, measured)
+        return Read(mean, of_method, measured)
 
 
 def travelling(vector: Vector) -> Tensor:

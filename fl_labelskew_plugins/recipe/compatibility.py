@@ -13,7 +13,7 @@ from torch import nn
 
 from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.recipe.conflicts import sum_conflicts
+from fl_labelskew_plugins.recipe.conflicts import SECURE, sum_conflicts
 from fl_labelskew_plugins.recipe.mistakes import Conflict
 from fl_labelskew_plugins.recipe.model import Recipe, Sections
 from fl_labelskew_plugins.recipe.sections import OF_UPLOADS
@@ -84,6 +84,10 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
     if comm.secure_aggregation and method.individual:
         message = "true cannot be used with a method that needs what each client sends, not their sum; allowed: false"
         yield Conflict("comm_args.secure_aggregation", message, ("method_args.method",))
+    if comm.secure_aggregation and sends_more(optimizer):
+        message = f"{name} sends more than weights, and the sums of both can reveal data of one client"
+        allowed = "FedAvg, FedProx, FedOpt, FedDyn, or no secure aggregation"
+        yield Conflict(key[0], f"{message}; allowed: {allowed}", (SECURE,))
     yield from sum_conflicts(recipe, method)
     if optimizer.changes_upload and (affected := [kind for kind in recipe.tracking.diagnostics if kind in OF_UPLOADS]):
         message = f"{', '.join(affected)}: uploads with federated_optimizer {name} are not trained models"

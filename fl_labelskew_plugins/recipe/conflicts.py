@@ -237,13 +237,18 @@ def quorum(recipe: Sections) -> int:
 
 
 def sum_conflicts(recipe: Sections, method: Method) -> Iterator[Conflict]:
-    """Sums over few clients, and, without noise, over different clients."""
+    """Sums over few clients or with several weights per client, and, without noise, over different clients."""
     if not recipe.comm.secure_aggregation:
         return
     for part in getattr(method, "parts", {"": method}).values():
         if (share := getattr(part.params, "share_prototypes", 1)) < 1:
             problem = f"{share:g}: the sum of prototypes would cover few clients; allowed: 1, or no secure aggregation"
             yield Conflict("method_args.share_prototypes", problem, (SECURE,))
+    if recipe.train.proxy_aggregation == "class":
+        problem = "class: sums with two weights per client reveal class counts of single clients"
+        yield Conflict(
+            "train_args.proxy_aggregation", f"{problem}; allowed: model, or no secure aggregation", (SECURE,)
+        )
     every = recipe.train.client_num_in_total
     for key, clients in (
         ("train_args.client_num_per_round", recipe.train.clients_per_round),

@@ -127,7 +127,6 @@ class Session:
             self.start,
             bits=comm.secure_bits,
             clip=comm.largest_change,
-            proxy_smoothing=self.recipe.train.proxies_by_class,
             noise=noise,
         )
 

@@ -525,20 +525,9 @@ def weaknesses(recipe: Recipe) -> Iterator[str]:
         return
     what = "secure aggregation without noise does not protect silos from a server that cheats"
     yield f"{what}; {MULTIPLIER} adds noise to the sums"
-    samples = "the server can compute numbers of samples of single silos from the sum of"
-    name, key = recipe.train.federated_optimizer, "train_args.federated_optimizer"
-    sent = recipe.optimizer.contribution_shapes({"w": (1,)})
-    if numbers := [tensor for tensor, shape in sent.items() if not shape]:
-        yield f"{key}: {samples} {name}'s {', '.join(numbers)}; use another optimiser if they are confidential"
-    if any(sent.values()):
-        what = f"the sums of changes and of {name}'s tensors have different weights per silo"
-        yield f"{key}: {what}, so the server can compute updates of single silos; use another optimiser, or noise"
-    if recipe.train.proxy_aggregation == "class":
-        what = "the classifier's rows are summed with two different weights per silo"
-        what += ", so the server can compute class distributions"
-        yield f"train_args.proxy_aggregation: {what}; use model, or noise"
     if recipe.train.weight_decay:
-        yield f"train_args.weight_decay: {samples} changes; use 0 if they are confidential"
+        what = "the server can compute numbers of samples of single silos from the sum of changes"
+        yield f"train_args.weight_decay: {what}; use 0 if they are confidential"
 
 
 def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor], **meta: bool) -> str:

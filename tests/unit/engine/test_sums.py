@@ -46,12 +46,7 @@ MIXTURES = [
     ["method_args.method=fedmr", "method_args.mu1=0", "method_args.mu2=0.01"],
     ["method_args.method=fd"],
     ["method_args.method=fedproc"],
-    ["train_args.proxy_aggregation=class"],
-    ["train_args.proxy_aggregation=class", "train_args.proxy_smoothing=1", "train_args.federated_optimizer=FedDyn"],
-    ["train_args.federated_optimizer=SCAFFOLD", "method_args.method=fedlc"],
-    ["train_args.federated_optimizer=FedNova", "train_args.optimizer_source=own"],
-    ["train_args.federated_optimizer=Mime"],
-    ["train_args.federated_optimizer=FedDC"],
+    ["train_args.federated_optimizer=FedDyn", "method_args.method=fedlc"],
     ["model_args.model=wide_resnet", "model_args.depth=10", "model_args.widen=1", "train_args.batch_size=512"],
 ]
 
@@ -124,25 +119,6 @@ def test_measures_of_clients_are_reported_as_means():
     assert run.server.measured == pytest.approx({"loss": sum(losses) / 2, "accuracy": right / samples}, abs=1e-5)
     silent = run.made.sums.added(0, 0, run.made.start, results[0], measures=False)
     assert run.made.sums.round.decode(silent)["measured"].tolist() == [0.0] * 4
-
-
-def test_rows_of_the_classifier_change_by_at_most_the_clip():
-    """One client of three claims rows far beyond the range that its own encoder would allow."""
-    made = Federation("train_args.proxy_aggregation=class", SECURE).made
-    sums = made.sums
-    total = sums.round.zeros()
-    vector = sums.added(0, 0, made.start, dict(Federation(SECURE).results(0, [0]))[0])
-    wide = sums.round.decode(vector)
-    rows = wide | {"rows/classifier.bias": torch.full_like(wide["rows/classifier.bias"], 1e9)}
-    narrow = {name: value for name, value in rows.items() if name.startswith("model/")}
-    sums.round.add(
-        total,
-        sums.round.encode(rows | {n: torch.zeros_like(v) for n, v in narrow.items()}, share=0, where="", words={}),
-    )
-    mean = sums.read(total, made.start, 3, 0).mean
-    change = mean["classifier.bias"] - made.start["classifier.bias"]
-    assert change.abs().max() <= sums.clip + 1e-6
-    assert change.abs().max() >= sums.clip - 1e-6
 
 
 def test_impossible_measures_are_omitted():

@@ -104,6 +104,19 @@ def test_sums_without_noise_are_over_all_clients(key):
     parse.parse(FEDAVG, overrides=[*overrides, "privacy_args.noise_multiplier=1", "privacy_args.clip=1"])
 
 
+@pytest.mark.parametrize("optimizer", ["SCAFFOLD", "FedDC", "Mime", "FedNova"])
+def test_sums_with_two_weights_per_client_are_refused(optimizer):
+    key = "train_args.federated_optimizer"
+    what = f"{optimizer} sends more than weights, and the sums of both can reveal data of one client"
+    line = only_line(FEDAVG, f"{SUMS}=true", f"{key}={optimizer}", "train_args.momentum=0")
+    assert line == f"--set {key}: {what}; allowed: FedAvg, FedProx, FedOpt, FedDyn, or no secure aggregation"
+
+
+def test_class_weights_in_sums_are_refused():
+    line = only_line(FEDAVG, f"{SUMS}=true", "train_args.proxy_aggregation=class")
+    assert line.endswith("reveal class counts of single clients; allowed: model, or no secure aggregation")
+
+
 def test_a_sum_of_few_clients_prototypes():
     line = "0.3: the sum of prototypes would cover few clients; allowed: 1, or no secure aggregation"
     for method in ("fedmr", "fedshift+fedmr"):

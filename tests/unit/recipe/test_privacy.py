@@ -116,8 +116,6 @@ def test_fewest_clients_of_a_sum():
     [
         (["comm_args.secure_aggregation=false"], "to a sum, but uploads are not summed; use comm_args.secu"),
         (["method_args.method=fedmr"], "only to weights, not to sums in the uploads of fedmr, counts in the"),
-        (["train_args.federated_optimizer=SCAFFOLD"], "not to tensors of SCAFFOLD in addition to weights; use a"),
-        (["train_args.proxy_aggregation=class"], "not to train_args.proxy_aggregation class; use a method and an"),
         (["comm_args.send_measures=true"], "not to comm_args.send_measures true; use a method"),
     ],
 )

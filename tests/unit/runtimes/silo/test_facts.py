@@ -247,22 +247,12 @@ def test_settings_of_pictures_that_are_read_later_change_the_noise(tmp_path):
     assert digest(32) != digest(33)
 
 
-@pytest.mark.parametrize(
-    ("setting", "warning"),
-    [
-        ("train_args.federated_optimizer=FedNova", "from the sum of FedNova's"),
-        ("train_args.weight_decay=0.001", "train_args.weight_decay: the server can compute numbers of samples"),
-        (
-            "train_args.federated_optimizer=SCAFFOLD",
-            "different weights per silo, so the server can compute updates",
-        ),
-        ("train_args.proxy_aggregation=class", "two different weights per silo, so the server can compute class"),
-    ],
-)
-def test_weaknesses_of_sums_without_noise(setting, warning):
-    recipe = parsed("method_args.method=fedavg", setting)
-    assert any(warning in line for line in weaknesses(recipe))
+def test_weight_decay_in_sums_without_noise_causes_a_warning():
+    warning = "train_args.weight_decay: the server can compute numbers of samples"
     assert not any(warning in line for line in weaknesses(parsed("method_args.method=fedavg")))
+    assert any(
+        warning in line for line in weaknesses(parsed("method_args.method=fedavg", "train_args.weight_decay=0.001"))
+    )
 
 
 def test_answers_with_other_noise_are_different_answers():

@@ -22,7 +22,7 @@ from fl_labelskew_plugins.runtimes.transport import Kind
 
 METHODS = {
     "fedshift, fedmr": ["method_args.method=fedshift+fedmr"],
-    "fedrs, SCAFFOLD": ["method_args.method=fedrs", "train_args.federated_optimizer=SCAFFOLD"],
+    "map, FedDyn": ["method_args.method=map", "train_args.federated_optimizer=FedDyn"],
 }
 SECURE = "comm_args.secure_aggregation=true"
 WAITS = [SECURE, "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=60"]
