@@ -50,8 +50,8 @@ SUMS = [
     ["comm_args.secure_aggregation=true", *more]
     for more in (
         ["method_args.method=map"],
-        ["method_args.method=fedshift+fedmr", "train_args.federated_optimizer=SCAFFOLD", "comm_args.secure_bits=16"],
-        ["train_args.proxy_aggregation=class", "train_args.proxy_smoothing=1", "method_args.method=fd"],
+        ["method_args.method=fedshift+fedmr", "train_args.federated_optimizer=FedDyn", "comm_args.secure_bits=16"],
+        ["method_args.method=fd"],
         [*WIDE, "comm_args.secure_clip=2"],
         # across silos their own secrets make the noise
         ["method_args.method=fedrs", "privacy_args.noise_multiplier=0.5", "privacy_args.clip=0.5"],
