@@ -28,12 +28,12 @@ def size_text(size: int) -> str:
 
 
 @contextmanager
-def readable(where: str, verbs: str = "read") -> Iterator[None]:
+def readable(where: str) -> Iterator[None]:
     """Turn errors in folders and tables into LabelSkewError."""
     try:
         yield
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise LabelSkewError(f"{where}: cannot be {verbs} ({error})") from error
+        raise LabelSkewError(f"{where}: cannot be read ({error})") from error
 
 
 @contextmanager

@@ -7,11 +7,9 @@ Settings", 2022; images of Tschandl et al. 2018 (HAM10000), Codella et al. 2017 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -23,11 +21,10 @@ from pydantic import Field
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.data import fakes, lesions, pictures
 from fl_labelskew_plugins.data.files import readable, sound
-from fl_labelskew_plugins.data.fingerprint import digest
+from fl_labelskew_plugins.data.stats import IMAGENET
 from fl_labelskew_plugins.data.table import SOUND
-from fl_labelskew_plugins.machine.files import check_regular, locked, read_text, write_text
+from fl_labelskew_plugins.machine.files import check_regular
 from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.partition.stratified import stratified
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,21 +51,16 @@ TABLE = {
 }
 """Samples per centre and class in FLamby's split."""
 
-RAW, PREPARED = "ISIC_2019_Training_Input", "ISIC_2019_Training_Input_preprocessed"
-TRUTH, META = "ISIC_2019_Training_GroundTruth.csv", "ISIC_2019_Training_Metadata_FL.csv"
-SPLIT = "train_test_split"
-TRUTH_COLUMNS = ("image", *CLASSES, "UNK")
-SPLIT_COLUMNS = (*TRUTH_COLUMNS, "target", "center", "fold", "fold2")
-TEST_FRACTION = 0.2  # of each class at each centre, without FLamby's split
-CHECKED = ".labelskew-checked.json"
+PREPARED, SPLIT = "ISIC_2019_Training_Input_preprocessed", "train_test_split"
+SPLIT_COLUMNS = ("image", *CLASSES, "UNK", "target", "center", "fold", "fold2")
 
 
 class ISIC2019(Dataset):
     """ISIC 2019; samples are ``(3, crop, crop)`` uint8, decoded when needed; groups are the six centres."""
 
     source: ClassVar[str] = (
-        "the scripts of https://github.com/owkin/FLamby (flamby/datasets/fed_isic2019) or "
-        "https://challenge.isic-archive.com/data/#2019, 9 GB, CC-BY-NC; see docs/isic2019.md"
+        "the scripts of https://github.com/owkin/FLamby (flamby/datasets/fed_isic2019), 9 GB, CC-BY-NC; see "
+        "docs/isic2019.md"
     )
     picture_keys = ("crop",)
 
@@ -84,26 +76,21 @@ class ISIC2019(Dataset):
         )
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if the folder of images or the tables are missing."""
+        """Raise LabelSkewError if the folder of images or the table is missing."""
         wrong = "download: true is not supported" if download else "data_args.data_cache_dir is not set"
         if data_dir is not None and not download:
-            missing = [] if any((data_dir / name).is_dir() for name in (RAW, PREPARED)) else [f"{PREPARED}/ or {RAW}/"]
-            missing += [name for name in _tables(data_dir) if not os.path.isfile(data_dir / name)]
+            missing = [name for name in (PREPARED, SPLIT) if not os.path.exists(data_dir / name)]
             wrong = f"no {', '.join(missing)} in {data_dir}" if missing else ""
         if wrong:
             raise LabelSkewError(f"data set isic2019: {wrong}; get it from {self.source}")
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the tables, prepare and check the images; ``seed`` draws a missing split."""
-        return self._load(data_dir, seed, download=download, folds=("train", "test"))
+        """Read the table, and check the images."""
+        return self._load(data_dir, download=download, folds=("train", "test"))
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read only the test part."""
-        return self._load(data_dir, seed, download=download, folds=("test",))
-
-    def splits_off(self, data_dir: Path | None) -> bool:
-        """Whether FLamby's split is missing."""
-        return _tables(data_dir or Path()) != [SPLIT]
+        return self._load(data_dir, download=download, folds=("test",))
 
     def picture(self, file: Path) -> NDArray[np.uint8]:
         """See :func:`.lesions.sample`."""
@@ -112,40 +99,35 @@ class ISIC2019(Dataset):
     def survey(self, data_dir: Path | None) -> fakes.SurveyRows:
         """Files, images, and samples per centre."""
         root = data_dir or Path()
-        tables = [(name, "found" if os.path.isfile(root / name) else "missing", "found") for name in _tables(root)]
         with _readable(root):
-            folder = root / (PREPARED if (root / PREPARED).is_dir() else RAW)
-            files = _names(folder) if folder.is_dir() else set()
-            pictures_found = ("pictures", str(len(files)) if files else "missing", str(np.sum([*TABLE.values()])))
-            if any(state == "missing" for _, state, _ in tables):
-                return [*tables, pictures_found]
+            files = _names(root) if (root / PREPARED).is_dir() else set()
+            counted = ("pictures", str(len(files)) if files else "missing", str(np.sum([*TABLE.values()])))
+            if not os.path.isfile(root / SPLIT):
+                return [(SPLIT, "missing", "found"), counted]
             listed, named = _rows(root, [])
         rows = [
-            *tables,
-            pictures_found,
+            (SPLIT, "found", "found"),
+            counted,
             ("rows without a picture", str(len({*listed.image} - files)), "0"),
             ("pictures without a row", str(len(files - named)), "0"),
             ("rows of no known centre or class", str(len(named) - len(listed)), "0"),
             ("samples of each class", " ".join(CLASSES), " ".join(CLASSES)),
         ]
-        for fold in ("",) if self.splits_off(data_dir) else ("train", "test"):
-            expected = np.sum([TABLE[part] for part in ([fold] if fold else TABLE)], axis=0)
+        for fold, expected in TABLE.items():
             for centre, name in enumerate(CENTRES):
                 targets = listed.target[(listed.centre == centre) & (listed.fold == fold)]
-                of_classes = (np.bincount(targets, minlength=len(CLASSES)), expected[centre])
-                actual, published = (" ".join(map(str, counts)) for counts in of_classes)
-                item = f"centre {centre} {name}, {fold or 'both parts'}"
-                rows.append((item, actual if len(targets) else "missing", published))
+                found = " ".join(map(str, np.bincount(targets, minlength=len(CLASSES))))
+                published = " ".join(map(str, expected[centre]))
+                rows.append((f"centre {centre} {name}, {fold}", found if len(targets) else "missing", published))
         return rows
 
     def broken(self, data_dir: Path | None) -> list[str]:
-        """Errors of images in the tables, raw and prepared."""
+        """Errors of the images in the table."""
         self.check(data_dir, download=False)
         root = data_dir or Path()
         with _readable(root):
             named = {*self._chosen(_rows(root, [])[0]).image}
-            folders = [root / name for name in (RAW, PREPARED) if (root / name).is_dir()]
-            return [line for folder in folders for _, line in _broken(folder, sorted(named & _names(folder)))]
+            return [line for _, line in _broken(root, named & _names(root))]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
         """Write prepared JPEGs and a split, with the proportions of :data:`TABLE`."""
@@ -156,172 +138,99 @@ class ISIC2019(Dataset):
         more = rng.multinomial(number - least, (table / table.sum()).ravel()).reshape(table.shape)
         cells = np.repeat(np.argwhere(table >= 0), (more + (table > 0)).ravel(), axis=0)
         patterns = fakes.patterns(len(CLASSES), (3, lesions.SHORT_SIDE, 300), rng)
-        lines = []
-        for (fold, centre, target), i in zip(cells.tolist(), rng.permutation(10**6), strict=False):
-            lines.append((f"ISIC_{i:07d}", target, centre, (*TABLE,)[fold]))
+        lines = [",".join(SPLIT_COLUMNS)]
+        for (part, centre, target), i in zip(cells.tolist(), rng.permutation(10**6), strict=False):
+            image, fold = f"ISIC_{i:07d}", [*TABLE][part]
+            truth = ["1.0" if c == target else "0.0" for c in range(len(CLASSES) + 1)]
+            lines.append(",".join([image, *truth, str(target), str(centre), fold, f"{fold}_{centre}"]))
             pixels = fakes.noisy(patterns, np.array([target]), rng)[0]
-            fakes.write_picture(out / PREPARED / f"{lines[-1][0]}.jpg", pixels)
-        (out / SPLIT).write_text(split_text(lines), encoding="utf-8")
+            fakes.write_picture(out / PREPARED / f"{image}.jpg", pixels)
+        (out / SPLIT).write_text("\n".join([*lines, ""]), encoding="utf-8")
 
-    def _load(self, data_dir: Path | None, seed: int, *, download: bool, folds: tuple[str, ...]) -> Data:
+    def _load(self, data_dir: Path | None, *, download: bool, folds: tuple[str, ...]) -> Data:
         self.check(data_dir, download=download)
-        root, notes, fingerprint = data_dir or Path(), {}, ""
+        root = data_dir or Path()
         bad: list[str] = []
         with _readable(root):
             rows, named = _rows(root, bad)
-            if len(rows) and self.splits_off(data_dir):
-                rows = rows.sort_values("image")
-                strata = (rows.centre * len(CLASSES) + rows.target).to_numpy()
-                _, test = stratified(strata, test_fraction=TEST_FRACTION, seed=seed, where=str(root))
-                rows["fold"] = np.where(np.isin(np.arange(len(rows)), test), "test", "train")
-                notes = {SPLIT: split_text(rows.itertuples(index=False))}
-                kept = rows[["image", "target", "centre"]].itertuples(index=False)
-                fingerprint = digest([], [" ".join(map(str, row)) for row in kept])
             wanted = self._chosen(rows[rows.fold.isin(folds)])
-            folder, broken = _pictures(root, wanted.image.tolist(), named, bad)
+            unusable = _unusable(root, wanted.image.tolist(), named, bad)
         pictures.settle(bad, self.params.on_bad_sample)
-        wanted = wanted[~wanted.image.isin(broken)]
+        wanted = wanted[~wanted.image.isin(unusable)]
         if wanted.empty:
             raise LabelSkewError(f"data set isic2019: {root} has no usable sample of {' and '.join(folds)}")
         read = lesions.LesionReader(self.params.crop)
 
         def part(fold: str) -> Arrays:
             half = wanted[wanted.fold == fold]
-            files = Images([str(folder / f"{name}.jpg") for name in half.image], (3, read.crop, read.crop), read)
-            return Arrays(files, np.array(half.target, np.int64), np.array(half.centre, np.int64))
+            files = [str(root / PREPARED / f"{name}.jpg") for name in half.image]
+            images = Images(files, (3, read.crop, read.crop), read)
+            return Arrays(images, np.array(half.target, np.int64), np.array(half.centre, np.int64))
 
-        parts = part("train"), part("test")
-        return Data(*parts, list(CLASSES), lesions.MEAN, lesions.STD, notes, fingerprint, group_names=CENTRES)
+        return Data(part("train"), part("test"), list(CLASSES), *IMAGENET, group_names=CENTRES)
 
     def _chosen(self, rows: pd.DataFrame) -> pd.DataFrame:
         return rows if self.params.centres is None else rows[rows.centre.isin(self.params.centres)]
 
 
-def _tables(root: Path) -> list[str]:
-    return [SPLIT] if os.path.isfile(root / SPLIT) else [TRUTH, META]
-
-
 def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
-    """Usable rows (image, target, centre, fold or ""), and the names of all images; errors are added to ``bad``."""
+    """Usable rows (image, target, centre, fold), and the names of all images; errors are added to ``bad``."""
     import pandas as pd
 
-    where, *meta = (root / name for name in _tables(root))
-    frame = _read(where, TRUTH_COLUMNS if meta else SPLIT_COLUMNS)
+    table = root / SPLIT
+    frame = _read(table)
     if len(duplicates := frame.image[frame.image.duplicated()]):
-        raise LabelSkewError(f"{where}: image {duplicates.iloc[0]} has two rows; keep one of them")
-    if meta:
-        of_meta = _read(meta[0], ("image", "dataset"))
-        known = dict(zip(of_meta.image, map(_centre, of_meta.dataset), strict=True))
-        lacking, centres, folds = ~frame.image.isin(known), frame.image.map(known), pd.Series("", frame.index)
-        orphans = sorted(known.keys() - {*frame.image})
-    else:
-        centres, folds, orphans = pd.to_numeric(frame.center, errors="coerce"), frame.fold, []
-        lacking = pd.Series(False, frame.index)
+        raise LabelSkewError(f"{table}: image {duplicates.iloc[0]} has two rows; keep one of them")
     marked = (frame[list(CLASSES)].apply(pd.to_numeric, errors="coerce") == 1).to_numpy()
-    of_centre = centres.isin(range(len(CENTRES)))
-    clear = (marked.sum(axis=1) == 1) & folds.isin(["", *TABLE])
-    unclear = "without exactly one of the 8 classes, or a fold other than train and test"
-    for images, start, end in (
-        (frame.image[~lacking & ~of_centre], f"{[where, *meta][-1]}:", "of a centre that is not one of FLamby's six"),
-        (frame.image[of_centre & ~clear], f"{where}:", unclear),
-        (frame.image[lacking], f"{root / META}: no row for", f"of {TRUTH}"),
-        (orphans, f"{where}: no row for", f"of {META}"),
+    centres = pd.to_numeric(frame.center, errors="coerce")
+    known = centres.isin(range(len(CENTRES)))
+    clear = (marked.sum(axis=1) == 1) & frame.fold.isin([*TABLE])
+    for images, problem in (
+        (frame.image[~known], "of a centre that is not one of FLamby's six"),
+        (frame.image[known & ~clear], "without exactly one of the 8 classes, or a fold other than train and test"),
     ):
         if len(images):
-            bad.append(f"{start} {_some(list(images))} {end}")
-    columns = {"image": frame.image, "target": marked.argmax(axis=1), "centre": centres, "fold": folds}
-    return pd.DataFrame(columns)[of_centre & clear].astype({"centre": int}), {*frame.image}
+            bad.append(f"{table}: {_some([*images])} {problem}")
+    columns = {"image": frame.image, "target": marked.argmax(axis=1), "centre": centres, "fold": frame.fold}
+    return pd.DataFrame(columns)[known & clear].astype({"centre": int}), {*frame.image}
 
 
-def _read(file: Path, needed: Sequence[str]) -> pd.DataFrame:
+def _read(file: Path) -> pd.DataFrame:
     import pandas as pd
 
     with sound(file, *SOUND):
         check_regular(file)
-        frame = pd.read_csv(file, dtype=str, encoding="utf-8-sig", index_col=False, usecols=lambda name: name in needed)
-    if missing := [name for name in needed if name not in frame]:
-        raise mistake(file, f"has no column {', '.join(missing)}", f"the columns {','.join(needed)}")
+        frame = pd.read_csv(
+            file, dtype=str, encoding="utf-8-sig", index_col=False, usecols=lambda name: name in SPLIT_COLUMNS
+        )
+    if missing := [name for name in SPLIT_COLUMNS if name not in frame]:
+        raise mistake(file, f"has no column {', '.join(missing)}", f"the columns {','.join(SPLIT_COLUMNS)}")
     if (cut := frame.isna().any(axis=1)).any():
         raise LabelSkewError(f"{file}: line {int(cut.to_numpy().argmax()) + 2} is incomplete; download the file again")
     return frame
 
 
-def _centre(dataset: str) -> int:
-    """Number of a centre from a name such as ``BCN_nan`` or ``MSK4nan``; -1 for unknown ones."""
-    if dataset in CENTRES:
-        return CENTRES.index(dataset)
-    return next((c for c in (0, 4) if dataset.startswith(CENTRES[c])), -1)
+def _unusable(root: Path, images: Sequence[str], named: set[str], bad: list[str]) -> set[str]:
+    """Images that are missing or broken; errors, also of images that are not ``named``, are added to ``bad``."""
+    files, folder = _names(root), root / PREPARED
+    if strays := sorted(files - named):
+        bad.append(f"{folder}: {_some(strays)} without a row in the tables")
+    if missing := [image for image in images if image not in files]:
+        bad.append(f"{folder}: no picture for {_some(missing)} of the tables")
+    if broken := [image for image, _ in _broken(root, files.intersection(images))]:
+        bad.append(f"{folder}: {_some(broken)} broken, or not an image")
+    return {*missing, *broken}
 
 
-def split_text(rows: Iterable[tuple[str, int, int, str]]) -> str:
-    """Rows of image, target, centre and fold, as in FLamby's split."""
-    lines = [",".join(SPLIT_COLUMNS)]
-    for image, target, centre, fold in rows:
-        truth = ["1.0" if c == target else "0.0" for c in range(len(TRUTH_COLUMNS) - 1)]
-        lines.append(",".join([image, *truth, str(target), str(centre), fold, f"{fold}_{centre}"]))
-    return "\n".join([*lines, ""])
-
-
-def _pictures(root: Path, images: Sequence[str], named: set[str], bad: list[str]) -> tuple[Path, set[str]]:
-    """The folder of prepared images, and those that are missing or broken."""
-    raw, folder = root / RAW, root / PREPARED
-    have = _names(folder) if folder.is_dir() else set()
-    of_raw = _names(raw) if raw.is_dir() else None
-    place = folder if of_raw is None else raw
-    if strays := ((of_raw or set()) | have) - named:
-        bad.append(f"{place}: {_some(sorted(strays))} without a row in the tables")
-    todo = sorted(({*images} & (of_raw or set())) - have)
-    unprepared = prepare_all(raw, folder, todo) if todo else []
-    have |= {*todo}
-    missing = [image for image in images if image not in have]
-    if missing:
-        bad.append(f"{place}: no picture for {_some(missing)} of the tables")
-    have -= {*unprepared}
-    broken = checked(folder, [image for image in images if image in have]) + unprepared
-    if broken:
-        bad.append(f"{place}: {_some(broken)} broken, or not an image")
-    return folder, {*missing, *broken}
-
-
-def prepare_all(raw: Path, folder: Path, images: Sequence[str]) -> list[str]:
-    """Prepare images in parallel; return the broken ones."""
-    folder.mkdir(exist_ok=True)
-
-    def one(image: str) -> None:
-        target = folder / f"{image}.jpg"
-        if not target.exists():  # another process may have been faster
-            lesions.prepare(raw / f"{image}.jpg", target)
-
-    with locked(folder):
-        wrong = pictures.faults(one, images, f"preparing {len(images)} pictures of {raw}, once")
-    return [image for image, _ in wrong]
-
-
-def checked(folder: Path, images: Sequence[str]) -> list[str]:
-    """Broken images; results are cached in the folder."""
-    stats = [os.stat(folder / f"{image}.jpg") for image in images]
-    key = hashlib.sha256(
-        "".join(f"{i} {s.st_size} {s.st_mtime_ns}\n" for i, s in zip(images, stats, strict=True)).encode()
-    ).hexdigest()
-    file = folder / CHECKED
-    known: dict[str, list[str]] = {}
-    with suppress(OSError, ValueError, AttributeError, TypeError):
-        known = {k: list(map(str, v)) for k, v in json.loads(read_text(file)).items()}
-    if key not in known:
-        with locked(folder):
-            known[key] = [image for image, _ in _broken(folder, images)]
-            with suppress(OSError):  # read-only folder: check again next time
-                write_text(file, json.dumps(known))
-    return known[key]
-
-
-def _broken(folder: Path, images: Sequence[str]) -> list[tuple[str, str]]:
+def _broken(root: Path, images: set[str]) -> list[tuple[str, str]]:
+    """Broken images, and their errors."""
+    folder = root / PREPARED
     task = f"checking {len(images)} pictures of {folder}"
-    return pictures.faults(lambda image: pictures.opened(folder / f"{image}.jpg", draft=1), images, task)
+    return pictures.faults(lambda image: pictures.opened(folder / f"{image}.jpg", draft=1), sorted(images), task)
 
 
-def _names(folder: Path) -> set[str]:
-    with os.scandir(folder) as entries:
+def _names(root: Path) -> set[str]:
+    with os.scandir(root / PREPARED) as entries:
         return {e.name[:-4] for e in entries if e.name.endswith(".jpg") and not e.name.startswith(".")}
 
 
@@ -330,4 +239,4 @@ def _some(images: Sequence[str]) -> str:
 
 
 def _readable(root: Path) -> AbstractContextManager[None]:
-    return readable(f"data set isic2019: {root}", "read or written")
+    return readable(f"data set isic2019: {root}")

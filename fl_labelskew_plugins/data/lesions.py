@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins.data.pictures import opened
-from fl_labelskew_plugins.data.stats import IMAGENET
-from fl_labelskew_plugins.machine.files import replacing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 SHORT_SIDE = 224
 HOLE, HOLES = 16, 8
-MEAN, STD = IMAGENET
 
 
 def colour_constancy(pixels: NDArray[np.uint8], power: float = 6.0) -> NDArray[np.uint8]:
@@ -34,13 +31,6 @@ def colour_constancy(pixels: NDArray[np.uint8], power: float = 6.0) -> NDArray[n
     light /= max(float(np.sqrt(np.square(light).sum())), np.finfo(np.float64).tiny)
     scale = np.where(light > 0, 1 / (np.sqrt(3) * np.where(light > 0, light, 1.0)), 1.0)
     return np.clip(values * scale.astype(np.float32), 0, 255).astype(np.uint8)
-
-
-def prepare(source: Path, target: Path) -> None:
-    """Write an original image as :func:`prepared`, atomically."""
-    picture = prepared(opened(source))
-    with replacing(target) as part:
-        picture.save(part, format="JPEG")
 
 
 def prepared(picture: Image) -> Image:
