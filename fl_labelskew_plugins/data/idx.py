@@ -38,12 +38,9 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
             if kind != b"\0\0\x08" or not b"\1" <= dims <= b"\4":
                 raise ValueError("it is not an IDX file of bytes in 1 to 4 dimensions")
             shape = np.frombuffer(stream.read(4 * dims[0]), ">u4", dims[0]).tolist()
-            size, content = math.prod(shape), bytearray()
+            size = math.prod(shape)
             unpacks(path, size, "its samples", 100, "the published file")
-            # grow with the actual content: a header may claim more
-            while len(content) <= size and (piece := stream.read(min(2**20, size + 1 - len(content)))):
-                content += piece
-            return np.frombuffer(content, np.uint8).reshape(shape)
+            return np.frombuffer(stream.read(size + 1), np.uint8).reshape(shape)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise LabelSkewError(f"{path}: cannot be read ({reason}); make it readable, or get it again") from error

@@ -31,7 +31,7 @@ willow_tree wolf woman worm
 
 
 class TorchvisionSet(Dataset):
-    """Find files, download them if allowed, and read one part at a time."""
+    """Find files, download them if allowed, and read them."""
 
     kind: ClassVar[str]  # torchvision's class
     below: ClassVar[str] = ""  # torchvision's folder inside data_cache_dir
@@ -51,19 +51,20 @@ class TorchvisionSet(Dataset):
         """Description of a file."""
         return size_text(path.stat().st_size)
 
-    def _wanted(self, part: str | None) -> dict[str, str]:
-        return {name: fact for key, files in self.files.items() if part in (None, key) for name, fact in files.items()}
+    @property
+    def _facts(self) -> dict[str, str]:
+        return {name: fact for files in self.files.values() for name, fact in files.items()}
 
-    def _found(self, data_dir: Path | None, part: str | None = None) -> tuple[dict[str, Path], str]:
-        """Files of one or both parts, and an error if some are missing."""
+    def _found(self, data_dir: Path | None) -> tuple[dict[str, Path], str]:
+        """The files, and an error if some are missing."""
         root = data_dir or self.default_dir
         if root is None:
             return {}, f"data set {self.kind}: data_args.data_cache_dir is not set; get the files from {self.source}"
-        wanted, folders = self._wanted(part), list(dict.fromkeys([Path(root), Path(root, self.below)]))
+        folders = list(dict.fromkeys([Path(root), Path(root, self.below)]))
         found = [
             {
                 name: path
-                for name in wanted
+                for name in self._facts
                 for ending in self.endings
                 if os.path.isfile(path := folder / f"{name}{ending}")  # unlike Path's, False without permission
             }
@@ -71,20 +72,13 @@ class TorchvisionSet(Dataset):
         ]
         best = max(found, key=len)
         ending = f"[{self.endings[0]}]" if self.endings[0] else ""
-        missing = ", ".join(f"{name}{ending}" for name in wanted if name not in best)
+        missing = ", ".join(f"{name}{ending}" for name in self._facts if name not in best)
         places = " or ".join(map(str, folders))
         return best, missing and f"data set {self.kind}: no {missing} in {places}; get them from {self.source}"
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError if files are missing and may not be downloaded."""
-        self._check(data_dir, download)
-
-    def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        """As :meth:`check`, for the files of the test part."""
-        self._check(data_dir, download, "test")
-
-    def _check(self, data_dir: Path | None, download: bool, part: str | None = None) -> None:
-        missing = fakes.arrays_file(data_dir) is None and self._found(data_dir, part)[1]
+        missing = fakes.arrays_file(data_dir) is None and self._found(data_dir)[1]
         if missing and not (download and data_dir is not None):
             raise LabelSkewError(missing)
 
@@ -96,23 +90,21 @@ class TorchvisionSet(Dataset):
         if missing and data_dir is None and self.default_dir is None:
             raise LabelSkewError(missing)
         return [
-            (name, self.facts(found[name]) if name in found else "missing", fact)
-            for name, fact in self._wanted(None).items()
+            (name, self.facts(found[name]) if name in found else "missing", fact) for name, fact in self._facts.items()
         ]
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read all files."""
         if (copy := fakes.arrays_file(data_dir)) is not None:
             return self._copy(copy)
-        files = self._downloaded(data_dir, download)
+        self.check(data_dir, download=download)
+        files, missing = self._found(data_dir)
+        if missing:
+            self._download(data_dir)
+            files, missing = self._found(data_dir)
+        if missing:
+            raise LabelSkewError(missing)
         return Data(self.part(files, "train"), self.part(files, "test"), list(self.class_names), *self.moments)
-
-    def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the files of the test part."""
-        if fakes.arrays_file(data_dir) is not None:
-            return super().load_test(data_dir, download=download, seed=seed)
-        test = self.part(self._downloaded(data_dir, download, "test"), "test")
-        return Data(Arrays(test.x[:0], test.y[:0]), test, list(self.class_names), *self.moments)
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
         """Write one ``.npz`` file."""
@@ -127,21 +119,17 @@ class TorchvisionSet(Dataset):
         mean, std = self.moments
         return replace(data, mean=mean, std=std)
 
-    def _downloaded(self, data_dir: Path | None, download: bool, part: str | None = None) -> dict[str, Path]:
-        self._check(data_dir, download, part)
-        if self._found(data_dir, part)[1] and data_dir is not None:
-            from torchvision import datasets
+    def _download(self, data_dir: Path | None) -> None:
+        from torchvision import datasets
 
-            try:
-                for options in self.downloads:
-                    getattr(datasets, self.kind)(str(data_dir), download=True, **options)
-            except Exception as error:  # of the network, the disk or the archive
-                raise LabelSkewError(
-                    f"data set {self.kind}: the download to {data_dir} failed ({one_line(error)}); "
-                    f"get the files from {self.source.removesuffix(', or download: true')}"
-                ) from error
-            self._check(data_dir, False, part)
-        return self._found(data_dir, part)[0]
+        try:
+            for options in self.downloads:
+                getattr(datasets, self.kind)(str(data_dir), download=True, **options)
+        except Exception as error:  # of the network, the disk or the archive
+            raise LabelSkewError(
+                f"data set {self.kind}: the download to {data_dir} failed ({one_line(error)}); "
+                f"get the files from {self.source.removesuffix(', or download: true')}"
+            ) from error
 
     def unpublished(self, path: Path) -> LabelSkewError:
         """Error for a wrong MD5 sum."""
