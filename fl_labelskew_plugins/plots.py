@@ -380,11 +380,7 @@ def sphere(axes: Any) -> None:
     around, down = np.mgrid[0 : 2 * np.pi : 25j, 0 : np.pi : 13j]
     x, y, z = np.cos(around) * np.sin(down), np.sin(around) * np.sin(down), np.cos(down)
     axes.plot_wireframe(x, y, z, color="0.8", linewidth=0.4, zorder=0)
-    ticks = {f"{axis}ticks": (-1, 0, 1) for axis in "xyz"}
-    axes.set(**ticks, xlabel="feature 1", ylabel="feature 2", zlabel="feature 3")
-    axes.grid(False)
     axes.computed_zorder = False  # keep the order of the points
-    axes.set_box_aspect((1, 1, 1), zoom=0.9)
 
 
 COLOURS = (

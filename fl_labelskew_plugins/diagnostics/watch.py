@@ -11,17 +11,9 @@ from fl_labelskew_registry import Batch, ClientView
 
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.diagnostics.base import Diagnostic, RunInfo
-from fl_labelskew_plugins.diagnostics.class_accuracy import ClassAccuracy
-from fl_labelskew_plugins.diagnostics.client_drift import ClientDrift
-from fl_labelskew_plugins.diagnostics.deviation_bound import DeviationBound
-from fl_labelskew_plugins.diagnostics.eigenvalue_variance import EigenvalueVariance
-from fl_labelskew_plugins.diagnostics.feature_sphere import FeatureSphere
-from fl_labelskew_plugins.diagnostics.features_2d import Features2D
-from fl_labelskew_plugins.diagnostics.intra_loss import IntraLoss
-from fl_labelskew_plugins.diagnostics.label_heatmap import LabelHeatmap
-from fl_labelskew_plugins.diagnostics.observed_probability import ObservedProbability
-from fl_labelskew_plugins.diagnostics.proxy_gradients import ProxyGradients
-from fl_labelskew_plugins.diagnostics.tsne import TSNE
+from fl_labelskew_plugins.diagnostics.points import TSNE, Features2D, FeatureSphere
+from fl_labelskew_plugins.diagnostics.training import DeviationBound, IntraLoss, ObservedProbability, ProxyGradients
+from fl_labelskew_plugins.diagnostics.uploads import ClassAccuracy, ClientDrift, EigenvalueVariance, LabelHeatmap
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.machine.files import open_regular, read_lines
 from fl_labelskew_plugins.recipe.sections import IN_TRAINING, DiagnosticName
