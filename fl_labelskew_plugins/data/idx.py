@@ -77,7 +77,6 @@ class MNIST(TorchvisionSet):
             return "broken"
 
     def part(self, files: Mapping[str, Path], part: str) -> Arrays:
-        """Read and check one part."""
         of_images, of_labels = (files[name] for name in self.files[part])
         images, labels = read_idx(of_images), read_idx(of_labels)
         if images.shape[1:] != (28, 28) or not len(images):
@@ -132,8 +131,6 @@ class EMNIST(MNIST):
     moments = ((0.1736,), (0.3317,))  # commonly used, of byclass
 
     class Params(Params):
-        """Parameters of emnist."""
-
         split: Split = Field("balanced", description="One of six splits, with 62, 47, 47, 26, 10 and 10 classes.")
 
     def __init__(self, params: Any = None) -> None:

@@ -71,8 +71,6 @@ class ImageFolder(Dataset):
     }
 
     class Params(ImageParams):
-        """Parameters of image_folder."""
-
         groups: tuple[Annotated[str, Field(pattern=r"^[^./\x00][^/\x00]*$")], ...] | None = Field(
             None,
             min_length=1,
@@ -81,15 +79,12 @@ class ImageFolder(Dataset):
 
     @property
     def measured(self) -> bool:
-        """Whether mean and std are computed."""
         return self.moments is None
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if folders are missing."""
         self._check(data_dir, self.needed)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        """As :meth:`check`, for the test part."""
         self._check(data_dir, self.needed_to_test)
 
     def _check(self, data_dir: Path | None, needed: Sequence[str]) -> None:
@@ -354,18 +349,15 @@ class ImageFolder(Dataset):
         return x, contents, dict(faults(one, range(len(samples)), task))
 
     def picture(self, file: Path) -> NDArray[np.uint8]:
-        """See :func:`.pictures.decode`."""
         return decode(file, size=self.params.image_size, channels=self.params.channels)
 
     def broken(self, data_dir: Path | None) -> list[str]:
-        """Errors of broken images."""
         root, _, train, test = self._parts(data_dir)
         files = [path for path, _ in [*self.used(train), *self.used(test or [])]]
         task = f"opening {len(files)} pictures of {root}"
         return [line for _, line in faults(lambda file: opened(file, draft=1), files, task)]
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """Numbers of images and classes."""
         try:
             _, groups, train, test = self._parts(data_dir)
         except LabelSkewError as error:

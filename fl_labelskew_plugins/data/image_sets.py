@@ -62,12 +62,9 @@ class TinyImageNet(ImageFolder):
     }
 
     class Params(ImageParams):
-        """Parameters of tiny_imagenet."""
-
         image_size: int = Field(64, ge=1, le=1024, description="Height and width in pixels.")
 
     def fake_table(self, out: Path, written: LabelledFiles) -> None:
-        """Write the table of validation images."""
         lines = [f"{path.name}\t{name}\t0\t0\t63\t63\n" for path, name in written if path.name.startswith("val_")]
         (out / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text("".join(lines), encoding="utf-8")
 
@@ -91,8 +88,6 @@ class ImageNetSubset(ImageFolder):
     }
 
     class Params(ImageParams):
-        """Parameters of imagenet_subset."""
-
         image_size: int = Field(64, ge=1, le=1024, description="Height and width in pixels.")
 
 
@@ -130,12 +125,9 @@ class HyperKvasir(ImageFolder):
     }
 
     class Params(ImageParams):
-        """Parameters of hyperkvasir."""
-
         image_size: int = Field(128, ge=1, le=1024, description="Height and width in pixels.")
 
     def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """Images of the class folders, at the third level."""
         omitted = set(KVASIR_FOLDERS) - set(self.params.class_names or KVASIR_FOLDERS)
         folders = (folder for folder in data_dir.glob("*-gi-tract/*/*") if folder.name not in omitted)
         return list_images(folders, f"data set {self.name}: {data_dir}"), None
@@ -164,12 +156,9 @@ class ODIR(ImageFolder):
     }
 
     class Params(ImageParams):
-        """Parameters of odir."""
-
         image_size: int = Field(128, ge=1, le=1024, description="Height and width in pixels.")
 
     def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """Images in the table."""
         table = data_dir / "full_df.csv"
         samples: LabelledFiles = []
         with open(table, encoding="utf-8", newline="", opener=open_regular) as file:
@@ -198,7 +187,6 @@ class ODIR(ImageFolder):
         return np.flatnonzero(np.isin(patient, train)), np.flatnonzero(np.isin(patient, test))
 
     def fake_table(self, out: Path, written: LabelledFiles) -> None:
-        """Write the table of diagnoses."""
         with (out / "full_df.csv").open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["ID", "labels", "filename"])

@@ -65,8 +65,6 @@ class ISIC2019(Dataset):
     picture_keys = ("crop",)
 
     class Params(Params):
-        """Parameters of isic2019."""
-
         crop: int = Field(200, ge=16, le=224, description="Height and width of the network's input in pixels.")
         centres: tuple[Annotated[int, Field(ge=0, lt=len(CENTRES))], ...] | None = Field(
             None, min_length=1, description="Centres to read, 0 to 5; default: all. Each silo sets its own."
@@ -76,7 +74,6 @@ class ISIC2019(Dataset):
         )
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if the folder of images or the table is missing."""
         wrong = "download: true is not supported" if download else "data_args.data_cache_dir is not set"
         if data_dir is not None and not download:
             missing = [name for name in (PREPARED, SPLIT) if not os.path.exists(data_dir / name)]
@@ -85,19 +82,15 @@ class ISIC2019(Dataset):
             raise LabelSkewError(f"data set isic2019: {wrong}; get it from {self.source}")
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the table, and check the images."""
         return self._load(data_dir, download=download, folds=("train", "test"))
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read only the test part."""
         return self._load(data_dir, download=download, folds=("test",))
 
     def picture(self, file: Path) -> NDArray[np.uint8]:
-        """See :func:`.lesions.sample`."""
         return lesions.sample(file, self.params.crop)
 
     def survey(self, data_dir: Path | None) -> fakes.SurveyRows:
-        """Files, images, and samples per centre."""
         root = data_dir or Path()
         with _readable(root):
             files = _names(root) if (root / PREPARED).is_dir() else set()
@@ -122,7 +115,6 @@ class ISIC2019(Dataset):
         return rows
 
     def broken(self, data_dir: Path | None) -> list[str]:
-        """Errors of the images in the table."""
         self.check(data_dir, download=False)
         root = data_dir or Path()
         with _readable(root):

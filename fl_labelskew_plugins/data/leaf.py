@@ -45,8 +45,6 @@ class Leaf(Dataset):
     std: ClassVar[tuple[float, ...]] = (1.0,)
 
     class Params(params.Params):
-        """Parameters of LEAF's data sets."""
-
         users: int | None = Field(None, ge=1, description="Number of users, drawn with the seed; default: all.")
 
     def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
@@ -70,7 +68,6 @@ class Leaf(Dataset):
         )
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if a part has no files."""
         for part in PARTS:
             self.files(data_dir, part)
 
@@ -102,7 +99,6 @@ class Leaf(Dataset):
         return Data(part(train), part(test), list(self.class_names), self.mean, self.std, fingerprint=fingerprint)
 
     def read(self, files: Iterable[Path]) -> dict[str, UserArrays]:
-        """Samples of every user."""
         users: dict[str, UserArrays] = {}
         origin: dict[str, Path] = {}
         for path in files:
@@ -114,7 +110,6 @@ class Leaf(Dataset):
         return users
 
     def read_file(self, path: Path) -> dict[str, UserArrays]:
-        """Samples of every user in one file."""
         with (
             sound(path, "JSON file", "one that LEAF has written"),
             open(path, encoding="utf-8", opener=open_regular) as stream,

@@ -63,7 +63,6 @@ class LesionReader:
     crop: int = 200
 
     def __call__(self, file: str, augment: bool) -> Tensor:
-        """Read the image; see :class:`fl_labelskew_registry.Images`."""
         from torchvision.transforms import v2
 
         picture = opened(file)

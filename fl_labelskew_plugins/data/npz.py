@@ -142,8 +142,6 @@ class Npz(Dataset):
     """A user's own arrays; ``data_cache_dir`` is the file, or the folder of ``file``."""
 
     class Params(Params):
-        """Parameters of npz."""
-
         file: str | None = Field(None, description="File name in data_cache_dir; default: the only .npz there.")
         classes: int | None = Field(
             None,
@@ -156,11 +154,9 @@ class Npz(Dataset):
     measured = True
 
     def path(self, data_dir: Path | None) -> Path:
-        """Path of the archive. Raise LabelSkewError if it is missing or ambiguous."""
         return only_file(data_dir, self.params.file, [".npz"], "npz")
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if the file is missing."""
         self.path(data_dir)
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
@@ -200,7 +196,6 @@ class Npz(Dataset):
         return Data(Arrays(test.x[:0], test.y[:0]), test, names, mean=mean, std=std, group_names=groups)
 
     def splits_off(self, data_dir: Path | None) -> bool:
-        """Whether the archive has no ``x_test``."""
         return "x_test" not in read_archive(self.path(data_dir), ["x_test"])
 
     def class_names(self, path: Path, labels: NDArray[np.int64], named: list[str]) -> list[str]:
@@ -236,7 +231,6 @@ class Npz(Dataset):
         return [self.part(path, arrays, key) for key in keys]
 
     def part(self, path: Path, arrays: dict[str, NDArray[Any]], key: str) -> Arrays:
-        """Check and return one part."""
         x = to_inputs(arrays[f"x{key}"], self.params.layout, f"{path}: x{key}")
         y = to_labels(arrays[f"y{key}"], len(x), f"{path}: y{key}")
         groups = arrays.get(f"groups{key}")

@@ -263,8 +263,6 @@ class Table(Dataset):
     measured = True
 
     class Params(Params):
-        """Parameters of table."""
-
         file: str | None = Field(None, description="File name in data_cache_dir; default: the only table there.")
         test_file: str | None = Field(
             None, description="File name of the test part, in the same folder; default: the test part is split off."
@@ -292,7 +290,6 @@ class Table(Dataset):
         )
 
     def paths(self, data_dir: Path | None) -> list[Path]:
-        """Path of the training file and, if set, of the test file."""
         options, endings = self.params, [*TEXT, *PARQUET]
         paths = [only_file(data_dir, options.file, endings, "table")]
         if options.test_file is not None:
@@ -305,7 +302,6 @@ class Table(Dataset):
         return paths
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if a file is missing."""
         self.paths(data_dir)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
@@ -314,7 +310,6 @@ class Table(Dataset):
             self.paths(data_dir)
 
     def splits_off(self, data_dir: Path | None) -> bool:
-        """Whether the test part is split off from the training file."""
         return self.params.test_file is None
 
     def _only_test_file(self, data_dir: Path | None) -> Path | None:
@@ -327,7 +322,6 @@ class Table(Dataset):
         return None
 
     def columns(self, path: Path) -> list[str]:
-        """Names of the label, group and feature columns."""
         options, available = self.params, header(path)
         grouped = options.group is not None and (self.encoding is None or options.group in available)
         special = [options.label, *([options.group] if grouped else [])]

@@ -77,13 +77,11 @@ class TorchvisionSet(Dataset):
         return best, missing and f"data set {self.kind}: no {missing} in {places}; get them from {self.source}"
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if files are missing and may not be downloaded."""
         missing = fakes.arrays_file(data_dir) is None and self._found(data_dir)[1]
         if missing and not (download and data_dir is not None):
             raise LabelSkewError(missing)
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """Facts of each file. Raise LabelSkewError if no folder is set."""
         if (copy := fakes.arrays_file(data_dir)) is not None:
             return [(copy.name, size_text(copy.stat().st_size), "any")]
         found, missing = self._found(data_dir)
@@ -94,7 +92,6 @@ class TorchvisionSet(Dataset):
         ]
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read all files."""
         if (copy := fakes.arrays_file(data_dir)) is not None:
             return self._copy(copy)
         self.check(data_dir, download=download)
@@ -107,7 +104,6 @@ class TorchvisionSet(Dataset):
         return Data(self.part(files, "train"), self.part(files, "test"), list(self.class_names), *self.moments)
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write one ``.npz`` file."""
         fakes.write_arrays(out, self.class_names, shape=self.shape, samples=samples, seed=seed)
 
     def _copy(self, file: Path) -> Data:
@@ -132,7 +128,6 @@ class TorchvisionSet(Dataset):
             ) from error
 
     def unpublished(self, path: Path) -> LabelSkewError:
-        """Error for a wrong MD5 sum."""
         problem = "is not the published file (its MD5 sum differs), and was not read"
         return LabelSkewError(f"{path}: {problem}; delete it, and get it again from {self.source}")
 
@@ -158,7 +153,6 @@ class CIFAR10(TorchvisionSet):
     moments = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))  # commonly used, of the training part
 
     def part(self, files: Mapping[str, Path], part: str) -> Arrays:
-        """Read one part after checking all MD5 sums."""
         from torchvision import datasets
         from torchvision.datasets.utils import check_integrity
 
@@ -209,7 +203,6 @@ class SVHN(TorchvisionSet):
     moments = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))  # commonly used, of the training part
 
     def part(self, files: Mapping[str, Path], part: str) -> Arrays:
-        """Read one part."""
         from torchvision import datasets
 
         path = files[f"{part}_32x32.mat"]

@@ -67,14 +67,12 @@ class Points(Diagnostic):
         plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), solid=held, scale=scale)
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
-        """Store the first client's stages."""
         if not self._kept and self.wanted(round):
             self._kept["client"] = torch.tensor(client)
             self._add("start", start)
             self._add("local", upload)
 
     def aggregated(self, round: int, weights: Weights) -> None:
-        """Store the global stage, and save the round's tensors."""
         if self._kept:
             self._add("global", weights)
             self.tensors.parent.mkdir(exist_ok=True)
@@ -82,7 +80,6 @@ class Points(Diagnostic):
         self._kept = {}
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Draw a panel for each stage."""
         if self.tensors.exists():
             kept = load_file(self.tensors)
             title = f"{self.run.title}: {self.run.trainer.name(int(kept['client']))}"
@@ -169,7 +166,6 @@ class Features2D(Points):
     stages = ("start", "local", "global")
 
     def line(self, points: Tensor, proxies: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Proxies and mean features per class."""
         means, counts = class_means(points, labels, len(proxies))
         rows = [mean if n else None for mean, n in zip(means.tolist(), counts.tolist(), strict=True)]
         return {"proxies": proxies.tolist(), "means": rows}
@@ -206,7 +202,6 @@ class FeatureSphere(Points):
     three_d = True
 
     def place(self, features: Tensor) -> Tensor:
-        """Project features on the unit sphere."""
         return normalize(features, dim=1)
 
     def line(self, points: Tensor, proxies: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -232,7 +227,6 @@ class TSNE(Points):
     stages = ("local", "global")
 
     def check(self) -> None:
-        """Raise LabelSkewError if there are too few test samples."""
         super().check()
         if (n := len(self.run.trainer.test.y)) < MIN_EMBEDDED:
             needs = f"tsne needs at least {MIN_EMBEDDED} test samples, the data set has {n}"
@@ -243,5 +237,4 @@ class TSNE(Points):
         return round == self.run.rounds - 1
 
     def place(self, features: Tensor) -> Tensor:
-        """Embed the features."""
         return embedding(features, seeds.torch_seed(self.run.trainer.federation.seed, "t-SNE") % 2**31)

@@ -33,11 +33,9 @@ class TrainingMeans(Diagnostic):
         raise NotImplementedError
 
     def before(self, view: ClientView) -> None:
-        """Reset the sums."""
         self._sums.clear()
 
     def step(self, batch: Batch, view: ClientView) -> None:
-        """Add a batch."""
         for name, value in self.measure(batch, view).items():
             total, number = self._sums.get(name, (torch.zeros_like(value), 0))
             self._sums[name] = total + value, number + 1
@@ -50,7 +48,6 @@ class TrainingMeans(Diagnostic):
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """Curves of all numbers."""
         return {
             title: {label: by_round(lines, name) for name, label in labels.items()}
             for title, labels in cls.panels.items()
@@ -78,7 +75,6 @@ class ProxyGradients(TrainingMeans):
     log = True
 
     def measure(self, batch: Batch, view: ClientView) -> Mapping[str, Tensor]:
-        """Norms of this batch."""
         gradient = self.run.trainer.model.classifier.weight.grad  # type: ignore[union-attr]
         if not isinstance(gradient, Tensor):  # the method has frozen the classifier
             return {}
@@ -109,7 +105,6 @@ class ObservedProbability(TrainingMeans):
     }
 
     def measure(self, batch: Batch, view: ClientView) -> Mapping[str, Tensor]:
-        """Probabilities of this batch."""
         return observed_probability(calibrated(view, batch.logits, self.run), batch.labels, view.counts > 0)
 
 
@@ -122,7 +117,6 @@ class IntraLoss(TrainingMeans):
     }
 
     def measure(self, batch: Batch, view: ClientView) -> Mapping[str, Tensor]:
-        """Both versions for this batch."""
         features, y, classes = batch.features.detach(), batch.labels, len(view.counts)
         scales: tuple[Scale, Scale] = ("paper", "code")
         return {scale: intra_class_loss(features, y, scale=scale, num_classes=classes) for scale in scales}
@@ -182,7 +176,6 @@ class DeviationBound(Diagnostic):
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """Share of pairs above the bound, and the median bound."""
         shares = by_round(lines, "exceeded")
         return {
             "n_j / n_r above D_jr, in % of the pairs": {

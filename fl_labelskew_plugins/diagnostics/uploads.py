@@ -38,11 +38,9 @@ class LabelHeatmap(Diagnostic):
     """Samples per class of each client (FedRS, figure 11; FedMR, figures 5 and 6); the plot shows all clients."""
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
-        """Add the client's line."""
         self.lines.append({"client": client, "counts": self.run.counts[client].tolist()})
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Draw classes down and clients across."""
         counts, names = self.run.counts.cpu().numpy(), list(self.run.trainer.names.values())
         plots.heat_map(counts, self.run.class_names, self.picture, title=self.run.title, clients=names)
 
@@ -63,11 +61,9 @@ class ClassAccuracy(Diagnostic):
     """Per-class accuracy of each upload and of the global model on the global test set, as in FedLC (figure 6)."""
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
-        """Add a client's line, before aggregation."""
         self.lines.append({"client": client, "held": self.run.held(client), "recall": self._tested(upload)})
 
     def aggregated(self, round: int, weights: Weights) -> None:
-        """Add the global model's line."""
         self.lines.append({"client": None, "recall": self._tested(weights)})
 
     def _tested(self, weights: Weights) -> list[float | None]:
@@ -164,7 +160,6 @@ class ClientDrift(Diagnostic):
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """Norms and cosines."""
         clients, of_global = ([line for line in lines if (line["client"] is None) == kind] for kind in (False, True))
         return {
             "norm of the update": {"clients": by_round(clients, "norm"), "global model": by_round(of_global, "norm")},
@@ -209,7 +204,6 @@ class EigenvalueVariance(Diagnostic):
     """Variance for the global model, averaged over batches of 128 test samples."""
 
     def aggregated(self, round: int, weights: Weights) -> None:
-        """Add the round's value."""
         trainer = self.run.trainer
         index = some_test_samples(trainer, BATCH * BATCHES)
         features, labels = test_features(trainer, weights, index), trainer.test.y[index].cpu()
@@ -220,5 +214,4 @@ class EigenvalueVariance(Diagnostic):
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """Curve of the value."""
         return {f"variance of the top {TOP} eigenvalues": {"global model, test samples": by_round(lines, "variance")}}

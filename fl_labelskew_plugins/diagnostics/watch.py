@@ -68,17 +68,14 @@ class Watch:
         return self if self._in_training and self.is_due(round) else None
 
     def before(self, view: ClientView) -> None:
-        """See :meth:`Diagnostic.before`."""
         for diagnostic in self._in_training:
             diagnostic.before(view)
 
     def step(self, batch: Batch, view: ClientView) -> None:
-        """See :meth:`Diagnostic.step`."""
         for diagnostic in self._in_training:
             diagnostic.step(batch, view)
 
     def aggregated(self, round: int, weights: Weights) -> None:
-        """See :meth:`Diagnostic.aggregated`."""
         if self.is_due(round):
             for diagnostic in self.all.values():
                 diagnostic.aggregated(round, weights)
@@ -94,7 +91,6 @@ class Watch:
                 diagnostic.lines.clear()
 
     def draw(self) -> None:
-        """Draw all plots after the run."""
         for diagnostic in self.all.values():
             lines = read_lines(diagnostic.numbers)
             if lines or diagnostic.tensors.exists():

@@ -78,8 +78,6 @@ class Dirichlet(ByLabels):
     """Each class divided in proportions of a Dirichlet distribution: FedLC's D(beta)."""
 
     class Params(Params):
-        """Parameters of dirichlet."""
-
         beta: float = Field(gt=0, le=1e6, description="Concentration: small is skewed (FedLC: 0.05 to 0.5).")
         min_samples: int = Field(1, ge=1, description="Draw again until every client has this many samples.")
         capped: bool = Field(

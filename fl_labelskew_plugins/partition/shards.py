@@ -35,8 +35,6 @@ class Shards(ByLabels):
     """Each class cut into equal shards, assigned at random: FedRS's partition."""
 
     class Params(Params):
-        """Parameters of shards."""
-
         shards_per_client: int = Field(ge=1, description="Shards of each client (FedRS: 5, 2; 20 for Cifar100).")
 
     deal = staticmethod(shards)

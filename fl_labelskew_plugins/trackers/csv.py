@@ -19,7 +19,6 @@ class CSV(Tracker):
         """None."""
 
     def begin(self, run: TrackedRun) -> None:
-        """Write the rows of the rounds that are complete."""
         self._rows: list[dict[str, float]] = []
         self._columns: dict[str, None] = {}
         self._file = run.folder / "rounds.csv"

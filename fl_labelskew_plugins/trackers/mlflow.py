@@ -39,8 +39,6 @@ class MLflow(Tracker):
     """A run of MLflow in an experiment; steps are rounds, from 1."""
 
     class Params(params.Params):
-        """Location of the runs."""
-
         uri: str | None = Field(
             None, description="folder, or a server's address; default: the folder mlruns next to the run's folder"
         )
@@ -93,11 +91,9 @@ class MLflow(Tracker):
             self.on_round(run, line)
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
-        """Add a point to each curve."""
         self._log({name: value for name, value in line.items() if name != "round"}, int(line["round"]) + 1)
 
     def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
-        """Log summary, pictures, and the model as an artefact."""
         self._log({f"summary.{name}": value for name, value in summary.items()}, int(summary["rounds"]))
         for file in pictures:
             self._client.log_artifact(self._run, str(file), "pictures")

@@ -20,8 +20,6 @@ class WandB(Tracker):
     """A run of Weights & Biases, in the folder wandb/ of the run's folder; the key is in WANDB_API_KEY."""
 
     class Params(params.Params):
-        """The run's names, and whether it is sent."""
-
         project: str = Field("fl-labelskew", min_length=1, description="project of the run")
         entity: str | None = Field(None, description="user or team; default: the user's own")
         name: str | None = Field(None, description="name of the run; default: the name of its folder")
@@ -64,7 +62,6 @@ class WandB(Tracker):
         self._run.log({name.replace(".", "/"): value for name, value in line.items()} | {"round": line["round"] + 1})
 
     def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
-        """Log summary, pictures, and the model as an artifact."""
         self._run.log({file.stem: self._wandb.Image(str(file)) for file in pictures})
         artifact = self._wandb.Artifact(f"model-{run.id}", type="model")
         artifact.add_file(str(model))
