@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
@@ -136,7 +136,13 @@ class ImageFolder(Dataset):
         """Images of the training part, and of the test part, if any, over all groups."""
         groups = self.groups(data_dir) if groups is None else groups
         if not groups and not (data_dir / "train").is_dir():
-            self._refuse_only_test(data_dir)
+            part = next((part for part in ("test", "val") if (data_dir / part).is_dir()), "")
+            if part and not self._named:
+                read = few([folder.name for folder in folders_among(data_dir.iterdir())])
+                raise LabelSkewError(
+                    f"data set {self.name}: {data_dir} has {part}/ but no train/, so {read} would be read as classes. "
+                    f"Use train/<class>/<image> next to {part}/<class>/<image>; only a server may omit train/"
+                )
             return self.listed(data_dir), None
         train: LabelledFiles = []
         test: LabelledFiles = []
@@ -187,17 +193,6 @@ class ImageFolder(Dataset):
         """The classes, if they are given or known; otherwise folders are classes."""
         return self.params.class_names or self.known_classes
 
-    def _refuse_only_test(self, data_dir: Path) -> None:
-        if self._named:
-            return
-        for part in ("test", "val"):
-            if (data_dir / part).is_dir():
-                read = few([folder.name for folder in folders_among(data_dir.iterdir())])
-                raise LabelSkewError(
-                    f"data set {self.name}: {data_dir} has {part}/ but no train/, so {read} would be read as classes. "
-                    f"Use train/<class>/<image> next to {part}/<class>/<image>; only a server may omit train/"
-                )
-
     def _parts(self, data_dir: Path | None) -> tuple[Path, list[Path], LabelledFiles, LabelledFiles | None]:
         self.check(data_dir, download=False)
         root = self.root(data_dir)
@@ -230,12 +225,11 @@ class ImageFolder(Dataset):
         self.check_test(data_dir, download=download)
         root, groups = self.root(data_dir), []
         with readable(f"data set {self.name}: {root}"):
-            known = not self.measured and self.known_classes is not None  # nothing else depends on training
-            trains = (root / "train").is_dir() or bool(self.groups(root))
-            samples = None if trains and not known else self.find_test(root)
-            if samples is None and not trains:
-                groups = self.groups(root, ("test", "val"))
-                samples = self.find_tests(groups)
+            samples = None
+            if not (root / "train").is_dir() and not self.groups(root):
+                samples = self.find_test(root)
+                groups = [] if samples else self.groups(root, ("test", "val"))
+                samples = samples or self.find_tests(groups)
         if samples is None:
             return super().load_test(data_dir, download=download, seed=seed)
         samples = self.used(samples)
@@ -306,47 +300,36 @@ class ImageFolder(Dataset):
         self, parts: Sequence[LabelledFiles], names: list[str], root: Path, groups: Sequence[Path]
     ) -> tuple[list[tuple[LabelledFiles, Arrays]], str]:
         """Per part, the valid samples and their images, labels and groups; and a fingerprint of the files."""
-        images, size = sum(map(len, parts)), self.params.image_size
-        content = f"{images} images of {size} pixels"
-        fits(
-            images * self.params.channels * size**2, f"data set {self.name}", content, "a smaller data_args.image_size"
-        )
-        number = {name: c for c, name in enumerate(names)}
+        number, size, channels = sum(map(len, parts)), self.params.image_size, self.params.channels
+        content = f"{number} images of {size} pixels"
+        fits(number * channels * size**2, f"data set {self.name}", content, "a smaller data_args.image_size")
         group = {folder.name: g for g, folder in enumerate(groups)}
         bad: list[str] = []
         decoded: list[tuple[LabelledFiles, Arrays]] = []
         files: list[Arrays] = []
         for samples in parts:
-            x, contents, lines = self._decoded(samples, f"reading {len(samples)} pictures of {root}")
+            x = np.empty((len(samples), channels, size, size), np.uint8)
+            digests = np.zeros((len(samples), 16), np.uint8)
+
+            def read(i: int, samples: LabelledFiles = samples, x: Any = x, digests: Any = digests) -> None:
+                x[i] = decode(samples[i][0], size=size, channels=channels)
+                content = hashlib.blake2b(digest_size=16)
+                for piece in read_pieces(samples[i][0]):
+                    content.update(piece)
+                digests[i] = np.frombuffer(content.digest(), np.uint8)
+
+            lines = dict(faults(read, range(len(samples)), f"reading {len(samples)} pictures of {root}"))
             bad += lines.values()
             kept = [i for i in range(len(samples)) if i not in lines]
             valid = [samples[i] for i in kept]
-            y = np.array([number[name] for _, name in valid], np.int64)
+            y = np.array([names.index(name) for _, name in valid], np.int64)
             of = np.array([group[path.parts[len(root.parts)]] for path, _ in valid], np.int64) if groups else None
             decoded.append((valid, Arrays(x[kept] if lines else x, y, of)))
-            files.append(Arrays(contents[kept], y, of))
+            files.append(Arrays(digests[kept], y, of))
         settle(bad, self.params.on_bad_sample)
         if any(samples and not kept for samples, (kept, _) in zip(parts, decoded, strict=True)):
             raise LabelSkewError(f"data set {self.name}: {root} has a part without any valid image")
         return decoded, digest(files, names)
-
-    def _decoded(
-        self, samples: LabelledFiles, task: str
-    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], dict[int, str]]:
-        """Images ``(N, C, S, S)``, digests ``(N, 16)``, and error messages by index."""
-        size, channels = self.params.image_size, self.params.channels
-        x = np.empty((len(samples), channels, size, size), np.uint8)
-        contents = np.zeros((len(samples), 16), np.uint8)
-
-        def one(i: int) -> None:
-            path, _ = samples[i]
-            x[i] = decode(path, size=size, channels=channels)
-            digest = hashlib.blake2b(digest_size=16)
-            for piece in read_pieces(path):
-                digest.update(piece)
-            contents[i] = np.frombuffer(digest.digest(), np.uint8)
-
-        return x, contents, dict(faults(one, range(len(samples)), task))
 
     def picture(self, file: Path) -> NDArray[np.uint8]:
         return decode(file, size=self.params.image_size, channels=self.params.channels)

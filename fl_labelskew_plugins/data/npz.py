@@ -200,25 +200,20 @@ class Npz(Dataset):
 
     def class_names(self, path: Path, labels: NDArray[np.int64], named: list[str]) -> list[str]:
         """Names of all classes: ``named``, or numbers. Raise LabelSkewError for other ``labels`` ``(N,)``."""
-        seen, classes = np.unique(labels), self.params.classes
-        if named:
-            if classes not in (None, len(named)):
-                differ = f"names {counted(len(named), 'class', 'classes')}, data_args.classes is {classes}"
-                raise mistake(path, differ, "an array class_names of them all")
-            if seen[-1] >= len(named):
-                last = len(named) - 1
-                raise mistake(path, f"has label {seen[-1]}", f"labels from 0 to {last} with {len(named)} class_names")
-            return named
+        seen, classes = np.unique(labels), len(named) or self.params.classes
+        if named and self.params.classes not in (None, classes):
+            differ = f"names {counted(len(named), 'class', 'classes')}, data_args.classes is {self.params.classes}"
+            raise mistake(path, differ, "an array class_names of them all")
         if classes is not None and seen[-1] >= classes:
-            allowed = f"labels from 0 to {classes - 1} with data_args.classes {classes}"
-            raise mistake(path, f"has label {seen[-1]}", allowed)
+            source = f"{classes} class_names" if named else f"data_args.classes {classes}"
+            raise mistake(path, f"has label {seen[-1]}", f"labels from 0 to {classes - 1} with {source}")
         if classes is None and len(seen) != seen[-1] + 1:
             gap = int(np.setdiff1d(np.arange(len(seen) + 1), seen)[0])
             raise LabelSkewError(
                 f"{path}: the labels go up to {seen[-1]}, but no sample has label {gap}; use labels from 0 to "
                 f"{len(seen) - 1} for the {len(seen)} classes, or set data_args.classes"
             )
-        return [str(c) for c in range(len(seen) if classes is None else classes)]
+        return named or [str(c) for c in range(classes or len(seen))]
 
     def parts(self, path: Path, arrays: dict[str, NDArray[Any]], keys: Sequence[str]) -> list[Arrays]:
         """Check and return parts; ``keys``: suffixes of names."""
