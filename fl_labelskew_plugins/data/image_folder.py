@@ -57,7 +57,6 @@ class ImageFolder(Dataset):
     picture_keys = ("image_size", "channels")
     # published data sets
     needed: ClassVar[tuple[str, ...]] = ()  # folders and files
-    needed_to_test: ClassVar[tuple[str, ...]] = ()
     inside: ClassVar[tuple[str, ...]] = ()  # folders in data_cache_dir that an archive unpacks to
     known_classes: ClassVar[tuple[str, ...] | None] = None
     moments: ClassVar[Moments | None] = None
@@ -82,19 +81,13 @@ class ImageFolder(Dataset):
         return self.moments is None
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        self._check(data_dir, self.needed)
-
-    def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        self._check(data_dir, self.needed_to_test)
-
-    def _check(self, data_dir: Path | None, needed: Sequence[str]) -> None:
         source = f"; get it from {self.source}" if self.source else ""
         if data_dir is None or not os.path.isdir(data_dir):
             problem = "data_args.data_cache_dir is not set" if data_dir is None else f"{data_dir} is not a folder"
             layout = " and ".join(self.needed) or "train/<class>/* and test/<class>/* (or val/)"
             raise mistake(f"data set {self.name}", problem, f"a folder with {layout}{source}")
         root = self.root(data_dir)
-        if missing := [name for name in needed if not os.path.exists(root / name)]:
+        if missing := [name for name in self.needed if not os.path.exists(root / name)]:
             raise LabelSkewError(f"data set {self.name}: no {', '.join(missing)} in {root}{source}")
 
     def root(self, data_dir: Path | None) -> Path:
@@ -222,7 +215,7 @@ class ImageFolder(Dataset):
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Decode only the test parts, normalised by known moments or, without a training part, their own."""
-        self.check_test(data_dir, download=download)
+        self.check(data_dir, download=download)
         root, groups = self.root(data_dir), []
         with readable(f"data set {self.name}: {root}"):
             samples = None

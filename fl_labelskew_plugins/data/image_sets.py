@@ -26,7 +26,6 @@ class CINIC10(ImageFolder):
     name = "cinic10"
     source = "https://datashare.ed.ac.uk/handle/10283/3192, CINIC-10.tar.gz, 688 MB"
     needed = ("train", "test")
-    needed_to_test = ("test",)
     inside = ("CINIC-10", "cinic-10")
     known_classes = CLASSES_10
     moments = ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835))
@@ -50,7 +49,6 @@ class TinyImageNet(ImageFolder):
     name = "tiny_imagenet"
     source = "http://cs231n.stanford.edu/tiny-imagenet-200.zip, 248 MB"
     needed = ("train", "val")
-    needed_to_test = ("val",)
     inside = ("tiny-imagenet-200",)
     moments = ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821))  # commonly used, of the training part
     real: ClassVar[dict[str, str]] = {"training images": "100000", "test images": "10000", "classes": "200"}
@@ -77,7 +75,6 @@ class ImageNetSubset(ImageFolder):
         "https://www.image-net.org, ILSVRC 2012, 144 GB, with an account; 12 of its class folders in train/ and val/"
     )
     needed = ("train",)
-    needed_to_test = ()
     moments = IMAGENET
     real: ClassVar[dict[str, str]] = {"classes": "12"}
     fake_classes = tuple(f"n{1440764 + 104729 * c:08d}" for c in range(12))
@@ -115,7 +112,6 @@ class HyperKvasir(ImageFolder):
     name = "hyperkvasir"
     source = "https://datasets.simula.no/hyper-kvasir, hyper-kvasir-labeled-images.zip, 3.9 GB"
     needed = ("lower-gi-tract", "upper-gi-tract")
-    needed_to_test = needed
     inside = ("labeled-images", "hyper-kvasir-labeled-images/labeled-images")
     known_classes = tuple(sorted(KVASIR_FOLDERS))
     real: ClassVar[dict[str, str]] = {"images": "10662", "classes": "23"}
@@ -132,9 +128,6 @@ class HyperKvasir(ImageFolder):
         folders = (folder for folder in data_dir.glob("*-gi-tract/*/*") if folder.name not in omitted)
         return list_images(folders, f"data set {self.name}: {data_dir}"), None
 
-    def find_test(self, data_dir: Path) -> None:
-        """None: the test part is split off."""
-
 
 class ODIR(ImageFolder):
     """ODIR-5K: 6,392 fundus images of 8 diagnoses, in Kaggle's version; samples are ``(3, 128, 128)`` uint8.
@@ -147,7 +140,6 @@ class ODIR(ImageFolder):
     name = "odir"
     source = "https://www.kaggle.com/datasets/andrewmvd/ocular-disease-recognition-odir5k, about 2 GB"
     needed = ("full_df.csv", "preprocessed_images")
-    needed_to_test = needed
     known_classes = tuple("NDGCAHMO")
     real: ClassVar[dict[str, str]] = {"images": "6392", "classes": "8"}
     fake_size = (128, 128)
@@ -173,9 +165,6 @@ class ODIR(ImageFolder):
         if not samples:
             raise mistake(table, "has no images", "rows with filename and labels")
         return samples, None
-
-    def find_test(self, data_dir: Path) -> None:
-        """None: the test part is split off."""
 
     def split(
         self, samples: LabelledFiles, labels: NDArray[np.int64], *, seed: int, where: str
