@@ -2,14 +2,16 @@
 
 Ogier du Terrail et al., "FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare
 Settings", 2022; images of Tschandl et al. 2018 (HAM10000), Codella et al. 2017 and Hernández-Pérez et al. 2024
-(BCN20000), CC-BY-NC 4.0. Images are decoded during training.
+(BCN20000), CC-BY-NC 4.0. Images are decoded during training, prepared and augmented as in FLamby.
 """
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.data import fakes, lesions, pictures
+from fl_labelskew_plugins.data import fakes, pictures
 from fl_labelskew_plugins.data.files import readable, sound
 from fl_labelskew_plugins.data.stats import IMAGENET
 from fl_labelskew_plugins.data.table import SOUND
@@ -28,6 +30,8 @@ from fl_labelskew_plugins.params import Params
 
 if TYPE_CHECKING:
     import pandas as pd
+    from PIL.Image import Image
+    from torch import Tensor
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 CENTRES = ("BCN", "HAM_vidir_molemax", "HAM_vidir_modern", "HAM_rosendahl", "MSK", "HAM_vienna_dias")
@@ -52,6 +56,8 @@ TABLE = {
 """Samples per centre and class in FLamby's split."""
 
 PREPARED, SPLIT = "ISIC_2019_Training_Input_preprocessed", "train_test_split"
+SHORT_SIDE = 224
+HOLE, HOLES = 16, 8
 SPLIT_COLUMNS = ("image", *CLASSES, "UNK", "target", "center", "fold", "fold2")
 
 
@@ -88,7 +94,12 @@ class ISIC2019(Dataset):
         return self._load(data_dir, download=download, folds=("test",))
 
     def picture(self, file: Path) -> NDArray[np.uint8]:
-        return lesions.sample(file, self.params.crop)
+        picture = pictures.opened(file)
+        if min(picture.size) != SHORT_SIDE:  # not prepared; a prepared image is a JPEG
+            kept = io.BytesIO()
+            prepared(picture).save(kept, format="JPEG")
+            picture = pictures.opened(kept)
+        return np.asarray(centre_of(picture, self.params.crop)).transpose(2, 0, 1)
 
     def survey(self, data_dir: Path | None) -> fakes.SurveyRows:
         root = data_dir or Path()
@@ -129,7 +140,7 @@ class ISIC2019(Dataset):
             raise mistake("data set isic2019", f"{number} samples are too few", f"at least {least}")
         more = rng.multinomial(number - least, (table / table.sum()).ravel()).reshape(table.shape)
         cells = np.repeat(np.argwhere(table >= 0), (more + (table > 0)).ravel(), axis=0)
-        patterns = fakes.patterns(len(CLASSES), (3, lesions.SHORT_SIDE, 300), rng)
+        patterns = fakes.patterns(len(CLASSES), (3, SHORT_SIDE, 300), rng)
         lines = [",".join(SPLIT_COLUMNS)]
         for (part, centre, target), i in zip(cells.tolist(), rng.permutation(10**6), strict=False):
             image, fold = f"ISIC_{i:07d}", [*TABLE][part]
@@ -151,7 +162,7 @@ class ISIC2019(Dataset):
         wanted = wanted[~wanted.image.isin(unusable)]
         if wanted.empty:
             raise LabelSkewError(f"data set isic2019: {root} has no usable sample of {' and '.join(folds)}")
-        read = lesions.LesionReader(self.params.crop)
+        read = LesionReader(self.params.crop)
 
         def part(fold: str) -> Arrays:
             half = wanted[wanted.fold == fold]
@@ -232,3 +243,74 @@ def _some(images: Sequence[str]) -> str:
 
 def _readable(root: Path) -> AbstractContextManager[None]:
     return readable(f"data set isic2019: {root}")
+
+
+def colour_constancy(pixels: NDArray[np.uint8], power: float = 6.0) -> NDArray[np.uint8]:
+    """Scale each channel of ``(H, W, 3)`` by ``1 / (sqrt(3) e_c)``, ``e`` the unit vector of the power means.
+
+    Finlayson and Trezzi, "Shades of gray and colour constancy", 2004, eq. 3, with the Minkowski norm ``power``.
+    """
+    values = pixels.astype(np.float32)
+    light = np.power(np.power(values, power).mean(axis=(0, 1), dtype=np.float64), 1 / power)
+    light /= max(float(np.sqrt(np.square(light).sum())), np.finfo(np.float64).tiny)
+    scale = np.where(light > 0, 1 / (np.sqrt(3) * np.where(light > 0, light, 1.0)), 1.0)
+    return np.clip(values * scale.astype(np.float32), 0, 255).astype(np.uint8)
+
+
+def prepared(picture: Image) -> Image:
+    """Resize the shorter side of an original image to 224, and apply colour constancy."""
+    from PIL import Image
+
+    ratio = SHORT_SIDE / min(picture.size)
+    width, height = (max(SHORT_SIDE, int(side * ratio)) for side in picture.size)
+    return Image.fromarray(colour_constancy(np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))))
+
+
+def centre_of(picture: Image, crop: int) -> Image:
+    """The centre ``(crop, crop)`` of an image; smaller images get a black frame."""
+    from torchvision.transforms import v2
+
+    centre: Image = v2.functional.center_crop(picture, [crop, crop])
+    return centre
+
+
+@dataclass(frozen=True)
+class LesionReader:
+    """Read a prepared image as ``(3, crop, crop)`` uint8: the centre, or augmented.
+
+    Augmentation is FLamby's, with torchvision's transforms, each with probability 1/2. The area around a rotated image
+    is black; FLamby mirrors the image.
+    """
+
+    crop: int = 200
+
+    def __call__(self, file: str, augment: bool) -> Tensor:
+        from torchvision.transforms import v2
+
+        picture = pictures.opened(file)
+        if not augment:
+            centre: Tensor = v2.functional.pil_to_tensor(centre_of(picture, self.crop))
+            return centre
+        bilinear = v2.InterpolationMode.BILINEAR
+        affine = v2.RandomAffine(degrees=50.0, scale=(0.93, 1.07), shear=0.1, interpolation=bilinear)
+        steps = v2.Compose(
+            [
+                v2.RandomApply([affine]),
+                v2.RandomApply([v2.ColorJitter(brightness=0.15, contrast=0.1)]),
+                v2.RandomHorizontalFlip(),
+                v2.RandomVerticalFlip(),
+                v2.RandomCrop(self.crop, pad_if_needed=True),
+            ]
+        )
+        return with_holes(v2.functional.pil_to_tensor(steps(picture)))
+
+
+def with_holes(pixels: Tensor) -> Tensor:
+    """With probability 1/2, set 1 to 8 squares of ``(C, H, W)`` to 0, in place."""
+    import torch
+
+    if torch.rand(()) < 0.5:
+        for _ in range(int(torch.randint(1, HOLES + 1, ()))):
+            top, left = (int(torch.randint(0, max(side - HOLE, 0) + 1, ())) for side in pixels.shape[1:])
+            pixels[:, top : top + HOLE, left : left + HOLE] = 0
+    return pixels

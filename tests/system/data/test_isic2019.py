@@ -18,7 +18,6 @@ from fl_labelskew_registry import LabelSkewError, MistakesError
 from PIL import Image
 
 from fl_labelskew_plugins.data import isic2019 as isic
-from fl_labelskew_plugins.data import lesions
 from fl_labelskew_plugins.data.isic2019 import ISIC2019
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.partition.clients import divide
@@ -100,7 +99,7 @@ def test_the_crop_is_the_middle_and_augmentation_draws_from_torch(made):
 
 def test_holes_are_one_to_eight_squares_half_of_the_time():
     torch.manual_seed(0)
-    black = [int((lesions.with_holes(torch.full((1, 64, 64), 9)) == 0).sum()) for _ in range(200)]
+    black = [int((isic.with_holes(torch.full((1, 64, 64), 9)) == 0).sum()) for _ in range(200)]
     assert 70 < sum(count == 0 for count in black) < 130
     assert {count for count in black if count <= 256} == {0, 256}
     assert max(black) <= 8 * 256
@@ -113,12 +112,12 @@ def test_colour_constancy_by_hand():
     length = np.hypot(red, 50.0)
     scale = np.sqrt(3) * np.array([red, 50.0]) / length
     expected = np.minimum(np.array([[100, 50], [200, 50]]) / scale, 255)
-    got = lesions.colour_constancy(pixels)
+    got = isic.colour_constancy(pixels)
     np.testing.assert_allclose(got[0, :, :2], np.floor(expected), atol=1)
     assert (got[..., 2] == 0).all()
     grey = np.full((3, 4, 3), 77, np.uint8)
-    assert abs(lesions.colour_constancy(grey).astype(int) - 77).max() <= 1
-    assert not lesions.colour_constancy(np.zeros((2, 2, 3), np.uint8)).any()
+    assert abs(isic.colour_constancy(grey).astype(int) - 77).max() <= 1
+    assert not isic.colour_constancy(np.zeros((2, 2, 3), np.uint8)).any()
 
 
 @pytest.mark.parametrize("size", [None, (400, 300), (300, 390)])
@@ -131,7 +130,7 @@ def test_a_new_picture_is_prepared_like_training_pictures(made, tmp_path, size):
         return
     original, kept = Image.open(images.files[0]).resize(size), tmp_path / "kept.jpg"
     original.save(tmp_path / "original.png")
-    prepared = lesions.prepared(original)
+    prepared = isic.prepared(original)
     assert min(prepared.size) == 224
     assert abs(max(prepared.size) / 224 - max(size) / min(size)) < 0.02
     prepared.save(kept, format="JPEG")
