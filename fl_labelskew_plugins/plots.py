@@ -399,9 +399,7 @@ SMALL = {
     **{"font.size": 8.0, "xtick.labelsize": 7.0, "ytick.labelsize": 7.0, "legend.fontsize": 7.0, "axes.titlepad": 3.0},
     **{"axes.linewidth": 0.6, "grid.linewidth": 0.5, "xtick.major.size": 2.0, "ytick.major.size": 2.0},
 }
-"""Matplotlib's settings for plots in papers."""
 SUFFIXES = (".png", ".pdf", ".svg")
-"""Supported file types of plots."""
 MAX_LETTERS, MAX_COLUMNS = 40, 6
 """Letters per line, and columns of a legend."""
 PERCENT = (-2, 102)

@@ -116,13 +116,8 @@ def _parquet(path: Path, texts: Sequence[str] = ()) -> Any:
 
 
 def _checked(path: Path, columns: Sequence[str]) -> Any:
-    """Open a Parquet file. Raise LabelSkewError for nested columns, or too little memory."""
-    file = _parquet(path)
-    metadata, schema = file.metadata, file.schema_arrow
-    for name in columns:
-        if (kind := schema.field(name).type).num_fields:
-            use = "data_args.features without it, or a number computed from it"
-            raise mistake(path, f"column {clean(name, 40)}: contains nested values of type {clean(kind, 40)}", use)
+    """Open a Parquet file. Raise LabelSkewError for too little memory."""
+    metadata = _parquet(path).metadata
     stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
     # a value of fixed length may be stored once for many rows
     of_row = ROW + CELL * len(columns) + sum(max(column.length, 0) for column in stored)
@@ -239,11 +234,10 @@ def _numbered(names: NDArray[np.object_], order: Sequence[str]) -> NDArray[np.in
 
 def _means(train: NDArray[np.float32], names: Sequence[str], path: Path) -> list[float]:
     """Means ``(F,)`` of samples ``(N, F)`` without NaN."""
-    known = ~np.isnan(train)
-    if len(empty := np.flatnonzero(~known.any(axis=0))):
+    if len(empty := np.flatnonzero(np.isnan(train).all(axis=0))):
         use = "data_args.features without it"
         raise mistake(f"{path}: column {names[empty[0]]}", "has no value in the training part", use)
-    means: list[float] = (np.where(known, train, 0).sum(axis=0, dtype=np.float64) / known.sum(axis=0)).tolist()
+    means: list[float] = np.nanmean(train, axis=0, dtype=np.float64).tolist()
     return means
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_labelskew_plugins import plots
@@ -75,8 +76,9 @@ class ClassAccuracy(Diagnostic):
         kinds: dict[str, Rounds] = {label: {} for label in KINDS}
         for label, rounds in kinds.items():
             for line in lines:
-                if values := list(_percent(line, label).values()):
-                    rounds.setdefault(line["round"] + 1, []).append(_mean(values))
+                recalls = _percent(line, label)
+                if not np.isnan(recalls).all():
+                    rounds.setdefault(line["round"] + 1, []).append(float(np.nanmean(recalls)))
         return {"accuracy in %": kinds}
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
@@ -85,8 +87,8 @@ class ClassAccuracy(Diagnostic):
         last = [line for line in lines if line["round"] == lines[-1]["round"]]
         names = self.run.class_names
         for position, label in enumerate(KINDS):
-            recalls = [_percent(line, label) for line in last]
-            heights = [_mean([recall[c] for recall in recalls if c in recall]) for c in range(len(names))]
+            recalls = np.ma.masked_invalid([_percent(line, label) for line in last])
+            heights = recalls.mean(axis=0).filled(np.nan)
             axes.bar(np.arange(len(names)) + 0.27 * (position - 1), heights, width=0.27, label=label)
         title = f"{self.run.title}: round {lines[-1]['round'] + 1}, global test set"
         axes.set(xlabel="class", ylabel="accuracy in %", title=title, ylim=(0, plots.PERCENT[1]))
@@ -96,13 +98,10 @@ class ClassAccuracy(Diagnostic):
         plots.save(figure, self.picture)
 
 
-def _percent(line: dict[str, Any], label: str) -> dict[int, float]:
-    kinds = {c: KINDS[2 if line["client"] is None else c not in line["held"]] for c in range(len(line["recall"]))}
-    return {c: 100 * value for c, value in enumerate(line["recall"]) if kinds[c] == label and value is not None}
-
-
-def _mean(values: list[float]) -> float:
-    return float(np.mean(values)) if values else float("nan")
+def _percent(line: dict[str, Any], label: str) -> NDArray[np.float64]:
+    """Recall of the classes of one kind in %, NaN for others, ``(C,)``."""
+    kinds = [KINDS[2 if line["client"] is None else c not in line["held"]] for c in range(len(line["recall"]))]
+    return 100 * np.where(np.array(kinds) == label, np.array(line["recall"], np.float64), np.nan)
 
 
 def norm_and_cosine(update: Tensor, aggregated: Tensor) -> tuple[float, float | None]:
