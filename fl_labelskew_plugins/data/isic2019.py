@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -103,7 +102,7 @@ class ISIC2019(Dataset):
 
     def survey(self, data_dir: Path | None) -> fakes.SurveyRows:
         root = data_dir or Path()
-        with _readable(root):
+        with readable(f"data set isic2019: {root}"):
             files = _names(root) if (root / PREPARED).is_dir() else set()
             counted = ("pictures", str(len(files)) if files else "missing", str(np.sum([*TABLE.values()])))
             if not os.path.isfile(root / SPLIT):
@@ -128,7 +127,7 @@ class ISIC2019(Dataset):
     def broken(self, data_dir: Path | None) -> list[str]:
         self.check(data_dir, download=False)
         root = data_dir or Path()
-        with _readable(root):
+        with readable(f"data set isic2019: {root}"):
             named = {*self._chosen(_rows(root, [])[0]).image}
             return [line for _, line in _broken(root, named & _names(root))]
 
@@ -154,7 +153,7 @@ class ISIC2019(Dataset):
         self.check(data_dir, download=download)
         root = data_dir or Path()
         bad: list[str] = []
-        with _readable(root):
+        with readable(f"data set isic2019: {root}"):
             rows, named = _rows(root, bad)
             wanted = self._chosen(rows[rows.fold.isin(folds)])
             unusable = _unusable(root, wanted.image.tolist(), named, bad)
@@ -181,7 +180,16 @@ def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
     import pandas as pd
 
     table = root / SPLIT
-    frame = _read(table)
+    with sound(table, *SOUND):
+        check_regular(table)
+        frame = pd.read_csv(
+            table, dtype=str, encoding="utf-8-sig", index_col=False, usecols=lambda name: name in SPLIT_COLUMNS
+        )
+    if missing := [name for name in SPLIT_COLUMNS if name not in frame]:
+        raise mistake(table, f"has no column {', '.join(missing)}", f"the columns {','.join(SPLIT_COLUMNS)}")
+    if (cut := frame.isna().any(axis=1)).any():
+        line = int(cut.to_numpy().argmax()) + 2
+        raise LabelSkewError(f"{table}: line {line} is incomplete; download the file again")
     if len(duplicates := frame.image[frame.image.duplicated()]):
         raise LabelSkewError(f"{table}: image {duplicates.iloc[0]} has two rows; keep one of them")
     marked = (frame[list(CLASSES)].apply(pd.to_numeric, errors="coerce") == 1).to_numpy()
@@ -196,21 +204,6 @@ def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
             bad.append(f"{table}: {_some([*images])} {problem}")
     columns = {"image": frame.image, "target": marked.argmax(axis=1), "centre": centres, "fold": frame.fold}
     return pd.DataFrame(columns)[known & clear].astype({"centre": int}), {*frame.image}
-
-
-def _read(file: Path) -> pd.DataFrame:
-    import pandas as pd
-
-    with sound(file, *SOUND):
-        check_regular(file)
-        frame = pd.read_csv(
-            file, dtype=str, encoding="utf-8-sig", index_col=False, usecols=lambda name: name in SPLIT_COLUMNS
-        )
-    if missing := [name for name in SPLIT_COLUMNS if name not in frame]:
-        raise mistake(file, f"has no column {', '.join(missing)}", f"the columns {','.join(SPLIT_COLUMNS)}")
-    if (cut := frame.isna().any(axis=1)).any():
-        raise LabelSkewError(f"{file}: line {int(cut.to_numpy().argmax()) + 2} is incomplete; download the file again")
-    return frame
 
 
 def _unusable(root: Path, images: Sequence[str], named: set[str], bad: list[str]) -> set[str]:
@@ -239,10 +232,6 @@ def _names(root: Path) -> set[str]:
 
 def _some(images: Sequence[str]) -> str:
     return f"{len(images)} picture{'s' * (len(images) > 1)} (first: {images[0]})"
-
-
-def _readable(root: Path) -> AbstractContextManager[None]:
-    return readable(f"data set isic2019: {root}")
 
 
 def colour_constancy(pixels: NDArray[np.uint8], power: float = 6.0) -> NDArray[np.uint8]:

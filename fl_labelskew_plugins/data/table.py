@@ -116,8 +116,13 @@ def _parquet(path: Path, texts: Sequence[str] = ()) -> Any:
 
 
 def _checked(path: Path, columns: Sequence[str]) -> Any:
-    """Open a Parquet file. Raise LabelSkewError for too little memory."""
-    metadata = _parquet(path).metadata
+    """Open a Parquet file. Raise LabelSkewError for nested columns, or too little memory."""
+    file = _parquet(path)
+    metadata, schema = file.metadata, file.schema_arrow
+    for name in columns:
+        if (kind := schema.field(name).type).num_fields:
+            use = "data_args.features without it, or a number computed from it"
+            raise mistake(path, f"column {clean(name, 40)}: contains nested values of type {clean(kind, 40)}", use)
     stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
     # a value of fixed length may be stored once for many rows
     of_row = ROW + CELL * len(columns) + sum(max(column.length, 0) for column in stored)

@@ -87,8 +87,9 @@ class ClassAccuracy(Diagnostic):
         last = [line for line in lines if line["round"] == lines[-1]["round"]]
         names = self.run.class_names
         for position, label in enumerate(KINDS):
-            recalls = np.ma.masked_invalid([_percent(line, label) for line in last])
-            heights = recalls.mean(axis=0).filled(np.nan)
+            recalls = np.stack([_percent(line, label) for line in last])
+            known = (~np.isnan(recalls)).sum(axis=0)
+            heights = np.nansum(recalls, axis=0) / np.where(known, known, np.nan)
             axes.bar(np.arange(len(names)) + 0.27 * (position - 1), heights, width=0.27, label=label)
         title = f"{self.run.title}: round {lines[-1]['round'] + 1}, global test set"
         axes.set(xlabel="class", ylabel="accuracy in %", title=title, ylim=(0, plots.PERCENT[1]))
@@ -101,7 +102,8 @@ class ClassAccuracy(Diagnostic):
 def _percent(line: dict[str, Any], label: str) -> NDArray[np.float64]:
     """Recall of the classes of one kind in %, NaN for others, ``(C,)``."""
     kinds = [KINDS[2 if line["client"] is None else c not in line["held"]] for c in range(len(line["recall"]))]
-    return 100 * np.where(np.array(kinds) == label, np.array(line["recall"], np.float64), np.nan)
+    recall = np.array(line["recall"], np.float64)  # None becomes NaN
+    return np.where(np.array(kinds) == label, 100 * recall, np.nan)
 
 
 def norm_and_cosine(update: Tensor, aggregated: Tensor) -> tuple[float, float | None]:

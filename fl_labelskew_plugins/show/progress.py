@@ -30,17 +30,14 @@ class Plain(Progress):
     """A line per round."""
 
     def note(self, text: str, level: str = log.INFO) -> None:
-        """Print one line."""
         log.note(text, level)
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
-        """Print the title."""
         self._rounds, self._left = rounds, Left(done, rounds, pause)
         size = f"{counted(rounds, 'round')} of {counted(clients, 'client')}"
         self.note(f"{title}: {size}" + (f", {done} already done" if done else ""))
 
     def round(self, line: dict[str, Any], seconds: float) -> None:
-        """Print a round's measures and times."""
         self.note(self._text(line, seconds))
 
     def _text(self, line: dict[str, Any], seconds: float) -> str:
@@ -60,11 +57,9 @@ class Live(Plain):
         self._bar: rich.progress.Progress | None = None
 
     def note(self, text: str, level: str = log.INFO) -> None:
-        """Print one line above the bar."""
         self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
-        """Print the title, and show the bar."""
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
 
@@ -83,16 +78,13 @@ class Live(Plain):
         self._console.show_cursor()  # in case the process is killed
 
     def client(self, round: int, number: int, clients: int, name: str = "") -> None:
-        """Show the training client in the bar."""
         self._show(round + (number - 1) / clients, f"client {number}/{clients} {name}".rstrip())
 
     def round(self, line: dict[str, Any], seconds: float) -> None:
-        """Print a round's measures and times above the bar."""
         self.note(self._text(line, seconds)[: self._console.width - 1])  # some terminals wrap at the last column
         self._show(line["round"] + 1, "")
 
     def stop(self) -> None:
-        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -110,7 +102,7 @@ class Left:
         self._last = rounds if pause is None else min(rounds, pause.rounds)
         self._until = math.inf if pause is None else pause.at
 
-    def __call__(self, done: float) -> float | None:  # noqa: D102
+    def __call__(self, done: float) -> float | None:
         if done <= self._first:
             return None
         now = time.monotonic()

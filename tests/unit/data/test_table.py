@@ -241,7 +241,7 @@ def test_files_that_are_not_tables(tmp_path, content, text):
 def test_parquet_files_of_other_writers(tmp_path, monkeypatch):
     path = tmp_path / "t.parquet"
     dates = pd.date_range("2026-01-01", periods=40)
-    for column, text in ((dates, "Timestamp"), ([[1]] * 40, "ndarray"), ([b"x"] * 40, "bytes")):
+    for column, text in ((dates, "Timestamp"), ([[1]] * 40, "list<element: int64>"), ([b"x"] * 40, "bytes")):
         write(path, hospital=None, when=column)
         line = message(lambda: load(tmp_path))
         assert f"of type {text}; use data_args.features without it" in line
