@@ -39,6 +39,8 @@ class MLflow(Tracker):
     """A run of MLflow in an experiment; steps are rounds, from 1."""
 
     class Params(params.Params):
+        """Location of the runs."""
+
         uri: str | None = Field(
             None, description="folder, or a server's address; default: the folder mlruns next to the run's folder"
         )

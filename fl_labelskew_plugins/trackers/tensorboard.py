@@ -14,7 +14,8 @@ from fl_labelskew_plugins.machine import extras
 class TensorBoard(Tracker):
     """Event files in the folder tensorboard/ of the run's folder; steps are rounds, from 1."""
 
-    Params = params.Params
+    class Params(params.Params):
+        """None."""
 
     def begin(self, run: TrackedRun) -> None:
         """Begin an event file, and hide repeated rounds of earlier ones; without earlier ones, add complete rounds."""

@@ -20,6 +20,8 @@ class WandB(Tracker):
     """A run of Weights & Biases, in the folder wandb/ of the run's folder; the key is in WANDB_API_KEY."""
 
     class Params(params.Params):
+        """The run's names, and whether it is sent."""
+
         project: str = Field("fl-labelskew", min_length=1, description="project of the run")
         entity: str | None = Field(None, description="user or team; default: the user's own")
         name: str | None = Field(None, description="name of the run; default: the name of its folder")
