@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
+from rich.filesize import decimal
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.files import one_line, readable, size_text
+from fl_labelskew_plugins.data.files import one_line, readable
 from fl_labelskew_plugins.data.npz import Npz
 
 CLASSES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -49,7 +50,7 @@ class TorchvisionSet(Dataset):
 
     def facts(self, path: Path) -> str:
         """Description of a file."""
-        return size_text(path.stat().st_size)
+        return decimal(path.stat().st_size)
 
     @property
     def _facts(self) -> dict[str, str]:
@@ -83,7 +84,7 @@ class TorchvisionSet(Dataset):
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
         if (copy := fakes.arrays_file(data_dir)) is not None:
-            return [(copy.name, size_text(copy.stat().st_size), "any")]
+            return [(copy.name, decimal(copy.stat().st_size), "any")]
         found, missing = self._found(data_dir)
         if missing and data_dir is None and self.default_dir is None:
             raise LabelSkewError(missing)
@@ -104,7 +105,10 @@ class TorchvisionSet(Dataset):
         return Data(self.part(files, "train"), self.part(files, "test"), list(self.class_names), *self.moments)
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        fakes.write_arrays(out, self.class_names, shape=self.shape, samples=samples, seed=seed)
+        made = fakes.parts(samples, classes=len(self.class_names), shape=self.shape, seed=seed)
+        arrays = {f"{axis}_{part}": getattr(content, axis) for part, content in made.items() for axis in "xy"}
+        out.mkdir(parents=True, exist_ok=True)
+        np.savez(out / fakes.ARRAYS, class_names=np.array(self.class_names), **arrays)
 
     def _copy(self, file: Path) -> Data:
         data = Npz(Npz.Params(file=file.name)).load(file.parent, download=False, seed=0)
