@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fl_labelskew_registry import LabelSkewError
+from rich.filesize import decimal
 
-from fl_labelskew_plugins.data.files import size_text
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe.model import Recipe
@@ -130,7 +130,7 @@ def totals(kinds: Sequence[RunKind], *, out: Path, jobs: int, free: float) -> It
 
 
 def _text(size: float) -> str:
-    return size_text(round(size))
+    return decimal(round(size))
 
 
 def _kind(recipe: Recipe) -> str:

@@ -93,8 +93,7 @@ def test_documented_commands_are_valid(path, words, fashion_mnist, monkeypatch, 
 def check_script(path, args, monkeypatch, capsys):
     file = next((folder / args[0] for folder in (ROOT, path.parent) if (folder / args[0]).exists()), None)
     if file is None:
-        assert f"{args[0]} --" in path.read_text()
-        assert args[0] == "download_isic.py"  # FLamby's
+        assert args[0] in ("download_isic.py", "resize_images.py")  # FLamby's
         return
     if file.parent.name == "benchmarks":
         monkeypatch.syspath_prepend(file.parent)  # as Python itself does

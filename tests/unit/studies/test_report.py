@@ -296,9 +296,9 @@ def test_partitions_of_one_name_are_separate_settings(tmp_path):
 
 def test_every_shipped_partition_is_named_with_its_required_parameters(tmp_path):
     given = {
-        "dirichlet": {"beta": 0.1, "min_samples": 1, "balanced": True}, "iid": {}, "natural": {},
+        "dirichlet": {"beta": 0.1, "min_samples": 1, "capped": True}, "iid": {}, "natural": {},
         "pcdd": {"classes_per_client": 2}, "quantity": {"sets_per_client": 3},
-        "shards": {"shards_per_client": 5, "shards_per_class": None}, "not_installed": {"a": 1},
+        "shards": {"shards_per_client": 5}, "not_installed": {"a": 1},
     }  # fmt: skip
     assert set(given) - {"not_installed"} == {entry.name for entry in catalog.entries("partitioners")}
     runs = []
