@@ -35,7 +35,6 @@ WITHOUT_CLIENT = (
     "personalises",
     "opening_shapes",
     "contribution_shapes",
-    "shared_modules",
     "stages",
     "personalised",
 )
