@@ -87,13 +87,11 @@ class FedLMD(Method):
     paper = "Federated Learning with Label-Masking Distillation, ACM Multimedia 2023, https://arxiv.org/abs/2409.13136"
 
     def before_round(self, client: ClientView) -> None:
-        """Freeze a copy of the server's model, if it is the teacher."""
         if self.params.beta == 0 or self.params.teacher == "uniform":
             return
         freeze_model(client, TEACHER)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The distillation."""
         p = self.params
         teacher: Any = client.scratch.get(TEACHER)
         if p.beta == 0 or (p.teacher == "global" and teacher is None):
@@ -105,7 +103,6 @@ class FedLMD(Method):
         return {"distillation": p.beta * distillation}
 
     def deviations(self) -> list[str]:
-        """Corrections of the authors' formulas."""
         if self.params.beta == 0:
             return []
         lines = ["a sample of the only minority label counts 0; in the authors' code, up to 1000"]

@@ -75,12 +75,10 @@ class FedNTD(Method):
     )
 
     def before_round(self, client: ClientView) -> None:
-        """Freeze a copy of the server's model."""
         if self.params.beta > 0:
             freeze_model(client, TEACHER)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The distillation."""
         teacher: Any = client.scratch.get(TEACHER)
         if teacher is None:
             return {}
@@ -90,7 +88,6 @@ class FedNTD(Method):
         return {"distillation": self.params.beta * distillation}
 
     def deviations(self) -> list[str]:
-        """The factor of the temperature."""
         if self.params.beta == 0 or self.params.tau == 1:
             return []
         return ["tau: the distillation is multiplied by tau^2, as in the authors' code"]

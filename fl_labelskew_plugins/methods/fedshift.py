@@ -146,7 +146,6 @@ class KnownPrior(Method):
         return smoothing
 
     def opening_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """One number per class."""
         return {"smoothed": (federation.num_classes,)}
 
     def opening(self, client: ClientView) -> dict[str, Tensor]:
@@ -162,7 +161,6 @@ class KnownPrior(Method):
         return {"prior": global_prior(smoothed.where(smoothed > 0, 1.0))}
 
     def report(self, federation: Federation) -> dict[str, Any]:
-        """Privacy bound of the revealed counts."""
         p = self.params
         if p.count_noise == 0 or p.count_noise_type != "laplace":
             return {}
@@ -170,7 +168,6 @@ class KnownPrior(Method):
         return {"privacy": {"epsilon": counts_epsilon(p.count_noise), "delta": 0.0, "holds_for": scope}}
 
     def deviations(self) -> list[str]:
-        """Noise."""
         return ["count_noise: the prior comes from noisy class counts"] if self.params.count_noise > 0 else []
 
 

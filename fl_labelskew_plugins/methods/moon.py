@@ -64,7 +64,6 @@ class MOON(Method):
     paper = "Model-Contrastive Federated Learning, CVPR 2021, https://arxiv.org/abs/2103.16257"
 
     def before_round(self, client: ClientView) -> None:
-        """Freeze the server's model and the client's last one."""
         previous = private_model(client.state, PREFIX)
         if self.params.mu > 0 and previous is not None:
             client.scratch[TEACHERS] = client.frozen(client.model.state_dict()), client.frozen(previous)
@@ -80,12 +79,10 @@ class MOON(Method):
         return {"contrast": self.params.mu * contrast}
 
     def after_round(self, client: ClientView) -> None:
-        """Keep the client's final weights."""
         if self.params.mu > 0:
             keep_private(client, PREFIX, client.model.state_dict())
 
     def deviations(self) -> list[str]:
-        """Differences from the printed method."""
         if self.params.mu == 0:
             return []
         return ["the contrast uses the network's features; in the paper it uses a projection head's outputs"]

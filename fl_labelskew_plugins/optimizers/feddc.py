@@ -47,7 +47,6 @@ class FedDC(Optimizer):
     changes_upload = True
 
     def contribution_shapes(self, parameters: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of the parameters."""
         return parameters
 
     def before_round(self, work: LocalWork) -> None:

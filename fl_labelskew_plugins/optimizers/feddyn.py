@@ -36,7 +36,6 @@ class FedDyn(Optimizer):
     aggregation = "uniform"
 
     def before_round(self, work: LocalWork) -> None:
-        """Move the client's last gradient to the device."""
         work.client.scratch["gradient"] = {n: v.to(work.start[n]) for n, v in work.client.state.items()}
 
     def correct(self, work: LocalWork) -> None:
@@ -47,7 +46,6 @@ class FedDyn(Optimizer):
             torch._foreach_sub_(list(gradients.values()), [last[name] for name in gradients])
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Keep the client's new gradient."""
         last = work.client.scratch["gradient"]
         for name, start in work.start.items():
             change = self.params.feddyn_alpha * (upload[name] - start)
@@ -55,7 +53,6 @@ class FedDyn(Optimizer):
         return {}
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """Update ``h`` and compute the new weights."""
         new, alpha = dict(round.mean), self.params.feddyn_alpha
         share = round.clients / round.federation.num_clients
         for name in round.parameters:
