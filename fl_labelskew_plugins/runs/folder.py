@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
-from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.ledgers import audit
@@ -119,20 +118,14 @@ class RunFolder(RunReader):
                 file.unlink(missing_ok=True)
 
     def is_whole(self, rounds: int) -> bool:
-        """Whether all results of a run of ``rounds`` rounds exist."""
+        """Whether the results of a run of ``rounds`` rounds exist."""
         try:
             if self.results.get("rounds") != rounds:
                 return False
         except LabelSkewError:
             return False
         local = self.sections.get("train_args", {}).get("reference") == "local"
-        models = self.path / ("clients" if local else "model.safetensors")
-        if not plots.wanted():
-            return models.exists()
-        results = [models, self.path / "curves.png"]
-        drawn = [*self.path.glob("partition.json"), *self.path.glob("confusion.csv"), *self.diagnostics.glob("*.jsonl")]
-        drawn += self.diagnostics.glob("*.safetensors")
-        return all(file.exists() for file in (*results, *(file.with_suffix(".png") for file in drawn)))
+        return (self.path / ("clients" if local else "model.safetensors")).exists()
 
     def create(self) -> None:
         """Create the folder."""
