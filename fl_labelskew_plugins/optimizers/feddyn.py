@@ -11,8 +11,7 @@ and then sets ``grad_k <- grad_k - alpha (theta_k - theta^{t-1})``. The server k
 theta^{t-1})`` over the round's clients, with ``m`` all clients, and sets ``theta <- mean theta_k - h / alpha``, a
 uniform mean.
 
-``h / alpha`` is the sum of all mean changes so far. The local regulariser limits it only with enough steps or a larger
-``alpha``: FedMR's tables 9 and 10 have 1e-6 to 1e-4 with 10 local epochs. FedML's FedDyn: docs/mixing.md.
+FedMR's tables 9 and 10 have ``alpha`` 1e-6 to 1e-4 with 10 local epochs. FedML's FedDyn: docs/mixing.md.
 """
 
 from __future__ import annotations
