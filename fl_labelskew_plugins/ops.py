@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -54,8 +55,16 @@ def on_device(client: ClientView, name: str, tensor: Tensor, device: torch.devic
 
 
 def freeze_model(client: ClientView, key: str) -> None:
-    """Before training, keep a frozen copy of the server's model in the client's scratch."""
-    client.scratch[key] = client.frozen(client.model.state_dict())
+    """Before training, keep a frozen copy of the server's model, if any, in the client's scratch."""
+    if client.frozen is not None and client.model is not None:
+        client.scratch[key] = client.frozen(client.model.state_dict())
+
+
+def noise_of(client: ClientView) -> np.random.Generator:
+    """The client's secret generator for privacy noise."""
+    if client.noise is None:
+        raise RuntimeError("Expected `client.noise` to be a generator but got None: privacy noise needs one.")
+    return client.noise
 
 
 def on_grid(values: Tensor, scale: float) -> Tensor:
@@ -202,6 +211,8 @@ def class_means(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Ten
 
 def own_sums(client: ClientView) -> dict[str, Tensor]:
     """A client's contribution to prototypes: :func:`class_sums` with its final weights."""
+    if client.features is None:
+        raise RuntimeError("Expected `client.features` to be a function but got None: prototypes are made with it.")
     features, labels = client.features()
     with torch.no_grad():
         sums, counts = class_sums(features, labels, len(client.counts))

@@ -35,6 +35,7 @@ WITHOUT_CLIENT = (
     "personalises",
     "opening_shapes",
     "contribution_shapes",
+    "shared_modules",
     "stages",
     "personalised",
 )

@@ -11,9 +11,11 @@ from functools import cached_property
 from typing import Literal, Protocol
 
 import torch
-from fl_labelskew_registry import Batch, ClientView, Federation, Method, Optimizer
+from fl_labelskew_registry import Batch, ClientView, Federation, Method, Optimizer, mistake
+from fl_labelskew_registry.contracts import SHARED_MODULES
 from torch import Tensor, nn
 
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.isolation import Baseline, Unchanged
 from fl_labelskew_plugins.engine.samples import Samples, Streamed
 from fl_labelskew_plugins.ops import full
@@ -102,7 +104,7 @@ class LocalTrainer:
     test_indices: Mapping[int, Tensor]
     secret: int | None = None
     optimizer: Optimizer = field(default_factory=FedAvgOptimizer)
-    fresh: Callable[[], Weights] = dict
+    fresh: Callable[[], Weights] | None = None
     names: Mapping[int, str] = field(default_factory=dict)
     sends: bool = True
     between: list[Callable[[bool], None]] = field(default_factory=list)
@@ -214,6 +216,19 @@ class LocalTrainer:
 def snapshot(model: nn.Module) -> Weights:
     """A copy of the model's state dict."""
     return {k: v.detach().clone() for k, v in model.state_dict().items()}
+
+
+def with_shared(model: nn.Module, method: Method, federation: Federation, purpose: str) -> nn.Module:
+    """Add the method's shared modules to the network; ``purpose`` names their random stream."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seeds.torch_seed(federation.seed, f"{purpose}, shared modules"))
+        modules = method.shared_modules(federation)
+    if modules and hasattr(model, SHARED_MODULES):
+        taken = f"has an attribute {SHARED_MODULES}, which is reserved for the method's modules"
+        raise mistake(type(model).__name__, taken, "another name for it")
+    if modules:
+        model.add_module(SHARED_MODULES, nn.ModuleDict(modules))
+    return model
 
 
 def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -77,6 +77,11 @@ class Task:
             min_samples=min(samples.values(), default=0),
             seed=int(getattr(args, "random_seed", 0)),
         )
+        with torch.random.fork_rng([]):
+            modules = self.method.shared_modules(federation)
+        if modules:
+            use = "labelskew run" + (", or projection: none" if "projection" in parameters else "")
+            raise mistake(where, "adds modules to the network, which FedML's model does not have", use)
         trained = [name for name, p in network.named_parameters() if p.requires_grad]
         self.shapes = announced(self.method, FedAvgOptimizer(), federation, network.state_dict(), trained)
         sends_more = self.method.aggregation != "samples" or self.method.uses("opening")

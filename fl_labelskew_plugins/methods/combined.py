@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from fl_labelskew_registry import HOOKS, Batch, ClientView, Contribution, Federation, LabelSkewError, Method, Total
 from fl_labelskew_registry.contracts import ADDITIVE
-from pydantic import create_model
-from torch import Tensor
+from pydantic import WrapSerializer, create_model
+from torch import Tensor, nn
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.tensors import group, joined, rest
@@ -21,9 +21,14 @@ SIGN = "+"
 
 @dataclass
 class PartView(ClientView):
-    """A client as a part of :class:`Added` sees it; ``whole``: the view of the combination."""
+    """A client as the part ``name`` of :class:`Added` sees it; ``whole``: the view of the combination."""
 
     whole: ClientView | None = None
+    name: str = ""
+
+    def modules(self, model: nn.Module | None = None) -> dict[str, nn.Module]:
+        """The modules of this part."""
+        return group(super().modules(model), self.name)
 
 
 class Added(Method):
@@ -51,10 +56,15 @@ class Added(Method):
                     "state": group(client.state, name),
                     "scratch": client.scratch.setdefault(name, {}),
                     "whole": client,
+                    "name": name,
                 }
             )
             yield name, part, view
             client.state = {**rest(client.state, name), **joined(**{name: view.state})}
+
+    def shared_modules(self, federation: Federation) -> dict[str, nn.Module]:
+        """Modules of every part."""
+        return joined(**{name: part.shared_modules(federation) for name, part in self.parts.items()})
 
     def calibration(self, name: str) -> Calibration:
         """The calibration of a part, called with the part's view of the client."""
@@ -111,7 +121,7 @@ class Combined(Method):
 
     def __init__(self, parts: Mapping[str, Method]) -> None:
         *_, last = parts
-        fields: dict[str, Any] = {name: (type(part.params), part.params) for name, part in parts.items()}
+        fields: dict[str, Any] = {name: (_shown(part, name == last), part.params) for name, part in parts.items()}
         super().__init__(create_model("Params", __base__=params.Params, **fields)())
         self.parts = dict(parts)
         carriers = {name: part for name, part in parts.items() if not part.logits_only()}
@@ -211,4 +221,22 @@ def combine(parts: Mapping[str, Method]) -> Method:
                 f"{seen[part.corrects]} and {name} both correct logits for {part.corrects}; use one of them"
             )
         seen[part.corrects] = name
+    *earlier, last = parts
+    for name in earlier:
+        key = parts[name].aggregation_key
+        if key in parts[name].params.model_fields_set:
+            raise LabelSkewError(
+                f"{name}.{key} chooses the weights of the uploads, but the last method, {last}, decides them; "
+                f"remove {name}.{key}, or put {name} last"
+            )
     return Combined(parts)
+
+
+def _shown(part: Method, last: bool) -> Any:
+    """The type of a part's parameters; dumps omit the key for weights of uploads if it has no effect."""
+    model, key = type(part.params), part.aggregation_key
+
+    def without_key(params: Any, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        return {name: value for name, value in dump(params).items() if name != key}
+
+    return model if last or not key else Annotated[model, WrapSerializer(without_key)]

@@ -76,7 +76,7 @@ class FedRoD(Method):
 
     def before_round(self, client: ClientView) -> None:
         """Load the private head, or zeros."""
-        if self.params.private == 0:
+        if self.params.private == 0 or client.model is None:
             return
         generic = cast("nn.Linear", client.model.classifier)
         # skip_init draws no start values: they are unused, and dropout draws from the same generator
@@ -103,7 +103,7 @@ class FedRoD(Method):
 
     def after_round(self, client: ClientView) -> None:
         """Keep the private head, and the network with merged heads."""
-        if HEAD not in client.scratch:
+        if HEAD not in client.scratch or client.model is None:
             return
         head = client.scratch[HEAD].state_dict()
         private = {f"classifier.{name}": tensor for name, tensor in head.items()}
@@ -114,6 +114,7 @@ class FedRoD(Method):
     def private_logits(self, inputs: Tensor, client: ClientView) -> Tensor:
         if HEAD not in client.scratch:
             return super().private_logits(inputs, client)
+        assert client.model is not None
         features = client.model.features(inputs)  # type: ignore[operator]
         logits: Tensor = client.model.classifier(features) + client.scratch[HEAD](features)  # type: ignore[operator]
         return logits

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import Scaling, on_device, on_grid, restricted_logits
+from fl_labelskew_plugins.ops import Scaling, noise_of, on_device, on_grid, restricted_logits
 
 
 def private_update(
@@ -138,7 +138,7 @@ class FedRS(Method):
     def protect(self, update: dict[str, Tensor], client: ClientView) -> dict[str, Tensor]:
         """Appendix B."""
         p = self.params
-        return private_update(update, clip=p.upload_clip, sigma=p.upload_sigma or 0.0, generator=client.noise)
+        return private_update(update, clip=p.upload_clip, sigma=p.upload_sigma or 0.0, generator=noise_of(client))
 
     def report(self, federation: Federation) -> dict[str, Any]:
         p = self.params

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import check_choice, check_per_class, full, on_device
+from fl_labelskew_plugins.ops import check_choice, check_per_class, full, noise_of, on_device
 
 
 def smoothed_distribution(counts: Tensor, *, smoothing: float | Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class KnownPrior(Method):
         """Smoothed class counts; noise is drawn once per run."""
         p, counts = self.params, client.counts
         if p.count_noise > 0:
-            counts = noisy_counts(counts, scale=p.count_noise, noise=p.count_noise_type, generator=client.noise)
+            counts = noisy_counts(counts, scale=p.count_noise, noise=p.count_noise_type, generator=noise_of(client))
         return {"smoothed": smoothed_counts(counts, smoothing=self.smoothing_of(counts))}
 
     def open(self, total: Total) -> dict[str, Tensor]:
@@ -184,12 +184,31 @@ class FedShift(KnownPrior):
     With ``smoothing: 1.0e+30``, all shares are equal, and the loss is bit-identical to plain cross-entropy.
     """
 
-    Params = PriorParams
+    class Params(PriorParams):
+        denominator: Literal["population", "participants"] = Field(
+            "population", description="N of a round's weights N_k / N: all clients (algorithm 1) or those of the round"
+        )
+
     paper = "Federated Learning with Classifier Shift for Class Imbalance, arXiv 2023, https://arxiv.org/abs/2304.04972"
     aggregation: Aggregation = "population"
+    aggregation_key = "denominator"
+
+    def __init__(self, params: Any = None) -> None:
+        super().__init__(params)
+        if self.params.denominator == "participants":
+            self.aggregation = "samples"
 
     def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
         """Equation 4; the client's own counts have no noise."""
         counts = on_device(client, "counts", client.counts, logits.device)
         prior = on_device(client, "prior", client.shared["prior"], logits.device)
         return shifted_logits(logits, counts, prior, smoothing=self.smoothing_of(counts))
+
+    def deviations(self) -> list[str]:
+        """Options that algorithm 1 does not have."""
+        lines = super().deviations()
+        if self.params.denominator == "participants":
+            lines.append(
+                "denominator: participants weights by the round's samples; algorithm 1 by all clients' samples"
+            )
+        return lines

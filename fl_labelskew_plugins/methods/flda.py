@@ -77,11 +77,14 @@ class FLDA(Method):
     def before_round(self, client: ClientView) -> None:
         if self.params.general_share == 1:
             return
-        general = client.model
+        general, frozen = client.model, client.frozen
+        assert general is not None
+        assert frozen is not None
         kept = private_model(client.state, PRIVATE)
         if kept is None and self.params.private_start == "random":
+            assert client.fresh is not None
             kept = dict(client.fresh())
-        expert = client.frozen(kept or general.state_dict())
+        expert = frozen(kept or general.state_dict())
         for private, shared in zip(expert.parameters(), general.parameters(), strict=True):
             private.requires_grad_(shared.requires_grad)
         client.scratch[EXPERT] = expert
@@ -107,6 +110,7 @@ class FLDA(Method):
         expert: Any = client.scratch.get(EXPERT)
         if expert is None:
             return super().loss(batch, client)
+        assert client.model is not None
         # batch normalisation cannot train on one sample
         expert.train(client.model.training and len(batch.labels) > 1)
         logits = self._mixed(batch.inputs, batch.features, batch.logits, client)

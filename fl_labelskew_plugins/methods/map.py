@@ -87,7 +87,7 @@ class InheritedPrivateModel(Method):
     def before_round(self, client: ClientView) -> None:
         """Build the teacher, if the client has a private model."""
         state = self.personalised(client.state)
-        if state is not None and self.lam > 0:
+        if state is not None and client.frozen is not None and self.lam > 0:
             client.scratch[TEACHER] = client.frozen(state)
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
@@ -107,6 +107,8 @@ class InheritedPrivateModel(Method):
 
     def after_round(self, client: ClientView) -> None:
         """Equation 10; integer buffers, such as batch normalisation's counter, are the personalised model's."""
+        if client.model is None:
+            return
         run = client.federation
         mu = hpm_momentum(
             client.times_selected - (self.params.hpm_count == "algorithm"),

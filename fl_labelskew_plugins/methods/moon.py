@@ -8,16 +8,16 @@ Equation 3 (model-contrastive loss), equation 4 (its sum with cross-entropy) and
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from fl_labelskew_registry.contracts import Batch, ClientView, Method
+from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import keep_private, private_model, unit
+from fl_labelskew_plugins.ops import full, keep_private, private_model, unit
 
 PREFIX = "moon."
 TEACHERS = "moon.teachers"
@@ -40,6 +40,12 @@ def model_contrast(features: Tensor, positive: Tensor, negative: Tensor, *, temp
     return softplus((unit(features) * towards).sum(dim=1) / temperature).mean()
 
 
+def projected(features: Tensor, client: ClientView, model: nn.Module | None = None) -> Tensor:
+    """Features ``(B, d)`` after the projection head of the network or of ``model``, if there is one."""
+    head = client.modules(model).get("projection")
+    return features if head is None else head(full(features))
+
+
 class MOON(Method):
     r"""Model-contrastive loss in local training.
 
@@ -60,12 +66,22 @@ class MOON(Method):
             1.0, ge=0, description="weight of the contrastive loss (5 for CIFAR-10; FedMR, tables 9 and 10: 1e-4 to 1)"
         )
         temperature: float = Field(0.5, gt=0, description="of the cosines")
+        projection: Literal["none", "mlp"] = Field(
+            "none", description="head before the contrast; mlp: two layers, 256 outputs (paper and authors' code)"
+        )
 
     paper = "Model-Contrastive Federated Learning, CVPR 2021, https://arxiv.org/abs/2103.16257"
 
+    def shared_modules(self, federation: Federation) -> dict[str, nn.Module]:
+        """A projection head with the authors' sizes."""
+        if self.params.projection == "none" or self.params.mu == 0:
+            return {}
+        d = federation.num_features
+        return {"projection": nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, 256))}
+
     def before_round(self, client: ClientView) -> None:
         previous = private_model(client.state, PREFIX)
-        if self.params.mu > 0 and previous is not None:
+        if self.params.mu > 0 and previous is not None and client.frozen is not None and client.model is not None:
             client.scratch[TEACHERS] = client.frozen(client.model.state_dict()), client.frozen(previous)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
@@ -74,15 +90,18 @@ class MOON(Method):
         if teachers is None:
             return {}
         with torch.no_grad():
-            positive, negative = (teacher.features(batch.inputs) for teacher in teachers)
-        contrast = model_contrast(batch.features, positive, negative, temperature=self.params.temperature)
+            positive, negative = (projected(teacher.features(batch.inputs), client, teacher) for teacher in teachers)
+        features = projected(batch.features, client)
+        contrast = model_contrast(features, positive, negative, temperature=self.params.temperature)
         return {"contrast": self.params.mu * contrast}
 
     def after_round(self, client: ClientView) -> None:
-        if self.params.mu > 0:
+        if self.params.mu > 0 and client.model is not None:
             keep_private(client, PREFIX, client.model.state_dict())
 
     def deviations(self) -> list[str]:
         if self.params.mu == 0:
             return []
+        if self.params.projection == "mlp":
+            return ["projection: mlp projects features only for the contrast; in the paper the classifier follows it"]
         return ["the contrast uses the network's features; in the paper it uses a projection head's outputs"]

@@ -65,6 +65,8 @@ class Mime(Optimizer):
         client = work.client
         client.scratch["gradient"] = work.gradient()
         if client.shared:
+            assert client.frozen is not None
+            assert client.model is not None
             client.scratch["server_model"] = client.frozen(client.model.state_dict()).requires_grad_()
 
     def correct(self, work: LocalWork) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fl_labelskew_registry import LabelSkewError, mistake
+from fl_labelskew_registry.contracts import SHARED_MODULES
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from safetensors import SafetensorError, safe_open
 
@@ -144,9 +145,10 @@ def recipe_hash(recipe: Recipe) -> str:
 
 
 def save(weights: Weights, file: Path, metadata: About, *, private: bool = False) -> None:
-    """Write a model atomically; ``private``: only for the owner."""
+    """Write a model atomically, without the method's shared modules; ``private``: only for the owner."""
+    network = {name: value for name, value in weights.items() if not name.startswith(f"{SHARED_MODULES}.")}
     text = metadata.model_dump_json(exclude={"table"} if metadata.table is None else None)
-    save_atomic(weights, file, {KEY: text}, private=private)
+    save_atomic(network, file, {KEY: text}, private=private)
 
 
 def read(file: Path) -> tuple[About, Weights]:

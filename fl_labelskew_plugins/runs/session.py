@@ -22,7 +22,7 @@ from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.data.stats import normalised
 from fl_labelskew_plugins.engine import devices, threads
 from fl_labelskew_plugins.engine.aggregate import check_extra
-from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
+from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot, with_shared
 from fl_labelskew_plugins.engine.samples import samples
 from fl_labelskew_plugins.engine.sums import VECTOR, Sums, travelling
 from fl_labelskew_plugins.engine.turn import Turn
@@ -313,11 +313,12 @@ def assemble(
             min_samples=min((n for n in sizes if n), default=0),
             seed=seed,
         )
+    other = "another model"
     train_samples, test_samples = samples(
         data, device, workers=loader_workers(recipe, device), augment=recipe.train.augment
     )
     trainer = LocalTrainer(
-        model=model.to(device),
+        model=with_shared(model, recipe.method, federation, "model").to(device),
         method=recipe.method,
         settings=replace(local_settings(recipe.train, recipe.device), steps=steps),
         federation=federation,
@@ -327,7 +328,7 @@ def assemble(
         test_indices=moved(test),
         secret=secret,
         optimizer=recipe.optimizer,
-        fresh=lambda: snapshot(network("another model")),
+        fresh=lambda: snapshot(with_shared(network(other), recipe.method, federation, other)),
         names=names or {},
         sends=recipe.comm.send_contributions,
     )

@@ -35,7 +35,7 @@ LOGITS, BATCH = torch.zeros(4, 3, requires_grad=True), torch.tensor([0, 0, 1, 1]
 
 
 def view():
-    return ClientView(0, 0, torch.tensor([2, 6, 0]), {}, {}, torch.Generator(), 1, RUN, *[None] * 5)
+    return ClientView(0, 0, torch.tensor([2, 6, 0]), {}, {}, torch.Generator(), 1, RUN)
 
 
 def batch():

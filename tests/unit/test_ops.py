@@ -13,7 +13,7 @@ from fl_labelskew_plugins import ops
 
 def view() -> ClientView:
     run = Federation(1, 1, 1, 1, 2, 1, 1, 1, 0)
-    return ClientView(0, 0, torch.ones(2), {}, {}, torch.Generator(), 1, run, *[None] * 5)
+    return ClientView(0, 0, torch.ones(2), {}, {}, torch.Generator(), 1, run)
 
 
 def naive_restricted(logits, counts, alpha, min_count, scaling):

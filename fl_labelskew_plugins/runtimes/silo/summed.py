@@ -391,7 +391,7 @@ class SummedAnswers(Answers):
         can make it fail. Shared tensors of a wrong shape can make it fail for some classes: it is then empty.
         """
         trainer = self.silo.session.trainer
-        if self._spare_state is not None:
+        if self._spare_state is not None or trainer.fresh is None:
             return
         shared = {name: torch.full_like(value, 1 / max(value.numel(), 1)) for name, value in turn["shared"].items()}
         state: State = {}

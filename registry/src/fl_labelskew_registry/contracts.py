@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     Tensors = Mapping[str, Tensor]
 
+SHARED_MODULES = "shared_modules"
+"""Attribute of the network that contains the modules of :meth:`Method.shared_modules`."""
 Aggregation = Literal["samples", "uniform", "population"]
 """Weights of the uploads: samples of the round, ``1/|S|``, or samples of the whole federation."""
 
@@ -96,12 +98,12 @@ class ClientView:
     generator: Generator
     times_selected: int
     federation: Federation
-    model: nn.Module
-    noise: np.random.Generator
-    frozen: Callable[[Tensors], nn.Module]
-    fresh: Callable[[], Tensors]
-    features: Callable[[], tuple[Tensor, Tensor]]
     stage: str = "train"
+    model: nn.Module | None = None
+    noise: np.random.Generator | None = None
+    frozen: Callable[[Tensors], nn.Module] | None = None
+    fresh: Callable[[], Tensors] | None = None
+    features: Callable[[], tuple[Tensor, Tensor]] | None = None
     scratch: dict[str, Any] = field(default_factory=dict)
     sends: bool = True
 
@@ -109,6 +111,11 @@ class ClientView:
     def num_samples(self) -> int:
         """Training samples of this client, ``N_k``."""
         return int(self.counts.sum())
+
+    def modules(self, model: nn.Module | None = None) -> Mapping[str, nn.Module]:
+        """The method's :meth:`Method.shared_modules` in ``model``, by default the local network."""
+        shared: Any = getattr(self.model if model is None else model, SHARED_MODULES, {})
+        return dict(shared.items())
 
 
 @dataclass
@@ -159,7 +166,7 @@ class Method(Plugin):
     """A label-skew method. Every hook has a neutral default: without overrides, this class is FedAvg.
 
     - ``Params``: a frozen pydantic model with ranges, defaults and help texts; ``paper``: its reference.
-    - ``aggregation``: weights of the uploads.
+    - ``aggregation``: weights of the uploads; ``aggregation_key``: the parameter that chooses them, if any.
     - ``silo_choices``: parameters that a silo may set for itself, such as the noise on its counts.
     - ``sends``: the kind of each tensor of an opening or a contribution, by name, for the policies of silos:
       ``prototypes`` (features or outputs of a class) or ``counts`` (samples of a class); otherwise ``other``.
@@ -182,6 +189,7 @@ class Method(Plugin):
     combines: bool = True
     corrects: ClassVar[str] = ""
     aggregation: Aggregation = "samples"
+    aggregation_key: ClassVar[str] = ""
 
     def deviations(self) -> list[str]:
         """Sentences on differences between the chosen options and the printed paper, for the run's record."""
@@ -225,6 +233,15 @@ class Method(Plugin):
 
     def open(self, total: Total) -> Tensors:
         """Server, once before round 0: the first shared tensors, from the sum of all openings."""
+        return {}
+
+    def shared_modules(self, federation: Federation) -> Mapping[str, nn.Module]:
+        """Modules that are trained, uploaded and averaged like the network, such as a projection head.
+
+        Every process that builds the network calls this hook, with the same seed of torch's generator and with valid
+        ``num_features`` and ``num_classes``. Clients use :meth:`ClientView.modules`. The model of a finished run does
+        not contain the modules, because its logits do not depend on them; checkpoints do.
+        """
         return {}
 
     def stages(self, epochs: int) -> list[Stage]:
@@ -281,6 +298,7 @@ class Method(Plugin):
 
     def private_logits(self, inputs: Tensor, client: ClientView) -> Tensor:
         """``(B, C)`` logits to evaluate a client's own model after training; default: the network's."""
+        assert client.model is not None
         logits: Tensor = client.model(inputs)
         return logits
 
@@ -317,6 +335,7 @@ class LocalWork:
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The trained parameters of the network, by name, in the order of ``start``."""
+        assert self.client.model is not None
         by_name = dict(self.client.model.named_parameters())
         return {name: by_name[name] for name in self.start}
 
@@ -406,5 +425,5 @@ class Optimizer(Plugin):
 CALIBRATION_ONLY = {"deviations", "warnings", "report", "logits_only", "additive", "protects", "personalises"}
 CALIBRATION_ONLY |= {"calibrate", "opening", "opening_shapes", "open", "contribution_shapes"}
 """Hooks that a method may override if it only calibrates logits in training."""
-ADDITIVE = CALIBRATION_ONLY | {"before_round", "terms", "contribute", "combine", "after_round"}
+ADDITIVE = CALIBRATION_ONLY | {"shared_modules", "before_round", "terms", "contribute", "combine", "after_round"}
 """Hooks that a method may override if it only adds terms to the loss."""

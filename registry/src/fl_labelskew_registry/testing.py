@@ -43,7 +43,7 @@ def check_method(kind: type[Method], params: Any = None) -> None:
     import torch
 
     method, run = kind(params), FEDERATION
-    model = _network()
+    model = _network(method.shared_modules(run))
     inputs, labels = torch.randn(SAMPLES, 2), torch.tensor([0, 0, 1, 1])
     state: dict[str, Any] = {}
     opened = _call(method, "opening", _view(model, {}, {}, labels, inputs))
@@ -125,13 +125,14 @@ def _call(plugin: Any, hook: str, *given: Any) -> Any:
     return answer
 
 
-def _network() -> Any:
+def _network(shared: Any) -> Any:
     from torch import nn
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.body, self.classifier = nn.Linear(2, FEATURES), nn.Linear(FEATURES, CLASSES)
+            self.shared_modules = nn.ModuleDict(shared)
 
         def features(self, x: Any) -> Any:
             return self.body(x).relu()

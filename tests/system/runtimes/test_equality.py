@@ -28,8 +28,13 @@ SETTINGS += [
         "partition_args.partition_method=iid",
         "train_args.epochs=1",
     ],  # decoded and augmented by other processes
-    # messages and states contain an optimiser's tensors in addition to those of two methods
-    ["method_args.method=moon+fedmr", "train_args.federated_optimizer=SCAFFOLD", PARTIAL],
+    # an optimiser's tensors travel, up, down and as a client's own, beside those of two methods and a shared module
+    [
+        "method_args.method=moon+fedmr",
+        "method_args.moon.projection=mlp",
+        "train_args.federated_optimizer=SCAFFOLD",
+        PARTIAL,
+    ],
     ["method_args.method=map", "train_args.federated_optimizer=FedDyn", PARTIAL],
     ["model_args.model=NETWORK.py:make_network", "model_args.width=8", "train_args.augment=[flip, crop]", PARTIAL],
     ["method_args.method=fedlc", "train_args.federated_optimizer=FedNova", "train_args.optimizer_source=own"],

@@ -233,6 +233,19 @@ def test_the_weights_of_the_last_method_apply_and_are_recorded():
     assert not any(
         "uploads have" in line for line in combined.combine({"fedlc": FedLC(), "fedmr": FedMR()}).deviations()
     )
+    assert "denominator" not in parse.parse(TEXT).resolved()["method_args"]["fedshift"]
+
+
+@pytest.mark.parametrize("value", ["participants", "population"])
+def test_weights_without_effect_are_refused(value):
+    override = f"method_args.fedshift={{denominator: {value}}}"
+    assert message(lambda: parse.parse(TEXT, overrides=[override])) == (
+        "recipe.yaml: method_args.method: fedshift.denominator chooses the weights of the uploads, but the last "
+        "method, fedmr, decides them; remove fedshift.denominator, or put fedshift last"
+    )
+    last = parse.parse(TEXT, overrides=[override, "method_args.method=[fedmr, fedshift]"])
+    assert last.resolved()["method_args"]["fedshift"]["denominator"] == value
+    assert last.method.aggregation == ("samples" if value == "participants" else "population")
 
 
 # Silos' own choices

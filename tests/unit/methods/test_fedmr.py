@@ -226,6 +226,10 @@ class TestMethod:
         method.before_round(view)
         assert method.contribute(view) == {}
 
+    def test_without_features_there_is_a_clear_error(self, world):
+        with pytest.raises(RuntimeError, match=r"`client.features`"):
+            FedMR().contribute(world.client(features=None))
+
     def test_combine(self, world):
         method = FedMR()
         counts = torch.tensor([[2, 0, 1, 0, 0], [4, 3, 0, 0, 0]])

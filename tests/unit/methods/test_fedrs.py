@@ -99,6 +99,8 @@ class TestPrivateUpload:
         noisy = method.protect({"a": torch.zeros(5)}, view)["a"]
         assert torch.equal(view.generator.get_state(), before)
         assert torch.equal(noisy, method.protect({"a": torch.zeros(5)}, world.client())["a"])
+        with pytest.raises(RuntimeError, match=r"client.noise"):
+            method.protect({"a": torch.zeros(5)}, world.client(noise=None))
 
     def test_method_protects_and_reports(self, world, federation):
         method = FedRS(FedRS.Params(upload_clip=20.0, upload_sigma=0.1))

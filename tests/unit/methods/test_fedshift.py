@@ -130,6 +130,8 @@ def test_noise_on_the_counts(world, noise):
     assert method.opening(world.client(counts=nobody))["smoothed"].min() >= 0
     prior = method.open(total_of({"smoothed": one}))["prior"]
     assert prior.sum().item() == pytest.approx(1)
+    with pytest.raises(RuntimeError, match=r"client.noise"):
+        method.opening(world.client(noise=None))
 
 
 @pytest.mark.parametrize("b", [1.0, 4.0, 200.0])

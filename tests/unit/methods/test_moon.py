@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_checks import assert_finite
+from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fl_labelskew_plugins.methods.moon import MOON, model_contrast
@@ -76,6 +77,24 @@ def test_later_rounds_contrast_the_servers_model_with_the_last_local_model(world
         assert all(p.grad is None for p in teacher.parameters())
     method.after_round(view)
     assert torch.equal(view.state["moon.body.0.weight"], world.net.body[0].weight)
+
+
+def test_contrast_of_projected_features(world):
+    """Each model projects with the head of its own weights."""
+    method = MOON(MOON.Params(projection="mlp"))
+    world.net.shared_modules = nn.ModuleDict(method.shared_modules(world.federation))
+    assert [tuple(p.shape) for p in world.net.shared_modules.parameters()] == [(3, 3), (3,), (256, 3), (256,)]
+    last = world.moved()
+    view = world.client(state=world.moved("moon."))
+    method.before_round(view)
+    models = [view.frozen(world.net.state_dict()), view.frozen(last)]
+    batch = world.batch()
+    positive, negative = (m.shared_modules["projection"](m.features(batch.inputs)) for m in models)
+    expected = naive(world.net.shared_modules["projection"](batch.features), positive, negative, 0.5)
+    term = method.terms(batch, view)["contrast"]
+    assert term.item() == pytest.approx(expected, rel=1e-5)
+    term.backward()
+    assert all(p.grad is not None for p in world.net.shared_modules.parameters())
 
 
 def test_two_rounds_on_digits(digits):

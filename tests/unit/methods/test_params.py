@@ -68,6 +68,7 @@ AS_PRINTED = {"scale": "paper", "negatives": "observed"}
         ("fedrs", {}, []),
         ("fedrs", {"scaling": "proportional"}, ["scaling: proportional scales rare observed classes too"]),
         ("fedshift", {}, []),
+        ("fedshift", {"denominator": "participants"}, ["denominator: participants weights by the round's samples"]),
         ("fedshift", {"count_noise": 1.0}, ["count_noise: the prior comes from noisy class counts"]),
         ("fedvls", {"suppression": 1.0, "form": "paper"}, []),
         ("fedvls", {"suppression": 0.0}, []),
@@ -78,6 +79,7 @@ AS_PRINTED = {"scale": "paper", "negatives": "observed"}
         ("map", {"scaling": "proportional"}, ["hpm_count: text counts this round", "scaling: proportional scales"]),
         ("moon", {}, ["the contrast uses the network's features"]),
         ("moon", {"mu": 0.0}, []),
+        ("moon", {"projection": "mlp"}, ["projection: mlp projects features only for the contrast"]),
     ],
 )
 def test_deviations_from_the_paper_are_told(name, params, lines):

@@ -17,7 +17,7 @@ def client():
     )  # fmt: skip
     return ClientView(
         id=1, round=0, counts=torch.tensor([2, 0, 3]), shared={}, state={}, generator=torch.Generator(),
-        times_selected=1, federation=federation, model=None, noise=None, frozen=None, fresh=None, features=None,
+        times_selected=1, federation=federation,
     )  # fmt: skip
 
 
