@@ -22,7 +22,7 @@ from fl_labelskew_plugins.methods.fd import distillation
 from fl_labelskew_plugins.methods.fedaws import spread, spreadout
 from fl_labelskew_plugins.methods.feddecorr import decorrelation
 from fl_labelskew_plugins.methods.fedlc import calibrated_logits
-from fl_labelskew_plugins.methods.fedlmd import label_masking_distillation, majority_labels
+from fl_labelskew_plugins.methods.fedlmd import majority_labels
 from fl_labelskew_plugins.methods.fedmr import inter_class_loss, intra_class_loss
 from fl_labelskew_plugins.methods.fedntd import not_true_distillation
 from fl_labelskew_plugins.methods.fedproc import contrast_share, prototype_contrast
@@ -281,7 +281,7 @@ def fedlmd(left: Axes, right: Axes) -> None:
     teachers = {"FedLMD": SERVER, "FedLMD, uniform": torch.zeros_like(SERVER)}
     rows = {"FedNTD": single_push(lambda z, y: not_true_distillation(z, SERVER, y))}
     for name, g in teachers.items():
-        rows[name] = single_push(lambda z, y, g=g: label_masking_distillation(z, g, y, ~minority))
+        rows[name] = single_push(lambda z, y, g=g: not_true_distillation(z, g, y, masked=~minority))
     bars(right, rows)
 
 

@@ -33,7 +33,7 @@ from fl_labelskew_plugins.runs import model_file, status
 from fl_labelskew_plugins.runs.checkpoint import Checkpoint
 from fl_labelskew_plugins.runs.environment import environment, peak_memory
 from fl_labelskew_plugins.runs.folder import RunFolder, summary
-from fl_labelskew_plugins.runs.measure import main_measure
+from fl_labelskew_plugins.runs.measure import best_test, main_measure
 from fl_labelskew_plugins.runs.model_file import about
 from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.session import Session, made_up, watch
@@ -78,9 +78,7 @@ class Record:
         self._begun = time.perf_counter()
         self._saved = self.next_round
         self._describe(resume)
-        self._best = folder.restore_best() if resume else -1.0
-        if self._best >= 0 and recipe.tracking.keep_best and not folder.best.exists():
-            log.warn(f"{folder.best.name}: the best model so far was not saved; only a better one will be saved")
+        self._best = self._best_so_far() if resume else -1.0
         self.watch = watch(session, folder.diagnostics)
         self.privacy = privacy.clients_of(session.recipe, session.sizes, folder.path, self.run)
         self._trackers = Trackers(recipe)
@@ -171,12 +169,19 @@ class Record:
         folder.write_json("summary.json", result)
         self._trackers.finish(result)
 
+    def _best_so_far(self) -> float:
+        """The best accuracy of the complete rounds, or -1 without a test; remove a best model of another round."""
+        lines, file = self.folder.lines, self.folder.best
+        line, metadata = best_test(lines), model_file.read_metadata(file)
+        if line is None or metadata is None or metadata.round != line["round"] + 1:
+            file.unlink(missing_ok=True)
+        return -1.0 if line is None else float(line[main_measure(lines).key])
+
     def _keep_best(self, accuracy: float) -> None:
         if accuracy > self._best and self.has_model:
             self._best, at = accuracy, self.next_round
             if self.session.recipe.tracking.keep_best:
-                metadata = about(self.session, round=at)
-                self.folder.keep_best(at, lambda file: model_file.save(self.weights, file, metadata))
+                model_file.save(self.weights, self.folder.best, about(self.session, round=at))
             else:
                 self.folder.best.unlink(missing_ok=True)
 
@@ -265,10 +270,9 @@ class Record:
         recipe, last = self.session.recipe, self.next_round - 1
         observed = last % recipe.tracking.diagnostics_every == 0
         self.folder.change_rounds(recipe.train.comm_round, tested=self.tests(last), observed=observed)
-        digest = model_file.recipe_hash(recipe)
-        for file in self.folder.bests():
-            if (metadata := model_file.read_metadata(file)) is not None and metadata.recipe != digest:
-                model_file.save(model_file.read(file)[1], file, metadata.model_copy(update={"recipe": digest}))
+        digest, file = model_file.recipe_hash(recipe), self.folder.best
+        if (metadata := model_file.read_metadata(file)) is not None and metadata.recipe != digest:
+            model_file.save(model_file.read(file)[1], file, metadata.model_copy(update={"recipe": digest}))
 
     def _draw_partition(self) -> None:
         session, file = self.session, self.folder.path / "partition.png"

@@ -78,8 +78,7 @@ class ClientView:
         shared: tensors that the server sent with the model (see :meth:`Method.combine`).
         state: private tensors that stay with this client between rounds; a method may replace entries.
         generator: CPU generator for the method's draws, seeded by (seed, round, client).
-        noise: numpy generator for privacy noise only (ChaCha20). In cross-silo runs its key comes from a secret of the
-            silo, because the server knows the recipe's seed and could subtract the noise.
+        noise: numpy generator for privacy noise only (ChaCha20); across silos, its key is a secret of the silo.
         times_selected: number of rounds that selected this client, including this one.
         model: the local network, with ``features(x)`` and ``classifier``. After the round, hooks' changes are undone,
             except those of the uploaded weights.
@@ -177,9 +176,8 @@ class Method(Plugin):
     - ``corrects``: purpose of the calibration; methods with the same purpose cannot be combined.
 
     A method that only changes logits overrides only :meth:`calibrate`; one that adds to the loss overrides
-    :meth:`terms`. Hooks with the answer "whether ..." need an override only if the answer depends on options. One
-    object serves all clients, so a client's data belong in its view: a hook that sets an attribute of the object stops
-    the run.
+    :meth:`terms`. Hooks with the answer "whether ..." need an override only if the answer depends on options. A hook
+    that sets an attribute of the object, which serves all clients, stops the run.
     """
 
     paper: ClassVar[str] = ""
@@ -372,10 +370,7 @@ class Aggregated:
     whole: Tensors = field(default_factory=dict)
 
     def change(self, name: str) -> Tensor:
-        """Mean change of a parameter, with the uploads' weights; requires uploads of weights, not of changes.
-
-        Use it for values that an optimiser accumulates over rounds: weights by class must not enter them.
-        """
+        """Mean change of a parameter, with the uploads' weights, for values that accumulate over rounds."""
         return self.whole.get(name, self.mean[name]) - self.old[name]
 
 
