@@ -303,9 +303,6 @@ class CommArgs(Params):
     workers: Positive | None = Field(
         None, description="MPI: worker processes; default: one per GPU, else per core, at most clients per round"
     )
-    hostfile: Annotated[str | None, IS_PATH] = Field(
-        None, description="MPI: mpirun's file of nodes and slots, this machine first; default: this machine"
-    )
     server_address: str = Field("127.0.0.1:8890", description="cross_silo: host:port at which silos reach the server")
     listen_address: str | None = Field(
         None, description="cross_silo: host:port on which the server listens; default: server_address"
