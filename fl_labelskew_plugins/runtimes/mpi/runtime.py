@@ -104,9 +104,8 @@ class MPIServer(Manager):
         self.session, self.record, self._nodes = session, record, nodes
         self.rounds = Rounds(record, predict=self.predict, hooks=host.hooks(session.trainer.model))
         self._idle = list(range(1, self.size))
-        self._longest: Iterator[int] = iter(())
-        self._lowest: Iterator[int] = iter(())
-        self._waiting: set[int] = set()
+        self._waiting: list[int] = []
+        """The clients to assign, the largest first."""
         self._in_progress = self._room = 0
         self._largest = num_bytes(record.weights.values())
         self._arrived: dict[int, LocalResult] = {}
@@ -130,8 +129,7 @@ class MPIServer(Manager):
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """Assign the clients; yield their uploads, ascending."""
         sizes = self.session.sizes
-        self._longest = iter(sorted(clients, key=lambda client: (-sizes[client], client)))
-        self._lowest, self._waiting = iter(clients), set(clients)
+        self._waiting = sorted(clients, key=lambda client: (-sizes[client], client))
         # fixed for the round: else the next upload to add might not be in progress
         self._room = self.room
         for number, client in enumerate(clients, 1):
@@ -185,8 +183,8 @@ class MPIServer(Manager):
         """
         states = self.record.states
         while self._idle and self._waiting and self._in_progress < self._room:
-            order = self._longest if self._in_progress < self._room // 2 else self._lowest
-            client, worker = next(client for client in order if client in self._waiting), self._idle.pop(0)
+            client = self._waiting[0] if self._in_progress < self._room // 2 else min(self._waiting)
+            worker = self._idle.pop(0)
             self._waiting.remove(client)
             self._in_progress += 1
             model = self._unsent_model(worker)

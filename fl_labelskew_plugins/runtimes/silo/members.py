@@ -220,7 +220,7 @@ class Members:
         return client in self.present or self._may_return(client)
 
     def _may_return(self, client: int) -> bool:
-        if client in self.present or client in self.away or client not in self._left_at:
+        if client in self.away or client not in self._left_at:
             return False
         return self.clock.now - self._left_at[client] < self.reconnect_s
 
