@@ -12,7 +12,7 @@ from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import FOLDER
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.runtimes.silo.keys import REVOKED, VARIABLE, require
+from fl_labelskew_plugins.runtimes.silo.keys import REVOKED, require
 
 IN = click.option(
     "--certs",
@@ -27,7 +27,7 @@ NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 DAYS = click.option(
     "--days", type=click.IntRange(1, 36_500), default=825, show_default=True, help="Days until they expire."
 )
-ENCRYPT = click.option("--encrypt", is_flag=True, help=f"Encrypt the keys with the passphrase in {VARIABLE}.")
+ENCRYPT = click.option("--encrypt", is_flag=True, help="Encrypt the keys with a passphrase.")
 
 
 def _server(default: str) -> Callable[..., Any]:

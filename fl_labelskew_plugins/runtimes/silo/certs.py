@@ -29,7 +29,7 @@ from fl_labelskew_plugins.machine.files import read_bytes
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runtimes.silo import keys
-from fl_labelskew_plugins.runtimes.silo.keys import OLD, REVOKED, Files, content, named, silo_name
+from fl_labelskew_plugins.runtimes.silo.keys import OLD, REVOKED, Files, Passphrase, content, named, silo_name
 
 EXPIRY_NOTICE = timedelta(days=30)
 HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -44,7 +44,7 @@ DAMAGED = (
 SHOWN = ("file", "who", "until", "revoked", "fingerprint", "hosts")
 
 
-def read(folder: Path, name: str) -> Files:
+def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files:
     """Read ``ca.pem`` and the certificate and key of ``server`` or ``silo-3``.
 
     Raises LabelSkewError if a file is missing, unreadable, expired or of another pair, or the passphrase is wrong.
@@ -52,7 +52,7 @@ def read(folder: Path, name: str) -> Files:
     ca_path, path, key_path = folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key"
     ca, certificate = load_certificate(ca_path), load_certificate(path)
     key = content(key_path)
-    private = keys.load(key_path, key)
+    private = keys.load(key_path, key, passphrase or Passphrase())
     if keys.encrypted(key):
         key = keys.pem(private)
     if private.public_key() != certificate.public_key():
@@ -87,12 +87,12 @@ def show(folder: Path) -> tuple[list[list[str]], RevocationList, list[str]]:
     return rows, listed, warnings
 
 
-def load_authority(folder: Path) -> Issued:
+def load_authority(folder: Path, passphrase: Passphrase) -> Issued:
     """Load the folder's authority. Raises LabelSkewError for a missing, unreadable, expired or wrong file."""
     path = folder / "ca.key"
     if not path.exists():
         raise mistake(path, "does not exist", f"the machine on which {folder} was created")
-    key = keys.load(path, content(path))
+    key = keys.load(path, content(path), passphrase)
     certificate = load_certificate(folder / "ca.pem")
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise mistake(path, "is not the key of ca.pem", "the pair that was created together")
@@ -160,15 +160,17 @@ def new(
     if hosts and "server" not in missing:
         what = f"{folder / 'server.pem'} exists already"
         raise mistake("--server", what, "`labelskew certs renew server` with --server")
+    passphrase = Passphrase()
     with keys.writing(folder):
         if "ca" in missing:
-            secret = keys.passphrase(folder / "ca.key") if encrypt else b""
+            secret = passphrase.get(folder / "ca.key", new=True) if encrypt else b""
             # authorities need distinct names, or certificates of one would be checked against the other
             authority = _issued(f"labelskew authority {secrets.token_hex(4)}", max(days, AUTHORITY_DAYS))
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _write(folder, "ca", authority, secret)
         else:
-            authority, secret = load_authority(folder), _secret(folder, encrypt=encrypt)
+            authority = load_authority(folder, passphrase)
+            secret = _secret(folder, passphrase, encrypt=encrypt)
         for name in missing:
             if name != "ca":
                 _write(folder, name, _issued(name, days, authority, names if name == "server" else ()), secret)
@@ -187,7 +189,9 @@ def renew(
     if hosts and "server" not in names:
         what = "applies only to the server's certificate; renew `server` too, or remove --server"
         raise LabelSkewError(f"--server: {what}")
-    authority, secret = load_authority(folder), _secret(folder, encrypt=encrypt)
+    passphrase = Passphrase()
+    authority = load_authority(folder, passphrase)
+    secret = _secret(folder, passphrase, encrypt=encrypt)
     with keys.writing(folder):
         (folder / OLD).mkdir(mode=0o700, exist_ok=True)
         for name in names:
@@ -230,9 +234,10 @@ def _issued(name: str, days: int, authority: Issued | None = None, hosts: Sequen
     return builder.sign(signer, hashes.SHA256()), key
 
 
-def _secret(folder: Path, *, encrypt: bool) -> bytes:
+def _secret(folder: Path, passphrase: Passphrase, *, encrypt: bool) -> bytes:
     path = folder / "ca.key"
-    return keys.passphrase(path) if encrypt or keys.encrypted(content(path)) else b""
+    locked = keys.encrypted(content(path))
+    return passphrase.get(path, new=not locked) if encrypt or locked else b""
 
 
 def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
@@ -278,7 +283,7 @@ def revoke(folder: Path, names: Sequence[str]) -> tuple[RevocationList, int]:
     Raises LabelSkewError if a certificate does not exist, the authority or the list is unusable, or writing fails.
     """
     names = named(folder, names)
-    authority, key = load_authority(folder)
+    authority, key = load_authority(folder, Passphrase())
     before = revoked(folder / REVOKED, authority)
     now = datetime.now(timezone.utc).replace(microsecond=0)
     paths = [path for name in names for path in (folder / f"{name}.pem", *(folder / OLD).glob(f"{name}-*.pem"))]

@@ -6,9 +6,11 @@ Imports cryptography only when needed. Encrypted keys are PKCS#8 (AES-256, PBKDF
 from __future__ import annotations
 
 import contextlib
+import getpass
 import hashlib
 import os
 import ssl
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,28 +101,57 @@ MAX_PASSPHRASE = 1000
 """Bytes of a passphrase; OpenSSL's limit is slightly higher."""
 
 
-def passphrase(path: Path) -> bytes:
-    """The passphrase of a key, from :data:`VARIABLE`. Raises LabelSkewError if it is not set or invalid."""
-    if (value := os.environ.get(VARIABLE)) is None:
-        raise LabelSkewError(f"{path}: needs a passphrase; set {VARIABLE}")
-    if not 0 < len(secret := os.fsencode(value)) <= MAX_PASSPHRASE:
-        raise mistake(VARIABLE, "invalid passphrase", f"1 to {MAX_PASSPHRASE} bytes")
-    return secret
+class Passphrase:
+    """The passphrase of all keys of a command, read once from :data:`VARIABLE` or the terminal."""
+
+    def __init__(self) -> None:
+        self.source, self._value = "", b""
+
+    def get(self, path: Path, *, new: bool = False) -> bytes:
+        """The passphrase of the key in ``path``, read when it is first needed; ``new``: it is typed twice.
+
+        Raises LabelSkewError if it is invalid, or without a terminal.
+        """
+        if not self._value:
+            value = self._read(path, new=new)
+            if not 0 < len(value) <= MAX_PASSPHRASE or b"\0" in value:
+                raise mistake(self.source, "invalid passphrase", f"1 to {MAX_PASSPHRASE} bytes without zeros")
+            self._value = value
+        return self._value
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables with the passphrase, if it was needed."""
+        return {VARIABLE: os.fsdecode(self._value)} if self._value else {}
+
+    def _read(self, path: Path, *, new: bool) -> bytes:
+        if (value := os.environ.get(VARIABLE)) is not None:
+            self.source = VARIABLE
+            return os.fsencode(value)
+        if not _terminal():
+            raise LabelSkewError(f"{path}: needs a passphrase, and no terminal is available; set {VARIABLE}")
+        self.source = "the terminal"
+        try:
+            value = getpass.getpass(f"{'new ' if new else ''}passphrase of {path}: ")
+            if new and getpass.getpass("repeat it: ") != value:
+                raise LabelSkewError("the two passphrases differ; nothing is written")
+        except EOFError:
+            raise LabelSkewError(f"{path}: no passphrase was typed") from None
+        return value.encode()
 
 
-def load(path: Path, content: bytes) -> PrivateKeyTypes:
+def load(path: Path, content: bytes, passphrase: Passphrase) -> PrivateKeyTypes:
     """Load a private key from PEM. Raises LabelSkewError if it is not a key, or the passphrase is missing or wrong."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
     locked = encrypted(content)
-    secret = passphrase(path) if locked else None
+    secret = passphrase.get(path) if locked else None
     try:
         return serialization.load_pem_private_key(content, secret)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         what = "is not a private key from `labelskew certs new`"
         if locked:
-            what = f"the passphrase from {VARIABLE} does not decrypt it, or it is damaged"
+            what = f"the passphrase from {passphrase.source} does not decrypt it, or it is damaged"
         raise LabelSkewError(f"{path}: {what}") from None
 
 
@@ -160,3 +191,10 @@ def writing(path: Path, more: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         raise LabelSkewError(f"{path}: cannot be written: {error.strerror}{more}") from None
+
+
+def _terminal() -> bool:
+    with contextlib.suppress(OSError):
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+        return True
+    return sys.stdin is not None and sys.stdin.isatty()

@@ -194,40 +194,61 @@ class CrossSilo(Runtime):
         if client.failure is not None:
             raise client.failure
 
+    @cached_property
+    def _passphrase(self) -> keys.Passphrase:
+        return keys.Passphrase()
+
     def _certificate(self, folder: str | None, name: str) -> tuple[keys.Files | None, Revocations | None]:
         if folder is None:
             return None, None
-        keys.require()
-        from fl_labelskew_plugins.runtimes.silo import certs
+        files = self._load_certificate(Path(folder), name)
+        from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
-        files = certs.read(Path(folder), name)
         for warning in files.warnings:
             log.warn(warning)
         if (authority := Path(folder) / "ca.key").exists():
             what = f"{authority}: the authority's key; its readers can create certificates of other silos"
             log.warn(f"{what}; move it to the machine where certificates are created")
         copy = self.folder.path / keys.REVOKED
-        return files, certs.Revocations(Path(folder), files, copy=copy, say=self._report_list)
+        return files, Revocations(Path(folder), files, copy=copy, say=self._report_list)
+
+    def _load_certificate(self, folder: Path, name: str) -> keys.Files:
+        keys.require()
+        from fl_labelskew_plugins.runtimes.silo import certs
+
+        return certs.read(folder, name, self._passphrase)
 
     def _report_list(self, line: str) -> None:
         self.show.note(line)
         if self._audit is not None:
             self._audit.note("list", why=line)
 
+    def _passphrase_of_all(self, silos: int) -> dict[str, str]:
+        """Environment variables with the passphrase of all keys on this machine."""
+        folders = {"server": self.recipe.comm.certs}
+        for rank in range(1, silos + 1):
+            silo = recipes.silo(self.recipe, rank, survey=self.options.survey)
+            check_extras(silo)
+            folders[keys.silo_name(rank)] = silo.comm.certs
+        for name, folder in folders.items():
+            if folder is not None and keys.encrypted(keys.content(Path(folder) / f"{name}.key")):
+                self._load_certificate(Path(folder), name)
+        return self._passphrase.environment()
+
     def _all_here(self) -> None:
         count = self.recipe.train.client_num_in_total
         warn_if_too_many(count, self.recipe.device.threads)
+        passphrase = self._passphrase_of_all(count)
         options, path, folder = self.options, self.recipe.path, self.folder.path
         address = ("--server", options.server or f"127.0.0.1:{free_port()}")
         self.show.note(f"starting the server and {counted(count, 'silo')} on this machine; logs and results: {folder}")
         server = options.command(path, folder, "--role", "server", *address, resume=options.resume is not None)
         commands = {"server": server}
         for rank in range(1, count + 1):
-            check_extras(recipes.silo(self.recipe, rank, survey=options.survey))
             role = ("--role", "client", "--rank", str(rank))
             commands[f"silo {rank}"] = options.command(path, folder / "silos" / f"silo-{rank}", *role, *address)
         try:
-            together(commands, environment=options.environment(folder))
+            together(commands, environment=options.environment(folder) | passphrase)
         except RunError as error:
             if self.folder.recipe.exists():
                 error.args = (f"{error}; {options.resume_command(folder)}",)

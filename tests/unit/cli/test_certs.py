@@ -1,3 +1,6 @@
+import contextlib
+import os
+import pty
 import re
 import sys
 
@@ -74,6 +77,37 @@ def test_revoke_and_renew_print_the_recipient_of_each_file(call):
     assert all(" - " in row for row in call("show", "certs").stdout.splitlines()[1:-1])
     line = "written to certs/revoked.crl: list 2 (5 revoked certificates), 4 of"
     assert call("revoke", "all").output.startswith(line)
+
+
+def test_a_passphrase_is_asked_for_at_the_terminal_and_not_shown(tmp_path):
+    def typed(*args, words):
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.environ.pop("FL_LABELSKEW_KEY_PASSPHRASE", None)
+            os.chdir(tmp_path)
+            script = "from fl_labelskew_plugins.cli.main import main; main()"
+            os.execv(sys.executable, [sys.executable, "-c", script, *args])
+        shown, words = b"", list(words)
+        with contextlib.suppress(OSError):  # its end
+            while chunk := os.read(terminal, 1000):
+                shown += chunk
+                if chunk.endswith(b": ") and words:
+                    os.write(terminal, words.pop(0).encode() + b"\n")
+        os.close(terminal)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode().replace("\r\n", "\n")
+
+    code, shown = typed("certs", "new", "--silos", "1", "--encrypt", words=["grün 1", "grün 1"])
+    assert code == 0
+    assert shown.startswith("new passphrase of certs/ca.key: \nrepeat it: \nwritten to certs: ca, server, silo-1\n")
+    code, shown = typed("certs", "renew", "silo-1", words=["grün 2"])
+    assert (code, shown.splitlines()) == (
+        2,
+        [
+            "passphrase of certs/ca.key: ",
+            "error: certs/ca.key: the passphrase from the terminal does not decrypt it, or it is damaged",
+        ],
+    )
+    assert typed("certs", "renew", "silo-1", words=["grün 1"])[0] == 0
 
 
 @pytest.mark.parametrize("words", ["new", "new --silos 0", "new --silos 1 --days 0", "show", "revoke", "renew"])

@@ -6,6 +6,7 @@ from error_messages import message
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.runtimes.silo import certs, keys
+from fl_labelskew_plugins.runtimes.silo.keys import Passphrase
 
 WORD = "correct horse, größer"
 
@@ -23,11 +24,33 @@ def made(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def nobody(monkeypatch):
     monkeypatch.delenv(keys.VARIABLE, raising=False)
+    monkeypatch.setattr(keys, "_terminal", lambda: False)
 
 
 @pytest.fixture
 def word(monkeypatch):
     return lambda word=WORD: monkeypatch.setenv(keys.VARIABLE, word)
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """A terminal at which these words are typed; what it asked for."""
+    questions = []
+
+    def type_(*words):
+        left = iter(words)
+
+        def getpass(question):
+            questions.append(question)
+            if (word := next(left, None)) is None:
+                raise EOFError
+            return word
+
+        monkeypatch.setattr(keys, "_terminal", lambda: True)
+        monkeypatch.setattr(keys.getpass, "getpass", getpass)
+        return questions
+
+    return type_
 
 
 def test_every_key_is_encrypted_and_read_back_plain(made, word):
@@ -59,15 +82,42 @@ def test_a_key_encrypted_by_another_program_is_read(tmp_path, word):
         certs.read(tmp_path, "silo-1")
 
 
-def test_a_plain_key_needs_no_passphrase(tmp_path):
+def test_a_plain_key_asks_for_nothing(tmp_path, typed):
+    questions = typed()
     certs.new(tmp_path, 1)
     certs.read(tmp_path, "silo-1")
+    assert questions == []
 
 
-def test_without_a_passphrase_nothing_is_written(tmp_path):
-    with pytest.raises(LabelSkewError, match=rf"ca\.key: needs a passphrase; set {keys.VARIABLE}"):
+def test_the_variable_takes_precedence_over_the_terminal(made, typed, word):
+    questions = typed(WORD)
+    certs.read(made, "server")
+    assert questions == [f"passphrase of {made}/server.key: "]
+    word()
+    certs.read(made, "server")
+    assert len(questions) == 1
+
+
+def test_a_passphrase_is_asked_for_once_and_passed_to_child_processes(made, typed):
+    questions = typed(WORD)
+    passphrase = Passphrase()
+    assert passphrase.environment() == {}
+    certs.read(made, "server", passphrase)
+    certs.read(made, "silo-1", passphrase)
+    assert len(questions) == 1
+    assert passphrase.environment() == {keys.VARIABLE: WORD}
+    assert WORD not in repr(passphrase)
+
+
+def test_a_new_passphrase_is_typed_twice(tmp_path, typed, word):
+    questions = typed("one", "two", WORD, WORD)
+    with pytest.raises(LabelSkewError, match="the two passphrases differ; nothing is written"):
         certs.new(tmp_path / "certs", 1, encrypt=True)
     assert not (tmp_path / "certs").exists()
+    certs.new(tmp_path / "certs", 1, encrypt=True)
+    assert questions == [f"new passphrase of {tmp_path}/certs/ca.key: ", "repeat it: "] * 2
+    word()
+    assert certs.read(tmp_path / "certs", "silo-1")
 
 
 def test_an_encrypted_authority_creates_only_encrypted_keys(tmp_path, word, monkeypatch):
@@ -83,7 +133,7 @@ def test_an_encrypted_authority_creates_only_encrypted_keys(tmp_path, word, monk
         with pytest.raises(LabelSkewError, match=r"ca\.key: the passphrase from .* does not decrypt it"):
             work()
         monkeypatch.delenv(keys.VARIABLE)
-        with pytest.raises(LabelSkewError, match=r"ca\.key: needs a passphrase; set "):
+        with pytest.raises(LabelSkewError, match=r"ca\.key: needs a passphrase, and no terminal is available"):
             work()
         assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
         word()
@@ -91,10 +141,11 @@ def test_an_encrypted_authority_creates_only_encrypted_keys(tmp_path, word, monk
     assert all(keys.encrypted(path.read_bytes()) for path in tmp_path.glob("*.key"))
 
 
-def test_keys_of_a_plain_authority_can_be_encrypted(tmp_path, word):
+def test_keys_of_a_plain_authority_can_be_encrypted(tmp_path, typed):
     certs.new(tmp_path, 1)
-    word()
+    questions = typed(WORD, WORD)
     certs.renew(tmp_path, ["silo-1"], encrypt=True)
+    assert len(questions) == 2
     assert [path.name for path in tmp_path.glob("*.key") if keys.encrypted(path.read_bytes())] == ["silo-1.key"]
 
 
@@ -105,15 +156,19 @@ def test_invalid_passphrases_are_errors(made, wrong, word):
         certs.read(made, "server")
 
 
-def test_a_missing_or_wrong_passphrase_names_the_key(made, word):
+def test_a_missing_or_wrong_passphrase_names_the_key(made, typed, word, monkeypatch):
     def said():
         text = message(lambda: certs.read(made, "server"))
         assert "wrong" not in text
         return text.removeprefix(f"{made}/server.key: ")
 
-    assert said() == f"needs a passphrase; set {keys.VARIABLE}"
+    assert said() == f"needs a passphrase, and no terminal is available; set {keys.VARIABLE}"
     word("wrong")
     assert said() == f"the passphrase from {keys.VARIABLE} does not decrypt it, or it is damaged"
+    monkeypatch.delenv(keys.VARIABLE)
+    typed("wrong")
+    assert said() == "the passphrase from the terminal does not decrypt it, or it is damaged"
+    assert said() == "no passphrase was typed"
 
 
 def test_a_file_readable_by_others_causes_a_warning(tmp_path):

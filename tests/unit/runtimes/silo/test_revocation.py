@@ -36,7 +36,7 @@ def barred(revocations, folder, *names):
 
 
 def crl(folder, number, *, signer=None):
-    authority, key = certs.load_authority(signer or folder)
+    authority, key = certs.load_authority(signer or folder, keys.Passphrase())
     return certs._signed(certs.RevocationList(number), authority, key)
 
 
@@ -123,9 +123,9 @@ def of_another(folder):
 
 def of_an_impostor(folder):
     """Another authority's, with this one's name."""
-    authority, _ = certs.load_authority(folder)
+    authority, _ = certs.load_authority(folder, keys.Passphrase())
     certs.new(folder / "impostor", 1)
-    _, key = certs.load_authority(folder / "impostor")
+    _, key = certs.load_authority(folder / "impostor", keys.Passphrase())
     (folder / REVOKED).write_bytes(certs._signed(certs.RevocationList(9), authority, key))
 
 
