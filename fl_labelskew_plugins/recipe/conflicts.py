@@ -51,10 +51,9 @@ def _comm_conflicts(recipe: Sections) -> Iterator[Conflict]:
         right = "GRPC" if common.across_silos else "another backend, or GRPC with training_type cross_silo"
         message = f"{comm.backend} cannot be used with training_type {common.training_type}; allowed: {right}"
         yield Conflict("comm_args.backend", message, (KIND,))
-    for key, value, alternative in (("workers", comm.workers, "a number"), ("hostfile", comm.hostfile, "a file")):
-        if value is not None and not comm.over_mpi:
-            message = f"{value} cannot be used with backend {comm.backend}; allowed: null, or {alternative} with MPI"
-            yield Conflict(f"comm_args.{key}", message, ("comm_args.backend",))
+    if comm.workers is not None and not comm.over_mpi:
+        message = f"{comm.workers} cannot be used with backend {comm.backend}; allowed: null, or a number with MPI"
+        yield Conflict("comm_args.workers", message, ("comm_args.backend",))
     if comm.min_clients is not None and comm.min_clients > train.clients_per_round:
         right = f"an integer from 1 to client_num_per_round, {train.clients_per_round}"
         message = f"{comm.min_clients} is out of range; allowed: {right}"

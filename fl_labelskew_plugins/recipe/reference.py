@@ -11,7 +11,7 @@ from fl_labelskew_plugins.recipe.sections import TrainArgs
 
 KEPT = ("common_args", "data_args", "partition_args", "model_args", "validation_args", "device_args", "tracking_args")
 """Sections that apply to a reference run."""
-OF_SERVER = ("federated_optimizer", "optimizer_source", "proxy_aggregation", "proxy_smoothing")
+OF_SERVER = ("federated_optimizer", "proxy_aggregation", "proxy_smoothing")
 
 
 def plain(recipe: Recipe) -> str:

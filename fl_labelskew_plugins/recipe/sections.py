@@ -165,11 +165,6 @@ class TrainArgs(PluginArgs):
     key, kind, attribute = "federated_optimizer", "optimizers", "optimizer"
 
     federated_optimizer: str = Field("FedAvg", description="name of an optimiser: labelskew optimizers")
-    optimizer_source: Literal["own", "corrected"] | None = Field(
-        None,
-        description="implementation of the optimiser; corrected: FedML's, with its bugs fixed; default: corrected if it"
-        " supports the recipe (docs/mixing.md), else own",
-    )
     client_num_in_total: Positive = Field(10, description="number of clients K")
     client_num_per_round: Positive | None = Field(None, description="clients per round; default: all")
     comm_round: Positive = Field(10, description="rounds T")
@@ -302,9 +297,6 @@ class CommArgs(Params):
     )
     workers: Positive | None = Field(
         None, description="MPI: worker processes; default: one per GPU, else per core, at most clients per round"
-    )
-    hostfile: Annotated[str | None, IS_PATH] = Field(
-        None, description="MPI: mpirun's file of nodes and slots, this machine first; default: this machine"
     )
     server_address: str = Field("127.0.0.1:8890", description="cross_silo: host:port at which silos reach the server")
     listen_address: str | None = Field(

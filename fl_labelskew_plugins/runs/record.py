@@ -238,7 +238,7 @@ class Record:
             "partition": session.clients and session.clients.digest,
             "method": recipe.method_name,
             "host": "fedml" if recipe.hosted else "none",
-            "optimizer": compatibility.describe(recipe, session.trainer.model),
+            "optimizer": {"name": recipe.train.federated_optimizer, "source": "own"},
             "deviations": [*method.deviations(), *recipe.optimizer.deviations(), *compatibility.overruled(recipe)],
             "report": method.report(session.federation),
             "personal_models": method.personalises(),
@@ -306,10 +306,9 @@ class Record:
             raise mistake(f"--resume {self.folder.path}", f"{subject} differ from the run's", use)
         if change := changed_file(before.get("network_files", {}), now.get("network_files", {})):
             raise mistake(f"--resume {self.folder.path}", change, "the original file, or start a new run")
-        if before["optimizer"]["source"] != now["optimizer"]["source"]:  # their states differ
-            problem = f"its {now['optimizer']['name']} has optimizer_source {before['optimizer']['source']}, but here"
-            problem += f" it would be {now['optimizer']['source']}"
-            raise mistake(f"--resume {self.folder.path}", problem, f"--host {before.get('host', 'fedml')}")
+        if before["optimizer"]["source"] != "own":  # its state differs
+            problem = f"its {now['optimizer']['name']} has run in FedML's code, which this version does not use"
+            raise mistake(f"--resume {self.folder.path}", problem, "a new run")
         for key in ("versions", "threads", "device", "cpu_capability"):
             if before[key] != now[key]:
                 log.warn(f"{key} differs from the start of the run, so the last digits of results may differ")

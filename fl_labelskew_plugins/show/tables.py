@@ -15,9 +15,6 @@ from fl_labelskew_plugins.runs.session import Session, of_classes
 from fl_labelskew_plugins.show.progress import clock
 from fl_labelskew_plugins.tensors import num_bytes
 
-SOURCE_NOTES = {"own": "", "corrected": " (the host's, corrected)"}
-"""Suffix of an optimiser's name, by the source of its code."""
-
 
 def describe(session: Session) -> str:
     """Describe a run before it starts."""
@@ -34,8 +31,7 @@ def describe(session: Session) -> str:
         held += f" ({recipe.partition.partition_method}{f': {few(of_groups)}' if of_groups else ''})"
     numbers = sum(p.numel() for p in session.trainer.model.parameters())
     size = num_bytes(session.start.values()) / 1e6
-    optimizer, source = recipe.train.federated_optimizer, compatibility.choice(recipe, session.trainer.model).source
-    trained = f"{recipe.method_name} with {optimizer}{SOURCE_NOTES[source]}"
+    trained = f"{recipe.method_name} with {recipe.train.federated_optimizer}"
     if recipe.train.reference is not None:
         trained = f"reference run, {recipe.train.reference}"
     return "\n".join(

@@ -127,8 +127,6 @@ def _cores(run: Planned) -> int:
     if not comm.over_mpi:
         use = "sp or MPI, or labelskew sweep without --slurm"
         raise mistake(f"{run.name}: comm_args.backend", f"{comm.backend}: silos of two tasks could share a node", use)
-    if comm.hostfile is not None:
-        raise mistake(f"{run.name}: comm_args.hostfile", "a task runs on one node, chosen by Slurm", "null")
     if comm.workers is None:
         raise mistake(f"{run.name}: comm_args.workers", "null: the number of cores of a task is unknown", "a number")
     return threads * (comm.workers + 1)

@@ -37,7 +37,7 @@ SETTINGS += [
     ],
     ["method_args.method=map", "train_args.federated_optimizer=FedDyn", PARTIAL],
     ["model_args.model=NETWORK.py:make_network", "model_args.width=8", "train_args.augment=[flip, crop]", PARTIAL],
-    ["method_args.method=fedlc", "train_args.federated_optimizer=FedNova", "train_args.optimizer_source=own"],
+    ["method_args.method=fedlc", "train_args.federated_optimizer=FedNova"],
     [
         "method_args.method=fedshift+fedmr",
         "train_args.federated_optimizer=FedOpt",

@@ -249,15 +249,19 @@ def test_validate_takes_a_whole_table(tmp_path):
     assert errors("run", table) == [f"{table}: is a table of recipes; use one of its rows: {tmp_path / 'mine' / 'ROW'}"]
 
 
+DP = ["dp_solution_type=ldp", "mechanism_type=laplace", "epsilon=1", "delta=0", "sensitivity=0.1"]
+DP = [word for setting in DP for word in ("--set", f"dp_args.{setting}")]
+
+
 def test_validate_refuses_what_a_run_without_fedml_refuses(tmp_path):
-    words = ["--set", "train_args.optimizer_source=corrected", "--host", "none"]
+    words = ["--set", "dp_args.enable_dp=true", *DP, "--host", "none"]
     (line,) = errors("validate", QUICK, *words, "--set", "method_args.method=fedavg")
-    assert line.startswith(f"{QUICK}: train_args.optimizer_source: corrected needs FedML's code")
+    assert line.startswith(f"{QUICK}: dp_args.enable_dp: true needs FedML's code")
     assert call("validate", QUICK, "--host", "none").stdout == f"{QUICK}: ok\n"
     table = tmp_path / "mine.yaml"
     table.write_text((ROOT / "docs" / "recipes.md").read_text().split("```yaml\n")[1].split("```")[0])
-    (line,) = errors("validate", table, "--set", "train_args.optimizer_source=corrected", "--host", "none")[:1]
-    assert "train_args.optimizer_source: corrected needs FedML's code" in line
+    (line,) = errors("validate", table, *words)[:1]
+    assert "dp_args.enable_dp: true needs FedML's code" in line
 
 
 def test_validate_shows_all_files_and_all_mistakes(tmp_path):

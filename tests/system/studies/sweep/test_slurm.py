@@ -81,10 +81,6 @@ def test_resources_of_a_job(dry):
         (["--jobs", "2"], "--slurm: --jobs and --memory have no effect on Slurm; use --set-sbatch array=%8 and mem=8G"),
         (["--set", "comm_args.backend=MPI"], "fedavg-seed0: comm_args.workers: null: the number of cores of a task"),
         (["--set", "comm_args.backend=GRPC", "--set", "common_args.training_type=cross_silo"], "silos of two tasks"),
-        (
-            ["--set", "comm_args.backend=MPI", "--set", "comm_args.workers=1", "--set", "comm_args.hostfile=hosts"],
-            "fedavg-seed0: comm_args.hostfile: a task runs on one node, chosen by Slurm; use null",
-        ),
         (["--out", "/a\nb"], "/a?b: contains characters that a script cannot contain; use another folder"),
     ],
 )
