@@ -8,18 +8,14 @@ from typing import Any
 from fl_labelskew_registry import Dataset, Method
 
 from fl_labelskew_plugins.recipe import addresses
-from fl_labelskew_plugins.recipe.mistakes import Conflict, needed, show
+from fl_labelskew_plugins.recipe.mistakes import Conflict, show
 from fl_labelskew_plugins.recipe.model import Sections
 from fl_labelskew_plugins.recipe.sections import (
     IN_TRAINING,
     LEAST_SUMMED,
-    NEEDS,
     OF_UPLOADS,
     OUTSIDE_TRAINING,
     DataArgs,
-    DpArgs,
-    HostArgs,
-    SecurityArgs,
     to_the_end,
 )
 
@@ -42,7 +38,6 @@ def conflicts(recipe: Sections) -> Iterator[Conflict]:
     if train.augment and recipe.security.attack_type == "label_flipping":
         message = "cannot be used with attack_type label_flipping, which does not augment samples; allowed: []"
         yield Conflict("train_args.augment", message, ("security_args.attack_type",))
-    yield from _host_conflicts(recipe.security, recipe.dp)
 
 
 def _comm_conflicts(recipe: Sections) -> Iterator[Conflict]:
@@ -179,32 +174,6 @@ def _diagnostics_conflicts(recipe: Sections) -> Iterator[Conflict]:
             f"{', '.join(OUTSIDE_TRAINING)}, or backend sp"
         )
         yield Conflict(key, message, (KIND, "comm_args.backend"))
-
-
-def _host_conflicts(security: SecurityArgs, dp: DpArgs) -> Iterator[Conflict]:
-    yield from _needed("security_args", security, "enable_attack", "attack_type")
-    yield from _needed("security_args", security, "enable_defense", "defense_type")
-    yield from _needed("dp_args", dp, "enable_dp", "dp_solution_type")
-    if dp.enable_dp and dp.mechanism_type == "gaussian":
-        out, kind = "is out of range; allowed: a number above 0 and", "with mechanism_type gaussian"
-        if dp.epsilon is not None and dp.epsilon > 1:
-            yield Conflict("dp_args.epsilon", f"{dp.epsilon} {out} at most 1 {kind}", ("dp_args.mechanism_type",))
-        if dp.delta == 0:
-            yield Conflict("dp_args.delta", f"0 {out} below 1 {kind}", ("dp_args.mechanism_type",))
-
-
-def _needed(section: str, args: HostArgs, switch: str, chooser: str) -> Iterator[Conflict]:
-    if not getattr(args, switch):
-        return
-    chosen = getattr(args, chooser)
-    wanted = (chooser,) if chosen is None else NEEDS.get(chosen, ())
-    reason = f"{switch}: true" if chosen is None else f"{chooser}: {chosen}"
-    for key in wanted:
-        if getattr(args, key, None) is None:
-            known = key in type(args).model_fields
-            allowed = needed(type(args), key) if known else f"a value that FedML 0.9.6 takes as args.{key}"
-            message = f"missing; {reason} needs it; allowed: {allowed}"
-            yield Conflict(f"{section}.{key}", message, (f"{section}.{chooser}", f"{section}.{switch}"))
 
 
 # If two sets of clients differ by one client, the difference of their sums is that client's part. Sums of several

@@ -130,13 +130,6 @@ def allowed(schema: Schema, defs: Schema) -> str:
     return words
 
 
-def needed(model: type[BaseModel], key: str) -> str:
-    """Description of the values of an optional key, without null."""
-    schema = schema_of(model)
-    parts = schema["properties"][key].get("anyOf", [schema["properties"][key]])
-    return allowed({"anyOf": [part for part in parts if part.get("type") != "null"]}, schema.get("$defs", {}))
-
-
 @lru_cache(maxsize=256)
 def schema_of(model: type[BaseModel]) -> Schema:
     """A model's JSON Schema; do not modify it."""

@@ -26,12 +26,10 @@ from fl_labelskew_plugins.recipe.model import (
     Recipe,
     Sections,
 )
-from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING, CommArgs, Expected, Policy, TrackingArgs
+from fl_labelskew_plugins.recipe.sections import CommArgs, Expected, Policy, TrackingArgs
 from fl_labelskew_plugins.recipe.sections import names as split
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-LAUNCH_JOB = {"workspace", "job", "bootstrap", "computing"}
-"""Top-level keys of a YAML file for ``fedml launch``."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), *, objects: Mapping[str, Any] = NOTHING) -> Recipe:
@@ -111,13 +109,6 @@ def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) ->
     checker.changes(text)
     checker.end()
     return "ok, as a silo's own file; method_args were not checked, because no recipe in this folder names the file"
-
-
-def refuse_launch_job(path: Path, content: object) -> None:
-    """Raise RecipeError for a job of ``fedml launch``."""
-    if isinstance(content, dict) and LAUNCH_JOB & content.keys() and "method_args" not in content:
-        job = shown(path)
-        raise RecipeError([f"{job}: a job of FedML's launcher, not a recipe; to start it: fedml launch {job}"])
 
 
 def _silos_own(content: object) -> bool:
@@ -246,7 +237,6 @@ class _Check(Mistakes):
             raise RecipeError([f"{shown(self.path)}: empty; {kind} has the sections {', '.join(allowed)}"])
         if not isinstance(content, dict):
             raise RecipeError([f"{shown(self.path)}: {show(content)} is not a mapping of sections to keys"])
-        refuse_launch_job(self.path, content)
         if "tables" in content:
             row = self.path.with_suffix("") / "ROW"
             raise RecipeError([f"{shown(self.path)}: is a table of recipes; use one of its rows: {shown(row)}"])
@@ -313,10 +303,6 @@ class _Check(Mistakes):
     ) -> ModelT | None:
         """Validate a section's ``keys`` on top of ``base``, and make paths absolute."""
         known = keys or [*keys_of(model)]
-        if model is TrackingArgs:
-            for key in [key for key in raw if key in HOSTS_TRACKING]:
-                self.say(f"{section}.{key}", HOSTS_TRACKING[key])
-            raw = {key: value for key, value in raw.items() if key not in HOSTS_TRACKING}
         if takes_any(model):
             known = [*known, *raw]
         self.unknown_keys(section, raw, known)

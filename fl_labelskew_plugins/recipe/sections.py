@@ -485,46 +485,8 @@ class TrackingArgs(Params):
         return value
 
 
-WANDB = {
-    "wandb_project": "project",
-    "wandb_entity": "entity",
-    "wandb_name": "name",
-    "run_name": "name",
-    "wandb_group_id": "group",
-}
-"""FedML's keys, and the parameters of the tracker wandb that replace them."""
-HOSTS_TRACKING = {
-    "enable_wandb": "is a key of FedML; use trackers: [wandb], which sends nothing, or [{wandb: {mode: online}}]",
-    "wandb_key": "is a key of FedML; use the environment variable WANDB_API_KEY, since recipes must not contain keys",
-    **{key: f"is a key of FedML; use trackers: [{{wandb: {{{name}: ...}}}}]" for key, name in WANDB.items()},
-    "wandb_only_server": "is a key of FedML; remove this key: only the server's process has trackers",
-    "enable_tracking": "is a setting of FedML's platform; remove this key",
-    "log_file_dir": "is a setting of FedML's platform; remove this key: results are in run_dir",
-}
-"""FedML's keys of ``tracking_args``, and their replacements."""
-
-
-# FedML 0.9.6 accepts these names, but ignores them or cannot run them.
-UNSUPPORTED: dict[str, str] = {
-    "dlg": "FedML 0.9.6 attacks only its own LeNet, resnet20 and resnet56",
-    "weak_dp": "FedML 0.9.6 never calls it, so it would not defend anything",
-    "robust_learning_rate": "FedML 0.9.6 never calls it, so it would not defend anything",
-    "diff_clipping": "FedML 0.9.6 has no code for it; use norm_diff_clipping",
-    "dp": "FedML 0.9.6 has no code for it; use dp_args",
-    "nbafl": "FedML 0.9.6 never adds its noise, so it would not protect privacy",
-    "dp_clip": "FedML 0.9.6 never adds its noise, so it would not protect privacy",
-}
-
-
 class HostArgs(Params):
     """A section with FedML's keys; FedML tests some with ``hasattr``, so none may be None."""
-
-    @field_validator("attack_type", "defense_type", "dp_solution_type", mode="before", check_fields=False)
-    @classmethod
-    def _works_in_the_host(cls, value: object) -> object:
-        if isinstance(value, str) and value in UNSUPPORTED:
-            raise ValueError(f"'{value}' does not work in FedML: {UNSUPPORTED[value]}")
-        return value
 
     @model_serializer(mode="wrap")
     def _in_use(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -575,24 +537,6 @@ class DpArgs(HostArgs):
     delta: float | None = Field(None, ge=0, lt=1, description="failure probability; gaussian: above 0")
     sensitivity: float | None = Field(None, gt=0, description="L2 (gaussian) or L1 (laplace) sensitivity")
     max_grad_norm: float | None = Field(None, gt=0, description="cdp: scale uploads to this norm; default: never")
-
-
-NEEDS: dict[str, tuple[str, ...]] = {
-    "byzantine": ("byzantine_client_num", "attack_mode"),
-    "label_flipping": ("original_class_list", "target_class_list", "ratio_of_poisoned_client"),
-    "norm_diff_clipping": ("norm_bound",),
-    "krum": ("byzantine_client_num",),
-    "multikrum": ("byzantine_client_num", "krum_param_m"),
-    "slsgd": ("trim_param_b", "alpha", "option_type"),
-    "geo_median": ("byzantine_client_num", "batch_num"),
-    "cclip": ("bucket_size",),
-    "crfl": ("clip_threshold",),
-    "trimmed_mean": ("beta",),
-    "anomaly_detection": ("cosine_similarity_bound",),
-    "ldp": ("mechanism_type", "epsilon", "delta", "sensitivity"),
-    "cdp": ("mechanism_type", "epsilon", "delta", "sensitivity"),
-}
-"""Keys that FedML reads without a default, by type of attack, defence or differential privacy."""
 
 
 class Expected(Params):

@@ -108,13 +108,6 @@ def test_files_without_a_recipe(text, message):
     assert only_line(text).startswith(f"r.yaml: {message}")
 
 
-def test_a_launch_job_names_fedml_launch():
-    job = "workspace: ./src\njob: |\n  python train.py\ncomputing:\n  minimum_num_gpus: 1\n"
-    line = "r.yaml: a job of FedML's launcher, not a recipe; to start it: fedml launch r.yaml"
-    assert only_line(job) == only_line(job + "data_args: {dataset_name: mnist}\n") == line
-    assert only_line(text_with(job="x")).startswith("r.yaml: job: unknown section")
-
-
 def test_repeated_keys_at_any_depth():
     text = text_with() + "common_args: {random_seed: 1, random_seed: 2}\ndata_args: {dataset: digits}\n"
     lines = lines_of(text)
