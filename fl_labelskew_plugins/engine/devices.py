@@ -33,7 +33,7 @@ def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:
 
 
 def gpu_slots(recipe: Recipe, workers: int) -> list[int]:
-    """GPU of each worker, ascending, starting with rank 1; empty on the CPU. Raise LabelSkewError for too many workers."""
+    """GPU of each worker from rank 1 on, ascending; empty on the CPU. Raise LabelSkewError for too many workers."""
     selected, most = gpus(recipe), recipe.device.workers_per_gpu
     if not selected:
         return []

@@ -18,6 +18,7 @@ from fedml.core.security.fedml_attacker import FedMLAttacker
 from fedml.core.security.fedml_defender import FedMLDefender
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.recipe.mistakes import failure
 from fl_labelskew_plugins.recipe.model import Recipe
@@ -53,6 +54,8 @@ def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
     role = "client" if rank else "server"
     args = fedml.arguments.Arguments(Namespace(yaml_config_file=str(config_file), run_id="0", rank=rank, role=role))
     offline()
+    if recipe.host_switches:  # some attacks and defences ask for the device
+        fedml.device.get_device = lambda _: devices.device(recipe)
     # these singletons would keep the features of an earlier run in this process
     FedMLDifferentialPrivacy._dp_instance = None
     FedMLAttacker._attacker_instance = None

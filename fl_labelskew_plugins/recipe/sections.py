@@ -143,8 +143,7 @@ class ModelArgs(PluginArgs):
     key, kind, attribute = "model", "models", "network"
 
     model: str = Field(
-        description="name of a network: labelskew models; or a function that builds one, FILE.py:FUNCTION or"
-        " PACKAGE.MODULE:FUNCTION"
+        description="name of a network: labelskew models; or a function that builds one, FILE.py:FUNCTION"
     )
 
 
