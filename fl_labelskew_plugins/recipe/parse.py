@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +13,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.params import IS_PATH, absolute
 from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, reference, shipped, yaml
-from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, form_conflicts, moments_conflicts
+from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown, takes_any
 from fl_labelskew_plugins.recipe.model import (
     ATTRIBUTES,
@@ -24,7 +24,6 @@ from fl_labelskew_plugins.recipe.model import (
     SECTIONS,
     SILO,
     Recipe,
-    Sections,
 )
 from fl_labelskew_plugins.recipe.sections import CommArgs, Expected, Policy, TrackingArgs
 from fl_labelskew_plugins.recipe.sections import names as split
@@ -150,31 +149,26 @@ class _Check(Mistakes):
                 chooser = PLUGGED[section]
                 choice = plugins.chosen(section, chooser, keys, self, instead=objects.get(section))
                 args[name], made[chooser.attribute] = choice
-        sections = Sections.model_construct(**{name: part for name, part in args.items() if part is not None})
-        self._conflicts(sections, made.get("method"), made.get("optimizer"))
-        if (dataset := made.get("dataset")) is not None:
-            self.say_conflicts(form_conflicts(sections, dataset.params))
-            self.say_conflicts(moments_conflicts(sections, dataset))
         self.end()
-        train = sections.train
+        train = args["train"]
         try:
             made["method"].stages(train.epochs)
         except LabelSkewError as error:
             self.say("method_args.method", str(error))
-        self.end()
         args["train"] = train.model_copy(update={"client_num_per_round": train.clients_per_round})
         whole = Recipe(name=self.path.stem, path=self.path, expected=numbers, objects=objects, **args, **made)
-        self._refuse(privacy.refused(whole))
+        self.refuse([*conflicts(whole), *compatibility.conflicts(whole)])
+        self.refuse(privacy.refused(whole))
         return whole
 
     def silo(self, text: str, base: Recipe, *, survey: bool = False) -> Recipe:
         """``base`` with the changes of a silo's own file."""
         changes = self.changes(text, base)
         made = base.model_copy(update={name: value for name, value in changes.items() if value is not None})
-        self._conflicts(made, changes.get("method", base.method), base.optimizer)
         self.end()
+        self.refuse([*conflicts(made), *compatibility.conflicts(made)])
         whole = base.dataset.params if type(base.dataset) is type(made.dataset) else None
-        self._refuse(column_conflicts(made.dataset.params, whole))
+        self.refuse(column_conflicts(made.dataset.params, whole))
         for key, value in made.normalisation.items():
             if (of_all := base.normalisation[key]) != value:
                 of_recipe = f"that of {base.data.dataset}" if of_all is None else show(of_all)
@@ -182,15 +176,10 @@ class _Check(Mistakes):
                 self.say(f"data_args.{key}", f"{problem}: set mean and std in the recipe to numbers, imagenet or data")
                 self.end()
         refused = policy.refused(made.policy, made) if made.policy is not None else ()
-        self._refuse((f"{POLICY}.{key}", line) for key, line in refused if not survey or key == "server_fingerprint")
+        self.refuse((f"{POLICY}.{key}", line) for key, line in refused if not survey or key == "server_fingerprint")
         if not survey:
-            self._refuse(privacy.refused(made))
+            self.refuse(privacy.refused(made))
         return made
-
-    def _refuse(self, lines: Iterable[tuple[str, str]]) -> None:
-        for place, line in lines:
-            self.say(place, line)
-        self.end()
 
     def changes(self, text: str, base: Recipe | None = None) -> dict[str, Any]:
         """Changes of a silo's own file, by attributes of :class:`.Recipe`; None for invalid ones."""
@@ -318,9 +307,3 @@ class _Check(Mistakes):
                 # a resumed run reads the recipe from another folder
                 update[key] = absolute(value, self.folder(f"{section}.{key}"))
         return args and args.model_copy(update=update)
-
-    def _conflicts(self, recipe: Sections, method: Any, optimizer: Any) -> None:
-        everything = list(conflicts(recipe))
-        if method is not None and optimizer is not None:
-            everything += compatibility.conflicts(recipe, method, optimizer)
-        self.say_conflicts(everything)

@@ -108,12 +108,6 @@ def test_models_of_a_run_have_the_weights_of_its_files(finished):
         finished.personalised(9)
 
 
-def test_open_is_deprecated(finished):
-    with pytest.warns(DeprecationWarning, match=r"fl\.open is now fl\.load_run"):
-        assert fl.open(finished.folder).folder == finished.folder
-    assert "open" not in fl.__all__
-
-
 def test_a_notebook_shows_text_and_pictures_with_cleaned_names(finished):
     page = finished._repr_html_()
     assert page.count("data:image/png;base64,iVBOR") == 2

@@ -195,7 +195,7 @@ def test_all_mistakes_of_a_file_are_reported_together():
     lines = lines_of(
         text_with(
             common_args={"random_seed": -1},
-            train_args={"epochs": 0, "learning_rat": 1, "client_num_per_round": 99},
+            train_args={"epochs": 0, "learning_rat": 1},
             method_args={"mu1": -1, "mu3": 1},
             data_args={"download": 3, "typo": 1},
             model_args={"model": "mlpp"},
@@ -207,7 +207,7 @@ def test_all_mistakes_of_a_file_are_reported_together():
     places = [line.partition(": ")[0] if line.startswith("--set") else line.split(": ")[1] for line in lines]
     assert sorted(places) == sorted([
         "oops", "--set nonsense", "common_args.random_seed", "train_args.epochs", "train_args.learning_rat",
-        "train_args.client_num_per_round", "--set train_args.batch_size", "method_args.mu1", "method_args.mu3",
+        "--set train_args.batch_size", "method_args.mu1", "method_args.mu3",
         "data_args.download", "data_args.typo", "model_args.model",
     ])  # fmt: skip
 
