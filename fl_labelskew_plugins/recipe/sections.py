@@ -465,7 +465,6 @@ class TrackingArgs(Params):
         2, description="number of checkpoints to keep, including the last; --from-round resumes from one"
     )
     keep_best: bool = Field(True, description="also keep the model with the highest main accuracy as best.safetensors")
-    state_memory_mb: int = Field(256, ge=0, description="memory for clients' private state; the rest is on disk")
     diagnostics: list[DiagnosticName] = Field(
         [], description="plots and tables of the papers other than accuracy, in the run's folder diagnostics/"
     )
