@@ -171,8 +171,8 @@ def check_upload(
     ``keys``: recipe keys that may cause divergence, in addition to those of local training.
     """
     if upload.keys() != old.keys():
-        unexpected = sorted(upload.keys() ^ old.keys())[:3]
-        raise shareable(RunError(f"{where} has other tensors than the model: {_shown(unexpected)}"))
+        unexpected = few(sorted(upload.keys() ^ old.keys()), 3)
+        raise shareable(RunError(f"{where} has other tensors than the model: {unexpected}"))
     for key, value in upload.items():
         if value.shape != old[key].shape or value.dtype != old[key].dtype:
             expected = f"{tuple(old[key].shape)} {old[key].dtype}"
@@ -245,7 +245,7 @@ def check_extra(
     and int64.
     """
     if unknown := sorted(tensors.keys() - shapes.keys()):
-        raise RunError(f"{where} has tensors that its method does not announce: {_shown(unknown[:3])}")
+        raise RunError(f"{where} has tensors that its method does not announce: {few(unknown, 3)}")
     for key, value in tensors.items():
         if tuple(value.shape) != tuple(shapes[key]):
             raise RunError(f"{where}: {key} is of shape {tuple(value.shape)}, expected {tuple(shapes[key])}")
@@ -279,8 +279,3 @@ def _finite(value: Tensor) -> bool:
     return not value.is_floating_point() or all(
         bool(torch.isfinite(part.sum()) or torch.isfinite(part).all()) for part in pieces(value)
     )
-
-
-def _shown(names: Sequence[str]) -> str:
-    """Names from an untrusted client, sanitised."""
-    return ", ".join(clean(name, 80) for name in names)

@@ -169,9 +169,8 @@ class Server:
         """As :meth:`run_round`, from the sum of the participants' vectors; ``participants`` ascending."""
         assert self.sums is not None
         if participants:
-            read = self.sums.read(vector, self.weights, len(participants), round)
-            self.measured = read.measured
-            self.advance(read.mean, {}, {}, read.total)
+            mean, total, self.measured = self.sums.read(vector, self.weights, len(participants), round)
+            self.advance(mean, {}, {}, total)
         return participants
 
     def advance(self, mean: Weights, whole: Weights, contributions: Weights, total: Total) -> None:

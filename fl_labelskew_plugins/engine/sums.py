@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -36,18 +36,6 @@ MEAN = 30
 VECTOR = "sum"
 """Name of the only tensor in an upload or opening."""
 LARGER = "use a larger comm_args.secure_clip"
-
-
-@dataclass(frozen=True)
-class Read:
-    """Decoded sum of a round; ``mean`` as in ``Aggregated``, ``total`` of the method's tensors.
-
-    ``measured``: mean training loss, and accuracy of personalised models on all their test samples.
-    """
-
-    mean: Weights
-    total: Total
-    measured: dict[str, float]
 
 
 class Sums:
@@ -199,11 +187,12 @@ class Sums:
         assert self.right is not None
         return round(float(self.right.decode(vector)["right"]))
 
-    def read(self, vector: Vector, old: Weights, clients: int, round: int) -> Read:
-        """Decode a round's sum over ``clients`` clients; ``old``: state dict at the round's start.
+    def read(self, vector: Vector, old: Weights, clients: int, round: int) -> tuple[Weights, Total, dict[str, float]]:
+        """The mean, the sum of the method's tensors, and the measures of a round's sum over ``clients`` clients.
 
-        Impossible measures are omitted, because clients' reports are not checked. Raise RunError if the sum claims an
-        impossible number of senders.
+        ``old``: state dict at the round's start. The measures are the mean training ``loss``, and the ``accuracy`` of
+        personalised models on all their test samples; impossible ones are omitted, because clients' reports are not
+        checked. Raise RunError if the sum claims an impossible number of senders.
         """
         sums, share = self.round.decode(vector), self.shares(clients)
         _check_sent(sums, 0, clients, f"round {round + 1}")
@@ -216,7 +205,7 @@ class Sums:
         measured = _means(sums["measured"].tolist(), clients) if "measured" in sums else {}
         device = next(iter(old.values())).device
         of_method = Total({n: v.to(device) for n, v in _sent_sums(sums).items()}, clients, round)
-        return Read(mean, of_method, measured)
+        return mean, of_method, measured
 
 
 def travelling(vector: Vector) -> Tensor:

@@ -22,24 +22,31 @@ SECURE = "comm_args.secure_aggregation"
 
 def conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Key and error message of each value to correct."""
-    train = recipe.train
-    if train.clients_per_round > train.client_num_in_total:
-        right = f"an integer from 1 to client_num_in_total, {train.client_num_in_total}"
-        message = f"{train.client_num_per_round} is out of range; allowed: {right}"
-        yield "train_args.client_num_per_round", message
-    yield from _comm_conflicts(recipe)
-    yield from _silo_conflicts(recipe)
-    yield from _diagnostics_conflicts(recipe)
-    yield from _secure_conflicts(recipe)
-    yield from _form_conflicts(recipe, recipe.dataset.params)
-    yield from _moments_conflicts(recipe)
+    train, files = recipe.train, recipe.client_specific.data_silo_config
+    clients, some = train.client_num_in_total, train.clients_per_round
+    if some > clients:
+        allowed = f"an integer from 1 to client_num_in_total, {clients}"
+        yield "train_args.client_num_per_round", f"{some} is out of range; allowed: {allowed}"
+    if files and not recipe.common.across_silos:
+        message = "cannot be used with training_type simulation; allowed: files with cross_silo, or none"
+        yield "client_specific_args.data_silo_config", message
+    elif files and len(files) != clients:
+        message = f"{len(files)} files for {clients} clients; allowed: one file per client, or none"
+        yield "client_specific_args.data_silo_config", message
     if train.augment and recipe.security.attack_type == "label_flipping":
         message = "cannot be used with attack_type label_flipping, which does not augment samples; allowed: []"
         yield "train_args.augment", message
+    yield from _comm_conflicts(recipe)
+    yield from _diagnostics_conflicts(recipe)
+    if recipe.comm.secure_aggregation:
+        yield from _sum_conflicts(recipe)
+    if recipe.sums_alone:
+        yield from _secure_silo_conflicts(recipe)
+    yield from _form_conflicts(recipe, recipe.dataset.params)
 
 
 def _comm_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    common, train, comm = recipe.common, recipe.train, recipe.comm
+    common, some, comm = recipe.common, recipe.train.clients_per_round, recipe.comm
     if common.across_silos != (comm.backend == "GRPC"):
         right = "GRPC" if common.across_silos else "another backend, or GRPC with training_type cross_silo"
         message = f"{comm.backend} cannot be used with training_type {common.training_type}; allowed: {right}"
@@ -48,32 +55,18 @@ def _comm_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
         if value is not None and not comm.over_mpi:
             message = f"{value} cannot be used with backend {comm.backend}; allowed: null, or {alternative} with MPI"
             yield f"comm_args.{key}", message
-    if comm.min_clients is not None and comm.min_clients > train.clients_per_round:
-        right = f"an integer from 1 to client_num_per_round, {train.clients_per_round}"
-        message = f"{comm.min_clients} is out of range; allowed: {right}"
-        yield "comm_args.min_clients", message
+    if comm.min_clients is not None and comm.min_clients > some:
+        allowed = f"an integer from 1 to client_num_per_round, {some}"
+        yield "comm_args.min_clients", f"{comm.min_clients} is out of range; allowed: {allowed}"
     if not comm.send_contributions and not common.across_silos:
         message = "false cannot be used with training_type simulation; allowed: true, or false with cross_silo"
         yield "comm_args.send_contributions", message
     given = {"server_address": comm.server_address, "listen_address": comm.listen_address}
-    reachable = [key for key, address in given.items() if address and not addresses.loopback(address)]
+    reachable = [f"{key} {address}" for key, address in given.items() if address and not addresses.loopback(address)]
     if common.across_silos and comm.certs is None and reachable:
-        key = reachable[0]
-        message = (
-            f"missing; {key} {given[key]} can be reached from other machines; use a folder of `labelskew certs new`, "
-            "or an address such as 127.0.0.1:8890"
-        )
-        yield "comm_args.certs", message
-
-
-def _silo_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    files, key = recipe.client_specific.data_silo_config, "client_specific_args.data_silo_config"
-    clients, kind = recipe.train.client_num_in_total, recipe.common.training_type
-    if files and not recipe.common.across_silos:
-        message = f"cannot be used with training_type {kind}; allowed: files with cross_silo, or none"
-        yield key, message
-    elif files and len(files) != clients:
-        yield key, f"{len(files)} files for {clients} clients; allowed: one file per client, or none"
+        problem = f"missing; {reachable[0]} can be reached from other machines"
+        use = "use a folder of `labelskew certs new`, or an address such as 127.0.0.1:8890"
+        yield "comm_args.certs", f"{problem}; {use}"
 
 
 def classes_of(data: DataArgs, params: Any) -> int | None:
@@ -95,17 +88,6 @@ def _form_conflicts(recipe: Recipe, params: Any) -> Iterator[tuple[str, str]]:
         yield "data_args.classes", f"{reason} it to the number of classes, such as 10"
 
 
-def _moments_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Mean and std that would be computed from each silo's separate sums."""
-    mean, dataset = recipe.data.mean, recipe.dataset
-    if recipe.sums_alone and recipe.own_data and (mean == "data" or (mean is None and dataset.measured)):
-        problem = f"with {SECURE} silos do not send the sums for a common mean and std"
-        numbers = "numbers for each channel or feature, or one for all, such as mean: [0.5] and std: [0.25]"
-        use = f"write mean: imagenet (pictures in colour), or {numbers}" if dataset.picture_keys else f"write {numbers}"
-        value = "missing" if mean is None else show(mean)
-        yield "data_args.mean", f"{value}: {problem}; {use}"
-
-
 def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
     """Settings of a silo's table ``params`` that must agree with other silos and with the recipe's ``whole``."""
     features = getattr(params, "features", ())
@@ -118,38 +100,12 @@ def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
         yield "data_args.categorical", problem
 
 
-def _secure_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    comm, bits = recipe.comm, recipe.comm.secure_bits
-    if not comm.secure_aggregation:
-        return
-    yield from _sum_conflicts(recipe)
-    if recipe.common.across_silos:
-        yield from _secure_silo_conflicts(recipe)
-    for switch in recipe.host_switches:
-        message = f"true cannot be used with {SECURE}: FedML's code needs single uploads, which are hidden then"
-        yield switch, f"{message}; allowed: false"
-    ratio, usual = comm.max_update_ratio, type(comm).model_fields["max_update_ratio"].default
-    if ratio not in (None, usual):
-        message = f"{ratio:g} needs single uploads, which are hidden with {SECURE}; allowed: null, or omit it"
-        yield "comm_args.max_update_ratio", message
-    if affected := [name for name in recipe.tracking.diagnostics if name in OF_UPLOADS]:
-        message = f"{', '.join(affected)}: need single uploads, which are hidden with {SECURE}"
-        yield "tracking_args.diagnostics", f"{message}; allowed: other diagnostics"
-    most = 2 ** (bits - 4)
-    if recipe.train.client_num_in_total > most:
-        message = f"{bits} are too few for the sums of more than {most} clients; allowed: more, up to 32"
-        yield "comm_args.secure_bits", message
-
-
 def _secure_silo_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Requirements of masks: enough silos, with certificates."""
-    comm, clients = recipe.comm, recipe.train.clients_per_round
+    """Requirements of masks: enough silos, with certificates, and a common normalisation."""
+    comm, clients, mean, dataset = recipe.comm, recipe.train.clients_per_round, recipe.data.mean, recipe.dataset
     if comm.certs is None:
-        message = (
-            f"missing; with {SECURE} silos must sign their keys, or the server could replace them; use a "
-            "folder of `labelskew certs new`"
-        )
-        yield "comm_args.certs", message
+        problem = f"missing; with {SECURE} silos must sign their keys, or the server could replace them"
+        yield "comm_args.certs", f"{problem}; use a folder of `labelskew certs new`"
     if clients < LEAST_SUMMED:
         message = f"true needs at least {LEAST_SUMMED} silos per round: smaller sums protect no client; allowed: false"
         yield SECURE, message
@@ -157,19 +113,20 @@ def _secure_silo_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if threshold is not None and not least <= threshold <= clients:
         message = f"{threshold} is out of range; allowed: {least} to {clients}, more than half of client_num_per_round"
         yield "comm_args.secure_threshold", message
+    if recipe.own_data and (mean == "data" or (mean is None and dataset.measured)):
+        problem = f"with {SECURE} silos do not send the sums for a common mean and std"
+        numbers = "numbers for each channel or feature, or one for all, such as mean: [0.5] and std: [0.25]"
+        use = f"write mean: imagenet (pictures in colour), or {numbers}" if dataset.picture_keys else f"write {numbers}"
+        yield "data_args.mean", f"{'missing' if mean is None else show(mean)}: {problem}; {use}"
 
 
 def _diagnostics_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
     names, comm, key = recipe.tracking.diagnostics, recipe.comm, "tracking_args.diagnostics"
     if names and recipe.common.across_silos:
-        message = "no process of a cross_silo run has the data for diagnostics; allowed: none, or simulation"
-        yield key, message
+        yield key, "no process of a cross_silo run has the data for diagnostics; allowed: none, or simulation"
     elif not comm.in_process and (affected := [name for name in names if name in IN_TRAINING]):
-        message = (
-            f"{', '.join(affected)}: cannot observe training in other processes (backend {comm.backend}); allowed: "
-            f"{', '.join(OUTSIDE_TRAINING)}, or backend sp"
-        )
-        yield key, message
+        problem = f"{', '.join(affected)}: cannot observe training in other processes (backend {comm.backend})"
+        yield key, f"{problem}; allowed: {', '.join(OUTSIDE_TRAINING)}, or backend sp"
 
 
 # If two sets of clients differ by one client, the difference of their sums is that client's part. Sums of several
@@ -202,23 +159,31 @@ def quorum(recipe: Recipe) -> int:
 
 
 def _sum_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Sums over few clients or with several weights per client, and, without noise, over different clients."""
+    """Sums that are too small or inexact, reveal single clients, or hide uploads that something needs."""
+    train, comm, hidden = recipe.train, recipe.comm, f"need single uploads, which are hidden with {SECURE}"
+    for switch in recipe.host_switches:
+        message = f"true cannot be used with {SECURE}: FedML's code needs single uploads, which are hidden then"
+        yield switch, f"{message}; allowed: false"
+    ratio, usual = comm.max_update_ratio, type(comm).model_fields["max_update_ratio"].default
+    if ratio not in (None, usual):
+        message = f"{ratio:g} needs single uploads, which are hidden with {SECURE}; allowed: null, or omit it"
+        yield "comm_args.max_update_ratio", message
+    if affected := [name for name in recipe.tracking.diagnostics if name in OF_UPLOADS]:
+        yield "tracking_args.diagnostics", f"{', '.join(affected)}: {hidden}; allowed: other diagnostics"
+    every, most = train.client_num_in_total, 2 ** (comm.secure_bits - 4)
+    if every > most:
+        message = f"{comm.secure_bits} are too few for the sums of more than {most} clients; allowed: more, up to 32"
+        yield "comm_args.secure_bits", message
     for part in getattr(recipe.method, "parts", {"": recipe.method}).values():
         if (share := getattr(part.params, "share_prototypes", 1)) < 1:
             problem = f"{share:g}: the sum of prototypes would cover few clients; allowed: 1, or no secure aggregation"
             yield "method_args.share_prototypes", problem
-    if recipe.train.proxy_aggregation == "class":
+    if train.proxy_aggregation == "class":
         problem = "class: sums with two weights per client reveal class counts of single clients"
         yield "train_args.proxy_aggregation", f"{problem}; allowed: model, or no secure aggregation"
-    every = recipe.train.client_num_in_total
-    for key, clients in (
-        ("train_args.client_num_per_round", recipe.train.clients_per_round),
-        ("comm_args.secure_threshold", fewest_summed(recipe)),
-    ):
-        if clients < every and recipe.privacy.noise_multiplier is None:
-            problem = (
-                f"{clients} of {every} clients: sums over different clients can be compared and reveal single uploads"
-            )
-            allowed = f"{every}, noise (privacy_args.noise_multiplier), or no secure aggregation"
-            yield key, f"{problem}; allowed: {allowed}"
-            return
+    key, few = "train_args.client_num_per_round", train.clients_per_round
+    if few == every:
+        key, few = "comm_args.secure_threshold", fewest_summed(recipe)
+    if few < every and recipe.privacy.noise_multiplier is None:
+        problem = f"{few} of {every} clients: sums over different clients can be compared and reveal single uploads"
+        yield key, f"{problem}; allowed: {every}, noise (privacy_args.noise_multiplier), or no secure aggregation"
