@@ -65,9 +65,7 @@ def cell(method: str, optimizer: str) -> str:
         loaded = parse.parse(GRID.format(method=method, optimizer=optimizer))
     except LabelSkewError as error:
         return "no: " + str(error).partition(": ")[2]
-    return {"own": "ours", "corrected": "host"}[
-        compatibility.choice(loaded, loaded.network.build((1, 8, 8), 10)).source
-    ]
+    return {"own": "ours", "corrected": "host"}[compatibility.choice(loaded, loaded.network.build((1, 8, 8), 10))[0]]
 
 
 def grid() -> Iterator[str]:

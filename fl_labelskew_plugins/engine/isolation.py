@@ -1,8 +1,7 @@
 """Isolation of clients that share a network and plugins in one process.
 
-Over MPI and across silos, a hook that changes a shared object would affect only the later clients of its process, and
-the runtimes would give different numbers. So changes of the network are undone after each turn, and changed attributes
-of a plugin end the run.
+A changed object would affect only the later clients of this process, and the runtimes would give different numbers. So
+changes of the network are undone after each turn, and changed attributes of a plugin end the run.
 """
 
 from __future__ import annotations
@@ -44,15 +43,12 @@ WITHOUT_CLIENT = (
 )
 """Hooks without a client, which may be called at any time."""
 ON_SERVER = ("open", "combine", "after_aggregation", "step")
-"""Hooks of the server."""
 
 
 class Baseline:
-    """State of a network; :meth:`restore` undoes later changes of all except weights and saved buffers.
+    """State of a network; :meth:`restore` undoes later changes.
 
-    The state comprises modules' structure, attributes, modes and hooks, parameters' ``requires_grad`` and hooks, and
-    non-persistent buffers. Weights and persistent buffers are loaded at each turn's start; only their shape and dtype
-    are restored.
+    Of weights and persistent buffers, which are loaded at each turn's start, only shape and dtype are restored.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -119,7 +115,7 @@ def _reform(tensor: Tensor, form: Tensor) -> None:
 
 
 def _current(now: Mapping[str, Tensor | None], before: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Buffers by their earlier names; of those with equal form, the current ones, which may be on another device."""
+    """Buffers by their earlier names; of equal form, the current ones, which may be on another device."""
 
     def same(name: str, old: Tensor | None) -> bool:
         new = now.get(name)

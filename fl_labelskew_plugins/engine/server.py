@@ -37,9 +37,8 @@ Hooks = Callable[["Server", int, list[tuple[int, Weights]]], Weights]
 class Server:
     """The server's ``weights``, ``shared`` tensors and the optimiser's ``memory``, and their updates.
 
-    Uploads arrive in client order. Each is added and freed at once, unless ``hooks`` (FedML's attacks, defences and
-    noise) need all of them. ``proxy_smoothing``: lambda of per-class weights for the classifier's rows; None: no such
-    weights. ``sums``: with secure aggregation, the encoding of uploads.
+    Uploads arrive in client order, and are added and freed at once, unless FedML's ``hooks`` need all of them.
+    ``proxy_smoothing``: lambda of per-class weights for the classifier's rows. ``sums``: for secure aggregation.
     """
 
     def __init__(

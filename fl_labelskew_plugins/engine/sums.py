@@ -41,9 +41,8 @@ LARGER = "use a larger comm_args.secure_clip"
 class Sums:
     """Encoder and decoder of sums for one recipe, identical for clients and server.
 
-    ``forms``: a state dict, for its names, shapes and types; ``clip``: maximum change of a parameter in a round;
-    ``noise``: multiplier, norm and minimum number of clients of :class:`.SumNoise`, which must cover the whole network
-    and fit into the ring. The recipe refuses optimisers that send more than weights, and weights per class.
+    ``forms``: a state dict; ``clip``: maximum change of a parameter in a round; ``noise``: multiplier, norm and minimum
+    number of clients of :class:`.SumNoise`, which must cover the whole network and fit into the ring.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class Sums:
     # client side
 
     def added(self, client: int, round: int, start: Weights, result: LocalResult, *, measures: bool = True) -> Vector:
-        """A client's vector for a round, before noise; ``measures``: whether to include the client's loss and accuracy.
+        """A client's vector for a round, before noise; ``measures``: with loss and accuracy.
 
         Raise RunError if a tensor is not finite, not announced, or out of range.
         """
@@ -173,10 +172,7 @@ class Sums:
             raise RunError(f"{where} is not a vector of {ring.size} integers of {ring.bits} bits")
 
     def read_opening(self, vector: Vector, clients: int) -> tuple[int, int, Total]:
-        """Numbers of training and test samples, and the sum of the method's openings.
-
-        Raise RunError if the sum claims an impossible number of senders.
-        """
+        """Numbers of training and test samples, and the sum of the method's openings; errors as in :meth:`read`."""
         sums = self.opening.decode(vector)
         _check_sent(sums, 1, clients, "opening exchange")
         tests = 0 if self.noise else round(float(sums["tests"]))

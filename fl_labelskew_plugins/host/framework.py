@@ -198,10 +198,7 @@ def local_noise() -> Laplace | Gaussian | None:
 
 
 def draw_noise_from(generator: np.random.Generator) -> None:
-    """Make FedML's local differential privacy draw from a generator instead of numpy's or torch's global one.
-
-    The noise is float64: the trainer rounds the result.
-    """
+    """Make FedML's local differential privacy draw float64 noise from a generator, not from a global one."""
     if (noise := local_noise()) is not None:
         draw = generator.laplace if isinstance(noise, Laplace) else generator.normal
         noise.compute_noise = lambda size: torch.from_numpy(draw(0.0, noise.scale, size))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from fl_labelskew_registry import Optimizer, mistake
 from torch import nn
@@ -111,8 +111,7 @@ def uses_rounds(recipe: Recipe) -> str | None:
 def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recipe:
     """The recipe, with or without FedML. Raise LabelSkewError if FedML is missing and needed.
 
-    ``host`` is ``fedml`` or ``none``. The default is ``before``, the host of the run that is resumed, else FedML if it
-    is installed.
+    ``host``: ``fedml`` or ``none``; default: ``before``, of the resumed run, else FedML if it is installed.
     """
     if host not in (None, "fedml", "none"):
         raise mistake(f"host {clean(host)}", "is unknown", "fedml or none")
@@ -134,31 +133,24 @@ def without_host(recipe: Recipe, use: str) -> Recipe:
     return recipe.model_copy(update={"hosted": False})
 
 
-class CodeChoice(NamedTuple):
-    """The code that runs a recipe, and the reason."""
-
-    source: Source
-    reason: str
-
-
-def choice(recipe: Recipe, model: nn.Module) -> CodeChoice:
-    """Choose the code that runs a recipe. Raise LabelSkewError if FedML's was requested, but cannot."""
+def choice(recipe: Recipe, model: nn.Module) -> tuple[Source, str]:
+    """The code that runs a recipe, and the reason. Raise LabelSkewError if FedML's was requested, but cannot."""
     wanted, name = recipe.train.optimizer_source, recipe.train.federated_optimizer
     if wanted == "own":
-        return CodeChoice("own", "asked for")
+        return "own", "asked for"
     if not recipe.hosted:
-        return CodeChoice("own", "without FedML")
+        return "own", "without FedML"
     if name not in CORRECTABLE:
-        return CodeChoice("own", f"FedML has no {name} with bugs that can be corrected")
+        return "own", f"FedML has no {name} with bugs that can be corrected"
     if wanted is None and name == "FedAvg":
-        return CodeChoice("own", "default of FedAvg")
+        return "own", "default of FedAvg"
     reason = _unsupported(recipe) or _unsupported_network(recipe, model)
     if wanted is None and recipe.train.client_optimizer != "sgd":
         reason = reason or f"default with client_optimizer {recipe.train.client_optimizer}"
     if reason is None:
-        return CodeChoice("corrected", "asked for" if wanted else f"default of {name}")
+        return "corrected", "asked for" if wanted else f"default of {name}"
     if wanted is None:
-        return CodeChoice("own", reason)
+        return "own", reason
     raise mistake("train_args.optimizer_source", f"{wanted}: {reason}", "own, or null")
 
 
@@ -195,9 +187,9 @@ def corrections(recipe: Recipe, *, cpu: bool = True) -> Iterator[str]:
 
 def describe(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
     """A run's record of the chosen code."""
-    chosen, name = choice(recipe, model), recipe.train.federated_optimizer
-    record: dict[str, Any] = {"name": name, "source": chosen.source, "why": chosen.reason}
-    if chosen.source == "own":
+    (source, reason), name = choice(recipe, model), recipe.train.federated_optimizer
+    record: dict[str, Any] = {"name": name, "source": source, "why": reason}
+    if source == "own":
         return record
     cpu = next(model.parameters()).device.type == "cpu"
     record |= {"class": CORRECTABLE[name], "fedml": version("fedml")}

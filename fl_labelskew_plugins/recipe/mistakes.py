@@ -218,7 +218,7 @@ class RecipeError(MistakesError):
 
 @dataclass
 class Mistakes:
-    """Mistakes of one file and its overrides; ``wrong`` and ``overridden`` contain ``section`` or ``section.key``."""
+    """Mistakes of one file and its overrides, by ``section`` or ``section.key``."""
 
     path: Path
     lines: list[str] = field(default_factory=list)

@@ -1,7 +1,6 @@
 """Networks from users' functions, ``net.py:make_network``.
 
-A recipe's check only parses the file; its code runs when the network is built. The file is always chosen on this
-machine: no message, checkpoint or model file can choose it.
+A recipe's check only parses the file. No message, checkpoint or model file can choose it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ ADDED_DEFAULTS: dict[str, dict[str, Any]] = {
     "train_args": {"augment": []},
     "model_args": {"weights": None, "stem": "small"},
 }
-"""Defaults that are omitted, so that digests of version 0.2's recipes stay the same."""
+"""Omitted, so that digests of version 0.2's recipes stay the same."""
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.params import IS_PATH, absolute
-from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, reference, shipped, yaml
+from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, shipped, yaml
 from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown, takes_any
 from fl_labelskew_plugins.recipe.model import (
@@ -25,10 +25,15 @@ from fl_labelskew_plugins.recipe.model import (
     SILO,
     Recipe,
 )
-from fl_labelskew_plugins.recipe.sections import CommArgs, Expected, Policy, TrackingArgs
+from fl_labelskew_plugins.recipe.sections import CommArgs, Expected, Policy, TrackingArgs, TrainArgs
 from fl_labelskew_plugins.recipe.sections import names as split
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+OF_REFERENCE = (
+    *("common_args", "data_args", "partition_args", "model_args", "validation_args", "device_args", "tracking_args"),
+)
+"""Sections that apply to a reference run."""
+OF_SERVER = ("federated_optimizer", "optimizer_source", "proxy_aggregation", "proxy_smoothing")
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), *, objects: Mapping[str, Any] = NOTHING) -> Recipe:
@@ -56,22 +61,34 @@ def parse(
 ) -> Recipe:
     """Parse and check a recipe. Raise RecipeError with every mistake.
 
-    ``source`` is the recipe's path, for messages. ``overrides`` are ``section.key=value`` each. ``objects`` are plugins
-    by section that replace those of the text; see :func:`.plugins.from_objects`.
+    ``overrides``: ``section.key=value`` each; ``objects``: plugins by section, from :func:`.plugins.from_objects`.
     """
     recipe = _Check(Path(source)).recipe(text, overrides, objects)
     if recipe.train.reference is None:
         return recipe
-    kept = {section: plugin for section, plugin in objects.items() if section in reference.KEPT}
-    return _Check(Path(source)).recipe(reference.plain(recipe), (), kept)
+    kept = {section: plugin for section, plugin in objects.items() if section in OF_REFERENCE}
+    return _Check(Path(source)).recipe(_reference(recipe), (), kept)
+
+
+def _reference(recipe: Recipe) -> str:
+    """The text of a reference run's recipe: FedAvg in one process. Raise LabelSkewError if the data are at silos."""
+    if recipe.own_data:
+        problem = "needs all data in one place, but client_specific_args.data_silo_config names the silos' own data"
+        raise mistake("train_args.reference", f"{recipe.train.reference} {problem}", "a recipe with a partition")
+    everything = recipe.resolved()
+    content = {section: dict(everything[section]) for section in OF_REFERENCE}
+    known = keys_of(TrainArgs).keys() - {*OF_SERVER}
+    content["train_args"] = {key: value for key, value in everything["train_args"].items() if key in known}
+    content["method_args"] = {"method": "fedavg"}
+    content["tracking_args"].pop("diagnostics")
+    return yaml.write(content)
 
 
 def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
     """The recipe for silo ``rank`` (``1 .. K``), changed by the silo's own file of ``data_silo_config``, if any.
 
-    The file's ``data_args`` replace the recipe's section. In other sections, single keys of the file replace the
-    recipe's. For a survey, only ``server_fingerprint`` of the policy is checked: nothing is trained, and the silo
-    checks its answer before sending. Raise RecipeError with every mistake of the file.
+    The file's ``data_args`` replace the recipe's section; other sections replace single keys. For a survey, only
+    ``server_fingerprint`` of the policy is checked, as nothing is trained. Raise RecipeError with every mistake.
     """
     silos = recipe.train.client_num_in_total
     if not 1 <= rank <= silos:
@@ -200,16 +217,15 @@ class _Check(Mistakes):
 
     def _expected(self, raw: object) -> tuple[Expected, ...]:
         form = f"a mapping with {', '.join(keys_of(Expected))}, or a list of them"
-        numbers: list[Expected] = []
+        numbers: list[Expected | None] = []
         for i, item in enumerate(raw if isinstance(raw, list) else [raw], 1):
             place = f"{EXPECTED}[{i}]" if isinstance(raw, list) else EXPECTED
-            if not isinstance(item, dict):
+            if isinstance(item, dict):
+                self.unknown_keys(place, item, [*keys_of(Expected)])
+                numbers.append(self.validated(place, Expected, item))
+            else:
                 self.say(place, f"{show(item)} is not a mapping of keys to values; allowed: {form}")
-                continue
-            self.unknown_keys(place, item, [*keys_of(Expected)])
-            if (number := self.validated(place, Expected, item)) is not None:
-                numbers.append(number)
-        return tuple(numbers)
+        return tuple(number for number in numbers if number is not None)
 
     def _policy(self, raw: dict[str, Any]) -> Policy | None:
         args = self._plain(POLICY, Policy, raw)

@@ -16,12 +16,12 @@ from fl_labelskew_plugins.recipe.sections import Policy
 
 OTHER, OPTIMIZER = "other", "optimizer"
 OPENING = " in the opening exchange of "
-"""Part of a text of :func:`sent` for data that leaves only once."""
+"""Part of the cause of data that leave only once."""
 IN_HELLO = (
     "train_args.proxy_aggregation class",
     "sums over all training samples (without them: data_args.mean and std in the server's recipe)",
 )
-"""Texts of :func:`sent` for data in the first message of a silo."""
+"""Causes of data in the first message of a silo."""
 
 
 def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -1,8 +1,4 @@
-"""Sections and keys of recipes and of silos' files: FedML's names, plus our own.
-
-A section that chooses a plugin contains only the keys common to all plugins of that kind; the other keys belong to the
-plugin's ``Params``.
-"""
+"""Sections and keys of recipes and of silos' files. Keys of single plugins are in the plugins' ``Params``."""
 
 from __future__ import annotations
 
@@ -46,7 +42,6 @@ DiagnosticName = Literal[
     "proxy_gradients",
     "tsne",
 ]
-"""Names for ``tracking_args.diagnostics``."""
 
 IN_TRAINING: tuple[DiagnosticName, ...] = ("deviation_bound", "intra_loss", "observed_probability", "proxy_gradients")
 """Diagnostics of local training in the run's own process."""

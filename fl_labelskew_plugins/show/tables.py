@@ -31,7 +31,7 @@ def describe(session: Session) -> str:
         held += f" ({recipe.partition.partition_method}{f': {few(of_groups)}' if of_groups else ''})"
     numbers = sum(p.numel() for p in session.trainer.model.parameters())
     size = num_bytes(session.start.values()) / 1e6
-    optimizer, source = recipe.train.federated_optimizer, compatibility.choice(recipe, session.trainer.model).source
+    optimizer, source = recipe.train.federated_optimizer, compatibility.choice(recipe, session.trainer.model)[0]
     trained = f"{recipe.method_name} with {optimizer}{SOURCE_NOTES[source]}"
     if recipe.train.reference is not None:
         trained = f"reference run, {recipe.train.reference}"

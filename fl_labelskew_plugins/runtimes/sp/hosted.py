@@ -33,7 +33,7 @@ from fl_labelskew_plugins.tensors import State, Weights, joined
 def train(host: Any, record: Record) -> None:
     """Run the remaining rounds; ``host``: a :class:`.host.framework.FedML`."""
     session = record.session
-    if compatibility.choice(session.recipe, session.trainer.model).source == "corrected":
+    if compatibility.choice(session.recipe, session.trainer.model)[0] == "corrected":
         HostedFederation(host.args, record).train()
     else:
         SingleProcess(host, record).train()

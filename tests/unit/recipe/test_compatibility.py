@@ -81,7 +81,7 @@ BASE = TEXT.format(method="fedlc", optimizer="FedProx")
 )
 def test_origin_of_the_code_that_runs(overrides, source):
     loaded = parse.parse(BASE, overrides=overrides)
-    assert compatibility.choice(loaded, loaded.network.build((1, 8, 8), 10)).source == source
+    assert compatibility.choice(loaded, loaded.network.build((1, 8, 8), 10))[0] == source
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_code_of_the_host_receives_single_uploads(wanted):
     overrides += ["comm_args.secure_aggregation=true", "train_args.client_num_per_round=3"]
     if wanted == "null":
         loaded = parse.parse(BASE, overrides=overrides)
-        assert compatibility.choice(loaded, loaded.network.build((1, 8, 8), 10)).source == "own"
+        assert compatibility.choice(loaded, loaded.network.build((1, 8, 8), 10))[0] == "own"
     else:
         with pytest.raises(LabelSkewError, match=f"optimizer_source: {wanted}: FedML's server sees single uploads"):
             parse.parse(BASE, overrides=overrides)
