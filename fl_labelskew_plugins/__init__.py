@@ -55,6 +55,11 @@ def __getattr__(name: str) -> object:
         if not compatibility.host_installed():
             raise LabelSkewError("fl.fedml: FedML is not installed; use Python 3.10 or 3.11, or labelskew run")
         return import_module(f"{__name__}.host.runner")
+    if name == "open":
+        import warnings
+
+        warnings.warn("fl.open is now fl.load_run", DeprecationWarning, stacklevel=2)
+        name = "load_run"
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -14,7 +14,7 @@ import secrets
 import sys
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from fedml.core import ClientTrainer
 from fedml.ml.aggregator.default_aggregator import DefaultServerAggregator
-from fl_labelskew_registry import Contribution, LabelSkewError, Total, mistake
+from fl_labelskew_registry import Contribution, LabelSkewError, Method, Total, mistake
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -103,8 +103,18 @@ class Trainer(ClientTrainer):  # type: ignore[misc]
         LabelSkewError: FedML's runner or messages do not support this, or values are invalid.
     """
 
-    def __init__(self, model: nn.Module, args: Any, **options: Any) -> None:
-        self.task = Task(model, args, **options)  # before FedML sees them
+    def __init__(
+        self,
+        model: nn.Module,
+        args: Any,
+        *,
+        dataset: Sequence[Any],
+        method: str | Method,
+        counts: Any = None,
+        state_dir: str | Path | None = None,
+        **parameters: Any,
+    ) -> None:
+        self.task = Task(model, args, dataset, method, counts, state_dir, parameters)  # before FedML sees them
         super().__init__(model, args)
         self._given, self._message = model, OrderedDict[str, Tensor]()
         self._states: dict[int, State] = {}
@@ -149,12 +159,13 @@ class Trainer(ClientTrainer):  # type: ignore[misc]
             times_selected=times,
         )
         result = turn.fit(weights, personalised=test is not None)
-        extra, where = result.contributions, f"round {round + 1}: upload of client {client}"
-        check_result(result.upload, extra, weights, task.shapes, task.method, local.optimizer, where=where)
+        where = f"round {round + 1}: upload of client {client}"
+        upload, extra = result.upload, result.contributions
+        check_result(upload, extra, weights, task.shapes, task.method, local.optimizer, where=where)
         self._keep(client, {**result.state, TIMES: torch.tensor(times)} if result.state else {})
         self._message = task.outward(result.upload)
         if not task.plain:
-            sums = {name: torch.zeros(shape) for name, shape in task.shapes.items()} | dict(extra)
+            sums = {name: torch.zeros(shape) for name, shape in task.shapes.items()} | dict(result.contributions)
             if task.simulated and task.method.personalises():
                 right, of = result.personalised or (0, 0)
                 sums["personalised"] = torch.tensor([right / max(of, 1), float(of > 0)])
@@ -218,8 +229,18 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]
             reports it on level INFO.
     """
 
-    def __init__(self, model: nn.Module, args: Any, **options: Any) -> None:
-        self.task = task = Task(model, args, **options)
+    def __init__(
+        self,
+        model: nn.Module,
+        args: Any,
+        *,
+        dataset: Sequence[Any],
+        method: str | Method,
+        counts: Any = None,
+        state_dir: str | Path | None = None,
+        **parameters: Any,
+    ) -> None:
+        self.task = task = Task(model, args, dataset, method, counts, state_dir, parameters)
         super().__init__(model, args)
         self.history: list[dict[str, Any]] = []
         self._personalised: float | None = None

@@ -182,7 +182,7 @@ def ledger_of(recipe: Recipe, folder: Path) -> Ledger | None:
     parts = leaving(recipe, 1, 1)
     noisy = any(noise.claim for noise in [*parts.once, *parts.upload])
     if recipe.policy is not None:  # its noise is added to surveys
-        noisy = noisy or recipe.policy.noise_at_least.count_noise > 0
+        noisy = noisy or recipe.policy.least_noise("count_noise") != (0.0, "")
     return Ledger(file, args.budget, args.level) if noisy or args.budget is not None or file.exists() else None
 
 

@@ -43,10 +43,12 @@ def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
     for kind, cause in leaving:
         if policy.send is not None and kind not in policy.send:
             yield _line(policy, "send", f"{kind}: {cause}")
-    for name, least in policy.noise_at_least:
+    for name in [name for name, least in policy.noise_at_least or () if least is not None]:
+        (least, wanted), key = policy.least_noise(name), f"noise_at_least.{name}"
         if (strength := _noise(recipe, name, [cause for kind, cause in leaving if kind == "counts"])) < least:
-            problem = f"{least:g} does not allow noise of {strength:g}; set more noise, or change this policy"
-            yield f"noise_at_least.{name}", problem
+            yield key, f"{least:g} does not allow noise of {strength:g}; set more noise, or change this policy"
+        elif wanted and (others := _kinds(recipe, name) - {wanted}):
+            yield key, f"{wanted} does not allow {', '.join(others)} noise; set that kind, or change this policy"
 
 
 def _line(policy: Policy, key: str, demand: str) -> tuple[str, str]:
@@ -87,6 +89,14 @@ def _noise(recipe: Recipe, name: str, counts: list[str]) -> float:
     exact = [cause for cause in counts if OPENING not in cause]
     opens = [method.uses("opening") and "counts" in method.sends.values() for method in parts]
     return 0.0 if exact else min(itertools.compress(strengths, opens), default=math.inf)
+
+
+def _kinds(recipe: Recipe, name: str) -> set[str]:
+    """Distributions of one kind of noise; for sums and FedRS, Gaussian."""
+    if name == "count_noise":
+        params = [method.params for method in methods(recipe) if getattr(method.params, name, None)]
+        return {getattr(values, "count_noise_type", "laplace") for values in params}
+    return {recipe.dp.mechanism_type or "none"} if name == "dp" else {"gaussian"}
 
 
 def methods(recipe: Recipe) -> list[Any]:

@@ -557,15 +557,23 @@ class Expected(Params):
 
 ACCOUNT = "account.json"
 Sent = Literal["weights", "prototypes", "counts", "moments", "measures", "optimizer", "other"]
+Scale = Annotated[float, Field(gt=0)]
+
+
+class LeastNoise(Params):
+    """Noise of one distribution: Laplace and Gaussian noise of the same scale protect differently."""
+
+    kind: Literal["laplace", "gaussian"] = Field(description="distribution of the noise")
+    scale: float = Field(gt=0, description="minimum scale (laplace) or standard deviation (gaussian)")
 
 
 class NoiseAtLeast(Params):
-    """Minimum noise that a recipe must have, by kind; 0: no minimum."""
+    """Minimum noise that a recipe must have, by kind; a missing key sets no minimum."""
 
-    count_noise: float = Field(0.0, ge=0, description="scale, on class counts")
-    upload_sigma: float = Field(0.0, ge=0, description="standard deviation, on weights")
-    dp: float = Field(0.0, ge=0, description="scale of FedML's noise on weights (dp_args)")
-    noise_multiplier: float = Field(0.0, ge=0, description="noise_multiplier of sums (privacy_args)")
+    count_noise: Scale | LeastNoise | None = Field(None, description="scale, on class counts")
+    upload_sigma: Scale | LeastNoise | None = Field(None, description="standard deviation, on weights")
+    dp: Scale | LeastNoise | None = Field(None, description="scale of FedML's noise on weights (dp_args)")
+    noise_multiplier: Scale | LeastNoise | None = Field(None, description="noise_multiplier of sums (privacy_args)")
 
 
 class Policy(Params):
@@ -600,7 +608,14 @@ class Policy(Params):
         pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the server's certificate, as printed by labelskew certs show",
     )
-    noise_at_least: NoiseAtLeast = Field(NoiseAtLeast(), description="minimum noise of each kind")
+    noise_at_least: NoiseAtLeast | None = Field(
+        None, description="minimum noise of each kind: a number, or {kind: laplace or gaussian, scale: number}"
+    )
     account: Annotated[str | None, IS_PATH] = Field(
         None, description=f"file that records the silo's answers; default: {ACCOUNT} in the silo's folder"
     )
+
+    def least_noise(self, name: str) -> tuple[float, str]:
+        """Scale and kind of ``noise_at_least``; 0 without a minimum, ``""`` for any kind."""
+        least = getattr(self.noise_at_least, name, None)
+        return (least.scale, least.kind) if isinstance(least, LeastNoise) else (least or 0.0, "")

@@ -151,8 +151,10 @@ class SurveyAnswers(Answers):
         silo = self.silo
         seed = own = silo.seed()
         scale, kind = count_noise(silo.recipe)
-        if silo.guard is not None and (least := silo.guard.policy.noise_at_least.count_noise) > scale:
-            scale, seed = least, silo.seed(f"count_noise {least} {kind}")
+        least, wanted = (0.0, "") if silo.guard is None else silo.guard.policy.least_noise("count_noise")
+        if least > scale or wanted not in ("", kind):
+            scale, kind = max(least, scale), wanted or kind
+            seed = silo.seed(f"count_noise {scale} {kind}")
         try:
             if silo.guard is not None:
                 silo.guard.survey(hashlib.sha256(f"{seed} {scale}".encode()).hexdigest()[:32])

@@ -59,6 +59,21 @@ def lines(tmp_path, text, method="fedavg", train="", comm="", more="", own="", o
         (COUNTS, {"method": "fedshift"}, "count_noise: 4 does not allow noise of 0;"),
         (COUNTS, {"method": "fedmr"}, "count_noise: 4 does not allow noise of 0;"),
         (COUNTS, shift("count_noise: 3"), "count_noise: 4 does not allow noise of 3;"),
+        (
+            "noise_at_least: {count_noise: {kind: gaussian, scale: 4}}",
+            shift("count_noise: 4"),
+            "noise_at_least.count_noise: gaussian does not allow laplace noise; set that kind, or change this policy",
+        ),
+        (
+            "noise_at_least: {count_noise: {kind: laplace, scale: 4}}",
+            shift("count_noise: 4, count_noise_type: gaussian"),
+            "noise_at_least.count_noise: laplace does not allow gaussian noise;",
+        ),
+        (
+            "noise_at_least: {dp: {kind: gaussian, scale: 4}}",
+            {"more": LDP + "mechanism_type: laplace, delta: 0}"},
+            "noise_at_least.dp: gaussian does not allow laplace noise;",
+        ),
         ("noise_at_least: {noise_multiplier: 1}", {}, "noise_at_least.noise_multiplier: 1 does not allow noise of 0;"),
         (
             "require_secure_aggregation: true",
@@ -84,7 +99,7 @@ def test_recipe_keys_beyond_the_policy_are_refused(tmp_path, text, more, said):
         ("send: [weights]", {"method": "fedmr, mu2: 0"}),
         ("require_secure_aggregation: true", {"comm": SUMS}),
         ("noise_at_least: {noise_multiplier: 1}", {"comm": SUMS, "more": NOISE}),
-        (COUNTS, shift("count_noise: 4")),
+        ("noise_at_least: {count_noise: {kind: laplace, scale: 4}}", shift("count_noise: 4")),
         ("send: [weights]", {"method": "fedmr", "own": "comm_args: {send_contributions: false}"}),
         ("send: [weights, prototypes, counts]", {"method": "fedmr"}),
         ("send: [weights, prototypes]", {"method": "fd"}),
@@ -125,8 +140,9 @@ def test_noise_of_the_host_equals_its_computation(mechanism):
         ("send: [weight]", "send: item 1: 'weight' is unknown; allowed: a list, each weights, prototypes, "),
         ("server_fingerprint: AB", "server_fingerprint: 'AB' has the wrong form; allowed: text, or null"),
         ("noise_at_least: {sigma: 3}", "noise_at_least: sigma: unknown key; allowed: count_noise, upload_sigma, dp"),
-        ("noise_at_least: {dp: -1}", "noise_at_least: dp: -1 is out of range; allowed: a number of at least 0"),
-        ("noise_at_least: 3", "noise_at_least: 3 is of the wrong type; allowed: {count_noise: a number of at least 0,"),
+        ("noise_at_least: {dp: 0}", "noise_at_least: dp: 0 is out of range; allowed: a number above 0, or {kind: lap"),
+        ("noise_at_least: {dp: {kind: lap}}", 'noise_at_least: dp: {"kind": "lap"} is of the wrong type; allowed: a'),
+        ("noise_at_least: 3", "noise_at_least: 3 is of the wrong type; allowed: {count_noise: a number above 0, or "),
     ],
 )
 def test_a_policy_is_checked_like_every_section(tmp_path, text, said):
