@@ -122,7 +122,7 @@ class LineStyle(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """Mark, different for each colour and for each dash of a colour."""
+        """Mark of the points."""
         return MARKS[(self.colour + 3 * self.dash) % len(MARKS)]
 
 
@@ -188,8 +188,8 @@ def charts(
     """Plot means over the rounds in bands of one sample standard deviation, one chart per measure and setting.
 
     ``measures``: axis label to setting to label to round to the value of each seed or client; ``methods``: of each
-    label, for :func:`looks`; ``width``: of a paper's column in inches; ``limits``: of a band; ``log``: whether the
-    value axis is logarithmic; ``over``: name of the averaged items.
+    label, for :func:`looks`; ``limits``: of a band; ``log``: whether the value axis is logarithmic; ``over``: name of
+    the averaged items.
     """
     every = [groups for settings in measures.values() for groups in settings.values()]
     labels = list(dict.fromkeys(label for groups in every for label in groups))
@@ -237,9 +237,8 @@ def panels(
 ) -> Iterator[Panels]:
     """A chart for each row and column; a row wraps if it does not fit the width. A single column is not labelled.
 
-    ``width``: of a paper's column in inches, by default of a screen; ``chart``: minimum width of a chart in a paper, on
-    a screen three times as much; ``height``: relative to a chart's width; ``share``: whether charts share the axis of
-    rounds, and those of a row the axis of values.
+    ``width``: of a paper's column in inches, by default of a screen; ``chart``: minimum width of a chart in a paper;
+    ``height``: relative to a chart's width; ``share``: whether charts share the axes of rounds and values.
     """
     import matplotlib
 
@@ -403,7 +402,7 @@ SUFFIXES = (".png", ".pdf", ".svg")
 MAX_LETTERS, MAX_COLUMNS = 40, 6
 """Letters per line, and columns of a legend."""
 PERCENT = (-2, 102)
-"""Limits of an axis in per cent; the frame does not cut lines at 0 and 100."""
+"""Limits of an axis; the frame does not cut lines at 0 and 100."""
 
 
 def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[Any, Any]:

@@ -37,9 +37,8 @@ Hooks = Callable[["Server", int, list[tuple[int, Weights]]], Weights]
 class Server:
     """The server's ``weights``, ``shared`` tensors and the optimiser's ``memory``, and their updates.
 
-    Uploads arrive in client order. Each is added and freed at once, unless ``hooks`` (FedML's attacks, defences and
-    noise) need all of them. ``proxy_smoothing``: lambda of per-class weights for the classifier's rows; None: no such
-    weights. ``sums``: with secure aggregation, the encoding of uploads.
+    Uploads arrive in client order, and are added and freed at once, unless FedML's ``hooks`` need all of them.
+    ``proxy_smoothing``: lambda of per-class weights for the classifier's rows. ``sums``: for secure aggregation.
     """
 
     def __init__(
@@ -169,9 +168,8 @@ class Server:
         """As :meth:`run_round`, from the sum of the participants' vectors; ``participants`` ascending."""
         assert self.sums is not None
         if participants:
-            read = self.sums.read(vector, self.weights, len(participants), round)
-            self.measured = read.measured
-            self.advance(read.mean, {}, {}, read.total)
+            mean, total, self.measured = self.sums.read(vector, self.weights, len(participants), round)
+            self.advance(mean, {}, {}, total)
         return participants
 
     def advance(self, mean: Weights, whole: Weights, contributions: Weights, total: Total) -> None:

@@ -31,9 +31,8 @@ Draws = tuple[Tensor, Tensor, Tensor | None]
 class Turn:
     """A client's part of a round or of the opening exchange; ``view`` is the client as the method sees it.
 
-    ``shared`` and ``state``: tensors of the server and of the client; ``times_selected``: number of the client's
-    selections, 0 only in the opening exchange; ``samples`` replace the client's, for FedML's data poisoning;
-    ``noise_seed`` replaces the trainer's.
+    ``times_selected``: number of the client's selections, 0 only in the opening exchange; ``samples`` replace the
+    client's, for FedML's data poisoning; ``noise_seed`` replaces the trainer's.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Turn:
     ) -> LocalResult:
         """Train locally from ``weights``; ``personalised``: also test on the client's own test split.
 
-        Raise RunError if memory is exhausted, or a loss term is not finite although the upload is finite.
+        Raise RunError if memory is exhausted, or only a loss term is not finite.
         """
         trainer, method, view = self.trainer, self.method, self.view
         of_method, of_optimizer = trainer.unchanged
@@ -307,10 +306,7 @@ class Turn:
         return self.view.generator.get_state(), torch.get_rng_state(), cuda
 
     def _loss_under(self, batch: Batch, drawn: Draws, model: nn.Module) -> Tensor:
-        """The method's loss of a batch on ``model``, a copy of the network, with the same random draws and modes.
-
-        The client's view and all generators stay unchanged.
-        """
+        """The method's loss of a batch on a copy of the network, with the same draws and modes."""
         (methods, cpu, cuda), view, device = drawn, self.view, self.trainer.device
         for module, other in zip(self.model.modules(), model.modules(), strict=True):
             other.training = module.training
@@ -327,8 +323,7 @@ class Turn:
     def _gradient(self, names: Sequence[str]) -> dict[str, Tensor]:
         """See ``LocalWork.gradient``; 0 for parameters that the method has frozen.
 
-        The batches are not larger than in training: a loss may depend on the whole batch (FedMR compares its samples),
-        and the result must not depend on the device's memory.
+        Batches are those of training, since a loss may depend on the whole batch (FedMR).
         """
         model, decay = self.model, self.trainer.settings.weight_decay
         epochs, _ = self._epochs()
@@ -362,7 +357,7 @@ def fit(
     trains: bool = True,
     **turn: Any,
 ) -> LocalResult:
-    """A client's whole turn; see :class:`Turn` and :meth:`Turn.fit`, or if not ``trains`` :meth:`Turn.unchanged`."""
+    """A client's whole turn: :meth:`Turn.fit`, or if not ``trains`` :meth:`Turn.unchanged`."""
     part = Turn(trainer, client, round, **turn)
     return part.fit(weights, personalised=personalised, observer=observer) if trains else part.unchanged(weights)
 

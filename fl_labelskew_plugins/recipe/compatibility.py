@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from fl_labelskew_registry import Method, Optimizer, mistake
+from fl_labelskew_registry import Optimizer, mistake
 
 from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.recipe.conflicts import SECURE, sum_conflicts
-from fl_labelskew_plugins.recipe.mistakes import Conflict
-from fl_labelskew_plugins.recipe.model import Recipe, Sections
+from fl_labelskew_plugins.recipe.conflicts import SECURE
+from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.sections import OF_UPLOADS
 
 
@@ -51,35 +50,33 @@ def sends_more(optimizer: Optimizer) -> bool:
     return optimizer.sends_change or bool(optimizer.contribution_shapes({"classifier.weight": (1, 1)}))
 
 
-def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterator[Conflict]:
-    """Conflicts of a method and an optimiser with each other and the recipe, as in :func:`.conflicts.conflicts`."""
-    train, comm = recipe.train, recipe.comm
-    name, key = train.federated_optimizer, ("train_args.federated_optimizer",)
+def conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Conflicts of the method and the optimiser with each other and the recipe, as in :func:`.conflicts.conflicts`."""
+    train, comm, method, optimizer = recipe.train, recipe.comm, recipe.method, recipe.optimizer
+    name, key = train.federated_optimizer, "train_args.federated_optimizer"
+    cannot = f"cannot be used with federated_optimizer {name}"
     if train.client_optimizer not in optimizer.client_optimizers:
         right = ", ".join(optimizer.client_optimizers)
-        message = f"{train.client_optimizer} cannot be used with federated_optimizer {name}; allowed: {right}"
-        yield Conflict("train_args.client_optimizer", message, key)
+        yield "train_args.client_optimizer", f"{train.client_optimizer} {cannot}; allowed: {right}"
     if train.momentum and not optimizer.local_momentum:
-        message = f"{train.momentum:g} cannot be used with federated_optimizer {name}, which has momentum on the server"
-        yield Conflict("train_args.momentum", f"{message} (server_momentum); allowed: 0", key)
-    if sends_more(optimizer) and not comm.send_contributions:
-        message = f"false cannot be used with federated_optimizer {name}, which sends more than weights; allowed: true"
-        yield Conflict("comm_args.send_contributions", message, key)
-    if sends_more(optimizer) and method.protects():
-        message = f"{name} sends more than weights, but the method's protection of uploads covers only weights"
-        right = "FedAvg, FedProx, FedOpt, FedDyn, or no protection"
-        yield Conflict(key[0], f"{message}; allowed: {right}", ("method_args",))
+        reason = "which has momentum on the server (server_momentum)"
+        yield "train_args.momentum", f"{train.momentum:g} {cannot}, {reason}; allowed: 0"
     if comm.secure_aggregation and method.individual:
         message = "true cannot be used with a method that needs what each client sends, not their sum; allowed: false"
-        yield Conflict("comm_args.secure_aggregation", message, ("method_args.method",))
-    if comm.secure_aggregation and sends_more(optimizer):
-        message = f"{name} sends more than weights, and the sums of both can reveal data of one client"
-        allowed = "FedAvg, FedProx, FedOpt, FedDyn, or no secure aggregation"
-        yield Conflict(key[0], f"{message}; allowed: {allowed}", (SECURE,))
-    yield from sum_conflicts(recipe, method)
+        yield SECURE, message
+    if sends_more(optimizer):
+        right = "allowed: FedAvg, FedProx, FedOpt, FedDyn, or no"
+        if not comm.send_contributions:
+            yield "comm_args.send_contributions", f"false {cannot}, which sends more than weights; allowed: true"
+        if method.protects():
+            reason = "but the method's protection of uploads covers only weights"
+            yield key, f"{name} sends more than weights, {reason}; {right} protection"
+        if comm.secure_aggregation:
+            reason = "and the sums of both can reveal data of one client"
+            yield key, f"{name} sends more than weights, {reason}; {right} secure aggregation"
     if optimizer.changes_upload and (affected := [kind for kind in recipe.tracking.diagnostics if kind in OF_UPLOADS]):
         message = f"{', '.join(affected)}: uploads with federated_optimizer {name} are not trained models"
-        yield Conflict("tracking_args.diagnostics", f"{message}; allowed: other diagnostics, or another optimiser", key)
+        yield "tracking_args.diagnostics", f"{message}; allowed: other diagnostics, or another optimiser"
 
 
 def host_installed() -> bool:
@@ -100,8 +97,7 @@ def uses_rounds(recipe: Recipe) -> str | None:
 def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recipe:
     """The recipe, with or without FedML. Raise LabelSkewError if FedML is missing and needed.
 
-    ``host`` is ``fedml`` or ``none``. The default is ``before``, the host of the run that is resumed, else FedML if it
-    is installed.
+    ``host``: ``fedml`` or ``none``; default: ``before``, of the resumed run, else FedML if it is installed.
     """
     if host not in (None, "fedml", "none"):
         raise mistake(f"host {clean(host)}", "is unknown", "fedml or none")

@@ -71,8 +71,7 @@ class Record:
         self.run = folder.run_id() if resume else secrets.token_hex(8)
         self.personalised = recipe.validation.personalised
         earlier = folder.indices(at.round) if begun else ()
-        limit = recipe.tracking.state_memory_mb * 2**20
-        self.states = StateStore(folder.states, limit, at.states, at.selections, earlier)
+        self.states = StateStore(folder.states, at.states, at.selections, earlier)
         self.cut = False
         self._seconds = at.seconds
         self._begun = time.perf_counter()

@@ -107,7 +107,6 @@ def test_an_interrupted_run_keeps_the_same_best_round(whole, tmp_path, stop, mon
 def test_a_process_that_lost_its_run_does_not_touch_states(tmp_path):
     record = fl.simulate(RECIPE, tmp_path / "run")._record
     record.folder.hold()
-    record.states.memory_bytes = 0
     record.states.put(3, 0, {"w": torch.ones(2)})
     (state,) = record.folder.states.iterdir()
     (tmp_path / "run" / ".lock").write_text('{"pid": 7, "machine": "north"}')

@@ -4,8 +4,10 @@ from recipe_texts import CROSS_SILO, GOOD, cross_silo, lines_of, only_line, text
 from fl_labelskew_plugins.recipe import parse, yaml
 
 
-def test_conflicts_ignore_invalid_values():
+def test_conflicts_are_reported_when_each_value_is_valid():
     assert len(lines_of(text_with(train_args={"client_num_in_total": 0, "client_num_per_round": 20}))) == 1
+    conflicts = {"train_args": {"client_num_in_total": 2, "client_num_per_round": 20}, "comm_args": {"workers": 2}}
+    assert len(lines_of(text_with(**conflicts))) == 2
 
 
 @pytest.mark.parametrize(
