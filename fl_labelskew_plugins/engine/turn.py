@@ -32,7 +32,8 @@ class Turn:
     """A client's part of a round or of the opening exchange; ``view`` is the client as the method sees it.
 
     ``times_selected``: number of the client's selections, 0 only in the opening exchange; ``samples`` replace the
-    client's, for FedML's data poisoning; ``noise_seed`` replaces the trainer's.
+    client's, for FedML's data poisoning; ``noise_seed`` replaces the trainer's; ``exact``: protected weights are
+    float64, for noise that is added later: rounding to float32 could increase a clipped change of large weights.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class Turn:
         times_selected: int = 0,
         samples: Samples | None = None,
         noise_seed: int | None = None,
+        exact: bool = False,
     ) -> None:
         self.trainer, self.model, self.method = trainer, trainer.model, trainer.method
-        self.shared, self.state = shared or {}, state or {}
+        self.shared, self.state, self.exact = shared or {}, state or {}, exact
         self.samples = trainer.train if samples is None else samples
         self.index = trainer.indices[client] if samples is None else torch.arange(len(samples.y), device=trainer.device)
         federation = trainer.federation
@@ -295,7 +297,7 @@ class Turn:
         check_form(protected, update, f"{hook_name(self.method, 'protect')} returned an update")
         upload |= {name: value for name, value in weights.items() if not value.is_floating_point()}
         for key, value in protected.items():
-            upload[key] = weights[key] + value
+            upload[key] = weights[key].double() + value.double() if self.exact else weights[key] + value
             if key.endswith("running_var"):  # noise could make a variance negative
                 upload[key].clamp_(min=0)
         self.trainer.unchanged[0].check("protect")

@@ -122,13 +122,15 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]
         samples = None if self.local_train_dataset is data else poisoned(self.local_train_dataset, local.device)
         self._params = weights
         self.on_before_local_training(data, local.device, self.args)
-        result = fit(local, client, round, self._params, samples=samples, **turn)
-        if self.hooks and FedMLDifferentialPrivacy.get_instance().is_local_dp_enabled():
+        private = self.hooks and FedMLDifferentialPrivacy.get_instance().is_local_dp_enabled()
+        result = fit(local, client, round, self._params, samples=samples, exact=private, **turn)
+        if private:
             # batch norm's counts show how far a failed training came
             result.upload |= integers(weights)
         self._params = result.upload
         self.on_after_local_training(data, local.device, self.args)
-        result.upload, self._params = self._params, {}  # free the model before the next turn
+        result.upload = {name: value.to(weights[name].dtype) for name, value in self._params.items()}
+        self._params = {}  # free the model before the next turn
         return result
 
 
