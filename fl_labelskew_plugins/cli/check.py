@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fl_labelskew_plugins.cli import completion, table
-from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun
+from fl_labelskew_plugins.cli.exits import refuse_mpirun
 from fl_labelskew_plugins.cli.options import PATH, SET
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
@@ -20,7 +20,6 @@ from fl_labelskew_plugins.machine.text import clean
     "--recipe", type=PATH, metavar="FILE", help="Run this recipe with the method.  [default: digits, 4 clients]"
 )
 @SET
-@guarded
 def check_command(name: str, recipe: Path | None, overrides: tuple[str, ...]) -> None:
     """Check that a method gives the same numbers in every runtime.
 

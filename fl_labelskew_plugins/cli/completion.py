@@ -12,7 +12,6 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 from fl_labelskew_registry import Kind, catalog
 
-from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.recipe import shipped
 
 Items = list[CompletionItem]
@@ -37,7 +36,6 @@ shell:
 @click.command("completion", help=HELP)
 @click.argument("shell", type=click.Choice([*COMMANDS]))
 @click.pass_context
-@guarded
 def completion_command(context: click.Context, shell: str) -> None:
     """See :data:`HELP`."""
     complete: Any = get_completion_class(shell)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from fl_labelskew_registry import mistake
 
-from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import PATH
 from fl_labelskew_plugins.machine.files import write_text
 
@@ -16,7 +16,6 @@ from fl_labelskew_plugins.machine.files import write_text
 @click.command("convert")
 @click.argument("file", type=PATH)
 @click.option("--out", type=PATH, metavar="RECIPE.yaml", help="Write the recipe to this new file.  [default: stdout]")
-@guarded
 def convert_command(file: Path, out: Path | None) -> None:
     """Convert a FedML configuration, such as fedml_config.yaml, to a recipe.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import PATH, RECIPE, SET
 from fl_labelskew_plugins.cli.survey import holdings
 from fl_labelskew_plugins.machine.files import write_text
@@ -24,7 +24,6 @@ from fl_labelskew_plugins.machine.files import write_text
     show_default="here",
     help="Folder for the heat map and the table, RECIPE-partition.png and .csv.",
 )
-@guarded
 def partition_command(recipe: Path, overrides: tuple[str, ...], out: Path) -> None:
     """Show the samples per client and class under RECIPE's partition, as table and heat map, without training."""
     from fl_labelskew_plugins.recipe.parse import load

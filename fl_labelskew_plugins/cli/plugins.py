@@ -13,7 +13,6 @@ from fl_labelskew_registry import Kind, catalog
 from fl_labelskew_registry.catalog import CONTRACTS
 
 from fl_labelskew_plugins.cli import completion, formulas, table
-from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, room, wrapped
 from fl_labelskew_plugins.surveys import measured
@@ -120,7 +119,6 @@ def parameters(model: Any) -> list[list[str]]:
 def _command(verb: str, kind: Kind, plural: str) -> click.Command:
     @click.command(verb, help=f"List the {plural}, or describe one.")
     @click.argument("name", required=False, shell_complete=completion.plugins(kind))
-    @guarded
     def show(name: str | None) -> None:
         click.echo(names(kind) if name is None else details(kind, name))
         for line in catalog.misplaced(kind) if name is None else ():

@@ -14,7 +14,7 @@ import click
 from fl_labelskew_registry import LabelSkewError, catalog, mistake
 
 from fl_labelskew_plugins.cli import completion, table
-from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import PATH
 from fl_labelskew_plugins.machine.text import wrapped
 from fl_labelskew_plugins.recipe import shipped
@@ -80,7 +80,6 @@ def recipes_group() -> None:
 
 @recipes_group.command("ls")
 @click.option("--paper", metavar="PAPER", help="This paper's experiments: fedrs, map, fedlc, fedshift or fedmr.")
-@guarded
 def ls(paper: str | None) -> None:
     """List the recipes; with --paper a paper's recipes, their numbers, and whether their data are available."""
     papers = shipped.papers()
@@ -113,7 +112,6 @@ def ls(paper: str | None) -> None:
 
 @recipes_group.command("show")
 @click.argument("name", shell_complete=completion.shipped_names)
-@guarded
 def show(name: str) -> None:
     """Print the recipe NAME."""
     click.echo(_text(name), nl=False)
@@ -122,7 +120,6 @@ def show(name: str) -> None:
 @recipes_group.command("cp")
 @click.argument("name", shell_complete=completion.shipped_names)
 @DEST
-@guarded
 def cp(name: str, dest: Path) -> None:
     """Copy the recipe NAME to DEST, a file or a folder.
 

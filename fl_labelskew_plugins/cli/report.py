@@ -11,7 +11,7 @@ import click
 from fl_labelskew_registry import MistakesError, mistake
 
 from fl_labelskew_plugins.cli import completion, table
-from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import FILE, PATH
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import clean
@@ -90,7 +90,6 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
     metavar="INCHES",
     help="With --plot: width of a paper's column; letters have 7 and 8 points.",
 )
-@guarded
 def report_command(
     runs: tuple[Path, ...],
     last: int,

@@ -12,7 +12,7 @@ import click
 from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.cli import completion, cost, table
-from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun, writing
+from fl_labelskew_plugins.cli.exits import refuse_mpirun, writing
 from fl_labelskew_plugins.cli.options import FOLDER, QUIET, SET
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.place import free_memory
@@ -50,7 +50,6 @@ def _named(recipes: tuple[str, ...]) -> dict[str, Path]:
 @click.option("--out", default="reproduced", show_default=True, type=FOLDER, help="Folder of runs and tables.")
 @cost.DRY_RUN
 @QUIET
-@guarded
 def reproduce_command(
     recipes: tuple[str, ...],
     seeds: int,

@@ -15,7 +15,7 @@ import click
 from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import FILE, PATH, RECIPE, SET
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import clean, counted, few, wrapped
@@ -47,7 +47,6 @@ DROPPED_FIRST = ("imbalance", "effective")
 @click.option(
     "--compare", type=FILE, metavar="FILE", help="Write a sweep of the suggested methods to FILE, a new file."
 )
-@guarded
 def survey_command(
     recipe: Path, overrides: tuple[str, ...], out: Path | None, as_json: bool, compare: Path | None
 ) -> None:

@@ -12,7 +12,7 @@ import click
 from fl_labelskew_registry import RunError, mistake
 
 from fl_labelskew_plugins.cli import cost
-from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun
+from fl_labelskew_plugins.cli.exits import refuse_mpirun
 from fl_labelskew_plugins.cli.options import FOLDER, HOST, PATH, QUIET, overrides
 from fl_labelskew_plugins.cli.report import shown
 from fl_labelskew_plugins.machine import locks
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 )
 @HOST
 @QUIET
-@guarded
 def sweep_command(
     file: Path,
     overrides: tuple[str, ...],
