@@ -312,22 +312,6 @@ def of_experiments(experiments: Sequence[Experiment], seeds: int) -> list[Planne
     return planned
 
 
-def pick(planned: Sequence[Planned], text: str) -> list[Planned]:
-    """Select the runs of ``--task``, such as ``3`` or ``4-7,9``; raise LabelSkewError for an invalid text."""
-    use = f"numbers from 0 to {len(planned) - 1}"
-    numbers: dict[int, None] = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last:
-            problem = f"expected a list of task numbers, got {mistakes.show(text)}"
-            raise mistake("--task", problem, f"{use}, such as 3 or 4-7,9")
-        if last >= len(planned):
-            raise mistake("--task", f"task {last} does not exist", use)
-        numbers |= dict.fromkeys(range(first, last + 1))
-    return [planned[number] for number in numbers]
-
-
 def missing(planned: Sequence[Planned]) -> list[str]:
     """List the data sets and GPUs that this machine lacks."""
     wrong: dict[str, None] = {}
