@@ -61,7 +61,8 @@ def commands(path):
             lines = [command for line in lines for command in spelled_out(line)]
         told = subprocess.run(
             [shutil.which("bash"), "--norc", "-c", SHELL + "\n".join(lines)],
-            env={"PATH": "/nowhere", "what": "RECIPE.yaml", **TASK}, cwd="/", capture_output=True, text=True, check=False,
+            env={"PATH": "/nowhere", "what": "RECIPE.yaml", **TASK},
+            cwd="/", capture_output=True, text=True, check=False,
         )  # fmt: skip
         found += [line.split("\x1f") for line in told.stdout.split("\x1e")[:-1]]
         looks = re.compile(rf"\b({'|'.join(PROGRAMS)}) |^benchmarks/")
