@@ -29,7 +29,7 @@ def test_recipes_by_name_and_by_file(tmp_path, monkeypatch):
     (tmp_path / "sub" / "deep.yml").touch()
     assert completed("run quick") == ["quickstart"]
     assert {"quickstart", "fedmr/", "mine.yaml", "sub/deep.yml"} <= {*completed("run ")}
-    assert completed("run su") == completed("partition sub/") == completed("survey sub/") == ["sub/deep.yml"]
+    assert completed("run su") == completed("survey sub/") == ["sub/deep.yml"]
     rows = completed("run fedsh")
     assert rows[0] == "fedshift_fmnist"
     assert len(rows) == 36  # one paper is left: its rows
