@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from fl_labelskew_registry import MistakesError, mistake
 
-from fl_labelskew_plugins.cli import completion, table
+from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import FILE, PATH
 from fl_labelskew_plugins.machine.files import write_text
@@ -61,7 +61,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 
 
 @click.command("report")
-@click.argument("runs", nargs=-1, required=True, type=PATH, shell_complete=completion.runs)
+@click.argument("runs", nargs=-1, required=True, type=PATH)
 @click.option("--last", default=5, show_default=True, type=click.IntRange(1), help="Number of last tests to average.")
 @click.option(
     "--baseline",

@@ -27,7 +27,6 @@ EPILOG = (
     "--resume",
     type=PATH,
     metavar="RUN_DIR",
-    shell_complete=completion.runs,
     help="Resume a run from its last checkpoint; with --set train_args.comm_round=N, until round N.",
 )
 @click.option(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Sequence
 
-from fl_labelskew_plugins.machine.text import clean, csv_cell, room, shortened, wrapped
+from fl_labelskew_plugins.machine.text import clean, csv_cell, room, wrapped
 
 Rows = Sequence[Sequence[str]]
 Marks = Sequence[Sequence[int]]
@@ -44,23 +43,16 @@ def plain(
 
     limit = limit or room()
     styles = [[0] * len(head), *(marks or [[0] * len(head)] * len(rows))]
-    cleaned = [[clean(cell, 4096) for cell in row] for row in (head, *rows)]
+    texts = [[clean(cell, 4096) for cell in row] for row in (head, *rows)]
     count = len(head) if words is None else words
-    # use the first combination that fits: whole words, without wrapping if there are numbers; then shortened words
-    for wrap, longest in ((words is None, limit), (True, limit), (True, limit // 2), (True, 24), (True, 20)):
-        texts = [["".join(shortened(word, longest) for word in re.split(r"(\s+)", c)) for c in row] for row in cleaned]
-        full = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
-        narrow = [
-            max(cell_len(word) for row in texts for word in [*row[i].split(), ""]) if wrap and i < count else full[i]
-            for i in range(len(head))
-        ]
-        visible = list(range(len(head)))
-        for name in [*least, ""]:
-            if _width(narrow, visible) <= limit:
-                break
+    full = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
+    # with numbers, columns are dropped before text wraps
+    longest = [max(cell_len(word) for row in texts for word in [*row[i].split(), ""]) for i in range(len(head))]
+    narrow = [min(n, limit // 2) for n in (longest if words is None else full)[:count]] + full[count:]
+    visible = list(range(len(head)))
+    for name in least:
+        if _width(narrow, visible) > limit:
             visible = [i for i in visible if head[i] != name]
-        if _width(narrow, visible) <= limit:
-            break
 
     def widths(columns: Sequence[int]) -> list[int]:
         """Shrink the most flexible columns until all fit or none can shrink."""
