@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 DRY_RUN = click.option(
     "--dry-run",
     is_flag=True,
-    help="List the runs and estimate their time, memory and disk. If there are no measurements for a kind of "
+    help="List the runs and estimate their time and memory. If there are no measurements for a kind of "
     "run, one such run trains for a few seconds.",
 )
 
@@ -27,7 +26,6 @@ DRY_RUN = click.option(
 def forecast(
     planned: Sequence[Planned],
     *,
-    out: Path,
     jobs: int,
     free: float,
     host: str | None = None,
@@ -59,7 +57,7 @@ def forecast(
             failed += pool.run_all([run], jobs=1, memory=None, say=lambda line: None, host=host, pause=pause)
     kinds = cost.kinds(planned)
     click.echo(table.plain(cost.HEAD, [kind.row() for kind in kinds]))
-    for line in cost.totals(kinds, out=out, jobs=jobs, free=free):
+    for line in cost.totals(kinds, jobs=jobs, free=free):
         click.echo(line)
     if failed:
         raise RunError("; ".join(failed))

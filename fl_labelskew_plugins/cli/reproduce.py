@@ -87,7 +87,7 @@ def reproduce_command(
     try:
         if dry_run:
             planned, until = plan.of_experiments(chosen, seeds), begun + (allowed or math.inf)
-            seconds = cost.forecast(planned, out=out, jobs=jobs or 1, free=free_memory(), until=until)
+            seconds = cost.forecast(planned, jobs=jobs or 1, free=free_memory(), until=until)
             if allowed and seconds:
                 click.echo(f"the budget is {min(1.0, allowed / seconds):.0%} of that time")
             return
