@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -82,7 +81,6 @@ def reproduce_command(
         raise LabelSkewError("--budget runs one recipe after the other; use it without --jobs")
     allowed = None if budget is None else reproduce.seconds_of(budget)
     chosen = reproduce.experiments(_named(recipes), overrides, out)
-    rows: list[list[str]] = []
     failed: list[str] = []
     try:
         if dry_run:
@@ -93,21 +91,18 @@ def reproduce_command(
             return
         with writing(f"--out {out}"):
             out.mkdir(parents=True, exist_ok=True)
-        done: Iterable[reproduce.Experiment] = chosen
         if jobs:
             failed = pool.run_all(plan.of_experiments(chosen, seeds), jobs=jobs, memory=None, say=say)
-        elif allowed is None:
-            done = reproduce.run_all(chosen, seeds, say, quiet=quiet)
         else:
-            reproduce.run_within(chosen, seeds, begun + allowed, say, quiet=quiet)
+            reproduce.run_all(chosen, seeds, say, quiet=quiet, until=begun + (allowed or math.inf))
+        if allowed:
             say(f"budget: {time.monotonic() - begun:.0f} of {allowed:.0f} s used; the same command resumes the runs")
-        for experiment in done:
-            rows += reproduce.rows(experiment, seeds)
-            with writing(f"--out {out}"):
-                write_text(out / "table.md", table.markdown(reproduce.HEAD, rows) + "\n")
-                write_text(out / "table.csv", table.comma_separated(reproduce.HEAD, rows) + "\n")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {to_go_on(sys.argv[1:])}") from None
+    rows = [row for experiment in chosen for row in reproduce.rows(experiment, seeds)]
+    with writing(f"--out {out}"):
+        write_text(out / "table.md", table.markdown(reproduce.HEAD, rows) + "\n")
+        write_text(out / "table.csv", table.comma_separated(reproduce.HEAD, rows) + "\n")
     if sys.stdout.isatty():
         click.echo(table.plain(reproduce.HEAD, rows, least=DROPPED_FIRST))
     else:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -106,18 +107,7 @@ def differences(before: Recipe, after: Recipe) -> tuple[str, ...]:
     return tuple(line.replace('"', "") for line in lines)
 
 
-def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) -> Iterator[Experiment]:
-    """Run every experiment with the seeds ``0 .. seeds - 1``; yield each finished experiment; see :func:`complete`."""
-    for number, experiment in enumerate(chosen):
-        for seed in range(seeds):
-            folder = experiment.folder(seed)
-            state = "done already" if folder.summary.exists() else f"{experiment.recipe.train.comm_round} rounds"
-            say(f"[{number * seeds + seed + 1}/{len(chosen) * seeds}] {experiment.name}, seed {seed}: {state}")
-            complete(experiment.path, experiment.settings(seed), folder, quiet=quiet)
-        yield experiment
-
-
-def run_within(chosen: Sequence[Experiment], seeds: int, until: float, say: Say, *, quiet: bool) -> None:
+def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool, until: float = math.inf) -> None:
     """Run every experiment with the seeds ``0 .. seeds - 1`` until a time, in seconds of :func:`time.monotonic`.
 
     Each run gets an equal share of the remaining time; see :func:`complete`.
@@ -125,12 +115,14 @@ def run_within(chosen: Sequence[Experiment], seeds: int, until: float, say: Say,
     runs = [(experiment, seed) for seed in range(seeds) for experiment in chosen]
     unfinished = [(one, seed) for one, seed in runs if held(one.path, one.settings(seed), one.folder(seed)) != "done"]
     for number, (experiment, seed) in enumerate(unfinished):
-        now = time.monotonic()
-        if now >= until:
+        if (now := time.monotonic()) >= until:
             break
         seconds = (until - now) / (len(unfinished) - number)
-        say(f"{experiment.name}, seed {seed}: from round {experiment.done(seed) + 1}, for {clock(seconds)}")
-        pause = Pause(experiment.recipe.train.comm_round, now + seconds)
+        limited = math.isfinite(seconds)
+        limit = f", for {clock(seconds)}" if limited else ""
+        place = f"[{number + 1}/{len(unfinished)}] {experiment.name}, seed {seed}"
+        say(f"{place}: from round {experiment.done(seed) + 1}{limit}")
+        pause = Pause(experiment.recipe.train.comm_round, now + seconds) if limited else None
         complete(experiment.path, experiment.settings(seed), experiment.folder(seed), quiet=quiet, pause=pause)
 
 

@@ -133,7 +133,7 @@ def test_a_budget_is_shared_equally_and_unused_time_is_shared_again(file, tmp_pa
     monkeypatch.setattr(reproduce, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(reproduce, "complete", complete)
     (experiment,) = experiments = reproduce.experiments({"one": file}, [], tmp_path / "out")
-    reproduce.run_within(experiments, 3, seconds, [].append, quiet=True)
+    reproduce.run_all(experiments, 3, [].append, quiet=True, until=seconds)
     assert [experiment.done(seed) for seed in range(3)] == done
     assert now <= max(seconds, 3)
 
