@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -45,11 +44,9 @@ class Sweep(NamedTuple):
 
 
 def sweep(
-    sweep: str | Path | Mapping[str, Any] | None = None,
+    sweep: str | Path | Mapping[str, Any],
     changes: Mapping[str, Any] | None = None,
     *,
-    base: str | Path | Mapping[str, Any] | None = None,
-    grid: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | None = None,
     out: str | Path | None = None,
     only: Sequence[str] = (),
     jobs: int | None = None,
@@ -64,8 +61,6 @@ def sweep(
     Args:
         sweep: path of a sweep's file, or its content as a mapping (docs/sweeps.md).
         changes: values for all runs by ``section.key``.
-        base: without ``sweep``: a recipe's name, path or sections.
-        grid: without ``sweep``: the axes, as in the file; or the values of each ``section.key``.
         out: folder of all runs, instead of the file's.
         only: names of values; an axis that contains any of these names runs only these values.
         jobs: runs at a time; default: as many as cores and GPUs allow.
@@ -78,14 +73,11 @@ def sweep(
         RunError: the sweep itself failed.
         KeyboardInterrupt: interrupted, after all runs have saved a checkpoint.
     """
-    if (sweep is None) == (base is None) or (base is None) != (grid is None):
-        raise LabelSkewError("fl.sweep: expected either `sweep`, or `base` and `grid`")
     folder, overrides = None if out is None else Path(out), overrides_of(changes)
     if isinstance(sweep, str | Path):
         file = Path(sweep)
     else:
-        axes = [{key: _listed(key, values)} for key, values in grid.items()] if isinstance(grid, Mapping) else grid
-        file = _written({"base": base, "grid": axes} if sweep is None else sweep, changes or {}, folder)
+        file = _written(sweep, changes or {}, folder)
         folder = file.parent
     planned = plan.plan(file, overrides, folder, only)
     if any(state != "done" for state in plan.states_of(planned).values()):
@@ -97,14 +89,6 @@ def sweep(
         _run(arguments, planned, quiet=quiet)
     runs = [Run(run.folder.path) for run in planned if run.folder.recipe.is_file()]
     return Sweep(runs, _table(planned))
-
-
-def _listed(key: str, values: Any) -> list[Any]:
-    with suppress(TypeError):  # not iterable, such as a number
-        if not isinstance(values, str | bytes | Mapping):
-            return list(values)
-    shown = clean(repr(values), 80)
-    raise mistake(f"grid: {clean(key, 80)}", f"{shown} is not a list of values", f"[{clean(values, 40)}]")
 
 
 def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path | None) -> Path:

@@ -25,7 +25,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError
 from fl_labelskew_plugins.machine import locks, log
 from fl_labelskew_plugins.machine.files import open_regular, read_lines, read_text
 from fl_labelskew_plugins.machine.place import available_cores, free_memory
-from fl_labelskew_plugins.machine.signals import end_with_parent, interrupting
+from fl_labelskew_plugins.machine.signals import blocked, end_with_parent, interrupting
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe.compatibility import host_installed
 from fl_labelskew_plugins.runs.folder import RunFolder
@@ -242,11 +242,8 @@ class Pool:
 def _start_server() -> None:
     """Start the process that forks the runs; :mod:`.forkserver` unblocks Ctrl-C in it."""
     resource_tracker.ensure_running()  # its start unblocks signals, so it comes first
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    with blocked(signal.SIGINT):
         forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _gpus(planned: Sequence[Planned]) -> list[int]:
