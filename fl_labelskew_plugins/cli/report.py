@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,8 +44,7 @@ def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: boo
     least: Sequence[str] = DROPPED_FIRST
     if "test" in texts.columns:  # without a global test set, differences between clients matter more than ranks
         least = sorted(DROPPED_FIRST, key=("worst client", "spread").__contains__)
-    limit = 0 if sys.stdout.isatty() else sys.maxsize  # a pipe gets all columns, even if COLUMNS is set
-    return table.plain(head, cells, styles, words=words, least=() if columns or pivot else least, limit=limit)
+    return table.plain(head, cells, styles, words=words, least=() if columns or pivot else least)
 
 
 def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.recipe.model import Recipe
     from fl_labelskew_plugins.surveys.survey import Survey
 
-MAX_CLIENTS, FURTHEST = 20, 15
-"""Most clients in a table: the ones furthest from the federation's class shares, and then the nearest ones."""
+MAX_CLIENTS = 20
+"""Clients in a table: those furthest from the federation's class shares."""
 MAX_CLASSES = 20
 HEADS = {
     **{"held": "classes held", "effective": "effective", "imbalance": "imbalance"},
@@ -109,9 +109,8 @@ def _parts(survey: Survey) -> Iterator[str]:
     listed, note = list(range(number)), ""
     if number > MAX_CLIENTS:
         order = sorted((k for k in listed if measured.samples[k]), key=lambda k: -measured.hellinger[k])
-        listed = [*order[:FURTHEST], *order[FURTHEST:][FURTHEST - MAX_CLIENTS :]]
-        nearest = f"and the {MAX_CLIENTS - FURTHEST} nearest"
-        note = f"\n(listed: the {FURTHEST} clients that are furthest from the federation's class shares, {nearest})"
+        listed = order[:MAX_CLIENTS]
+        note = f"\n(listed: the {MAX_CLIENTS} clients that are furthest from the federation's class shares)"
     yield f"{title} of {classes}{note}"
     if len(survey.class_names) <= MAX_CLASSES:
         yield table.plain(*holdings(survey, listed))

@@ -21,7 +21,6 @@ def plain(
     *,
     words: int | None = None,
     least: Sequence[str] = (),
-    limit: int = 0,
 ) -> str:
     """Format a table with aligned columns that fits the terminal; in a pipe or a file, one line per row.
 
@@ -34,14 +33,13 @@ def plain(
         marks: 1 is bold, 2 is underlined.
         words: number of text columns; the others are right-aligned and do not wrap. Default: all.
         least: columns that may be dropped, in this order.
-        limit: letters per line; default: :func:`.machine.text.room`.
     """
     from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    limit = limit or room()
+    limit = room()
     styles = [[0] * len(head), *(marks or [[0] * len(head)] * len(rows))]
     texts = [[clean(cell, 4096) for cell in row] for row in (head, *rows)]
     count = len(head) if words is None else words
