@@ -1,43 +1,18 @@
-"""``labelskew completion``, and fast completions for recipes, plugins, runs and keys, without importing plugins."""
+"""Shell completion of recipes, plugins and keys, without importing plugins."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import CompletionItem
 from fl_labelskew_registry import Kind, catalog
 
 from fl_labelskew_plugins.recipe import shipped
 
 Items = list[CompletionItem]
 Complete = Callable[[click.Context, click.Parameter, str], Items]
-
-NAME = "labelskew"
-COMMANDS = {
-    "bash": f"""echo 'eval "$({NAME} completion bash)"' >> ~/.bashrc""",
-    "zsh": f"""echo 'eval "$({NAME} completion zsh)"' >> ~/.zshrc   # below compinit""",
-    "fish": f"{NAME} completion fish > ~/.config/fish/completions/{NAME}.fish",
-}
-"""Commands that install the script permanently, by shell."""
-HELP = """Print the shell script that completes labelskew commands.
-
-It completes commands, options, recipes, plugins, files, and the keys of --set. To enable it in every new
-shell:
-
-\b
-""" + "\n".join(COMMANDS.values())
-
-
-@click.command("completion", help=HELP)
-@click.argument("shell", type=click.Choice([*COMMANDS]))
-@click.pass_context
-def completion_command(context: click.Context, shell: str) -> None:
-    """See :data:`HELP`."""
-    complete: Any = get_completion_class(shell)
-    click.echo(complete(context.find_root().command, {}, NAME, f"_{NAME.upper()}_COMPLETE").source())
 
 
 def plugins(kind: Kind) -> Complete:

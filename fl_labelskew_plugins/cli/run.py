@@ -32,11 +32,6 @@ EPILOG = (
 @click.option(
     "--from-round", type=click.IntRange(min=1), metavar="N", help="With --resume: first go back to the end of round N."
 )
-@click.option(
-    "--reference",
-    type=click.Choice(["centralised", "local"]),
-    help="Instead of the federation: train on all data in one place, or one model per client, without the method.",
-)
 @click.option("--dry-run", is_flag=True, help="Do everything except training.")
 @click.option("--survey", is_flag=True, help="Cross-silo: only ask the silos for their class counts, without training.")
 @click.option("--quiet", is_flag=True, help="Print only errors and warnings.")
@@ -57,9 +52,6 @@ def run_command(recipe: Path | None, overrides: tuple[str, ...], *, quiet: bool,
         log.word("reading recipe ...")
     if recipe is not None:
         shipped.text(recipe)  # reports an unknown name before the slow imports
-    reference = options.pop("reference")
-    if reference is not None:
-        overrides = (*overrides, f"train_args.reference={reference}")
     from fl_labelskew_plugins.front.start import start
     from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
     from fl_labelskew_plugins.runtimes.options import RunOptions

@@ -156,7 +156,10 @@ def _table(planned: Sequence[plan.Planned]) -> DataFrame:
 
     recipes = [run.recipe.resolved() for run in planned]
     places = dict.fromkeys(setting.partition("=")[0] for run in planned for setting in run.settings)
-    columns = {place: [_value(recipe, place) for recipe in recipes] for place in places}
+    columns = {}
+    for place in places:
+        section, _, key = place.partition(".")
+        columns[place] = [recipe.get(section, {}).get(key) for recipe in recipes]
     differing = {place: values for place, values in columns.items() if len(set(map(json.dumps, values))) > 1}
     rows = []
     for number, run in enumerate(planned):
@@ -167,9 +170,3 @@ def _table(planned: Sequence[plan.Planned]) -> DataFrame:
         row = {"state": state, "rounds": len(lines), "accuracy": facts.get("accuracy"), "best": best, "why": reason}
         rows.append(row | {place: values[number] for place, values in differing.items()})
     return DataFrame(rows, index=Index([run.name for run in planned], name="run"))
-
-
-def _value(recipe: Any, place: str) -> Any:
-    for key in place.split("."):
-        recipe = recipe.get(key) if isinstance(recipe, dict) else None
-    return recipe
