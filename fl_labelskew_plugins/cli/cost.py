@@ -30,7 +30,6 @@ def forecast(
     free: float,
     host: str | None = None,
     until: float = math.inf,
-    tasks: bool = False,
 ) -> float:
     """List runs, start one of each unknown kind for a few batches or rounds, and estimate the remaining costs.
 
@@ -46,8 +45,7 @@ def forecast(
     plan.states_of(planned)  # raises if a folder holds another run
     states = [status.read_planned(run.folder.path)["state"] for run in planned]
     rows = [[str(run.number), run.name, state] for run, state in zip(planned, states, strict=True)]
-    head, *rows = [row if tasks else row[1:] for row in (["task", "run", "state"], *rows)]
-    click.echo(table.plain(head, rows))
+    click.echo(table.plain(["task", "run", "state"], rows))
     click.echo(status.totals(states))
     unknown, failed = cost.unknown(planned), list[str]()
     for number, run in enumerate(unknown, 1):

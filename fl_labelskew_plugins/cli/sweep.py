@@ -83,7 +83,7 @@ def sweep_command(
         plan.write_names(all_planned)
         if dry_run:
             jobs, free = jobs or pool.default_jobs(planned), pool.memory_bound(memory)
-            cost.forecast(planned, jobs=jobs, free=free, host=host, tasks=True)
+            cost.forecast(planned, jobs=jobs, free=free, host=host)
             return
         if task is not None:
             pool.run_here(planned[0], say, host)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 
-from fl_labelskew_plugins.machine.text import clean, csv_cell, room, wrapped
+from fl_labelskew_plugins.machine.text import clean, csv_cell, room, shortened, wrapped
 
 Rows = Sequence[Sequence[str]]
 Marks = Sequence[Sequence[int]]
@@ -41,16 +42,21 @@ def plain(
 
     limit = room()
     styles = [[0] * len(head), *(marks or [[0] * len(head)] * len(rows))]
-    texts = [[clean(cell, 4096) for cell in row] for row in (head, *rows)]
+    cleaned = [[clean(cell, 4096) for cell in row] for row in (head, *rows)]
     count = len(head) if words is None else words
-    full = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
-    # with numbers, columns are dropped before text wraps
-    longest = [max(cell_len(word) for row in texts for word in [*row[i].split(), ""]) for i in range(len(head))]
-    narrow = [min(n, limit // 2) for n in (longest if words is None else full)[:count]] + full[count:]
-    visible = list(range(len(head)))
-    for name in least:
-        if _width(narrow, visible) > limit:
-            visible = [i for i in visible if head[i] != name]
+    for most in (limit, 24):  # with numbers, columns are dropped before text wraps; then long words are shortened
+        texts = [
+            ["".join(shortened(word, most) for word in re.split(r"(\s+)", cell)) for cell in row] for row in cleaned
+        ]
+        full = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
+        longest = [max(cell_len(word) for row in texts for word in [*row[i].split(), ""]) for i in range(count)]
+        narrow = (longest if words is None or most < limit else full[:count]) + full[count:]
+        visible = list(range(len(head)))
+        for name in least:
+            if _width(narrow, visible) > limit:
+                visible = [i for i in visible if head[i] != name]
+        if _width(narrow, visible) <= limit:
+            break
 
     def widths(columns: Sequence[int]) -> list[int]:
         """Shrink the most flexible columns until all fit or none can shrink."""

@@ -83,3 +83,12 @@ def wrapped(text: str, indent: str = "") -> str:
     text = text.replace(" %", "\xa0%")  # a non-breaking space, at which textwrap does not break
     text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return text.replace("\xa0%", " %")
+
+
+def shortened(name: str, limit: int) -> str:
+    """A name shortened in the middle, since names often differ at the end.
+
+    >>> shortened("p10c2-fedlc-seed0", 12), shortened("seed0", 12)
+    ('p10...-seed0', 'seed0')
+    """
+    return name if len(name) <= limit else f"{name[: limit - limit // 2 - 3]}...{name[-(limit // 2) :]}"

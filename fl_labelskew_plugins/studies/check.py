@@ -105,14 +105,7 @@ def outcomes_of(
         place = Path(temporary)
         file = place / f"{method}.yaml"
         file.write_text(yaml.write(content), encoding="utf-8")
-        try:
-            parsed = parse.load(file, settings)
-        except LabelSkewError as error:
-            parse.load(recipe, [setting for setting in settings if not setting.startswith("method_args.")])
-            if base.method_name == method:
-                raise
-            yield Outcome(method, "sp", "failed", "; ".join(str(error).splitlines()))
-            return
+        parsed = parse.load(file, settings)
         say(f"{method}: sp")
         reason = _run(file, settings, place / "sp")
         yield Outcome(method, "sp", "failed" if reason else "ok", reason)

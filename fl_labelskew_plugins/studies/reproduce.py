@@ -20,7 +20,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 
 from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine import locks
-from fl_labelskew_plugins.machine.files import read_lines, read_text
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.recipe.sections import Expected
@@ -30,6 +30,7 @@ from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runs.session import data_folder, made_up
 from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.show.progress import clock
+from fl_labelskew_plugins.studies import finished
 from fl_labelskew_plugins.studies.finished import FinishedRun, flat
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -183,12 +184,8 @@ def complete(
 
 
 def _seconds(folder: RunFolder) -> float:
-    try:
-        if folder.summary.exists():
-            return float(json.loads(read_text(folder.summary))["seconds"])
-        return sum(float(line["seconds"]) for line in read_lines(folder.timings))
-    except (OSError, ValueError, TypeError, KeyError):
-        raise LabelSkewError(f"{folder.summary}: not a valid summary; delete it and repeat the command") from None
+    known: float | None = folder.results.get("seconds")
+    return known or sum(finished.number(line, "seconds") or 0.0 for line in read_lines(folder.timings))
 
 
 HEAD = (

@@ -94,13 +94,11 @@ def test_an_unavailable_runtime_is_skipped(plugin, monkeypatch):
     assert silos == Outcome("no_silos", "silos", "skipped", "its runtimes are sp, MPI")
 
 
-def test_a_method_with_a_required_parameter_fails(plugin):
+def test_a_method_with_a_required_parameter_needs_its_value(plugin):
     body = "    class Params(Params):\n        strength: float\n"
     plugin(body, "needs_strength")
-    (outcome,) = outcomes_of("needs_strength", runtimes=())
-    assert (outcome.runtime, outcome.verdict) == ("sp", "failed")
-    assert "strength" in outcome.detail
-    assert "\n" not in outcome.detail
+    (line,) = errors("check", "needs_strength")
+    assert "needs_strength.yaml: method_args.strength: " in line
     (outcome,) = outcomes_of("needs_strength", overrides=["method_args.strength=1"], runtimes=())
     assert outcome == Outcome("needs_strength", "sp", "ok")
     with pytest.raises(LabelSkewError, match=r"train_args.epoch: unknown"):
