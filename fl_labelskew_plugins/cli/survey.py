@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shlex
@@ -41,15 +40,14 @@ DROPPED_FIRST = ("imbalance", "effective")
     "--out",
     type=PATH,
     metavar="DIR",
-    help="Folder for RECIPE-survey.csv, .json and the heat map .png.  [default: the current one; none with --json]",
+    default=".",
+    show_default="here",
+    help="Folder for RECIPE-survey.csv, .json and the heat map .png.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print all results as JSON instead of tables.")
 @click.option(
     "--compare", type=FILE, metavar="FILE", help="Write a sweep of the suggested methods to FILE, a new file."
 )
-def survey_command(
-    recipe: Path, overrides: tuple[str, ...], out: Path | None, as_json: bool, compare: Path | None
-) -> None:
+def survey_command(recipe: Path, overrides: tuple[str, ...], out: Path, compare: Path | None) -> None:
     """Measure the label skew under RECIPE's partition, and suggest methods to try; trains nothing.
 
     For silos with their own data use "labelskew run RECIPE --survey"; docs/survey.md explains the numbers.
@@ -61,17 +59,13 @@ def survey_command(
         raise mistake(f"--compare {compare}", "exists already", "another file")
     checked = load(recipe, overrides)
     survey = of_partition(checked)
-    click.echo(json.dumps(survey.content(), indent=1) if as_json else text(survey))
-    if out is not None or not as_json:
-        place = out or Path()
-        with writing(place):
-            survey.write(place, f"{checked.name}-survey")
-        if not as_json:
-            click.echo(f"written: {place / checked.name}-survey.csv, .json and .png")
+    click.echo(text(survey))
+    with writing(out):
+        survey.write(out, f"{checked.name}-survey")
+    click.echo(f"written: {out / checked.name}-survey.csv, .json and .png")
     if compare is not None:
         _write_comparison(compare, checked, recipe, overrides, survey)
-        if not as_json:
-            click.echo(f"written: {compare}; next: labelskew sweep {shlex.quote(str(compare))}")
+        click.echo(f"written: {compare}; next: labelskew sweep {shlex.quote(str(compare))}")
 
 
 def _write_comparison(file: Path, checked: Recipe, recipe: Path, overrides: Sequence[str], survey: Survey) -> None:

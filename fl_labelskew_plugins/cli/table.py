@@ -25,8 +25,8 @@ def plain(
 ) -> str:
     """Format a table with aligned columns that fits the terminal; in a pipe or a file, one line per row.
 
-    Cells wrap at spaces. If necessary, columns are dropped and named below the table. If necessary, the other columns
-    continue in further tables below, each with the first column.
+    Cells wrap at spaces. If necessary, columns are dropped and named below the table, and the others continue in
+    further tables below, each with the first column.
 
     Args:
         head: names of the columns.

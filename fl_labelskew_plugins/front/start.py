@@ -46,7 +46,6 @@ def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | Non
     ``held``: the folder ``run_dir`` or ``resume``, if this process has already locked it.
 
     Raises:
-        LabelSkewError: invalid recipe or options.
         RunError: the run or one of its processes failed.
         KeyboardInterrupt: Ctrl-C or a termination signal, after a checkpoint was saved.
     """

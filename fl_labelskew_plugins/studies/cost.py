@@ -33,13 +33,9 @@ DECIMALS = ("train_args", "method_args", "partition_args", "privacy_args")
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of one run.
+    """The cost of one run: seconds, and peak bytes of its (or the server's) process and of tensors on a GPU.
 
-    Args:
-        start: seconds in addition to those of its rounds.
-        round: seconds per round.
-        memory: peak bytes of its process; over MPI and across silos, of the server's process.
-        gpu: peak bytes of tensors on a GPU.
+    ``start``: seconds in addition to those of its rounds.
     """
 
     start: float

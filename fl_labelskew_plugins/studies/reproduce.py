@@ -52,9 +52,7 @@ def seconds_of(budget: str) -> float:
 class Experiment:
     """One recipe, to be run with several seeds in the folder ``out``.
 
-    Args:
-        original_rounds: before the overrides.
-        deviations: ``key: original value -> new value``, for settings that affect results.
+    ``original_rounds``: before the overrides. ``deviations``: ``key: original value -> new value``.
     """
 
     name: str
@@ -152,10 +150,7 @@ def complete(
 ) -> bool:
     """Start or resume a run, until its end or ``pause``; return whether anything was left to do.
 
-    Raises:
-        HeldError: another process is running it.
-        LabelSkewError: the folder contains another run.
-        RunError: the run failed.
+    Raise HeldError if another process is running it; see also :func:`held` and :func:`.start.start`.
     """
     if held(path, settings, folder) == "done":
         return False

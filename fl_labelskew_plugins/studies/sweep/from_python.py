@@ -35,8 +35,8 @@ MARK = "# written by fl.sweep, which overwrites it"
 class Sweep(NamedTuple):
     """The runs that have begun, in the sweep's order, and a table with a row per run, indexed by its name.
 
-    Columns: ``state`` as in ``labelskew status``; ``rounds``; ``accuracy`` of the last test and ``best``, both between
-    0 and 1; ``why`` (the reason of a failure); and each ``section.key`` in which the runs differ.
+    Columns: ``state``, ``rounds``, ``accuracy`` of the last test and ``best`` (0 to 1), ``why`` (the reason of a
+    failure), and each ``section.key`` in which the runs differ.
     """
 
     runs: list[Run]
@@ -55,8 +55,6 @@ def sweep(
     quiet: bool = False,
 ) -> Sweep:
     """Run every combination of a grid, several at a time; repeat the call to resume unfinished runs.
-
-    A failed run does not stop the others; its row in the table has ``state`` and ``why``.
 
     Args:
         sweep: path of a sweep's file, or its content as a mapping (docs/sweeps.md).
