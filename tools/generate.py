@@ -21,7 +21,7 @@ from typing import Any
 import click
 from fl_labelskew_registry import catalog
 
-from fl_labelskew_plugins.cli import formulas, plugins, table
+from fl_labelskew_plugins.cli import plugins, table
 from fl_labelskew_plugins.cli.main import main as labelskew
 from fl_labelskew_plugins.recipe import shipped, tables, yaml
 from fl_labelskew_plugins.recipe.model import EXPECTED, PLUGGED, POLICY, SECTIONS
@@ -49,8 +49,8 @@ def names(kind: catalog.Kind) -> list[str]:
 
 def equation(name: str) -> Iterator[str]:
     """The equations of a method, with the words around them."""
-    for part in formulas.parts(catalog.load("methods", name).__doc__):
-        yield f"```math\n{part.text}\n```" if part.kind == "math" else part.text.replace("``", "`")
+    for text, is_equation in plugins.paragraphs(catalog.load("methods", name).__doc__):
+        yield f"```math\n{text}\n```" if is_equation else text.replace("``", "`")
 
 
 def parameters(kind: catalog.Kind, name: str) -> Iterator[str]:

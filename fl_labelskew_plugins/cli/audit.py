@@ -8,7 +8,6 @@ import click
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import RUN
 from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.machine.text import clean, counted
@@ -27,7 +26,6 @@ def audit_group() -> None:
 @audit_group.command("show")
 @RUN
 @click.option("--event", help="Show only this event, such as sent, received or refused.")
-@guarded
 def show(folder: Path, event: str | None) -> None:
     """Show the log in RUN, the folder of a server or a silo."""
     from fl_labelskew_plugins.recipe import mistakes
@@ -52,7 +50,6 @@ def show(folder: Path, event: str | None) -> None:
 @click.option(
     "--last", default="", metavar="SHA256", help="SHA-256 of a line that must exist, as printed at a run's end."
 )
-@guarded
 def verify(folder: Path, last: str) -> None:
     """Check that no line of the log in RUN was changed, removed or moved.
 

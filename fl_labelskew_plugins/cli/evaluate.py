@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import BEST, CLIENT, DATA_SET, FOLDER, MODEL, NETWORK, PATH, data_settings
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import counted
@@ -34,7 +34,6 @@ MAX_CLASSES = 20
 @BEST
 @CLIENT
 @NETWORK
-@guarded
 def evaluate_command(
     place: Path,
     data: Path,

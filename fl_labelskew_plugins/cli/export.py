@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import BEST, CLIENT, FILE, MODEL, NETWORK
 
 
@@ -19,7 +19,6 @@ from fl_labelskew_plugins.cli.options import BEST, CLIENT, FILE, MODEL, NETWORK
 @BEST
 @CLIENT
 @NETWORK
-@guarded
 def export_command(place: Path, form: str, out: Path, *, best: bool, client: str | None, network: str | None) -> None:
     """Write a trained model for other programs, with its normalisation inside the graph.
 

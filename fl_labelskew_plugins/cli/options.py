@@ -16,7 +16,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 RECIPE_KEY = "SECTION.KEY=VALUE"
 RECIPE = click.argument("recipe", type=PATH, shell_complete=completion.recipes)
-RUN = click.argument("folder", metavar="RUN", type=FOLDER, shell_complete=completion.runs)
+RUN = click.argument("folder", metavar="RUN", type=FOLDER)
 MODEL = click.argument("place", metavar="RUN", type=PATH)
 """The folder of a run, or the file of a model."""
 BEST = click.option("--best", is_flag=True, help="Use the model of the best round, not of the last one.")

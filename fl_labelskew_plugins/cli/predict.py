@@ -12,7 +12,7 @@ import click
 from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import BEST, CLIENT, DATA_SET, FILE, MODEL, NETWORK, PATH, data_settings
 from fl_labelskew_plugins.machine.text import counted
 
@@ -29,7 +29,6 @@ from fl_labelskew_plugins.machine.text import counted
 @BEST
 @CLIENT
 @NETWORK
-@guarded
 def predict_command(
     place: Path,
     inputs: tuple[Path, ...],

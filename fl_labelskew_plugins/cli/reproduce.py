@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
 from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.cli import completion, cost, table
-from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun, writing
+from fl_labelskew_plugins.cli.exits import refuse_mpirun, writing
 from fl_labelskew_plugins.cli.options import FOLDER, QUIET, SET
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.place import free_memory
@@ -50,7 +49,6 @@ def _named(recipes: tuple[str, ...]) -> dict[str, Path]:
 @click.option("--out", default="reproduced", show_default=True, type=FOLDER, help="Folder of runs and tables.")
 @cost.DRY_RUN
 @QUIET
-@guarded
 def reproduce_command(
     recipes: tuple[str, ...],
     seeds: int,
@@ -83,32 +81,28 @@ def reproduce_command(
         raise LabelSkewError("--budget runs one recipe after the other; use it without --jobs")
     allowed = None if budget is None else reproduce.seconds_of(budget)
     chosen = reproduce.experiments(_named(recipes), overrides, out)
-    rows: list[list[str]] = []
     failed: list[str] = []
     try:
         if dry_run:
             planned, until = plan.of_experiments(chosen, seeds), begun + (allowed or math.inf)
-            seconds = cost.forecast(planned, out=out, jobs=jobs or 1, free=free_memory(), until=until)
+            seconds = cost.forecast(planned, jobs=jobs or 1, free=free_memory(), until=until)
             if allowed and seconds:
                 click.echo(f"the budget is {min(1.0, allowed / seconds):.0%} of that time")
             return
         with writing(f"--out {out}"):
             out.mkdir(parents=True, exist_ok=True)
-        done: Iterable[reproduce.Experiment] = chosen
         if jobs:
             failed = pool.run_all(plan.of_experiments(chosen, seeds), jobs=jobs, memory=None, say=say)
-        elif allowed is None:
-            done = reproduce.run_all(chosen, seeds, say, quiet=quiet)
         else:
-            reproduce.run_within(chosen, seeds, begun + allowed, say, quiet=quiet)
+            reproduce.run_all(chosen, seeds, say, quiet=quiet, until=begun + (allowed or math.inf))
+        if allowed:
             say(f"budget: {time.monotonic() - begun:.0f} of {allowed:.0f} s used; the same command resumes the runs")
-        for experiment in done:
-            rows += reproduce.rows(experiment, seeds)
-            with writing(f"--out {out}"):
-                write_text(out / "table.md", table.markdown(reproduce.HEAD, rows) + "\n")
-                write_text(out / "table.csv", table.comma_separated(reproduce.HEAD, rows) + "\n")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {to_go_on(sys.argv[1:])}") from None
+    rows = [row for experiment in chosen for row in reproduce.rows(experiment, seeds)]
+    with writing(f"--out {out}"):
+        write_text(out / "table.md", table.markdown(reproduce.HEAD, rows) + "\n")
+        write_text(out / "table.csv", table.comma_separated(reproduce.HEAD, rows) + "\n")
     if sys.stdout.isatty():
         click.echo(table.plain(reproduce.HEAD, rows, least=DROPPED_FIRST))
     else:

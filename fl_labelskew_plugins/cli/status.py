@@ -11,8 +11,7 @@ from typing import Any
 import click
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.cli import completion, table
-from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.options import PATH
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runs import status
@@ -23,9 +22,8 @@ DROPPED_FIRST = ("bytes out", "bytes in", "address", "since", "last upload")
 
 
 @click.command("status")
-@click.argument("folder", metavar="FOLDER", type=PATH, shell_complete=completion.runs)
+@click.argument("folder", metavar="FOLDER", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print all facts as JSON, with times in UTC.")
-@guarded
 def status_command(folder: Path, *, as_json: bool) -> None:
     """Show the state of a run: round, accuracy, missing silos.
 

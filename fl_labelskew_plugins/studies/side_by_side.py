@@ -22,9 +22,6 @@ def report(runs: Sequence[Run | str | Path], *, last: int = 5, baseline: str = "
         runs: runs or folders; a folder may contain several run folders.
         last: number of last tests to average.
         baseline: the method, or the name of a row, with which the others are compared.
-
-    Raises:
-        LabelSkewError: no runs, or some have no results.
     """
     folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
     read, mistakes = finished.read_all(folders)

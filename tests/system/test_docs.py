@@ -32,6 +32,7 @@ started() { while [ $# -gt 0 ]; do case $1 in labelskew|fedml|python) tell "$@";
 for name in labelskew fedml python make; do eval "$name() { tell $name \\"\\$@\\"; }"; done
 mpirun() { started "$@"; }; srun() { started "$@"; }
 """
+TASK = {"SLURM_ARRAY_TASK_ID": "0", "PBS_ARRAY_INDEX": "0"}
 HOST = ("list", "logs", "status", "stop")
 """What is the host's own after ``fedml run``."""
 
@@ -60,7 +61,8 @@ def commands(path):
             lines = [command for line in lines for command in spelled_out(line)]
         told = subprocess.run(
             [shutil.which("bash"), "--norc", "-c", SHELL + "\n".join(lines)],
-            env={"PATH": "/nowhere", "what": "RECIPE.yaml"}, cwd="/", capture_output=True, text=True, check=False,
+            env={"PATH": "/nowhere", "what": "RECIPE.yaml", **TASK},
+            cwd="/", capture_output=True, text=True, check=False,
         )  # fmt: skip
         found += [line.split("\x1f") for line in told.stdout.split("\x1e")[:-1]]
         looks = re.compile(rf"\b({'|'.join(PROGRAMS)}) |^benchmarks/")
