@@ -38,6 +38,10 @@ CASES["fedmr, running"] = [*CASES["fedmr"], "method_args.prototypes=running"]
 CASES |= {entry.name: [f"train_args.federated_optimizer={entry.name}"] for entry in catalog.entries("optimizers")}
 
 
+ON_CPU = ("fedavg", "map", "fedmr", "SCAFFOLD", "Mime")
+"""Cases that compare whole federations also without a GPU: plain, with private states, sums and server states."""
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def build(request, fashion_mnist):
     """A recipe's session, on the device."""
@@ -84,7 +88,11 @@ def difference(changed, expected, start):
     return float((changed - expected).norm() / (expected - flat(start)).norm())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("build", "case"),
+    [("cpu", case) for case in ON_CPU] + [pytest.param("cuda", case, marks=pytest.mark.gpu) for case in CASES],
+    indirect=["build"],
+)
 def test_a_federation_has_the_same_weights(build, deterministic, case):
     """As on the CPU with another memory format, up to rounding; and to the same bytes when it is run again."""
     expected = trained(reference := build(*CASES[case], "device_args.channels_last=false", device="cpu"))
