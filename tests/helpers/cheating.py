@@ -470,7 +470,7 @@ def sends_its_vector_late(seconds):
     replaced(SiloRound, "mask", lambda silo, honest, *_: (honest(), time.sleep(seconds))[0])
 
 
-for seconds in (2, 5):
+for seconds in (1, 5):
     CHEATS[f"sends_its_vector_{seconds}_s_late"] = partial(sends_its_vector_late, seconds)
 
 

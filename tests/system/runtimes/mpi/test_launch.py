@@ -58,8 +58,6 @@ def work():
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "server killed" and rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        if how == "code" and rank == 1:
-            os._exit(7)
         if how == "bug" and rank == 1:
             raise ZeroDivisionError
         if how == "server fails" and rank == 0:
@@ -144,7 +142,6 @@ LEFT = "interrupted after 3 rounds" + GO_ON
         ("killed", 1, LEFT + "error: worker 2 was killed by signal 9\n", {}),
         ("killed", 1, "error: worker 2 was killed by signal 9" + GO_ON, {"CANNOT_SAVE": "1"}),
         ("server killed", 1, "error: the server (rank 0) was killed by signal 9" + GO_ON, {}),
-        ("code", 7, LEFT + "error: worker 1 ended with exit code 7\n", {}),
         ("server fails", 1, "error: round 3: training diverged\n", {}),
         ("mistake", 2, "error: recipe.yaml: a mistake that every rank finds\n", {}),
         ("lonely", 2, LEFT + "error: a mistake of this worker alone\n", {}),

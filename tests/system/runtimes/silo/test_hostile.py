@@ -341,20 +341,20 @@ def test_an_incompatible_silo_is_turned_away(federation):
     assert federation.lines()[0]["clients"] == [0, 1]
 
 
-def test_a_thousand_bad_messages_are_one_counted_line(federation):
-    federation.overrides = ["train_args.comm_round=1", "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=15"]
+def test_many_bad_messages_are_one_counted_line(federation):
+    federation.overrides = ["train_args.comm_round=1", "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=6"]
     server = federation.server()
     server.says("listening on")
     fake = FakeSilo(federation.address, [])
     server.says("silo 3 has connected")
-    for number in range(1000):
+    for number in range(300):
         while fake.transport._outbox._queue.qsize():
             time.sleep(0.001)
         fake.transport.send_message(Message(Kind.FAILED, 3, 0, meta={"reason": f"{number} reasons"}))
     finished(server, *federation.silos(1, 2))
     first, last = [line for line in server.text.splitlines() if "silo 3 stopped: " in line]
     assert first == "silo 3 stopped: 0 reasons"
-    assert last.startswith("silo 3 stopped: 999 reasons (999 more within ")
+    assert last.startswith("silo 3 stopped: 299 reasons (299 more within ")
 
 
 def test_unrequested_messages_are_dropped(federation):

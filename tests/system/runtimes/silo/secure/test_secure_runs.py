@@ -480,8 +480,8 @@ def test_a_silent_silo_in_the_last_step_is_not_needed_once_another_returns(secur
 
 def test_a_silo_that_is_ready_just_in_time_delays_no_slow_connection(secure):
     """Vectors have a quarter of the deadline; what was left of it, divided among the steps, was a sixteenth."""
-    federation = secure(*NOISY, "comm_args.round_deadline_s=12")
-    honest = [federation.silo(rank, cheat="sends_its_vector_2_s_late") for rank in (1, 2, 3)]
+    federation = secure(*NOISY, "comm_args.round_deadline_s=8")
+    honest = [federation.silo(rank, cheat="sends_its_vector_1_s_late") for rank in (1, 2, 3)]
     server, late = federation.server(), federation.silo(4, cheat="is_ready_just_in_time")
     finished(server, *honest, late)
     assert left_out(federation) == [[], [], []]
