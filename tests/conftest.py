@@ -38,7 +38,7 @@ FORKED_PYTHON = HELPERS / "forked_python.py"
 UNIT = ROOT / "tests" / "unit"
 
 
-PROCESSES = {"forker", "fork_children", "make_venv", "wheels", "browser", "slurm"}
+PROCESSES = {"forker", "fork_children", "make_venv", "wheels", "slurm"}
 """Fixtures that start processes."""
 LONGEST = (
     *("test_secure_runs.py", "test_benchmarks.py", "test_faults.py", "test_launch.py"),
@@ -373,18 +373,6 @@ def fork_children(forker, monkeypatch):
     for name, value in forker.forked_python().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "executable", str(FORKED_PYTHON))
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """Headless Chromium; without it, what pages look like and ask for is not seen."""
-    from chromium import CHROMIUM, Browser
-
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed (apt-get install chromium)")
-    made = Browser(tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
 
 
 @pytest.fixture

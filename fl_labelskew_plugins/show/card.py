@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 from fl_labelskew_plugins.machine.text import clean, counted, ranged
 from fl_labelskew_plugins.recipe import compatibility
@@ -46,11 +47,15 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
         if min(held) < len(names):
             facts["few_classes"] = ranged(held, "class", "classes")
         facts["unseen"] = [names[c] for c in (clients.counts.sum(0) == 0).nonzero()[0].tolist()]
-    page = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    template = page.from_string(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
-    return template.render(
+    return _template().render(
         facts, session=session, recipe=recipe, result=result, best=best, names=names, code=code, counted=counted
     )
+
+
+@cache
+def _template() -> Template:
+    page = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    return page.from_string(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
 
 
 def code(words: object) -> str:

@@ -22,7 +22,7 @@ from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.engine import sums, turn
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Ring, Wide, parts, trim
-from fl_labelskew_plugins.runtimes.silo.secure import masks, shares, wire
+from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.answering import SiloSums
 from fl_labelskew_plugins.runtimes.silo.secure.asking import ServerSums
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError, number_of_test
@@ -77,34 +77,6 @@ def replaces_a_key():
 
 
 @cheat
-def replays_shares():
-    kept = {}
-    honest = ServerRound.dealt
-
-    def dealt(self, rank):
-        first = kept.setdefault(rank, honest(self, rank))
-        return first if self.attempt.round == ROUND else honest(self, rank)
-
-    ServerRound.dealt = dealt
-
-
-@cheat
-def says_that_too_few_are_there():
-    replaced(ServerRound, "roster", lambda server, honest: {rank: honest()[rank] for rank in (1, 2)})
-
-
-@cheat
-def drops_a_silo_after_the_masks():
-    """Silo 4's vector has come, and the others are told that it is lost."""
-
-    def there(server, honest):
-        server._added.discard(4)
-        return honest()
-
-    replaced(ServerRound, "there", there)
-
-
-@cheat
 def asks_for_both_kinds_of_share():
     """Silo 1 is told that silo 4 is in the sum, the others that it is not."""
     honest = ServerSums._ask
@@ -120,11 +92,6 @@ def asks_for_both_kinds_of_share():
 
     ServerSums._ask = ask
     ServerRound.agreed = lambda self, rank, signature: self._signatures.__setitem__(rank, signature)
-
-
-@cheat
-def lies_about_who_is_in_the_sum():
-    replaced(ServerRound, "there", lambda server, honest: [*honest(), 7])
 
 
 @cheat
@@ -363,23 +330,19 @@ def reveals_wrong_shares():
 
 
 @cheat
-def reveals_no_shares():
-    replaced(SiloRound, "reveal", lambda silo, honest, signatures: {silo.rank: bytes(32)})
-
-
-@cheat
 def sends_values_out_of_range():
     """All bits set, of which a ring of fewer than 32 has not all."""
     replaced(SiloRound, "mask", lambda silo, honest, *_: np.full_like(honest(), -1))
 
 
-def deals_wrong_shares(*victims):
-    """The shares of these silos do not fit the commitments."""
+@cheat
+def deals_a_wrong_share():
+    """The shares of silo 2 do not fit the commitments."""
     honest = shares.dealt
 
     def dealt(*args):
         good, commitments = honest(*args)
-        return {rank: share + (rank in victims) for rank, share in good.items()}, commitments
+        return {rank: share + (rank == 2) for rank, share in good.items()}, commitments
 
     def share(silo, honestly, roster):
         shares.dealt = dealt
@@ -388,11 +351,7 @@ def deals_wrong_shares(*victims):
         finally:
             shares.dealt = honest
 
-    return lambda: replaced(SiloRound, "share", share)
-
-
-CHEATS["deals_wrong_shares"] = deals_wrong_shares(1, 2, 3)
-CHEATS["deals_a_wrong_share"] = deals_wrong_shares(2)
+    replaced(SiloRound, "share", share)
 
 
 @cheat
@@ -511,7 +470,7 @@ def sends_its_vector_late(seconds):
     replaced(SiloRound, "mask", lambda silo, honest, *_: (honest(), time.sleep(seconds))[0])
 
 
-for seconds in (2, 5):
+for seconds in (1, 5):
     CHEATS[f"sends_its_vector_{seconds}_s_late"] = partial(sends_its_vector_late, seconds)
 
 
@@ -541,20 +500,6 @@ def denies_its_opening():
     sums.Sums.opened = opened
 
 
-@cheat
-def shows_a_certificate_of_another_version():
-    """Version 6 of X.509, which does not exist; the signature of its keys is right."""
-
-    def advertise(silo, honest):
-        shown = Advert.unpack(honest())
-        version = bytes.fromhex("a003020102")
-        assert version in shown.certificate
-        certificate = shown.certificate.replace(version, bytes.fromhex("a003020105"), 1)
-        return Advert(*shown.points, shown.signature, certificate).pack()
-
-    replaced(SiloRound, "advertise", advertise)
-
-
 def silent_at(kind):
     """No answer to this step; its connection stays."""
     honest = SiloSums.take
@@ -566,7 +511,7 @@ def silent_at(kind):
     SiloSums.take = take
 
 
-for kind in wire.STEPS:
+for kind in (Kind.KEYS, Kind.MASKED, Kind.REVEALED):
     CHEATS[f"silent_at_{kind.name}"] = partial(silent_at, kind)
 
 

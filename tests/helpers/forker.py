@@ -109,9 +109,10 @@ if __name__ == "__main__":  # processes that decode pictures read this file too,
         except ImportError:  # a package that this environment lacks, such as FedML
             continue
 
-    # caches what the reading of any recipe needs: entry points and JSON Schemas
+    # caches what most runs need: entry points, JSON Schemas and the digits
     recipe = "data_args: {dataset: digits}", "model_args: {model: mlp}", "method_args: {method: fedavg}"
-    parse.parse("\n".join([*recipe, "common_args: {training_type: cross_silo}", "comm_args: {backend: GRPC}"]))
+    text = "\n".join([*recipe, "common_args: {training_type: cross_silo}", "comm_args: {backend: GRPC}"])
+    parse.parse(text).dataset.load(None, download=False, seed=0)
 
     assert "grpc" not in sys.modules, "gRPC does not survive a fork"
     assert threading.active_count() == 1, "threads do not survive a fork"

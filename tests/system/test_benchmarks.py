@@ -102,7 +102,7 @@ def test_gpu(tables):
     heads = [i for i, row in enumerate(rows) if row[0] == "name"]
     assert len(heads) == 5
     tests, steps, rounds, workers, scale = (rows[a + 1 : b] for a, b in zip(heads, [*heads[1:], None], strict=True))
-    assert tests == [["marked gpu", "all", "4", "0", "0"]]
+    assert tests == [["marked gpu", "all", "3", "0", "0"]]
     names = [*(entry.name for group in ("methods", "optimizers") for entry in catalog.entries(group))]
     assert {row[1] for row in steps if row[0] == "small CNN"} == {*names, "fedmr, prototypes: running"}
     assert {row[3] for row in steps if row[1] == "FedAvg"} == {"1"}

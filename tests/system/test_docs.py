@@ -1,5 +1,6 @@
 """The commands that the documents show: each is read as a shell reads it, and parsed as its program parses it."""
 
+import functools
 import re
 import runpy
 import shutil
@@ -152,7 +153,13 @@ def check_file(path, file, overrides, only, fashion_mnist):
         return
     if "fmnist" in here.stem:
         overrides = [fashion_mnist, *overrides]
-    assert plan.plan(here, overrides, only=only)
+    assert planned(here, tuple(overrides), only)
+
+
+@functools.cache
+def planned(file, overrides, only):
+    """Documents name the same sweeps again and again."""
+    return plan.plan(file, overrides, only=only)
 
 
 def all_of(path):

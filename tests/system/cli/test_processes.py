@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.recipe import parse
+
 ROOT = Path(__file__).parents[3]
 QUICK = ROOT / "recipes" / "quickstart.yaml"
 LABELSKEW = Path(sysconfig.get_path("scripts")) / "labelskew"
 HEAVY = ("torch", "fedml", "numpy", "pydantic", "sklearn", "matplotlib", "rich", "pandas", "jinja2")
 
 
-WORDS = [["--help"], ["-h"], ["--version"], ["run", "-h"], ["methods"], ["recipes", "ls"], ["run", "quickstrat"]]
+WORDS = [["--version"], ["run", "-h"], ["methods"], ["recipes", "ls"], ["run", "quickstrat"]]
 
 
 @pytest.mark.parametrize("args", WORDS)
@@ -62,20 +65,13 @@ finally:
     assert any(text.startswith("results: ") and names == ["torch", "fedml"] for text, names in said.items())
 
 
-def test_a_failure_ends_with_exit_code_1_and_a_traceback():
-    script = """
-import fl_labelskew_plugins.recipe.parse as recipe
-from fl_labelskew_plugins.cli.main import main
-def bug(*args): raise ZeroDivisionError
-recipe.read_text = bug
-main(["validate", "x.yaml"])
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert done.stderr.rstrip().endswith("ZeroDivisionError")
+def test_a_bug_is_an_error_of_python_and_not_a_message(monkeypatch):
+    monkeypatch.setattr(parse, "read_text", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["validate", "x.yaml"])
 
 
-@pytest.mark.parametrize("args", [["schema"], ["recipes", "ls"], ["--help"]])
+@pytest.mark.parametrize("args", [["schema"], ["--help"]])
 def test_a_closed_pipe_is_not_an_error(args):
     with subprocess.Popen([LABELSKEW, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()  # before anything was written
@@ -107,9 +103,7 @@ HOSTED = partial(pytest.param, marks=pytest.mark.host)
     ("command", "module"),
     [
         HOSTED(["fedml", "run", QUICK], "re"),  # the hook's own
-        HOSTED(["fedml", "run", QUICK], "numpy"),  # the host's, of which nothing is ours
         HOSTED(["fedml", "run", QUICK], "fl_labelskew_plugins.runtimes.mpi.rank"),  # in our verb
-        HOSTED(["fedml", "run", "--resume", "nowhere"], "torch"),
         (["labelskew", "reproduce", QUICK], "click"),
         (["labelskew", "survey", QUICK], "torch"),
     ],

@@ -22,9 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.engine.sgd import SGD
 from fl_labelskew_plugins.engine.turn import Turn
+from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 TEXT = """\
 data_args: {dataset: fashion_mnist}
@@ -36,6 +38,10 @@ method_args: {method: fedavg}
 CASES = {entry.name: [f"method_args.method={entry.name}"] for entry in catalog.entries("methods")}
 CASES["fedmr, running"] = [*CASES["fedmr"], "method_args.prototypes=running"]
 CASES |= {entry.name: [f"train_args.federated_optimizer={entry.name}"] for entry in catalog.entries("optimizers")}
+
+
+ON_CPU = ("fedavg", "map", "fedmr", "SCAFFOLD", "Mime")
+"""Cases that compare whole federations also without a GPU: plain, with private states, sums and server states."""
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -84,7 +90,11 @@ def difference(changed, expected, start):
     return float((changed - expected).norm() / (expected - flat(start)).norm())
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("build", "case"),
+    [("cpu", case) for case in ON_CPU] + [pytest.param("cuda", case, marks=pytest.mark.gpu) for case in CASES],
+    indirect=["build"],
+)
 def test_a_federation_has_the_same_weights(build, deterministic, case):
     """As on the CPU with another memory format, up to rounding; and to the same bytes when it is run again."""
     expected = trained(reference := build(*CASES[case], "device_args.channels_last=false", device="cpu"))
@@ -103,15 +113,15 @@ def test_bf16_is_a_rounding_of_fp32(build):
 @pytest.mark.skipif(shutil.which("mpirun") is None or not find_spec("mpi4py"), reason="no mpirun, or no mpi4py")
 def test_two_workers_share_a_device(build, tmp_path):
     """And come to the weights of one process."""
-    made, recipe, weights = build("train_args.comm_round=1"), tmp_path / "recipe.yaml", []
+    made, recipe = build("train_args.comm_round=1"), tmp_path / "recipe.yaml"
     recipe.write_text(made.recipe.dump())
+    start(RunOptions(recipe, run_dir=tmp_path / "sp", host="none", quiet=True))
     over_mpi = ["comm_args.backend=MPI", "comm_args.workers=2", "device_args.workers_per_gpu=2"]
-    for name, overrides in (("sp", []), ("mpi", over_mpi)):
-        sets = [word for override in overrides for word in ("--set", override)]
-        command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", recipe, "--host", "none", "--quiet"]
-        subprocess.run([*command, "--run-dir", tmp_path / name, *sets], timeout=250, check=True)
-        weights.append(flat(load_file(tmp_path / name / "model.safetensors")))
-    assert difference(weights[1], weights[0], made.start) < 1e-2
+    command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", recipe, "--host", "none", "--quiet"]
+    sets = [word for override in over_mpi for word in ("--set", override)]
+    subprocess.run([*command, "--run-dir", tmp_path / "mpi", *sets], timeout=250, check=True)
+    alone, shared = (flat(load_file(tmp_path / name / "model.safetensors")) for name in ("sp", "mpi"))
+    assert difference(shared, alone, made.start) < 1e-2
 
 
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "bincount", "equal", "_unique2", "unique_dim"}

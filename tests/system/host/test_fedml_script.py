@@ -56,12 +56,11 @@ def printed(text):
     return [float(number) for number in re.findall(r"^round \d+: accuracy ([\d.]+)", text, flags=re.MULTILINE)]
 
 
-@pytest.mark.parametrize("method", ["fedlc", "fedmr"])
-def test_example_over_mpi(method, forker, tmp_path):
-    file = configuration("mpi.yaml", tmp_path, method)
+def test_example_over_mpi(forker, tmp_path):
+    file = configuration("mpi.yaml", tmp_path, "fedmr")
     done = forker.mpirun(SCRIPT, ["--cf", file], ranks=4, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert printed(done.stdout + done.stderr) == pytest.approx(own(method, tmp_path / "own"), abs=ONE_SAMPLE)
+    assert printed(done.stdout + done.stderr) == pytest.approx(own("fedmr", tmp_path / "own"), abs=ONE_SAMPLE)
 
 
 def test_diverged_training_ends_all_processes_of_mpi_in_one_line(forker, tmp_path):

@@ -16,7 +16,7 @@ PARTIAL = "train_args.client_num_per_round=2"
 OPTIMIZERS = {"fedrs": ["train_args.federated_optimizer=FedDC"], "fedlc": ["train_args.federated_optimizer=Mime"]}
 WIDE = [f"model_args.{what}" for what in ("model=wide_resnet", "depth=10", "widen=1")]
 WIDE += [f"train_args.{what}" for what in ("comm_round=1", "epochs=1", "batch_size=512")]
-SETTINGS = [["method_args.method=fedavg"], ["method_args.method=fedrs"]]
+SETTINGS = [["method_args.method=fedavg"]]
 SETTINGS += [[f"method_args.method={method}", *OPTIMIZERS.get(method, ()), PARTIAL] for method in METHODS]
 SETTINGS += [
     ["train_args.proxy_aggregation=class", "train_args.proxy_smoothing=1", PARTIAL],

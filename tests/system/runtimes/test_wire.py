@@ -120,25 +120,18 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):
     ("made", "said"),
     [
         (bytearray(), "a payload of 0 bytes"),
-        (bytearray(b"\0" * 7), "a payload of 7 bytes"),
         (blob({}, length=3 * 2**30), f"a JSON header of {3 * 2**30} bytes in a payload of 10; at most"),
         (blob({}, length=2**64 - 1), "a JSON header of"),
-        (blob({}, length=3), "a JSON header of 3 bytes"),
         (blob(b" " * (wire.MAX_JSON + 1)), "a JSON header of"),
-        (blob(b""), "JSON that is not well-formed"),
         (blob(b"\xff{}"), "JSON that is not well-formed"),
-        (blob(b"{'a': 1}"), "JSON that is not well-formed"),
         (blob(b"[" * 100_000), "JSON that is not well-formed"),
-        (blob(b'{"a":' * 100_000), "JSON that is not well-formed"),
         (blob(b"[]"), "JSON that is not a mapping"),
         (blob(b'{"a": {}, "a": {}}'), "JSON with a duplicate name"),
         (blob(b'{"a": ' + b"9" * 5000 + b"}"), "JSON with a number of more than 20 digits"),
         (blob(b'{"a": NaN}'), "JSON with a number that is not finite"),
         (blob(b'{"a": 1e999}'), "JSON with a number that is not finite"),
         (blob({"__metadata__": []}), "a __metadata__ that is not a mapping"),
-        (blob({"__metadata__": {"meta": {}}}), "a __metadata__ that is not a mapping"),
         (blob({"__metadata__": {"meta": "[1]"}}), "JSON that is not a mapping"),
-        (blob({"__metadata__": {"channels_last": "{}"}}), "channels_last that is not a list of names"),
         (blob({"__metadata__": {"channels_last": "[1]"}}), "channels_last that is not a list of names"),
         (blob({"__metadata__": {"channels_last": '["a", "a"]'}}), "channels_last that is not a list of names"),
         (blob({"__metadata__": {"channels_last": '["a"]'}}), "channels_last that does not name tensors of four"),
@@ -148,25 +141,19 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):
         ),
         (blob({"__metadata__": {"meta": '{"a": -Infinity}'}}), "JSON with a number that is not finite"),
         (blob({"__metadata__": {"meta": '{"a": "\\ud800"}'}}), "JSON that is not well-formed"),
-        (blob({"__metadata__": {"meta": '{"a": "\ud800"}'}}), "JSON that is not well-formed"),
         (blob({f"t{k}": 0 for k in range(wire.MAX_TENSORS + 1)}), "8193 tensors; at most 8192 are allowed"),
         (blob({"": entry()}, b"\0" * 8), "a tensor whose name is not"),
-        (blob({"a\x1b[2J": entry()}, b"\0" * 8), "a tensor whose name is not"),
         (blob({"a" * 256: entry()}, b"\0" * 8), "a tensor whose name is not"),
-        (blob({"a": 3}), "tensor a without exactly"),
         (blob({"a": {"dtype": "F32", "shape": [2]}}), "tensor a without exactly"),
         (blob({"a": entry(more=1)}, b"\0" * 8), "tensor a without exactly"),
         (blob({"a": entry("C64")}, b"\0" * 8), "tensor a of a dtype other than"),
         (blob({"a": entry(["F32"])}, b"\0" * 8), "tensor a of a dtype other than"),
-        (blob({"a": entry(shape=2)}, b"\0" * 8), "tensor a with a shape that is not"),
         (blob({"a": entry(shape=[-2])}, b"\0" * 8), "tensor a with a shape that is not"),
         (blob({"a": entry(shape=[True, 2])}, b"\0" * 8), "tensor a with a shape that is not"),
-        (blob({"a": entry(shape=[2.0])}, b"\0" * 8), "tensor a with a shape that is not"),
         (blob({"a": entry(shape=[1] * 17)}, b"\0" * 8), "tensor a with a shape that is not"),
         (blob({"a": entry(shape=[0, 2**62, 2**62], offsets=[0, 0])}), "tensor a with a shape that is too large"),
         (blob({"a": entry(shape=[2**61], offsets=[0, 2**63])}), "tensor a with a shape that is too large"),
         (blob({"a": entry(offsets=[0])}, b"\0" * 8), "tensor a with data_offsets that are not"),
-        (blob({"a": entry(offsets=[8, 0])}, b"\0" * 8), "tensor a with data_offsets that do not fit"),
         (blob({"a": entry(offsets=[0, 7])}, b"\0" * 7), "tensor a with data_offsets that do not fit"),
         (blob({"a": entry(offsets=[8, 16])}, b"\0" * 16), "tensor a that overlaps another one or follows a gap"),
         (blob({"a": entry(), "b": entry()}, b"\0" * 8), "tensor b that overlaps another one or follows a gap"),
@@ -197,7 +184,7 @@ def test_arbitrary_bytes_are_refused(garbage):
 VALID = bytes(payload())
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.binary(max_size=3), st.integers(0, 5)), max_size=5))
 def test_mutated_messages_are_refused_or_read(edits):
     made = VALID

@@ -83,10 +83,12 @@ def test_curves_are_means_over_clients_and_then_over_seeds(runs, tmp_path, drawn
 @pytest.mark.parametrize("name", KINDS)
 def test_every_diagnostic_of_several_runs_is_drawn(runs, tmp_path, name):
     words = ["report", runs, "--only", "pcdd", "--diagnostic", name, "--width", "3.25", "--plot"]
-    for file in ("a.pdf", "b.pdf", "c.svg"):
+    for file in ("a.pdf", "c.svg"):
         call(*words, tmp_path / file)
     pdf = (tmp_path / "a.pdf").read_bytes()
-    assert pdf == (tmp_path / "b.pdf").read_bytes()
+    if name == "tsne":
+        call(*words, tmp_path / "b.pdf")
+        assert pdf == (tmp_path / "b.pdf").read_bytes()
     assert b"/Type3" not in pdf
     assert b"/MediaBox [ 0 0 234 " in pdf  # 3.25 inches
     text = (tmp_path / "c.svg").read_text()

@@ -284,7 +284,7 @@ def trained(folder, forker):
         ["certs", "new", "--silos", "3"],
         ["run", "federation.yaml", "--host", "none", "--run-dir", "run", "--set", "train_args.comm_round=2"],
     ):
-        process = forker.start(words, folder / "log", cwd=folder)
+        process = forker.start(words, folder / "log", cwd=folder, fork_children=True)
         assert process.wait(240) == 0, process.text
     assert [line["clients"] for line in read_lines(folder / "run" / "metrics.jsonl")] == [[0, 1, 2]] * 2
     return folder / "run"

@@ -94,6 +94,10 @@ def test_messages_of_a_failed_silo_and_of_a_refused_upload(ward):
     finished(server, good)
     poor.thread.join(20)
     assert failing.wait() == 2
+    *_, last = failing.text.strip().splitlines()
+    assert last == "error: train_args.epochs: 3 here and 2 at the server; use the server's recipe"
+    line = "silo 1 stopped: train_args.epochs: 2 at the server, another value here; use the server's recipe"
+    assert line in server.text
     Wire(proxy, SIZES, NETWORK).check("failed", "upload refused")
     says_nothing_of(proxy, federation)
 

@@ -12,7 +12,7 @@ from fl_labelskew_plugins.runtimes.transport import Kind
 NAMES = ("angioma", "benign-keratosis", "carcinoma")
 RECIPE = """\
 common_args: {{training_type: cross_silo}}
-data_args: {{dataset: image_folder, data_cache_dir: {folder}/server, image_size: 8{server_names}}}
+data_args: {{dataset: image_folder, data_cache_dir: {folder}/server, image_size: 8, input_shape: [3, 8, 8]}}
 model_args: {{model: logistic}}
 train_args: {{client_num_in_total: 3, comm_round: 2, batch_size: 4, learning_rate: 0.1}}
 method_args: {{method: fedavg}}
@@ -35,10 +35,8 @@ def of_pictures(make_federation, tmp_path):
                     pixels = rng.integers(0, 40, (8, 8, 3)) + np.eye(3, dtype=int)[c] * 200
                     Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / owner / part / name / f"{i}.png")
 
-    def make(orders, *, tests=True, server_names=None):
-        form = ", input_shape: [3, 8, 8]"
-        names = form if server_names is None else f"{form}, class_names: [{', '.join(server_names)}]"
-        text = RECIPE.format(folder=tmp_path, tests=str(tests).lower(), server_names=names)
+    def make(orders, *, tests=True):
+        text = RECIPE.format(folder=tmp_path, tests=str(tests).lower())
         federation = make_federation("federation", text)
         for rank, order in enumerate(orders, 1):
             data = f"dataset: image_folder, data_cache_dir: {tmp_path}/silo{rank}, image_size: 8"
@@ -92,13 +90,6 @@ def test_without_test_data_the_recipe_must_name_the_classes(of_pictures):
     assert server.wait() == 2
     why = "missing; with validation_args.server_test_data: false the server has no sample to read it from; set it to"
     assert f"data_args.class_names: {why} the names of all classes, in order" in server.text
-
-
-def test_without_test_data_all_silos_use_the_classes_of_the_recipe(of_pictures):
-    federation = of_pictures([NAMES[::-1], NAMES, NAMES], tests=False, server_names=NAMES)
-    server = federation.server()
-    assert "class 0 is 'carcinoma' here and 'angioma' at the server" in last_line(federation.silo(1))
-    server.kill()
 
 
 def test_a_dry_run_of_all_compares_them_too(of_pictures, forker, tmp_path):

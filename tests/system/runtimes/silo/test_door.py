@@ -74,13 +74,6 @@ def crowd():
         crowd.over.set()
 
 
-def test_silent_connections_keep_no_silo_out(start, crowd):
-    server = start()
-    crowd(server.address, 300)
-    for rank in (1, 2, 3, 1):
-        start.silo(server.address, rank)
-
-
 def test_too_many_connections_close_those_without_a_stream(start, crowd, monkeypatch):
     monkeypatch.setattr(door, "PLACES", 80)
     monkeypatch.setattr(door, "GRACE_S", 0.3)

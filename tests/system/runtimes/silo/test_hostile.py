@@ -168,8 +168,8 @@ def test_a_run_that_is_lost_goes_back_to_an_earlier_round_without_the_silo(make_
     assert len(states[0]) == 2
 
 
-def test_with_too_few_silos_the_server_ends_and_resumes_without_the_silo(federation):
-    federation.overrides = ["comm_args.min_clients=3"]
+def test_with_too_few_silos_the_server_ends_at_once_and_resumes_without_the_silo(federation):
+    federation.overrides = ["comm_args.min_clients=3", "comm_args.quorum_timeout_s=3600"]
     server, silos = federation.server(), federation.silos(1, 2)
     fake = FakeSilo(federation.address, [huge])
     assert server.wait() == 1
@@ -226,7 +226,6 @@ def test_class_sums_that_only_one_silo_sends_are_bounded(federation):
     [
         # the sum would pass the limit of samples, and leave no other class in the prior
         ({"smoothed": [1e300, -1e300, *[1.0] * 8]}, "smoothed has negative counts"),
-        ({"smoothed": [float("nan")] * 10}, "opening of silo 3: smoothed is not finite"),
         ({}, "its opening lacks smoothed"),
     ],
 )
@@ -324,16 +323,12 @@ UNFIT = (
         FACTS | {"num_classes": 11},
         "its samples have shape (1, 8, 8) and 11 classes, the federation's (1, 8, 8) and 10; use m",
     ),
-    (FACTS | {"input_shape": [10**6] * 5}, "its input shape has more than 100000000 numbers"),
-    (FACTS | {"samples": -1}, "its number of samples is not a whole number above 0"),
-    (FACTS | {"classes": "names"}, "its digest of class names is not 32 hexadecimal digits"),
-    ({}, "its number of samples is not a whole number above 0"),
+    ({}, "its number of samples is not a whole number above 0"),  # test_facts.py has more
 )
 
 
-@pytest.mark.parametrize("form", [[], FORM], ids=["test data", "no test data"])
-def test_an_incompatible_silo_is_turned_away(form, federation):
-    federation.overrides = [*form, "comm_args.quorum_timeout_s=5", "train_args.comm_round=1"]
+def test_an_incompatible_silo_is_turned_away(federation):
+    federation.overrides = [*FORM, "comm_args.quorum_timeout_s=5", "train_args.comm_round=1"]
     server = federation.server()
     server.says("listening on")
     for facts, words in UNFIT:
@@ -346,25 +341,24 @@ def test_an_incompatible_silo_is_turned_away(form, federation):
     assert federation.lines()[0]["clients"] == [0, 1]
 
 
-def test_a_thousand_bad_messages_are_one_counted_line(federation):
-    federation.overrides = ["train_args.comm_round=1", "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=15"]
+def test_many_bad_messages_are_one_counted_line(federation):
+    federation.overrides = ["train_args.comm_round=1", "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=6"]
     server = federation.server()
     server.says("listening on")
     fake = FakeSilo(federation.address, [])
     server.says("silo 3 has connected")
-    for number in range(1000):
+    for number in range(300):
         while fake.transport._outbox._queue.qsize():
             time.sleep(0.001)
         fake.transport.send_message(Message(Kind.FAILED, 3, 0, meta={"reason": f"{number} reasons"}))
     finished(server, *federation.silos(1, 2))
     first, last = [line for line in server.text.splitlines() if "silo 3 stopped: " in line]
     assert first == "silo 3 stopped: 0 reasons"
-    assert last.startswith("silo 3 stopped: 999 reasons (999 more within ")
+    assert last.startswith("silo 3 stopped: 299 reasons (299 more within ")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedshift"])
-def test_unrequested_messages_are_dropped(method, federation):
-    federation.overrides = ["train_args.comm_round=1", f"method_args.method={method}", "comm_args.round_deadline_s=5"]
+def test_unrequested_messages_are_dropped(federation):
+    federation.overrides = ["train_args.comm_round=1", "method_args.method=fedshift", "comm_args.round_deadline_s=4"]
     server = federation.server()
     server.says("listening on")
     fake = FakeSilo(federation.address, [])

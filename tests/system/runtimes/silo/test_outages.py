@@ -31,11 +31,11 @@ def line(federation):
 
 
 class Quick(Echo):
-    """Answers when it is told to, with what it was sent times ``factor``."""
+    """Answers when it is told to, with what it was sent."""
 
-    def __init__(self, address, rank, leaves_at=None, factor=1):
+    def __init__(self, address, rank, leaves_at=None):
         self.leaves_at, self.waits, self.may = leaves_at, [], threading.Semaphore(0)
-        super().__init__(address, rank, factor=factor)
+        super().__init__(address, rank)
 
     def receive_message(self, kind, arrived):
         if kind == self.leaves_at:
@@ -57,16 +57,12 @@ def quick(transports):
     return make
 
 
-@pytest.mark.parametrize(("method", "cuts"), [("fedshift", 1), ("reweighting", 3)])
-def test_silos_disconnected_before_their_openings_are_awaited(method, cuts, federation, line, sp_weights):
-    overrides = ["train_args.comm_round=2", f"method_args.method={method}"]
-    server, proxy, direct = line(*overrides)
-    proxy.last, proxy.cuts = WELCOME, cuts
-    silos = [federation.silo(3)]
-    if cuts == 1:
-        federation.address = direct
-    finished(server, *silos, *federation.silos(1, 2))
-    assert server.text.count("has disconnected") >= cuts
+def test_silos_disconnected_before_their_openings_are_awaited(federation, line, sp_weights):
+    overrides = ["train_args.comm_round=2", FEDSHIFT]
+    server, proxy, _ = line(*overrides)
+    proxy.last, proxy.cuts = WELCOME, 3
+    finished(server, *federation.silos())
+    assert server.text.count("has disconnected") >= 3
     assert left_out(federation) == left_out(federation, "opening_left_out") == [[], []]
     same(federation.weights(), sp_weights(*overrides))
 
@@ -136,15 +132,6 @@ def test_an_outage_within_a_round_is_waited_out(federation, line, sp_weights):
     finished(server, *silos)
     assert left_out(federation) == [[]] * 3
     same(federation.weights(), sp_weights(*overrides))
-
-
-def test_a_server_does_not_wait_if_all_uploads_are_refused(federation, quick):
-    federation.overrides = ["comm_args.quorum_timeout_s=3600"]
-    server = federation.server()
-    for rank in (1, 2, 3):
-        quick(federation.address, rank, factor=float("nan")).may.release()
-    assert server.wait() == 1
-    assert "error: round 1: 0 of at least 2 uploads arrived" in server.text
 
 
 def test_time_of_a_frozen_server_is_not_charged_to_silos(federation, line, quick):

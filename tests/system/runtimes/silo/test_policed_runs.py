@@ -157,13 +157,6 @@ def test_at_most_the_tests_of_the_policy_are_sent_and_the_run_continues(scene, f
     assert {round: len(given) for round, given in account["a" * 16].items()} == {"0 test": 1, "1 test": 1, "0": 1}
 
 
-def test_a_run_beyond_the_policy_is_not_joined(scene, federation):
-    server, process, code = scene({"min_clients": 2}, [(0, 1.0)], quorum=1)
-    assert code == 1
-    assert process.text.endswith(refusal(federation, "min_clients", "2 does not allow rounds of 1 uploads"))
-    assert "UPLOAD" not in server.kinds
-
-
 def fingerprint_of_server(folder):
     rows = [dict(zip(certs.SHOWN, row, strict=True)) for row in certs.show(folder)[0]]
     return next(row["fingerprint"] for row in rows if row["who"] == "server")

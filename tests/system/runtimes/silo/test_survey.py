@@ -99,19 +99,6 @@ def test_hello_contains_no_exact_counts(silo):
     assert made.data.counts.sum() == made.transport.hello().meta["samples"]
 
 
-def test_a_policy_without_counts_refuses_with_one_line_and_stays_connected(silo, capsys):
-    made = silo(send=["weights"])
-    said = answer(made)
-    line = '["weights"] does not allow counts: those of its classes, for a survey, which the server asks for'
-    assert said.meta == {"reason": f"policy.send: {line}"}
-    assert said.tensors == {}
-    assert capsys.readouterr().err == (
-        f"warning: this silo sends no class counts: /home/ann/north.yaml: policy.send: {line}\n"
-    )
-    assert made.failure is None
-    assert not made.guard.account.exists()
-
-
 def test_a_policy_that_requires_sums_refuses_a_survey_before_anything_is_sent(silo):
     with pytest.raises(PolicyError, match="require_secure_aggregation: true does not allow a survey: each silo"):
         silo(require_secure_aggregation=True).answers.hello()
@@ -210,8 +197,6 @@ BAD = {
         {"count_noise": 1.0},
     ),
     "count_noise is not a number from 0": ({"counts": torch.full((10,), 5)}, {"count_noise": "a"}),
-    "count_noise is not a number": ({"counts": torch.full((10,), 5)}, {"count_noise": True}),
-    "count_noise is not": ({"counts": torch.full((10,), 5)}, {"count_noise": -1.0}),
     "count_noise is": ({"counts": torch.full((10,), 5)}, {"count_noise": 1e300}),
 }
 
@@ -289,7 +274,7 @@ def test_policies_and_every_byte_of_a_survey(federation):
     assert without.wait() == 2
     line = "the server takes a survey, and this silo was started for a run; use --survey here, too"
     assert without.text.splitlines()[-1] == f"error: {line}"
-    finished(server, *(federation.silo(rank, "--survey") for rank in (1, 2, 3)))
+    finished(server, *(silos := [federation.silo(rank, "--survey") for rank in (1, 2, 3)]))
     wire = Wire(proxy, {"C": 10, "d": 16}, {})
     came = {(field.message, field.name) for field in wire.seen if not isinstance(field, tuple)}
     assert {name for kind, name in came if kind == "SURVEY"} == {"tensor counts", "count_noise", "reason"}
@@ -305,6 +290,9 @@ def test_policies_and_every_byte_of_a_survey(federation):
     refusal = 'policy.send: ["weights"] does not allow counts: those of its classes, for a survey'
     assert content["silent"]["silo 2 (two)"].startswith(refusal)
     assert f"silo 2 sends no class counts: {refusal}" in server.text
+    where = federation.folder / "two.yaml"
+    assert silos[1].text.count(f"warning: this silo sends no class counts: {where}: {refusal}") == 1
+    assert not (federation.folder / "silo-2" / "account.json").exists()
     assert json.loads((federation.folder / "silo-3" / "account.json").read_text())["runs"].keys() == {"survey"}
     why = [
         line["why"] for _, _, line in audit.read(federation.run_dir) if line.get("kind") == "SURVEY" and "why" in line

@@ -38,9 +38,8 @@ def test_additional_tables_of_a_federation(make_federation):
         tables[name] = pd.DataFrame({"age": age, "sex": rng.choice(["f", "m"], 40), "kind": np.array(["a", "b"])[y]})
         tables[name].to_csv(federation.folder / f"{name}.csv", index=False)
         (federation.folder / f"{name}.yaml").write_text(f"{OWN}  data_cache_dir: {federation.folder / name}.csv\n")
-    process = federation.forker.start(
-        ["run", federation.recipe, "--run-dir", federation.run_dir, "--host", "none"], federation.folder / "log"
-    )
+    argv = ["run", federation.recipe, "--run-dir", federation.run_dir, "--host", "none"]
+    process = federation.forker.start(argv, federation.folder / "log", fork_children=True)
     assert process.wait() == 0, process.text
     silo = federation.run_dir / "silos" / "silo-1"
     of_server, of_silo = (load(file_of(place)).about for place in (federation.run_dir, silo))

@@ -310,35 +310,25 @@ def test_a_reconnecting_silo_fills_no_queue(start, certificates):
         credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
         with grpc.secure_channel(server.transport.address, credentials) as channel:
             call = channel.stream_stream(RPC)(iter(sent))
-            time.sleep(0.5)
+            time.sleep(0.3)
             call.cancel()
-    time.sleep(1)
+    time.sleep(0.5)
     arrived = server.transport.arrived
     waiting = [arrived.get_nowait().kind for _ in range(arrived.qsize())]
     assert len([kind for kind in waiting if kind in (Kind.HELLO, Kind.UPLOAD)]) == UNREAD
 
 
-def test_a_process_that_fails_ends():
-    process = script("""
-        print("up", flush=True)
-        raise SystemExit(3)
-    """)
-    assert process.communicate(timeout=120)[0] == "up\n"
-    assert process.returncode == 3
-
-
-def test_an_idle_server_rests():
+def test_an_idle_server_rests_and_a_process_that_fails_ends():
     process = script("""
         import time
         server.receive(0.5)
         before = time.process_time()
         server.receive(2.0)
         print(time.process_time() - before, flush=True)
-        silo.stop_receive_message()
-        server.stop_receive_message()
+        raise SystemExit(3)
     """)
     assert float(process.communicate(timeout=120)[0]) < 0.02
-    assert process.returncode == 0
+    assert process.returncode == 3
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -378,17 +368,13 @@ INVALID, DENIED, LARGE = "INVALID_ARGUMENT", "PERMISSION_DENIED", "RESOURCE_EXHA
     [
         ([b"hello"], INVALID, "sent 5 bytes where a message begins, fewer than its header has"),
         ([b"x" * 1000], INVALID, "sent bytes that are not a message of this package"),
-        ([b""], INVALID, "sent 0 bytes where a message begins, fewer than its header has"),
         ([*chunks(Kind.UPLOAD)], INVALID, "sent UPLOAD before HELLO"),
         ([*chunks(Kind.TRAIN)], INVALID, "sent a message of type 4, which no silo sends"),
         ([*chunks(Kind.LEFT)], INVALID, "sent a message of type 101, which no silo sends"),
-        ([*chunks(9)], INVALID, "sent a message of type 9, which no silo sends"),
         ([*chunks(Kind.HELLO, 4)], DENIED, "claims to be silo 4; 1 to 3 are expected"),
         ([*chunks(Kind.HELLO, 0)], DENIED, "claims to be silo 0; 1 to 3 are expected"),
         ([*chunks(Kind.HELLO, 1, 2)], INVALID, "sent a message to 2, not to the server"),
         ([head(2**63)], LARGE, "sent HELLO of 9223372036854775808 bytes; at most 1048576 are expected"),
-        ([head(14) + struct.pack("<Q", 6) + b"[[[[[["], INVALID, "sent JSON that is not well-formed"),
-        ([head(1) + b"12"], INVALID, "sent more bytes than its header states"),
         ([*HELLO, *HELLO], INVALID, "sent a second HELLO"),
         ([*HELLO, *chunks(Kind.UPLOAD, 2)], DENIED, "claims to be silo 2"),
         (
@@ -401,7 +387,6 @@ INVALID, DENIED, LARGE = "INVALID_ARGUMENT", "PERMISSION_DENIED", "RESOURCE_EXHA
             INVALID,
             "sent a JSON header of 3221225472 bytes in a payload of 10; at most 1048576 are allowed",
         ),
-        ([*HELLO, head(9, Kind.UPLOAD), b""], INVALID, "sent a chunk of no bytes"),
     ],
 )
 def test_protocol_violations_are_disconnected(start, sent, code, reason):
@@ -572,7 +557,7 @@ def test_connections_that_show_no_certificate_are_counted(start, certificates, o
         assert (arrived.kind, arrived.sender) == (Kind.REFUSED, -1)
         assert arrived.meta["reason"].startswith("showed no certificate of this federation's authority, or ")
         times += arrived.meta["times"]
-    assert not server.transport.receive(2)  # nothing of the silo that is here
+    assert not server.transport.receive(1)  # nothing of the silo that is here
     silo.send(Kind.FAILED)
     server.wait(Kind.FAILED)
 
@@ -646,7 +631,6 @@ def impostor(handle):
     [
         (b"hello", "sent 5 bytes where a message begins, fewer than its header has"),
         (Header(Kind.UPLOAD, 0, 1, 0, 5).pack(), "sent a message of type 5 from 0 to 1"),
-        (Header(Kind.TRAIN, 2, 1, 0, 5).pack(), "sent a message of type 4 from 2 to 1"),
         (Header(Kind.TRAIN, 0, 2, 0, 5).pack(), "sent a message of type 4 from 0 to 2"),
         (Header(Kind.TRAIN, 0, 1, 0, 2**40).pack(), "sent TRAIN of 1099511627776 bytes; at most 1048576 are expected"),
         (Header(Kind.TRAIN, 0, 1, 0, len(PAYLOAD)).pack() + PAYLOAD, "sent a JSON header of 3221225472 bytes in a pay"),

@@ -32,10 +32,10 @@ def names(sent, kind):
 
 
 WEIGHTS = {f"model/{layer}.{part}" for layer in ("body.1", "classifier") for part in ("weight", "bias")}
-EXTRA = dict.fromkeys(("fedavg", "fedrs", "map", "fedphp", "fedlc"), (set(), set()))
-EXTRA |= dict.fromkeys(("fedshift", "reweighting"), (set(), {"smoothed"}))
-EXTRA |= dict.fromkeys(("fedmr", "fedproc"), ({"contribution/sums", "contribution/counts"}, set()))
-EXTRA |= {
+EXTRA = {
+    **dict.fromkeys(("map", "fedphp"), (set(), set())),  # whose private models stay
+    "fedshift": (set(), {"smoothed"}),
+    "fedmr": ({"contribution/sums", "contribution/counts"}, set()),
     "fd with SCAFFOLD": (
         {f"contribution/{name}" for name in ("outputs", "held")}
         | {name.replace("model/", "contribution/optimizer/") for name in WEIGHTS},

@@ -69,8 +69,12 @@ def test_a_server_that_plays_silos_of_its_own(play, tmp_path):
         "silo 2 sent no certificate of this federation's authority"
     )
     odd = Advert.unpack(roster[3])
-    odd = replace(odd, certificate=odd.certificate.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x05"))
-    assert refused(play.silos[2].share, roster | {3: odd.pack()}).startswith("silo 3 sent no certificate")
+    version = bytes.fromhex("a003020102")
+    assert version in odd.certificate
+    odd = replace(odd, certificate=odd.certificate.replace(version, bytes.fromhex("a003020105"))).pack()
+    server = ServerRound(ABOUT, play.server._authority)
+    for refusal in (refused(play.silos[2].share, roster | {3: odd}), refused(server.advertised, 3, odd)):
+        assert refusal.startswith("silo 3 sent no certificate of this federation")
     assert refused(play.silos[3].share, roster | {4: roster[1]}) == "silo 4 sent the certificate of another process"
     assert refused(play.silos[4].share, roster | {1: b"x" * 40}).startswith("silo 1 sent no certificate")
 
@@ -126,6 +130,8 @@ def test_a_server_that_changes_commitments(play):
     sealed, commitments = dealt[1][2]
     swapped = commitments[65:130] + commitments[:65] + commitments[130:]
     assert [*play.silos[1].check(dealt[1] | {2: (sealed, swapped)})] == [2]
+    own = "the server has changed this silo's own commitments"
+    assert refused(play.silos[2].check, dealt[2] | {2: dealt[2][1]}) == own
     why = "the server requested the step mask out of order; each step runs once"
     assert refused(play.silos[1].mask, play.values[1], {}) == why
 
