@@ -97,10 +97,8 @@ class Turn:
                 of_optimizer.check("before_round")
                 if observer is not None:
                     observer.before(view)
-                upload, terms = self._train(work, weights, observer)
+                upload, sent, terms = self._train(work, weights, observer)
                 check_terms(terms, upload, method, where=f"round {view.round + 1}: {trainer.name(view.id)}")
-                sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
-                of_optimizer.check("finish")
                 added = method.contribute(view) if view.sends else {}
                 of_method.check("contribute")
                 contributions = {k: v.detach() for k, v in {**added, **sent}.items()}
@@ -219,7 +217,8 @@ class Turn:
 
     def _train(
         self, work: LocalWork, weights: Weights, observer: TrainingObserver | None
-    ) -> tuple[Weights, dict[str, float]]:
+    ) -> tuple[Weights, dict[str, Tensor], dict[str, float]]:
+        """The upload, the optimiser's tensors, and the mean of each loss term."""
         trainer, model, method, view = self.trainer, self.model, self.method, self.view
         settings = trainer.settings
         private = list(method.private_parameters(view))
@@ -229,6 +228,7 @@ class Turn:
         stream, total = self.batches()
         sums: dict[str, Tensor] = {}
         upload: Weights | None = None
+        sent: dict[str, Tensor] = {}
         step, planned = 0, 0.0
         per_epoch = total / settings.epochs
         model.train()
@@ -254,8 +254,8 @@ class Turn:
                     trainer.optimizer.correct(work)
                     work.steps += 1
                 if settings.gradient_clip_norm is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clip_norm)
-                    nn.utils.clip_grad_norm_(private, settings.gradient_clip_norm)  # separately: never uploaded
+                    for parameters in (model.parameters(), private):  # separately: private ones are never uploaded
+                        nn.utils.clip_grad_norm_(parameters, settings.gradient_clip_norm)
                 optimizer.step()
                 if single:
                     _batch_norm_training(model, True)
@@ -266,11 +266,12 @@ class Turn:
                 optimizer.zero_grad()  # frees memory for the snapshot
                 upload = snapshot(model)
                 self._check_network(upload, weights, "private_parameters", "calibrate", "terms", "loss")
+                sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
         assert upload is not None  # the recipe's checks guarantee a stage that uploads
         of_method.check("calibrate", "terms", "loss")
-        of_optimizer.check("correct")
+        of_optimizer.check("correct", "finish")
         model.eval()
-        return upload, {name: float(value) / total for name, value in sums.items()}
+        return upload, sent, {name: float(value) / total for name, value in sums.items()}
 
     def _epochs(self) -> tuple[Iterator[Sequence[Tensor]], int]:
         """Endless epochs, each as its batches' sample indices ``(B,)``, and the number of batches per epoch."""
