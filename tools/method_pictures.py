@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from fl_labelskew_plugins.methods.fd import distillation
 from fl_labelskew_plugins.methods.fedaws import spread, spreadout
 from fl_labelskew_plugins.methods.feddecorr import decorrelation
+from fl_labelskew_plugins.methods.fedetf import simplex_etf
 from fl_labelskew_plugins.methods.fedlc import calibrated_logits
 from fl_labelskew_plugins.methods.fedlmd import label_masking_distillation, majority_labels
 from fl_labelskew_plugins.methods.fedmr import inter_class_loss, intra_class_loss
@@ -33,7 +34,7 @@ from fl_labelskew_plugins.methods.flda import mixed
 from fl_labelskew_plugins.methods.map import hpm_momentum
 from fl_labelskew_plugins.methods.moon import model_contrast
 from fl_labelskew_plugins.methods.reweighting import importance_weights, weighted_cross_entropy
-from fl_labelskew_plugins.ops import mmd, restricted_logits
+from fl_labelskew_plugins.ops import mmd, restricted_logits, unit
 
 OUT = Path(__file__).parents[1] / "docs" / "pictures"
 COUNTS = torch.tensor([300, 100, 30, 10, 0, 0])
@@ -366,6 +367,38 @@ def fedvls(left: Axes, right: Axes) -> None:
     right.legend(frameon=False)
 
 
+def fedetf(left: Axes, right: Axes) -> None:
+    """Fixed vectors of three classes and where the loss moves features of one; the loss by the angle."""
+    etf = simplex_etf(3, 3)
+    vectors = etf @ torch.linalg.svd(etf).Vh[:2].T
+
+    def loss(features: Tensor, scale: float = 3.0) -> Tensor:
+        return cross_entropy(scale * unit(features) @ vectors.T, torch.zeros(len(features), dtype=torch.int64))
+
+    angles = torch.linspace(0, 2 * torch.pi, 25)[:-1]
+    arrows(left, torch.stack([angles.cos(), angles.sin()], dim=1), loss, "features of class 0")
+    stars(left, {f"v{c}": tuple(vectors[c].tolist()) for c in range(3)})
+    left.legend(frameon=False)
+    left.set_title("where the loss moves features of class 0")
+    turned = torch.linspace(-180, 180, 73)
+    start, side = vectors[0], torch.stack([-vectors[0, 1], vectors[0, 0]])
+    places = [start * torch.cos(a) + side * torch.sin(a) for a in turned.deg2rad()]
+    for scale, colour in zip((1.0, 3.0, 10.0), COLOURS, strict=False):
+        right.plot(turned, [loss(place[None], scale) for place in places], color=colour, label=f"s = {scale:g}")
+    right.set_xlabel("angle between the feature and v0, in degrees")
+    right.set_title("loss of a sample of class 0")
+    right.legend(frameon=False)
+
+
+def fedgela(left: Axes, right: Axes) -> None:
+    """Lengths of the vectors of a client, and the push on each logit."""
+    lengths = len(COUNTS) * COUNTS / COUNTS.sum()
+    bars(left, {"client": lengths, "server": torch.ones(len(COUNTS))})
+    left.set_title("length of each class's vector")
+    bars(right, {"scaled": pushes(lambda z: lengths * (z - 1)), "plain softmax": pushes(lambda z: z - 1)})
+    right.set_title("push on v h of each class, if all are 0")
+
+
 PICTURES = {
     "fedrs": fedrs,
     "map": hpm,
@@ -384,6 +417,8 @@ PICTURES = {
     "flda": flda,
     "feddecorr": feddecorr,
     "fedvls": fedvls,
+    "fedetf": fedetf,
+    "fedgela": fedgela,
 }
 
 
