@@ -71,7 +71,8 @@ class FedETF(Method):
         \mathcal{L} = \text{CE}(\hat z + \ln n, y), \quad \hat z = s \, V \frac{u}{\lVert u \rVert}, \quad u = A h + b
 
     in which classes without samples do not take part. The class with the largest ``z`` is also that of the linear
-    classifier with weights ``s V A`` and bias ``s V b``, so the server sets these in the model that it evaluates.
+    classifier with weights ``s V A`` and bias ``s V b``. These are set in the server's model and, for its test, in a
+    client's own model.
     """
 
     class Params(params.Params):
@@ -102,6 +103,11 @@ class FedETF(Method):
         logits = projection.scale * unit(projection(full(batch.features))) @ etf.T
         counts = on_device(client, "counts", client.counts, device)
         return {"cross_entropy": cross_entropy(balanced_logits(logits, counts, missing="mask"), batch.labels)}
+
+    def after_round(self, client: ClientView) -> None:
+        """Set the same classifier in the client's own model, for its test."""
+        assert client.model is not None
+        client.model.load_state_dict(self.after_aggregation(client.model.state_dict(), {}))
 
     def after_aggregation(self, weights: dict[str, Tensor], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Set the linear classifier that predicts the same classes."""

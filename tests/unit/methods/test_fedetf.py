@@ -51,6 +51,15 @@ def test_the_servers_classifier_predicts_as_the_fixed_one(digits):
     assert not torch.equal(run.server.weights["classifier.weight"], start)
 
 
+def test_a_clients_own_model_is_tested_with_its_projection(digits):
+    """With the classifier that the server set before the round, predictions would not match the new features."""
+    run = digits("fedetf", scale=10.0)
+    for _ in range(3):
+        run.play([0, 1])
+    right, samples = run.fit(0).personalised
+    assert right / samples > 0.5
+
+
 def test_training_changes_the_projection_and_the_scale_but_not_the_classifier(digits):
     run = digits("fedetf")
     result, start = run.fit(0), run.server.weights
