@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from fl_labelskew_plugins.methods.fd import distillation
 from fl_labelskew_plugins.methods.fedaws import spread, spreadout
 from fl_labelskew_plugins.methods.feddecorr import decorrelation
+from fl_labelskew_plugins.methods.feddisco import METRICS, discrepancy
 from fl_labelskew_plugins.methods.fedetf import simplex_etf
 from fl_labelskew_plugins.methods.fedlc import calibrated_logits
 from fl_labelskew_plugins.methods.fedlmd import label_masking_distillation, majority_labels
@@ -399,6 +400,23 @@ def fedgela(left: Axes, right: Axes) -> None:
     right.set_title("push on v h of each class, if all are 0")
 
 
+def feddisco(left: Axes, right: Axes) -> None:
+    """The discrepancy of a client with some of ten classes, and the weight of such clients in one round."""
+    counts = [torch.tensor([600 // c] * c + [0] * (10 - c)) for c in range(1, 11)]
+    for metric, colour in zip(METRICS, COLOURS, strict=True):
+        left.plot(range(1, 11), [discrepancy(n, metric=metric) for n in counts], color=colour, label=metric)
+    left.set_title("discrepancy")
+    far = torch.stack([discrepancy(n) for n in counts])
+    for a, colour in zip((0.0, 0.5, 1.0), COLOURS, strict=False):
+        weights = (0.1 - a * far / far.sum() + 0.1).clamp(min=0)
+        right.plot(range(1, 11), weights / weights.sum(), color=colour, label=f"a = {a:g}, b = 0.1")
+    right.set_title("weight in a round of these 10 clients")
+    right.set_ylim(0)
+    for axes in (left, right):
+        axes.set_xlabel("classes of the client, with equal numbers of samples")
+        axes.legend(frameon=False)
+
+
 PICTURES = {
     "fedrs": fedrs,
     "map": hpm,
@@ -419,6 +437,7 @@ PICTURES = {
     "fedvls": fedvls,
     "fedetf": fedetf,
     "fedgela": fedgela,
+    "feddisco": feddisco,
 }
 
 

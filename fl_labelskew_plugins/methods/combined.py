@@ -137,6 +137,7 @@ class Combined(Method):
         self._units = [part for name, part in parts.items() if name not in carriers]
         self._units += [self.carrier] if self.carrier else []
         self.aggregation = parts[last].aggregation
+        self.weight_name = f"{last}/{parts[last].weight_name}" if added else parts[last].weight_name
         self.individual = any(part.individual for part in parts.values())
         vars(self).update(
             paper="; ".join(part.paper for part in parts.values() if part.paper),

@@ -77,11 +77,14 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
     if sends_more(optimizer) and not comm.send_contributions:
         message = f"false cannot be used with federated_optimizer {name}, which sends more than weights; allowed: true"
         yield Conflict("comm_args.send_contributions", message, key)
+    if method.aggregation == "declared" and not comm.send_contributions:
+        message = "false cannot be used with a method whose clients send the weights of their uploads; allowed: true"
+        yield Conflict("comm_args.send_contributions", message, ("method_args.method",))
     if sends_more(optimizer) and method.protects():
         message = f"{name} sends more than weights, but the method's protection of uploads covers only weights"
         right = "FedAvg, FedProx, FedOpt, FedDyn, or no protection"
         yield Conflict(key[0], f"{message}; allowed: {right}", ("method_args",))
-    if comm.secure_aggregation and method.individual:
+    if comm.secure_aggregation and (method.individual or method.aggregation == "declared"):
         message = "true cannot be used with a method that needs what each client sends, not their sum; allowed: false"
         yield Conflict("comm_args.secure_aggregation", message, ("method_args.method",))
     if comm.secure_aggregation and sends_more(optimizer):

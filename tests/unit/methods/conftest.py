@@ -142,9 +142,10 @@ device_args: {threads: 1}
 class Digits(LocalFederation):
     """Three clients with digits."""
 
-    def __init__(self, method, hidden=8, **options):
+    def __init__(self, method, hidden=8, of=2, **options):
         overrides = [f"method_args.{key}={value}" for key, value in options.items()]
-        super().__init__(DIGITS + f"method_args: {{method: {method}}}", f"model_args.hidden=[{hidden}]", *overrides)
+        overrides += [f"model_args.hidden=[{hidden}]", f"train_args.client_num_per_round={of}"]
+        super().__init__(DIGITS + f"method_args: {{method: {method}}}", *overrides)
 
     def turn(self, client):
         """A client's view before training, and its first batch."""
