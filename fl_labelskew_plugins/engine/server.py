@@ -24,7 +24,7 @@ from fl_labelskew_plugins.engine.aggregate import (
     share_of_old,
 )
 from fl_labelskew_plugins.engine.isolation import Unchanged
-from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.engine.local import LocalResult, closes
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, Sums, arrived
 from fl_labelskew_plugins.ops import added
@@ -116,6 +116,8 @@ class Server:
             self.sums.check(result.upload, self.sums.round, where=where)
             return
         upload, extra, shapes = result.upload, result.contributions, self.contribution_shapes()
+        if closes(self.method, self.federation, round):
+            shapes = self.method.contribution_shapes(self.federation)
         check_result(upload, extra, self.weights, shapes, self.method, self.optimizer, where=where)
         if self.declared:
             weight = extra.get(self.method.weight_name)
@@ -199,7 +201,10 @@ class Server:
         of_method, of_optimizer = self._unchanged
         shared = self.method.combine(total, rest(self.shared, OPTIMIZER))
         of_method.check("combine")
-        weights, sent = self._step(mean, whole, contributions, total.clients)
+        if closes(self.method, self.federation, total.round):
+            weights, sent = dict(self.weights), group(self.shared, OPTIMIZER)
+        else:
+            weights, sent = self._step(mean, whole, contributions, total.clients)
         of_optimizer.check("step")
         weights = self.method.after_aggregation(weights, shared)
         of_method.check("after_aggregation")

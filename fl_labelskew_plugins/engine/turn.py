@@ -19,7 +19,15 @@ from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.checked import backward, hook_name
 from fl_labelskew_plugins.engine.aggregate import check_form, check_terms
 from fl_labelskew_plugins.engine.isolation import WITHOUT_CLIENT
-from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer, TrainingObserver, learning_rate, load, snapshot
+from fl_labelskew_plugins.engine.local import (
+    LocalResult,
+    LocalTrainer,
+    TrainingObserver,
+    closes,
+    learning_rate,
+    load,
+    snapshot,
+)
 from fl_labelskew_plugins.engine.samples import Samples, Streamed
 from fl_labelskew_plugins.engine.sgd import SGD
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
@@ -123,6 +131,14 @@ class Turn:
         upload = dict(weights)
         self._protect(upload, weights)
         return LocalResult(upload, {}, dict(self.state), {}, noise_seed=self.noise_seed)
+
+    def closing(self, weights: Weights) -> LocalResult:
+        """The client's part of the closing exchange: the method's tensors under the server's ``weights``."""
+        with self.isolated(), self.seeded():
+            load(self.model, weights)
+            added = self.method.contribute(self.view) if self.view.sends else {}
+            self.trainer.unchanged[0].check("contribute")
+        return LocalResult(dict(weights), dict(added), dict(self.state), {}, noise_seed=self.noise_seed)
 
     def opening(self) -> Mapping[str, Tensor]:
         """The client's tensors before round 0."""
@@ -363,8 +379,10 @@ def fit(
     trains: bool = True,
     **turn: Any,
 ) -> LocalResult:
-    """A client's whole turn; see :class:`Turn` and :meth:`Turn.fit`, or if not ``trains`` :meth:`Turn.unchanged`."""
+    """A client's whole turn: :meth:`Turn.fit`, :meth:`Turn.closing`, or if not ``trains`` :meth:`Turn.unchanged`."""
     part = Turn(trainer, client, round, **turn)
+    if trains and closes(trainer.method, trainer.federation, round):
+        return part.closing(weights)
     return part.fit(weights, personalised=personalised, observer=observer) if trains else part.unchanged(weights)
 
 

@@ -175,6 +175,8 @@ class Method(Plugin):
       ``prototypes`` (features or outputs of a class) or ``counts`` (samples of a class); otherwise ``other``.
     - ``individual``: needs the tensors of each client, not only their sum; excludes secure aggregation.
     - ``uses_rounds``: rounds depend on ``federation.rounds``; the run cannot be resumed for more rounds.
+    - ``closing``: the last round is a closing exchange. All clients take part, but do not train: :meth:`contribute` is
+      called with the server's model, and only its tensors count.
     - ``combines``: the loss accepts logits that other methods have calibrated.
     - ``corrects``: purpose of the calibration; methods with the same purpose cannot be combined.
 
@@ -190,6 +192,7 @@ class Method(Plugin):
     sends: ClassVar[Mapping[str, str]] = {}
     individual: bool = False
     uses_rounds: ClassVar[bool] = False
+    closing: bool = False
     combines: bool = True
     corrects: ClassVar[str] = ""
     aggregation: Aggregation = "samples"

@@ -142,9 +142,10 @@ device_args: {threads: 1}
 class Digits(LocalFederation):
     """Three clients with digits."""
 
-    def __init__(self, method, hidden=8, of=2, **options):
+    def __init__(self, method, hidden=8, of=2, optimizer="FedAvg", **options):
         overrides = [f"method_args.{key}={value}" for key, value in options.items()]
         overrides += [f"model_args.hidden=[{hidden}]", f"train_args.client_num_per_round={of}"]
+        overrides.append(f"train_args.federated_optimizer={optimizer}")
         super().__init__(DIGITS + f"method_args: {{method: {method}}}", *overrides)
 
     def turn(self, client):
@@ -159,7 +160,8 @@ class Digits(LocalFederation):
         results = {client: self.fit(client) for client in clients}
         for client, result in results.items():
             self.server.check(client, self.round, result)
-        self.server.run_round(clients, [self.made.sizes[k] for k in clients], iter(results.items()))
+        sizes = [self.made.sizes[k] for k in clients]
+        self.server.run_round(clients, sizes, iter(results.items()), round=self.round)
         self.round += 1
         return results
 
