@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fl_labelskew_plugins.methods.ccvr import CCVR, moments, virtual_features
 from fl_labelskew_plugins.methods.fd import distillation
 from fl_labelskew_plugins.methods.fedaws import spread, spreadout
 from fl_labelskew_plugins.methods.feddecorr import decorrelation
@@ -417,6 +418,33 @@ def feddisco(left: Axes, right: Axes) -> None:
         axes.legend(frameon=False)
 
 
+def ccvr(left: Axes, right: Axes) -> None:
+    """Features and virtual features of three classes; regions of a classifier before and after its calibration."""
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.tensor([[[1.0, 0.3], [0.0, 0.4]], [[0.5, 0.0], [0.3, 0.8]], [[0.6, -0.4], [0.0, 0.6]]])
+    centres = torch.tensor([[0.0, 0.0], [4.0, 1.0], [1.5, 4.0]])
+    features = centres[:, None] + torch.randn(3, 60, 2, generator=generator) @ mixing
+    sums, squares = features.sum(1), features.mT @ features
+    shared = {"sums": sums, "squares": squares, "counts": torch.full((3,), 60)}
+    drawn = virtual_features(*moments(*(value.double() for value in shared.values())), 60, generator)
+    for real, virtual, colour in zip(features, drawn, COLOURS, strict=False):
+        left.scatter(*real.T, s=8, color=colour)
+        left.scatter(*virtual.T, s=14, facecolors="none", edgecolors=colour)
+    left.set_title("features of clients (dots), virtual features (rings)")
+    start = {"classifier.weight": torch.tensor([[0.0, 0.0], [0.3, 0.0], [0.0, 0.3]]), "classifier.bias": torch.zeros(3)}
+    start["classifier.bias"][0] = 1.5
+    after = CCVR().after_aggregation(start, shared)
+    x, y = torch.meshgrid(torch.linspace(-4, 7, 200), torch.linspace(-3, 7, 200), indexing="xy")
+    for weights, style, label in ((start, "dashed", "before"), (after, "solid", "after")):
+        grid = torch.stack([x, y], dim=-1) @ weights["classifier.weight"].T + weights["classifier.bias"]
+        right.contour(x, y, grid.argmax(-1), levels=[0.5, 1.5], colors="black", linestyles=style, linewidths=1)
+        right.plot([], [], color="black", linestyle=style, linewidth=1, label=label)
+    for real, colour in zip(features, COLOURS, strict=False):
+        right.scatter(*real.T, s=8, color=colour)
+    right.set_title("borders between classes, before and after")
+    right.legend(frameon=False, loc="lower left")
+
+
 PICTURES = {
     "fedrs": fedrs,
     "map": hpm,
@@ -438,6 +466,7 @@ PICTURES = {
     "fedetf": fedetf,
     "fedgela": fedgela,
     "feddisco": feddisco,
+    "ccvr": ccvr,
 }
 
 
