@@ -117,7 +117,7 @@ class Server:
             return
         upload, extra, shapes = result.upload, result.contributions, self.contribution_shapes()
         if closes(self.method, self.federation, round):
-            shapes = self.method.contribution_shapes(self.federation)
+            shapes = dict(self.method.contribution_shapes(self.federation))
         check_result(upload, extra, self.weights, shapes, self.method, self.optimizer, where=where)
         if self.declared:
             weight = extra.get(self.method.weight_name)
@@ -169,7 +169,8 @@ class Server:
             addition.add(client, rest(result.contributions, OPTIMIZER))
             corrections.add(group(result.contributions, OPTIMIZER), shares[i])
             if self.hooks is not None:
-                raw.append((shares[i] if self.declared else sizes[i], result.upload))
+                number = round(1e9 * shares[i]) if self.declared else sizes[i]  # FedML weights by numbers of samples
+                raw.append((number, result.upload))
             else:
                 mean.add(result.upload, shares[i], None if proxies is None else proxies[i])
                 whole.add({key: result.upload[key] for key in classifier}, shares[i])

@@ -52,7 +52,8 @@ def virtual_features(means: Tensor, covariances: Tensor, number: int, generator:
     values, vectors = torch.linalg.eigh(covariances)
     roots = vectors * values.clamp(min=0).sqrt()[:, None, :]  # (C, d, d)
     draws = torch.randn(len(means), number, means.shape[1], generator=generator, dtype=means.dtype)
-    return means[:, None] + draws.to(means.device) @ roots.mT
+    features: Tensor = means[:, None] + draws.to(means.device) @ roots.mT
+    return features
 
 
 class CCVR(Method):
@@ -120,7 +121,7 @@ class CCVR(Method):
                 for index in torch.randperm(len(labels), generator=generator).to(features.device).split(64):  # type: ignore[no-untyped-call]
                     optimizer.zero_grad()
                     logits = torch.nn.functional.linear(features[index], *trained)
-                    cross_entropy(logits, labels[index]).backward()
+                    cross_entropy(logits, labels[index]).backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
         return {**weights, **{name: value.detach() for name, value in zip(names, trained, strict=True)}}
 

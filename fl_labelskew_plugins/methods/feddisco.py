@@ -43,11 +43,14 @@ def discrepancy(counts: Tensor, *, metric: Metric = "kl") -> Tensor:
     check_choice("metric", metric, METRICS)
     p = counts.double() / counts.sum().clamp(min=1)
     uniform = torch.full_like(p, 1 / len(p))
+    distance: Tensor
     if metric == "kl":
-        return torch.special.xlogy(p, p * len(p)).sum()
-    if metric == "cosine":
-        return 1 - cosine_similarity(p, uniform, dim=0)
-    return torch.linalg.vector_norm(p - uniform, ord=int(metric[1]))
+        distance = torch.special.xlogy(p, p * len(p)).sum()
+    elif metric == "cosine":
+        distance = 1 - cosine_similarity(p, uniform, dim=0)
+    else:
+        distance = torch.linalg.vector_norm(p - uniform, ord=int(metric[1]))
+    return distance
 
 
 class FedDisco(Method):

@@ -50,7 +50,8 @@ def simplex_etf(num_classes: int, dimensions: int) -> Tensor:
     random = torch.randn(dimensions, num_classes, generator=generator, dtype=torch.float64)
     basis = torch.linalg.qr(random).Q
     centred = torch.eye(num_classes, dtype=torch.float64) - 1 / num_classes
-    return (math.sqrt(num_classes / (num_classes - 1)) * centred @ basis.T).float()
+    vectors: Tensor = math.sqrt(num_classes / (num_classes - 1)) * centred @ basis.T
+    return vectors.float()
 
 
 class Projection(nn.Linear):
