@@ -169,7 +169,7 @@ class Server:
             addition.add(client, rest(result.contributions, OPTIMIZER))
             corrections.add(group(result.contributions, OPTIMIZER), shares[i])
             if self.hooks is not None:
-                number = round(1e9 * shares[i]) if self.declared else sizes[i]  # FedML weights by numbers of samples
+                number = int(1e9 * shares[i]) if self.declared else sizes[i]  # FedML weights by numbers of samples
                 raw.append((number, result.upload))
             else:
                 mean.add(result.upload, shares[i], None if proxies is None else proxies[i])
