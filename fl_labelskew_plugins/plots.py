@@ -391,7 +391,8 @@ DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.6), (1, 1.6), (6, 1.6, 1, 1.6
 PLACES = (
     *("fedavg", "fedrs", "map", "FedProx", "fedlc", "fedshift", "fedmr", "fedphp", "SCAFFOLD", "moon"),
     *("fedrod", "fedaws", "fedproc", "FedOpt", "flda", "fd", "fedmmd", "reweighting", "FedNova", "FedDyn"),
-    *("FedDC", "Mime", "fedntd", "fedlmd", "feddecorr", "fedvls"),
+    *("FedDC", "Mime", "fedntd", "fedlmd", "feddecorr", "fedvls", "fedetf", "fedgela"),
+    *("feddisco", "FedSAM", "FedLESAM", "ccvr"),
 )
 """Our methods and optimisers: the first ten have a colour each, the next ten the next dash; append new ones."""
 SMALL = {

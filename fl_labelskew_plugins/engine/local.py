@@ -209,6 +209,11 @@ class LocalTrainer:
         return contextlib.nullcontext()
 
 
+def closes(method: Method, federation: Federation, round: int) -> bool:
+    """Whether a round is the method's closing exchange."""
+    return method.closing and round == federation.rounds - 1
+
+
 def snapshot(model: nn.Module) -> Weights:
     """A copy of the model's state dict."""
     return {k: v.detach().clone() for k, v in model.state_dict().items()}

@@ -19,7 +19,15 @@ from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.checked import backward, hook_name
 from fl_labelskew_plugins.engine.aggregate import check_form, check_terms
 from fl_labelskew_plugins.engine.isolation import WITHOUT_CLIENT
-from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer, TrainingObserver, learning_rate, load, snapshot
+from fl_labelskew_plugins.engine.local import (
+    LocalResult,
+    LocalTrainer,
+    TrainingObserver,
+    closes,
+    learning_rate,
+    load,
+    snapshot,
+)
 from fl_labelskew_plugins.engine.samples import Samples, Streamed
 from fl_labelskew_plugins.engine.sgd import SGD
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
@@ -98,10 +106,8 @@ class Turn:
                 of_optimizer.check("before_round")
                 if observer is not None:
                     observer.before(view)
-                upload, terms = self._train(work, weights, observer)
+                upload, sent, terms = self._train(work, weights, observer)
                 check_terms(terms, upload, method, where=f"round {view.round + 1}: {trainer.name(view.id)}")
-                sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
-                of_optimizer.check("finish")
                 added = method.contribute(view) if view.sends else {}
                 of_method.check("contribute")
                 contributions = {k: v.detach() for k, v in {**added, **sent}.items()}
@@ -126,6 +132,14 @@ class Turn:
         upload = dict(weights)
         self._protect(upload, weights)
         return LocalResult(upload, {}, dict(self.state), {}, noise_seed=self.noise_seed)
+
+    def closing(self, weights: Weights) -> LocalResult:
+        """The client's part of the closing exchange: the method's tensors under the server's ``weights``."""
+        with self.isolated(), self.seeded():
+            load(self.model, weights)
+            added = self.method.contribute(self.view) if self.view.sends else {}
+            self.trainer.unchanged[0].check("contribute")
+        return LocalResult(dict(weights), dict(added), dict(self.state), {}, noise_seed=self.noise_seed)
 
     def opening(self) -> Mapping[str, Tensor]:
         """The client's tensors before round 0."""
@@ -220,7 +234,8 @@ class Turn:
 
     def _train(
         self, work: LocalWork, weights: Weights, observer: TrainingObserver | None
-    ) -> tuple[Weights, dict[str, float]]:
+    ) -> tuple[Weights, dict[str, Tensor], dict[str, float]]:
+        """The upload, the optimiser's tensors, and the mean of each loss term."""
         trainer, model, method, view = self.trainer, self.model, self.method, self.view
         settings = trainer.settings
         private = list(method.private_parameters(view))
@@ -230,6 +245,7 @@ class Turn:
         stream, total = self.batches()
         sums: dict[str, Tensor] = {}
         upload: Weights | None = None
+        sent: dict[str, Tensor] = {}
         step, planned = 0, 0.0
         per_epoch = total / settings.epochs
         model.train()
@@ -255,8 +271,8 @@ class Turn:
                     trainer.optimizer.correct(work)
                     work.steps += 1
                 if settings.gradient_clip_norm is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clip_norm)
-                    nn.utils.clip_grad_norm_(private, settings.gradient_clip_norm)  # separately: never uploaded
+                    for parameters in (model.parameters(), private):  # separately: private ones are never uploaded
+                        nn.utils.clip_grad_norm_(parameters, settings.gradient_clip_norm)
                 optimizer.step()
                 if single:
                     _batch_norm_training(model, True)
@@ -267,11 +283,12 @@ class Turn:
                 optimizer.zero_grad()  # frees memory for the snapshot
                 upload = snapshot(model)
                 self._check_network(upload, weights, "private_parameters", "calibrate", "terms", "loss")
+                sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
         assert upload is not None  # the recipe's checks guarantee a stage that uploads
         of_method.check("calibrate", "terms", "loss")
-        of_optimizer.check("correct")
+        of_optimizer.check("correct", "finish")
         model.eval()
-        return upload, {name: float(value) / total for name, value in sums.items()}
+        return upload, sent, {name: float(value) / total for name, value in sums.items()}
 
     def _epochs(self) -> tuple[Iterator[Sequence[Tensor]], int]:
         """Endless epochs, each as its batches' sample indices ``(B,)``, and the number of batches per epoch."""
@@ -359,8 +376,10 @@ def fit(
     trains: bool = True,
     **turn: Any,
 ) -> LocalResult:
-    """A client's whole turn: :meth:`Turn.fit`, or if not ``trains`` :meth:`Turn.unchanged`."""
+    """A client's whole turn: :meth:`Turn.fit`, :meth:`Turn.closing`, or if not ``trains`` :meth:`Turn.unchanged`."""
     part = Turn(trainer, client, round, **turn)
+    if trains and closes(trainer.method, trainer.federation, round):
+        return part.closing(weights)
     return part.fit(weights, personalised=personalised, observer=observer) if trains else part.unchanged(weights)
 
 

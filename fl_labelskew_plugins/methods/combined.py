@@ -41,6 +41,7 @@ class Added(Method):
         super().__init__()
         self.parts = dict(sorted(parts.items()))
         self.individual = any(part.individual for part in parts.values())
+        self.closing = any(part.closing for part in parts.values())
         vars(self).update(sends=joined(**{name: part.sends for name, part in self.parts.items()}))
 
     def uses(self, *hooks: str) -> bool:
@@ -130,7 +131,9 @@ class Combined(Method):
         self._units = [part for name, part in parts.items() if name not in carriers]
         self._units += [self.carrier] if self.carrier else []
         self.aggregation = parts[last].aggregation
+        self.weight_name = f"{last}/{parts[last].weight_name}" if added else parts[last].weight_name
         self.individual = any(part.individual for part in parts.values())
+        self.closing = any(part.closing for part in parts.values())
         vars(self).update(
             paper="; ".join(part.paper for part in parts.values() if part.paper),
             runtimes=tuple(kind for kind in Method.runtimes if all(kind in p.runtimes for p in parts.values())),
