@@ -147,7 +147,7 @@ def test_missing_names_list_the_available_names():
 def test_a_misspelt_plugin_key_is_one_mistake():
     text = text_with().replace("method: fedmr", "metod: fedmr")
     line = only_line(text)
-    assert line.startswith("r.yaml: method_args.method: missing; allowed: fd, fedavg, ")
+    assert line.startswith("r.yaml: method_args.method: missing; allowed: ccvr, fd, fedavg, ")
     assert line.endswith("; found instead: metod")
 
 
@@ -177,7 +177,7 @@ def test_a_misspelt_plugin_key_is_one_mistake():
         ("data_args.dataset", "digit", "'digit' is unknown; allowed: cifar10, cifar100, "),
         ("data_args.dataset", 3, "3 is of the wrong type; allowed: text"),
         ("partition_args.classes", 1, "unknown key; allowed: partition_method, classes_per_client, assignment, par"),
-        ("method_args.method", "FedMR", "'FedMR' is unknown; allowed: fd, fedavg, "),
+        ("method_args.method", "FedMR", "'FedMR' is unknown; allowed: ccvr, fd, fedavg, "),
         ("method_args.mu3", 1, "unknown key; allowed: method, mu1, mu2, scale, "),
         ("method_args.scale", "papr", "'papr' is unknown; allowed: code, paper; did you mean paper?"),
     ],

@@ -167,7 +167,7 @@ def test_a_plugin_in_an_unknown_group_is_reported(register, tmp_path):
     recipe.write_text("data_args: {dataset: digits}\nmodel_args: {model: mlp}\nmethod_args: {method: acme}\n")
     for method in ("acme", "acme+fedlc"):
         (wrong,) = errors("validate", recipe, "--set", f"method_args.method={method}")
-        assert wrong.startswith("--set method_args.method: 'acme' is unknown; allowed: fd, fedavg, ")
+        assert wrong.startswith("--set method_args.method: 'acme' is unknown; allowed: ccvr, fd, fedavg, ")
         assert wrong.endswith(f"; {line}")
 
 
