@@ -12,8 +12,6 @@ from fl_labelskew_plugins.cli.options import RUN
 from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.machine.text import clean, counted
 
-DROPPED_FIRST = ("sha256", "times", "bytes", "peer")
-
 
 @click.group("audit")
 def audit_group() -> None:
@@ -42,7 +40,7 @@ def show(folder: Path, event: str | None) -> None:
         cells = [clean(content.get(key, ""))[: 12 if key == "sha256" else None] for key in used]
         more = [forms.get(key, key + " {}").format(clean(content[key])) for key in further if key in content]
         rows.append([*cells, "; ".join(more)])
-    click.echo(table.plain([*used, "more"], rows, least=DROPPED_FIRST) if rows else "no matching lines")
+    click.echo(table.plain([*used, "more"], rows) if rows else "no matching lines")
 
 
 @audit_group.command("verify")

@@ -41,9 +41,8 @@ def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: boo
         return table.latex(head, cells, styles, words)
     if form == "markdown":
         return table.markdown(head, cells, styles, words)
-    least: Sequence[str] = DROPPED_FIRST
-    if "test" in texts.columns:  # without a global test set, differences between clients matter more than ranks
-        least = sorted(DROPPED_FIRST, key=("worst client", "spread").__contains__)
+    # without a global test set, differences between clients matter more than ranks
+    least = sorted(DROPPED_FIRST, key=("worst client", "spread").__contains__) if "test" in texts else DROPPED_FIRST
     return table.plain(head, cells, styles, words=words, least=() if columns or pivot else least)
 
 
@@ -96,20 +95,12 @@ def report_command(
     """Compare finished runs, as a table, a picture or a page.
 
     RUNS that differ only in their seed share a row, as mean and std over the seeds. A folder may contain several run
-    folders. Accuracies are in per cent, over the last tests; ranks are by mean accuracy on the same data and partition;
-    MB are sent and received by all clients of a round; peak MB is the peak memory of the server's process. Runs without
-    all their rounds (diverged or in progress) are excluded from rows with complete runs; in a row of their own, they
-    have no rank. Personalised is the accuracy of clients' own models on their own test splits. If a method keeps no
-    such models, local model is the accuracy of the models just trained; it is not compared.
+    folders. Accuracies are in per cent; docs/sweeps.md describes the columns. Runs without all their rounds are
+    excluded from rows with complete runs; in a row of their own, they have no rank.
 
-    Accuracy is the mean of the last tests, best is the best round. Papers print either; a recipe with a paper's number
-    says which one. An exclamation mark follows a best that is more than 3 points above the accuracy.
-
-    Difference is accuracy minus the baseline's, paired by seed, with a 95 % interval; it is called better or worse if
-    the interval excludes 0.
-
-    The best value of a setting is bold, the second best underlined (italic in LaTeX and Markdown). A terminal shows the
-    columns that fit, a file or pipe all.
+    An exclamation mark follows a best that is more than 3 points above the accuracy. Difference is better or worse if
+    its 95 % interval excludes 0. The best value of a setting is bold, the second best underlined (italic in LaTeX and
+    Markdown). A terminal shows the columns that fit, a file or pipe all.
 
     \b
     labelskew report runs/sweep_digits --only fedavg --only fedlc

@@ -17,11 +17,6 @@ from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.typed import to_go_on
 
-DROPPED_FIRST = (
-    *("measure", "seconds", "std", "paper", "tolerance"),
-    *("seeds", "difference", "changed", "rounds", "expected"),
-)
-
 
 def _named(recipes: tuple[str, ...]) -> dict[str, Path]:
     """Map names to paths: a file's stem, a recipe's own name, or ``TABLE/ROW`` for a user's table."""
@@ -61,11 +56,10 @@ def reproduce_command(
 ) -> None:
     """Run recipes and compare them with their expected numbers.
 
-    RECIPE is a file, or the name of a recipe of the package (labelskew recipes ls) or of a row of a table. Finished
-    runs are not repeated and interrupted ones resume, so the same command continues. With --budget the runs stop when
-    the time is over; another budget, or none, resumes them from their last complete round. The table lists changed
-    settings, compares runs with all of their rounds, and is saved as table.md and table.csv. The exit code is 0 even if
-    a run falls short of its number.
+    RECIPE is a file, or the name of a recipe of the package (labelskew recipes ls) or of a row of a table. The same
+    command, also with another --budget or none, resumes interrupted runs. The table lists changed settings, compares
+    runs with all of their rounds, and is saved as table.md and table.csv. The exit code is 0 even if a run falls short
+    of its number.
 
     \b
     labelskew reproduce fedmr/table1_fmnist_p10c2 --budget 20m
@@ -104,7 +98,7 @@ def reproduce_command(
         write_text(out / "table.md", table.markdown(reproduce.HEAD, rows) + "\n")
         write_text(out / "table.csv", table.comma_separated(reproduce.HEAD, rows) + "\n")
     if sys.stdout.isatty():
-        click.echo(table.plain(reproduce.HEAD, rows, least=DROPPED_FIRST))
+        click.echo(table.plain(reproduce.HEAD, rows))
     else:
         click.echo(table.markdown(reproduce.HEAD, rows))
     say(f"written to {out / 'table.md'} and {out / 'table.csv'}")

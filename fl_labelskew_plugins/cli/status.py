@@ -18,7 +18,6 @@ from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 
 HEAD = ("silo", "name", "state", "since", "last upload", "bytes in", "bytes out", "address")
-DROPPED_FIRST = ("bytes out", "bytes in", "address", "since", "last upload")
 
 
 @click.command("status")
@@ -47,7 +46,7 @@ def status_command(folder: Path, *, as_json: bool) -> None:
     for line in lines:
         click.echo(clean(line, 1000))
     if rows:
-        click.echo(table.plain(HEAD, rows, least=DROPPED_FIRST))
+        click.echo(table.plain(HEAD, rows))
 
 
 def _runs(folder: Path) -> list[str]:

@@ -30,7 +30,6 @@ HEADS = {
     **{"held": "classes held", "effective": "effective", "imbalance": "imbalance"},
     **{"hellinger": "Hellinger", "chance": "by chance"},
 }
-DROPPED_FIRST = ("imbalance", "effective")
 
 
 @click.command("survey")
@@ -108,7 +107,7 @@ def _parts(survey: Survey) -> Iterator[str]:
     yield f"{title} of {classes}{note}"
     if len(survey.class_names) <= MAX_CLASSES:
         yield table.plain(*holdings(survey, listed))
-    yield table.plain(["client", *HEADS.values(), "missing"], [_row(survey, k) for k in listed], least=DROPPED_FIRST)
+    yield table.plain(["client", *HEADS.values(), "missing"], [_row(survey, k) for k in listed])
     worst = clean(survey.clients[measured.worst], 40)
     worst = f"client {worst}" if worst.isdecimal() else worst
     head = ["in all", "least", "median", "most", "mean", "mean by samples"]
