@@ -93,9 +93,11 @@ class Sums:
         return entries | _sent(self.shapes, self.method.sends)
 
     def share(self, samples: int) -> float:
-        """Weight of a client with ``samples`` samples."""
+        """Weight of a client with ``samples`` samples, at most 1: another client may claim a negative number."""
         federation = self.trainer.federation
-        return (1 / federation.clients_per_round) if self.aggregation == "uniform" else samples / federation.num_samples
+        if self.aggregation == "uniform":
+            return 1 / federation.clients_per_round
+        return min(samples / federation.num_samples, 1.0)
 
     def shares(self, clients: int) -> float:
         """Expected sum of the weights of ``clients`` random clients."""

@@ -431,6 +431,10 @@ class SiloServer(Manager):
         if (made := self.folder.moments()) is None and (made := self.census.moments(silos)) is not None:
             values = " and ".join(few([f"{value:.4g}" for value in numbers], 3) for numbers in made)
             self.say(f"mean and std of the training samples of {counted(len(silos), 'silo')} together: {values}")
+            for client in self.census.unusual_moments(silos):
+                what = "reports a std of its samples that is more than 10 times larger or smaller than the median"
+                use = "check its data, or exclude it and begin a new run: mean and std stay the same in this run"
+                self.say(f"silo {client + 1} {what}; {use}", level=log.WARNING)
         return made
 
     def train(self, record: Record) -> None:
