@@ -52,8 +52,9 @@ comm_args: {{backend: GRPC, certs: {certs}, answer_after_s: 0, secure_aggregatio
 privacy_args: {noise}
 tracking_args: {{checkpoint_every: 1000}}
 """
-MAIN = "from fl_labelskew_plugins.cli.main import main; main()"
-LOST = f"""
+MAIN = ("-m", "fl_labelskew_plugins.cli.main")
+LOST = """
+from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SitsOutError
 from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
 mask = SiloRound.mask
@@ -62,7 +63,7 @@ def lost(self, *args):
         raise SitsOutError("lost")
     return mask(self, *args)
 SiloRound.mask = lost
-{MAIN}
+main()
 """
 """A silo that shares its masks and sends nothing in a round."""
 
@@ -82,15 +83,15 @@ def measured(recipe: Path, folder: Path, silos: int, lost: int, rounds: int) -> 
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
-    def start(code: str, out: Path, *role: str) -> subprocess.Popen[bytes]:
+    def start(program: tuple[str, str], out: Path, *role: str) -> subprocess.Popen[bytes]:
         words = ["run", str(recipe), "--host", "none", "--run-dir", str(out), "--quiet", "--server", address]
         words += ["--role", *role]
         log = out.with_suffix(".log").open("wb")
-        return subprocess.Popen([sys.executable, "-c", code, *words], env=environment, stdout=log, stderr=log)
+        return subprocess.Popen([sys.executable, *program, *words], env=environment, stdout=log, stderr=log)
 
     server = start(MAIN, folder / "server", "server")
     others = [
-        start(LOST if rank <= lost else MAIN, folder / f"silo-{rank}", "client", "--rank", str(rank))
+        start(("-c", LOST) if rank <= lost else MAIN, folder / f"silo-{rank}", "client", "--rank", str(rank))
         for rank in range(1, silos + 1)
     ]
     processes = [server, *others]

@@ -1,6 +1,7 @@
 """Every benchmark in its tiny form: that it works, and what it prints; no number of these means anything."""
 
 import json
+import os
 import re
 import sys
 import time
@@ -20,9 +21,9 @@ def tables(forker, tmp_path_factory):
     def run(name, *options):
         out = tmp_path_factory.mktemp(name)
         script = ROOT / "benchmarks" / f"{name}.py"
-        beside = {"PYTHONPATH": str(script.parent)}
+        beside = {"PYTHONPATH": os.pathsep.join(filter(None, [str(script.parent), os.environ.get("PYTHONPATH")]))}
         files = {"log": out / "log", "errors": out / "errors", "script": script}
-        process = forker.start(options or ["--tiny"], environment=beside, **files)
+        process = forker.start(options or ["--tiny"], environment=beside, fork_children=True, **files)
         assert process.wait(600) == 0, (out / "errors").read_text()
         rows = [line.strip("|").split("|") for line in process.text.splitlines() if line.startswith("|")]
         return [[cell.strip() for cell in cells] for cells in rows if "---" not in cells[0]]

@@ -98,8 +98,9 @@ class Sittings:
         words = [word for override in sets for word in ("--set", override)]
         where = ["--resume", self.run] if self.run.exists() else [self.recipe, "--run-dir", self.run, "--host", "none"]
         before = rounds(self.run)
-        process = self.forker.start(["run", *where, *words], self.logs / name, environment=self.plugin)
-        launcher, until = psutil.Process(process.pid), time.monotonic() + 240  # a busy machine takes its time to import
+        command, more = ["run", *where, *words], {"environment": self.plugin, "fork_children": True}
+        process = self.forker.start(command, self.logs / name, **more)
+        launcher, until = psutil.Process(process.pid), time.monotonic() + 240
         family, seen = {process.pid: launcher}, {}
         while process.pid not in self.forker.ended:
             assert time.monotonic() < until, process.text
