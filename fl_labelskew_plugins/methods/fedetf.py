@@ -29,7 +29,7 @@ PROJECTION = "projection"
 def simplex_etf(num_classes: int, dimensions: int) -> Tensor:
     r"""Simplex equiangular tight frame: unit vectors of the classes with equal and largest pairwise angles.
 
-    .. math:: V = \sqrt{\tfrac{C}{C - 1}} \, \left(I - \tfrac{1}{C} 1 1^\top\right) P^\top
+    .. math:: V = \sqrt{\frac{C}{C - 1}} \, \left(I - \frac{1}{C} 1 1^\top\right) P^\top
 
     ``P``: ``dimensions`` x ``C``, with random orthonormal columns that are the same in all processes and for all seeds.
 
