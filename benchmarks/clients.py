@@ -72,7 +72,7 @@ def measured(kind: str, clients: int, per_round: int, rounds: int, before: int =
         "validation_args": {"frequency_of_the_test": 0, "personalised": False},
         "device_args": {"threads": 1},
         "comm_args": {"backend": "sp"},
-        "tracking_args": {"checkpoint_every": 5, "state_memory_mb": 64},
+        "tracking_args": {"checkpoint_every": 5},
     }
     begun, marks = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as folder:
@@ -98,7 +98,7 @@ def checkpoint(clients: int) -> float:
 
     with tempfile.TemporaryDirectory() as path:
         folder, times = RunFolder(Path(path)), []
-        states = StateStore(folder.states, 0)
+        states = StateStore(folder.states)
         for round in range(6):
             for client in range(0, clients, clients // 10 if round else 1):
                 states.note(client, round)

@@ -159,10 +159,9 @@ MANY = [
     "method_args.method=map",
     "train_args.client_num_in_total=1000",
     "train_args.client_num_per_round=1000",
-    "tracking_args.state_memory_mb=32",
     "tracking_args.checkpoint_every=1",
 ]
-"""MAP with 1,000 private models, of which 32 MiB stay in memory."""
+"""MAP with 1,000 private models."""
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.front.run import Callback, Loop, Run, load, load_run, run, simulate, survey
     from fl_labelskew_plugins.host import runner
     from fl_labelskew_plugins.recipe.model import Recipe
-    from fl_labelskew_plugins.studies.side_by_side import Report, report
+    from fl_labelskew_plugins.studies.printed import Report, report
     from fl_labelskew_plugins.studies.sweep.from_python import Sweep, sweep
 
     fedml = runner
@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     **dict.fromkeys(("load", "run", "load_run", "Run", "Callback", "simulate", "Loop", "survey"), "front.run"),
-    **dict.fromkeys(("report", "Report"), "studies.side_by_side"),
+    **dict.fromkeys(("report", "Report"), "studies.printed"),
     **dict.fromkeys(("sweep", "Sweep"), "studies.sweep.from_python"),
     "Recipe": "recipe.model",
 }

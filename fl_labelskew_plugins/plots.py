@@ -37,23 +37,16 @@ def heat_map(
     picture, axes = figure(min(16, 2.6 + 0.5 * len(counts)), min(12, 1.6 + 0.38 * len(class_names)))
     image = heat(axes, counts)
     axes.set(ylabel="class", title=title)
-    if len(class_names) <= 40:
-        axes.set_yticks(range(len(class_names)), class_names)
-    if len(counts) <= 40:
-        upright = max(map(len, names)) <= 3
-        axes.set_xticks(range(len(counts)), names, rotation=0 if upright else 30, ha="center" if upright else "right")
-    _write_counts(axes, counts, counts / max(counts.max(), 1))
+    _finish_table(axes, counts.T, counts.T / max(counts.max(), 1), class_names, names)
     picture.colorbar(image, label="training samples")
     save(picture, path)
 
 
 def heat(axes: Any, counts: np.ndarray[Any, np.dtype[np.int64]], max_samples: int | None = None) -> Any:
     """Draw the image of :func:`heat_map`; ``max_samples``: samples of the darkest colour."""
-    every, ends = math.ceil(len(counts) / MAX_CLIENTS), (-0.5, len(counts) - 0.5, counts.shape[1] - 0.5, -0.5)
-    table = np.where(counts == 0, np.nan, counts)[::every].T
-    image = axes.imshow(table, aspect="auto", cmap="viridis_r", vmin=0, vmax=max_samples, extent=ends)
-    axes.set_xlabel("client" if every == 1 else f"client, 1 of {every} shown")
-    return image
+    table = np.where(counts == 0, np.nan, counts).T
+    axes.set_xlabel("client")
+    return axes.imshow(table, aspect="auto", cmap="viridis_r", vmin=0, vmax=max_samples)
 
 
 def confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path, *, title: str) -> None:
@@ -63,18 +56,24 @@ def confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path:
     picture, axes = figure(min(16, 3.2 + 0.5 * side), min(14, 2.2 + 0.42 * side))
     image = axes.imshow(np.where(table == 0, np.nan, 100 * shares), cmap="viridis_r", vmin=0, vmax=100)
     axes.set(xlabel="predicted", ylabel="class", title=title)
-    if side <= 40:
-        axes.set_yticks(range(side), class_names)
-        axes.set_xticks(range(side), class_names, rotation=30, ha="right")
-    _write_counts(axes, table.T, shares.T)
+    _finish_table(axes, table, shares, class_names, class_names)
     picture.colorbar(image, label="% of the class")
     save(picture, path)
 
 
-def _write_counts(axes: Any, counts: np.ndarray[Any, Any], shades: np.ndarray[Any, Any]) -> None:
-    for (x, y), value in np.ndenumerate(counts if max(counts.shape) <= 20 else np.zeros((0, 0))):
+def _finish_table(
+    axes: Any, counts: np.ndarray[Any, Any], shades: np.ndarray[Any, Any], rows: Sequence[str], columns: Sequence[str]
+) -> None:
+    """Name up to 40 rows and columns, and write the numbers of small tables; ``shades``: 0 to 1, light to dark."""
+    if len(rows) <= 40:
+        axes.set_yticks(range(len(rows)), rows)
+    if len(columns) <= 40:
+        upright = max(map(len, columns)) <= 3
+        angle = {"rotation": 0, "ha": "center"} if upright else {"rotation": 30, "ha": "right"}
+        axes.set_xticks(range(len(columns)), columns, **angle)
+    for (y, x), value in np.ndenumerate(counts if max(counts.shape) <= 20 else np.zeros((0, 0))):
         if value:
-            color = "white" if shades[x, y] > 0.5 else "black"
+            color = "white" if shades[y, x] > 0.5 else "black"
             axes.text(x, y, int(value), ha="center", va="center", fontsize=7, color=color)
 
 
@@ -123,7 +122,7 @@ class LineStyle(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """Mark, different for each colour and for each dash of a colour."""
+        """Mark of the points."""
         return MARKS[(self.colour + 3 * self.dash) % len(MARKS)]
 
 
@@ -189,8 +188,8 @@ def charts(
     """Plot means over the rounds in bands of one sample standard deviation, one chart per measure and setting.
 
     ``measures``: axis label to setting to label to round to the value of each seed or client; ``methods``: of each
-    label, for :func:`looks`; ``width``: of a paper's column in inches; ``limits``: of a band; ``log``: whether the
-    value axis is logarithmic; ``over``: name of the averaged items.
+    label, for :func:`looks`; ``limits``: of a band; ``log``: whether the value axis is logarithmic; ``over``: name of
+    the averaged items.
     """
     every = [groups for settings in measures.values() for groups in settings.values()]
     labels = list(dict.fromkeys(label for groups in every for label in groups))
@@ -238,9 +237,8 @@ def panels(
 ) -> Iterator[Panels]:
     """A chart for each row and column; a row wraps if it does not fit the width. A single column is not labelled.
 
-    ``width``: of a paper's column in inches, by default of a screen; ``chart``: minimum width of a chart in a paper, on
-    a screen three times as much; ``height``: relative to a chart's width; ``share``: whether charts share the axis of
-    rounds, and those of a row the axis of values.
+    ``width``: of a paper's column in inches, by default of a screen; ``chart``: minimum width of a chart in a paper;
+    ``height``: relative to a chart's width; ``share``: whether charts share the axes of rounds and values.
     """
     import matplotlib
 
@@ -380,11 +378,7 @@ def sphere(axes: Any) -> None:
     around, down = np.mgrid[0 : 2 * np.pi : 25j, 0 : np.pi : 13j]
     x, y, z = np.cos(around) * np.sin(down), np.sin(around) * np.sin(down), np.cos(down)
     axes.plot_wireframe(x, y, z, color="0.8", linewidth=0.4, zorder=0)
-    ticks = {f"{axis}ticks": (-1, 0, 1) for axis in "xyz"}
-    axes.set(**ticks, xlabel="feature 1", ylabel="feature 2", zlabel="feature 3")
-    axes.grid(False)
     axes.computed_zorder = False  # keep the order of the points
-    axes.set_box_aspect((1, 1, 1), zoom=0.9)
 
 
 COLOURS = (
@@ -397,22 +391,19 @@ DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.6), (1, 1.6), (6, 1.6, 1, 1.6
 PLACES = (
     *("fedavg", "fedrs", "map", "FedProx", "fedlc", "fedshift", "fedmr", "fedphp", "SCAFFOLD", "moon"),
     *("fedrod", "fedaws", "fedproc", "FedOpt", "flda", "fd", "fedmmd", "reweighting", "FedNova", "FedDyn"),
-    *("FedDC", "Mime", "fedntd", "fedlmd", "feddecorr", "fedvls"),
+    *("FedDC", "Mime", "fedntd", "fedlmd", "feddecorr", "fedvls", "fedetf", "fedgela"),
+    *("feddisco", "FedSAM", "FedLESAM", "ccvr"),
 )
 """Our methods and optimisers: the first ten have a colour each, the next ten the next dash; append new ones."""
 SMALL = {
     **{"font.size": 8.0, "xtick.labelsize": 7.0, "ytick.labelsize": 7.0, "legend.fontsize": 7.0, "axes.titlepad": 3.0},
     **{"axes.linewidth": 0.6, "grid.linewidth": 0.5, "xtick.major.size": 2.0, "ytick.major.size": 2.0},
 }
-"""Matplotlib's settings for plots in papers."""
 SUFFIXES = (".png", ".pdf", ".svg")
-"""Supported file types of plots."""
 MAX_LETTERS, MAX_COLUMNS = 40, 6
 """Letters per line, and columns of a legend."""
-MAX_CLIENTS = 1500
-"""Maximum number of clients in a heat map; of more clients, some are shown, evenly spaced."""
 PERCENT = (-2, 102)
-"""Limits of an axis in per cent; the frame does not cut lines at 0 and 100."""
+"""Limits of an axis; the frame does not cut lines at 0 and 100."""
 
 
 def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[Any, Any]:

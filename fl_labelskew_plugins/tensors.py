@@ -49,8 +49,10 @@ def rest(tensors: Mapping[str, T], name: str) -> dict[str, T]:
     return {key: tensor for key, tensor in tensors.items() if not key.startswith(f"{name}/")}
 
 
-def save_atomic(tensors: State, path: Path, metadata: dict[str, str] | None = None, *, private: bool = True) -> None:
-    """Write a safetensors file atomically, also if the power fails; ``private``: only for the owner."""
+def save_atomic(
+    tensors: State, path: Path, metadata: dict[str, str] | None = None, *, private: bool = True, durable: bool = True
+) -> None:
+    """Write a safetensors file atomically; ``private``: only for the owner; ``durable``: also if the power fails."""
     with replacing(path, 0o600 if private else 0o666) as part:
         mode = part.stat().st_mode
         try:
@@ -60,8 +62,9 @@ def save_atomic(tensors: State, path: Path, metadata: dict[str, str] | None = No
             code = int(number[1]) if number else errno.EIO
             raise OSError(code, os.strerror(code) if number else str(error)) from error
         part.chmod(mode)  # the writer may have replaced the file
-        with part.open("rb+") as stream:
-            os.fsync(stream.fileno())
+        if durable:
+            with part.open("rb+") as stream:
+                os.fsync(stream.fileno())
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:

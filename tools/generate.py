@@ -2,7 +2,7 @@
 
     make generated
 
-A page of the documentation has such a table between ``<!-- generated: grid -->`` and ``<!-- end of generated -->``.
+A page of the documentation has such a table between ``<!-- generated: keys -->`` and ``<!-- end of generated -->``.
 The pictures of docs/methods are not among them, since their bytes depend on the installed Matplotlib:
 ``python tools/method_pictures.py``.
 """
@@ -14,16 +14,16 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-from fl_labelskew_registry import LabelSkewError, catalog
+from fl_labelskew_registry import catalog
 
-from fl_labelskew_plugins.cli import formulas, plugins, table
+from fl_labelskew_plugins.cli import plugins, table
 from fl_labelskew_plugins.cli.main import main as labelskew
-from fl_labelskew_plugins.recipe import compatibility, parse, shipped, tables, yaml
+from fl_labelskew_plugins.recipe import shipped, tables, yaml
 from fl_labelskew_plugins.recipe.model import EXPECTED, PLUGGED, POLICY, SECTIONS
 from fl_labelskew_plugins.recipe.schema import json_schema
 from fl_labelskew_plugins.recipe.sections import Expected, Policy
@@ -35,17 +35,6 @@ MEASURED = re.compile(r"^## (.*)\n+<!-- numbers of methods: (.*) -->\n((?:(?!^##
 """A section of docs/results.md whose tables are also those of methods: title, setting and content."""
 UNWANTED = {"rank", "rounds to FedAvg's best", "MB up", "MB down", "s"}
 """Columns that the pages of methods do not show."""
-OPTIMIZERS = ["FedAvg", "FedProx", "FedOpt", "FedNova", "FedDyn", "Mime", "SCAFFOLD"]
-"""Those that the host has, too, in its order."""
-GRID = """\
-data_args: {{dataset: digits}}
-partition_args: {{partition_method: dirichlet, beta: 0.5}}
-model_args: {{model: mlp, hidden: [8]}}
-train_args: {{federated_optimizer: {optimizer}, client_num_in_total: 3, client_num_per_round: 2, comm_round: 2}}
-method_args: {{method: {method}}}
-device_args: {{threads: 1}}
-"""
-"""The recipe of a cell of the grid."""
 
 
 def schema() -> str:
@@ -58,31 +47,10 @@ def names(kind: catalog.Kind) -> list[str]:
     return [entry.name for entry in catalog.entries(kind) if entry.distribution == plugins.OURS]
 
 
-@cache
-def cell(method: str, optimizer: str) -> str:
-    """``host``, ``ours`` or ``no: reason`` for a recipe of the defaults under ``backend: sp``."""
-    try:
-        loaded = parse.parse(GRID.format(method=method, optimizer=optimizer))
-    except LabelSkewError as error:
-        return "no: " + str(error).partition(": ")[2]
-    return {"own": "ours", "corrected": "host"}[
-        compatibility.choice(loaded, loaded.network.build((1, 8, 8), 10)).source
-    ]
-
-
-def grid() -> Iterator[str]:
-    """Every method with every optimiser, and whose code runs."""
-    head = ["method", *OPTIMIZERS, *sorted(set(names("optimizers")) - set(OPTIMIZERS))]
-    rows = [
-        [method, *(cell(method, optimizer).partition(":")[0] for optimizer in head[1:])] for method in names("methods")
-    ]
-    yield table.markdown(head, rows)
-
-
 def equation(name: str) -> Iterator[str]:
     """The equations of a method, with the words around them."""
-    for part in formulas.parts(catalog.load("methods", name).__doc__):
-        yield f"```math\n{part.text}\n```" if part.kind == "math" else part.text.replace("``", "`")
+    for text, is_equation in plugins.paragraphs(catalog.load("methods", name).__doc__):
+        yield f"```math\n{text}\n```" if is_equation else text.replace("``", "`")
 
 
 def parameters(kind: catalog.Kind, name: str) -> Iterator[str]:
@@ -224,7 +192,7 @@ def _called(sections: tables.Sections) -> str:
 
 
 MAKERS: dict[str, Callable[..., Iterator[str]]] = {
-    maker.__name__: maker for maker in (grid, equation, parameters, keys, commands, ours, theirs, published)
+    maker.__name__: maker for maker in (equation, parameters, keys, commands, ours, theirs, published)
 }
 """The parts that a page may ask for; each yields paragraphs and tables."""
 

@@ -18,11 +18,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fl_labelskew_plugins.methods.ccvr import CCVR, moments, virtual_features
 from fl_labelskew_plugins.methods.fd import distillation
 from fl_labelskew_plugins.methods.fedaws import spread, spreadout
 from fl_labelskew_plugins.methods.feddecorr import decorrelation
+from fl_labelskew_plugins.methods.feddisco import METRICS, discrepancy
+from fl_labelskew_plugins.methods.fedetf import simplex_etf
 from fl_labelskew_plugins.methods.fedlc import calibrated_logits
-from fl_labelskew_plugins.methods.fedlmd import label_masking_distillation, majority_labels
+from fl_labelskew_plugins.methods.fedlmd import majority_labels
 from fl_labelskew_plugins.methods.fedmr import inter_class_loss, intra_class_loss
 from fl_labelskew_plugins.methods.fedntd import not_true_distillation
 from fl_labelskew_plugins.methods.fedproc import contrast_share, prototype_contrast
@@ -33,7 +36,7 @@ from fl_labelskew_plugins.methods.flda import mixed
 from fl_labelskew_plugins.methods.map import hpm_momentum
 from fl_labelskew_plugins.methods.moon import model_contrast
 from fl_labelskew_plugins.methods.reweighting import importance_weights, weighted_cross_entropy
-from fl_labelskew_plugins.ops import mmd, restricted_logits
+from fl_labelskew_plugins.ops import mmd, restricted_logits, unit
 
 OUT = Path(__file__).parents[1] / "docs" / "pictures"
 COUNTS = torch.tensor([300, 100, 30, 10, 0, 0])
@@ -281,7 +284,7 @@ def fedlmd(left: Axes, right: Axes) -> None:
     teachers = {"FedLMD": SERVER, "FedLMD, uniform": torch.zeros_like(SERVER)}
     rows = {"FedNTD": single_push(lambda z, y: not_true_distillation(z, SERVER, y))}
     for name, g in teachers.items():
-        rows[name] = single_push(lambda z, y, g=g: label_masking_distillation(z, g, y, ~minority))
+        rows[name] = single_push(lambda z, y, g=g: not_true_distillation(z, g, y, masked=~minority))
     bars(right, rows)
 
 
@@ -366,6 +369,82 @@ def fedvls(left: Axes, right: Axes) -> None:
     right.legend(frameon=False)
 
 
+def fedetf(left: Axes, right: Axes) -> None:
+    """Fixed vectors of three classes and where the loss moves features of one; the loss by the angle."""
+    etf = simplex_etf(3, 3)
+    vectors = etf @ torch.linalg.svd(etf).Vh[:2].T
+
+    def loss(features: Tensor, scale: float = 3.0) -> Tensor:
+        return cross_entropy(scale * unit(features) @ vectors.T, torch.zeros(len(features), dtype=torch.int64))
+
+    angles = torch.linspace(0, 2 * torch.pi, 25)[:-1]
+    arrows(left, torch.stack([angles.cos(), angles.sin()], dim=1), loss, "features of class 0")
+    stars(left, {f"v{c}": tuple(vectors[c].tolist()) for c in range(3)})
+    left.legend(frameon=False)
+    left.set_title("where the loss moves features of class 0")
+    turned = torch.linspace(-180, 180, 73)
+    start, side = vectors[0], torch.stack([-vectors[0, 1], vectors[0, 0]])
+    places = [start * torch.cos(a) + side * torch.sin(a) for a in turned.deg2rad()]
+    for scale, colour in zip((1.0, 3.0, 10.0), COLOURS, strict=False):
+        right.plot(turned, [loss(place[None], scale) for place in places], color=colour, label=f"s = {scale:g}")
+    right.set_xlabel("angle between the feature and v0, in degrees")
+    right.set_title("loss of a sample of class 0")
+    right.legend(frameon=False)
+
+
+def fedgela(left: Axes, right: Axes) -> None:
+    """Lengths of the vectors of a client, and the push on each logit."""
+    lengths = len(COUNTS) * COUNTS / COUNTS.sum()
+    bars(left, {"client": lengths, "server": torch.ones(len(COUNTS))})
+    left.set_title("length of each class's vector")
+    bars(right, {"scaled": pushes(lambda z: lengths * (z - 1)), "plain softmax": pushes(lambda z: z - 1)})
+    right.set_title("push on v h of each class, if all are 0")
+
+
+def feddisco(left: Axes, right: Axes) -> None:
+    """The discrepancy of a client with some of ten classes, and the weight of such clients in one round."""
+    counts = [torch.tensor([600 // c] * c + [0] * (10 - c)) for c in range(1, 11)]
+    for metric, colour in zip(METRICS, COLOURS, strict=True):
+        left.plot(range(1, 11), [discrepancy(n, metric=metric) for n in counts], color=colour, label=metric)
+    left.set_title("discrepancy")
+    far = torch.stack([discrepancy(n) for n in counts])
+    for a, colour in zip((0.0, 0.5, 1.0), COLOURS, strict=False):
+        weights = (0.1 - a * far / far.sum() + 0.1).clamp(min=0)
+        right.plot(range(1, 11), weights / weights.sum(), color=colour, label=f"a = {a:g}, b = 0.1")
+    right.set_title("weight in a round of these 10 clients")
+    right.set_ylim(0)
+    for axes in (left, right):
+        axes.set_xlabel("classes of the client, with equal numbers of samples")
+        axes.legend(frameon=False)
+
+
+def ccvr(left: Axes, right: Axes) -> None:
+    """Features and virtual features of three classes; regions of a classifier before and after its calibration."""
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.tensor([[[1.0, 0.3], [0.0, 0.4]], [[0.5, 0.0], [0.3, 0.8]], [[0.6, -0.4], [0.0, 0.6]]])
+    centres = torch.tensor([[0.0, 0.0], [4.0, 1.0], [1.5, 4.0]])
+    features = centres[:, None] + torch.randn(3, 60, 2, generator=generator) @ mixing
+    sums, squares = features.sum(1), features.mT @ features
+    shared = {"sums": sums, "squares": squares, "counts": torch.full((3,), 60)}
+    drawn = virtual_features(*moments(*(value.double() for value in shared.values())), 60, generator)
+    for real, virtual, colour in zip(features, drawn, COLOURS, strict=False):
+        left.scatter(*real.T, s=8, color=colour)
+        left.scatter(*virtual.T, s=14, facecolors="none", edgecolors=colour)
+    left.set_title("features of clients (dots), virtual features (rings)")
+    start = {"classifier.weight": torch.tensor([[0.0, 0.0], [0.3, 0.0], [0.0, 0.3]]), "classifier.bias": torch.zeros(3)}
+    start["classifier.bias"][0] = 1.5
+    after = CCVR().after_aggregation(start, shared)
+    x, y = torch.meshgrid(torch.linspace(-4, 7, 200), torch.linspace(-3, 7, 200), indexing="xy")
+    for weights, style, label in ((start, "dashed", "before"), (after, "solid", "after")):
+        grid = torch.stack([x, y], dim=-1) @ weights["classifier.weight"].T + weights["classifier.bias"]
+        right.contour(x, y, grid.argmax(-1), levels=[0.5, 1.5], colors="black", linestyles=style, linewidths=1)
+        right.plot([], [], color="black", linestyle=style, linewidth=1, label=label)
+    for real, colour in zip(features, COLOURS, strict=False):
+        right.scatter(*real.T, s=8, color=colour)
+    right.set_title("borders between classes, before and after")
+    right.legend(frameon=False, loc="lower left")
+
+
 PICTURES = {
     "fedrs": fedrs,
     "map": hpm,
@@ -384,6 +463,10 @@ PICTURES = {
     "flda": flda,
     "feddecorr": feddecorr,
     "fedvls": fedvls,
+    "fedetf": fedetf,
+    "fedgela": fedgela,
+    "feddisco": feddisco,
+    "ccvr": ccvr,
 }
 
 

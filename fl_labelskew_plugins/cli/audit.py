@@ -8,12 +8,9 @@ import click
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import RUN
 from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.machine.text import clean, counted
-
-DROPPED_FIRST = ("sha256", "times", "bytes", "peer")
 
 
 @click.group("audit")
@@ -27,7 +24,6 @@ def audit_group() -> None:
 @audit_group.command("show")
 @RUN
 @click.option("--event", help="Show only this event, such as sent, received or refused.")
-@guarded
 def show(folder: Path, event: str | None) -> None:
     """Show the log in RUN, the folder of a server or a silo."""
     from fl_labelskew_plugins.recipe import mistakes
@@ -44,7 +40,7 @@ def show(folder: Path, event: str | None) -> None:
         cells = [clean(content.get(key, ""))[: 12 if key == "sha256" else None] for key in used]
         more = [forms.get(key, key + " {}").format(clean(content[key])) for key in further if key in content]
         rows.append([*cells, "; ".join(more)])
-    click.echo(table.plain([*used, "more"], rows, least=DROPPED_FIRST) if rows else "no matching lines")
+    click.echo(table.plain([*used, "more"], rows) if rows else "no matching lines")
 
 
 @audit_group.command("verify")
@@ -52,7 +48,6 @@ def show(folder: Path, event: str | None) -> None:
 @click.option(
     "--last", default="", metavar="SHA256", help="SHA-256 of a line that must exist, as printed at a run's end."
 )
-@guarded
 def verify(folder: Path, last: str) -> None:
     """Check that no line of the log in RUN was changed, removed or moved.
 

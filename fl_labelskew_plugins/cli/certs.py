@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import FOLDER
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.runtimes.silo.keys import REVOKED, require
@@ -47,7 +46,6 @@ def certs_group() -> None:
 @DAYS
 @click.option("--add", is_flag=True, help="Keep the files in DIR and add missing ones; needs the authority's key.")
 @ENCRYPT
-@guarded
 def new(*, silos: int, out: Path, hosts: tuple[str, ...], days: int, add: bool, encrypt: bool) -> None:
     """Create an authority, and certificates for the server and the silos."""
     require()
@@ -68,7 +66,6 @@ def new(*, silos: int, out: Path, hosts: tuple[str, ...], days: int, add: bool, 
 @_server("as before")
 @DAYS
 @ENCRYPT
-@guarded
 def renew(*, names: tuple[str, ...], folder: Path, hosts: tuple[str, ...], days: int, encrypt: bool) -> None:
     """Replace certificates, each with a new key.
 
@@ -86,7 +83,6 @@ def renew(*, names: tuple[str, ...], folder: Path, hosts: tuple[str, ...], days:
 @certs_group.command("revoke")
 @NAMES
 @IN
-@guarded
 def revoke(*, names: tuple[str, ...], folder: Path) -> None:
     """Add certificates to the signed list of revoked ones.
 
@@ -106,7 +102,6 @@ def revoke(*, names: tuple[str, ...], folder: Path) -> None:
 
 @certs_group.command("show")
 @click.argument("folder", metavar="DIR", type=FOLDER)
-@guarded
 def show(folder: Path) -> None:
     """Show the owners, expiry dates and SHA-256 fingerprints of the certificates in DIR."""
     require()

@@ -1,47 +1,18 @@
-"""``labelskew completion``, and fast completions for recipes, plugins, runs and keys, without importing plugins."""
+"""Shell completion of recipes, plugins and keys, without importing plugins."""
 
 from __future__ import annotations
 
-import glob
 import json
-import os
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import CompletionItem
 from fl_labelskew_registry import Kind, catalog
 
-from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.recipe import shipped
 
 Items = list[CompletionItem]
 Complete = Callable[[click.Context, click.Parameter, str], Items]
-
-NAME = "labelskew"
-COMMANDS = {
-    "bash": f"""echo 'eval "$({NAME} completion bash)"' >> ~/.bashrc""",
-    "zsh": f"""echo 'eval "$({NAME} completion zsh)"' >> ~/.zshrc   # below compinit""",
-    "fish": f"{NAME} completion fish > ~/.config/fish/completions/{NAME}.fish",
-}
-"""Commands that install the script permanently, by shell."""
-HELP = """Print the shell script that completes labelskew commands.
-
-It completes commands, options, recipes, plugins, run folders, and the keys of --set. To enable it in every new
-shell:
-
-\b
-""" + "\n".join(COMMANDS.values())
-
-
-@click.command("completion", help=HELP)
-@click.argument("shell", type=click.Choice([*COMMANDS]))
-@click.pass_context
-@guarded
-def completion_command(context: click.Context, shell: str) -> None:
-    """See :data:`HELP`."""
-    complete: Any = get_completion_class(shell)
-    click.echo(complete(context.find_root().command, {}, NAME, f"_{NAME.upper()}_COMPLETE").source())
 
 
 def plugins(kind: Kind) -> Complete:
@@ -51,7 +22,7 @@ def plugins(kind: Kind) -> Complete:
 
 def recipes(context: click.Context, parameter: click.Parameter, word: str) -> Items:
     """Complete a recipe's name, or the path of its file."""
-    return _matching([*_shipped(word), *_paths(word, ".y*ml")], word) or [CompletionItem(word, type="file")]
+    return [*_matching(_shipped(word), word), CompletionItem(word, type="file")]
 
 
 def shipped_names(context: click.Context, parameter: click.Parameter, word: str) -> Items:
@@ -66,19 +37,8 @@ def _shipped(word: str) -> list[str]:
     return [*shipped.files(), *(f"{paper}/{row}" for paper in papers for row in rows)]
 
 
-def runs(context: click.Context, parameter: click.Parameter, word: str) -> Items:
-    """Complete the folder of a run."""
-    folders = map(os.path.dirname, _paths(word, "/recipe.yaml"))
-    return _matching(folders, word) or [CompletionItem(word, type="dir")]
-
-
-def _paths(word: str, end: str) -> list[str]:
-    """Paths of up to two levels that start with ``word``, and end as the pattern ``end``."""
-    return [path for deep in ("*", "*/*") for path in sorted(glob.glob(f"{glob.escape(word)}{deep}{end}"))]
-
-
 def settings(context: click.Context, parameter: click.Parameter, word: str) -> Items:
-    """Complete ``section.key=``: first the section, then the key, then the default of a single key."""
+    """Complete ``section.key=``: first the section, then the key."""
     schema = json.loads((shipped.folder() / shipped.SCHEMA).read_text("utf-8"))
     sections = schema["$defs"]["recipe"]["properties"]
     near = [section for section in sections if f"{section}.".startswith(word) or word.startswith(f"{section}.")]
@@ -86,18 +46,12 @@ def settings(context: click.Context, parameter: click.Parameter, word: str) -> I
         return _matching([f"{section}." for section in near], word)
     parts = (sections[near[0]], *(rule["then"] for rule in sections[near[0]].get("allOf", ())))
     keys = {
-        f"{near[0]}.{key}=": value
+        key: value.get("description", "")
         for part in parts
         for key, value in part.get("properties", {}).items()
         if "title" in value and value.get("type") != "object" and f"{near[0]}.{key}".startswith(word)
     }
-    items = [CompletionItem(key, help=value.get("description", "").partition("\n")[0]) for key, value in keys.items()]
-    if len(keys) != 1:
-        return items
-    ((key, value),) = keys.items()
-    default = value.get("default")
-    text = default if isinstance(default, str) else json.dumps(default, separators=(",", ":"))
-    return items + _matching([f"{key}{text}"], word)
+    return [CompletionItem(f"{near[0]}.{key}=", help=text.partition("\n")[0]) for key, text in keys.items()]
 
 
 def _matching(words: Iterable[str], word: str) -> Items:

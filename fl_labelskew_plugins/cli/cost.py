@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 DRY_RUN = click.option(
     "--dry-run",
     is_flag=True,
-    help="List the runs and estimate their time, memory and disk. If there are no measurements for a kind of "
+    help="List the runs and estimate their time and memory. If there are no measurements for a kind of "
     "run, one such run trains for a few seconds.",
 )
 
@@ -27,12 +26,10 @@ DRY_RUN = click.option(
 def forecast(
     planned: Sequence[Planned],
     *,
-    out: Path,
     jobs: int,
     free: float,
     host: str | None = None,
     until: float = math.inf,
-    tasks: bool = False,
 ) -> float:
     """List runs, start one of each unknown kind for a few batches or rounds, and estimate the remaining costs.
 
@@ -48,8 +45,7 @@ def forecast(
     plan.states_of(planned)  # raises if a folder holds another run
     states = [status.read_planned(run.folder.path)["state"] for run in planned]
     rows = [[str(run.number), run.name, state] for run, state in zip(planned, states, strict=True)]
-    head, *rows = [row if tasks else row[1:] for row in (["task", "run", "state"], *rows)]
-    click.echo(table.plain(head, rows))
+    click.echo(table.plain(["task", "run", "state"], rows))
     click.echo(status.totals(states))
     unknown, failed = cost.unknown(planned), list[str]()
     for number, run in enumerate(unknown, 1):
@@ -59,7 +55,7 @@ def forecast(
             failed += pool.run_all([run], jobs=1, memory=None, say=lambda line: None, host=host, pause=pause)
     kinds = cost.kinds(planned)
     click.echo(table.plain(cost.HEAD, [kind.row() for kind in kinds]))
-    for line in cost.totals(kinds, out=out, jobs=jobs, free=free):
+    for line in cost.totals(kinds, jobs=jobs, free=free):
         click.echo(line)
     if failed:
         raise RunError("; ".join(failed))

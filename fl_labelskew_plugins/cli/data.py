@@ -10,7 +10,6 @@ import click
 from fl_labelskew_registry import Dataset, MistakesError, RunError, catalog, mistake
 
 from fl_labelskew_plugins.cli import completion, table
-from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import PATH, data_args, overrides
 from fl_labelskew_plugins.machine.text import counted
 
@@ -39,7 +38,6 @@ def data_group() -> None:
 @click.argument("folder", metavar="[DIR]", required=False, type=PATH)
 @click.option("--deep", is_flag=True, help="Also open every file, and list the broken ones.")
 @SET
-@guarded
 def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, ...]) -> None:
     """Compare the files of data set NAME with the expected ones.
 
@@ -74,7 +72,6 @@ def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, .
 @click.option("--out", required=True, type=PATH, metavar="DIR", help="A new or empty folder.")
 @click.option("--samples", "--images", type=click.IntRange(1, 20_000), help="Samples in all.  [default: a few hundred]")
 @SET
-@guarded
 def fake(name: str, out: Path, *, samples: int | None, overrides: tuple[str, ...]) -> None:
     """Write a small made-up data set that NAME reads.
 

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded, writing
-from fl_labelskew_plugins.cli.options import BEST, CLIENT, DATA_SET, FOLDER, MODEL, NETWORK, PATH, data_settings
+from fl_labelskew_plugins.cli.exits import writing
+from fl_labelskew_plugins.cli.options import DATA_SET, FOLDER, PATH, data_settings, trained_model
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import counted
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.trained.evaluate import TestedPart
+    from fl_labelskew_plugins.trained.network import Trained
 
 MAX_CLASSES = 20
 
 
 @click.command("evaluate")
-@MODEL
+@trained_model
 @click.argument("data", metavar="DATA", type=PATH)
 @click.option(
     "--part",
@@ -31,21 +32,14 @@ MAX_CLASSES = 20
 @DATA_SET
 @click.option("--out", type=FOLDER, metavar="DIR", help="Also write confusion.png and evaluation.json there.")
 @click.option("--json", "as_json", is_flag=True, help="Print all measures as JSON; shares between 0 and 1.")
-@BEST
-@CLIENT
-@NETWORK
-@guarded
 def evaluate_command(
-    place: Path,
+    trained: Trained,
     data: Path,
     part: TestedPart | None,
     overrides: tuple[str, ...],
     out: Path | None,
     *,
     as_json: bool,
-    best: bool,
-    client: str | None,
-    network: str | None,
 ) -> None:
     """Test a trained model on DATA, which has the layout of the training data.
 
@@ -54,9 +48,7 @@ def evaluate_command(
     and, if samples belong to groups such as hospitals, the measures of each group.
     """
     from fl_labelskew_plugins.trained.evaluate import evaluate
-    from fl_labelskew_plugins.trained.network import file_of, load
 
-    trained = load(file_of(place, best=best, client=client), code=network)
     result = evaluate(trained, data, part, data_settings(overrides))
     click.echo(json.dumps(result, indent=2) if as_json else "\n\n".join(_parts(result)))
     if out is not None:

@@ -9,7 +9,6 @@ import click
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.recipes import DEST, fresh
 from fl_labelskew_plugins.recipe import shipped
 
@@ -46,7 +45,6 @@ def examples_group() -> None:
 
 
 @examples_group.command("ls")
-@guarded
 def ls() -> None:
     """List the examples and sweeps, each with a short description."""
     click.echo(table.plain(["name", "description"], [*ABOUT.items()]))
@@ -55,7 +53,6 @@ def ls() -> None:
 @examples_group.command("cp")
 @click.argument("name")
 @DEST
-@guarded
 def cp(name: str, dest: Path) -> None:
     """Copy the example NAME to DEST, by default into the current folder; existing files are kept."""
     example = source(name.rstrip("/").removesuffix(".yaml"))

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from fl_labelskew_plugins.cli.exits import guarded, writing
-from fl_labelskew_plugins.cli.options import BEST, CLIENT, FILE, MODEL, NETWORK
+from fl_labelskew_plugins.cli.exits import writing
+from fl_labelskew_plugins.cli.options import FILE, trained_model
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.trained.network import Trained
 
 
 @click.command("export")
-@MODEL
+@trained_model
 @click.option(
     "--format", "form", required=True, type=click.Choice(["onnx", "pt2"]), help="ONNX, or torch.export's own format."
 )
 @click.option("--out", required=True, type=FILE, metavar="FILE", help="The file to write.")
-@BEST
-@CLIENT
-@NETWORK
-@guarded
-def export_command(place: Path, form: str, out: Path, *, best: bool, client: str | None, network: str | None) -> None:
+def export_command(trained: Trained, form: str, out: Path) -> None:
     """Write a trained model for other programs, with its normalisation inside the graph.
 
     RUN is the folder of a run, or a model's .safetensors file. The graph takes any number of samples as the data set
@@ -28,9 +28,7 @@ def export_command(place: Path, form: str, out: Path, *, best: bool, client: str
     may differ by 0.0001 of the largest one.
     """
     from fl_labelskew_plugins.trained.export import export
-    from fl_labelskew_plugins.trained.network import file_of, load
 
-    trained = load(file_of(place, best=best, client=client), code=network)
     with writing(out):
         worst = export(trained, out, form)
     about = trained.about

@@ -9,11 +9,19 @@ from importlib import import_module
 import click
 
 from fl_labelskew_plugins import __version__, cli
-from fl_labelskew_plugins.cli.exits import CONTEXT
+from fl_labelskew_plugins.cli.exits import CONTEXT, guarded
 from fl_labelskew_plugins.cli.plugins import PLUGIN_COMMANDS
 
 
-@click.group(context_settings=CONTEXT)
+class Guarded(click.Group):
+    """A group with the exit codes of :mod:`.exits` for all of its commands."""
+
+    def invoke(self, context: click.Context) -> None:
+        """Run the command in ``context``."""
+        guarded(super().invoke)(context)
+
+
+@click.group(cls=Guarded, context_settings=CONTEXT)
 @click.version_option(__version__, prog_name="labelskew")
 def main() -> None:
     """Federated learning for clients with different classes: FedRS, MAP, FedLC, FedShift, FedMR and more, in FedML."""

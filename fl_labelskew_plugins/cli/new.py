@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 from fl_labelskew_registry import mistake
 
-from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import FOLDER, PATH
 from fl_labelskew_plugins.machine.log import warn
 from fl_labelskew_plugins.machine.text import clean
@@ -60,7 +59,6 @@ def new_group() -> None:
 @CLASSES
 @LABEL
 @GROUP
-@guarded
 def simulation(out: Path, data: Path, *, classes: str | None, label: str | None, group: str | None) -> None:
     """Write a recipe that trains on all of PATH on this machine, and a README, to DIR, new or empty.
 
@@ -92,7 +90,6 @@ def simulation(out: Path, data: Path, *, classes: str | None, label: str | None,
 @LABEL
 @GROUP
 @click.option("--secure", is_flag=True, help="Use secure aggregation: the server sees only sums of silos' updates.")
-@guarded
 def federation(
     out: Path,
     data: Path | None,
@@ -133,7 +130,6 @@ def federation(
 @new_group.command("method")
 @click.argument("name")
 @click.argument("out", metavar="[DIR]", required=False, type=FOLDER)
-@guarded
 def method(name: str, out: Path | None) -> None:
     """Write a package with the method NAME, its recipe and its test to DIR, by default labelskew-NAME."""
     from fl_labelskew_plugins.front.new.method import package

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,23 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 RECIPE_KEY = "SECTION.KEY=VALUE"
 RECIPE = click.argument("recipe", type=PATH, shell_complete=completion.recipes)
-RUN = click.argument("folder", metavar="RUN", type=FOLDER, shell_complete=completion.runs)
-MODEL = click.argument("place", metavar="RUN", type=PATH)
-"""The folder of a run, or the file of a model."""
-BEST = click.option("--best", is_flag=True, help="Use the model of the best round, not of the last one.")
-NETWORK = click.option(
-    "--network", metavar="FILE.py:FUNCTION", help="The function that builds the network, if the recipe uses one."
-)
-CLIENT = click.option("--client", metavar="NAME", help="Use a client's own model, by its name or number from 0.")
+RUN = click.argument("folder", metavar="RUN", type=FOLDER)
+
+
+def trained_model(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the argument RUN and its options to a command, which gets the model as its first argument."""
+
+    @click.argument("place", metavar="RUN", type=PATH)
+    @click.option("--best", is_flag=True, help="Use the model of the best round, not of the last one.")
+    @click.option("--client", metavar="NAME", help="Use a client's own model, by its name or number from 0.")
+    @click.option("--network", metavar="FILE.py:FUNCTION", help="Function that builds the recipe's network.")
+    @functools.wraps(command)
+    def load_first(place: Path, *, best: bool, client: str | None, network: str | None, **options: Any) -> None:
+        from fl_labelskew_plugins.trained.network import file_of, load
+
+        command(load(file_of(place, best=best, client=client), code=network), **options)
+
+    return load_first
 
 
 def overrides(meaning: str = "Change a value", metavar: str = RECIPE_KEY) -> Callable[..., Any]:

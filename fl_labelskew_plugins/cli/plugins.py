@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
-import sys
-from contextlib import suppress
+import textwrap
+from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any, get_args
 
 import click
 from fl_labelskew_registry import Kind, catalog
 from fl_labelskew_registry.catalog import CONTRACTS
 
-from fl_labelskew_plugins.cli import completion, formulas, table
-from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.text import clean, room, wrapped
+from fl_labelskew_plugins.machine.text import clean, wrapped
 from fl_labelskew_plugins.surveys import measured
 
 OURS = "fl-labelskew-plugins"
@@ -37,24 +38,12 @@ def _first_line(target: str) -> str:
     """Read the first line of a class's docstring from its source; empty if it is not available."""
     module, _, name = target.partition(":")
     try:
-        tree = ast.parse(_source(module))
+        spec: Any = find_spec(module)  # imports the package of the module, but not the module
+        tree = ast.parse(spec.loader.get_source(module))
         (definition,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
         return (ast.get_docstring(definition) or "").partition("\n")[0].replace("``", "")
     except Exception:  # raised by another package's code, import hook or syntax
         return ""
-
-
-def _source(module: str) -> str:
-    """Read the source of a module, without importing it or its packages."""
-    path: Any = None
-    for end in [*(match.start() for match in re.finditer(r"\.", module)), len(module)]:
-        spec: Any = None
-        for finder in sys.meta_path:
-            with suppress(Exception):  # another package's finder
-                spec = spec or finder.find_spec(module[:end], path)
-        path = spec.submodule_search_locations
-    text: str = spec.loader.get_source(module)
-    return text
 
 
 def details(kind: Kind, name: str) -> str:
@@ -65,7 +54,11 @@ def details(kind: Kind, name: str) -> str:
     for fact in ("paper", "runtimes", "aggregation", "default_dir", "source"):
         if value := getattr(plugin, fact, None):
             heads.append(f"{fact}: {', '.join(value) if isinstance(value, tuple) else value}")
-    lines = [wrapped(head, "  ") for head in heads] + formulas.shown(plugin.__doc__, min(room(), 120))
+    lines = [wrapped(head, "  ") for head in heads]
+    for text, is_equation in paragraphs(plugin.__doc__):
+        is_list = re.search(r"^(?:\s|[-*] )", text, re.MULTILINE)
+        plain = text if is_list else wrapped(" ".join(re.sub(r"``|\*\*", "", text).split()))
+        lines += ["", textwrap.indent(text, "    ") if is_equation else plain]
     rows = [[key, default, f"{meaning} [{allowed}]"] for key, default, allowed, meaning in parameters(plugin.Params)]
     lines += ["", table.plain(["parameter", "default", "meaning [allowed]"], rows) if rows else "no parameters"]
     if deviations := _deviations(plugin):
@@ -74,6 +67,17 @@ def details(kind: Kind, name: str) -> str:
     if kind == "methods":
         lines += _accuracies(name)
     return "\n".join(clean(line, 4096) for line in "\n".join(lines).split("\n"))
+
+
+def paragraphs(docstring: str | None) -> Iterator[tuple[str, bool]]:
+    r"""The paragraphs after a docstring's first line, and whether each is an equation in LaTeX (``.. math::``).
+
+    >>> list(paragraphs("A loss.\n\nEquation 1:\n\n.. math:: a^2\n"))
+    [('Equation 1:', False), ('a^2', True)]
+    """
+    for block in re.split(r"\n\s*\n", inspect.cleandoc(docstring or ""))[1:]:
+        _, math, latex = block.rpartition(".. math::")
+        yield textwrap.dedent(latex).strip() if math else block, bool(math)
 
 
 def _deviations(plugin: Any) -> list[str]:
@@ -120,7 +124,6 @@ def parameters(model: Any) -> list[list[str]]:
 def _command(verb: str, kind: Kind, plural: str) -> click.Command:
     @click.command(verb, help=f"List the {plural}, or describe one.")
     @click.argument("name", required=False, shell_complete=completion.plugins(kind))
-    @guarded
     def show(name: str | None) -> None:
         click.echo(names(kind) if name is None else details(kind, name))
         for line in catalog.misplaced(kind) if name is None else ():

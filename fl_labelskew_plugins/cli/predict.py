@@ -7,18 +7,22 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded, writing
-from fl_labelskew_plugins.cli.options import BEST, CLIENT, DATA_SET, FILE, MODEL, NETWORK, PATH, data_settings
+from fl_labelskew_plugins.cli.exits import writing
+from fl_labelskew_plugins.cli.options import DATA_SET, FILE, PATH, data_settings, trained_model
 from fl_labelskew_plugins.machine.text import counted
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.trained.network import Trained
 
 
 @click.command("predict")
-@MODEL
+@trained_model
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=PATH)
 @click.option("--out", type=FILE, metavar="FILE", help="Write the rows to FILE.csv, FILE.jsonl or FILE.parquet.")
 @click.option("--top", type=click.IntRange(1), default=1, show_default=True, metavar="K", help="Classes per row.")
@@ -26,21 +30,13 @@ from fl_labelskew_plugins.machine.text import counted
     "--batch-size", type=click.IntRange(1), default=64, show_default=True, metavar="N", help="Samples at a time."
 )
 @DATA_SET
-@BEST
-@CLIENT
-@NETWORK
-@guarded
 def predict_command(
-    place: Path,
+    trained: Trained,
     inputs: tuple[Path, ...],
     out: Path | None,
     top: int,
     batch_size: int,
     overrides: tuple[str, ...],
-    *,
-    best: bool,
-    client: str | None,
-    network: str | None,
 ) -> None:
     """Predict the class of pictures, of rows of a CSV or Parquet table, or of samples in an .npz file.
 
@@ -54,9 +50,7 @@ def predict_command(
 
     from fl_labelskew_plugins.trained import inputs as files
     from fl_labelskew_plugins.trained import predict
-    from fl_labelskew_plugins.trained.network import file_of, load
 
-    trained = load(file_of(place, best=best, client=client), code=network)
     listed = files.listed(inputs)
     head, done = predict.columns(top), 0
     printed: list[predict.PredictionRow] = []

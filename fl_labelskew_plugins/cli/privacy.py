@@ -11,7 +11,6 @@ import click
 from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.cli import completion, table
-from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import PATH, SET
 from fl_labelskew_plugins.machine.text import clean, counted, ranged, wrapped
 
@@ -38,7 +37,6 @@ LEVELS = (
     metavar="N",
     help="Training samples of the smallest silo.  [default: by RECIPE's own partition]",
 )
-@guarded
 def privacy_command(place: Path, overrides: tuple[str, ...], samples: int | None) -> None:
     """Show epsilon so far and what was revealed, or how many rounds a budget allows.
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from fl_labelskew_registry import LabelSkewError, catalog, mistake
+from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.cli import completion, table
-from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import PATH
 from fl_labelskew_plugins.machine.text import wrapped
 from fl_labelskew_plugins.recipe import shipped
 
-DROPPED_FIRST = ("rounds", "clients", "network", "needs", "method", "data")
+DROPPED_FIRST = ("rounds", "clients", "network", "method", "data")
 DEST = click.argument("dest", required=False, default=".", type=PATH)
 
 
@@ -39,24 +39,6 @@ def _row(name: str, recipe: dict[str, Any]) -> list[str]:
 def _number(expected: dict[str, Any]) -> str:
     target = f" rounds to {expected['target']:g}" if expected["measure"] == "rounds_to" else ""
     return f"{expected['value']:g}{target} ({expected['table']})"
-
-
-def needs(data_args: dict[str, Any]) -> tuple[str, str]:
-    """Return the state of a recipe's data in words, and the source of missing data."""
-    from fl_labelskew_plugins.recipe import mistakes
-
-    params = {key: value for key, value in data_args.items() if key not in ("dataset", "data_cache_dir", "download")}
-    try:
-        plugin = catalog.load("datasets", data_args["dataset"])
-        dataset = plugin(mistakes.validate(plugin.Params, params)[0])
-    except LabelSkewError as error:
-        return "missing", str(error)
-    folder = data_args.get("data_cache_dir")
-    try:
-        dataset.check(Path(folder).expanduser() if folder else None, download=False)
-    except LabelSkewError as error:
-        return "missing", dataset.source or str(error)
-    return ("at hand" if folder or dataset.default_dir else "nothing"), ""
 
 
 @contextmanager
@@ -80,9 +62,8 @@ def recipes_group() -> None:
 
 @recipes_group.command("ls")
 @click.option("--paper", metavar="PAPER", help="This paper's experiments: fedrs, map, fedlc, fedshift or fedmr.")
-@guarded
 def ls(paper: str | None) -> None:
-    """List the recipes; with --paper a paper's recipes, their numbers, and whether their data are available."""
+    """List the recipes; with --paper a paper's recipes and their numbers."""
     papers = shipped.papers()
     head = ["name", "method", "data", "network", "clients", "rounds"]
     if paper is None:
@@ -96,24 +77,15 @@ def ls(paper: str | None) -> None:
         from fl_labelskew_plugins.recipe import mistakes
 
         raise LabelSkewError(f"--paper {mistakes.unknown(paper, papers)}")
-    rows, sources = [], {}
-    states: dict[str, tuple[str, str]] = {}
-    for name, recipe in shipped.contents(paper.lower()).items():
-        data = recipe["data_args"]
-        if (key := str(data)) not in states:
-            states[key] = needs(data)
-        state, source = states[key]
-        rows.append([*_row(name, recipe), state, "; ".join(map(_number, recipe.get("expected", ())))])
-        if source:
-            sources[data["dataset"]] = source
-    click.echo(table.plain([*head, "needs", "expected"], rows, least=DROPPED_FIRST))
-    for dataset, source in sources.items():
-        click.echo(wrapped(f"missing: {dataset}: {source}", "  "))
+    contents = shipped.contents(paper.lower())
+    rows = [
+        [*_row(name, recipe), "; ".join(map(_number, recipe.get("expected", ())))] for name, recipe in contents.items()
+    ]
+    click.echo(table.plain([*head, "expected"], rows, least=DROPPED_FIRST))
 
 
 @recipes_group.command("show")
 @click.argument("name", shell_complete=completion.shipped_names)
-@guarded
 def show(name: str) -> None:
     """Print the recipe NAME."""
     click.echo(_text(name), nl=False)
@@ -122,7 +94,6 @@ def show(name: str) -> None:
 @recipes_group.command("cp")
 @click.argument("name", shell_complete=completion.shipped_names)
 @DEST
-@guarded
 def cp(name: str, dest: Path) -> None:
     """Copy the recipe NAME to DEST, a file or a folder.
 

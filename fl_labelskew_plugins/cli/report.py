@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from fl_labelskew_registry import MistakesError, mistake
 
-from fl_labelskew_plugins.cli import completion, table
-from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import FILE, PATH
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import clean
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FORMATS = ("table", "csv", "markdown", "latex")
-SUFFIXES = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
 DROPPED_FIRST = (
     *("peak GPU MB", "peak MB", "s/round", "MB down", "MB up", "spread", "own tests", "local model", "rounds", "pairs"),
     *("worst client", "rounds to baseline", "rank", "data", "difference", "personalised", "best"),
@@ -43,17 +41,9 @@ def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: boo
         return table.latex(head, cells, styles, words)
     if form == "markdown":
         return table.markdown(head, cells, styles, words)
-    least: Sequence[str] = DROPPED_FIRST
-    if "test" in texts.columns:  # without a global test set, differences between clients matter more than ranks
-        least = sorted(DROPPED_FIRST, key=("worst client", "spread").__contains__)
-    limit = 0 if sys.stdout.isatty() else sys.maxsize  # a pipe gets all columns, even if COLUMNS is set
-    return table.plain(head, cells, styles, words=words, least=() if columns or pivot else least, limit=limit)
-
-
-def _check_suffix(option: str, path: Path | None, kind: str, suffixes: Iterable[str]) -> None:
-    if path is not None and path.suffix.lower() not in suffixes:
-        allowed = f"a name that ends in {' or '.join(suffixes)}"
-        raise mistake(f"{option} {clean(path)}", f"unsupported {kind} format", allowed)
+    # without a global test set, differences between clients matter more than ranks
+    least = sorted(DROPPED_FIRST, key=("worst client", "spread").__contains__) if "test" in texts else DROPPED_FIRST
+    return table.plain(head, cells, styles, words=words, least=() if columns or pivot else least)
 
 
 def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
@@ -61,7 +51,7 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 
 
 @click.command("report")
-@click.argument("runs", nargs=-1, required=True, type=PATH, shell_complete=completion.runs)
+@click.argument("runs", nargs=-1, required=True, type=PATH)
 @click.option("--last", default=5, show_default=True, type=click.IntRange(1), help="Number of last tests to average.")
 @click.option(
     "--baseline",
@@ -76,7 +66,6 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option(
     "--format", "form", default="table", show_default=True, type=click.Choice(FORMATS), help="Format of the table."
 )
-@click.option("--save", "file", type=FILE, metavar="FILE", help="Also write the table: .csv, .md or .tex.")
 @click.option("--html", type=FILE, metavar="FILE", help="Also write a self-contained page with tables and curves.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Also draw the accuracies: a .png, .pdf or .svg file.")
 @click.option(
@@ -90,7 +79,6 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
     metavar="INCHES",
     help="With --plot: width of a paper's column; letters have 7 and 8 points.",
 )
-@guarded
 def report_command(
     runs: tuple[Path, ...],
     last: int,
@@ -99,7 +87,6 @@ def report_command(
     columns: list[str],
     pivot: bool,
     form: str,
-    file: Path | None,
     html: Path | None,
     plot: Path | None,
     diagnostic: str | None,
@@ -108,25 +95,17 @@ def report_command(
     """Compare finished runs, as a table, a picture or a page.
 
     RUNS that differ only in their seed share a row, as mean and std over the seeds. A folder may contain several run
-    folders. Accuracies are in per cent, over the last tests; ranks are by mean accuracy on the same data and partition;
-    MB are sent and received by all clients of a round; peak MB is the peak memory of the server's process. Runs without
-    all their rounds (diverged or in progress) are excluded from rows with complete runs; in a row of their own, they
-    have no rank. Personalised is the accuracy of clients' own models on their own test splits. If a method keeps no
-    such models, local model is the accuracy of the models just trained; it is not compared.
+    folders. Accuracies are in per cent; docs/sweeps.md describes the columns. Runs without all their rounds are
+    excluded from rows with complete runs; in a row of their own, they have no rank.
 
-    Accuracy is the mean of the last tests, best is the best round. Papers print either; a recipe with a paper's number
-    says which one. An exclamation mark follows a best that is more than 3 points above the accuracy.
-
-    Difference is accuracy minus the baseline's, paired by seed, with a 95 % interval; it is called better or worse if
-    the interval excludes 0.
-
-    The best value of a setting is bold, the second best underlined (italic in LaTeX and Markdown). A terminal shows the
-    columns that fit, a file or pipe all.
+    An exclamation mark follows a best that is more than 3 points above the accuracy. Difference is better or worse if
+    its 95 % interval excludes 0. The best value of a setting is bold, the second best underlined (italic in LaTeX and
+    Markdown). A terminal shows the columns that fit, a file or pipe all.
 
     \b
     labelskew report runs/sweep_digits --only fedavg --only fedlc
     labelskew report runs/sweep_digits --columns accuracy,difference
-    labelskew report runs/sweep_digits --pivot --save table.tex
+    labelskew report runs/sweep_digits --pivot --format latex > table.tex
     labelskew report runs/sweep_digits --plot drift.pdf --diagnostic client_drift
     """  # noqa: D301  # click keeps the lines after a backspace as they are
     from fl_labelskew_plugins import plots
@@ -136,9 +115,10 @@ def report_command(
     for option, value in (("--width", width), ("--diagnostic", diagnostic)):
         if plot is None and value:
             raise mistake(f"{option} {clean(value)}", "needs --plot", "it with --plot FILE")
-    _check_suffix("--plot", plot, "picture", plots.SUFFIXES)
+    if plot is not None and plot.suffix.lower() not in plots.SUFFIXES:
+        use = f"a name that ends in {' or '.join(plots.SUFFIXES)}"
+        raise mistake(f"--plot {clean(plot)}", "unsupported picture format", use)
     diagnosed.check(diagnostic)
-    _check_suffix("--save", file, "table", SUFFIXES)
     if wrong := [f"--columns: {unknown(name, printed.MEASURES)}" for name in columns if name not in printed.MEASURES]:
         raise MistakesError(wrong)
     columns = columns or ["accuracy"] * pivot
@@ -151,9 +131,6 @@ def report_command(
         click.echo(shown(rows, form, columns, pivot=pivot))
         for note in report.notes(all_rows, read, last):
             click.echo(note, err=True)
-        if file is not None:
-            with writing(file):
-                write_text(file, shown(rows, SUFFIXES[file.suffix.lower()], columns, pivot=pivot) + "\n")
         if plot is not None:
             with writing(plot):
                 if diagnostic is None:

@@ -5,23 +5,17 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
 from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.cli import completion, cost, table
-from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun, writing
+from fl_labelskew_plugins.cli.exits import refuse_mpirun, writing
 from fl_labelskew_plugins.cli.options import FOLDER, QUIET, SET
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.typed import to_go_on
-
-DROPPED_FIRST = (
-    *("measure", "seconds", "std", "paper", "tolerance"),
-    *("seeds", "difference", "changed", "rounds", "expected"),
-)
 
 
 def _named(recipes: tuple[str, ...]) -> dict[str, Path]:
@@ -50,7 +44,6 @@ def _named(recipes: tuple[str, ...]) -> dict[str, Path]:
 @click.option("--out", default="reproduced", show_default=True, type=FOLDER, help="Folder of runs and tables.")
 @cost.DRY_RUN
 @QUIET
-@guarded
 def reproduce_command(
     recipes: tuple[str, ...],
     seeds: int,
@@ -63,11 +56,10 @@ def reproduce_command(
 ) -> None:
     """Run recipes and compare them with their expected numbers.
 
-    RECIPE is a file, or the name of a recipe of the package (labelskew recipes ls) or of a row of a table. Finished
-    runs are not repeated and interrupted ones resume, so the same command continues. With --budget the runs stop when
-    the time is over; another budget, or none, resumes them from their last complete round. The table lists changed
-    settings, compares runs with all of their rounds, and is saved as table.md and table.csv. The exit code is 0 even if
-    a run falls short of its number.
+    RECIPE is a file, or the name of a recipe of the package (labelskew recipes ls) or of a row of a table. The same
+    command, also with another --budget or none, resumes interrupted runs. The table lists changed settings, compares
+    runs with all of their rounds, and is saved as table.md and table.csv. The exit code is 0 even if a run falls short
+    of its number.
 
     \b
     labelskew reproduce fedmr/table1_fmnist_p10c2 --budget 20m
@@ -83,34 +75,30 @@ def reproduce_command(
         raise LabelSkewError("--budget runs one recipe after the other; use it without --jobs")
     allowed = None if budget is None else reproduce.seconds_of(budget)
     chosen = reproduce.experiments(_named(recipes), overrides, out)
-    rows: list[list[str]] = []
     failed: list[str] = []
     try:
         if dry_run:
             planned, until = plan.of_experiments(chosen, seeds), begun + (allowed or math.inf)
-            seconds = cost.forecast(planned, out=out, jobs=jobs or 1, free=free_memory(), until=until)
+            seconds = cost.forecast(planned, jobs=jobs or 1, free=free_memory(), until=until)
             if allowed and seconds:
                 click.echo(f"the budget is {min(1.0, allowed / seconds):.0%} of that time")
             return
         with writing(f"--out {out}"):
             out.mkdir(parents=True, exist_ok=True)
-        done: Iterable[reproduce.Experiment] = chosen
         if jobs:
             failed = pool.run_all(plan.of_experiments(chosen, seeds), jobs=jobs, memory=None, say=say)
-        elif allowed is None:
-            done = reproduce.run_all(chosen, seeds, say, quiet=quiet)
         else:
-            reproduce.run_within(chosen, seeds, begun + allowed, say, quiet=quiet)
+            reproduce.run_all(chosen, seeds, say, quiet=quiet, until=begun + (allowed or math.inf))
+        if allowed:
             say(f"budget: {time.monotonic() - begun:.0f} of {allowed:.0f} s used; the same command resumes the runs")
-        for experiment in done:
-            rows += reproduce.rows(experiment, seeds)
-            with writing(f"--out {out}"):
-                write_text(out / "table.md", table.markdown(reproduce.HEAD, rows) + "\n")
-                write_text(out / "table.csv", table.comma_separated(reproduce.HEAD, rows) + "\n")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {to_go_on(sys.argv[1:])}") from None
+    rows = [row for experiment in chosen for row in reproduce.rows(experiment, seeds)]
+    with writing(f"--out {out}"):
+        write_text(out / "table.md", table.markdown(reproduce.HEAD, rows) + "\n")
+        write_text(out / "table.csv", table.comma_separated(reproduce.HEAD, rows) + "\n")
     if sys.stdout.isatty():
-        click.echo(table.plain(reproduce.HEAD, rows, least=DROPPED_FIRST))
+        click.echo(table.plain(reproduce.HEAD, rows))
     else:
         click.echo(table.markdown(reproduce.HEAD, rows))
     say(f"written to {out / 'table.md'} and {out / 'table.csv'}")

@@ -27,16 +27,10 @@ EPILOG = (
     "--resume",
     type=PATH,
     metavar="RUN_DIR",
-    shell_complete=completion.runs,
     help="Resume a run from its last checkpoint; with --set train_args.comm_round=N, until round N.",
 )
 @click.option(
     "--from-round", type=click.IntRange(min=1), metavar="N", help="With --resume: first go back to the end of round N."
-)
-@click.option(
-    "--reference",
-    type=click.Choice(["centralised", "local"]),
-    help="Instead of the federation: train on all data in one place, or one model per client, without the method.",
 )
 @click.option("--dry-run", is_flag=True, help="Do everything except training.")
 @click.option("--survey", is_flag=True, help="Cross-silo: only ask the silos for their class counts, without training.")
@@ -47,7 +41,7 @@ EPILOG = (
 @click.option("--rank", type=click.IntRange(min=1), help="With --role client: the number of this silo, from 1.")
 @click.option("--server", metavar="HOST:PORT", help="Address of the server across silos, overriding the recipe's.")
 @HOST
-@guarded
+@guarded  # also of `fedml run`, which is not in the group
 def run_command(recipe: Path | None, overrides: tuple[str, ...], *, quiet: bool, **options: Any) -> None:
     """Run a recipe on this machine, or one part of it.
 
@@ -58,9 +52,6 @@ def run_command(recipe: Path | None, overrides: tuple[str, ...], *, quiet: bool,
         log.word("reading recipe ...")
     if recipe is not None:
         shipped.text(recipe)  # reports an unknown name before the slow imports
-    reference = options.pop("reference")
-    if reference is not None:
-        overrides = (*overrides, f"train_args.reference={reference}")
     from fl_labelskew_plugins.front.start import start
     from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
     from fl_labelskew_plugins.runtimes.options import RunOptions

@@ -6,11 +6,8 @@ import json
 
 import click
 
-from fl_labelskew_plugins.cli.exits import guarded
-
 
 @click.command("schema")
-@guarded
 def schema_command() -> None:
     """Print the JSON Schema of recipes and of silos' own files."""
     from fl_labelskew_plugins.recipe.schema import json_schema

@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import FILE, PATH, RUN
 from fl_labelskew_plugins.machine.text import clean, few
 
@@ -22,7 +21,6 @@ def silo_group() -> None:
 @silo_group.command("data")
 @click.argument("file", type=FILE)
 @click.argument("path", type=PATH)
-@guarded
 def data(file: Path, path: Path) -> None:
     """Check the data in PATH, and write PATH into FILE, a silo's own file.
 
@@ -47,7 +45,6 @@ def data(file: Path, path: Path) -> None:
 @silo_group.command("exclude")
 @RUN
 @click.argument("rank", type=click.IntRange(1))
-@guarded
 def exclude(folder: Path, rank: int) -> None:
     """Exclude silo RANK from a run, from its next round on.
 
@@ -62,7 +59,6 @@ def exclude(folder: Path, rank: int) -> None:
 @silo_group.command("include")
 @RUN
 @click.argument("rank", type=click.IntRange(1))
-@guarded
 def include(folder: Path, rank: int) -> None:
     """Include silo RANK again, from the next round on.
 

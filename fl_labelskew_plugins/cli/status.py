@@ -11,21 +11,18 @@ from typing import Any
 import click
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.cli import completion, table
-from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.options import PATH
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 
 HEAD = ("silo", "name", "state", "since", "last upload", "bytes in", "bytes out", "address")
-DROPPED_FIRST = ("bytes out", "bytes in", "address", "since", "last upload")
 
 
 @click.command("status")
-@click.argument("folder", metavar="FOLDER", type=PATH, shell_complete=completion.runs)
+@click.argument("folder", metavar="FOLDER", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print all facts as JSON, with times in UTC.")
-@guarded
 def status_command(folder: Path, *, as_json: bool) -> None:
     """Show the state of a run: round, accuracy, missing silos.
 
@@ -49,7 +46,7 @@ def status_command(folder: Path, *, as_json: bool) -> None:
     for line in lines:
         click.echo(clean(line, 1000))
     if rows:
-        click.echo(table.plain(HEAD, rows, least=DROPPED_FIRST))
+        click.echo(table.plain(HEAD, rows))
 
 
 def _runs(folder: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shlex
@@ -15,7 +14,7 @@ import click
 from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import FILE, PATH, RECIPE, SET
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import clean, counted, few, wrapped
@@ -24,14 +23,13 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.recipe.model import Recipe
     from fl_labelskew_plugins.surveys.survey import Survey
 
-MAX_CLIENTS, FURTHEST = 20, 15
-"""Most clients in a table: the ones furthest from the federation's class shares, and then the nearest ones."""
+MAX_CLIENTS = 20
+"""Clients in a table: those furthest from the federation's class shares."""
 MAX_CLASSES = 20
 HEADS = {
     **{"held": "classes held", "effective": "effective", "imbalance": "imbalance"},
     **{"hellinger": "Hellinger", "chance": "by chance"},
 }
-DROPPED_FIRST = ("imbalance", "effective")
 
 
 @click.command("survey")
@@ -41,16 +39,14 @@ DROPPED_FIRST = ("imbalance", "effective")
     "--out",
     type=PATH,
     metavar="DIR",
-    help="Folder for RECIPE-survey.csv, .json and the heat map .png.  [default: the current one; none with --json]",
+    default=".",
+    show_default="here",
+    help="Folder for RECIPE-survey.csv, .json and the heat map .png.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print all results as JSON instead of tables.")
 @click.option(
     "--compare", type=FILE, metavar="FILE", help="Write a sweep of the suggested methods to FILE, a new file."
 )
-@guarded
-def survey_command(
-    recipe: Path, overrides: tuple[str, ...], out: Path | None, as_json: bool, compare: Path | None
-) -> None:
+def survey_command(recipe: Path, overrides: tuple[str, ...], out: Path, compare: Path | None) -> None:
     """Measure the label skew under RECIPE's partition, and suggest methods to try; trains nothing.
 
     For silos with their own data use "labelskew run RECIPE --survey"; docs/survey.md explains the numbers.
@@ -62,17 +58,13 @@ def survey_command(
         raise mistake(f"--compare {compare}", "exists already", "another file")
     checked = load(recipe, overrides)
     survey = of_partition(checked)
-    click.echo(json.dumps(survey.content(), indent=1) if as_json else text(survey))
-    if out is not None or not as_json:
-        place = out or Path()
-        with writing(place):
-            survey.write(place, f"{checked.name}-survey")
-        if not as_json:
-            click.echo(f"written: {place / checked.name}-survey.csv, .json and .png")
+    click.echo(text(survey))
+    with writing(out):
+        survey.write(out, f"{checked.name}-survey")
+    click.echo(f"written: {out / checked.name}-survey.csv, .json and .png")
     if compare is not None:
         _write_comparison(compare, checked, recipe, overrides, survey)
-        if not as_json:
-            click.echo(f"written: {compare}; next: labelskew sweep {shlex.quote(str(compare))}")
+        click.echo(f"written: {compare}; next: labelskew sweep {shlex.quote(str(compare))}")
 
 
 def _write_comparison(file: Path, checked: Recipe, recipe: Path, overrides: Sequence[str], survey: Survey) -> None:
@@ -110,13 +102,12 @@ def _parts(survey: Survey) -> Iterator[str]:
     listed, note = list(range(number)), ""
     if number > MAX_CLIENTS:
         order = sorted((k for k in listed if measured.samples[k]), key=lambda k: -measured.hellinger[k])
-        listed = [*order[:FURTHEST], *order[FURTHEST:][FURTHEST - MAX_CLIENTS :]]
-        nearest = f"and the {MAX_CLIENTS - FURTHEST} nearest"
-        note = f"\n(listed: the {FURTHEST} clients that are furthest from the federation's class shares, {nearest})"
+        listed = order[:MAX_CLIENTS]
+        note = f"\n(listed: the {MAX_CLIENTS} clients that are furthest from the federation's class shares)"
     yield f"{title} of {classes}{note}"
     if len(survey.class_names) <= MAX_CLASSES:
         yield table.plain(*holdings(survey, listed))
-    yield table.plain(["client", *HEADS.values(), "missing"], [_row(survey, k) for k in listed], least=DROPPED_FIRST)
+    yield table.plain(["client", *HEADS.values(), "missing"], [_row(survey, k) for k in listed])
     worst = clean(survey.clients[measured.worst], 40)
     worst = f"client {worst}" if worst.isdecimal() else worst
     head = ["in all", "least", "median", "most", "mean", "mean by samples"]

@@ -12,11 +12,9 @@ import click
 from fl_labelskew_registry import RunError, mistake
 
 from fl_labelskew_plugins.cli import cost
-from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun
+from fl_labelskew_plugins.cli.exits import refuse_mpirun
 from fl_labelskew_plugins.cli.options import FOLDER, HOST, PATH, QUIET, overrides
 from fl_labelskew_plugins.cli.report import shown
-from fl_labelskew_plugins.machine import locks
-from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.machine.typed import to_go_on
 
 if TYPE_CHECKING:
@@ -37,20 +35,9 @@ if TYPE_CHECKING:
 )
 @cost.DRY_RUN
 @click.option("--tasks", is_flag=True, help="Print only the number of combinations.")
-@click.option("--task", metavar="N", help="Run only combination N, from 0, in this process; or several, such as 4-7,9.")
-@click.option(
-    "--slurm", is_flag=True, help="Submit the unfinished runs to Slurm as an array job; --dry-run prints its script."
-)
-@click.option(
-    "--set-sbatch",
-    "sbatch",
-    multiple=True,
-    metavar="KEY[=VALUE]",
-    help="With --slurm, an option of sbatch, such as time=4:00:00; repeatable.",
-)
+@click.option("--task", type=click.IntRange(0), metavar="N", help="Run only combination N, from 0, in this process.")
 @HOST
 @QUIET
-@guarded
 def sweep_command(
     file: Path,
     overrides: tuple[str, ...],
@@ -60,9 +47,7 @@ def sweep_command(
     memory: float | None,
     dry_run: bool,
     tasks: bool,
-    task: str | None,
-    slurm: bool,
-    sbatch: tuple[str, ...],
+    task: int | None,
     host: str | None,
     quiet: bool,
 ) -> None:
@@ -79,35 +64,28 @@ def sweep_command(
     labelskew sweep sweeps/fmnist.yaml --jobs 2
     labelskew sweep sweeps/fmnist.yaml --tasks
     labelskew sweep sweeps/fmnist.yaml --task 17
-    labelskew sweep sweeps/fmnist.yaml --slurm --set-sbatch time=4:00:00
     """  # noqa: D301  # click keeps the lines after a backspace as they are
     from fl_labelskew_plugins.studies.sweep import plan, pool
 
     say = (lambda line: None) if quiet else click.echo
     refuse_mpirun("sweep")
-    if sbatch and not slurm:
-        raise mistake("--set-sbatch", "needs --slurm", "it with --slurm")
-    if slurm and (jobs or memory):
-        raise mistake("--slurm", "--jobs and --memory have no effect on Slurm", "--set-sbatch array=%8 and mem=8G")
-    single = task is not None and task.strip().isdecimal() and jobs is None and memory is None
-    all_planned = planned = plan.plan(file, overrides, out, only, elsewhere=tasks or single or slurm)
+    if task is not None and (jobs or memory):
+        raise mistake("--task", "runs one combination in this process", "it without --jobs and --memory")
+    all_planned = planned = plan.plan(file, overrides, out, only, elsewhere=tasks or task is not None)
     if tasks:
         click.echo(len(planned))
         return
     if task is not None:
-        planned = plan.pick(planned, task)
-    if slurm:
-        arguments = [word for setting in overrides for word in ("--set", setting)]
-        arguments += [word for name in only for word in ("--only", name)] + (["--host", host] if host else [])
-        _submit(file, planned, arguments, sbatch, say, dry_run=dry_run)
-        return
+        if task >= len(planned):
+            raise mistake("--task", f"task {task} does not exist", f"numbers from 0 to {len(planned) - 1}")
+        planned = [planned[task]]
     try:
         plan.write_names(all_planned)
         if dry_run:
             jobs, free = jobs or pool.default_jobs(planned), pool.memory_bound(memory)
-            cost.forecast(planned, out=planned[0].folder.path.parent, jobs=jobs, free=free, host=host, tasks=True)
+            cost.forecast(planned, jobs=jobs, free=free, host=host)
             return
-        if single:
+        if task is not None:
             pool.run_here(planned[0], say, host)
             return
         failed = pool.run_all(planned, jobs=jobs, memory=memory, say=say, host=host)
@@ -116,37 +94,6 @@ def sweep_command(
         command = to_go_on(sys.argv[1:])
         raise KeyboardInterrupt(f"interrupted: {done} of {len(planned)} runs finished; {command}") from None
     _report(planned, failed, say)
-
-
-def _submit(
-    file: Path,
-    planned: Sequence[Planned],
-    arguments: list[str],
-    sbatch: tuple[str, ...],
-    say: Callable[[str], None],
-    *,
-    dry_run: bool,
-) -> None:
-    """Submit the runs that are neither finished nor running; ``arguments``: of the command of each task."""
-    from fl_labelskew_plugins.studies.sweep import plan, slurm
-
-    out, states = planned[0].folder.path.parent.absolute(), plan.states_of(planned)
-    open_ = [run for run in planned if states[run.name] != "done"]
-    unfinished = [run for run in open_ if not locks.held_by(run.folder.path)]
-    done, running = len(planned) - len(open_), len(open_) - len(unfinished)
-    state = f"{counted(len(planned), 'run')}: {done} finished, {running} running"
-    if not unfinished:
-        click.echo(f"{state}; nothing to submit", err=dry_run)
-        return
-    text = slurm.script(unfinished, ["sweep", str(file.absolute()), "--out", str(out), *arguments, "--task"], sbatch)
-    if dry_run:
-        click.echo(text, nl=False)
-        return
-    job = slurm.submit(text, out)
-    click.echo(f"{state}; job {job} has {counted(len(unfinished), 'task')}")
-    say(f"watch: squeue --job {job}; {shlex.join(['labelskew', 'report', str(out)])}")
-    if not any(setting.startswith("output=") for setting in sbatch):
-        say(f"logs: {out / plan.LOGS}/slurm-{job}_*.txt")
 
 
 def _report(planned: Sequence[Planned], failed: Sequence[str], say: Callable[[str], None]) -> None:

@@ -22,12 +22,11 @@ def plain(
     *,
     words: int | None = None,
     least: Sequence[str] = (),
-    limit: int = 0,
 ) -> str:
     """Format a table with aligned columns that fits the terminal; in a pipe or a file, one line per row.
 
-    Cells wrap at spaces. If necessary, columns are dropped and named below the table. If necessary, the other columns
-    continue in further tables below, each with the first column.
+    Cells wrap at spaces. If necessary, columns are dropped and named below the table, and the others continue in
+    further tables below, each with the first column.
 
     Args:
         head: names of the columns.
@@ -35,30 +34,27 @@ def plain(
         marks: 1 is bold, 2 is underlined.
         words: number of text columns; the others are right-aligned and do not wrap. Default: all.
         least: columns that may be dropped, in this order.
-        limit: letters per line; default: :func:`.machine.text.room`.
     """
     from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    limit = limit or room()
+    limit = room()
     styles = [[0] * len(head), *(marks or [[0] * len(head)] * len(rows))]
     cleaned = [[clean(cell, 4096) for cell in row] for row in (head, *rows)]
     count = len(head) if words is None else words
-    # use the first combination that fits: whole words, without wrapping if there are numbers; then shortened words
-    for wrap, longest in ((words is None, limit), (True, limit), (True, limit // 2), (True, 24), (True, 20)):
-        texts = [["".join(shortened(word, longest) for word in re.split(r"(\s+)", c)) for c in row] for row in cleaned]
-        full = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
-        narrow = [
-            max(cell_len(word) for row in texts for word in [*row[i].split(), ""]) if wrap and i < count else full[i]
-            for i in range(len(head))
+    for most in (limit, 24):  # with numbers, columns are dropped before text wraps; then long words are shortened
+        texts = [
+            ["".join(shortened(word, most) for word in re.split(r"(\s+)", cell)) for cell in row] for row in cleaned
         ]
+        full = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
+        longest = [max(cell_len(word) for row in texts for word in [*row[i].split(), ""]) for i in range(count)]
+        narrow = (longest if words is None or most < limit else full[:count]) + full[count:]
         visible = list(range(len(head)))
-        for name in [*least, ""]:
-            if _width(narrow, visible) <= limit:
-                break
-            visible = [i for i in visible if head[i] != name]
+        for name in least:
+            if _width(narrow, visible) > limit:
+                visible = [i for i in visible if head[i] != name]
         if _width(narrow, visible) <= limit:
             break
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 from fl_labelskew_registry import LabelSkewError, MistakesError
 
-from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import HOST, PATH, SET
 from fl_labelskew_plugins.machine.text import few
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 @click.argument("files", nargs=-1, required=True, type=PATH)
 @SET
 @HOST
-@guarded
 def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...], host: str | None) -> None:
     """Check recipes, tables of them and silos' own files.
 

@@ -29,12 +29,9 @@ class Circles(Dataset):
     """Four classes, each a circle of radius 0.5; samples are ``(2,)`` float32."""
 
     class Params(Params):
-        """Parameters of circles."""
-
         per_class: int = Field(5000, ge=1, description="Training samples per class.")
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Generate both parts."""
         rng = seeds.numpy_generator(seed, "circles")
         train, test = (circles(number, rng) for number in (self.params.per_class, TEST_PER_CLASS))
         return Data(train, test, [f"({x}, {y})" for x, y in CENTRES], fingerprint=NO_FILES)

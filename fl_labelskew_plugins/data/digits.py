@@ -18,12 +18,9 @@ class Digits(Dataset):
     """Scikit-learn's digits; pixels 0..16 are scaled to 0..1, samples are ``(1, 8, 8)`` float32."""
 
     class Params(params.Params):
-        """Parameters of digits."""
-
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in the test part.")
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Load the images; ``seed`` draws the test part."""
         table = _table()
         x = (table[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)
         y = table[:, -1].astype(np.int64)

@@ -52,18 +52,8 @@ def made_up(data_dir: Path | None) -> bool:
 
 
 def arrays_file(data_dir: Path | None) -> Path | None:
-    """The file of :func:`write_arrays` in ``data_dir``, if any."""
+    """The file of a fake copy in ``data_dir``, if its samples are in our format."""
     return data_dir / ARRAYS if data_dir is not None and os.path.isfile(data_dir / ARRAYS) else None
-
-
-def write_arrays(
-    out: Path, class_names: Sequence[str], *, shape: tuple[int, int, int], samples: int | None, seed: int
-) -> None:
-    """Write the samples of :func:`parts` to one ``.npz`` file."""
-    made = parts(samples, classes=len(class_names), shape=shape, seed=seed)
-    arrays = {f"{axis}_{part}": getattr(content, axis) for part, content in made.items() for axis in "xy"}
-    out.mkdir(parents=True, exist_ok=True)
-    np.savez(out / ARRAYS, class_names=np.array(class_names), **arrays)
 
 
 def write_picture(file: Path, pixels: NDArray[np.uint8]) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
+from rich.filesize import decimal
 
 from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.text import clean
@@ -20,20 +21,13 @@ def one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def size_text(size: int) -> str:
-    """A readable file size, such as ``31.0 MB``."""
-    if size >= 1e9:
-        return f"{size / 1e9:.1f} GB"
-    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB" if size >= 1000 else f"{size} bytes"
-
-
 @contextmanager
-def readable(where: str, verbs: str = "read") -> Iterator[None]:
+def readable(where: str) -> Iterator[None]:
     """Turn errors in folders and tables into LabelSkewError."""
     try:
         yield
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise LabelSkewError(f"{where}: cannot be {verbs} ({error})") from error
+        raise LabelSkewError(f"{where}: cannot be read ({error})") from error
 
 
 @contextmanager
@@ -81,7 +75,7 @@ def unpacks(path: Path, need: int, content: str, most: int, use: str) -> None:
     """Raise LabelSkewError for contents that exceed the memory, or ``most`` times the file's size."""
     packed = path.stat().st_size
     if need > max(UNPACKED, most * packed):
-        far = f"{size_text(packed)} become {size_text(need)} of memory, more than {most} times as many"
+        far = f"{decimal(packed)} become {decimal(need)} of memory, more than {most} times as many"
         raise mistake(path, far, use)
     fits(need, str(path), content, use)
 

@@ -29,7 +29,6 @@ class GivenData(Dataset):
         self.description = f"{parts} of shape {shape}, {len(data.class_names)} classes"
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Return the data."""
         return self.data
 
 

@@ -8,7 +8,6 @@ Burges, "The MNIST database".
 import gzip
 import math
 import string
-import zlib
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,7 +18,7 @@ from fl_labelskew_registry import Arrays, LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fl_labelskew_plugins.data.files import unpacks
+from fl_labelskew_plugins.data.files import sound, unpacks
 from fl_labelskew_plugins.data.torchvision_sets import TorchvisionSet
 from fl_labelskew_plugins.machine.files import open_regular
 from fl_labelskew_plugins.params import Params
@@ -29,24 +28,18 @@ FASHION = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """Read an IDX file of unsigned bytes, plain or ``.gz``. Raise LabelSkewError for an invalid one."""
-    try:
-        with (
-            open(path, "rb", opener=open_regular) as file,
-            gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream,
-        ):
-            kind, dims = stream.read(3), stream.read(1)
-            if kind != b"\0\0\x08" or not b"\1" <= dims <= b"\4":
-                raise ValueError("it is not an IDX file of bytes in 1 to 4 dimensions")
-            shape = np.frombuffer(stream.read(4 * dims[0]), ">u4", dims[0]).tolist()
-            size, content = math.prod(shape), bytearray()
-            unpacks(path, size, "its samples", 100, "the published file")
-            # grow with the actual content: a header may claim more
-            while len(content) <= size and (piece := stream.read(min(2**20, size + 1 - len(content)))):
-                content += piece
-            return np.frombuffer(content, np.uint8).reshape(shape)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise LabelSkewError(f"{path}: cannot be read ({reason}); make it readable, or get it again") from error
+    with (
+        sound(path, "IDX file", "the published file"),
+        open(path, "rb", opener=open_regular) as file,
+        gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream,
+    ):
+        kind, dims = stream.read(3), stream.read(1)
+        if kind != b"\0\0\x08" or not b"\1" <= dims <= b"\4":
+            raise ValueError("it does not contain bytes in 1 to 4 dimensions")
+        shape = np.frombuffer(stream.read(4 * dims[0]), ">u4", dims[0]).tolist()
+        size = math.prod(shape)
+        unpacks(path, size, "its samples", 100, "the published file")
+        return np.frombuffer(stream.read(size + 1), np.uint8).reshape(shape)
 
 
 def idx_files(start: dict[str, str], sizes: tuple[int, int]) -> dict[str, dict[str, str]]:
@@ -80,7 +73,6 @@ class MNIST(TorchvisionSet):
             return "broken"
 
     def part(self, files: Mapping[str, Path], part: str) -> Arrays:
-        """Read and check one part."""
         of_images, of_labels = (files[name] for name in self.files[part])
         images, labels = read_idx(of_images), read_idx(of_labels)
         if images.shape[1:] != (28, 28) or not len(images):
@@ -135,8 +127,6 @@ class EMNIST(MNIST):
     moments = ((0.1736,), (0.3317,))  # commonly used, of byclass
 
     class Params(Params):
-        """Parameters of emnist."""
-
         split: Split = Field("balanced", description="One of six splits, with 62, 47, 47, 26, 10 and 10 classes.")
 
     def __init__(self, params: Any = None) -> None:

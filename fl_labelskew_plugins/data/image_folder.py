@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
@@ -57,7 +57,6 @@ class ImageFolder(Dataset):
     picture_keys = ("image_size", "channels")
     # published data sets
     needed: ClassVar[tuple[str, ...]] = ()  # folders and files
-    needed_to_test: ClassVar[tuple[str, ...]] = ()
     inside: ClassVar[tuple[str, ...]] = ()  # folders in data_cache_dir that an archive unpacks to
     known_classes: ClassVar[tuple[str, ...] | None] = None
     moments: ClassVar[Moments | None] = None
@@ -71,8 +70,6 @@ class ImageFolder(Dataset):
     }
 
     class Params(ImageParams):
-        """Parameters of image_folder."""
-
         groups: tuple[Annotated[str, Field(pattern=r"^[^./\x00][^/\x00]*$")], ...] | None = Field(
             None,
             min_length=1,
@@ -81,25 +78,16 @@ class ImageFolder(Dataset):
 
     @property
     def measured(self) -> bool:
-        """Whether mean and std are computed."""
         return self.moments is None
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if folders are missing."""
-        self._check(data_dir, self.needed)
-
-    def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        """As :meth:`check`, for the test part."""
-        self._check(data_dir, self.needed_to_test)
-
-    def _check(self, data_dir: Path | None, needed: Sequence[str]) -> None:
         source = f"; get it from {self.source}" if self.source else ""
         if data_dir is None or not os.path.isdir(data_dir):
             problem = "data_args.data_cache_dir is not set" if data_dir is None else f"{data_dir} is not a folder"
             layout = " and ".join(self.needed) or "train/<class>/* and test/<class>/* (or val/)"
             raise mistake(f"data set {self.name}", problem, f"a folder with {layout}{source}")
         root = self.root(data_dir)
-        if missing := [name for name in needed if not os.path.exists(root / name)]:
+        if missing := [name for name in self.needed if not os.path.exists(root / name)]:
             raise LabelSkewError(f"data set {self.name}: no {', '.join(missing)} in {root}{source}")
 
     def root(self, data_dir: Path | None) -> Path:
@@ -141,7 +129,13 @@ class ImageFolder(Dataset):
         """Images of the training part, and of the test part, if any, over all groups."""
         groups = self.groups(data_dir) if groups is None else groups
         if not groups and not (data_dir / "train").is_dir():
-            self._refuse_only_test(data_dir)
+            part = next((part for part in ("test", "val") if (data_dir / part).is_dir()), "")
+            if part and not self._named:
+                read = few([folder.name for folder in folders_among(data_dir.iterdir())])
+                raise LabelSkewError(
+                    f"data set {self.name}: {data_dir} has {part}/ but no train/, so {read} would be read as classes. "
+                    f"Use train/<class>/<image> next to {part}/<class>/<image>; only a server may omit train/"
+                )
             return self.listed(data_dir), None
         train: LabelledFiles = []
         test: LabelledFiles = []
@@ -192,17 +186,6 @@ class ImageFolder(Dataset):
         """The classes, if they are given or known; otherwise folders are classes."""
         return self.params.class_names or self.known_classes
 
-    def _refuse_only_test(self, data_dir: Path) -> None:
-        if self._named:
-            return
-        for part in ("test", "val"):
-            if (data_dir / part).is_dir():
-                read = few([folder.name for folder in folders_among(data_dir.iterdir())])
-                raise LabelSkewError(
-                    f"data set {self.name}: {data_dir} has {part}/ but no train/, so {read} would be read as classes. "
-                    f"Use train/<class>/<image> next to {part}/<class>/<image>; only a server may omit train/"
-                )
-
     def _parts(self, data_dir: Path | None) -> tuple[Path, list[Path], LabelledFiles, LabelledFiles | None]:
         self.check(data_dir, download=False)
         root = self.root(data_dir)
@@ -232,15 +215,14 @@ class ImageFolder(Dataset):
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Decode only the test parts, normalised by known moments or, without a training part, their own."""
-        self.check_test(data_dir, download=download)
+        self.check(data_dir, download=download)
         root, groups = self.root(data_dir), []
         with readable(f"data set {self.name}: {root}"):
-            known = not self.measured and self.known_classes is not None  # nothing else depends on training
-            trains = (root / "train").is_dir() or bool(self.groups(root))
-            samples = None if trains and not known else self.find_test(root)
-            if samples is None and not trains:
-                groups = self.groups(root, ("test", "val"))
-                samples = self.find_tests(groups)
+            samples = None
+            if not (root / "train").is_dir() and not self.groups(root):
+                samples = self.find_test(root)
+                groups = [] if samples else self.groups(root, ("test", "val"))
+                samples = samples or self.find_tests(groups)
         if samples is None:
             return super().load_test(data_dir, download=download, seed=seed)
         samples = self.used(samples)
@@ -311,61 +293,47 @@ class ImageFolder(Dataset):
         self, parts: Sequence[LabelledFiles], names: list[str], root: Path, groups: Sequence[Path]
     ) -> tuple[list[tuple[LabelledFiles, Arrays]], str]:
         """Per part, the valid samples and their images, labels and groups; and a fingerprint of the files."""
-        images, size = sum(map(len, parts)), self.params.image_size
-        content = f"{images} images of {size} pixels"
-        fits(
-            images * self.params.channels * size**2, f"data set {self.name}", content, "a smaller data_args.image_size"
-        )
-        number = {name: c for c, name in enumerate(names)}
+        number, size, channels = sum(map(len, parts)), self.params.image_size, self.params.channels
+        content = f"{number} images of {size} pixels"
+        fits(number * channels * size**2, f"data set {self.name}", content, "a smaller data_args.image_size")
         group = {folder.name: g for g, folder in enumerate(groups)}
         bad: list[str] = []
         decoded: list[tuple[LabelledFiles, Arrays]] = []
         files: list[Arrays] = []
         for samples in parts:
-            x, contents, lines = self._decoded(samples, f"reading {len(samples)} pictures of {root}")
+            x = np.empty((len(samples), channels, size, size), np.uint8)
+            digests = np.zeros((len(samples), 16), np.uint8)
+
+            def read(i: int, samples: LabelledFiles = samples, x: Any = x, digests: Any = digests) -> None:
+                x[i] = decode(samples[i][0], size=size, channels=channels)
+                content = hashlib.blake2b(digest_size=16)
+                for piece in read_pieces(samples[i][0]):
+                    content.update(piece)
+                digests[i] = np.frombuffer(content.digest(), np.uint8)
+
+            lines = dict(faults(read, range(len(samples)), f"reading {len(samples)} pictures of {root}"))
             bad += lines.values()
             kept = [i for i in range(len(samples)) if i not in lines]
             valid = [samples[i] for i in kept]
-            y = np.array([number[name] for _, name in valid], np.int64)
+            y = np.array([names.index(name) for _, name in valid], np.int64)
             of = np.array([group[path.parts[len(root.parts)]] for path, _ in valid], np.int64) if groups else None
             decoded.append((valid, Arrays(x[kept] if lines else x, y, of)))
-            files.append(Arrays(contents[kept], y, of))
+            files.append(Arrays(digests[kept], y, of))
         settle(bad, self.params.on_bad_sample)
         if any(samples and not kept for samples, (kept, _) in zip(parts, decoded, strict=True)):
             raise LabelSkewError(f"data set {self.name}: {root} has a part without any valid image")
         return decoded, digest(files, names)
 
-    def _decoded(
-        self, samples: LabelledFiles, task: str
-    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], dict[int, str]]:
-        """Images ``(N, C, S, S)``, digests ``(N, 16)``, and error messages by index."""
-        size, channels = self.params.image_size, self.params.channels
-        x = np.empty((len(samples), channels, size, size), np.uint8)
-        contents = np.zeros((len(samples), 16), np.uint8)
-
-        def one(i: int) -> None:
-            path, _ = samples[i]
-            x[i] = decode(path, size=size, channels=channels)
-            digest = hashlib.blake2b(digest_size=16)
-            for piece in read_pieces(path):
-                digest.update(piece)
-            contents[i] = np.frombuffer(digest.digest(), np.uint8)
-
-        return x, contents, dict(faults(one, range(len(samples)), task))
-
     def picture(self, file: Path) -> NDArray[np.uint8]:
-        """See :func:`.pictures.decode`."""
         return decode(file, size=self.params.image_size, channels=self.params.channels)
 
     def broken(self, data_dir: Path | None) -> list[str]:
-        """Errors of broken images."""
         root, _, train, test = self._parts(data_dir)
         files = [path for path, _ in [*self.used(train), *self.used(test or [])]]
         task = f"opening {len(files)} pictures of {root}"
         return [line for _, line in faults(lambda file: opened(file, draft=1), files, task)]
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """Numbers of images and classes."""
         try:
             _, groups, train, test = self._parts(data_dir)
         except LabelSkewError as error:

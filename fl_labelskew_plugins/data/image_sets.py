@@ -26,7 +26,6 @@ class CINIC10(ImageFolder):
     name = "cinic10"
     source = "https://datashare.ed.ac.uk/handle/10283/3192, CINIC-10.tar.gz, 688 MB"
     needed = ("train", "test")
-    needed_to_test = ("test",)
     inside = ("CINIC-10", "cinic-10")
     known_classes = CLASSES_10
     moments = ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835))
@@ -50,7 +49,6 @@ class TinyImageNet(ImageFolder):
     name = "tiny_imagenet"
     source = "http://cs231n.stanford.edu/tiny-imagenet-200.zip, 248 MB"
     needed = ("train", "val")
-    needed_to_test = ("val",)
     inside = ("tiny-imagenet-200",)
     moments = ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821))  # commonly used, of the training part
     real: ClassVar[dict[str, str]] = {"training images": "100000", "test images": "10000", "classes": "200"}
@@ -62,12 +60,9 @@ class TinyImageNet(ImageFolder):
     }
 
     class Params(ImageParams):
-        """Parameters of tiny_imagenet."""
-
         image_size: int = Field(64, ge=1, le=1024, description="Height and width in pixels.")
 
     def fake_table(self, out: Path, written: LabelledFiles) -> None:
-        """Write the table of validation images."""
         lines = [f"{path.name}\t{name}\t0\t0\t63\t63\n" for path, name in written if path.name.startswith("val_")]
         (out / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text("".join(lines), encoding="utf-8")
 
@@ -80,7 +75,6 @@ class ImageNetSubset(ImageFolder):
         "https://www.image-net.org, ILSVRC 2012, 144 GB, with an account; 12 of its class folders in train/ and val/"
     )
     needed = ("train",)
-    needed_to_test = ()
     moments = IMAGENET
     real: ClassVar[dict[str, str]] = {"classes": "12"}
     fake_classes = tuple(f"n{1440764 + 104729 * c:08d}" for c in range(12))
@@ -91,8 +85,6 @@ class ImageNetSubset(ImageFolder):
     }
 
     class Params(ImageParams):
-        """Parameters of imagenet_subset."""
-
         image_size: int = Field(64, ge=1, le=1024, description="Height and width in pixels.")
 
 
@@ -120,7 +112,6 @@ class HyperKvasir(ImageFolder):
     name = "hyperkvasir"
     source = "https://datasets.simula.no/hyper-kvasir, hyper-kvasir-labeled-images.zip, 3.9 GB"
     needed = ("lower-gi-tract", "upper-gi-tract")
-    needed_to_test = needed
     inside = ("labeled-images", "hyper-kvasir-labeled-images/labeled-images")
     known_classes = tuple(sorted(KVASIR_FOLDERS))
     real: ClassVar[dict[str, str]] = {"images": "10662", "classes": "23"}
@@ -130,18 +121,12 @@ class HyperKvasir(ImageFolder):
     }
 
     class Params(ImageParams):
-        """Parameters of hyperkvasir."""
-
         image_size: int = Field(128, ge=1, le=1024, description="Height and width in pixels.")
 
     def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """Images of the class folders, at the third level."""
         omitted = set(KVASIR_FOLDERS) - set(self.params.class_names or KVASIR_FOLDERS)
         folders = (folder for folder in data_dir.glob("*-gi-tract/*/*") if folder.name not in omitted)
         return list_images(folders, f"data set {self.name}: {data_dir}"), None
-
-    def find_test(self, data_dir: Path) -> None:
-        """None: the test part is split off."""
 
 
 class ODIR(ImageFolder):
@@ -155,7 +140,6 @@ class ODIR(ImageFolder):
     name = "odir"
     source = "https://www.kaggle.com/datasets/andrewmvd/ocular-disease-recognition-odir5k, about 2 GB"
     needed = ("full_df.csv", "preprocessed_images")
-    needed_to_test = needed
     known_classes = tuple("NDGCAHMO")
     real: ClassVar[dict[str, str]] = {"images": "6392", "classes": "8"}
     fake_size = (128, 128)
@@ -164,12 +148,9 @@ class ODIR(ImageFolder):
     }
 
     class Params(ImageParams):
-        """Parameters of odir."""
-
         image_size: int = Field(128, ge=1, le=1024, description="Height and width in pixels.")
 
     def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """Images in the table."""
         table = data_dir / "full_df.csv"
         samples: LabelledFiles = []
         with open(table, encoding="utf-8", newline="", opener=open_regular) as file:
@@ -185,9 +166,6 @@ class ODIR(ImageFolder):
             raise mistake(table, "has no images", "rows with filename and labels")
         return samples, None
 
-    def find_test(self, data_dir: Path) -> None:
-        """None: the test part is split off."""
-
     def split(
         self, samples: LabelledFiles, labels: NDArray[np.int64], *, seed: int, where: str
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -198,7 +176,6 @@ class ODIR(ImageFolder):
         return np.flatnonzero(np.isin(patient, train)), np.flatnonzero(np.isin(patient, test))
 
     def fake_table(self, out: Path, written: LabelledFiles) -> None:
-        """Write the table of diagnoses."""
         with (out / "full_df.csv").open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["ID", "labels", "filename"])

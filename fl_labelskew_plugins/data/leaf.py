@@ -45,8 +45,6 @@ class Leaf(Dataset):
     std: ClassVar[tuple[float, ...]] = (1.0,)
 
     class Params(params.Params):
-        """Parameters of LEAF's data sets."""
-
         users: int | None = Field(None, ge=1, description="Number of users, drawn with the seed; default: all.")
 
     def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
@@ -70,59 +68,37 @@ class Leaf(Dataset):
         )
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if a part has no files."""
         for part in PARTS:
-            self.files(data_dir, part)
-
-    def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        """As :meth:`check`; a selection of users needs both parts."""
-        for part in PARTS if self.params.users else PARTS[1:]:
             self.files(data_dir, part)
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read the files one by one; ``seed`` draws the users."""
         train, test = (self.read(self.files(data_dir, part)) for part in PARTS)
-        kept = self.choose(train, seed, str(data_dir))
         users = [sorted(part.items()) for part in (train, test)]
         arrays = [Arrays(*samples) for part in users for _, samples in part]
         fingerprint = digest(arrays, [name for part in users for name, _ in part])
-        omitted = {user for user, (_, y) in train.items() if len(y)} - kept.keys()
-        test = {user: samples for user, samples in test.items() if user not in omitted and len(samples[1])}
-        numbers = {user: k for k, user in enumerate(sorted(kept.keys() | test.keys()))}
-        parts = self.part(kept, numbers), self.part(test, numbers)
-        return Data(*parts, list(self.class_names), self.mean, self.std, fingerprint=fingerprint)
-
-    def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read only the test files, unless users are drawn."""
-        if self.params.users:
-            return super().load_test(data_dir, download=download, seed=seed)
-        users = self.read(self.files(data_dir, "test"))
-        test = {user: samples for user, samples in users.items() if len(samples[1])}
-        part = self.part(test, {user: k for k, user in enumerate(sorted(test))})
-        train = Arrays(part.x[:0].copy(), part.y[:0].copy())
-        return Data(train, part, list(self.class_names), self.mean, self.std)
-
-    def choose(self, train: dict[str, UserArrays], seed: int, where: str) -> dict[str, UserArrays]:
-        """Training samples of the drawn users."""
-        names = sorted(user for user, (_, y) in train.items() if len(y))
+        train, test = ({user: xy for user, xy in part.items() if len(xy[1])} for part in (train, test))
+        names = sorted(train)
         wanted = self.params.users or max(len(names), 1)
         if wanted > len(names):
             few = f"only {len(names)} users have training samples; {wanted} are needed"
-            raise LabelSkewError(f"data set {self.name}: {where}: {few}")
-        rng = seeds.numpy_generator(seed, "leaf users")
-        return {names[k]: train[names[k]] for k in rng.permutation(len(names))[:wanted]}
-
-    def part(self, users: dict[str, UserArrays], numbers: dict[str, int]) -> Arrays:
-        """Samples of all users. Raise LabelSkewError without users."""
-        if not users:
+            raise LabelSkewError(f"data set {self.name}: {data_dir}: {few}")
+        drawn = seeds.numpy_generator(seed, "leaf users").permutation(len(names))
+        for k in drawn[wanted:]:
+            del train[names[k]]
+            test.pop(names[k], None)
+        if not test:
             raise LabelSkewError(f"data set {self.name}: the test part has no samples; add at least one")
-        names = sorted(users)
-        x, y = (np.concatenate([users[name][axis] for name in names]) for axis in (0, 1))
-        sizes = [len(users[name][1]) for name in names]
-        return Arrays(x, y, np.repeat(np.array([numbers[name] for name in names], np.int64), sizes))
+        numbers = {user: k for k, user in enumerate(sorted(train.keys() | test.keys()))}
+
+        def part(users: dict[str, UserArrays]) -> Arrays:
+            x, y = (np.concatenate([users[name][axis] for name in sorted(users)]) for axis in (0, 1))
+            groups = np.concatenate([np.full(len(users[name][1]), numbers[name], np.int64) for name in sorted(users)])
+            return Arrays(x, y, groups)
+
+        return Data(part(train), part(test), list(self.class_names), self.mean, self.std, fingerprint=fingerprint)
 
     def read(self, files: Iterable[Path]) -> dict[str, UserArrays]:
-        """Samples of every user."""
         users: dict[str, UserArrays] = {}
         origin: dict[str, Path] = {}
         for path in files:
@@ -134,7 +110,6 @@ class Leaf(Dataset):
         return users
 
     def read_file(self, path: Path) -> dict[str, UserArrays]:
-        """Samples of every user in one file."""
         with (
             sound(path, "JSON file", "one that LEAF has written"),
             open(path, encoding="utf-8", opener=open_regular) as stream,

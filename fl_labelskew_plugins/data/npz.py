@@ -142,8 +142,6 @@ class Npz(Dataset):
     """A user's own arrays; ``data_cache_dir`` is the file, or the folder of ``file``."""
 
     class Params(Params):
-        """Parameters of npz."""
-
         file: str | None = Field(None, description="File name in data_cache_dir; default: the only .npz there.")
         classes: int | None = Field(
             None,
@@ -156,11 +154,9 @@ class Npz(Dataset):
     measured = True
 
     def path(self, data_dir: Path | None) -> Path:
-        """Path of the archive. Raise LabelSkewError if it is missing or ambiguous."""
         return only_file(data_dir, self.params.file, [".npz"], "npz")
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if the file is missing."""
         self.path(data_dir)
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
@@ -200,30 +196,24 @@ class Npz(Dataset):
         return Data(Arrays(test.x[:0], test.y[:0]), test, names, mean=mean, std=std, group_names=groups)
 
     def splits_off(self, data_dir: Path | None) -> bool:
-        """Whether the archive has no ``x_test``."""
         return "x_test" not in read_archive(self.path(data_dir), ["x_test"])
 
     def class_names(self, path: Path, labels: NDArray[np.int64], named: list[str]) -> list[str]:
         """Names of all classes: ``named``, or numbers. Raise LabelSkewError for other ``labels`` ``(N,)``."""
-        seen, classes = np.unique(labels), self.params.classes
-        if named:
-            if classes not in (None, len(named)):
-                differ = f"names {counted(len(named), 'class', 'classes')}, data_args.classes is {classes}"
-                raise mistake(path, differ, "an array class_names of them all")
-            if seen[-1] >= len(named):
-                last = len(named) - 1
-                raise mistake(path, f"has label {seen[-1]}", f"labels from 0 to {last} with {len(named)} class_names")
-            return named
+        seen, classes = np.unique(labels), len(named) or self.params.classes
+        if named and self.params.classes not in (None, classes):
+            differ = f"names {counted(len(named), 'class', 'classes')}, data_args.classes is {self.params.classes}"
+            raise mistake(path, differ, "an array class_names of them all")
         if classes is not None and seen[-1] >= classes:
-            allowed = f"labels from 0 to {classes - 1} with data_args.classes {classes}"
-            raise mistake(path, f"has label {seen[-1]}", allowed)
+            source = f"{classes} class_names" if named else f"data_args.classes {classes}"
+            raise mistake(path, f"has label {seen[-1]}", f"labels from 0 to {classes - 1} with {source}")
         if classes is None and len(seen) != seen[-1] + 1:
             gap = int(np.setdiff1d(np.arange(len(seen) + 1), seen)[0])
             raise LabelSkewError(
                 f"{path}: the labels go up to {seen[-1]}, but no sample has label {gap}; use labels from 0 to "
                 f"{len(seen) - 1} for the {len(seen)} classes, or set data_args.classes"
             )
-        return [str(c) for c in range(len(seen) if classes is None else classes)]
+        return named or [str(c) for c in range(classes or len(seen))]
 
     def parts(self, path: Path, arrays: dict[str, NDArray[Any]], keys: Sequence[str]) -> list[Arrays]:
         """Check and return parts; ``keys``: suffixes of names."""
@@ -236,7 +226,6 @@ class Npz(Dataset):
         return [self.part(path, arrays, key) for key in keys]
 
     def part(self, path: Path, arrays: dict[str, NDArray[Any]], key: str) -> Arrays:
-        """Check and return one part."""
         x = to_inputs(arrays[f"x{key}"], self.params.layout, f"{path}: x{key}")
         y = to_labels(arrays[f"y{key}"], len(x), f"{path}: y{key}")
         groups = arrays.get(f"groups{key}")

@@ -11,8 +11,9 @@ from typing import IO, TYPE_CHECKING, Literal, TypeVar, cast
 import numpy as np
 from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 from numpy.typing import NDArray
+from rich.filesize import decimal
 
-from fl_labelskew_plugins.data.files import capped, size_text
+from fl_labelskew_plugins.data.files import capped
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import check_regular
 from fl_labelskew_plugins.machine.text import clean, few
@@ -38,7 +39,7 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
     where = clean(file, 4096)
     try:
         if isinstance(file, (str, Path)) and (size := check_regular(file)) > MAX_BYTES:
-            raise mistake(where, f"is of {size_text(size)}", f"a picture of at most {size_text(MAX_BYTES)}")
+            raise mistake(where, f"is of {decimal(size)}", f"a picture of at most {decimal(MAX_BYTES)}")
         with Image.open(file, formats=FORMATS) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:  # before decoding

@@ -45,8 +45,6 @@ class Synthetic(Dataset):
     """Synthetic(lam, mu); samples are ``(60,)`` float32 and groups are clients, for the partition natural."""
 
     class Params(Params):
-        """Parameters of synthetic."""
-
         lam: float = Field(0.5, ge=0, le=100, description="lambda: difference between the clients' models.")
         mu: float = Field(0.5, ge=0, le=100, description="mu: difference between the clients' inputs.")
         clients: int = Field(10, ge=1, description="Number of clients; must equal client_num_in_total.")

@@ -239,11 +239,10 @@ def _numbered(names: NDArray[np.object_], order: Sequence[str]) -> NDArray[np.in
 
 def _means(train: NDArray[np.float32], names: Sequence[str], path: Path) -> list[float]:
     """Means ``(F,)`` of samples ``(N, F)`` without NaN."""
-    known = ~np.isnan(train)
-    if len(empty := np.flatnonzero(~known.any(axis=0))):
+    if len(empty := np.flatnonzero(np.isnan(train).all(axis=0))):
         use = "data_args.features without it"
         raise mistake(f"{path}: column {names[empty[0]]}", "has no value in the training part", use)
-    means: list[float] = (np.where(known, train, 0).sum(axis=0, dtype=np.float64) / known.sum(axis=0)).tolist()
+    means: list[float] = np.nanmean(train, axis=0, dtype=np.float64).tolist()
     return means
 
 
@@ -263,8 +262,6 @@ class Table(Dataset):
     measured = True
 
     class Params(Params):
-        """Parameters of table."""
-
         file: str | None = Field(None, description="File name in data_cache_dir; default: the only table there.")
         test_file: str | None = Field(
             None, description="File name of the test part, in the same folder; default: the test part is split off."
@@ -292,7 +289,6 @@ class Table(Dataset):
         )
 
     def paths(self, data_dir: Path | None) -> list[Path]:
-        """Path of the training file and, if set, of the test file."""
         options, endings = self.params, [*TEXT, *PARQUET]
         paths = [only_file(data_dir, options.file, endings, "table")]
         if options.test_file is not None:
@@ -305,7 +301,6 @@ class Table(Dataset):
         return paths
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if a file is missing."""
         self.paths(data_dir)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
@@ -314,7 +309,6 @@ class Table(Dataset):
             self.paths(data_dir)
 
     def splits_off(self, data_dir: Path | None) -> bool:
-        """Whether the test part is split off from the training file."""
         return self.params.test_file is None
 
     def _only_test_file(self, data_dir: Path | None) -> Path | None:
@@ -327,7 +321,6 @@ class Table(Dataset):
         return None
 
     def columns(self, path: Path) -> list[str]:
-        """Names of the label, group and feature columns."""
         options, available = self.params, header(path)
         grouped = options.group is not None and (self.encoding is None or options.group in available)
         special = [options.label, *([options.group] if grouped else [])]

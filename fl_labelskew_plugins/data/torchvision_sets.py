@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
+from rich.filesize import decimal
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.files import one_line, readable, size_text
+from fl_labelskew_plugins.data.files import one_line, readable
 from fl_labelskew_plugins.data.npz import Npz
 
 CLASSES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -31,7 +32,7 @@ willow_tree wolf woman worm
 
 
 class TorchvisionSet(Dataset):
-    """Find files, download them if allowed, and read one part at a time."""
+    """Find files, download them if allowed, and read them."""
 
     kind: ClassVar[str]  # torchvision's class
     below: ClassVar[str] = ""  # torchvision's folder inside data_cache_dir
@@ -49,21 +50,22 @@ class TorchvisionSet(Dataset):
 
     def facts(self, path: Path) -> str:
         """Description of a file."""
-        return size_text(path.stat().st_size)
+        return decimal(path.stat().st_size)
 
-    def _wanted(self, part: str | None) -> dict[str, str]:
-        return {name: fact for key, files in self.files.items() if part in (None, key) for name, fact in files.items()}
+    @property
+    def _facts(self) -> dict[str, str]:
+        return {name: fact for files in self.files.values() for name, fact in files.items()}
 
-    def _found(self, data_dir: Path | None, part: str | None = None) -> tuple[dict[str, Path], str]:
-        """Files of one or both parts, and an error if some are missing."""
+    def _found(self, data_dir: Path | None) -> tuple[dict[str, Path], str]:
+        """The files, and an error if some are missing."""
         root = data_dir or self.default_dir
         if root is None:
             return {}, f"data set {self.kind}: data_args.data_cache_dir is not set; get the files from {self.source}"
-        wanted, folders = self._wanted(part), list(dict.fromkeys([Path(root), Path(root, self.below)]))
+        folders = list(dict.fromkeys([Path(root), Path(root, self.below)]))
         found = [
             {
                 name: path
-                for name in wanted
+                for name in self._facts
                 for ending in self.endings
                 if os.path.isfile(path := folder / f"{name}{ending}")  # unlike Path's, False without permission
             }
@@ -71,52 +73,42 @@ class TorchvisionSet(Dataset):
         ]
         best = max(found, key=len)
         ending = f"[{self.endings[0]}]" if self.endings[0] else ""
-        missing = ", ".join(f"{name}{ending}" for name in wanted if name not in best)
+        missing = ", ".join(f"{name}{ending}" for name in self._facts if name not in best)
         places = " or ".join(map(str, folders))
         return best, missing and f"data set {self.kind}: no {missing} in {places}; get them from {self.source}"
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if files are missing and may not be downloaded."""
-        self._check(data_dir, download)
-
-    def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        """As :meth:`check`, for the files of the test part."""
-        self._check(data_dir, download, "test")
-
-    def _check(self, data_dir: Path | None, download: bool, part: str | None = None) -> None:
-        missing = fakes.arrays_file(data_dir) is None and self._found(data_dir, part)[1]
+        missing = fakes.arrays_file(data_dir) is None and self._found(data_dir)[1]
         if missing and not (download and data_dir is not None):
             raise LabelSkewError(missing)
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """Facts of each file. Raise LabelSkewError if no folder is set."""
         if (copy := fakes.arrays_file(data_dir)) is not None:
-            return [(copy.name, size_text(copy.stat().st_size), "any")]
+            return [(copy.name, decimal(copy.stat().st_size), "any")]
         found, missing = self._found(data_dir)
         if missing and data_dir is None and self.default_dir is None:
             raise LabelSkewError(missing)
         return [
-            (name, self.facts(found[name]) if name in found else "missing", fact)
-            for name, fact in self._wanted(None).items()
+            (name, self.facts(found[name]) if name in found else "missing", fact) for name, fact in self._facts.items()
         ]
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read all files."""
         if (copy := fakes.arrays_file(data_dir)) is not None:
             return self._copy(copy)
-        files = self._downloaded(data_dir, download)
+        self.check(data_dir, download=download)
+        files, missing = self._found(data_dir)
+        if missing:
+            self._download(data_dir)
+            files, missing = self._found(data_dir)
+        if missing:
+            raise LabelSkewError(missing)
         return Data(self.part(files, "train"), self.part(files, "test"), list(self.class_names), *self.moments)
 
-    def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the files of the test part."""
-        if fakes.arrays_file(data_dir) is not None:
-            return super().load_test(data_dir, download=download, seed=seed)
-        test = self.part(self._downloaded(data_dir, download, "test"), "test")
-        return Data(Arrays(test.x[:0], test.y[:0]), test, list(self.class_names), *self.moments)
-
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write one ``.npz`` file."""
-        fakes.write_arrays(out, self.class_names, shape=self.shape, samples=samples, seed=seed)
+        made = fakes.parts(samples, classes=len(self.class_names), shape=self.shape, seed=seed)
+        arrays = {f"{axis}_{part}": getattr(content, axis) for part, content in made.items() for axis in "xy"}
+        out.mkdir(parents=True, exist_ok=True)
+        np.savez(out / fakes.ARRAYS, class_names=np.array(self.class_names), **arrays)
 
     def _copy(self, file: Path) -> Data:
         data = Npz(Npz.Params(file=file.name)).load(file.parent, download=False, seed=0)
@@ -127,24 +119,19 @@ class TorchvisionSet(Dataset):
         mean, std = self.moments
         return replace(data, mean=mean, std=std)
 
-    def _downloaded(self, data_dir: Path | None, download: bool, part: str | None = None) -> dict[str, Path]:
-        self._check(data_dir, download, part)
-        if self._found(data_dir, part)[1] and data_dir is not None:
-            from torchvision import datasets
+    def _download(self, data_dir: Path | None) -> None:
+        from torchvision import datasets
 
-            try:
-                for options in self.downloads:
-                    getattr(datasets, self.kind)(str(data_dir), download=True, **options)
-            except Exception as error:  # of the network, the disk or the archive
-                raise LabelSkewError(
-                    f"data set {self.kind}: the download to {data_dir} failed ({one_line(error)}); "
-                    f"get the files from {self.source.removesuffix(', or download: true')}"
-                ) from error
-            self._check(data_dir, False, part)
-        return self._found(data_dir, part)[0]
+        try:
+            for options in self.downloads:
+                getattr(datasets, self.kind)(str(data_dir), download=True, **options)
+        except Exception as error:  # of the network, the disk or the archive
+            raise LabelSkewError(
+                f"data set {self.kind}: the download to {data_dir} failed ({one_line(error)}); "
+                f"get the files from {self.source.removesuffix(', or download: true')}"
+            ) from error
 
     def unpublished(self, path: Path) -> LabelSkewError:
-        """Error for a wrong MD5 sum."""
         problem = "is not the published file (its MD5 sum differs), and was not read"
         return LabelSkewError(f"{path}: {problem}; delete it, and get it again from {self.source}")
 
@@ -170,7 +157,6 @@ class CIFAR10(TorchvisionSet):
     moments = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))  # commonly used, of the training part
 
     def part(self, files: Mapping[str, Path], part: str) -> Arrays:
-        """Read one part after checking all MD5 sums."""
         from torchvision import datasets
         from torchvision.datasets.utils import check_integrity
 
@@ -221,7 +207,6 @@ class SVHN(TorchvisionSet):
     moments = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))  # commonly used, of the training part
 
     def part(self, files: Mapping[str, Path], part: str) -> Arrays:
-        """Read one part."""
         from torchvision import datasets
 
         path = files[f"{part}_32x32.mat"]

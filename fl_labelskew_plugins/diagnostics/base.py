@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -90,47 +90,6 @@ class Diagnostic:
         plots.charts(settings, self.picture, methods=one_colour_each, log=self.log, over="clients")
 
 
-class TrainingMeans(Diagnostic):
-    """Means over the batches of a client's local training up to its upload.
-
-    ``panels``: axis label of each chart, to names and labels of its numbers.
-    """
-
-    panels: ClassVar[Mapping[str, Mapping[str, str]]]
-
-    def __init__(self, name: str, run: RunInfo, folder: Path) -> None:
-        super().__init__(name, run, folder)
-        self._sums: dict[str, tuple[Tensor, int]] = {}
-
-    def measure(self, batch: Batch, view: ClientView) -> Mapping[str, Tensor]:
-        """Scalars of a batch, by name; undefined ones are omitted."""
-        raise NotImplementedError
-
-    def before(self, view: ClientView) -> None:
-        """Reset the sums."""
-        self._sums.clear()
-
-    def step(self, batch: Batch, view: ClientView) -> None:
-        """Add a batch."""
-        for name, value in self.measure(batch, view).items():
-            total, number = self._sums.get(name, (torch.zeros_like(value), 0))
-            self._sums[name] = total + value, number + 1
-
-    def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
-        """Add the client's line; undefined numbers are null."""
-        names = [name for labels in self.panels.values() for name in labels]
-        means = {name: float(total) / number for name, (total, number) in self._sums.items()}
-        self.lines.append({"client": client, **{name: means.get(name) for name in names}})
-
-    @classmethod
-    def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """Curves of all numbers."""
-        return {
-            title: {label: by_round(lines, name) for name, label in labels.items()}
-            for title, labels in cls.panels.items()
-        }
-
-
 def by_round(lines: Sequence[dict[str, Any]], name: str) -> Rounds:
     """All clients' values of a number in each round that has some."""
     rounds: Rounds = {}
@@ -138,16 +97,6 @@ def by_round(lines: Sequence[dict[str, Any]], name: str) -> Rounds:
         if line.get(name) is not None:
             rounds.setdefault(line["round"] + 1, []).append(line[name])
     return rounds
-
-
-def calibrated(view: ClientView, logits: Tensor, run: RunInfo) -> Tensor:
-    """Probabilities ``(B, C)`` float64 in the method's cross-entropy; draws no random numbers."""
-    state = view.generator.get_state()
-    try:
-        with torch.no_grad():
-            return run.trainer.method.calibrate(logits.detach(), view).double().softmax(dim=1)
-    finally:
-        view.generator.set_state(state)
 
 
 def test_features(trainer: LocalTrainer, weights: Weights, index: Tensor) -> Tensor:

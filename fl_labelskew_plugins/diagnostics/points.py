@@ -1,4 +1,4 @@
-"""Features of test samples at up to three stages of a round."""
+"""Diagnostics that draw features of test samples at up to three stages of a round: FedRS, FedLC, FedMR and MAP."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from fl_labelskew_registry import mistake
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from fl_labelskew_plugins import plots
+from fl_labelskew_plugins import plots, seeds
 from fl_labelskew_plugins.diagnostics.base import Diagnostic, RunInfo, some_test_samples, test_features
+from fl_labelskew_plugins.ops import class_means
 from fl_labelskew_plugins.tensors import Weights, save_atomic
 
 MAX_SAMPLES = 1000
 """Maximum of test samples."""
 STAGE_TITLES = {"start": "client before training", "local": "client after training", "global": "global model"}
 """Stages of a round, and titles of their panels."""
+PANEL_WIDTH = 5.0
+"""Width of a panel, in inches, at which marks have their normal size."""
+MIN_EMBEDDED = 8
+"""Minimum number of test samples for t-SNE."""
 
 
 class Points(Diagnostic):
@@ -28,7 +35,6 @@ class Points(Diagnostic):
     """
 
     stages: ClassVar[Sequence[str]]
-    width: ClassVar[float] = 4.6
     three_d: ClassVar[bool] = False
 
     def __init__(self, name: str, run: RunInfo, folder: Path) -> None:
@@ -48,20 +54,25 @@ class Points(Diagnostic):
         """Numbers of a stage from points, proxies ``(C, d)`` and labels ``(n,)``; empty: no line."""
         return {}
 
-    @staticmethod
-    def panel(axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float) -> None:
-        """Draw a stage; ``held``: the client's classes, None for the global model; ``scale``: size of the marks."""
-        raise NotImplementedError
+    @classmethod
+    def panel(
+        cls, axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float
+    ) -> None:
+        """Draw a stage; missing classes are hollow.
+
+        ``held``: the client's classes, None for the global model; ``scale``: size of the marks.
+        """
+        if cls.three_d:
+            plots.sphere(axes)
+        plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), solid=held, scale=scale)
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
-        """Store the first client's stages."""
         if not self._kept and self.wanted(round):
             self._kept["client"] = torch.tensor(client)
             self._add("start", start)
             self._add("local", upload)
 
     def aggregated(self, round: int, weights: Weights) -> None:
-        """Store the global stage, and save the round's tensors."""
         if self._kept:
             self._add("global", weights)
             self.tensors.parent.mkdir(exist_ok=True)
@@ -69,7 +80,6 @@ class Points(Diagnostic):
         self._kept = {}
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Draw a panel for each stage."""
         if self.tensors.exists():
             kept = load_file(self.tensors)
             title = f"{self.run.title}: {self.run.trainer.name(int(kept['client']))}"
@@ -123,11 +133,108 @@ def draw_points(
             run, stage, title = columns[column], rows[row], axes.get_ylabel()
             points, proxies = run.kept[f"{stage}.points"], run.kept[f"{stage}.proxies"]
             held = None if stage == "global" else run.held
-            kind.panel(axes, points, proxies, run.kept["labels"], held, made.side / kind.width)
+            kind.panel(axes, points, proxies, run.kept["labels"], held, made.side / PANEL_WIDTH)
             plots.bare(axes, title)
             for handle, number in zip(*axes.get_legend_handles_labels(), strict=True):
                 # later panels win: the global model's marks are solid
                 legend[int(number)] = handle, run.class_names[int(number)]
         handles, texts = zip(*(legend[number] for number in sorted(legend)), strict=True)
-        plots.legend_above(made.picture, handles, texts, handlelength=1.0, markerscale=kind.width / made.side)
+        plots.legend_above(made.picture, handles, texts, handlelength=1.0, markerscale=PANEL_WIDTH / made.side)
         plots.save(made.picture, path, made.dpi)
+
+
+def arrows(points: Tensor, proxies: Tensor, share: float = 0.5) -> Tensor:
+    """Proxies ``(C, 2)``, scaled so that the longest is ``share`` of the largest distance of a point (papers: by 10).
+
+    >>> arrows(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0], [0.5, 0.0]]))
+    tensor([[0.0000, 2.5000],
+            [1.2500, 0.0000]])
+    """
+    reach = torch.linalg.vector_norm(points, dim=1).max()
+    longest = torch.linalg.vector_norm(proxies, dim=1).max()
+    drawn: Tensor = proxies * (share * reach / longest.clamp_min(torch.finfo(proxies.dtype).tiny))
+    return drawn
+
+
+class Features2D(Points):
+    """Test features and proxies of the round's first client before and after training, and of the global model.
+
+    FedRS, figures 3, 4 and 12; MAP, figure 5.
+    """
+
+    num_features = 2
+    stages = ("start", "local", "global")
+
+    def line(self, points: Tensor, proxies: Tensor, labels: Tensor) -> dict[str, Any]:
+        means, counts = class_means(points, labels, len(proxies))
+        rows = [mean if n else None for mean, n in zip(means.tolist(), counts.tolist(), strict=True)]
+        return {"proxies": proxies.tolist(), "means": rows}
+
+    @classmethod
+    def panel(
+        cls, axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float
+    ) -> None:
+        """Draw points and proxies; proxies of missing classes are white arrows, as in the papers."""
+        plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), scale=scale)
+        for label, (x, y) in enumerate(arrows(points, proxies).tolist()):
+            missing = held is not None and label not in held
+            plots.arrow(axes, x, y, "white" if missing else plots.colour(label, len(proxies)), scale)
+        axes.set_aspect("equal", adjustable="datalim")
+
+
+def principal_shares(points: Tensor) -> list[float]:
+    """Shares of the variance of points ``(n, d)`` along the principal directions; 0 if all points are equal.
+
+    >>> principal_shares(torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.5, 0.0], [0.0, -0.5, 0.0]]))
+    [0.8, 0.2, 0.0]
+    """
+    centred = points.double() - points.double().mean(dim=0)
+    variances = torch.linalg.svdvals(centred).square()
+    shares: list[float] = (variances / variances.sum().clamp_min(1e-12)).tolist()
+    return shares
+
+
+class FeatureSphere(Points):
+    """Test features on the unit sphere (FedMR, figure 1c; simulation in appendix B)."""
+
+    num_features = 3
+    stages = ("local", "global")
+    three_d = True
+
+    def place(self, features: Tensor) -> Tensor:
+        return normalize(features, dim=1)
+
+    def line(self, points: Tensor, proxies: Tensor, labels: Tensor) -> dict[str, Any]:
+        """Shares of the variance along the three principal directions."""
+        return {"principal_shares": principal_shares(points)}
+
+
+def embedding(features: Tensor, seed: int) -> Tensor:
+    """t-SNE of features ``(n, d)`` as ``(n, 2)``, with perplexity 30 or at most ``(n - 1) / 3``; deterministic.
+
+    van der Maaten and Hinton, JMLR 2008, in scikit-learn's implementation.
+    """
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (len(features) - 1) / 3)
+    made = TSNE(n_components=2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(features.numpy())
+    return torch.from_numpy(made)
+
+
+class TSNE(Points):
+    """Embedded test features after the last round, of its first client and of the global model (FedLC, figure 7)."""
+
+    stages = ("local", "global")
+
+    def check(self) -> None:
+        super().check()
+        if (n := len(self.run.trainer.test.y)) < MIN_EMBEDDED:
+            needs = f"tsne needs at least {MIN_EMBEDDED} test samples, the data set has {n}"
+            raise mistake("tracking_args.diagnostics", needs, "another diagnostic")
+
+    def wanted(self, round: int) -> bool:
+        """Only the last round: an embedding takes seconds."""
+        return round == self.run.rounds - 1
+
+    def place(self, features: Tensor) -> Tensor:
+        return embedding(features, seeds.torch_seed(self.run.trainer.federation.seed, "t-SNE") % 2**31)

@@ -11,17 +11,9 @@ from fl_labelskew_registry import Batch, ClientView
 
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.diagnostics.base import Diagnostic, RunInfo
-from fl_labelskew_plugins.diagnostics.class_accuracy import ClassAccuracy
-from fl_labelskew_plugins.diagnostics.client_drift import ClientDrift
-from fl_labelskew_plugins.diagnostics.deviation_bound import DeviationBound
-from fl_labelskew_plugins.diagnostics.eigenvalue_variance import EigenvalueVariance
-from fl_labelskew_plugins.diagnostics.feature_sphere import FeatureSphere
-from fl_labelskew_plugins.diagnostics.features_2d import Features2D
-from fl_labelskew_plugins.diagnostics.intra_loss import IntraLoss
-from fl_labelskew_plugins.diagnostics.label_heatmap import LabelHeatmap
-from fl_labelskew_plugins.diagnostics.observed_probability import ObservedProbability
-from fl_labelskew_plugins.diagnostics.proxy_gradients import ProxyGradients
-from fl_labelskew_plugins.diagnostics.tsne import TSNE
+from fl_labelskew_plugins.diagnostics.points import TSNE, Features2D, FeatureSphere
+from fl_labelskew_plugins.diagnostics.training import DeviationBound, IntraLoss, ObservedProbability, ProxyGradients
+from fl_labelskew_plugins.diagnostics.uploads import ClassAccuracy, ClientDrift, EigenvalueVariance, LabelHeatmap
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.machine.files import open_regular, read_lines
 from fl_labelskew_plugins.recipe.sections import IN_TRAINING, DiagnosticName
@@ -76,17 +68,14 @@ class Watch:
         return self if self._in_training and self.is_due(round) else None
 
     def before(self, view: ClientView) -> None:
-        """See :meth:`Diagnostic.before`."""
         for diagnostic in self._in_training:
             diagnostic.before(view)
 
     def step(self, batch: Batch, view: ClientView) -> None:
-        """See :meth:`Diagnostic.step`."""
         for diagnostic in self._in_training:
             diagnostic.step(batch, view)
 
     def aggregated(self, round: int, weights: Weights) -> None:
-        """See :meth:`Diagnostic.aggregated`."""
         if self.is_due(round):
             for diagnostic in self.all.values():
                 diagnostic.aggregated(round, weights)
@@ -102,7 +91,6 @@ class Watch:
                 diagnostic.lines.clear()
 
     def draw(self) -> None:
-        """Draw all plots after the run."""
         for diagnostic in self.all.values():
             lines = read_lines(diagnostic.numbers)
             if lines or diagnostic.tensors.exists():

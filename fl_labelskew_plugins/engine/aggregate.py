@@ -16,10 +16,8 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, pieces
 
 ALL = "return all tensors that it was given, with their shapes"
 PROXIES = ("classifier.weight", "classifier.bias")
-MAX_BATCHES = 2**20
-"""Largest increase of a counter in a round."""
+MAX_BATCHES = 2**20  # per round
 COUNTER = "num_batches_tracked"
-"""End of the name of batch normalisation's counter, the only integer tensor that is averaged."""
 
 
 def client_weights(samples: Sequence[int], aggregation: Aggregation, population: int) -> list[float]:
@@ -166,13 +164,10 @@ def weighted_mean(uploads: Iterable[tuple[float, Weights]], old: Weights) -> Wei
 def check_upload(
     upload: Mapping[str, Tensor], old: Mapping[str, Tensor], *, where: str, keys: Sequence[str] = ()
 ) -> None:
-    """Raise RunError unless an upload has the model's names, shapes and dtypes, and finite values.
-
-    ``keys``: recipe keys that may cause divergence, in addition to those of local training.
-    """
+    """Raise RunError unless an upload has the model's form and finite values; ``keys``: that may cause divergence."""
     if upload.keys() != old.keys():
-        unexpected = sorted(upload.keys() ^ old.keys())[:3]
-        raise shareable(RunError(f"{where} has other tensors than the model: {_shown(unexpected)}"))
+        unexpected = few(sorted(upload.keys() ^ old.keys()), 3)
+        raise shareable(RunError(f"{where} has other tensors than the model: {unexpected}"))
     for key, value in upload.items():
         if value.shape != old[key].shape or value.dtype != old[key].dtype:
             expected = f"{tuple(old[key].shape)} {old[key].dtype}"
@@ -184,10 +179,7 @@ def check_upload(
 
 
 def check_form(state: Mapping[str, Tensor], old: Mapping[str, Tensor], what: str, use: str = ALL) -> None:
-    """Raise HookError unless a plugin's state dict has the names and shapes of ``old``.
-
-    The message begins with ``what``, which names the hook, and ends with the advice ``use``.
-    """
+    """Raise HookError unless a plugin's state dict has the names and shapes of ``old``; ``what``: names the hook."""
     for name, value in state.items():
         if name in old and value.shape != old[name].shape:
             shape, expected = tuple(value.shape), tuple(old[name].shape)
@@ -241,11 +233,10 @@ def check_extra(
 ) -> None:
     """Raise RunError unless tensors have the announced ``shapes``, are finite, and have no negative integers.
 
-    ``dtypes``: allowed dtypes by name, because the dtype of one client would affect the sum; default: float32, float64
-    and int64.
+    ``dtypes``: allowed ones by name, since one client's dtype would affect the sum; default: float32, float64, int64.
     """
     if unknown := sorted(tensors.keys() - shapes.keys()):
-        raise RunError(f"{where} has tensors that its method does not announce: {_shown(unknown[:3])}")
+        raise RunError(f"{where} has tensors that its method does not announce: {few(unknown, 3)}")
     for key, value in tensors.items():
         if tuple(value.shape) != tuple(shapes[key]):
             raise RunError(f"{where}: {key} is of shape {tuple(value.shape)}, expected {tuple(shapes[key])}")
@@ -279,8 +270,3 @@ def _finite(value: Tensor) -> bool:
     return not value.is_floating_point() or all(
         bool(torch.isfinite(part.sum()) or torch.isfinite(part).all()) for part in pieces(value)
     )
-
-
-def _shown(names: Sequence[str]) -> str:
-    """Names from an untrusted client, sanitised."""
-    return ", ".join(clean(name, 80) for name in names)

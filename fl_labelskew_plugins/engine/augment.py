@@ -8,12 +8,9 @@ import torch
 from fl_labelskew_registry import mistake
 from torch import Tensor
 
-PADDING = 8
-"""``crop`` pads by a side divided by this."""
-STRENGTH = 0.2
-"""Maximum relative change of each property by ``colour``."""
-GREY = (0.2989, 0.587, 0.114)
-"""Weights of red, green and blue in brightness (ITU-R BT.601), as in torchvision."""
+PADDING = 8  # a side divided by this
+STRENGTH = 0.2  # relative change of each property by colour
+GREY = (0.2989, 0.587, 0.114)  # ITU-R BT.601, as in torchvision
 
 
 class Augment:

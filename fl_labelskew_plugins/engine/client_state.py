@@ -1,24 +1,25 @@
-"""Clients' private states, by client and round: in memory up to a limit, otherwise on disk.
+"""Clients' private states in files, by client and round.
 
 An interrupted round has no effect: a commit makes all states of a round valid. Files of a checkpoint never change.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors.torch import load_file
 
-from fl_labelskew_plugins.tensors import State, num_bytes, save_atomic
+from fl_labelskew_plugins.tensors import State, save_atomic
 
 Key = tuple[int, int]
 """A client and the round that wrote its state."""
 
 
 class StateStore:
-    """Private tensors of clients, in memory up to ``memory_bytes``.
+    """Private tensors of clients.
 
     Of a resumed run: ``index`` is from :meth:`flush`, ``selections`` are numbers of selections per client, and
     ``earlier`` are indices of earlier checkpoints that are kept, oldest first.
@@ -27,13 +28,11 @@ class StateStore:
     def __init__(
         self,
         folder: Path,
-        memory_bytes: int,
         index: dict[int, int] | None = None,
         selections: dict[int, int] | None = None,
         earlier: Sequence[dict[int, int]] = (),
     ) -> None:
         self.folder = folder
-        self.memory_bytes = memory_bytes
         self.committed: dict[int, int] = dict(index or {})
         self.selections = Counter(selections)
         self._kept: list[dict[int, int]] = [dict(rounds) for rounds in (*earlier, index or {})]
@@ -41,15 +40,12 @@ class StateStore:
         """Superseded states that checkpoints refer to."""
         self._pending: dict[int, int] = {}
         self._selected: list[int] = []
-        self._memory: OrderedDict[Key, State] = OrderedDict()
-        self._memory_used = 0
-        self._unwritten: set[Key] = set()
-        """States in memory that are not on disk."""
-        if folder.is_dir():  # remove leftovers of a killed process
-            wanted = {self._file(key) for kept in self._kept for key in kept.items()}
-            for file in folder.glob("*.safetensors*"):
-                if file not in wanted:
-                    file.unlink()
+        self._unsynced: set[Key] = set()
+        """States that a power failure may still erase."""
+        wanted = {self._file(key) for kept in self._kept for key in kept.items()}
+        for file in folder.glob("*.safetensors*"):  # leftovers of a killed process
+            if file not in wanted:
+                file.unlink()
 
     def select(self, client: int) -> int:
         """Count a selection of this client in this round; return its number of selections."""
@@ -57,23 +53,18 @@ class StateStore:
         return self.selections[client] + 1
 
     def get(self, client: int, *, latest: bool = False) -> State:
-        """A copy of the client's last committed state, or its ``latest``; may be empty."""
+        """The client's last committed state, or its ``latest``; may be empty."""
         rounds = {**self.committed, **self._pending} if latest else self.committed
-        if client not in rounds:
-            return {}
-        key = (client, rounds[client])
-        if key in self._memory:
-            self._memory.move_to_end(key)
-            return {name: value.clone() for name, value in self._memory[key].items()}
-        return load_file(self._file(key))
+        return load_file(self._file((client, rounds[client]))) if client in rounds else {}
 
     def put(self, client: int, round: int, state: State) -> None:
         """Set the client's state; valid from the next :meth:`commit`."""
         if not state:
             return
-        state = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in state.items()}
-        self._pending[client] = round
-        self._remember((client, round), state)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save_atomic(state, self._file((client, round)), durable=False)
+        self._unsynced.add((client, round))
+        self.note(client, round)
 
     def note(self, client: int, round: int) -> None:
         """Like :meth:`put`, for a client that stores its state itself."""
@@ -85,27 +76,28 @@ class StateStore:
 
     def commit(self) -> None:
         """Make this round's states valid."""
-        for client, round in self._pending.items():
-            old = (client, self.committed[client]) if client in self.committed else None
-            self.committed[client] = round
-            if old is not None:
-                needed = old[1] in self.kept(client)
-                self._forget(old, disk=not needed)
-                if needed:
-                    self._replaced.add(old)
+        for client in self._pending.keys() & self.committed.keys():
+            old = (client, self.committed[client])
+            if old[1] in self.kept(client):
+                self._replaced.add(old)
+            else:
+                self._file(old).unlink(missing_ok=True)
+        self.committed |= self._pending
         self.selections.update(self._selected)
         self._pending, self._selected = {}, []
 
     def discard(self) -> None:
         """Drop the current round's states."""
         for key in self._pending.items():
-            self._forget(key, disk=True)
+            self._file(key).unlink(missing_ok=True)
         self._pending, self._selected = {}, []
 
     def flush(self) -> dict[int, int]:
-        """Write all committed states to disk; return the index for a checkpoint."""
-        for key in self._unwritten & self.committed.items():
-            self._write(key, self._memory[key])
+        """Make all committed states durable; return the index for a checkpoint."""
+        for key in self._unsynced & self.committed.items():
+            with self._file(key).open("rb+") as file:
+                os.fsync(file.fileno())
+        self._unsynced.clear()
         return dict(self.committed)
 
     def checkpointed(self, keep: int = 1) -> None:
@@ -118,28 +110,6 @@ class StateStore:
 
     def _file(self, key: Key) -> Path:
         return self.folder / f"client{key[0]:06d}-round{key[1]:06d}.safetensors"
-
-    def _write(self, key: Key, state: State) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        save_atomic(state, self._file(key))
-        self._unwritten.discard(key)
-
-    def _remember(self, key: Key, state: State) -> None:
-        self._memory[key] = state
-        self._unwritten.add(key)
-        self._memory_used += num_bytes(state.values())
-        while self._memory_used > self.memory_bytes and self._memory:
-            oldest, spilled = self._memory.popitem(last=False)
-            self._memory_used -= num_bytes(spilled.values())
-            if oldest in self._unwritten:
-                self._write(oldest, spilled)
-
-    def _forget(self, key: Key, *, disk: bool) -> None:
-        if key in self._memory:
-            self._memory_used -= num_bytes(self._memory.pop(key).values())
-            self._unwritten.discard(key)
-        if disk:
-            self._file(key).unlink(missing_ok=True)
 
 
 class Versions:

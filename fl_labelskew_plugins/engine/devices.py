@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 
 import torch
@@ -34,10 +33,7 @@ def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:
 
 
 def gpu_slots(recipe: Recipe, workers: int) -> list[int]:
-    """GPU of each worker, starting with rank 1; empty on the CPU. Raise LabelSkewError for too many workers.
-
-    Ranks are in ascending order of GPUs, the only order that FedML's mapping supports.
-    """
+    """GPU of each worker from rank 1 on, ascending; empty on the CPU. Raise LabelSkewError for too many workers."""
     selected, most = gpus(recipe), recipe.device.workers_per_gpu
     if not selected:
         return []
@@ -48,17 +44,6 @@ def gpu_slots(recipe: Recipe, workers: int) -> list[int]:
             f"workers_per_gpu: {-(-workers // len(selected))}, or fewer workers",
         )
     return sorted(selected[worker % len(selected)] for worker in range(workers))
-
-
-def host_mapping(recipe: Recipe, workers: int) -> dict[str, dict[str, list[int]]]:
-    """FedML's mapping: number of processes per GPU, with the server on the first; empty on the CPU."""
-    if place_on_node() is not None and (gpu := device(recipe).index) is not None:
-        ranks = [gpu] * (workers + 1)  # each rank reads its own mapping
-    elif slots := gpu_slots(recipe, workers):
-        ranks = [slots[0], *slots]
-    else:
-        return {}
-    return {"mapping_default": {socket.gethostname(): [ranks.count(gpu) for gpu in range(max(ranks) + 1)]}}
 
 
 def workers(recipe: Recipe, gpus: Sequence[int]) -> int:

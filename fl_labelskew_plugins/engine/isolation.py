@@ -1,19 +1,20 @@
 """Isolation of clients that share a network and plugins in one process.
 
-Over MPI and across silos, a hook that changes a shared object would affect only the later clients of its process, and
-the runtimes would give different numbers. So changes of the network are undone after each turn, and changed attributes
-of a plugin end the run.
+A changed object would affect only the later clients of this process, and the runtimes would give different numbers. So
+changes of the network are undone after each turn, and changed attributes of a plugin end the run.
 """
 
 from __future__ import annotations
 
 import inspect
 import itertools
+import pickle
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache, cached_property
-from typing import Any
+from io import BytesIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from fl_labelskew_plugins.checked import Hook, HookError, hook_name, package
 from fl_labelskew_plugins.machine.text import few
 from fl_labelskew_plugins.methods.combined import Combined
+from fl_labelskew_plugins.tensors import content
 
 WITHOUT_CLIENT = (
     "deviations",
@@ -41,15 +43,12 @@ WITHOUT_CLIENT = (
 )
 """Hooks without a client, which may be called at any time."""
 ON_SERVER = ("open", "combine", "after_aggregation", "step")
-"""Hooks of the server."""
 
 
 class Baseline:
-    """State of a network; :meth:`restore` undoes later changes of all except weights and saved buffers.
+    """State of a network; :meth:`restore` undoes later changes.
 
-    The state comprises modules' structure, attributes, modes and hooks, parameters' ``requires_grad`` and hooks, and
-    non-persistent buffers. Weights and persistent buffers are loaded at each turn's start; only their shape and dtype
-    are restored.
+    Of weights and persistent buffers, which are loaded at each turn's start, only shape and dtype are restored.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -81,9 +80,9 @@ class Baseline:
                 module.__class__ = kind
             for name in [name for name in now if name not in attributes]:
                 del now[name]
-            for name, (value, content) in attributes.items():
-                if content is not None:
-                    _refill(value, _current(value, content) if name == "_buffers" else content)
+            for name, (value, inner) in attributes.items():
+                if inner is not None:
+                    _refill(value, _current(value, inner) if name == "_buffers" else inner)
                 now[name] = value
         for p, trained, attributes, hooks, accumulated in self._parameters:
             p.grad = None
@@ -116,7 +115,7 @@ def _reform(tensor: Tensor, form: Tensor) -> None:
 
 
 def _current(now: Mapping[str, Tensor | None], before: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Buffers by their earlier names; of those with equal form, the current ones, which may be on another device."""
+    """Buffers by their earlier names; of equal form, the current ones, which may be on another device."""
 
     def same(name: str, old: Tensor | None) -> bool:
         new = now.get(name)
@@ -171,74 +170,40 @@ def _attributes(part: Plugin) -> dict[str, Any]:
         for name, value in vars(base).items()
         if not (name.startswith("__") or isinstance(value, type) or hasattr(type(value), "__get__"))
     }
-    return {name: _token(value, packages, set()) for name, value in {**of_classes, **vars(part)}.items()}
+    return {name: _state(value, packages) for name, value in {**of_classes, **vars(part)}.items()}
 
 
-class _Same:
-    """Equal only for the same object."""
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-class _Tensor(_Same):
-    """Equal for the same tensor without in-place changes, or a tensor with the same values."""
-
-    value: Tensor
-
-    def __init__(self, value: Tensor) -> None:
-        super().__init__(value)
-        self.version = self._version
-
-    @property
-    def _version(self) -> int:
-        return 0 if self.value.is_inference() else self.value._version
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Tensor):
-            return False
-        if self.value is other.value:
-            return self.version == other.version
-        a, b = self.value, other.value
-        alike = a.shape == b.shape and a.dtype == b.dtype and self.version == self._version
-        return alike and torch.equal(a.detach().cpu(), b.detach().cpu())
-
-    __hash__ = None
-
-
-STATES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
-    ((type(None), bool, int, str, bytes), lambda value: (type(value), value)),
-    ((float, complex, np.generic, itertools.count), lambda value: (type(value), repr(value))),  # NaN differs from NaN
-    (Tensor, _Tensor),
-    (np.ndarray, lambda value: (value.shape, str(value.dtype), hash(value.tobytes()))),
-    (random.Random, lambda value: hash(value.getstate())),
-    (torch.Generator, lambda value: value.get_state().numpy().tobytes()),
-    (np.random.Generator, lambda value: repr(value.bit_generator.state)),
-    (np.random.RandomState, lambda value: repr(value.get_state())),
-    ((set, frozenset), frozenset),
+CONTENT = (
+    *(type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, deque, itertools.count),
+    *(Tensor, nn.Module, torch.Generator, np.ndarray, np.generic, random.Random),
+    *(np.random.Generator, np.random.BitGenerator, np.random.RandomState),
 )
-"""Comparable states of values, by type."""
+"""Types of values that are compared by content."""
 
 
-def _token(value: Any, packages: set[str], seen: set[int]) -> Any:
-    """Comparable state of a value: its content, or the identity of objects of other ``packages``."""
-    for kinds, state in STATES:
-        if isinstance(value, kinds):
-            return state(value)
-    if id(value) in seen or isinstance(value, Hook):
-        return _Same(value)
-    seen.add(id(value))
-    if isinstance(value, list | tuple | deque):
-        return type(value), [_token(kept, packages, seen) for kept in value]
-    if isinstance(value, Mapping):
-        content = value
-    elif isinstance(value, nn.Module) or (package(type(value)) in packages and hasattr(value, "__dict__")):
-        content = vars(value)
-    else:
-        return _Same(value)
-    return type(value), [(_token(name, packages, seen), _token(kept, packages, seen)) for name, kept in content.items()]
+class _Pickler(pickle.Pickler):
+    """Pickles values for comparison; all objects of other ``packages`` by identity."""
+
+    def __init__(self, file: BinaryIO, packages: set[str]) -> None:
+        super().__init__(file)
+        self._packages = packages
+
+    def persistent_id(self, value: Any) -> int | None:
+        own = package(type(value)) in self._packages and not isinstance(value, Hook)
+        return None if own or isinstance(value, CONTENT) else id(value)
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return tuple, (tuple(value.shape), str(value.dtype), bytes(content(value)))
+        if isinstance(value, torch.Generator):
+            return bytes, (bytes(content(value.get_state())),)
+        return (str, (repr(value),)) if isinstance(value, itertools.count) else NotImplemented
+
+
+def _state(value: Any, packages: set[str]) -> bytes | int:
+    file = BytesIO()
+    try:
+        _Pickler(file, packages).dump(value)
+    except Exception:  # an object that refuses to be pickled
+        return id(value)
+    return file.getvalue()

@@ -22,8 +22,7 @@ from fl_labelskew_plugins.ops import full
 from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.tensors import Weights, evict
 
-TEST_BATCH = {"cpu": 128, "cuda": 1024}
-"""Batch size without gradients: small enough for a CPU core's cache, or large enough for a GPU."""
+TEST_BATCH = {"cpu": 128, "cuda": 1024}  # fits a CPU core's cache, or fills a GPU
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,8 @@ def learning_rate(settings: LocalSettings, round: int) -> float:
 class LocalResult:
     """Result of a client's local training.
 
-    ``loss_terms``: mean of each term over the round's batches; ``personalised``: correct answers and samples of the
-    client's own test split; ``noise_seed``: of this turn's privacy noise, never sent to the server.
+    ``loss_terms``: means over the round's batches; ``personalised``: correct answers and samples of the client's own
+    test split; ``noise_seed``: of privacy noise, never sent to the server.
     """
 
     upload: Weights
@@ -165,10 +164,7 @@ class LocalTrainer:
     def predict(
         self, index: Tensor | None = None, weights: Weights | None = None, *, view: ClientView | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Logits ``(N, C)`` and labels ``(N,)`` of test samples, by default all.
-
-        ``weights`` replace the current ones; with ``view``, logits are of that client's own model.
-        """
+        """Logits ``(N, C)`` and labels ``(N,)`` of test samples, by default all; ``view``: of a client's own model."""
         if weights is not None and self.indices:
             load(self.model, weights)
         elif weights is not None:
@@ -213,6 +209,11 @@ class LocalTrainer:
         return contextlib.nullcontext()
 
 
+def closes(method: Method, federation: Federation, round: int) -> bool:
+    """Whether a round is the method's closing exchange."""
+    return method.closing and round == federation.rounds - 1
+
+
 def snapshot(model: nn.Module) -> Weights:
     """A copy of the model's state dict."""
     return {k: v.detach().clone() for k, v in model.state_dict().items()}
@@ -239,7 +240,7 @@ def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def lend(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Let the model use these tensors without a copy; it must not be trained."""
+    """Let the model, which must not be trained, use these tensors without a copy."""
     model.load_state_dict(dict(weights), assign=True)
 
 

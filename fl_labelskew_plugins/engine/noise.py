@@ -20,16 +20,14 @@ from fl_labelskew_registry import mistake
 from numpy.typing import NDArray
 from torch import Tensor
 
-AT_ONCE = 2**16
-"""Draws at once, which fit a core's cache."""
+AT_ONCE = 2**16  # fits a core's cache
 UNSURE = 2.0**-44
-"""Difference between a draw and the probability below which they are compared again, with more digits."""
+"""Difference of a draw and a probability below which more digits are compared."""
 DIGITS = Context(prec=60)
 TAIL = 10.0
 """Standard deviations of noise for which the ring has room; 2e-23 of all values lie beyond."""
 LEAST = 2.0
-"""Minimum standard deviation of a client's noise, in steps: sums are then as good as one discrete Gaussian, since tau
-of theorem 1 is below 1e-15 for each pair of clients."""
+"""Minimum standard deviation of a client's noise, in steps: tau of theorem 1 is below 1e-15 per pair of clients."""
 MULTIPLIER = "privacy_args.noise_multiplier"
 
 

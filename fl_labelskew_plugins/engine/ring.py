@@ -48,8 +48,8 @@ class Wide:
 class Ring:
     """Encoding of tensors as a vector.
 
-    ``entries``: forms of tensors, by name; ``bits``: of an entry of the vector, 16 to 32; ``clients``: maximum of
-    vectors in a sum; ``head_room``: free part of narrow ranges for noise, relative to ``bound``.
+    ``bits``: of an entry of the vector, 16 to 32; ``clients``: maximum of vectors in a sum; ``head_room``: free part of
+    narrow ranges for noise, relative to ``bound``.
     """
 
     def __init__(
@@ -62,10 +62,8 @@ class Ring:
         """Bits of a wide value with sign, so that the sum of all clients' values fits into 64."""
         self._top = (2 ** (bits - 1) - 1 - clients) / (1 + head_room)  # each client's rounding adds half a step
         self.wide = sum(math.prod(e.shape) for e in self.entries.values() if isinstance(e, Wide))
-        """Number of wide values in the vector."""
         narrow = sum(math.prod(e.shape) for e in self.entries.values() if isinstance(e, Narrow))
         self.size = narrow + self.wide * 8 // np.dtype(unit(bits)).itemsize
-        """Entries of the vector, of the type :func:`unit`."""
 
     def steps(self, entry: Narrow | Wide) -> float:
         """Steps per unit of a tensor."""

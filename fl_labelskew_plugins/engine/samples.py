@@ -22,16 +22,12 @@ from fl_labelskew_plugins.engine.augment import Augment
 from fl_labelskew_plugins.machine.signals import blocked, end_with_parent
 
 Part = TypeVar("Part", Tensor, slice, Tensor | slice)
-"""Indices of a batch."""
 Key = tuple[int, int, int | None]
 """Number of a part, index of a sample, and the seed of its augmentation."""
 
 
 class Samples:
-    """Samples ``(N, ...)``, uint8 or float32, and labels ``(N,)`` int64 on the device.
-
-    Inputs keep their stored dtype and are normalised batch by batch; ``mean`` and ``std``: per channel; empty: none.
-    """
+    """Samples ``(N, ...)``, uint8 or float32, and labels ``(N,)`` int64; ``mean``, ``std``: per channel, or empty."""
 
     def __init__(
         self, x: Tensor, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...], augment: Augment | None = None
@@ -90,8 +86,7 @@ class Streamed:
     def stream(self, batches: Iterable[Part], seed: int | None = None) -> Iterator[tuple[Part, Tensor]]:
         """Each of ``batches`` with its inputs; a new stream of the data set ends the previous one.
 
-        ``seed``: of the augmentation, by positions in the stream; None: no augmentation. Errors as in
-        :meth:`Reader.read`.
+        ``seed``: of the augmentation, by positions in the stream. Errors as in :meth:`Reader.read`.
         """
         waiting: deque[Part] = deque()
         every, part = range(len(self.y)), self._part
@@ -202,8 +197,8 @@ GRACE_S = 30
 def _begin(_: int) -> None:
     """Set up a worker so that it ends with its reader, but lets the reader save a checkpoint first.
 
-    Batch systems signal all processes, and torch raises an error in the reader as soon as a worker ends. Torch's own
-    watchdog observes the process that forked the worker, which under a fork server is not the reader.
+    Batch systems signal all processes. Torch raises an error in the reader as soon as a worker ends, and its watchdog
+    observes the process that forked the worker, such as a fork server.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -246,10 +241,7 @@ class ClientBatches:
 def samples(
     data: Data, device: torch.device, *, workers: int = 0, augment: Sequence[str] = ()
 ) -> tuple[Samples | Streamed, Samples | Streamed]:
-    """Training and test samples of a data set, on a device; ``workers``: processes that decode images.
-
-    Raise LabelSkewError if the samples do not support the augmentation.
-    """
+    """Training and test samples on a device. Raise LabelSkewError if they do not support the augmentation."""
     pin = device.type == "cuda"  # copies from pinned memory are asynchronous
     parts = (data.train, data.test)
     pictures = [part.x for part in parts if isinstance(part.x, Images)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
-from fl_labelskew_registry import Aggregated, Contribution, Federation, Method, Optimizer, Total
+from fl_labelskew_registry import Aggregated, Contribution, Federation, Method, Optimizer, RunError, Total
+from fl_labelskew_registry.contracts import Aggregation
 from torch import Tensor, nn
 
 from fl_labelskew_plugins.checked import hook_name
@@ -23,7 +24,7 @@ from fl_labelskew_plugins.engine.aggregate import (
     share_of_old,
 )
 from fl_labelskew_plugins.engine.isolation import Unchanged
-from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.engine.local import LocalResult, closes
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, Sums, arrived
 from fl_labelskew_plugins.ops import added
@@ -37,9 +38,8 @@ Hooks = Callable[["Server", int, list[tuple[int, Weights]]], Weights]
 class Server:
     """The server's ``weights``, ``shared`` tensors and the optimiser's ``memory``, and their updates.
 
-    Uploads arrive in client order. Each is added and freed at once, unless ``hooks`` (FedML's attacks, defences and
-    noise) need all of them. ``proxy_smoothing``: lambda of per-class weights for the classifier's rows; None: no such
-    weights. ``sums``: with secure aggregation, the encoding of uploads.
+    Uploads arrive in client order, and are added and freed at once, unless FedML's ``hooks`` need all of them.
+    ``proxy_smoothing``: lambda of per-class weights for the classifier's rows. ``sums``: for secure aggregation.
     """
 
     def __init__(
@@ -98,6 +98,16 @@ class Server:
         self.opened, self.shared = clients, {**self.shared, **self.method.open(total)}
         self._unchanged[0].check("open")
 
+    @property
+    def aggregation(self) -> Aggregation:
+        """Weights of the uploads."""
+        return self.optimizer.aggregation or self.method.aggregation
+
+    @property
+    def declared(self) -> bool:
+        """Whether clients declare the weights of their uploads."""
+        return self.aggregation == "declared"
+
     def check(self, client: int, round: int, result: LocalResult) -> None:
         """Raise RunError unless a client's result has the right form and values."""
         where = f"round {round + 1}: upload of {self.name(client)}"
@@ -105,7 +115,14 @@ class Server:
             self.sums.check(result.upload, self.sums.round, where=where)
             return
         upload, extra, shapes = result.upload, result.contributions, self.contribution_shapes()
+        if closes(self.method, self.federation, round):
+            shapes = dict(self.method.contribution_shapes(self.federation))
         check_result(upload, extra, self.weights, shapes, self.method, self.optimizer, where=where)
+        if self.declared:
+            weight = extra.get(self.method.weight_name)
+            if weight is None or not 0 <= float(weight) <= 1:
+                problem = "no weight" if weight is None else f"the weight {float(weight):g}; allowed: 0 to 1"
+                raise RunError(f"{where} has {problem}")
 
     def contribution_shapes(self) -> dict[str, tuple[int, ...]]:
         """See :func:`.announced`."""
@@ -132,7 +149,7 @@ class Server:
                 self.sums.round.add(vector, arrived(result.upload[VECTOR]))
                 del result
             return self.run_sum(participants, vector, round=round)
-        shares = self.shares(sizes)
+        shares = [0.0] * len(clients) if self.declared else self.shares(sizes)
         proxies = None
         if self.proxy_smoothing is not None and counts is not None:
             proxies = class_weights(counts, self.proxy_smoothing)
@@ -146,16 +163,21 @@ class Server:
         for client, result in uploads:
             i = position[client]
             present.append(i)
+            if self.declared:
+                shares[i] = float(result.contributions[self.method.weight_name])
             addition.add(client, rest(result.contributions, OPTIMIZER))
             corrections.add(group(result.contributions, OPTIMIZER), shares[i])
             if self.hooks is not None:
-                raw.append((sizes[i], result.upload))
+                number = int(1e9 * shares[i]) if self.declared else sizes[i]  # FedML weights by numbers of samples
+                raw.append((number, result.upload))
             else:
                 mean.add(result.upload, shares[i], None if proxies is None else proxies[i])
                 whole.add({key: result.upload[key] for key in classifier}, shares[i])
             del result  # free each upload before the next one arrives
         if not present:
             return []
+        if self.declared and not any(shares):
+            raise RunError(f"round {round + 1}: all clients have the weight 0; use other values in method_args")
         if self.hooks is not None:
             weights = self.hooks(self, round, raw)
         else:
@@ -169,9 +191,8 @@ class Server:
         """As :meth:`run_round`, from the sum of the participants' vectors; ``participants`` ascending."""
         assert self.sums is not None
         if participants:
-            read = self.sums.read(vector, self.weights, len(participants), round)
-            self.measured = read.measured
-            self.advance(read.mean, {}, {}, read.total)
+            mean, total, self.measured = self.sums.read(vector, self.weights, len(participants), round)
+            self.advance(mean, {}, {}, total)
         return participants
 
     def advance(self, mean: Weights, whole: Weights, contributions: Weights, total: Total) -> None:
@@ -179,7 +200,10 @@ class Server:
         of_method, of_optimizer = self._unchanged
         shared = self.method.combine(total, rest(self.shared, OPTIMIZER))
         of_method.check("combine")
-        weights, sent = self._step(mean, whole, contributions, total.clients)
+        if closes(self.method, self.federation, total.round):
+            weights, sent = dict(self.weights), group(self.shared, OPTIMIZER)
+        else:
+            weights, sent = self._step(mean, whole, contributions, total.clients)
         of_optimizer.check("step")
         weights = self.method.after_aggregation(weights, shared)
         of_method.check("after_aggregation")
@@ -190,8 +214,7 @@ class Server:
 
     def shares(self, sizes: Sequence[int]) -> list[float]:
         """Weight of each client in the mean."""
-        aggregation = self.optimizer.aggregation or self.method.aggregation
-        return client_weights(sizes, aggregation, self.federation.num_samples)
+        return client_weights(sizes, self.aggregation, self.federation.num_samples)
 
     def _step(
         self, mean: Weights, whole: Weights, contributions: Weights, clients: int
@@ -225,13 +248,18 @@ class Server:
         shares: Sequence[float],
         proxies: Tensor | None,
     ) -> Weights:
-        if len(present) < len(sizes):
-            first, old_shares, old_proxies = present[0], shares, proxies
+        missing, ratio, factor = len(present) < len(sizes), 1.0, None
+        if self.declared:
+            ratio = 1 / added(shares[i] for i in present)
+            shares = [share * ratio for share in shares]
+        elif missing:
+            old_share = shares[present[0]]
             shares = self.shares([sizes[i] for i in present])
-            factor = None
-            if proxies is not None and old_proxies is not None and counts is not None:
-                proxies = class_weights(counts[list(present)], self.proxy_smoothing or 0.0)
-                factor = proxies.sum(0) / old_proxies[list(present)].sum(0).clamp_min(torch.finfo(torch.float64).tiny)
-            mean.scale(shares[0] / old_shares[first], factor)
+            ratio = shares[0] / old_share
+        if missing and proxies is not None and counts is not None:
+            old_proxies, proxies = proxies, class_weights(counts[list(present)], self.proxy_smoothing or 0.0)
+            factor = proxies.sum(0) / old_proxies[list(present)].sum(0).clamp_min(torch.finfo(torch.float64).tiny)
+        if ratio != 1 or factor is not None:
+            mean.scale(ratio, factor)
         # a column of per-class weights sums to 1, or to 0 for a class without samples, whose row keeps its old value
         return mean.result(share_of_old(shares), None if proxies is None else (1 - proxies.sum(0)).round())

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -38,24 +38,11 @@ VECTOR = "sum"
 LARGER = "use a larger comm_args.secure_clip"
 
 
-@dataclass(frozen=True)
-class Read:
-    """Decoded sum of a round; ``mean`` as in ``Aggregated``, ``total`` of the method's tensors.
-
-    ``measured``: mean training loss, and accuracy of personalised models on all their test samples.
-    """
-
-    mean: Weights
-    total: Total
-    measured: dict[str, float]
-
-
 class Sums:
     """Encoder and decoder of sums for one recipe, identical for clients and server.
 
-    ``forms``: a state dict, for its names, shapes and types; ``clip``: maximum change of a parameter in a round;
-    ``noise``: multiplier, norm and minimum number of clients of :class:`.SumNoise`, which must cover the whole network
-    and fit into the ring. The recipe refuses optimisers that send more than weights, and weights per class.
+    ``forms``: a state dict; ``clip``: maximum change of a parameter in a round; ``noise``: multiplier, norm and minimum
+    number of clients of :class:`.SumNoise`, which must cover the whole network and fit into the ring.
     """
 
     def __init__(
@@ -106,9 +93,11 @@ class Sums:
         return entries | _sent(self.shapes, self.method.sends)
 
     def share(self, samples: int) -> float:
-        """Weight of a client with ``samples`` samples."""
+        """Weight of a client with ``samples`` samples, at most 1: another client may claim a negative number."""
         federation = self.trainer.federation
-        return (1 / federation.clients_per_round) if self.aggregation == "uniform" else samples / federation.num_samples
+        if self.aggregation == "uniform":
+            return 1 / federation.clients_per_round
+        return min(samples / federation.num_samples, 1.0)
 
     def shares(self, clients: int) -> float:
         """Expected sum of the weights of ``clients`` random clients."""
@@ -118,7 +107,7 @@ class Sums:
     # client side
 
     def added(self, client: int, round: int, start: Weights, result: LocalResult, *, measures: bool = True) -> Vector:
-        """A client's vector for a round, before noise; ``measures``: whether to include the client's loss and accuracy.
+        """A client's vector for a round, before noise; ``measures``: with loss and accuracy.
 
         Raise RunError if a tensor is not finite, not announced, or out of range.
         """
@@ -185,10 +174,7 @@ class Sums:
             raise RunError(f"{where} is not a vector of {ring.size} integers of {ring.bits} bits")
 
     def read_opening(self, vector: Vector, clients: int) -> tuple[int, int, Total]:
-        """Numbers of training and test samples, and the sum of the method's openings.
-
-        Raise RunError if the sum claims an impossible number of senders.
-        """
+        """Numbers of training and test samples, and the sum of the method's openings; errors as in :meth:`read`."""
         sums = self.opening.decode(vector)
         _check_sent(sums, 1, clients, "opening exchange")
         tests = 0 if self.noise else round(float(sums["tests"]))
@@ -199,11 +185,12 @@ class Sums:
         assert self.right is not None
         return round(float(self.right.decode(vector)["right"]))
 
-    def read(self, vector: Vector, old: Weights, clients: int, round: int) -> Read:
-        """Decode a round's sum over ``clients`` clients; ``old``: state dict at the round's start.
+    def read(self, vector: Vector, old: Weights, clients: int, round: int) -> tuple[Weights, Total, dict[str, float]]:
+        """The mean, the sum of the method's tensors, and the measures of a round's sum over ``clients`` clients.
 
-        Impossible measures are omitted, because clients' reports are not checked. Raise RunError if the sum claims an
-        impossible number of senders.
+        ``old``: state dict at the round's start. The measures are the mean training ``loss``, and the ``accuracy`` of
+        personalised models on all their test samples; impossible ones are omitted, because clients' reports are not
+        checked. Raise RunError if the sum claims an impossible number of senders.
         """
         sums, share = self.round.decode(vector), self.shares(clients)
         _check_sent(sums, 0, clients, f"round {round + 1}")
@@ -216,7 +203,7 @@ class Sums:
         measured = _means(sums["measured"].tolist(), clients) if "measured" in sums else {}
         device = next(iter(old.values())).device
         of_method = Total({n: v.to(device) for n, v in _sent_sums(sums).items()}, clients, round)
-        return Read(mean, of_method, measured)
+        return mean, of_method, measured
 
 
 def travelling(vector: Vector) -> Tensor:

@@ -2,24 +2,7 @@
 
 Results depend on this number: a convolution's gradients differ in their last digits. So it follows from the recipe
 (network, shape of a sample, batch size), never from a machine's cores or load, unless the user sets it:
-``device_args.threads``, ``OMP_NUM_THREADS`` or ``torch.set_num_threads``.
-
-CPU milliseconds per training step by number of threads, on two busy cores (torch 2.12, batch 64 unless stated
-otherwise). Two threads wait for each other by spinning; ``passive``: with ``OMP_WAIT_POLICY=PASSIVE``.
-
-===================  ===========  =====  =====  =====  ==========
-network              GMAC/batch   1      2      4      2, passive
-===================  ===========  =====  =====  =====  ==========
-mlp, batch 16        0.0002       0.2    14     0.4
-lenet                0.02         4      57     54
-fedlc_cnn_mnist      0.03         5      53     47
-tfcnn                0.18         21     237    57
-fecnn                1.1          74     314    107
-vgg11                9.8          684    1359   660    701
-resnet18, batch 128  71           4820   6197   4078
-===================  ===========  =====  =====  =====  ==========
-
-Weights were bit-identical with 1, 2 and 4 threads only for the mlp.
+``device_args.threads`` or ``OMP_NUM_THREADS``. ``docs/devices.md`` has measurements.
 """
 
 from __future__ import annotations
@@ -28,7 +11,6 @@ import contextlib
 import copy
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,9 +25,8 @@ THREADS = 4
 
 
 def chosen_by_user() -> int | None:
-    """Number of threads that the environment or the caller has set; None for torch's default."""
-    now = torch.get_num_threads()
-    return now if "OMP_NUM_THREADS" in os.environ or now not in _defaults() else None
+    """Number of threads that the environment sets, if any."""
+    return torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else None
 
 
 def warn_if_too_many(processes: int, threads: int | None) -> None:
@@ -91,15 +72,3 @@ def multiply_adds(model: nn.Module, input_shape: Sequence[int]) -> float:
             twin(torch.zeros(1, *input_shape, dtype=dtype))
             return total
     return 0.0
-
-
-def _defaults() -> set[int]:
-    """Default numbers of threads of torch: logical or physical cores of machine or process."""
-    machine = set(range(os.cpu_count() or 1))
-    process = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else machine
-    numbers = {len(machine), len(process)}
-    for cores in (machine, process):
-        with contextlib.suppress(OSError):
-            files = [Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") for core in cores]
-            numbers.add(len({file.read_text() for file in files}))
-    return numbers

@@ -19,7 +19,15 @@ from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.checked import backward, hook_name
 from fl_labelskew_plugins.engine.aggregate import check_form, check_terms
 from fl_labelskew_plugins.engine.isolation import WITHOUT_CLIENT
-from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer, TrainingObserver, learning_rate, load, snapshot
+from fl_labelskew_plugins.engine.local import (
+    LocalResult,
+    LocalTrainer,
+    TrainingObserver,
+    closes,
+    learning_rate,
+    load,
+    snapshot,
+)
 from fl_labelskew_plugins.engine.samples import Samples, Streamed
 from fl_labelskew_plugins.engine.sgd import SGD
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
@@ -31,9 +39,9 @@ Draws = tuple[Tensor, Tensor, Tensor | None]
 class Turn:
     """A client's part of a round or of the opening exchange; ``view`` is the client as the method sees it.
 
-    ``shared`` and ``state``: tensors of the server and of the client; ``times_selected``: number of the client's
-    selections, 0 only in the opening exchange; ``samples`` replace the client's, for FedML's data poisoning;
-    ``noise_seed`` replaces the trainer's.
+    ``times_selected``: number of the client's selections, 0 only in the opening exchange; ``samples`` replace the
+    client's, for FedML's data poisoning; ``noise_seed`` replaces the trainer's; ``exact``: protected weights are
+    float64, for noise that is added later: rounding to float32 could increase a clipped change of large weights.
     """
 
     def __init__(
@@ -47,9 +55,10 @@ class Turn:
         times_selected: int = 0,
         samples: Samples | None = None,
         noise_seed: int | None = None,
+        exact: bool = False,
     ) -> None:
         self.trainer, self.model, self.method = trainer, trainer.model, trainer.method
-        self.shared, self.state = shared or {}, state or {}
+        self.shared, self.state, self.exact = shared or {}, state or {}, exact
         self.samples = trainer.train if samples is None else samples
         self.index = trainer.indices[client] if samples is None else torch.arange(len(samples.y), device=trainer.device)
         federation = trainer.federation
@@ -79,7 +88,7 @@ class Turn:
     ) -> LocalResult:
         """Train locally from ``weights``; ``personalised``: also test on the client's own test split.
 
-        Raise RunError if memory is exhausted, or a loss term is not finite although the upload is finite.
+        Raise RunError if memory is exhausted, or only a loss term is not finite.
         """
         trainer, method, view = self.trainer, self.method, self.view
         of_method, of_optimizer = trainer.unchanged
@@ -97,10 +106,8 @@ class Turn:
                 of_optimizer.check("before_round")
                 if observer is not None:
                     observer.before(view)
-                upload, terms = self._train(work, weights, observer)
+                upload, sent, terms = self._train(work, weights, observer)
                 check_terms(terms, upload, method, where=f"round {view.round + 1}: {trainer.name(view.id)}")
-                sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
-                of_optimizer.check("finish")
                 added = method.contribute(view) if view.sends else {}
                 of_method.check("contribute")
                 contributions = {k: v.detach() for k, v in {**added, **sent}.items()}
@@ -125,6 +132,14 @@ class Turn:
         upload = dict(weights)
         self._protect(upload, weights)
         return LocalResult(upload, {}, dict(self.state), {}, noise_seed=self.noise_seed)
+
+    def closing(self, weights: Weights) -> LocalResult:
+        """The client's part of the closing exchange: the method's tensors under the server's ``weights``."""
+        with self.isolated(), self.seeded():
+            load(self.model, weights)
+            added = self.method.contribute(self.view) if self.view.sends else {}
+            self.trainer.unchanged[0].check("contribute")
+        return LocalResult(dict(weights), dict(added), dict(self.state), {}, noise_seed=self.noise_seed)
 
     def opening(self) -> Mapping[str, Tensor]:
         """The client's tensors before round 0."""
@@ -219,7 +234,8 @@ class Turn:
 
     def _train(
         self, work: LocalWork, weights: Weights, observer: TrainingObserver | None
-    ) -> tuple[Weights, dict[str, float]]:
+    ) -> tuple[Weights, dict[str, Tensor], dict[str, float]]:
+        """The upload, the optimiser's tensors, and the mean of each loss term."""
         trainer, model, method, view = self.trainer, self.model, self.method, self.view
         settings = trainer.settings
         private = list(method.private_parameters(view))
@@ -229,6 +245,7 @@ class Turn:
         stream, total = self.batches()
         sums: dict[str, Tensor] = {}
         upload: Weights | None = None
+        sent: dict[str, Tensor] = {}
         step, planned = 0, 0.0
         per_epoch = total / settings.epochs
         model.train()
@@ -254,8 +271,8 @@ class Turn:
                     trainer.optimizer.correct(work)
                     work.steps += 1
                 if settings.gradient_clip_norm is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clip_norm)
-                    nn.utils.clip_grad_norm_(private, settings.gradient_clip_norm)  # separately: never uploaded
+                    for parameters in (model.parameters(), private):  # separately: private ones are never uploaded
+                        nn.utils.clip_grad_norm_(parameters, settings.gradient_clip_norm)
                 optimizer.step()
                 if single:
                     _batch_norm_training(model, True)
@@ -266,11 +283,12 @@ class Turn:
                 optimizer.zero_grad()  # frees memory for the snapshot
                 upload = snapshot(model)
                 self._check_network(upload, weights, "private_parameters", "calibrate", "terms", "loss")
+                sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
         assert upload is not None  # the recipe's checks guarantee a stage that uploads
         of_method.check("calibrate", "terms", "loss")
-        of_optimizer.check("correct")
+        of_optimizer.check("correct", "finish")
         model.eval()
-        return upload, {name: float(value) / total for name, value in sums.items()}
+        return upload, sent, {name: float(value) / total for name, value in sums.items()}
 
     def _epochs(self) -> tuple[Iterator[Sequence[Tensor]], int]:
         """Endless epochs, each as its batches' sample indices ``(B,)``, and the number of batches per epoch."""
@@ -296,7 +314,7 @@ class Turn:
         check_form(protected, update, f"{hook_name(self.method, 'protect')} returned an update")
         upload |= {name: value for name, value in weights.items() if not value.is_floating_point()}
         for key, value in protected.items():
-            upload[key] = weights[key] + value
+            upload[key] = weights[key].double() + value.double() if self.exact else weights[key] + value
             if key.endswith("running_var"):  # noise could make a variance negative
                 upload[key].clamp_(min=0)
         self.trainer.unchanged[0].check("protect")
@@ -307,10 +325,7 @@ class Turn:
         return self.view.generator.get_state(), torch.get_rng_state(), cuda
 
     def _loss_under(self, batch: Batch, drawn: Draws, model: nn.Module) -> Tensor:
-        """The method's loss of a batch on ``model``, a copy of the network, with the same random draws and modes.
-
-        The client's view and all generators stay unchanged.
-        """
+        """The method's loss of a batch on a copy of the network, with the same draws and modes."""
         (methods, cpu, cuda), view, device = drawn, self.view, self.trainer.device
         for module, other in zip(self.model.modules(), model.modules(), strict=True):
             other.training = module.training
@@ -327,8 +342,7 @@ class Turn:
     def _gradient(self, names: Sequence[str]) -> dict[str, Tensor]:
         """See ``LocalWork.gradient``; 0 for parameters that the method has frozen.
 
-        The batches are not larger than in training: a loss may depend on the whole batch (FedMR compares its samples),
-        and the result must not depend on the device's memory.
+        Batches are those of training, since a loss may depend on the whole batch (FedMR).
         """
         model, decay = self.model, self.trainer.settings.weight_decay
         epochs, _ = self._epochs()
@@ -362,8 +376,10 @@ def fit(
     trains: bool = True,
     **turn: Any,
 ) -> LocalResult:
-    """A client's whole turn; see :class:`Turn` and :meth:`Turn.fit`, or if not ``trains`` :meth:`Turn.unchanged`."""
+    """A client's whole turn: :meth:`Turn.fit`, :meth:`Turn.closing`, or if not ``trains`` :meth:`Turn.unchanged`."""
     part = Turn(trainer, client, round, **turn)
+    if trains and closes(trainer.method, trainer.federation, round):
+        return part.closing(weights)
     return part.fit(weights, personalised=personalised, observer=observer) if trains else part.unchanged(weights)
 
 

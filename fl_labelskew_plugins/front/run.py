@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Callback(Protocol):
-    """A per-round callback; an exception in it ends the run, which can be resumed."""
+    """A per-round callback."""
 
     def on_round(self, run: Run, line: dict[str, Any]) -> None:
         """Called after each round with its line of ``metrics.jsonl``, in which ``round`` counts from 0."""
@@ -72,12 +72,7 @@ def overrides_of(changes: Mapping[str, Any] | None) -> list[str]:
 
 
 def as_json(value: Any) -> str:
-    """Convert a value to JSON; numpy's arrays become lists, other types text.
-
-    >>> import numpy as np
-    >>> as_json({"seeds": np.arange(2), "out": Path("runs")})
-    '{"seeds": [0, 1], "out": "runs"}'
-    """
+    """Convert a value to JSON; numpy's arrays become lists, other types text."""
     return json.dumps(value, default=lambda other: other.tolist() if hasattr(other, "tolist") else str(other))
 
 
@@ -96,21 +91,20 @@ def run(
     """Run a recipe to its end.
 
     Args:
-        recipe: from :func:`load`, or an argument of it.
+        recipe: from :func:`load`, or an argument of it. The four next arguments replace its parts.
         folder: a new or empty folder; default: a new one in the recipe's ``tracking_args.run_dir``.
-        model: replaces the recipe's network: any module that ends with a Linear layer of the classes.
-        dataset: replaces the recipe's: ``(train, test)``, each ``(x, y)`` or a torch ``Dataset`` with ``targets``.
-        method: replaces the recipe's.
-        partition: replaces the recipe's: indices of each client's training samples.
+        model: any module that ends with a Linear layer of the classes.
+        dataset: ``(train, test)``, each ``(x, y)`` or a torch ``Dataset`` with ``targets``.
+        method: an object of a method's class.
+        partition: indices of each client's training samples.
         callbacks: called after every round; an exception in one ends the run with a checkpoint, and is raised here.
         quiet: print only warnings.
-        host: ``none``: without FedML; default: with FedML if it is installed. docs/runtimes.md lists rounding
-            differences.
+        host: ``none``: without FedML; default: with FedML if it is installed.
 
     Raises:
         LabelSkewError: invalid recipe or arguments.
         RunError: the run failed.
-        KeyboardInterrupt: interrupted, after a checkpoint was saved; ``load_run(folder).resume()`` resumes.
+        KeyboardInterrupt: after a checkpoint was saved; ``load_run(folder).resume()`` resumes.
     """
     objects = {"model": model, "dataset": dataset, "method": method, "partition": partition}
     recipe = prepared(recipe, objects)
@@ -133,7 +127,7 @@ def load_run(folder: str | Path, **objects: Any) -> Run:
     """Open the folder of a run.
 
     Args:
-        folder: the run's folder.
+        folder: of the run.
         objects: ``model``, ``dataset``, ``method`` and ``partition`` as given to :func:`run`, if any: ``resume`` and
             ``recipe`` need all of them, networks only the ``model``, results none. If the recipe's network is a
             function, ``model`` is ``"FILE.py:FUNCTION"``.
@@ -155,11 +149,7 @@ def _hear(callbacks: Sequence[Callback], folder: Path, objects: Mapping[str, Any
 
 
 class Run:
-    """A finished or unfinished run; see :func:`load_run`.
-
-    Raises:
-        LabelSkewError: not the folder of a run, or the objects differ from the run's.
-    """
+    """A finished or unfinished run; see :func:`load_run`."""
 
     def __init__(self, folder: str | Path, objects: Mapping[str, Any] | None = None, code: str | None = None) -> None:
         self.folder, self._code = Path(folder), code
@@ -218,15 +208,12 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The network of the last round, in eval mode.
-
-        Raise LabelSkewError if it is not written yet, or if the network was an object that was not given.
-        """
+        """The network of the last round, in eval mode; LabelSkewError if it or its object is missing."""
         return self._network(self.folder / "model.safetensors", "it is written after the last round", ".model")
 
     @property
     def best(self) -> nn.Module:
-        """The network of the round with the best accuracy so far, in eval mode; may raise as :attr:`model`."""
+        """The network of the round with the best accuracy so far, as :attr:`model`."""
         otherwise = "it needs tracking_args.keep_best: true, and test samples of the server or clients"
         return self._network(self._folder.best, otherwise, ".best")
 
@@ -241,7 +228,7 @@ class Run:
                 table also a DataFrame with the columns of training.
             top: number of classes per row.
             best: use the best round's model instead of the last one's.
-            client: use a client's own model, by the client's name or its number from 0.
+            client: use the own model of this client, by its name or its number from 0.
             batch_size: samples at a time.
 
         Returns:
@@ -257,10 +244,7 @@ class Run:
         return frame(trained, x, top=top, batch_size=batch_size)
 
     def personalised(self, client: int | str) -> nn.Module:
-        """A client's own model, in eval mode; raise LabelSkewError if the client has none.
-
-        ``client``: its number, from 0, or the name of its group.
-        """
+        """The own model of a client (number from 0, or name), in eval mode; LabelSkewError if it has none."""
         if isinstance(client, str):
             names = self._folder.partition.get("clients", [])
             if client not in names:
@@ -274,12 +258,8 @@ class Run:
     def resume(self, *, comm_round: int | None = None, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
         """Resume the run until its last round, with results identical to those of an uninterrupted run.
 
-        ``comm_round``: the new total number of rounds, also for a finished run. ``callbacks``: as for :func:`run`.
-
-        Raises:
-            LabelSkewError: the folder was changed.
-            RunError: the run failed again.
-            KeyboardInterrupt: after a checkpoint was saved.
+        ``comm_round``: the new total number of rounds, also for a finished run. ``callbacks``, errors: as for
+        :func:`run`.
         """
         rounds = [] if comm_round is None else [f"{start.ROUNDS}={comm_round}"]
         hear = _hear(callbacks, self.folder, self._objects, self._code)
@@ -294,7 +274,7 @@ class Run:
         return network.load(file, self._objects.get("model_args"), code=self._code).network
 
     def _check_network(self, file: Path, attribute: str) -> None:
-        """Raise LabelSkewError if the network was an object that was not given; ``attribute``: the one in use."""
+        """Raise LabelSkewError if the network was an object that was not given."""
         weights = f"; to load only its weights: safetensors.torch.load_file({str(file)!r})"
         start.check_objects(self._folder, self._objects, ["model_args"], attribute + weights)
 
@@ -326,13 +306,8 @@ class Run:
 def simulate(recipe: Recipe | str | Path | Mapping[str, Any], folder: str | Path | None = None, **objects: Any) -> Loop:
     """Simulate a recipe's federation round by round.
 
-    Args:
-        recipe: as in :func:`run`; with ``backend: sp``, and without FedML's attacks, defences and noise.
-        folder: as in :func:`run`.
-        objects: ``model``, ``dataset``, ``method`` and ``partition`` as in :func:`run`.
-
-    Raises:
-        LabelSkewError: invalid recipe or arguments, or a setting that needs FedML.
+    ``objects`` (``model``, ``dataset``, ``method``, ``partition``) and the others are as in :func:`run`. Raise
+    LabelSkewError for invalid arguments, another backend than sp, or a setting that needs FedML.
     """
     recipe = prepared(recipe, objects)
     if not recipe.comm.in_process:

@@ -37,8 +37,7 @@ from fl_labelskew_plugins.show.progress import progress
 from fl_labelskew_plugins.show.tables import describe, table
 from fl_labelskew_plugins.surveys.survey import Survey
 
-ROUNDS = "train_args.comm_round"
-"""The only setting of a run that can be changed later."""
+ROUNDS = "train_args.comm_round"  # the only setting of a run that can be changed later
 
 
 def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | None:
@@ -47,7 +46,6 @@ def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | Non
     ``held``: the folder ``run_dir`` or ``resume``, if this process has already locked it.
 
     Raises:
-        LabelSkewError: invalid recipe or options.
         RunError: the run or one of its processes failed.
         KeyboardInterrupt: Ctrl-C or a termination signal, after a checkpoint was saved.
     """
@@ -212,7 +210,7 @@ def folder_of(recipe: Recipe, path: Path | None, kind: str = "") -> RunFolder:
 
 
 def _go_back(folder: RunFolder, round: int, *, quiet: bool) -> None:
-    """Go back permanently, first of all: each later ``--resume`` then continues from this round."""
+    """Go back permanently: each later ``--resume`` then continues from this round."""
     folder.hold()
     try:
         if (line := folder.go_back(round)) and not quiet:

@@ -47,8 +47,7 @@ __all__ = ["aggregator", "offline", "trainer"]
 LOG = logging.getLogger("fl_labelskew_plugins")
 GROUP = "fl_labelskew"
 """Group of a message's tensors that do not belong to the model."""
-TIMES = f"{GROUP}/times"
-"""Key of a client's number of selections in its state."""
+TIMES = f"{GROUP}/times"  # a client's number of selections
 
 
 def pack(weights: Weights, sums: Mapping[str, Tensor], *, samples: int, uniform: bool) -> OrderedDict[str, Tensor]:
@@ -131,8 +130,6 @@ class Trainer(ClientTrainer):  # type: ignore[misc]
 
     def train(self, train_data: Any, device: torch.device, args: Any) -> None:
         """Train one client for a round, from the server's message to the upload.
-
-        ``train_data``: the client's entry of ``dataset[5]``; ``args``: with ``round_idx``, from 0.
 
         Raises:
             LabelSkewError: message or data do not fit the method.

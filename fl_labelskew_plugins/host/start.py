@@ -20,7 +20,6 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.machine.files import write_text
-from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.recipe.mistakes import failure
 from fl_labelskew_plugins.recipe.model import Recipe
 
@@ -51,18 +50,12 @@ def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
     }
     config["data_args"] = {"dataset": recipe.data.dataset}
     config["common_args"]["sys_perf_profiling"] = False
-    if recipe.comm.over_mpi and (place := mpi_rank()):
-        mapping = config_file.with_name("gpu_mapping.yaml")
-        keys: dict[str, Any] = {"gpu_mapping_file": None, "gpu_mapping_key": None}  # FedML reads them on the CPU, too
-        if gpus := devices.host_mapping(recipe, place[1] - 1):
-            write_text(mapping, yaml.safe_dump(gpus))
-            keys = {"gpu_mapping_file": str(mapping), "gpu_mapping_key": "mapping_default"}
-        config["device_args"] |= keys
-    text = yaml.safe_dump(config, sort_keys=False)
-    write_text(config_file, "# the configuration for FedML itself\n" + text)
+    write_text(config_file, "# the configuration for FedML itself\n" + yaml.safe_dump(config, sort_keys=False))
     role = "client" if rank else "server"
     args = fedml.arguments.Arguments(Namespace(yaml_config_file=str(config_file), run_id="0", rank=rank, role=role))
     offline()
+    if recipe.host_switches:  # some attacks and defences ask for the device
+        fedml.device.get_device = lambda _: devices.device(recipe)
     # these singletons would keep the features of an earlier run in this process
     FedMLDifferentialPrivacy._dp_instance = None
     FedMLAttacker._attacker_instance = None
@@ -71,5 +64,7 @@ def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
     switched = host_errors() if recipe.host_switches else contextlib.nullcontext()
     with switched, contextlib.redirect_stdout(io.StringIO()):  # FedML prints its list of silos
         args = fedml.init(args, check_env=False, should_init_logs=False)
+        for feature in (FedMLDifferentialPrivacy, FedMLAttacker, FedMLDefender):
+            feature.get_instance().init(args)
     logging.getLogger().setLevel(max(level, logging.WARNING))
     return args

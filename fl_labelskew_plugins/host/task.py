@@ -25,8 +25,7 @@ from fl_labelskew_plugins.recipe.sections import DeviceArgs, MethodArgs, TrainAr
 from fl_labelskew_plugins.runs.session import local_settings
 from fl_labelskew_plugins.tensors import Weights
 
-SWITCHES = ("enable_attack", "enable_defense", "enable_dp", "enable_fhe", "enable_contribution")
-"""FedML's switches for code that reads messages."""
+SWITCHES = ("enable_attack", "enable_defense", "enable_dp", "enable_fhe", "enable_contribution")  # they read messages
 
 
 class Task:

@@ -7,8 +7,8 @@ A lock is a file that describes its holder, created with ``O_EXCL``, which netwo
 - otherwise, if it was not touched for :data:`LEASE_S` by the file server's clock.
 
 A stale lock is replaced by renaming the file :data:`NEXT`, which only one process can create; :meth:`Lock.check`
-detects this after a suspension. Libraries do not suffice: ``filelock`` never takes over a lease on a network file
-system, and ``flufl.lock`` compares machines' clocks.
+detects this after a suspension. ``filelock`` never takes over a lease on a network file system, and ``flufl.lock``
+compares machines' clocks.
 """
 
 from __future__ import annotations

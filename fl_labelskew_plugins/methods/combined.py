@@ -41,6 +41,7 @@ class Added(Method):
         super().__init__()
         self.parts = dict(sorted(parts.items()))
         self.individual = any(part.individual for part in parts.values())
+        self.closing = any(part.closing for part in parts.values())
         vars(self).update(sends=joined(**{name: part.sends for name, part in self.parts.items()}))
 
     def uses(self, *hooks: str) -> bool:
@@ -72,7 +73,6 @@ class Added(Method):
         return lambda logits, client: next(calibrate(logits, view) for n, _, view in self._views(client) if n == name)
 
     def before_round(self, client: ClientView) -> None:
-        """Call every part."""
         for _, part, view in self._views(client):
             part.before_round(view)
 
@@ -82,16 +82,13 @@ class Added(Method):
         return {f"{name}.{term}": value for name, made in terms for term, value in made.items()}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
-        """Tensors of every part."""
         return joined(**{name: part.contribute(view) for name, part, view in self._views(client)})
 
     def after_round(self, client: ClientView) -> None:
-        """Call every part."""
         for _, part, view in self._views(client):
             part.after_round(view)
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Shared tensors of every part, from its sums."""
         new = dict(shared)
         for name, part in self.parts.items():
             part_shared = part.combine(_of(name, total), group(shared, name))
@@ -99,15 +96,12 @@ class Added(Method):
         return new
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Shapes of every part."""
         return joined(**{name: part.contribution_shapes(federation) for name, part in self.parts.items()})
 
     def opening_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Shapes of every part."""
         return joined(**{name: part.opening_shapes(federation) for name, part in self.parts.items()})
 
     def opening(self, client: ClientView) -> dict[str, Tensor]:
-        """Tensors of every part."""
         return joined(**{name: part.opening(view) for name, part, view in self._views(client)})
 
     def open(self, total: Total) -> dict[str, Tensor]:
@@ -137,7 +131,9 @@ class Combined(Method):
         self._units = [part for name, part in parts.items() if name not in carriers]
         self._units += [self.carrier] if self.carrier else []
         self.aggregation = parts[last].aggregation
+        self.weight_name = f"{last}/{parts[last].weight_name}" if added else parts[last].weight_name
         self.individual = any(part.individual for part in parts.values())
+        self.closing = any(part.closing for part in parts.values())
         vars(self).update(
             paper="; ".join(part.paper for part in parts.values() if part.paper),
             runtimes=tuple(kind for kind in Method.runtimes if all(kind in p.runtimes for p in parts.values())),
@@ -177,7 +173,6 @@ class Combined(Method):
         return client.stage in [stage.name for stage in stages[last + 1 :]]
 
     def deviations(self) -> list[str]:
-        """Deviations of every part, and parts with unused weights of uploads."""
         lines = [line for part in self.parts.values() for line in part.deviations()]
         *others, last = self.parts
         return lines + [
@@ -187,19 +182,15 @@ class Combined(Method):
         ]
 
     def warnings(self, federation: Federation) -> list[str]:
-        """Warnings of every part."""
         return [line for part in self.parts.values() for line in part.warnings(federation)]
 
     def report(self, federation: Federation) -> dict[str, Any]:
-        """Facts of every part."""
         return {key: value for part in self.parts.values() for key, value in part.report(federation).items()}
 
     def opening_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Shapes of every part."""
         return {key: shape for part in self._openings() for key, shape in part.opening_shapes(federation).items()}
 
     def opening(self, client: Any) -> dict[str, Tensor]:
-        """Tensors of every part."""
         return {key: tensor for part in self._openings() for key, tensor in part.opening(client).items()}
 
     def open(self, total: Total) -> dict[str, Tensor]:

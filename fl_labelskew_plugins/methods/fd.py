@@ -87,7 +87,6 @@ class FD(Method):
     )
 
     def before_round(self, client: ClientView) -> None:
-        """Compute the client's teacher."""
         if self.params.gamma == 0 or "total" not in client.shared:
             return
         total, senders, round = (client.shared[name] for name in ("total", "senders", "round"))
@@ -99,7 +98,6 @@ class FD(Method):
         client.scratch[TEACHER] = teacher.to(client.counts.device), known.to(client.counts.device)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The distillation loss."""
         if self.params.gamma == 0:
             return {}
         sums = class_sums(batch.logits.detach(), batch.labels, len(client.counts))
@@ -111,7 +109,6 @@ class FD(Method):
         return {"distillation": self.params.gamma * distillation(batch.logits, batch.labels, teacher, known)}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Shapes of :meth:`contribute`."""
         classes = federation.num_classes
         return {} if self.params.gamma == 0 else {"outputs": (classes, classes), "held": (classes,)}
 
@@ -137,6 +134,5 @@ class FD(Method):
         return {**rest, "total": outputs, "senders": held, "round": torch.tensor(total.round)}
 
     def deviations(self) -> list[str]:
-        """Averaged weights."""
         line = "weights are averaged in addition to outputs; in the paper clients send only outputs"
         return [line] if self.params.gamma > 0 else []

@@ -68,10 +68,8 @@ class FedAwS(Method):
     paper = "Federated Learning with Only Positive Labels, ICML 2020, https://arxiv.org/abs/2004.10342"
 
     def after_aggregation(self, weights: dict[str, Tensor], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The server's step."""
         p = self.params
         return {**weights, CLASSES: spread(weights[CLASSES], rate=p.rate, margin=p.margin)} if p.rate else weights
 
     def deviations(self) -> list[str]:
-        """Local training."""
         return ["clients train with cross-entropy; the paper's have one class and no negatives"]

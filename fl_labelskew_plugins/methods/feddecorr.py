@@ -69,12 +69,10 @@ class FedDecorr(Method):
     )
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The regulariser."""
         p = self.params
         return {"decorrelation": p.beta * decorrelation(batch.features, scale=p.scale)} if p.beta > 0 else {}
 
     def deviations(self) -> list[str]:
-        """Differences from the printed regulariser."""
         if self.params.beta == 0:
             return []
         lines = ["1e-8 is added to the variance of each feature (authors' code), because it may be 0"]

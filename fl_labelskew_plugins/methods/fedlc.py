@@ -100,17 +100,14 @@ class FedLC(Method):
         return calibrated_logits(logits, counts, tau=self.params.tau, missing=self.params.missing)
 
     def logits_only(self) -> bool:
-        """Unless the loss has the printed denominator."""
         return bool(self.params.denominator == "full")
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Equation 7, with the chosen denominator."""
         if self.params.denominator == "full":
             return super().loss(batch, client)
         return {"cross_entropy": others_cross_entropy(self.calibrate(batch.logits, client), batch.labels)}
 
     def deviations(self) -> list[str]:
-        """Differences from the printed formula."""
         p, lines = self.params, []
         if p.denominator == "full":
             lines.append("denominator: full keeps the label's own term in the softmax (theorem 3); eq. 5 and 7 omit it")
@@ -123,7 +120,6 @@ class FedLC(Method):
         return lines
 
     def warnings(self, federation: Federation) -> list[str]:
-        """The printed loss has no lower bound."""
         if self.params.denominator == "others":
             return ["denominator: others has no lower bound, so training may diverge; full is safe"]
         return []

@@ -35,29 +35,6 @@ def majority_labels(counts: Tensor) -> Tensor:
     return counts * len(counts) > counts.sum()
 
 
-def label_masking_distillation(
-    student: Tensor, teacher: Tensor, labels: Tensor, majority: Tensor, *, tau: float = 1.0
-) -> Tensor:
-    r"""Distil a teacher's outputs for the minority labels other than each sample's label, see :class:`FedLMD`.
-
-    The gradient with respect to a label's logit is 0. With respect to the logit of any other majority label, it is
-    :math:`\tau p_{nc} / B`, so these logits fall. A sample without a minority label other than its own counts 0.
-
-    Args:
-        student: ``(B, C)`` logits in training.
-        teacher: ``(B, C)`` logits without a gradient; equal ones are the uniform target of FedLMD-Tf.
-        labels: ``(B,)`` int64.
-        majority: ``(C,)`` bool.
-        tau: temperature of both.
-
-    >>> z, g = torch.tensor([[5.0, 0.0, 0.0, 0.0]]), torch.tensor([[0.0, 9.0, 1.0, 1.0]])
-    >>> majority = torch.tensor([True, True, False, False])
-    >>> label_masking_distillation(z, g, torch.tensor([0]), majority)  # (0, 1/2, 1/2) against (1/3, 1/3, 1/3)
-    tensor(0.4055)
-    """
-    return not_true_distillation(student, teacher, labels, tau=tau, masked=majority)
-
-
 class FedLMD(Method):
     r"""Distillation of the client's minority labels in local training.
 
@@ -87,13 +64,11 @@ class FedLMD(Method):
     paper = "Federated Learning with Label-Masking Distillation, ACM Multimedia 2023, https://arxiv.org/abs/2409.13136"
 
     def before_round(self, client: ClientView) -> None:
-        """Freeze a copy of the server's model, if it is the teacher."""
         if self.params.beta == 0 or self.params.teacher == "uniform":
             return
         freeze_model(client, TEACHER)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The distillation."""
         p = self.params
         teacher: Any = client.scratch.get(TEACHER)
         if p.beta == 0 or (p.teacher == "global" and teacher is None):
@@ -101,11 +76,10 @@ class FedLMD(Method):
         with torch.no_grad():
             outputs = torch.zeros_like(batch.logits) if p.teacher == "uniform" else teacher(batch.inputs)
         majority = majority_labels(on_device(client, "counts", client.counts, batch.logits.device))
-        distillation = label_masking_distillation(batch.logits, outputs, batch.labels, majority, tau=p.tau)
+        distillation = not_true_distillation(batch.logits, outputs, batch.labels, tau=p.tau, masked=majority)
         return {"distillation": p.beta * distillation}
 
     def deviations(self) -> list[str]:
-        """Corrections of the authors' formulas."""
         if self.params.beta == 0:
             return []
         lines = ["a sample of the only minority label counts 0; in the authors' code, up to 1000"]

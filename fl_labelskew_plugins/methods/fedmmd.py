@@ -43,12 +43,10 @@ class FedMMD(Method):
     )
 
     def before_round(self, client: ClientView) -> None:
-        """Freeze a copy of the server's model."""
         if self.params.lam > 0:
             freeze_model(client, TEACHER)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The discrepancy."""
         teacher: Any = client.scratch.get(TEACHER)
         if teacher is None:
             return {}
@@ -57,6 +55,5 @@ class FedMMD(Method):
         return {"mmd": self.params.lam * mmd(batch.features, frozen)}
 
     def deviations(self) -> list[str]:
-        """Differences from the authors' code."""
         line = "compares features, bandwidths around their mean distance; the authors' code: logits, fixed bandwidths"
         return [line] if self.params.lam > 0 else []

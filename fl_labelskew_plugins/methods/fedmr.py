@@ -209,7 +209,6 @@ class FedMR(Method):
         return client.id in seeds.python_random(run.seed, "fedmr/share").sample(range(run.num_clients), number)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Both terms of equation 5."""
         p, terms = self.params, {}
         if p.prototypes == "running" and batch.last_epoch and self.shares(client):
             sums = class_sums(batch.features.detach(), batch.labels, len(client.counts))
@@ -238,11 +237,9 @@ class FedMR(Method):
         )
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Shapes of the class sums."""
         return sum_shapes(federation) if self.inter else {}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
-        """Feature sum and number of samples per class."""
         if not self.shares(client):
             return {}
         if self.params.prototypes == "after":
@@ -253,11 +250,9 @@ class FedMR(Method):
         return {"sums": sums, "counts": counts}
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Global prototypes."""
         return global_prototypes(total, shared)
 
     def deviations(self) -> list[str]:
-        """Differences from the printed equations."""
         lines = []
         if self.params.scale == "code" and self.params.mu1 > 0:
             lines.append("scale: code is the intra-class loss of the authors' code, not eq. 3 as printed")
@@ -272,7 +267,6 @@ class FedMR(Method):
         return lines
 
     def warnings(self, federation: Federation) -> list[str]:
-        """The published weights fail with the printed scale."""
         if self.params.scale == "paper" and self.params.mu1 > 1e-4:
             return [f"mu1 {self.params.mu1:g} with scale: paper drove training to chance; use 1e-4 or less"]
         return []

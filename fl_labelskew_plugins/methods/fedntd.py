@@ -34,12 +34,15 @@ def not_true_distillation(
         teacher: ``(B, C)`` logits of the server's model, without a gradient.
         labels: ``(B,)`` int64.
         tau: temperature of both.
-        masked: ``(C,)`` bool, classes that the teacher's softmax also omits (FedLMD). A sample counts 0 if the teacher
-            omits all classes.
+        masked: ``(C,)`` bool, classes that the teacher's softmax also omits (FedLMD), so their logits fall. A sample
+            counts 0 if the teacher omits all classes.
 
     >>> z, g = torch.tensor([[5.0, 0.0, 0.0]]), torch.tensor([[0.0, 0.0, 2.0]])
     >>> not_true_distillation(z, g, torch.tensor([0]))  # (0.12, 0.88) against (0.5, 0.5)
     tensor(0.3278)
+    >>> majority = torch.tensor([False, True, False])
+    >>> not_true_distillation(z, g, torch.tensor([0]), masked=majority)  # (0, 1) against (0.5, 0.5)
+    tensor(0.6931)
     """
     true = one_hot(labels, student.shape[1], torch.bool)
     without = true if masked is None else true | masked
@@ -75,12 +78,10 @@ class FedNTD(Method):
     )
 
     def before_round(self, client: ClientView) -> None:
-        """Freeze a copy of the server's model."""
         if self.params.beta > 0:
             freeze_model(client, TEACHER)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The distillation."""
         teacher: Any = client.scratch.get(TEACHER)
         if teacher is None:
             return {}
@@ -90,7 +91,6 @@ class FedNTD(Method):
         return {"distillation": self.params.beta * distillation}
 
     def deviations(self) -> list[str]:
-        """The factor of the temperature."""
         if self.params.beta == 0 or self.params.tau == 1:
             return []
         return ["tau: the distillation is multiplied by tau^2, as in the authors' code"]

@@ -40,5 +40,4 @@ class FedPHP(InheritedPrivateModel):
     )
 
     def stages(self, epochs: int) -> list[Stage]:
-        """All epochs in one stage."""
         return [Stage("personalise", epochs)]

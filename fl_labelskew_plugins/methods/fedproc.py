@@ -89,7 +89,6 @@ class FedProc(Method):
         return bool(self.params.schedule == "constant" or self.params.mu == 0)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The contrast, if there are prototypes."""
         p, device = self.params, batch.features.device
         if p.mu == 0 or "prototypes" not in client.shared:
             return {}
@@ -111,19 +110,15 @@ class FedProc(Method):
         return {"cross_entropy": weighted, **self.terms(batch, client)}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Shapes of the class sums."""
         return sum_shapes(federation) if self.params.mu > 0 else {}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
-        """Feature sum and number of samples per class."""
         return own_sums(client) if self.params.mu > 0 else {}
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Global prototypes."""
         return global_prototypes(total, shared)
 
     def deviations(self) -> list[str]:
-        """Differences from the printed method."""
         if self.params.mu == 0:
             return []
         lines = ["prototypes and contrast use the network's features; the paper uses a projection head's outputs"]

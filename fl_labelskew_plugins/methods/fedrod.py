@@ -88,16 +88,13 @@ class FedRoD(Method):
         client.scratch[HEAD] = head.to(generic.weight.device)
 
     def private_parameters(self, client: ClientView) -> Sequence[nn.Parameter]:
-        """Parameters of the private head."""
         return list(client.scratch[HEAD].parameters()) if HEAD in client.scratch else []
 
     def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
-        """Balanced softmax."""
         counts = on_device(client, "counts", client.counts, logits.device)
         return balanced_logits(logits, counts, gamma=self.params.gamma, missing=self.params.missing)
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The generic loss and the private head's loss."""
         terms = super().loss(batch, client)
         if HEAD not in client.scratch:
             return terms
@@ -115,7 +112,6 @@ class FedRoD(Method):
         keep_private(client, MODEL, {k: v + private[k] if k in private else v for k, v in weights.items()})
 
     def private_logits(self, inputs: Tensor, client: ClientView) -> Tensor:
-        """Sum of both heads' logits."""
         if HEAD not in client.scratch:
             return super().private_logits(inputs, client)
         assert client.model is not None
@@ -124,5 +120,4 @@ class FedRoD(Method):
         return logits
 
     def personalised(self, state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """The network with merged heads."""
         return private_model(state, MODEL)

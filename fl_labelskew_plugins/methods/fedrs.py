@@ -130,11 +130,9 @@ class FedRS(Method):
         return restricted_logits(logits, counts, alpha=p.alpha, min_count=p.min_count, scaling=p.scaling)
 
     def logits_only(self) -> bool:
-        """Unless uploads are private."""
         return not self.protects()
 
     def protects(self) -> bool:
-        """If ``upload_clip`` is set (appendix B)."""
         return self.params.upload_clip is not None
 
     def protect(self, update: dict[str, Tensor], client: ClientView) -> dict[str, Tensor]:
@@ -143,7 +141,6 @@ class FedRS(Method):
         return private_update(update, clip=p.upload_clip, sigma=p.upload_sigma or 0.0, generator=noise_of(client))
 
     def report(self, federation: Federation) -> dict[str, Any]:
-        """The privacy bound of one upload."""
         p = self.params
         if p.upload_sigma is None:
             return {}
@@ -154,7 +151,6 @@ class FedRS(Method):
         return {"privacy": {"epsilon": epsilon, "delta": delta, "holds_for": "one upload of one client in one round"}}
 
     def deviations(self) -> list[str]:
-        """Options that eq. 8 does not have."""
         if self.params.scaling == "proportional":
             return ["scaling: proportional scales rare observed classes too (authors' code); eq. 8 uses an indicator"]
         return []

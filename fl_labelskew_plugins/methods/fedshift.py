@@ -87,10 +87,7 @@ def shifted_logits(logits: Tensor, counts: Tensor, prior: Tensor, *, smoothing: 
 def noisy_counts(
     counts: Tensor, *, scale: float, noise: Literal["laplace", "gaussian"], generator: np.random.Generator
 ) -> Tensor:
-    """A client's class counts ``(C,)`` with noise, rounded to integers of at least 0.
-
-    Rounding also hides the low bits of the noise, which can reveal the value under it (Mironov, "On Significance of the
-    Least Significant Bits for Differential Privacy", CCS 2012).
+    """A client's class counts ``(C,)`` with noise, rounded to integers of at least 0 (see :func:`.ops.on_grid`).
 
     ``scale``: ``b`` of Laplace noise (standard deviation ``sqrt(2) b``), or standard deviation of Gaussian noise.
     """
@@ -106,8 +103,7 @@ def counts_epsilon(scale: float) -> float:
     .. math:: \epsilon = 2 / b
 
     Dwork, McSherry, Nissim, Smith, TCC 2006, proposition 1. Replacing one sample changes two counts by one, so the L1
-    sensitivity is 2. (For adding or removing a sample it is 1, but the number of samples is not secret here: it is the
-    weight of uploads.)
+    sensitivity is 2.
 
     >>> counts_epsilon(4.0)
     0.5
@@ -146,7 +142,6 @@ class KnownPrior(Method):
         return smoothing
 
     def opening_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """One number per class."""
         return {"smoothed": (federation.num_classes,)}
 
     def opening(self, client: ClientView) -> dict[str, Tensor]:
@@ -162,7 +157,6 @@ class KnownPrior(Method):
         return {"prior": global_prior(smoothed.where(smoothed > 0, 1.0))}
 
     def report(self, federation: Federation) -> dict[str, Any]:
-        """Privacy bound of the revealed counts."""
         p = self.params
         if p.count_noise == 0 or p.count_noise_type != "laplace":
             return {}
@@ -170,7 +164,6 @@ class KnownPrior(Method):
         return {"privacy": {"epsilon": counts_epsilon(p.count_noise), "delta": 0.0, "holds_for": scope}}
 
     def deviations(self) -> list[str]:
-        """Noise."""
         return ["count_noise: the prior comes from noisy class counts"] if self.params.count_noise > 0 else []
 
 

@@ -121,7 +121,6 @@ class FedVLS(Method):
         vars(self).update(corrects="class counts" if self.params.calibration == "prior" else "")
 
     def before_round(self, client: ClientView) -> None:
-        """Freeze the server's model, if there are classes to distil."""
         vacant = (client.counts == 0).nonzero().flatten()
         if self.params.lam > 0 and len(vacant) > 1:
             freeze_model(client, TEACHER)
@@ -147,7 +146,6 @@ class FedVLS(Method):
         return terms
 
     def deviations(self) -> list[str]:
-        """Differences from algorithm 1."""
         p, lines = self.params, []
         if p.calibration == "none":
             lines.append("calibration: none is plain cross-entropy; line 14 weights each class by its share")
@@ -158,7 +156,6 @@ class FedVLS(Method):
         return lines
 
     def warnings(self, federation: Federation) -> list[str]:
-        """The printed suppression has no lower bound."""
         if self.params.suppression > 0 and self.params.form == "paper":
             return ["form: paper has no lower bound, so training may diverge; code is safe"]
         return []

@@ -75,7 +75,6 @@ class FLDA(Method):
     paper = "Private Federated Learning with Domain Adaptation, NeurIPS workshop 2019, https://arxiv.org/abs/1912.06733"
 
     def before_round(self, client: ClientView) -> None:
-        """Load the client's private model and gate, or initialise them."""
         if self.params.general_share == 1:
             return
         general, frozen = client.model, client.frozen
@@ -94,7 +93,6 @@ class FLDA(Method):
             client.scratch[GATE_NOW] = nn.Parameter(start.to(client.counts.device, copy=True))
 
     def private_parameters(self, client: ClientView) -> Sequence[nn.Parameter]:
-        """Parameters of the private model, and the gate."""
         if EXPERT not in client.scratch:
             return []
         parameters = [p for p in client.scratch[EXPERT].parameters() if p.requires_grad]
@@ -109,7 +107,6 @@ class FLDA(Method):
         return mixed(logits, client.scratch[EXPERT](inputs), score, mixture=self.params.mixture)
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Cross-entropy of the mixture."""
         expert: Any = client.scratch.get(EXPERT)
         if expert is None:
             return super().loss(batch, client)
@@ -120,7 +117,6 @@ class FLDA(Method):
         return {"cross_entropy": functional.cross_entropy(self.calibrate(logits, client), batch.labels)}
 
     def after_round(self, client: ClientView) -> None:
-        """Keep the private model and the gate."""
         if EXPERT not in client.scratch:
             return
         keep_private(client, PRIVATE, client.scratch[EXPERT].state_dict())
@@ -128,7 +124,6 @@ class FLDA(Method):
             keep_private(client, "", {GATE: client.scratch[GATE_NOW]})
 
     def private_logits(self, inputs: Tensor, client: ClientView) -> Tensor:
-        """Logits of the mixture."""
         if EXPERT not in client.scratch:
             return super().private_logits(inputs, client)
         model: Any = client.model
@@ -137,7 +132,6 @@ class FLDA(Method):
         return self._mixed(inputs, features, model.classifier(features), client)
 
     def deviations(self) -> list[str]:
-        """Differences from our reading of the paper."""
         lines = []
         if self.params.general_share is None:
             lines.append("the gate is linear in the general model's features; the paper's is linear in the input")

@@ -126,7 +126,6 @@ class InheritedPrivateModel(Method):
         keep_private(client, PREFIX, weights)
 
     def deviations(self) -> list[str]:
-        """The count in use."""
         if self.params.mu0 == 0:
             return []
         if self.params.hpm_count == "text":
@@ -134,7 +133,6 @@ class InheritedPrivateModel(Method):
         return ["hpm_count: algorithm omits this round in mu_k, as algorithm 1; MAP's text below eq. 10 counts it"]
 
     def personalised(self, state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """The inherited private model."""
         return private_model(state, PREFIX)
 
 
@@ -185,7 +183,6 @@ class MAP(InheritedPrivateModel):
         return restricted_logits(logits, counts, alpha=p.alpha, min_count=p.min_count, scaling=p.scaling)
 
     def deviations(self) -> list[str]:
-        """Also options that eq. 8 does not have."""
         lines = super().deviations()
         if self.params.scaling == "proportional":
             lines.append("scaling: proportional scales rare observed classes too; eq. 8 uses an indicator")

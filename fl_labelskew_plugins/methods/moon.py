@@ -80,7 +80,6 @@ class MOON(Method):
         return {"projection": nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, 256))}
 
     def before_round(self, client: ClientView) -> None:
-        """Freeze the server's model and the client's last one."""
         previous = private_model(client.state, PREFIX)
         if self.params.mu > 0 and previous is not None and client.frozen is not None and client.model is not None:
             client.scratch[TEACHERS] = client.frozen(client.model.state_dict()), client.frozen(previous)
@@ -97,12 +96,10 @@ class MOON(Method):
         return {"contrast": self.params.mu * contrast}
 
     def after_round(self, client: ClientView) -> None:
-        """Keep the client's final weights."""
         if self.params.mu > 0 and client.model is not None:
             keep_private(client, PREFIX, client.model.state_dict())
 
     def deviations(self) -> list[str]:
-        """Differences from the printed method."""
         if self.params.mu == 0:
             return []
         if self.params.projection == "mlp":

@@ -33,7 +33,6 @@ class FeatureNet(nn.Module):
         return out.flatten(1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Inputs ``(B, ...)`` to logits ``(B, C)``."""
         logits: torch.Tensor = self.classifier(self.features(x))
         return logits
 

@@ -118,7 +118,6 @@ class SACNN(Network):
     Params = params.Params
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
-        """A fresh module."""
         if len(input_shape) != 1 or input_shape[0] < 64:
             needs = f"needs rows of at least 64 values, but this data set has samples of shape {tuple(input_shape)}"
             raise mistake("model sacnn", needs, "mlp or logistic")

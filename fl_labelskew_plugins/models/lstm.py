@@ -18,7 +18,6 @@ class LastOutput(nn.Module):
         self.lstm = nn.LSTM(embedding, hidden, num_layers=layers, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Features of texts."""
         outputs, _ = self.lstm(self.embedding(x.int()))
         last: torch.Tensor = outputs[:, -1]
         return last
@@ -39,7 +38,6 @@ class CharLSTM(Network):
         layers: int = Field(2, ge=1, description="LSTM layers.")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
-        """A fresh module."""
         if len(input_shape) != 1:
             needs = f"needs rows of characters, but this data set has samples of shape {tuple(input_shape)}"
             raise mistake("model char_lstm", needs, "the data set shakespeare, or another network")

@@ -18,7 +18,6 @@ class Logistic(Network):
     Params = params.Params
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
-        """A fresh module."""
         return FeatureNet(nn.Flatten(), math.prod(input_shape), num_classes)
 
 
@@ -32,7 +31,6 @@ class MLP(Network):
         relu_features: bool = Field(True, description="Whether the features pass a ReLU.")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
-        """A fresh module."""
         widths = [math.prod(input_shape), *self.params.hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):

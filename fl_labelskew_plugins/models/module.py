@@ -100,12 +100,10 @@ class Headed(nn.Module):
             _put(module, path, nn.Identity())
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Inputs ``(B, ...)`` to features ``(B, d)``."""
         features: torch.Tensor = self.body(x)
         return features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Inputs ``(B, ...)`` to logits ``(B, C)``."""
         logits: torch.Tensor = self.classifier(self.features(x))
         return logits
 

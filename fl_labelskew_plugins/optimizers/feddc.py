@@ -7,12 +7,11 @@ Section 3 and algorithm 1. A client keeps its drift ``h_k`` and minimises
 .. math:: L_k(\theta) + \frac\alpha2 \lVert h_k + \theta - w \rVert^2 + \frac{1}{\eta K} \langle \theta, g_k - g \rangle
 
 with ``g_k`` its last change and ``g`` the mean change of the last round. Then ``h_k <- h_k + (theta_k - w)``, and the
-server's next weights are the mean of ``theta_k + h_k``. With ``feddc_alpha = 0`` there is no drift.
+server's next weights are the mean of ``theta_k + h_k``. With ``feddc_alpha = 0``, drifts are not used.
 
-The paper was not available to us, so no equation numbers are given. The client keeps ``-g_k / (eta K)``, with ``K`` as
-in our SCAFFOLD; the authors' code keeps SCAFFOLD's control variates, adds the mean drift of all clients on the server,
-and scales ``alpha`` for clients of unequal size. FedMR's tables 9 and 10 have (we assume) ``alpha`` 1e-5 to 0.01 with
-10 epochs per round. Shorter rounds need more, because only ``alpha`` limits the drifts.
+The paper was not available to us. The client keeps ``-g_k / (eta K)``, with ``K`` as in our SCAFFOLD; the authors' code
+keeps SCAFFOLD's control variates, adds the mean drift of all clients on the server, and scales ``alpha`` for clients of
+unequal size. FedMR's tables 9 and 10 have (we assume) ``alpha`` 1e-5 to 0.01 with 10 epochs per round.
 """
 
 from __future__ import annotations
@@ -47,7 +46,6 @@ class FedDC(Optimizer):
     changes_upload = True
 
     def contribution_shapes(self, parameters: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of the parameters."""
         return parameters
 
     def before_round(self, work: LocalWork) -> None:

@@ -11,8 +11,7 @@ and then sets ``grad_k <- grad_k - alpha (theta_k - theta^{t-1})``. The server k
 theta^{t-1})`` over the round's clients, with ``m`` all clients, and sets ``theta <- mean theta_k - h / alpha``, a
 uniform mean.
 
-``h / alpha`` is the sum of all mean changes so far. The local regulariser limits it only with enough steps or a larger
-``alpha``: FedMR's tables 9 and 10 have 1e-6 to 1e-4 with 10 local epochs. FedML's FedDyn: docs/mixing.md.
+FedMR's tables 9 and 10 have ``alpha`` 1e-6 to 1e-4 with 10 local epochs. FedML's FedDyn: docs/mixing.md.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class FedDyn(Optimizer):
     aggregation = "uniform"
 
     def before_round(self, work: LocalWork) -> None:
-        """Move the client's last gradient to the device."""
         work.client.scratch["gradient"] = {n: v.to(work.start[n]) for n, v in work.client.state.items()}
 
     def correct(self, work: LocalWork) -> None:
@@ -47,7 +45,6 @@ class FedDyn(Optimizer):
             torch._foreach_sub_(list(gradients.values()), [last[name] for name in gradients])
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Keep the client's new gradient."""
         last = work.client.scratch["gradient"]
         for name, start in work.start.items():
             change = self.params.feddyn_alpha * (upload[name] - start)
@@ -55,7 +52,6 @@ class FedDyn(Optimizer):
         return {}
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """Update ``h`` and compute the new weights."""
         new, alpha = dict(round.mean), self.params.feddyn_alpha
         share = round.clients / round.federation.num_clients
         for name in round.parameters:

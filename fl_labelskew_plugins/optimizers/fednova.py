@@ -34,7 +34,6 @@ class FedNova(Optimizer):
     sends_change = True
 
     def contribution_shapes(self, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        """One number."""
         return {"tau": ()}
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> dict[str, Tensor]:

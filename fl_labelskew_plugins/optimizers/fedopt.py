@@ -38,7 +38,6 @@ class FedOpt(Optimizer):
     paper = "Adaptive Federated Optimization, ICLR 2021, https://arxiv.org/abs/2003.00295"
 
     def deviations(self) -> list[str]:
-        """Torch's optimisers, and the method's weights."""
         lines = ["uploads have the method's weights; algorithm 2 prints 1/|S|"]
         if self.params.server_optimizer != "sgd":
             lines += ["the server's optimiser is torch's: bias correction, and an epsilon unlike algorithm 2"]

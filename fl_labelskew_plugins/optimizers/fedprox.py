@@ -23,5 +23,4 @@ class FedProx(Optimizer):
     paper = "Federated Optimization in Heterogeneous Networks, MLSys 2020, https://arxiv.org/abs/1812.06127"
 
     def correct(self, work: LocalWork) -> None:
-        """Add the gradient of the proximal term."""
         add_proximal(work, self.params.fedprox_mu)

@@ -52,14 +52,12 @@ class Mime(Optimizer):
     local_momentum = False
 
     def deviations(self) -> list[str]:
-        """A round has only one exchange."""
         return [
             "c is the mean gradient at the weights of the last round, with none in the first round; algorithm 1 uses "
             "the current weights"
         ]
 
     def contribution_shapes(self, parameters: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of the parameters."""
         return parameters
 
     def before_round(self, work: LocalWork) -> None:
@@ -89,12 +87,10 @@ class Mime(Optimizer):
             torch._foreach_add_(gradients, [client.shared[n] for n in names])
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> Mapping[str, Tensor]:
-        """Send the whole gradient."""
         gradient: dict[str, Tensor] = work.client.scratch["gradient"]
         return gradient
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """Update and share ``s``."""
         new, beta = dict(round.mean), self.params.server_momentum
         for name in round.parameters:
             c = round.contributions[name]

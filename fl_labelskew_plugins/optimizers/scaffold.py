@@ -39,7 +39,6 @@ class SCAFFOLD(Optimizer):
     client_optimizers = ("sgd",)
 
     def contribution_shapes(self, parameters: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of the parameters."""
         return parameters
 
     def before_round(self, work: LocalWork) -> None:

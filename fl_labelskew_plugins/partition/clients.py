@@ -101,18 +101,17 @@ def check_parts(name: str, parts: Any, clients: int, samples: int) -> Parts:
         if first < 0 or last >= samples:
             got = f"client {k} has indices {first} to {last}"
             raise mistake(f"partitioner {name}", got, f"indices from 0 to {samples - 1}")
-        if (duplicates := indices[owners[indices] >= 0]).size:
-            shared = int(duplicates.min())
+        values, times = np.unique(indices, return_counts=True)
+        if times.max() > 1:
+            got = f"client {k} has sample {values[times > 1][0]} twice"
+            raise mistake(f"partitioner {name}", got, "every index once")
+        if (shared := values[owners[values] >= 0]).size:
             raise LabelSkewError(
-                f"partitioner {name}: sample {shared} is in clients {owners[shared]} and {k}; give it to one of them"
+                f"partitioner {name}: sample {shared[0]} is in clients {owners[shared[0]]} and {k}; give it to one of "
+                "them"
             )
-        owners[indices] = k
-    checked = Parts(owners, clients)
-    if len(checked.indices) < sum(map(len, parts)):
-        k = next(k for k, part in enumerate(parts) if len(part) > len(checked[k]))
-        values, times = np.unique(parts[k], return_counts=True)
-        raise mistake(f"partitioner {name}", f"client {k} has sample {values[times > 1][0]} twice", "every index once")
-    return checked
+        owners[values] = k
+    return Parts(owners, clients)
 
 
 def check_labels(part: str, labels: NDArray[np.int64], classes: int) -> None:

@@ -81,8 +81,6 @@ class PCDD(ByLabels):
     """Every client holds a fixed number of classes: FedMR's P<clients>C<classes>."""
 
     class Params(Params):
-        """Parameters of pcdd."""
-
         classes_per_client: int = Field(ge=1, description="Classes that each client holds (FedMR: 2 to 5 of 10).")
         assignment: Literal["fedmr", "niid_bench"] = Field(
             "fedmr",

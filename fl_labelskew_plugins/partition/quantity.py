@@ -31,8 +31,6 @@ class Quantity(ByLabels):
     """Sorted samples cut into equal sets, assigned at random: FedLC's Q(a)."""
 
     class Params(Params):
-        """Parameters of quantity."""
-
         sets_per_client: int = Field(ge=1, description="a of Q(a), sets of each client (FedLC: 2 to 20).")
 
     deal = staticmethod(quantity)

@@ -12,33 +12,20 @@ from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.partition.base import ByLabels, Indices, by_class, gather
 
 
-def shards(
-    labels: Indices,
-    *,
-    clients: int,
-    shards_per_client: int,
-    shards_per_class: int | None = None,
-    rng: np.random.Generator,
-) -> list[Indices]:
-    """Give each client ``shards_per_client`` shards; by default a class has ``K * shards_per_client / C``.
+def shards(labels: Indices, *, clients: int, shards_per_client: int, rng: np.random.Generator) -> list[Indices]:
+    """Give each client ``shards_per_client`` shards; a class has ``K * shards_per_client / C``.
 
     A class's samples are shuffled and cut evenly, up to one sample. A client may get two shards of one class. Raise
-    LabelSkewError if the number of shards does not match, or a client is empty.
+    LabelSkewError if the number of shards is not a multiple of ``C``, or a client is empty.
     """
     classes, members = by_class("shards", labels, clients)
     total = clients * shards_per_client
-    per_class = total // len(classes) if shards_per_class is None else shards_per_class
-    if per_class * len(classes) != total:
-        actual = "" if shards_per_class is None else f"shards_per_class={per_class} gives {per_class * len(classes)}; "
-        advice = (
-            f"use shards_per_class={total // len(classes)}"
-            if total % len(classes) == 0
-            else f"make client_num_in_total * shards_per_client a multiple of {len(classes)}"
-        )
+    if total % len(classes):
         raise LabelSkewError(
             f"partition shards: {clients} clients with {shards_per_client} shards need {total} shards of "
-            f"{len(classes)} classes; {actual}{advice}"
+            f"{len(classes)} classes; make client_num_in_total * shards_per_client a multiple of {len(classes)}"
         )
+    per_class = total // len(classes)
     pieces = [piece for samples in members for piece in np.array_split(rng.permutation(samples), per_class)]
     dealt = rng.permutation(len(pieces)).reshape(clients, shards_per_client)
     return gather("shards", [[pieces[i] for i in row] for row in dealt], "its shards are empty; use fewer shards")
@@ -48,11 +35,6 @@ class Shards(ByLabels):
     """Each class cut into equal shards, assigned at random: FedRS's partition."""
 
     class Params(Params):
-        """Parameters of shards."""
-
         shards_per_client: int = Field(ge=1, description="Shards of each client (FedRS: 5, 2; 20 for Cifar100).")
-        shards_per_class: int | None = Field(
-            None, ge=1, description="Shards of each class; default: clients * shards_per_client / classes."
-        )
 
     deal = staticmethod(shards)

@@ -5,82 +5,67 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fl_labelskew_registry import Dataset, Method
-
 from fl_labelskew_plugins.recipe import addresses
-from fl_labelskew_plugins.recipe.mistakes import Conflict, needed, show
-from fl_labelskew_plugins.recipe.model import Sections
+from fl_labelskew_plugins.recipe.mistakes import show
+from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.sections import (
     IN_TRAINING,
     LEAST_SUMMED,
-    NEEDS,
     OF_UPLOADS,
     OUTSIDE_TRAINING,
     DataArgs,
-    DpArgs,
-    HostArgs,
-    SecurityArgs,
     to_the_end,
 )
 
-ROUND = ("train_args.client_num_per_round", "train_args.client_num_in_total")
-KIND, SIZE = "common_args.training_type", "train_args.client_num_in_total"
 SECURE = "comm_args.secure_aggregation"
 
 
-def conflicts(recipe: Sections) -> Iterator[Conflict]:
-    """All conflicts except plugins'; ``recipe`` may lack ``data``, ``model`` and ``method_args``."""
-    train = recipe.train
-    if train.clients_per_round > train.client_num_in_total:
-        right = f"an integer from 1 to client_num_in_total, {train.client_num_in_total}"
-        message = f"{train.client_num_per_round} is out of range; allowed: {right}"
-        yield Conflict("train_args.client_num_per_round", message, (SIZE,))
-    yield from _comm_conflicts(recipe)
-    yield from _silo_conflicts(recipe)
-    yield from _diagnostics_conflicts(recipe)
-    yield from _secure_conflicts(recipe)
+def conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Key and error message of each value to correct."""
+    train, files = recipe.train, recipe.client_specific.data_silo_config
+    clients, some = train.client_num_in_total, train.clients_per_round
+    if some > clients:
+        allowed = f"an integer from 1 to client_num_in_total, {clients}"
+        yield "train_args.client_num_per_round", f"{some} is out of range; allowed: {allowed}"
+    if files and not recipe.common.across_silos:
+        message = "cannot be used with training_type simulation; allowed: files with cross_silo, or none"
+        yield "client_specific_args.data_silo_config", message
+    elif files and len(files) != clients:
+        message = f"{len(files)} files for {clients} clients; allowed: one file per client, or none"
+        yield "client_specific_args.data_silo_config", message
     if train.augment and recipe.security.attack_type == "label_flipping":
         message = "cannot be used with attack_type label_flipping, which does not augment samples; allowed: []"
-        yield Conflict("train_args.augment", message, ("security_args.attack_type",))
-    yield from _host_conflicts(recipe.security, recipe.dp)
+        yield "train_args.augment", message
+    yield from _comm_conflicts(recipe)
+    yield from _diagnostics_conflicts(recipe)
+    if recipe.comm.secure_aggregation:
+        yield from _sum_conflicts(recipe)
+    if recipe.sums_alone:
+        yield from _secure_silo_conflicts(recipe)
+    yield from _form_conflicts(recipe, recipe.dataset.params)
 
 
-def _comm_conflicts(recipe: Sections) -> Iterator[Conflict]:
-    common, train, comm = recipe.common, recipe.train, recipe.comm
+def _comm_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    common, some, comm = recipe.common, recipe.train.clients_per_round, recipe.comm
     if common.across_silos != (comm.backend == "GRPC"):
         right = "GRPC" if common.across_silos else "another backend, or GRPC with training_type cross_silo"
         message = f"{comm.backend} cannot be used with training_type {common.training_type}; allowed: {right}"
-        yield Conflict("comm_args.backend", message, (KIND,))
-    for key, value, alternative in (("workers", comm.workers, "a number"), ("hostfile", comm.hostfile, "a file")):
-        if value is not None and not comm.over_mpi:
-            message = f"{value} cannot be used with backend {comm.backend}; allowed: null, or {alternative} with MPI"
-            yield Conflict(f"comm_args.{key}", message, ("comm_args.backend",))
-    if comm.min_clients is not None and comm.min_clients > train.clients_per_round:
-        right = f"an integer from 1 to client_num_per_round, {train.clients_per_round}"
-        message = f"{comm.min_clients} is out of range; allowed: {right}"
-        yield Conflict("comm_args.min_clients", message, ROUND)
+        yield "comm_args.backend", message
+    if comm.workers is not None and not comm.over_mpi:
+        message = f"{comm.workers} cannot be used with backend {comm.backend}; allowed: null, or a number with MPI"
+        yield "comm_args.workers", message
+    if comm.min_clients is not None and comm.min_clients > some:
+        allowed = f"an integer from 1 to client_num_per_round, {some}"
+        yield "comm_args.min_clients", f"{comm.min_clients} is out of range; allowed: {allowed}"
     if not comm.send_contributions and not common.across_silos:
         message = "false cannot be used with training_type simulation; allowed: true, or false with cross_silo"
-        yield Conflict("comm_args.send_contributions", message, (KIND,))
+        yield "comm_args.send_contributions", message
     given = {"server_address": comm.server_address, "listen_address": comm.listen_address}
-    reachable = [key for key, address in given.items() if address and not addresses.loopback(address)]
+    reachable = [f"{key} {address}" for key, address in given.items() if address and not addresses.loopback(address)]
     if common.across_silos and comm.certs is None and reachable:
-        key = reachable[0]
-        message = (
-            f"missing; {key} {given[key]} can be reached from other machines; use a folder of `labelskew certs new`, "
-            "or an address such as 127.0.0.1:8890"
-        )
-        yield Conflict("comm_args.certs", message, (f"comm_args.{key}", KIND))
-
-
-def _silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
-    files, key = recipe.client_specific.data_silo_config, "client_specific_args.data_silo_config"
-    clients, kind = recipe.train.client_num_in_total, recipe.common.training_type
-    if files and not recipe.common.across_silos:
-        message = f"cannot be used with training_type {kind}; allowed: files with cross_silo, or none"
-        yield Conflict(key, message, (KIND,))
-    elif files and len(files) != clients:
-        yield Conflict(key, f"{len(files)} files for {clients} clients; allowed: one file per client, or none", (SIZE,))
+        problem = f"missing; {reachable[0]} can be reached from other machines"
+        use = "use a folder of `labelskew certs new`, or an address such as 127.0.0.1:8890"
+        yield "comm_args.certs", f"{problem}; {use}"
 
 
 def classes_of(data: DataArgs, params: Any) -> int | None:
@@ -89,31 +74,17 @@ def classes_of(data: DataArgs, params: Any) -> int | None:
     return data.classes or getattr(params, "classes", None) or (None if names is None else len(names))
 
 
-def form_conflicts(recipe: Sections, params: Any) -> Iterator[Conflict]:
+def _form_conflicts(recipe: Recipe, params: Any) -> Iterator[tuple[str, str]]:
     """Settings that a server without test data needs; ``params``: of the data set."""
     if not recipe.common.across_silos or recipe.validation.server_test_data:
         return
     reason = "missing; with validation_args.server_test_data: false the server has no sample to read it from; set"
-    others = (KIND, "validation_args.server_test_data", "data_args.dataset")
     if recipe.data.input_shape is None:
-        yield Conflict("data_args.input_shape", f"{reason} it to the shape of one sample, such as [1, 28, 28]", others)
+        yield "data_args.input_shape", f"{reason} it to the shape of one sample, such as [1, 28, 28]"
     if getattr(params, "class_names", ()) is None:
-        yield Conflict("data_args.class_names", f"{reason} it to the names of all classes, in order", others)
+        yield "data_args.class_names", f"{reason} it to the names of all classes, in order"
     elif classes_of(recipe.data, params) is None:
-        yield Conflict("data_args.classes", f"{reason} it to the number of classes, such as 10", others)
-
-
-def moments_conflicts(recipe: Sections, dataset: Dataset) -> Iterator[Conflict]:
-    """Mean and std that would be computed from each silo's separate sums."""
-    mean, own_data = recipe.data.mean, bool(recipe.client_specific.data_silo_config)
-    if not (recipe.common.across_silos and recipe.comm.secure_aggregation and own_data):
-        return
-    if mean == "data" or (mean is None and dataset.measured):
-        problem = f"with {SECURE} silos do not send the sums for a common mean and std"
-        numbers = "numbers for each channel or feature, or one for all, such as mean: [0.5] and std: [0.25]"
-        use = f"write mean: imagenet (pictures in colour), or {numbers}" if dataset.picture_keys else f"write {numbers}"
-        value = "missing" if mean is None else show(mean)
-        yield Conflict("data_args.mean", f"{value}: {problem}; {use}", (SECURE, "data_args.dataset"))
+        yield "data_args.classes", f"{reason} it to the number of classes, such as 10"
 
 
 def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
@@ -128,83 +99,33 @@ def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
         yield "data_args.categorical", problem
 
 
-def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
-    comm, bits = recipe.comm, recipe.comm.secure_bits
-    if not comm.secure_aggregation:
-        return
-    if recipe.common.across_silos:
-        yield from _secure_silo_conflicts(recipe)
-    for switch in recipe.host_switches:
-        message = f"true cannot be used with {SECURE}: FedML's code needs single uploads, which are hidden then"
-        yield Conflict(switch, f"{message}; allowed: false", (SECURE,))
-    ratio, usual = comm.max_update_ratio, type(comm).model_fields["max_update_ratio"].default
-    if ratio not in (None, usual):
-        message = f"{ratio:g} needs single uploads, which are hidden with {SECURE}; allowed: null, or omit it"
-        yield Conflict("comm_args.max_update_ratio", message, (SECURE,))
-    if affected := [name for name in recipe.tracking.diagnostics if name in OF_UPLOADS]:
-        message = f"{', '.join(affected)}: need single uploads, which are hidden with {SECURE}"
-        yield Conflict("tracking_args.diagnostics", f"{message}; allowed: other diagnostics", (SECURE,))
-    most = 2 ** (bits - 4)
-    if recipe.train.client_num_in_total > most:
-        message = f"{bits} are too few for the sums of more than {most} clients; allowed: more, up to 32"
-        yield Conflict("comm_args.secure_bits", message, (SECURE, SIZE))
-
-
-def _secure_silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
-    """Requirements of masks: enough silos, with certificates."""
-    comm, clients = recipe.comm, recipe.train.clients_per_round
+def _secure_silo_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Requirements of masks: enough silos, with certificates, and a common normalisation."""
+    comm, clients, mean, dataset = recipe.comm, recipe.train.clients_per_round, recipe.data.mean, recipe.dataset
     if comm.certs is None:
-        message = (
-            f"missing; with {SECURE} silos must sign their keys, or the server could replace them; use a "
-            "folder of `labelskew certs new`"
-        )
-        yield Conflict("comm_args.certs", message, (SECURE, KIND))
+        problem = f"missing; with {SECURE} silos must sign their keys, or the server could replace them"
+        yield "comm_args.certs", f"{problem}; use a folder of `labelskew certs new`"
     if clients < LEAST_SUMMED:
         message = f"true needs at least {LEAST_SUMMED} silos per round: smaller sums protect no client; allowed: false"
-        yield Conflict(SECURE, message, ROUND)
+        yield SECURE, message
     least, threshold = max(LEAST_SUMMED, clients // 2 + 1), comm.secure_threshold
     if threshold is not None and not least <= threshold <= clients:
         message = f"{threshold} is out of range; allowed: {least} to {clients}, more than half of client_num_per_round"
-        yield Conflict("comm_args.secure_threshold", message, (SECURE, *ROUND))
+        yield "comm_args.secure_threshold", message
+    if recipe.own_data and (mean == "data" or (mean is None and dataset.measured)):
+        problem = f"with {SECURE} silos do not send the sums for a common mean and std"
+        numbers = "numbers for each channel or feature, or one for all, such as mean: [0.5] and std: [0.25]"
+        use = f"write mean: imagenet (pictures in colour), or {numbers}" if dataset.picture_keys else f"write {numbers}"
+        yield "data_args.mean", f"{'missing' if mean is None else show(mean)}: {problem}; {use}"
 
 
-def _diagnostics_conflicts(recipe: Sections) -> Iterator[Conflict]:
+def _diagnostics_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
     names, comm, key = recipe.tracking.diagnostics, recipe.comm, "tracking_args.diagnostics"
     if names and recipe.common.across_silos:
-        message = "no process of a cross_silo run has the data for diagnostics; allowed: none, or simulation"
-        yield Conflict(key, message, (KIND, "comm_args.backend"))
+        yield key, "no process of a cross_silo run has the data for diagnostics; allowed: none, or simulation"
     elif not comm.in_process and (affected := [name for name in names if name in IN_TRAINING]):
-        message = (
-            f"{', '.join(affected)}: cannot observe training in other processes (backend {comm.backend}); allowed: "
-            f"{', '.join(OUTSIDE_TRAINING)}, or backend sp"
-        )
-        yield Conflict(key, message, (KIND, "comm_args.backend"))
-
-
-def _host_conflicts(security: SecurityArgs, dp: DpArgs) -> Iterator[Conflict]:
-    yield from _needed("security_args", security, "enable_attack", "attack_type")
-    yield from _needed("security_args", security, "enable_defense", "defense_type")
-    yield from _needed("dp_args", dp, "enable_dp", "dp_solution_type")
-    if dp.enable_dp and dp.mechanism_type == "gaussian":
-        out, kind = "is out of range; allowed: a number above 0 and", "with mechanism_type gaussian"
-        if dp.epsilon is not None and dp.epsilon > 1:
-            yield Conflict("dp_args.epsilon", f"{dp.epsilon} {out} at most 1 {kind}", ("dp_args.mechanism_type",))
-        if dp.delta == 0:
-            yield Conflict("dp_args.delta", f"0 {out} below 1 {kind}", ("dp_args.mechanism_type",))
-
-
-def _needed(section: str, args: HostArgs, switch: str, chooser: str) -> Iterator[Conflict]:
-    if not getattr(args, switch):
-        return
-    chosen = getattr(args, chooser)
-    wanted = (chooser,) if chosen is None else NEEDS.get(chosen, ())
-    reason = f"{switch}: true" if chosen is None else f"{chooser}: {chosen}"
-    for key in wanted:
-        if getattr(args, key, None) is None:
-            known = key in type(args).model_fields
-            allowed = needed(type(args), key) if known else f"a value that FedML 0.9.6 takes as args.{key}"
-            message = f"missing; {reason} needs it; allowed: {allowed}"
-            yield Conflict(f"{section}.{key}", message, (f"{section}.{chooser}", f"{section}.{switch}"))
+        problem = f"{', '.join(affected)}: cannot observe training in other processes (backend {comm.backend})"
+        yield key, f"{problem}; allowed: {', '.join(OUTSIDE_TRAINING)}, or backend sp"
 
 
 # If two sets of clients differ by one client, the difference of their sums is that client's part. Sums of several
@@ -212,7 +133,7 @@ def _needed(section: str, args: HostArgs, switch: str, chooser: str) -> Iterator
 # each sum is over all clients.
 
 
-def fewest_summed(recipe: Sections) -> int:
+def fewest_summed(recipe: Recipe) -> int:
     """Minimum number of clients in a round's sum: ``secure_threshold``, default: all, or over two thirds with noise.
 
     It is at least ``min_clients``: once silos have sent masked vectors, only this number limits the sum.
@@ -222,13 +143,13 @@ def fewest_summed(recipe: Sections) -> int:
     return max(recipe.comm.secure_threshold or default, recipe.comm.min_clients or 0)
 
 
-def fewest_opened(recipe: Sections) -> int:
+def fewest_opened(recipe: Recipe) -> int:
     """Minimum number of clients in the opening sum: as many may be missing as in a round."""
     train = recipe.train
     return train.client_num_in_total - train.clients_per_round + fewest_summed(recipe)
 
 
-def quorum(recipe: Sections) -> int:
+def quorum(recipe: Recipe) -> int:
     """Minimum number of uploads per round across silos."""
     if recipe.comm.secure_aggregation:
         return fewest_summed(recipe)
@@ -236,28 +157,32 @@ def quorum(recipe: Sections) -> int:
     return min(2, recipe.train.clients_per_round) if least is None else least
 
 
-def sum_conflicts(recipe: Sections, method: Method) -> Iterator[Conflict]:
-    """Sums over few clients or with several weights per client, and, without noise, over different clients."""
-    if not recipe.comm.secure_aggregation:
-        return
-    for part in getattr(method, "parts", {"": method}).values():
+def _sum_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Sums that are too small or inexact, reveal single clients, or hide uploads that something needs."""
+    train, comm, hidden = recipe.train, recipe.comm, f"need single uploads, which are hidden with {SECURE}"
+    for switch in recipe.host_switches:
+        message = f"true cannot be used with {SECURE}: FedML's code needs single uploads, which are hidden then"
+        yield switch, f"{message}; allowed: false"
+    ratio, usual = comm.max_update_ratio, type(comm).model_fields["max_update_ratio"].default
+    if ratio not in (None, usual):
+        message = f"{ratio:g} needs single uploads, which are hidden with {SECURE}; allowed: null, or omit it"
+        yield "comm_args.max_update_ratio", message
+    if affected := [name for name in recipe.tracking.diagnostics if name in OF_UPLOADS]:
+        yield "tracking_args.diagnostics", f"{', '.join(affected)}: {hidden}; allowed: other diagnostics"
+    every, most = train.client_num_in_total, 2 ** (comm.secure_bits - 4)
+    if every > most:
+        message = f"{comm.secure_bits} are too few for the sums of more than {most} clients; allowed: more, up to 32"
+        yield "comm_args.secure_bits", message
+    for part in getattr(recipe.method, "parts", {"": recipe.method}).values():
         if (share := getattr(part.params, "share_prototypes", 1)) < 1:
             problem = f"{share:g}: the sum of prototypes would cover few clients; allowed: 1, or no secure aggregation"
-            yield Conflict("method_args.share_prototypes", problem, (SECURE,))
-    if recipe.train.proxy_aggregation == "class":
+            yield "method_args.share_prototypes", problem
+    if train.proxy_aggregation == "class":
         problem = "class: sums with two weights per client reveal class counts of single clients"
-        yield Conflict(
-            "train_args.proxy_aggregation", f"{problem}; allowed: model, or no secure aggregation", (SECURE,)
-        )
-    every = recipe.train.client_num_in_total
-    for key, clients in (
-        ("train_args.client_num_per_round", recipe.train.clients_per_round),
-        ("comm_args.secure_threshold", fewest_summed(recipe)),
-    ):
-        if clients < every and recipe.privacy.noise_multiplier is None:
-            problem = (
-                f"{clients} of {every} clients: sums over different clients can be compared and reveal single uploads"
-            )
-            allowed = f"{every}, noise (privacy_args.noise_multiplier), or no secure aggregation"
-            yield Conflict(key, f"{problem}; allowed: {allowed}", (SECURE,))
-            return
+        yield "train_args.proxy_aggregation", f"{problem}; allowed: model, or no secure aggregation"
+    key, few = "train_args.client_num_per_round", train.clients_per_round
+    if few == every:
+        key, few = "comm_args.secure_threshold", fewest_summed(recipe)
+    if few < every and recipe.privacy.noise_multiplier is None:
+        problem = f"{few} of {every} clients: sums over different clients can be compared and reveal single uploads"
+        yield key, f"{problem}; allowed: {every}, noise (privacy_args.noise_multiplier), or no secure aggregation"

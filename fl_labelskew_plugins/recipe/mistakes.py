@@ -130,13 +130,6 @@ def allowed(schema: Schema, defs: Schema) -> str:
     return words
 
 
-def needed(model: type[BaseModel], key: str) -> str:
-    """Description of the values of an optional key, without null."""
-    schema = schema_of(model)
-    parts = schema["properties"][key].get("anyOf", [schema["properties"][key]])
-    return allowed({"anyOf": [part for part in parts if part.get("type") != "null"]}, schema.get("$defs", {}))
-
-
 @lru_cache(maxsize=256)
 def schema_of(model: type[BaseModel]) -> Schema:
     """A model's JSON Schema; do not modify it."""
@@ -223,18 +216,9 @@ class RecipeError(MistakesError):
     """A recipe that cannot run, with all its mistakes."""
 
 
-@dataclass(frozen=True)
-class Conflict:
-    """Values that conflict: of the ``section.key`` to correct, and of ``others``."""
-
-    key: str
-    message: str
-    others: tuple[str, ...] = ()
-
-
 @dataclass
 class Mistakes:
-    """Mistakes of one file and its overrides; ``wrong`` and ``overridden`` contain ``section`` or ``section.key``."""
+    """Mistakes of one file and its overrides, by ``section`` or ``section.key``."""
 
     path: Path
     lines: list[str] = field(default_factory=list)
@@ -271,12 +255,12 @@ class Mistakes:
                 self.say(where, message)
         return args
 
-    def say_conflicts(self, conflicts: Iterable[Conflict]) -> None:
-        """Add conflicts whose keys have no other mistakes."""
-        for conflict in conflicts:
-            places = {conflict.key, *conflict.others}
-            if not self.wrong & (places | {place.partition(".")[0] for place in places}):
-                self.say(conflict.key, conflict.message)
+    def refuse(self, lines: Iterable[tuple[str, str]]) -> None:
+        """Add mistakes, by key, and raise RecipeError if there are any."""
+        for key, message in lines:
+            if key not in self.wrong:
+                self.say(key, message)
+        self.end()
 
     def end(self) -> None:
         """Raise RecipeError if there are mistakes."""

@@ -48,7 +48,6 @@ SECTIONS: dict[str, type[Params]] = {section: _FIELDS[name].annotation for secti
 """All sections, in the order of a recipe's file."""
 REQUIRED = [section for section, name in ATTRIBUTES.items() if _FIELDS[name].is_required()]
 PLUGGED = {section: model for section, model in SECTIONS.items() if issubclass(model, PluginArgs)}
-"""Sections with keys of plugins."""
 EXPECTED = "expected"
 PARTS = (*SECTIONS, EXPECTED)
 POLICY = "policy"

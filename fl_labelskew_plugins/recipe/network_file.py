@@ -1,14 +1,12 @@
-"""Networks from users' functions, ``net.py:make_network`` or ``package.module:make_network``.
+"""Networks from users' functions, ``net.py:make_network``.
 
-A recipe's check only parses the file; its code runs when the network is built. The file is always chosen on this
-machine: no message, checkpoint or model file can choose it.
+A recipe's check only parses the file. No message, checkpoint or model file can choose it.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import importlib
 import json
 import os
 import sys
@@ -16,7 +14,7 @@ import traceback
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import reduce
 from operator import or_
 from pathlib import Path
 from typing import Any
@@ -39,16 +37,14 @@ ADDED_DEFAULTS: dict[str, dict[str, Any]] = {
     "train_args": {"augment": []},
     "model_args": {"weights": None, "stem": "small"},
 }
-"""Defaults that are omitted, so that digests of version 0.2's recipes stay the same."""
-FORM = "FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
+"""Omitted, so that digests of version 0.2's recipes stay the same."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function that builds a network, used like a network's class; ``module`` is empty for a file given by path."""
+    """A function that builds a network, used like a network's class."""
 
     file: Path
-    module: str
     name: str
     content: bytes
     Params: type[params.Params]
@@ -59,7 +55,7 @@ class Function:
         return hashlib.sha256(self.content).hexdigest()
 
     def __str__(self) -> str:
-        return f"{self.module or self.file}:{self.name}"
+        return f"{self.file}:{self.name}"
 
     def __call__(self, params: params.Params) -> FunctionNetwork:
         """The network with these parameters."""
@@ -67,14 +63,10 @@ class Function:
 
     def loaded(self) -> Callable[..., Any]:
         """Load the function from the content that was checked."""
-        parent = self.module.rpartition(".")[0]
-        digest = hashlib.sha256(bytes(self.file) + self.content).hexdigest()
-        name = f"{parent}.labelskew_network_{digest}".lstrip(".")  # relative imports start at the parent
-        if parent:
-            importlib.import_module(parent)
+        name = f"labelskew_network_{hashlib.sha256(bytes(self.file) + self.content).hexdigest()}"
         if (module := sys.modules.get(name)) is None:
             module = sys.modules[name] = types.ModuleType(name)
-            vars(module).update(__file__=str(self.file), __package__=parent)
+            vars(module)["__file__"] = str(self.file)
             try:
                 exec(compile(self.content, self.file, "exec", dont_inherit=True), vars(module))
             except BaseException:
@@ -117,10 +109,9 @@ class FunctionNetwork(Network):
 def find(name: str) -> Function:
     """The function that ``model_args.model`` names, without running any code. Raise LabelSkewError for invalid ones."""
     place, _, function = name.rpartition(":")
-    if not place or not function.isidentifier():
-        raise LabelSkewError(f"{clean(name)}: expected {FORM}")
-    module = "" if place.endswith(".py") else place
-    file = _file_of(module) if module else Path(place).expanduser().absolute()
+    if not place.endswith(".py") or not function.isidentifier():
+        raise LabelSkewError(f"{clean(name)}: expected FILE.py:FUNCTION")
+    file = Path(place).expanduser().absolute()
     where = clean(file, 4096)
     try:
         content = read_bytes(file)
@@ -133,22 +124,7 @@ def find(name: str) -> Function:
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if function not in functions:
         raise LabelSkewError(f"{where}: function {unknown(function, functions)}")
-    return Function(file, module, function, content, _params(functions[function], f"{where}:{function}"))
-
-
-def _file_of(module: str) -> Path:
-    """The file of a module, found without importing its packages."""
-    path, spec = None, None
-    for count in range(1, module.count(".") + 2):
-        name = ".".join(module.split(".")[:count])
-        specs = (finder.find_spec(name, path, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        spec = next((spec for spec in specs if spec is not None), None)
-        path = None if spec is None else spec.submodule_search_locations
-        if spec is None or (path is None and name != module):
-            raise mistake(clean(module), f"module {clean(name)} is not installed", FORM)
-    if spec is None or not (spec.origin or "").endswith(".py"):
-        raise mistake(clean(module), "must be a module in a .py file", FORM)
-    return Path(str(spec.origin))
+    return Function(file, function, content, _params(functions[function], f"{where}:{function}"))
 
 
 def _params(node: ast.FunctionDef, where: str) -> type[params.Params]:
@@ -182,15 +158,10 @@ def files(recipe: Recipe) -> dict[str, dict[str, str]]:
         return {"model": {"file": str(network.function.file), "sha256": network.function.sha256}}
     keys = [key for key, field in getattr(type(params), "model_fields", {}).items() if IS_PATH in field.metadata]
     paths = {key: str(getattr(params, key)) for key in keys}
-    states = {key: (path, os.stat(path)) for key, path in paths.items() if os.path.isfile(path)}
-    return {
-        key: {"file": path, "sha256": _digest(path, state.st_size, state.st_mtime_ns)}
-        for key, (path, state) in states.items()
-    }
+    return {key: {"file": path, "sha256": _digest(path)} for key, path in paths.items() if os.path.isfile(path)}
 
 
-@cache
-def _digest(path: str, size: int, mtime_ns: int) -> str:
+def _digest(path: str) -> str:
     digest = hashlib.sha256()
     for piece in read_pieces(path):
         digest.update(piece)

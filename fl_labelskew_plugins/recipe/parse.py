@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.params import IS_PATH, absolute
-from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, reference, shipped, yaml
-from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, form_conflicts, moments_conflicts
+from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, shipped, yaml
+from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown, takes_any
 from fl_labelskew_plugins.recipe.model import (
     ATTRIBUTES,
@@ -24,14 +24,16 @@ from fl_labelskew_plugins.recipe.model import (
     SECTIONS,
     SILO,
     Recipe,
-    Sections,
 )
-from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING, CommArgs, Expected, Policy, TrackingArgs
+from fl_labelskew_plugins.recipe.sections import CommArgs, Expected, Policy, TrackingArgs, TrainArgs
 from fl_labelskew_plugins.recipe.sections import names as split
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-LAUNCH_JOB = {"workspace", "job", "bootstrap", "computing"}
-"""Top-level keys of a YAML file for ``fedml launch``."""
+OF_REFERENCE = (
+    *("common_args", "data_args", "partition_args", "model_args", "validation_args", "device_args", "tracking_args"),
+)
+"""Sections that apply to a reference run."""
+OF_SERVER = ("federated_optimizer", "proxy_aggregation", "proxy_smoothing")
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), *, objects: Mapping[str, Any] = NOTHING) -> Recipe:
@@ -59,22 +61,34 @@ def parse(
 ) -> Recipe:
     """Parse and check a recipe. Raise RecipeError with every mistake.
 
-    ``source`` is the recipe's path, for messages. ``overrides`` are ``section.key=value`` each. ``objects`` are plugins
-    by section that replace those of the text; see :func:`.plugins.from_objects`.
+    ``overrides``: ``section.key=value`` each; ``objects``: plugins by section, from :func:`.plugins.from_objects`.
     """
     recipe = _Check(Path(source)).recipe(text, overrides, objects)
     if recipe.train.reference is None:
         return recipe
-    kept = {section: plugin for section, plugin in objects.items() if section in reference.KEPT}
-    return _Check(Path(source)).recipe(reference.plain(recipe), (), kept)
+    kept = {section: plugin for section, plugin in objects.items() if section in OF_REFERENCE}
+    return _Check(Path(source)).recipe(_reference(recipe), (), kept)
+
+
+def _reference(recipe: Recipe) -> str:
+    """The text of a reference run's recipe: FedAvg in one process. Raise LabelSkewError if the data are at silos."""
+    if recipe.own_data:
+        problem = "needs all data in one place, but client_specific_args.data_silo_config names the silos' own data"
+        raise mistake("train_args.reference", f"{recipe.train.reference} {problem}", "a recipe with a partition")
+    everything = recipe.resolved()
+    content = {section: dict(everything[section]) for section in OF_REFERENCE}
+    known = keys_of(TrainArgs).keys() - {*OF_SERVER}
+    content["train_args"] = {key: value for key, value in everything["train_args"].items() if key in known}
+    content["method_args"] = {"method": "fedavg"}
+    content["tracking_args"].pop("diagnostics")
+    return yaml.write(content)
 
 
 def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
     """The recipe for silo ``rank`` (``1 .. K``), changed by the silo's own file of ``data_silo_config``, if any.
 
-    The file's ``data_args`` replace the recipe's section. In other sections, single keys of the file replace the
-    recipe's. For a survey, only ``server_fingerprint`` of the policy is checked: nothing is trained, and the silo
-    checks its answer before sending. Raise RecipeError with every mistake of the file.
+    The file's ``data_args`` replace the recipe's section; other sections replace single keys. For a survey, only
+    ``server_fingerprint`` of the policy is checked, as nothing is trained. Raise RecipeError with every mistake.
     """
     silos = recipe.train.client_num_in_total
     if not 1 <= rank <= silos:
@@ -111,13 +125,6 @@ def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) ->
     checker.changes(text)
     checker.end()
     return "ok, as a silo's own file; method_args were not checked, because no recipe in this folder names the file"
-
-
-def refuse_launch_job(path: Path, content: object) -> None:
-    """Raise RecipeError for a job of ``fedml launch``."""
-    if isinstance(content, dict) and LAUNCH_JOB & content.keys() and "method_args" not in content:
-        job = shown(path)
-        raise RecipeError([f"{job}: a job of FedML's launcher, not a recipe; to start it: fedml launch {job}"])
 
 
 def _silos_own(content: object) -> bool:
@@ -159,31 +166,26 @@ class _Check(Mistakes):
                 chooser = PLUGGED[section]
                 choice = plugins.chosen(section, chooser, keys, self, instead=objects.get(section))
                 args[name], made[chooser.attribute] = choice
-        sections = Sections.model_construct(**{name: part for name, part in args.items() if part is not None})
-        self._conflicts(sections, made.get("method"), made.get("optimizer"))
-        if (dataset := made.get("dataset")) is not None:
-            self.say_conflicts(form_conflicts(sections, dataset.params))
-            self.say_conflicts(moments_conflicts(sections, dataset))
         self.end()
-        train = sections.train
+        train = args["train"]
         try:
             made["method"].stages(train.epochs)
         except LabelSkewError as error:
             self.say("method_args.method", str(error))
-        self.end()
         args["train"] = train.model_copy(update={"client_num_per_round": train.clients_per_round})
         whole = Recipe(name=self.path.stem, path=self.path, expected=numbers, objects=objects, **args, **made)
-        self._refuse(privacy.refused(whole))
+        self.refuse([*conflicts(whole), *compatibility.conflicts(whole)])
+        self.refuse(privacy.refused(whole))
         return whole
 
     def silo(self, text: str, base: Recipe, *, survey: bool = False) -> Recipe:
         """``base`` with the changes of a silo's own file."""
         changes = self.changes(text, base)
         made = base.model_copy(update={name: value for name, value in changes.items() if value is not None})
-        self._conflicts(made, changes.get("method", base.method), base.optimizer)
         self.end()
+        self.refuse([*conflicts(made), *compatibility.conflicts(made)])
         whole = base.dataset.params if type(base.dataset) is type(made.dataset) else None
-        self._refuse(column_conflicts(made.dataset.params, whole))
+        self.refuse(column_conflicts(made.dataset.params, whole))
         for key, value in made.normalisation.items():
             if (of_all := base.normalisation[key]) != value:
                 of_recipe = f"that of {base.data.dataset}" if of_all is None else show(of_all)
@@ -191,15 +193,10 @@ class _Check(Mistakes):
                 self.say(f"data_args.{key}", f"{problem}: set mean and std in the recipe to numbers, imagenet or data")
                 self.end()
         refused = policy.refused(made.policy, made) if made.policy is not None else ()
-        self._refuse((f"{POLICY}.{key}", line) for key, line in refused if not survey or key == "server_fingerprint")
+        self.refuse((f"{POLICY}.{key}", line) for key, line in refused if not survey or key == "server_fingerprint")
         if not survey:
-            self._refuse(privacy.refused(made))
+            self.refuse(privacy.refused(made))
         return made
-
-    def _refuse(self, lines: Iterable[tuple[str, str]]) -> None:
-        for place, line in lines:
-            self.say(place, line)
-        self.end()
 
     def changes(self, text: str, base: Recipe | None = None) -> dict[str, Any]:
         """Changes of a silo's own file, by attributes of :class:`.Recipe`; None for invalid ones."""
@@ -220,16 +217,15 @@ class _Check(Mistakes):
 
     def _expected(self, raw: object) -> tuple[Expected, ...]:
         form = f"a mapping with {', '.join(keys_of(Expected))}, or a list of them"
-        numbers: list[Expected] = []
+        numbers: list[Expected | None] = []
         for i, item in enumerate(raw if isinstance(raw, list) else [raw], 1):
             place = f"{EXPECTED}[{i}]" if isinstance(raw, list) else EXPECTED
-            if not isinstance(item, dict):
+            if isinstance(item, dict):
+                self.unknown_keys(place, item, [*keys_of(Expected)])
+                numbers.append(self.validated(place, Expected, item))
+            else:
                 self.say(place, f"{show(item)} is not a mapping of keys to values; allowed: {form}")
-                continue
-            self.unknown_keys(place, item, [*keys_of(Expected)])
-            if (number := self.validated(place, Expected, item)) is not None:
-                numbers.append(number)
-        return tuple(numbers)
+        return tuple(number for number in numbers if number is not None)
 
     def _policy(self, raw: dict[str, Any]) -> Policy | None:
         args = self._plain(POLICY, Policy, raw)
@@ -246,7 +242,6 @@ class _Check(Mistakes):
             raise RecipeError([f"{shown(self.path)}: empty; {kind} has the sections {', '.join(allowed)}"])
         if not isinstance(content, dict):
             raise RecipeError([f"{shown(self.path)}: {show(content)} is not a mapping of sections to keys"])
-        refuse_launch_job(self.path, content)
         if "tables" in content:
             row = self.path.with_suffix("") / "ROW"
             raise RecipeError([f"{shown(self.path)}: is a table of recipes; use one of its rows: {shown(row)}"])
@@ -313,10 +308,6 @@ class _Check(Mistakes):
     ) -> ModelT | None:
         """Validate a section's ``keys`` on top of ``base``, and make paths absolute."""
         known = keys or [*keys_of(model)]
-        if model is TrackingArgs:
-            for key in [key for key in raw if key in HOSTS_TRACKING]:
-                self.say(f"{section}.{key}", HOSTS_TRACKING[key])
-            raw = {key: value for key, value in raw.items() if key not in HOSTS_TRACKING}
         if takes_any(model):
             known = [*known, *raw]
         self.unknown_keys(section, raw, known)
@@ -332,9 +323,3 @@ class _Check(Mistakes):
                 # a resumed run reads the recipe from another folder
                 update[key] = absolute(value, self.folder(f"{section}.{key}"))
         return args and args.model_copy(update=update)
-
-    def _conflicts(self, recipe: Sections, method: Any, optimizer: Any) -> None:
-        everything = list(conflicts(recipe))
-        if method is not None and optimizer is not None:
-            everything += compatibility.conflicts(recipe, method, optimizer)
-        self.say_conflicts(everything)

@@ -27,7 +27,7 @@ OBJECT_SECTIONS = {
     "method": "method_args",
     "partition": "partition_args",
 }
-"""Arguments of :func:`from_objects`, and the sections of the plugins that they replace."""
+"""Section of each argument of :func:`from_objects`."""
 
 
 def names(kind: catalog.Kind) -> list[str]:

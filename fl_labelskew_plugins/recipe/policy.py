@@ -16,12 +16,12 @@ from fl_labelskew_plugins.recipe.sections import Policy
 
 OTHER, OPTIMIZER = "other", "optimizer"
 OPENING = " in the opening exchange of "
-"""Part of a text of :func:`sent` for data that leaves only once."""
+"""Part of the cause of data that leave only once."""
 IN_HELLO = (
     "train_args.proxy_aggregation class",
     "sums over all training samples (without them: data_args.mean and std in the server's recipe)",
 )
-"""Texts of :func:`sent` for data in the first message of a silo."""
+"""Causes of data in the first message of a silo."""
 
 
 def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -109,7 +109,6 @@ def host_noise(recipe: Recipe) -> float:
     dp = recipe.dp
     if not dp.enable_dp or dp.dp_solution_type != "ldp" or dp.epsilon is None or dp.sensitivity is None:
         return 0.0
-    delta = dp.delta or 0.0
     if dp.mechanism_type == "laplace":
-        return dp.sensitivity / (dp.epsilon - math.log(1 - delta))
-    return math.sqrt(2 * math.log(1.25 / delta)) * dp.sensitivity / dp.epsilon
+        return dp.sensitivity / (dp.epsilon - math.log(1 - (dp.delta or 0.0)))
+    return math.sqrt(2 * math.log(1.25 / dp.delta)) * dp.sensitivity / dp.epsilon if dp.delta else 0.0

@@ -69,8 +69,7 @@ def leaving(recipe: Recipe, samples: int, least: int) -> Leaving:
 def on_counts(scale: float, kind: NoiseKind, samples: int) -> Noise:
     """Noise on each class count of a client with ``samples`` samples ``N``.
 
-    Replacing one sample moves two counts by one. Replacing all moves the counts by at most ``2 N`` in L1 and
-    ``sqrt(2) N`` in L2 norm, since their sum is fixed.
+    Replacing one sample moves two counts by one; replacing all moves them by at most ``2 N`` (L1), ``sqrt(2) N`` (L2).
     """
     if scale == 0:
         return Noise("counts")

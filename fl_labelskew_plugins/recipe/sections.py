@@ -1,8 +1,4 @@
-"""Sections and keys of recipes and of silos' files: FedML's names, plus our own.
-
-A section that chooses a plugin contains only the keys common to all plugins of that kind; the other keys belong to the
-plugin's ``Params``.
-"""
+"""Sections and keys of recipes and of silos' files. Keys of single plugins are in the plugins' ``Params``."""
 
 from __future__ import annotations
 
@@ -46,7 +42,6 @@ DiagnosticName = Literal[
     "proxy_gradients",
     "tsne",
 ]
-"""Names for ``tracking_args.diagnostics``."""
 
 IN_TRAINING: tuple[DiagnosticName, ...] = ("deviation_bound", "intra_loss", "observed_probability", "proxy_gradients")
 """Diagnostics of local training in the run's own process."""
@@ -143,8 +138,7 @@ class ModelArgs(PluginArgs):
     key, kind, attribute = "model", "models", "network"
 
     model: str = Field(
-        description="name of a network: labelskew models; or a function that builds one, FILE.py:FUNCTION or"
-        " PACKAGE.MODULE:FUNCTION"
+        description="name of a network: labelskew models; or a function that builds one, FILE.py:FUNCTION"
     )
 
 
@@ -165,11 +159,6 @@ class TrainArgs(PluginArgs):
     key, kind, attribute = "federated_optimizer", "optimizers", "optimizer"
 
     federated_optimizer: str = Field("FedAvg", description="name of an optimiser: labelskew optimizers")
-    optimizer_source: Literal["own", "corrected"] | None = Field(
-        None,
-        description="implementation of the optimiser; corrected: FedML's, with its bugs fixed; default: corrected if it"
-        " supports the recipe (docs/mixing.md), else own",
-    )
     client_num_in_total: Positive = Field(10, description="number of clients K")
     client_num_per_round: Positive | None = Field(None, description="clients per round; default: all")
     comm_round: Positive = Field(10, description="rounds T")
@@ -302,9 +291,6 @@ class CommArgs(Params):
     )
     workers: Positive | None = Field(
         None, description="MPI: worker processes; default: one per GPU, else per core, at most clients per round"
-    )
-    hostfile: Annotated[str | None, IS_PATH] = Field(
-        None, description="MPI: mpirun's file of nodes and slots, this machine first; default: this machine"
     )
     server_address: str = Field("127.0.0.1:8890", description="cross_silo: host:port at which silos reach the server")
     listen_address: str | None = Field(
@@ -466,7 +452,6 @@ class TrackingArgs(Params):
         2, description="number of checkpoints to keep, including the last; --from-round resumes from one"
     )
     keep_best: bool = Field(True, description="also keep the model with the highest main accuracy as best.safetensors")
-    state_memory_mb: int = Field(256, ge=0, description="memory for clients' private state; the rest is on disk")
     diagnostics: list[DiagnosticName] = Field(
         [], description="plots and tables of the papers other than accuracy, in the run's folder diagnostics/"
     )
@@ -485,46 +470,8 @@ class TrackingArgs(Params):
         return value
 
 
-WANDB = {
-    "wandb_project": "project",
-    "wandb_entity": "entity",
-    "wandb_name": "name",
-    "run_name": "name",
-    "wandb_group_id": "group",
-}
-"""FedML's keys, and the parameters of the tracker wandb that replace them."""
-HOSTS_TRACKING = {
-    "enable_wandb": "is a key of FedML; use trackers: [wandb], which sends nothing, or [{wandb: {mode: online}}]",
-    "wandb_key": "is a key of FedML; use the environment variable WANDB_API_KEY, since recipes must not contain keys",
-    **{key: f"is a key of FedML; use trackers: [{{wandb: {{{name}: ...}}}}]" for key, name in WANDB.items()},
-    "wandb_only_server": "is a key of FedML; remove this key: only the server's process has trackers",
-    "enable_tracking": "is a setting of FedML's platform; remove this key",
-    "log_file_dir": "is a setting of FedML's platform; remove this key: results are in run_dir",
-}
-"""FedML's keys of ``tracking_args``, and their replacements."""
-
-
-# FedML 0.9.6 accepts these names, but ignores them or cannot run them.
-UNSUPPORTED: dict[str, str] = {
-    "dlg": "FedML 0.9.6 attacks only its own LeNet, resnet20 and resnet56",
-    "weak_dp": "FedML 0.9.6 never calls it, so it would not defend anything",
-    "robust_learning_rate": "FedML 0.9.6 never calls it, so it would not defend anything",
-    "diff_clipping": "FedML 0.9.6 has no code for it; use norm_diff_clipping",
-    "dp": "FedML 0.9.6 has no code for it; use dp_args",
-    "nbafl": "FedML 0.9.6 never adds its noise, so it would not protect privacy",
-    "dp_clip": "FedML 0.9.6 never adds its noise, so it would not protect privacy",
-}
-
-
 class HostArgs(Params):
     """A section with FedML's keys; FedML tests some with ``hasattr``, so none may be None."""
-
-    @field_validator("attack_type", "defense_type", "dp_solution_type", mode="before", check_fields=False)
-    @classmethod
-    def _works_in_the_host(cls, value: object) -> object:
-        if isinstance(value, str) and value in UNSUPPORTED:
-            raise ValueError(f"'{value}' does not work in FedML: {UNSUPPORTED[value]}")
-        return value
 
     @model_serializer(mode="wrap")
     def _in_use(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -575,24 +522,6 @@ class DpArgs(HostArgs):
     delta: float | None = Field(None, ge=0, lt=1, description="failure probability; gaussian: above 0")
     sensitivity: float | None = Field(None, gt=0, description="L2 (gaussian) or L1 (laplace) sensitivity")
     max_grad_norm: float | None = Field(None, gt=0, description="cdp: scale uploads to this norm; default: never")
-
-
-NEEDS: dict[str, tuple[str, ...]] = {
-    "byzantine": ("byzantine_client_num", "attack_mode"),
-    "label_flipping": ("original_class_list", "target_class_list", "ratio_of_poisoned_client"),
-    "norm_diff_clipping": ("norm_bound",),
-    "krum": ("byzantine_client_num",),
-    "multikrum": ("byzantine_client_num", "krum_param_m"),
-    "slsgd": ("trim_param_b", "alpha", "option_type"),
-    "geo_median": ("byzantine_client_num", "batch_num"),
-    "cclip": ("bucket_size",),
-    "crfl": ("clip_threshold",),
-    "trimmed_mean": ("beta",),
-    "anomaly_detection": ("cosine_similarity_bound",),
-    "ldp": ("mechanism_type", "epsilon", "delta", "sensitivity"),
-    "cdp": ("mechanism_type", "epsilon", "delta", "sensitivity"),
-}
-"""Keys that FedML reads without a default, by type of attack, defence or differential privacy."""
 
 
 class Expected(Params):

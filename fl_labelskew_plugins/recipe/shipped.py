@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 COPY = "labelskew recipes cp {}"
 SCHEMA = "recipe.schema.json"
-"""File of the JSON Schema, next to the recipes."""
 MODELINE = "# yaml-language-server: $schema="
 """Start of a recipe's first line, before the path of its schema."""
 PAPERS = "papers"  # folder
@@ -72,8 +71,7 @@ def contents(paper: str | None = None) -> dict[str, dict[str, Any]]:
 def named(name: str) -> str | None:
     """Text of the recipe of this name, if any. Raise MistakesError for an invalid table, or a missing row.
 
-    A name is a file (``quickstart``), a row of a paper's table (``fedmr/table1_fmnist_p10c2``), or ``PATH/ROW`` for a
-    row of the user's table ``PATH.yaml``.
+    Names: ``quickstart``, ``fedmr/table1_fmnist_p10c2`` (a paper's table), or ``PATH/ROW`` of the table ``PATH.yaml``.
     """
     place, _, row = name.rpartition("/")
     if (file := files().get(name)) is not None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fl_labelskew_registry import MistakesError
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.params import IS_PATH, absolute
+from fl_labelskew_plugins.params import IS_PATH, Params, absolute
 from fl_labelskew_plugins.recipe import mistakes, yaml
 from fl_labelskew_plugins.recipe.model import EXPECTED, SECTIONS
 from fl_labelskew_plugins.recipe.sections import code_at
@@ -38,16 +38,12 @@ COMMON: RawSections = {
 """First layer of every row."""
 
 WITHOUT_STD = 2.0
-"""Tolerance in per cent if a paper prints no std: seeds differ by as much."""
+"""Tolerance in per cent if a paper prints no std."""
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 """Form of a recipe's name, also for files and folders."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
-
-
-class RoundsTo(_Strict):
+class RoundsTo(Params):
     """Rounds that a paper reports to reach an accuracy, in the order of the columns; null: not reported."""
 
     target: float
@@ -55,7 +51,7 @@ class RoundsTo(_Strict):
     values: list[int | None]
 
 
-class TableRow(_Strict):
+class TableRow(Params):
     """A setting of an experiment, with a recipe for each column."""
 
     data: str | None = Field(None, description="one of the table's `data`")
@@ -71,7 +67,7 @@ class TableRow(_Strict):
     comment: str = ""
 
 
-class TablePart(_Strict):
+class TablePart(Params):
     """A table of the paper, or a part of one whose rows have the same columns."""
 
     table: str
@@ -80,15 +76,15 @@ class TablePart(_Strict):
     rows: list[Any]
 
 
-class TablePage(_Strict):
+class TablePage(Params):
     """Content of a table's file."""
 
     paper: str
     source: str = Field(description="the paper's title, where and when it was published")
     comment: str = Field("", description="of all rows: which settings are the paper's, which are assumed")
-    base: RawSections = {}
-    data: dict[str, RawSections] = {}
-    splits: dict[str, RawSections] = {}
+    base: RawSections = Field({})
+    data: dict[str, RawSections] = Field({})
+    splits: dict[str, RawSections] = Field({})
     methods: dict[str, RawSections]
     default: str | None = Field(None, description="the method whose recipes have no suffix")
     measure: Literal["accuracy", "best_accuracy"] = "accuracy"

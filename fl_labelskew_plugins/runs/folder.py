@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
-from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.ledgers import audit
@@ -55,7 +54,6 @@ class RunFolder(RunReader):
         self.checkpoint = path / "checkpoint" / "latest.safetensors"
         self.states = path / "checkpoint" / "clients"
         self.best = path / "best.safetensors"
-        self._bests = path / "checkpoint" / "best"
         self._stack = contextlib.ExitStack()
         self._lock: locks.Lock | None = None
         self._facts: dict[str, Any] = {"process": os.getpid(), "machine": socket.gethostname(), "began": utc()}
@@ -120,20 +118,14 @@ class RunFolder(RunReader):
                 file.unlink(missing_ok=True)
 
     def is_whole(self, rounds: int) -> bool:
-        """Whether all results of a run of ``rounds`` rounds exist."""
+        """Whether the results of a run of ``rounds`` rounds exist."""
         try:
             if self.results.get("rounds") != rounds:
                 return False
         except LabelSkewError:
             return False
         local = self.sections.get("train_args", {}).get("reference") == "local"
-        models = self.path / ("clients" if local else "model.safetensors")
-        if not plots.wanted():
-            return models.exists()
-        results = [models, self.path / "curves.png"]
-        drawn = [*self.path.glob("partition.json"), *self.path.glob("confusion.csv"), *self.diagnostics.glob("*.jsonl")]
-        drawn += self.diagnostics.glob("*.safetensors")
-        return all(file.exists() for file in (*results, *(file.with_suffix(".png") for file in drawn)))
+        return (self.path / ("clients" if local else "model.safetensors")).exists()
 
     def create(self) -> None:
         """Create the folder."""
@@ -235,40 +227,6 @@ class RunFolder(RunReader):
         rounds = [at for at in self.earlier() if at < state.round]
         for at in self.earlier().keys() - set(rounds[max(0, len(rounds) - keep + 1) :]):
             self._earlier(at).unlink()
-        self._forget_bests([*self.earlier(), state.round])
-
-    def keep_best(self, round: int, write: Callable[[Path], None]) -> None:
-        """Save the best model so far, of ``round`` (from 1)."""
-        self._bests.mkdir(parents=True, exist_ok=True)
-        write(self._best_of(round))
-        copied(self._best_of(round), self.best)
-
-    def restore_best(self) -> float:
-        """Restore or remove ``best.safetensors``; return the best round's accuracy, or -1 without a test."""
-        lines = read_lines(self.metrics)
-        line = best_test(lines)
-        file = None if line is None else self._best_of(line["round"] + 1)
-        if file is not None and file.exists():
-            copied(file, self.best)
-        else:
-            self.best.unlink(missing_ok=True)
-        return -1.0 if line is None else float(line[main_measure(lines).key])
-
-    def bests(self) -> list[Path]:
-        """The best models at the checkpoints."""
-        return sorted(self._bests.glob("round*.safetensors"))
-
-    def _best_of(self, round: int) -> Path:
-        return self._bests / f"round{round:06d}.safetensors"
-
-    def _forget_bests(self, ends: Sequence[int]) -> None:
-        files = set(self.bests())
-        lines = read_lines(self.metrics) if files else []
-        for end in ends:
-            if (line := best_test([line for line in lines if line["round"] < end])) is not None:
-                files.discard(self._best_of(line["round"] + 1))
-        for file in files:
-            file.unlink()
 
     def earlier(self) -> dict[int, Path]:
         """Earlier checkpoints by their number of rounds, ascending."""
@@ -284,7 +242,7 @@ class RunFolder(RunReader):
         return [checkpoint.read(file, tensors=False).states for file in files]
 
     def go_back(self, round: int) -> str:
-        """Go back to the end of ``round``, from 1, and move data of later rounds aside; return a message about changes.
+        """Go back to the end of ``round``, from 1, and move data of later rounds aside; return a message about it.
 
         Raises:
             LabelSkewError: the checkpoint does not exist.
@@ -320,12 +278,7 @@ class RunFolder(RunReader):
             if at > round:
                 files[at].unlink()
         self.truncate(round)
-        self.restore_best()
-        line = f"back at the end of round {round}; data of later rounds were moved to {aside}"
-        earlier = best_test(read_lines(self.metrics))
-        if of_later and earlier is not None and self.best.exists():
-            line += f"; {self.best.name} is again the model of round {earlier['round'] + 1}"
-        return line
+        return f"back at the end of round {round}; data of later rounds were moved to {aside}"
 
     def load_checkpoint(self, device: torch.device = CPU, *, tensors: bool = True) -> Checkpoint | None:
         """The last checkpoint, if any, see :func:`.checkpoint.read`."""

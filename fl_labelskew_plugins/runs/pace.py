@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from fl_labelskew_plugins.runs.environment import peak_memory
 from fl_labelskew_plugins.runs.record import Record
-from fl_labelskew_plugins.tensors import num_bytes
 
 MIN_BATCHES = 3
 """Minimum number of timed training batches, unless the total time ends earlier."""
@@ -68,6 +67,5 @@ class Pace:
             "batches": len(self._seconds),
             "round": batch * batches * session.federation.clients_per_round,
             "seconds": time.monotonic() - self._begun,
-            "model": num_bytes(self.record.weights.values()),
         }
         self.record.folder.tell(pace=pace | peak_memory(session.trainer.device))

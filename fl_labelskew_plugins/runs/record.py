@@ -33,7 +33,7 @@ from fl_labelskew_plugins.runs import model_file, status
 from fl_labelskew_plugins.runs.checkpoint import Checkpoint
 from fl_labelskew_plugins.runs.environment import environment, peak_memory
 from fl_labelskew_plugins.runs.folder import RunFolder, summary
-from fl_labelskew_plugins.runs.measure import main_measure
+from fl_labelskew_plugins.runs.measure import best_test, main_measure
 from fl_labelskew_plugins.runs.model_file import about
 from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.session import Session, made_up, watch
@@ -71,16 +71,13 @@ class Record:
         self.run = folder.run_id() if resume else secrets.token_hex(8)
         self.personalised = recipe.validation.personalised
         earlier = folder.indices(at.round) if begun else ()
-        limit = recipe.tracking.state_memory_mb * 2**20
-        self.states = StateStore(folder.states, limit, at.states, at.selections, earlier)
+        self.states = StateStore(folder.states, at.states, at.selections, earlier)
         self.cut = False
         self._seconds = at.seconds
         self._begun = time.perf_counter()
         self._saved = self.next_round
         self._describe(resume)
-        self._best = folder.restore_best() if resume else -1.0
-        if self._best >= 0 and recipe.tracking.keep_best and not folder.best.exists():
-            log.warn(f"{folder.best.name}: the best model so far was not saved; only a better one will be saved")
+        self._best = self._best_so_far() if resume else -1.0
         self.watch = watch(session, folder.diagnostics)
         self.privacy = privacy.clients_of(session.recipe, session.sizes, folder.path, self.run)
         self._trackers = Trackers(recipe)
@@ -171,12 +168,19 @@ class Record:
         folder.write_json("summary.json", result)
         self._trackers.finish(result)
 
+    def _best_so_far(self) -> float:
+        """The best accuracy of the complete rounds, or -1 without a test; remove a best model of another round."""
+        lines, file = self.folder.lines, self.folder.best
+        line, metadata = best_test(lines), model_file.read_metadata(file)
+        if line is None or metadata is None or metadata.round != line["round"] + 1:
+            file.unlink(missing_ok=True)
+        return -1.0 if line is None else float(line[main_measure(lines).key])
+
     def _keep_best(self, accuracy: float) -> None:
         if accuracy > self._best and self.has_model:
             self._best, at = accuracy, self.next_round
             if self.session.recipe.tracking.keep_best:
-                metadata = about(self.session, round=at)
-                self.folder.keep_best(at, lambda file: model_file.save(self.weights, file, metadata))
+                model_file.save(self.weights, self.folder.best, about(self.session, round=at))
             else:
                 self.folder.best.unlink(missing_ok=True)
 
@@ -233,7 +237,7 @@ class Record:
             "partition": session.clients and session.clients.digest,
             "method": recipe.method_name,
             "host": "fedml" if recipe.hosted else "none",
-            "optimizer": compatibility.describe(recipe, session.trainer.model),
+            "optimizer": {"name": recipe.train.federated_optimizer, "source": "own"},
             "deviations": [*method.deviations(), *recipe.optimizer.deviations(), *compatibility.overruled(recipe)],
             "report": method.report(session.federation),
             "personal_models": method.personalises(),
@@ -265,10 +269,9 @@ class Record:
         recipe, last = self.session.recipe, self.next_round - 1
         observed = last % recipe.tracking.diagnostics_every == 0
         self.folder.change_rounds(recipe.train.comm_round, tested=self.tests(last), observed=observed)
-        digest = model_file.recipe_hash(recipe)
-        for file in self.folder.bests():
-            if (metadata := model_file.read_metadata(file)) is not None and metadata.recipe != digest:
-                model_file.save(model_file.read(file)[1], file, metadata.model_copy(update={"recipe": digest}))
+        digest, file = model_file.recipe_hash(recipe), self.folder.best
+        if (metadata := model_file.read_metadata(file)) is not None and metadata.recipe != digest:
+            model_file.save(model_file.read(file)[1], file, metadata.model_copy(update={"recipe": digest}))
 
     def _draw_partition(self) -> None:
         session, file = self.session, self.folder.path / "partition.png"
@@ -302,10 +305,9 @@ class Record:
             raise mistake(f"--resume {self.folder.path}", f"{subject} differ from the run's", use)
         if change := changed_file(before.get("network_files", {}), now.get("network_files", {})):
             raise mistake(f"--resume {self.folder.path}", change, "the original file, or start a new run")
-        if before["optimizer"]["source"] != now["optimizer"]["source"]:  # their states differ
-            problem = f"its {now['optimizer']['name']} has optimizer_source {before['optimizer']['source']}, but here"
-            problem += f" it would be {now['optimizer']['source']}"
-            raise mistake(f"--resume {self.folder.path}", problem, f"--host {before.get('host', 'fedml')}")
+        if before["optimizer"]["source"] != "own":  # its state differs
+            problem = f"its {now['optimizer']['name']} has run in FedML's code, which this version does not use"
+            raise mistake(f"--resume {self.folder.path}", problem, "a new run")
         for key in ("versions", "threads", "device", "cpu_capability"):
             if before[key] != now[key]:
                 log.warn(f"{key} differs from the start of the run, so the last digits of results may differ")

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine import metrics
-from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.engine.local import LocalResult, closes
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.engine.server import Hooks, Server
 from fl_labelskew_plugins.ops import added
@@ -69,7 +69,8 @@ class Rounds:
     def sample(self, round: int) -> list[int]:
         """Selected clients of a round, ascending, by the recipe's seed."""
         federation = self.session.federation
-        if federation.clients_per_round == federation.num_clients:
+        closing = closes(self.session.method, federation, round)
+        if closing or federation.clients_per_round == federation.num_clients:
             return list(range(federation.num_clients))
         rng = seeds.numpy_generator(federation.seed, "sampling", round)
         return sorted(rng.choice(federation.num_clients, federation.clients_per_round, replace=False).tolist())

@@ -117,31 +117,29 @@ def _reason(error: BaseException, tracker: Tracker | None) -> str:
     return clean(failure(error), 300) + where
 
 
-def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """All finite numbers with flattened names.
 
     >>> _numbers({"clients": [4, 7], "accuracy": 0.5, "recall": [1.0, None], "loss_terms": {"ce": math.nan}})
     {'clients': 2, 'accuracy': 0.5, 'recall.0': 1.0}
     """
     flat: dict[str, float] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat |= _numbers(value, f"{name}.")
-        elif name in COUNTED:
+    for name, value in _flat(values).items():
+        if name in COUNTED:
             flat[name] = len(value)
         elif isinstance(value, list) and len(value) <= MAX_LIST:
-            flat |= _numbers({str(number): item for number, item in enumerate(value)}, f"{name}.")
+            flat |= _numbers({f"{name}.{number}": item for number, item in enumerate(value)})
         elif isinstance(value, int | float) and math.isfinite(value):
             flat[name] = value
     return flat
 
 
-def _parameters(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
-    flat: dict[str, bool | int | float | str] = {}
+def _parameters(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    return {k: v if isinstance(v, bool | int | float | str) else json.dumps(v) for k, v in _flat(values).items()}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _parameters(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value if isinstance(value, bool | int | float | str) else json.dumps(value)
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat

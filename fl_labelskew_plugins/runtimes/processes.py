@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
-from typing import IO, NamedTuple
+from typing import IO
 
 from fl_labelskew_registry import RunError
 
@@ -25,27 +25,22 @@ GRACE = 6.0
 Process = subprocess.Popen[str] | BaseProcess
 
 
-class ProcessPart(NamedTuple):
-    """One process: the prefix of its output, and its command."""
+def together(commands: Mapping[str, Sequence[str]], *, environment: Mapping[str, str]) -> None:
+    """Run commands until the first one and then the others have succeeded, or until one fails.
 
-    name: str
-    command: Sequence[str]
-
-
-def together(parts: Sequence[ProcessPart], *, environment: Mapping[str, str]) -> None:
-    """Run all parts until the first one and then the others have succeeded, or until one fails.
+    ``commands``: by the prefix of their output.
 
     Raises RunError with the exit code of a failed part, or KeyboardInterrupt.
     """
     env = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
-    running: list[tuple[ProcessPart, subprocess.Popen[str]]] = []
+    running: dict[str, subprocess.Popen[str]] = {}
     readers: list[threading.Thread] = []
     try:
         with interrupting():
-            for part in parts:
-                width = room() - len(f"{part.name} | ")
+            for name, command in commands.items():
+                width = room() - len(f"{name} | ")
                 process = subprocess.Popen(
-                    part.command,
+                    command,
                     env=env if room() == sys.maxsize else {**env, "COLUMNS": str(max(width, 20))},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
@@ -54,18 +49,18 @@ def together(parts: Sequence[ProcessPart], *, environment: Mapping[str, str]) ->
                     errors="replace",
                     start_new_session=True,  # so that Ctrl-C reaches only this process, which ends them in order
                 )
-                running.append((part, process))
+                running[name] = process
                 for pipe, out, level in (
                     (process.stdout, sys.stdout, log.INFO),
                     (process.stderr, sys.stderr, log.WARNING),
                 ):
                     assert pipe is not None
-                    reader = threading.Thread(target=_prefix, args=(part.name, pipe, out, level), daemon=True)
+                    reader = threading.Thread(target=_prefix, args=(name, pipe, out, level), daemon=True)
                     reader.start()
                     readers.append(reader)
             _watch(running)
     finally:
-        end([process for _, process in running], GRACE)
+        end([*running.values()], GRACE)
         for reader in readers:
             reader.join(1.0)
 
@@ -90,19 +85,19 @@ def how_it_ended(name: str, code: int) -> str:
     return f"{name} ended with exit code {code}"
 
 
-def _watch(running: Sequence[tuple[ProcessPart, subprocess.Popen[str]]]) -> None:
-    first = running[0][1]
+def _watch(running: Mapping[str, subprocess.Popen[str]]) -> None:
+    first = next(iter(running.values()))
     while True:
-        for part, process in running:
+        for name, process in running.items():
             if process.poll():
-                error = RunError(how_it_ended(part.name, process.returncode))
+                error = RunError(how_it_ended(name, process.returncode))
                 error.exit_code = process.returncode if process.returncode > 0 else 1
                 raise error
         if first.returncode == 0:
             break
         time.sleep(0.1)
     until = time.monotonic() + 4 * GRACE
-    while any(process.poll() is None for _, process in running) and time.monotonic() < until:
+    while any(process.poll() is None for process in running.values()) and time.monotonic() < until:
         time.sleep(0.05)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import queue
 import re
-import time
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -140,15 +139,8 @@ class Transport(ABC):
         self.running = False
 
     def _next(self, timeout: float | None) -> Message:
-        """The next message, or ``queue.Empty``. Wakes every hour, so that signals are handled."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = 3600.0 if end is None else max(0.0, end - time.monotonic())
-            try:
-                return self.arrived.get(timeout=min(left, 3600.0))
-            except queue.Empty:
-                if end is not None and time.monotonic() >= end:
-                    raise
+        """The next message, or ``queue.Empty``."""
+        return self.arrived.get(timeout=timeout)
 
 
 class Manager:

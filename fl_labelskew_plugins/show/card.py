@@ -14,6 +14,7 @@ from fl_labelskew_plugins.machine.text import clean, counted, ranged
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 from fl_labelskew_plugins.runs.session import Session, made_up
+from fl_labelskew_plugins.show.tables import measured
 
 MAX_CLIENTS = 50
 
@@ -31,7 +32,7 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
         "training": _training(session, result),
         "deviations": [*session.method.deviations(), *recipe.optimizer.deviations(), *compatibility.overruled(recipe)],
         "measured_on": NAMED[result.get("measure", GLOBAL)].samples,
-        "numbers": _numbers(session, result),
+        "numbers": [(label, code(value)) for label, value in measured(session, result)],
         "clients": [
             [code(row["name"]), row["training_samples"] or "-", row["test_samples"] or "-", _percent(row["accuracy"])]
             for row in result.get("clients", [])[:MAX_CLIENTS]
@@ -103,27 +104,6 @@ def _training(session: Session, result: Mapping[str, Any]) -> dict[str, str]:
         f"{train.learning_rate:g}, momentum {train.momentum:g}",
         "seed": str(recipe.common.random_seed),
     }
-
-
-def _numbers(session: Session, result: Mapping[str, Any]) -> dict[str, str]:
-    rows = {}
-    if "final_accuracy" in result:
-        spread = f"{_percent(result['last_mean'])}, {_percent(result['last_std'])}"
-        rows["accuracy in the last test"] = _percent(result["final_accuracy"])
-        rows[f"the same, mean and std of the last {counted(result['last_tests'], 'test')}"] = spread
-        rows[f"best accuracy, after round {result['rounds_to_best']}"] = _percent(result["best_accuracy"])
-        if "balanced_last_mean" in result:
-            rows["balanced accuracy, mean of the same tests"] = _percent(result["balanced_last_mean"])
-    if "client_accuracy_mean" in result:
-        mean, worst = _percent(result["client_accuracy_mean"]), _percent(result["client_accuracy_worst"])
-        rows["accuracy on clients' own test parts after the last round, mean and worst"] = f"{mean}, {worst}"
-    if "personalised_last_mean" in result:
-        label = f"{session.own_models} on their clients' own test splits, mean of the same tests"
-        rows[label] = _percent(result["personalised_last_mean"])
-    if "private_models_accuracy" in result:
-        label = "inherited private models, as they were kept, on their clients' own test splits, mean over the clients"
-        rows[label] = _percent(result["private_models_accuracy"])
-    return rows
 
 
 def _percent(share: float | None) -> str:

@@ -23,9 +23,6 @@ def progress(quiet: bool, *, plain: bool = False) -> Progress:
     """Choose the display; ``plain``: without a bar."""
     if quiet:
         return Progress()
-    ipython = sys.modules.get("IPython")
-    if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:
-        return Notebook()
     return Live() if log.at_terminal() and os.environ.get("TERM") not in DUMB and not plain else Plain()
 
 
@@ -33,44 +30,25 @@ class Plain(Progress):
     """A line per round."""
 
     def note(self, text: str, level: str = log.INFO) -> None:
-        """Print one line."""
         log.note(text, level)
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
-        """Print the title."""
         self._rounds, self._left = rounds, Left(done, rounds, pause)
         size = f"{counted(rounds, 'round')} of {counted(clients, 'client')}"
         self.note(f"{title}: {size}" + (f", {done} already done" if done else ""))
 
     def round(self, line: dict[str, Any], seconds: float) -> None:
-        """Print a round's measures and times."""
         self.note(self._text(line, seconds))
 
-    def _text(self, line: dict[str, Any], seconds: float, *, short: bool = False) -> str:
+    def _text(self, line: dict[str, Any], seconds: float) -> str:
         done = line["round"] + 1
         number = f"round {done:>{len(str(self._rounds))}}/{self._rounds}"
-        words = [number, in_words(line, short=short), f"{seconds:.1f} s", f"left {clock(self._left(done))}"]
+        words = [number, in_words(line), f"{seconds:.1f} s", f"left {clock(self._left(done))}"]
         return "  ".join(word for word in words if word)
 
 
-class Notebook(Plain):
-    """One line in a notebook cell, updated after each round."""
-
-    def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
-        """Show the line."""
-        from IPython.display import display
-
-        self._title, self._rounds, self._left = title, rounds, Left(done, rounds, pause)
-        text = {"text/plain": f"{title}: {done} of {counted(rounds, 'round')}"}
-        self._line = display(text, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-
-    def round(self, line: dict[str, Any], seconds: float) -> None:
-        """Show a round's measures and times."""
-        self._line.update({"text/plain": f"{self._title}: {self._text(line, seconds)}"}, raw=True)
-
-
 class Live(Plain):
-    """Lines, shortened on a narrow terminal, and a bar below with round, client and remaining time."""
+    """Lines, cut on a narrow terminal, and a bar below with round, client and remaining time."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
@@ -79,11 +57,9 @@ class Live(Plain):
         self._bar: rich.progress.Progress | None = None
 
     def note(self, text: str, level: str = log.INFO) -> None:
-        """Print one line above the bar."""
         self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
-        """Print the title, and show the bar."""
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
 
@@ -102,18 +78,13 @@ class Live(Plain):
         self._console.show_cursor()  # in case the process is killed
 
     def client(self, round: int, number: int, clients: int, name: str = "") -> None:
-        """Show the training client in the bar."""
         self._show(round + (number - 1) / clients, f"client {number}/{clients} {name}".rstrip())
 
     def round(self, line: dict[str, Any], seconds: float) -> None:
-        """Print a round's measures and times above the bar."""
-        room = self._console.width - 1  # some terminals wrap at the last column
-        text = self._text(line, seconds)
-        self.note(text if len(text) <= room else self._text(line, seconds, short=True)[:room])
+        self.note(self._text(line, seconds)[: self._console.width - 1])  # some terminals wrap at the last column
         self._show(line["round"] + 1, "")
 
     def stop(self) -> None:
-        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -131,29 +102,29 @@ class Left:
         self._last = rounds if pause is None else min(rounds, pause.rounds)
         self._until = math.inf if pause is None else pause.at
 
-    def __call__(self, done: float) -> float | None:  # noqa: D102
+    def __call__(self, done: float) -> float | None:
         if done <= self._first:
             return None
         now = time.monotonic()
         return max(0.0, min((now - self._begun) / (done - self._first) * (self._last - done), self._until - now))
 
 
-def in_words(line: dict[str, Any], *, short: bool = False) -> str:
-    """Format a round's measures; ``short``: only the accuracy and the total loss."""
+def in_words(line: dict[str, Any]) -> str:
+    """Format a round's measures."""
     words = []
     if "accuracy" in line:
         words.append(f"accuracy {100 * line['accuracy']:5.2f} %")
-        if line.get("personalised_accuracy") is not None and not short:
+        if line.get("personalised_accuracy") is not None:
             words.append(f"own test splits {100 * line['personalised_accuracy']:5.2f} %")
-    if "client_accuracy_worst" in line and not (short and words):
+    if "client_accuracy_worst" in line:
         mean, worst = (f"{100 * line[f'client_accuracy_{part}']:5.2f} %" for part in ("mean", "worst"))
         name = line["client_accuracy_worst_client"]
         shown = f"all {mean.strip()}" if worst == mean else f"{mean}, worst {worst} ({name})"
         words.append(f"each client's tests {shown}")
-    elif "client_accuracy_pooled" in line and not (short and words):
+    elif "client_accuracy_pooled" in line:
         words.append(f"all clients' tests {100 * line['client_accuracy_pooled']:5.2f} %")
-    if terms := {"": sum(line["loss_terms"].values())} if short and line["loss_terms"] else line["loss_terms"]:
-        shown = " + ".join(f"{name} {_number(value)}".strip() for name, value in [*terms.items()][:TERMS])
+    if terms := line["loss_terms"]:
+        shown = " + ".join(f"{name} {_number(value)}" for name, value in [*terms.items()][:TERMS])
         words.append(f"loss {shown}" + (f" + {len(terms) - TERMS} more" if len(terms) > TERMS else ""))
     if "left_out" in line:
         words.append(f"{len(line['left_out'])} skipped")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fl_labelskew_plugins.data.stats import IMAGENET
 from fl_labelskew_plugins.machine.text import clean, counted, few, ranged, wrapped
 from fl_labelskew_plugins.recipe import compatibility, privacy
@@ -11,9 +14,6 @@ from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, of_classes
 from fl_labelskew_plugins.show.progress import clock
 from fl_labelskew_plugins.tensors import num_bytes
-
-SOURCE_NOTES = {"own": "", "corrected": " (the host's, corrected)"}
-"""Suffix of an optimiser's name, by the source of its code."""
 
 
 def describe(session: Session) -> str:
@@ -31,8 +31,7 @@ def describe(session: Session) -> str:
         held += f" ({recipe.partition.partition_method}{f': {few(of_groups)}' if of_groups else ''})"
     numbers = sum(p.numel() for p in session.trainer.model.parameters())
     size = num_bytes(session.start.values()) / 1e6
-    optimizer, source = recipe.train.federated_optimizer, compatibility.choice(recipe, session.trainer.model).source
-    trained = f"{recipe.method_name} with {optimizer}{SOURCE_NOTES[source]}"
+    trained = f"{recipe.method_name} with {recipe.train.federated_optimizer}"
     if recipe.train.reference is not None:
         trained = f"reference run, {recipe.train.reference}"
     return "\n".join(
@@ -56,9 +55,8 @@ def _first_weights(session: Session) -> list[str]:
     return [f"first weights: {clean(made_of['file'], 4096)}; the classifier is initialised randomly{hint}"]
 
 
-def table(record: Record) -> str:
-    """Format the final table."""
-    result = record.folder.results
+def measured(session: Session, result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Labels and texts of a summary's accuracies."""
     rows = []
     if "final_accuracy" in result:
         measure = NAMED[result.get("measure", GLOBAL)]
@@ -72,28 +70,34 @@ def table(record: Record) -> str:
             rows.append(("balanced accuracy, same tests", f"{100 * result['balanced_last_mean']:.2f} %"))
         rows.append(("best accuracy", f"{100 * result['best_accuracy']:.2f} % in round {result['rounds_to_best']}"))
     for key, label in (
-        ("personalised_last_mean", f"{record.session.own_models}, own test splits"),
+        ("personalised_last_mean", f"{session.own_models}, own test splits"),
         ("private_models_accuracy", "inherited private models"),
     ):
         if key in result:
             rows.append((label, f"{100 * result[key]:.2f} %"))
-    for key, label in (("client_accuracy", "accuracy"), ("client_balanced_accuracy", "balanced accuracy")):
-        if key in result:
-            names = _short_names(record.session)
-            shares = [f"{names[k]} {share}" if names else share for k, share in enumerate(map(_percent, result[key]))]
-            rows.append((f"{label}, each client's tests", (", " if names else " ").join(shares)))
-    own_models = record.session.own_models
     if "client_accuracy_pooled" in result:
         samples = counted(result["client_test_samples"], "sample")
         text = f"{100 * result['client_accuracy_pooled']:.2f} % of {samples} together"
         rows.append(("global model, all clients' tests", text))
-    of_all = own_models if record.session.recipe.train.reference == "local" else "global model"
-    for key, label in (("client_accuracy", of_all), ("client_personalised_accuracy", own_models)):
+    of_all = session.own_models if session.recipe.train.reference == "local" else "global model"
+    for key, label in (("client_accuracy", of_all), ("client_personalised_accuracy", session.own_models)):
         if f"{key}_mean" in result and (f"{label}, over the clients",) not in {row[:1] for row in rows}:
             mean, std, worst = (f"{100 * result[f'{key}_{part}']:.2f}" for part in ("mean", "std", "worst"))
             name = result[f"{key}_worst_client"]
             text = f"all {mean} %" if worst == mean else f"mean {mean} % (std {std}), worst {worst} %: {name}"
             rows.append((f"{label}, over the clients", text))
+    return rows
+
+
+def table(record: Record) -> str:
+    """Format the final table."""
+    result, session = record.folder.results, record.session
+    rows = measured(session, result)
+    for key, label in (("client_accuracy", "accuracy"), ("client_balanced_accuracy", "balanced accuracy")):
+        if key in result:
+            names = _short_names(session)
+            shares = [f"{names[k]} {share}" if names else share for k, share in enumerate(map(_percent, result[key]))]
+            rows.append((f"{label}, each client's tests", (", " if names else " ").join(shares)))
     if "opening_left_out" in result:
         silos = " ".join(str(client + 1) for client in result["opening_left_out"])
         rows.append(("missing in the opening", f"silo {silos}"))

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError, catalog
-from packaging.utils import canonicalize_name
 from safetensors.torch import load_file
 
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.machine.files import read_lines
-from fl_labelskew_plugins.machine.text import clean, few
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import compatibility, parse, yaml
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.progress import Pause
@@ -75,28 +74,9 @@ class Outcome:
         return f"{self.method}, {self.runtime}: {self.verdict}: {self.detail}"
 
 
-def methods(name: str) -> list[str]:
-    """Return the method itself, or all methods of a distribution; raise LabelSkewError if ``name`` is neither."""
-    entries = catalog.entries("methods")
-    known = [entry.name for entry in entries]
-    if name in known or "+" in name:
-        return [name]
-    distribution = canonicalize_name(name)
-    if of_package := [entry.name for entry in entries if canonicalize_name(entry.distribution) == distribution]:
-        return of_package
-    packages = sorted({entry.distribution for entry in entries})
-    raise LabelSkewError(
-        f"{clean(name, 80)}: neither a registered method nor a package with methods"
-        f"{catalog.nearest(name, [*known, *packages])}; methods: {few(known, 20)}; packages: {few(packages)}"
-    )
-
-
-def check(name: str) -> list[str]:
-    """Run a method, or all of a package, in every way; return a line for each one that fails or differs.
-
-    Raise LabelSkewError if ``name`` is neither a registered method nor a distribution with methods.
-    """
-    return [str(outcome) for method in methods(name) for outcome in outcomes_of(method) if outcome.bad]
+def check(method: str) -> list[str]:
+    """Run a method in every way; return a line for each one that fails or differs."""
+    return [str(outcome) for outcome in outcomes_of(method) if outcome.bad]
 
 
 def outcomes_of(
@@ -107,10 +87,13 @@ def outcomes_of(
     runtimes: Sequence[str] = tuple(RUNTIMES),
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Outcome]:
-    """Run a method in every way, and yield each outcome; raise LabelSkewError for an invalid recipe.
+    """Run a method in every way, and yield each outcome.
 
-    ``method_args`` of another method in the recipe are replaced, and ``comm_args`` ignored.
+    ``method_args`` of another method in the recipe are replaced, and ``comm_args`` ignored. Raise LabelSkewError for an
+    unknown method or an invalid recipe.
     """
+    for part in method.split("+"):
+        catalog.load("methods", part)
     base = parse.load(recipe)  # first, so that errors name the user's file
     content, _ = yaml.read(parse.read_text(recipe))
     if base.method_name != method:
@@ -122,14 +105,7 @@ def outcomes_of(
         place = Path(temporary)
         file = place / f"{method}.yaml"
         file.write_text(yaml.write(content), encoding="utf-8")
-        try:
-            parsed = parse.load(file, settings)
-        except LabelSkewError as error:
-            parse.load(recipe, [setting for setting in settings if not setting.startswith("method_args.")])
-            if base.method_name == method:
-                raise
-            yield Outcome(method, "sp", "failed", "; ".join(str(error).splitlines()))
-            return
+        parsed = parse.load(file, settings)
         say(f"{method}: sp")
         reason = _run(file, settings, place / "sp")
         yield Outcome(method, "sp", "failed" if reason else "ok", reason)

@@ -1,4 +1,4 @@
-"""Estimate time, memory and disk of runs, from the rounds or batches of one run of each kind.
+"""Estimate time and memory of runs, from the rounds or batches of one run of each kind.
 
 Runs of one kind differ only in their seed and in the sizes of non-zero decimals, such as a learning rate.
 """
@@ -6,18 +6,16 @@ Runs of one kind differ only in their seed and in the sizes of non-zero decimals
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from fl_labelskew_registry import LabelSkewError
+from rich.filesize import decimal
 
-from fl_labelskew_plugins.data.files import size_text
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe.model import Recipe
@@ -26,7 +24,7 @@ from fl_labelskew_plugins.show.progress import clock
 from fl_labelskew_plugins.studies.finished import number
 from fl_labelskew_plugins.studies.sweep.plan import Planned
 
-HEAD = ("runs like", "runs", "rounds left", "s/round", "left", "memory", "disk", "known from")
+HEAD = ("runs like", "runs", "rounds left", "s/round", "left", "memory", "known from")
 PROBE_ROUNDS, PROBE_S = 2, 5.0
 """Rounds, and seconds of training, after which a probe run stops."""
 DECIMALS = ("train_args", "method_args", "partition_args", "privacy_args")
@@ -35,21 +33,15 @@ DECIMALS = ("train_args", "method_args", "partition_args", "privacy_args")
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of one run.
+    """The cost of one run: seconds, and peak bytes of its (or the server's) process and of tensors on a GPU.
 
-    Args:
-        start: seconds in addition to those of its rounds.
-        round: seconds per round.
-        memory: peak bytes of its process; over MPI and across silos, of the server's process.
-        gpu: peak bytes of tensors on a GPU.
-        disk: bytes of its folder at the end, without pictures.
+    ``start``: seconds in addition to those of its rounds.
     """
 
     start: float
     round: float
     memory: float
     gpu: float
-    disk: float
     source: str
 
 
@@ -70,11 +62,11 @@ class RunKind:
         """The row under :data:`HEAD`."""
         head = [self.runs[0].name, str(len(self.runs)), str(sum(self.left))]
         if self.estimate is None:
-            return [*head, *["?"] * 4, "nothing yet"]
-        memory = _text(self.estimate.memory) + (f", GPU {_text(self.estimate.gpu)}" if self.estimate.gpu else "")
+            return [*head, *["?"] * 3, "nothing yet"]
+        memory = decimal(round(self.estimate.memory))
+        memory += f", GPU {decimal(round(self.estimate.gpu))}" if self.estimate.gpu else ""
         memory += "" if self.runs[0].recipe.comm.in_process else " (server)"
-        times = f"{self.estimate.round:.3g}", clock(sum(self.seconds))
-        return [*head, *times, memory, _text(self.estimate.disk), self.estimate.source]
+        return [*head, f"{self.estimate.round:.3g}", clock(sum(self.seconds)), memory, self.estimate.source]
 
 
 def kinds(planned: Sequence[Planned]) -> list[RunKind]:
@@ -106,31 +98,20 @@ def seconds(kinds: Sequence[RunKind], jobs: int) -> float:
     return max([sum(each) / jobs, *each])
 
 
-def totals(kinds: Sequence[RunKind], *, out: Path, jobs: int, free: float) -> Iterator[str]:
-    """Yield lines on the total cost of the unfinished runs in ``out``, with ``free`` bytes of memory for all."""
+def totals(kinds: Sequence[RunKind], *, jobs: int, free: float) -> Iterator[str]:
+    """Yield lines on the total cost of the unfinished runs, with ``free`` bytes of memory for all."""
     unfinished, total = sum(len(kind.left) for kind in kinds), sum(len(kind.runs) for kind in kinds)
     if not unfinished:
         yield "nothing is left to run"
         return
-    ends = [(kind.estimate.disk, run) for kind in kinds if kind.estimate for run in kind.runs]
-    more = sum(max(0.0, end - _size(run.folder.path)) for end, run in ends if not run.folder.summary.exists())
-    place = next(path for path in [out, *out.absolute().parents] if path.exists())
-    space = shutil.disk_usage(place).free
     taken = sum(sorted(kind.estimate.memory for kind in kinds if kind.estimate for _ in kind.left)[-jobs:])
-    of_all = f"{unfinished} of {counted(total, 'run')} left"
-    yield f"{of_all}: {clock(seconds(kinds, 1))} one after the other; {_text(more)} more on disk, {_text(space)} free"
+    yield f"{unfinished} of {counted(total, 'run')} left: {clock(seconds(kinds, 1))} one after the other"
     if jobs > 1:
-        yield f"{jobs} at a time: {clock(seconds(kinds, jobs))}, {_text(taken)} of memory"
+        yield f"{jobs} at a time: {clock(seconds(kinds, jobs))}, {decimal(round(taken))} of memory"
     if missing := sum(kind.estimate is None and bool(kind.left) for kind in kinds):
         yield f"not counted: {counted(missing, 'kind')} of run without an estimate"
     if taken > free:
-        yield f"warning: memory: {_text(free)} available; only as many runs as fit will run at a time"
-    if more > space:
-        yield f"warning: disk: the runs do not fit in {out}; free some space, or use another --out"
-
-
-def _text(size: float) -> str:
-    return size_text(round(size))
+        yield f"warning: memory: {decimal(round(free))} available; only as many runs as fit will run at a time"
 
 
 def _kind(recipe: Recipe) -> str:
@@ -154,20 +135,16 @@ def _estimate(run: Planned) -> Estimate | None:
     folder, lines, facts = run.folder, read_lines(run.folder.timings), dict[str, Any]()
     with suppress(LabelSkewError):
         facts = status.read(folder.path)
-    disk, times = _size(folder.path), [time for line in lines if (time := number(line, "seconds")) is not None]
+    times = [time for line in lines if (time := number(line, "seconds")) is not None]
     if times:
         round_seconds, source = statistics.fmean(times[1:] or times), counted(len(times), "round")
-        if not folder.summary.exists():  # add lines of further rounds, and models like those in the checkpoint
-            growth = run.recipe.train.comm_round / len(lines) - 1
-            disk += growth * sum(map(_size, folder.path.glob("*.jsonl"))) + _size(folder.checkpoint.parent)
     elif isinstance(pace := facts.get("pace"), dict) and (known := number(pace, "round")) is not None:
         round_seconds, source, lines = known, counted(pace.get("batches", 0), "batch", "batches"), [pace]
-        disk += 3 * (number(pace, "model") or 0.0)  # checkpoint, and models of the last and the best round
     else:
         return None
     peak, gpu = (1e6 * max(number(line, key) or 0.0 for line in lines) for key in ("peak_mb", "peak_gpu_mb"))
     start = max(0.0, _elapsed(facts) - sum(times or [number(lines[0], "seconds") or 0.0]))
-    return Estimate(start, round_seconds, peak, gpu, disk, source)
+    return Estimate(start, round_seconds, peak, gpu, source)
 
 
 def _elapsed(facts: dict[str, Any]) -> float:
@@ -176,12 +153,3 @@ def _elapsed(facts: dict[str, Any]) -> float:
         began, ended = (datetime.fromisoformat(facts[key].replace("Z", "+00:00")) for key in ("began", "time"))
         return (ended - began).total_seconds() if facts["state"] in (status.FINISHED, status.PAUSED) else 0.0
     return 0.0
-
-
-def _size(path: Path) -> float:
-    sizes = {}
-    for file in [path, *path.rglob("*")]:
-        with suppress(OSError):  # a run in progress may have removed it
-            facts = file.stat()
-            sizes[facts.st_ino] = 0 if file.is_dir() else facts.st_size  # hard links count once
-    return float(sum(sizes.values()))

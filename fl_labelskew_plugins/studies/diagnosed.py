@@ -62,16 +62,12 @@ def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None)
                         (measure if len(lines) == 1 else f"{measure}: {line}", rounds)
                         for measure, lines in kind.curves(read_lines(file)).items()
                         for line, rounds in lines.items()
+                        if rounds
                     ]
                     for title, rounds in curves:
                         curve = measures.setdefault(title, {}).setdefault(setting, {}).setdefault(label, {})
                         for at, values in rounds.items():
                             curve.setdefault(int(at), []).append(statistics.fmean(map(float, values)))
-        measures = {
-            title: settings
-            for title, settings in measures.items()
-            if any(curve for curves in settings.values() for curve in curves.values())
-        }
         if not measures:
             raise mistake(f"--diagnostic {name}", "its files contain no numbers", "other runs")
         plots.charts(measures, path, methods=report.methods(frame), width=width, log=kind.log)

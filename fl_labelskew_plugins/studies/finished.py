@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -134,19 +133,12 @@ def folders(paths: Iterable[Path]) -> list[Path]:
     known: dict[Path, Path] = {}
     for path in paths:
         order = {name: place for place, name in enumerate(sweep_names(path))}
-        below = sorted(_below(path), key=lambda folder: (order.get(folder.name, len(order)), folder))
-        for folder in below or [path]:
+        found = {file.parent for file in path.rglob("recipe.yaml")}
+        # silos' folders inside a run's folder are not separate runs
+        below = [folder for folder in found if found.isdisjoint(folder.parents)]
+        for folder in sorted(below, key=lambda folder: (order.get(folder.name, len(order)), folder)) or [path]:
             known.setdefault(folder.resolve(), folder)
     return list(known.values())
-
-
-def _below(path: Path) -> Iterator[Path]:
-    if not path.is_dir() or (path / "recipe.yaml").exists():
-        return
-    for here, inner, files in os.walk(path):
-        if "recipe.yaml" in files:
-            inner.clear()  # silos' folders inside a run's folder are not separate runs
-            yield Path(here)
 
 
 def read(folder: Path) -> FinishedRun:

@@ -1,16 +1,23 @@
-"""Format the rows of a report for readers and for machines, and mark the best values."""
+"""Format the rows of a report for readers and for machines, and mark the best values; ``fl.report``."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from fl_labelskew_registry import LabelSkewError, MistakesError
 from pandas import DataFrame
 
+from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
-from fl_labelskew_plugins.studies.report import DIFFERENCE, NAMES, PLAIN_OPTIMIZER
+from fl_labelskew_plugins.studies import finished
+from fl_labelskew_plugins.studies.report import DIFFERENCE, NAMES, PLAIN_OPTIMIZER, rows
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.front.run import Run
 
 WORDS = (*NAMES, "differs in", "label", "setting", "test")
 FORMS = {
@@ -124,3 +131,46 @@ def pivoted(frame: DataFrame, table: DataFrame, empty: Any) -> DataFrame:
     wide = wide.reindex(index=labels)[order]
     wide.columns = [setting if len(measures) == 1 else f"{setting} {measure}" for measure, setting in order]
     return wide.reset_index(names="method")
+
+
+def report(runs: Sequence[Run | str | Path], *, last: int = 5, baseline: str = "fedavg") -> Report:
+    """Compare runs; those that differ only in their seed share a row, as mean and std over the seeds.
+
+    Args:
+        runs: runs or folders; a folder may contain several run folders.
+        last: number of last tests to average.
+        baseline: the method, or the name of a row, with which the others are compared.
+    """
+    folders = [Path(run) if isinstance(run, str | Path) else run.folder for run in runs]
+    read, mistakes = finished.read_all(folders)
+    if mistakes:
+        raise MistakesError(mistakes)
+    if not read:
+        raise LabelSkewError("no runs to report; give at least one run or folder of runs")
+    return Report(rows(finished.grouped(read), last, baseline), last, baseline)
+
+
+class Report:
+    """A comparison of runs; made by :func:`report`."""
+
+    def __init__(self, frame: DataFrame, last: int, baseline: str) -> None:
+        self._rows, self._last, self._baseline = frame, last, baseline
+
+    @property
+    def table(self) -> DataFrame:
+        """The rows and columns of ``labelskew report``; accuracies in per cent."""
+        return numbers(self._rows)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the self-contained page of ``labelskew report --html``."""
+        from fl_labelskew_plugins.studies.page import page
+
+        write_text(Path(path), page(self._rows, last=self._last, baseline=self._baseline))
+        return Path(path)
+
+    def __repr__(self) -> str:
+        return str(texts(self._rows).to_string(index=False))
+
+    def _repr_html_(self) -> Any:
+        """Format the table for notebooks, with values escaped."""
+        return texts(self._rows).to_html(index=False, border=0)

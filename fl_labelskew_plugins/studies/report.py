@@ -51,9 +51,7 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
 
     - falls: whether a run's best is more than :data:`FALL` above its accuracy.
     - not within: the last round, if the mean over seeds never reaches the baseline's best.
-    - setting, place: data and partition of compared rows, or the sweep's name; ``place`` omits the data's name. Rows of
-      different measures do not share a setting.
-    - label: method, optimiser if not FedAvg, and differing keys; or the sweep's name.
+    - place: the setting without the name of the data.
     - runs, whole: one run per seed, only complete ones if any is complete; whether they are complete.
     - keys, curve, recall: ``section.key`` to value as JSON; accuracies, 0 to 1; of each class, in per cent.
 
@@ -357,7 +355,7 @@ def _note(run: FinishedRun, counted: Sequence[FinishedRun]) -> str:
 
 
 def curves(frame: DataFrame) -> dict[str, dict[str, Curve]]:
-    """Map setting and row label to accuracies."""
+    """Map setting and label to accuracies."""
     settings: dict[str, dict[str, Curve]] = {}
     for row in frame.to_dict("records"):
         names = settings.setdefault(row["setting"], {})

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 
 from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine import locks
-from fl_labelskew_plugins.machine.files import read_lines, read_text
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.recipe.sections import Expected
@@ -29,6 +30,7 @@ from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runs.session import data_folder, made_up
 from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.show.progress import clock
+from fl_labelskew_plugins.studies import finished
 from fl_labelskew_plugins.studies.finished import FinishedRun, flat
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -50,9 +52,7 @@ def seconds_of(budget: str) -> float:
 class Experiment:
     """One recipe, to be run with several seeds in the folder ``out``.
 
-    Args:
-        original_rounds: before the overrides.
-        deviations: ``key: original value -> new value``, for settings that affect results.
+    ``original_rounds``: before the overrides. ``deviations``: ``key: original value -> new value``.
     """
 
     name: str
@@ -106,18 +106,7 @@ def differences(before: Recipe, after: Recipe) -> tuple[str, ...]:
     return tuple(line.replace('"', "") for line in lines)
 
 
-def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) -> Iterator[Experiment]:
-    """Run every experiment with the seeds ``0 .. seeds - 1``; yield each finished experiment; see :func:`complete`."""
-    for number, experiment in enumerate(chosen):
-        for seed in range(seeds):
-            folder = experiment.folder(seed)
-            state = "done already" if folder.summary.exists() else f"{experiment.recipe.train.comm_round} rounds"
-            say(f"[{number * seeds + seed + 1}/{len(chosen) * seeds}] {experiment.name}, seed {seed}: {state}")
-            complete(experiment.path, experiment.settings(seed), folder, quiet=quiet)
-        yield experiment
-
-
-def run_within(chosen: Sequence[Experiment], seeds: int, until: float, say: Say, *, quiet: bool) -> None:
+def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool, until: float = math.inf) -> None:
     """Run every experiment with the seeds ``0 .. seeds - 1`` until a time, in seconds of :func:`time.monotonic`.
 
     Each run gets an equal share of the remaining time; see :func:`complete`.
@@ -125,12 +114,14 @@ def run_within(chosen: Sequence[Experiment], seeds: int, until: float, say: Say,
     runs = [(experiment, seed) for seed in range(seeds) for experiment in chosen]
     unfinished = [(one, seed) for one, seed in runs if held(one.path, one.settings(seed), one.folder(seed)) != "done"]
     for number, (experiment, seed) in enumerate(unfinished):
-        now = time.monotonic()
-        if now >= until:
+        if (now := time.monotonic()) >= until:
             break
         seconds = (until - now) / (len(unfinished) - number)
-        say(f"{experiment.name}, seed {seed}: from round {experiment.done(seed) + 1}, for {clock(seconds)}")
-        pause = Pause(experiment.recipe.train.comm_round, now + seconds)
+        limited = math.isfinite(seconds)
+        limit = f", for {clock(seconds)}" if limited else ""
+        place = f"[{number + 1}/{len(unfinished)}] {experiment.name}, seed {seed}"
+        say(f"{place}: from round {experiment.done(seed) + 1}{limit}")
+        pause = Pause(experiment.recipe.train.comm_round, now + seconds) if limited else None
         complete(experiment.path, experiment.settings(seed), experiment.folder(seed), quiet=quiet, pause=pause)
 
 
@@ -159,10 +150,7 @@ def complete(
 ) -> bool:
     """Start or resume a run, until its end or ``pause``; return whether anything was left to do.
 
-    Raises:
-        HeldError: another process is running it.
-        LabelSkewError: the folder contains another run.
-        RunError: the run failed.
+    Raise HeldError if another process is running it; see also :func:`held` and :func:`.start.start`.
     """
     if held(path, settings, folder) == "done":
         return False
@@ -191,12 +179,8 @@ def complete(
 
 
 def _seconds(folder: RunFolder) -> float:
-    try:
-        if folder.summary.exists():
-            return float(json.loads(read_text(folder.summary))["seconds"])
-        return sum(float(line["seconds"]) for line in read_lines(folder.timings))
-    except (OSError, ValueError, TypeError, KeyError):
-        raise LabelSkewError(f"{folder.summary}: not a valid summary; delete it and repeat the command") from None
+    known: float | None = folder.results.get("seconds")
+    return known or sum(finished.number(line, "seconds") or 0.0 for line in read_lines(folder.timings))
 
 
 HEAD = (

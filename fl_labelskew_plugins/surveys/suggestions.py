@@ -23,7 +23,6 @@ FEDAVG = ("fedavg", "FedAvg")
 
 
 def _settings(method_args: Mapping[str, Any], train_args: Mapping[str, Any] | None = None) -> Settings:
-    """Settings with an optimiser, since the recipe may have another one."""
     return {"method_args": method_args, "train_args": train_args or {"federated_optimizer": "FedAvg"}}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from fl_labelskew_registry import TrackedRun, Tracker
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.machine.files import open_regular, write_text
+from fl_labelskew_plugins.machine.files import write_text
 
 
 class CSV(Tracker):
@@ -19,31 +19,21 @@ class CSV(Tracker):
         """None."""
 
     def begin(self, run: TrackedRun) -> None:
-        """Write the rows of the rounds that are complete."""
-        self._rows: list[dict[str, float]] = []
-        self._columns: dict[str, None] = {}
-        self._file = run.folder / "rounds.csv"
-        for line in run.earlier:
-            self._add(line)
-        self._write()
+        self._rows = [numbered(line) for line in run.earlier]
+        self._write(run)
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
-        """Add a row; the file is rewritten only if there is a new column."""
-        columns = len(self._columns)
-        self._add(line)
-        if len(self._columns) > columns:
-            self._write()
-            return
-        with open(self._file, "a", newline="", encoding="utf-8", opener=open_regular) as stream:
-            csv.DictWriter(stream, [*self._columns]).writerow(self._rows[-1])
+        self._rows.append(numbered(line))
+        self._write(run)
 
-    def _add(self, line: Mapping[str, float]) -> None:
-        self._rows.append({**line, "round": line["round"] + 1})
-        self._columns |= dict.fromkeys(line)
-
-    def _write(self) -> None:
+    def _write(self, run: TrackedRun) -> None:
         text = io.StringIO(newline="")
-        table = csv.DictWriter(text, [*self._columns])
+        table = csv.DictWriter(text, list(dict.fromkeys(name for row in self._rows for name in row)))
         table.writeheader()
         table.writerows(self._rows)
-        write_text(self._file, text.getvalue())
+        write_text(run.folder / "rounds.csv", text.getvalue())
+
+
+def numbered(line: Mapping[str, float]) -> dict[str, float]:
+    """A line whose round counts from 1."""
+    return {**line, "round": line["round"] + 1}

@@ -93,11 +93,9 @@ class MLflow(Tracker):
             self.on_round(run, line)
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
-        """Add a point to each curve."""
         self._log({name: value for name, value in line.items() if name != "round"}, int(line["round"]) + 1)
 
     def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
-        """Log summary, pictures, and the model as an artefact."""
         self._log({f"summary.{name}": value for name, value in summary.items()}, int(summary["rounds"]))
         for file in pictures:
             self._client.log_artifact(self._run, str(file), "pictures")

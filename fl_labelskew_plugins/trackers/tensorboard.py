@@ -30,14 +30,12 @@ class TensorBoard(Tracker):
             self.on_round(run, line)
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
-        """Add a point to each curve."""
         for name, value in line.items():
             if name != "round":
                 self._writer.add_scalar(slashed(name), value, int(line["round"]) + 1)
         self._writer.flush()
 
     def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
-        """Add pictures, the summary next to the parameters, and the model's path."""
         import numpy as np
         from PIL import Image
 
@@ -51,7 +49,6 @@ class TensorBoard(Tracker):
         self._writer.add_hparams({**run.parameters}, measures, run_name=".")
 
     def close(self, run: TrackedRun, state: str) -> None:
-        """Write all remaining events."""
         self._writer.close()
 
 

@@ -64,7 +64,6 @@ class WandB(Tracker):
         self._run.log({name.replace(".", "/"): value for name, value in line.items()} | {"round": line["round"] + 1})
 
     def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
-        """Log summary, pictures, and the model as an artifact."""
         self._run.log({file.stem: self._wandb.Image(str(file)) for file in pictures})
         artifact = self._wandb.Artifact(f"model-{run.id}", type="model")
         artifact.add_file(str(model))

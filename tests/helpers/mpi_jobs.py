@@ -40,7 +40,7 @@ def watched(deal):
     def wrapped(self, *args):
         waiting = set(self._waiting)
         deal(self, *args)
-        dealt.append(sorted(waiting - self._waiting))
+        dealt.append(sorted(waiting.difference(self._waiting)))
         under_way.append(self._in_progress)
 
     return wrapped

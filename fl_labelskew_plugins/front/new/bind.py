@@ -7,9 +7,6 @@ from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError, mistake
 
-from fl_labelskew_plugins.data.image_folder import ImageFolder
-from fl_labelskew_plugins.front.new.look import sampled
-from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import parse, yaml
@@ -41,10 +38,5 @@ def bind(file: Path, place: Path) -> facts.SiloData:
         classes, source = facts.server_classes(base, None), f"in {clean(recipe_file.name)}"
         if mismatch := facts.differing(silo.data.class_names, classes, source):
             raise LabelSkewError(f"{where}: {mismatch}")
-    if isinstance(recipe.dataset, ImageFolder):
-        size, (pictures, _) = silo.facts.input_shape[-1], recipe.dataset.find(place)
-        side, _ = sampled(place, [path for path, _ in pictures])
-        if side < size:
-            log.warn(f"{clean(place, 4096)}: pictures with sides of {side:g} pixels are enlarged to {size}")
     write_text(file, changed)
     return silo

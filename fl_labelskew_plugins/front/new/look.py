@@ -14,7 +14,7 @@ import numpy as np
 from fl_labelskew_registry import Data, LabelSkewError, MistakesError, catalog, mistake
 
 from fl_labelskew_plugins.data.files import readable, refuse
-from fl_labelskew_plugins.data.image_folder import ImageFolder, images_in
+from fl_labelskew_plugins.data.image_folder import ImageFolder
 from fl_labelskew_plugins.data.npz import KNOWN, read_archive
 from fl_labelskew_plugins.data.pictures import FORMATS
 from fl_labelskew_plugins.data.stats import Moments
@@ -28,8 +28,6 @@ SAMPLED = 60
 SIDES = (8, 16, 28, 32, 64)
 """Sides in pixels for training; larger ones are slow without a GPU."""
 GREY = {"1", "L", "LA", "I", "I;16", "I;16B", "F"}
-TABLES = {*TEXT, *PARQUET} - {".txt"}
-"""Endings of tables; a .txt file in a folder is usually a note."""
 LABELS = ("label", "labels", "class", "target", "diagnosis", "y")
 GROUPS = ("group", "hospital", "site", "centre", "center", "client", "silo")
 MAX_CLASSES = 10_000
@@ -117,7 +115,7 @@ def _range_moments(low: float, high: float) -> tuple[float, float]:
 
 
 def look(path: Path, label: str | None = None, group: str | None = None, classes: Sequence[str] = ()) -> OwnData:
-    """Inspect a folder of pictures, an ``.npz`` file, a table, or a folder with one such file.
+    """Inspect a folder of pictures, an ``.npz`` file or a table.
 
     ``label``, ``group``: a table's columns; default: the only one with a usual name. ``classes``: default: those in the
     data. Raise LabelSkewError if the data have another form, cannot be read, or an option is missing.
@@ -125,32 +123,20 @@ def look(path: Path, label: str | None = None, group: str | None = None, classes
     path = Path(os.path.abspath(path.expanduser()))
     if not os.path.exists(path):
         raise mistake(clean(path), "does not exist", KINDS)
-    with readable(clean(path)):
-        file = path if path.is_file() else _only_file(path)
-    if file is not None and file.suffix.lower() in TABLES:
-        own_data = _table(file, label, group, classes)
+    if path.is_file() and path.suffix.lower() in {*TEXT, *PARQUET}:
+        own_data = _table(path, label, group, classes)
     elif label is not None or group is not None:
         option = "--label" if label is not None else "--group"
         raise mistake(option, "is for tables, and these data are not a table", "neither")
-    elif file is None:
+    elif not path.is_file():
         own_data = _pictures(path, classes)
     elif classes:
         raise mistake("--classes", "is for pictures and tables; an archive's classes are numbers", "no --classes")
     else:
-        own_data = _archive(file)
+        own_data = _archive(path)
     if len(own_data.classes) < 2:
         raise mistake(clean(path), f"has only one class ({few(own_data.classes)})", "data with at least two classes")
     return own_data
-
-
-def _only_file(folder: Path) -> Path | None:
-    """Find the archive or table in a folder without folders of pictures; raise LabelSkewError if it has several."""
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in {".npz", *TABLES} and file.is_file())
-    if not files or any(images_in(below) for below in folder.iterdir() if below.is_dir()):
-        return None
-    if len(files) > 1:
-        raise mistake(clean(folder), f"has {len(files)} files of data", f"one of {few([f.name for f in files])}")
-    return files[0]
 
 
 def _pictures(path: Path, classes: Sequence[str]) -> OwnData:
@@ -159,7 +145,7 @@ def _pictures(path: Path, classes: Sequence[str]) -> OwnData:
         groups = dataset.groups(path)
         train, test = dataset.find(path)
     names = dataset.names(train, test or [])
-    side, channels = sampled(path, [file for file, _ in train])
+    side, channels = _sampled(path, [file for file, _ in train])
     size = max((s for s in SIDES if s <= side), default=SIDES[0])
     args: dict[str, Any] = {"data_cache_dir": str(path), "image_size": size, "channels": channels}
     if classes:
@@ -169,7 +155,7 @@ def _pictures(path: Path, classes: Sequence[str]) -> OwnData:
     return OwnData("image_folder", path, args, (channels, size, size), names, group_names, len(train), notes)
 
 
-def sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
+def _sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
     """From the headers of some pictures: median of the shorter sides, in pixels, and the necessary channels."""
     from PIL import Image
 

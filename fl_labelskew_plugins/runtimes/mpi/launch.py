@@ -1,15 +1,13 @@
 """Start ``mpirun`` and report how it ended.
 
-Ranks on this machine start in :mod:`.rank`, which connects their stderr to this process, so each side notices the end
-of the other. Rank 0 inherits this process's stdout, so that it can detect a terminal. Output of other machines passes
-through mpirun.
+Ranks start in :mod:`.rank`, which connects their stderr to this process, so each side notices the end of the other.
+Rank 0 inherits this process's stdout, so that it can detect a terminal.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import selectors
 import shutil
 import signal
@@ -18,16 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins.machine.extras import OPEN_MPI
-from fl_labelskew_plugins.machine.files import read_text
 from fl_labelskew_plugins.machine.place import DOOR, RANKS, mpi_rank
 from fl_labelskew_plugins.machine.signals import ENDING, handled, terminal_closed
-from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.machine.typed import GO_ON
 
 ABORT_STEP = 2
@@ -35,16 +30,6 @@ ABORT_STEP = 2
 
 TERMINATE_AFTER, KILL_AFTER = 5.0, 8.0
 """Seconds for the server to save its checkpoint, and for mpirun to end by itself."""
-
-KEEPALIVE = {"time": 10, "intvl": 5, "probes": 4}
-"""Seconds of silence until a node is probed, seconds between probes, and their number. Open MPI's defaults are 300, 20
-and 9."""
-
-NODE_LOST = re.compile(rb"lost communication with a remote daemon.*?Remote daemon: \S+ on node (\S+)", re.DOTALL)
-STARTER_LOST = b"unable to reliably start one or more daemons"
-
-FIRST_TO_END = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+)|Process name: \[\[\d+,\d+\],(\d+)\]")
-"""The rank that ended first."""
 
 MAX_OUTPUT = 2**16
 """Bytes kept of the output of a rank or mpirun."""
@@ -67,30 +52,10 @@ def check() -> str:
     return mpirun
 
 
-def slots(hostfile: str) -> int:
-    """Number of slots in a hostfile. Raises LabelSkewError unless its first node is this machine."""
-    try:
-        text = read_text(hostfile)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", "not UTF-8 text")
-        raise mistake("comm_args.hostfile", f"{hostfile}: {reason}", "a file with a line for each node") from None
-    lines = [words for line in text.splitlines() if (words := line.partition("#")[0].split())]
-    try:
-        socket.create_server((lines[0][0], 0)).close()  # possible only with an address of this machine
-    except (IndexError, OSError, TypeError, ValueError):
-        first = clean(lines[0][0]) if lines else "none"
-        what = f"{hostfile}: its first node, {first}, is not this machine, where the server runs"
-        raise mistake("comm_args.hostfile", what, "this machine first") from None
-    return sum(int((re.findall(r"\bslots *= *(\d+)", " ".join(words)) or [1])[0]) for words in lines)
+def launch(command: list[str], processes: int, *, run_dir: Path, environment: dict[str, str]) -> None:
+    """Run a command in every rank of a new ``mpirun`` on this machine, until all of them have ended.
 
-
-def launch(
-    command: list[str], processes: int, *, run_dir: Path, environment: dict[str, str], hostfile: str | None = None
-) -> None:
-    """Run a command in every rank of a new ``mpirun``, until all of them have ended.
-
-    ``processes`` includes the server. ``environment`` contains :data:`.typed.GO_ON`. ``hostfile`` lists the nodes, this
-    machine first; default: only this machine.
+    ``processes`` includes the server. ``environment`` contains :data:`.typed.GO_ON`.
 
     Raises:
         LabelSkewError: ``mpirun`` or mpi4py is missing.
@@ -103,24 +68,17 @@ def launch(
     short = None if len(tempfile.gettempdir()) < 70 else "/tmp"  # a socket's path has at most about 100 characters
     with tempfile.TemporaryDirectory(prefix="labelskew-", dir=short) as folder:
         path = f"{folder}/socket"
-        job = MPIJob(_mpirun(mpirun, processes, command, hostfile), _environment(path) | environment)
+        job = MPIJob(_mpirun(mpirun, processes, command), _environment(path) | environment)
         with job, handled(*ENDING, handler=lambda signum, frame: job.interrupt()):
             job.watch()
     job.report(run_dir, environment[GO_ON])
 
 
-def _mpirun(mpirun: str, processes: int, command: list[str], hostfile: str | None) -> list[str]:
+def _mpirun(mpirun: str, processes: int, command: list[str]) -> list[str]:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    if hostfile is None:
-        nodes = ["--host", f"localhost:{processes}", "--oversubscribe"]
-        nodes += ["--mca", "btl_tcp_if_include", "127.0.0.1/8"]  # else Open MPI 5 warns
-    else:
-        nodes = ["--hostfile", hostfile, "-x", "PYTHONSAFEPATH"]
-        nodes += ["-x", "OMP_NUM_THREADS"] if "OMP_NUM_THREADS" in os.environ else []
-        for name, value in KEEPALIVE.items():
-            nodes += ["--mca", f"oob_tcp_keepalive_{name}", str(value)]
     return [
-        mpirun, "-np", str(processes), *nodes, "--bind-to", "none",
+        mpirun, "-np", str(processes), "--host", f"localhost:{processes}", "--oversubscribe", "--bind-to", "none",
+        "--mca", "btl_tcp_if_include", "127.0.0.1/8",  # else Open MPI 5 warns
         "--mca", "odls_base_sigkill_timeout", str(ABORT_STEP), *root,
         sys.executable, "-m", "fl_labelskew_plugins.runtimes.mpi.rank", *command,
     ]  # fmt: skip
@@ -134,24 +92,17 @@ def _environment(path: str) -> dict[str, str]:
     return kept | {DOOR: path, "PYTHONSAFEPATH": "1"}
 
 
-@dataclass
-class Rank:
-    """A rank's process, and the end of its stderr."""
-
-    pid: int
-    output: bytes = b""
-
-
 class MPIJob:
     """One ``mpirun``."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        self.ranks: dict[int, Rank] = {}
+        self.pids: dict[int, int] = {}
+        self.outputs: dict[int, bytes] = {}
+        """The end of each rank's stderr."""
         self.open: dict[int, socket.socket] = {}
         self.first_end: int | None = None
         self.mpirun_output = b""
         self.interrupted = False
-        self.elsewhere = "--hostfile" in command
         self._aborting = False
         self._ending: float | None = None
         self._steps = 0
@@ -205,34 +156,25 @@ class MPIJob:
         code = self.process.returncode
         if code == 0:
             return
-        server = self.ranks.get(0, Rank(0)).output
+        server = self.outputs.get(0, b"")
         resumable = (run_dir / "recipe.yaml").exists() and resume.encode() not in server
         advice = f"; {resume}" if resumable else ""
         if self.interrupted:
             if b"interrupted" in server:
                 raise SystemExit(130)
             raise KeyboardInterrupt(f"interrupted{advice}")
-        lost = NODE_LOST.search(self.mpirun_output)
-        if lost is not None or (self.ranks and STARTER_LOST in self.mpirun_output):
-            node = f"node {clean(lost[1].decode(errors='replace'))}" if lost else "a node"
-            cause = "it was switched off, its processes were killed or its network is cut"
-            raise RunError(f"{node} is gone: {cause}{advice}")
         if self.first_end is None:
             lines = self.mpirun_output.decode(errors="replace").splitlines()
             reason = next((line.strip() for line in lines if line.strip(" -")), "it printed nothing")
             raise RunError(f"comm_args.backend: mpirun could not start: {reason}")
         # mpirun's exit code is that of the first rank to end, or 128 and the signal that killed it
-        rank, number, where = self.first_end, -code if code < 0 else code - 128, ""
-        if self.elsewhere and (first := FIRST_TO_END.search(self.mpirun_output)):
-            rank = int(first[1] or first[3])
-            where = f" on {clean(first[2].decode(errors='replace'))}" if first[2] else ""
-        killed = number in list(signal.Signals)
-        output = self.ranks[rank].output if rank in self.ranks else b"" if killed else self.mpirun_output
+        rank, number = self.first_end, -code if code < 0 else code - 128
+        killed, output = number in list(signal.Signals), self.outputs[rank]
         if rank and output.strip() and output.strip() not in server:
             _show(output)
         if output.strip() and not killed and (rank == 0 or code == LabelSkewError.exit_code):
             raise SystemExit(code)
-        name = "mpirun" if code < 0 else f"worker {rank}{where}" if rank else "the server (rank 0)"
+        name = "mpirun" if code < 0 else f"worker {rank}" if rank else "the server (rank 0)"
         how = f"was killed by signal {number}" if killed else f"ended with exit code {code}"
         error = RunError(f"{name} {how}{advice}")
         error.exit_code = 1 if killed else code
@@ -245,7 +187,7 @@ class MPIJob:
             rank, pid = map(int, connection.recv(64).split())
             socket.send_fds(connection, [b"!"], [sys.__stdout__.fileno()] if rank == 0 and sys.__stdout__ else [])
             connection.setblocking(False)
-            self.ranks[rank], self.open[rank] = Rank(pid), connection
+            self.pids[rank], self.outputs[rank], self.open[rank] = pid, b"", connection
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._read_rank(rank))
             return
         connection.close()
@@ -254,7 +196,7 @@ class MPIJob:
         """Read all output of a rank at once, to keep the order of ends."""
         try:
             while output := self.open[rank].recv(MAX_OUTPUT):
-                self.ranks[rank].output = (self.ranks[rank].output + output)[-MAX_OUTPUT:]
+                self.outputs[rank] = (self.outputs[rank] + output)[-MAX_OUTPUT:]
                 if rank == 0:
                     _show(output)
         except BlockingIOError:
@@ -303,7 +245,7 @@ class MPIJob:
         """Signal ranks; an open connection proves that the process id is still valid."""
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.ranks[rank].pid, number)
+                os.kill(self.pids[rank], number)
 
 
 def _show(output: bytes) -> None:

@@ -13,14 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from fl_labelskew_registry import LabelSkewError, RunError, mistake
+from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.engine.local import TEST_BATCH, LocalResult
 from fl_labelskew_plugins.engine.threads import warn_if_too_many
 from fl_labelskew_plugins.machine.place import mpi_rank
-from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
@@ -41,29 +40,17 @@ class MPI(Runtime):
         """Start ``mpirun``, or run a worker."""
         place = mpi_rank()
         if place is None:
-            gpus, hostfile = devices.gpus(self.recipe, warn=True), self.recipe.comm.hostfile
-            if hostfile is None:
-                workers = devices.workers(self.recipe, gpus)
-                warn_if_too_many(workers, self.recipe.device.threads)
-                devices.gpu_slots(self.recipe, workers)  # reports wrong GPU settings before anything starts
-            else:
-                workers = self._on_nodes(launch.slots(hostfile))
+            workers = devices.workers(self.recipe, devices.gpus(self.recipe, warn=True))
+            warn_if_too_many(workers, self.recipe.device.threads)
+            devices.gpu_slots(self.recipe, workers)  # reports wrong GPU settings before anything starts
             options, path = self.options, self.folder.path
             command = options.command(self.recipe.path, path, resume=options.resume is not None)
-            environment = options.environment(path)
-            launch.launch(command, workers + 1, run_dir=path, environment=environment, hostfile=hostfile)
+            launch.launch(command, workers + 1, run_dir=path, environment=options.environment(path))
             return True
         rank, _ = place
         if rank:
             self._work(rank)
         return rank > 0
-
-    def _on_nodes(self, slots: int) -> int:
-        wanted, most = self.recipe.comm.workers, self.recipe.train.clients_per_round
-        if slots < (needed := min(wanted or 1, most) + 1):
-            what = f"{slots} slots, and the server and {counted(needed - 1, 'worker')} need {needed}"
-            raise mistake("comm_args.hostfile", what, "more slots, or fewer comm_args.workers")
-        return min(wanted or slots - 1, most)
 
     def session(self) -> Session:
         """The server's session, once all workers have confirmed theirs."""
@@ -117,9 +104,8 @@ class MPIServer(Manager):
         self.session, self.record, self._nodes = session, record, nodes
         self.rounds = Rounds(record, predict=self.predict, hooks=host.hooks(session.trainer.model))
         self._idle = list(range(1, self.size))
-        self._longest: Iterator[int] = iter(())
-        self._lowest: Iterator[int] = iter(())
-        self._waiting: set[int] = set()
+        self._waiting: list[int] = []
+        """The clients to assign, the largest first."""
         self._in_progress = self._room = 0
         self._largest = num_bytes(record.weights.values())
         self._arrived: dict[int, LocalResult] = {}
@@ -143,8 +129,7 @@ class MPIServer(Manager):
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """Assign the clients; yield their uploads, ascending."""
         sizes = self.session.sizes
-        self._longest = iter(sorted(clients, key=lambda client: (-sizes[client], client)))
-        self._lowest, self._waiting = iter(clients), set(clients)
+        self._waiting = sorted(clients, key=lambda client: (-sizes[client], client))
         # fixed for the round: else the next upload to add might not be in progress
         self._room = self.room
         for number, client in enumerate(clients, 1):
@@ -198,8 +183,8 @@ class MPIServer(Manager):
         """
         states = self.record.states
         while self._idle and self._waiting and self._in_progress < self._room:
-            order = self._longest if self._in_progress < self._room // 2 else self._lowest
-            client, worker = next(client for client in order if client in self._waiting), self._idle.pop(0)
+            client = self._waiting[0] if self._in_progress < self._room // 2 else min(self._waiting)
+            worker = self._idle.pop(0)
             self._waiting.remove(client)
             self._in_progress += 1
             model = self._unsent_model(worker)

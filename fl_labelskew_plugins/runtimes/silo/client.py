@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from fl_labelskew_registry import Federation, Images, LabelSkewError, RunError, shareable
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -29,7 +30,7 @@ from fl_labelskew_plugins.engine.client_state import Versions
 from fl_labelskew_plugins.engine.local import LocalResult, forms
 from fl_labelskew_plugins.ledgers.privacy import Ledger, SpentError
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.files import read_bytes, read_lines, write_text
+from fl_labelskew_plugins.machine.files import read_bytes, read_lines
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.network_file import portable
@@ -45,7 +46,8 @@ from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.facts import Facts, SiloData
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError, question
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Message, reason, upload_meta, upload_tensors
-from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, content, group, num_bytes, rest, trim
+from fl_labelskew_plugins.runtimes.transport import upload as parse_upload
+from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, group, num_bytes, rest, save_atomic, trim
 
 
 class Answers:
@@ -95,47 +97,41 @@ class Answers:
     ) -> LocalResult:
         """Train; if uploads have noise, a failed turn uploads the start weights with noise.
 
-        A server can send a model with which training fails only if a known sample is among the data.
+        A server can send a model with which training fails only if a known sample is among the data. A repeated
+        question gets the stored upload, or another training with other noise, which is charged: uploads of two
+        trainings with the same noise would show whether the first failed, or their exact difference.
         """
         if not self._noisy_weights:
             return take(client, round, start, **turn)
-        outcomes = Outcomes(self.silo.folder)
+        last = LastUpload(self.silo.folder)
         answer = self.silo.answer(self.silo.request)
-        before = outcomes.of(answer)
-        if before != FAILED:
-            try:
-                result = take(client, round, start, **turn)
-                check_upload(result.upload, start, where=f"round {round + 1}")
-                digest = _digest(result.upload)
-                if before not in (None, digest):  # two different answers must not have the same noise
-                    result = take(client, round, start, **turn | {"noise_seed": self._count_again(round)})
-            except Exception as error:
-                if before is not None:  # another answer would have the same noise, and their difference none
-                    raise self._private(error, "; the same training succeeded before") from error
-                self.unchanged(error, "uploads the weights of the server with noise in this round")
-            else:
-                outcomes.note(answer, digest)
-                return result
-        outcomes.note(answer, FAILED)
+        if (stored := last.read(answer, start)) is not None:
+            return stored
+        if answer in last.given():
+            turn["noise_seed"] = self._count_again(round)
         try:
-            return take(client, round, start, **turn, trains=False)
+            result = take(client, round, start, **turn)
+            check_upload(result.upload, start, where=f"round {round + 1}")
         except Exception as error:
-            raise self._private(error) from error
+            self.unchanged(error, "uploads the weights of the server with noise in this round")
+            try:
+                result = take(client, round, start, **turn, trains=False)
+            except Exception as second:
+                raise self._private(second) from second
+        last.store(answer, result)
+        return result
 
     def _count_again(self, round: int) -> int:
-        """Charge a second answer to a request, and return the seed of its noise.
-
-        Training on another device, or with another number of threads, gives other weights.
-        """
+        """Charge another answer to a request, and return the seed of its noise."""
         silo, again = self.silo, secrets.token_hex(16)
-        silo.show.note(f"round {round + 1}: training gave other weights than before; the answer counts again")
+        silo.show.note(f"round {round + 1}: the server repeats an earlier request; the answer counts again")
         if silo.guard is not None:
             silo.guard.answer(silo.run_name, round, silo.answer(again))
         self.charge(again, round)
         return silo.seed(again)
 
-    def _private(self, error: Exception, more: str = "") -> LabelSkewError:
-        text = f"{described(error)}{more}; the reason was not sent to the server"
+    def _private(self, error: Exception) -> LabelSkewError:
+        text = f"{described(error)}; the reason was not sent to the server"
         return shareable(LabelSkewError(text), "it cannot answer")
 
     def unchanged(self, error: Exception, answer: str) -> None:
@@ -171,48 +167,46 @@ class Answers:
         raise shareable(LabelSkewError(what))
 
 
-FAILED = "failed"
-
-
 def described(error: Exception) -> str:
     """An error's text."""
     return str(error) if isinstance(error, LabelSkewError) else clean(repr(error))
 
 
-def _digest(weights: Weights) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for value in weights.values():
-        digest.update(content(value))
-    return digest.hexdigest()
+class LastUpload:
+    """The file with a silo's last upload with noise, and the digests of all answers so far.
 
-
-class Outcomes:
-    """A file of answers with noise, and the outcomes of their training.
-
-    An answer with and one without training have the same noise, so their difference would be the exact update.
+    If the silo is killed, or the server repeats its request, this upload is sent again.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / "outcomes.json"
+        self.file = folder / "noisy_upload.safetensors"
 
-    def of(self, answer: str) -> str | None:
-        """:data:`FAILED`, or the digest of the upload of this answer; None without training."""
-        return self._read().get(answer)
+    def read(self, answer: str, start: Weights) -> LocalResult | None:
+        """The upload, if it is this answer; ``start``: state dict with the order of its tensors."""
+        metadata = self._metadata()
+        if metadata.get("answer") != answer:
+            return None
+        result = parse_upload(load_file(self.file), json.loads(metadata["measures"]))
+        return replace(result, upload={name: result.upload[name].to(value.device) for name, value in start.items()})
 
-    def note(self, answer: str, outcome: str) -> None:
-        """Record the first outcome of an answer."""
-        outcomes = self._read()
-        if answer in outcomes:
-            return
+    def given(self) -> list[str]:
+        """Digests of all answers."""
+        return [str(answer) for answer in json.loads(self._metadata().get("given", "[]"))]
+
+    def store(self, answer: str, result: LocalResult) -> None:
+        """Replace the upload, before it is sent."""
+        given = [*self.given(), answer]
+        metadata = {"answer": answer, "given": json.dumps(given), "measures": json.dumps(upload_meta(result))}
         with keys.writing(self.file, "; answers with noise need it"):
-            write_text(self.file, json.dumps({**outcomes, answer: outcome}), durable=True)
+            save_atomic(upload_tensors(result, with_state=True), self.file, metadata)
 
-    def _read(self) -> dict[str, str]:
-        try:
-            return TypeAdapter(dict[str, str]).validate_json(read_bytes(self.file))
-        except FileNotFoundError:
+    def _metadata(self) -> dict[str, str]:
+        if not self.file.exists():
             return {}
-        except (OSError, ValueError):
+        try:
+            with safe_open(self.file, "pt") as opened:
+                return dict(opened.metadata())
+        except (OSError, SafetensorError, TypeError):
             use = "restore the original file, or remove it together with the folder's secret"
             raise LabelSkewError(f"{self.file}: is not a valid record of answers; {use}") from None
 
@@ -413,7 +407,7 @@ class SiloClient(Manager):
 
     @cached_property
     def data_digest(self) -> str:
-        """Digest of the training and test samples, computed once: the time would reveal their number."""
+        """Digest of the training and test samples."""
         digest = hashlib.blake2b(fingerprint(self.data.data).encode(), digest_size=16)
         add_array(digest, _content(self.data.data.test.x))
         return digest.hexdigest()

@@ -6,7 +6,6 @@ gRPC has one limit for all connections, so idle ones could block the silos. It d
 from __future__ import annotations
 
 import contextlib
-import heapq
 import os
 import resource
 import socket
@@ -141,13 +140,12 @@ class Door:
         hosts: dict[str, deque[Stranger]] = defaultdict(deque)
         for stranger in strangers:
             hosts[stranger.host].append(stranger)
-        heap = [(-len(queue), host) for host, queue in hosts.items()]
-        heapq.heapify(heap)
         over = len(strangers) - self._most_in_all
-        while heap and (over > 0 or -heap[0][0] > self._most_per_host):
-            length, host = heap[0]
-            yield hosts[host].popleft()
-            heapq.heapreplace(heap, (length + 1, host))
+        while hosts:
+            most = max(hosts.values(), key=len)
+            if over <= 0 and len(most) <= self._most_per_host:
+                return
+            yield most.popleft()
             over -= 1
 
     def _peer(self, descriptor: int) -> Peer | None:

@@ -7,8 +7,9 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -313,7 +314,9 @@ def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
         "min_samples": (1, facts.samples),
     }
     if recipe.sums_alone:  # the total is unknown at first, and the minimum always
-        bounds["num_samples"] = (0 if content.get("num_samples") == 0 else facts.samples, bounds["num_samples"][1])
+        # with noise, a silo that claims a negative number could otherwise make others refuse the run
+        least = facts.samples if recipe.privacy.noise_multiplier is None else 1
+        bounds["num_samples"] = (0 if content.get("num_samples") == 0 else least, bounds["num_samples"][1])
         bounds["min_samples"] = (0, 0)
     return Federation(**{name: number(content, name, *bounds[name], where) for name in names})
 
@@ -405,6 +408,12 @@ class Census:
         """Mean and std of silos' training samples together; None without sums."""
         parts = [self._sums[client] for client in sorted(clients) if client in self._sums]
         return stats.pooled(parts) if parts else None
+
+    def unusual_moments(self, clients: Collection[int]) -> Iterator[int]:
+        """Silos with a std more than 10 times larger or smaller than the median of all silos."""
+        stds = {client: max(stats.pooled([self._sums[client]])[1]) for client in sorted({*clients} & self._sums.keys())}
+        middle = median(stds.values()) if stds else 1.0
+        yield from (client for client, std in stds.items() if not middle / 10 <= std <= middle * 10)
 
     @property
     def exact(self) -> bool:

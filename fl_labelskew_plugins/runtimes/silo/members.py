@@ -1,12 +1,12 @@
-"""Membership: connected silos, silos that the server waits for, and silos that it skips.
+"""Membership: connected silos, silos that the server waits for, silos that it skips, and excluded ones.
 
-The server waits ``reconnect_s`` for a silo that lost its connection. It skips a silo that stays away longer or misses a
-deadline, until the silo sends something. A file in the run's folder lists excluded silos.
+The server skips a silo that stays away longer than ``reconnect_s`` or misses a deadline, until it sends something.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -41,10 +41,7 @@ NAME = "excluded.json"
 
 
 class Excluded:
-    """Clients that the operator excludes. ``str()`` lists their ranks, as the end of a message.
-
-    ``say`` prints changes, and ``note`` writes them to the audit log.
-    """
+    """Clients that the operator excludes in a file. ``str()`` lists their ranks, as the end of a message."""
 
     def __init__(self, folder: Path, silos: int, say: Callable[[str], None], note: Callable[..., None]) -> None:
         self.clients: set[int] = set()
@@ -56,7 +53,7 @@ class Excluded:
         return f", excluded: {ranks} (labelskew silo include {self._folder} RANK)" if ranks else ""
 
     def read(self) -> bool:
-        """Read the file, and report an invalid one once; return whether anything changed."""
+        """Read the file, and report an invalid one once; return whether it has changed."""
         try:
             ranks = excluded(self._folder)
         except LabelSkewError as error:
@@ -106,7 +103,7 @@ class Members:
     """The silos of a federation, by client, from 0. Only this class listens for messages.
 
     Args:
-        recount: called when the operator changes the excluded silos.
+        recount: called when the excluded silos change.
         resume: how to resume the run, for messages.
         tell: called with facts for ``labelskew status``.
 
@@ -155,7 +152,7 @@ class Members:
 
     @property
     def excluded(self) -> set[int]:
-        """Clients that the operator excludes."""
+        """Excluded clients."""
         return set(self._excluded.clients)
 
     def begin(self, round: int) -> None:
@@ -163,10 +160,7 @@ class Members:
         self.round, self._until = round, self.clock.now + self.comm.round_deadline_s
 
     def deadline(self) -> float:
-        """The end of ``round_deadline_s``, or a quarter of it from now if that is later, in the clock's seconds.
-
-        So there is time for the sum and tests after long training.
-        """
+        """The end of ``round_deadline_s``; at least a quarter of it from now, for the sum and tests."""
         return max(self._until, self.clock.now + self.comm.round_deadline_s / 4)
 
     def joined(self, client: int) -> None:
@@ -198,31 +192,27 @@ class Members:
 
     @property
     def uncounted(self) -> set[int]:
-        """Silos that were excluded or turned away: their samples do not count."""
+        """Excluded or turned away: their samples do not count."""
         return {*self.excluded, *self.turned}
 
     def give_up(self, client: int, reason: str) -> None:
-        """Skip a silo until it sends something."""
+        """Skip a silo."""
         self.away.add(client)
         self.warn(f"{self.where}: silo {client + 1} {reason}; skipped until it sends a message")
 
     def awaited(self, client: int) -> bool:
         """Whether a silo may still answer; skips a silo that has been away too long."""
-        if client in self.away:
-            return False
-        if not self.reachable(client):
+        if client not in self.away and not self.reachable(client):
             self.give_up(client, f"did not reconnect within {self.reconnect_s:g} s")
-            return False
-        return True
+        return client not in self.away
 
     def reachable(self, client: int) -> bool:
         """Whether a silo is connected or may still reconnect."""
         return client in self.present or self._may_return(client)
 
     def _may_return(self, client: int) -> bool:
-        if client in self.present or client in self.away or client not in self._left_at:
-            return False
-        return self.clock.now - self._left_at[client] < self.reconnect_s
+        left_at = self._left_at.get(client, -math.inf)
+        return client not in self.away and self.clock.now - left_at < self.reconnect_s
 
     def gather(self, expected: set[int]) -> None:
         """Wait at most ``quorum_timeout_s`` for clients, except excluded ones. Raises RunError for too few."""
@@ -273,7 +263,7 @@ class Members:
         return here
 
     def read_excluded(self) -> None:
-        """Read the list of excluded silos."""
+        """Read the list of excluded silos, and recount after a change."""
         if self._excluded.read():
             self._recount()
 
@@ -296,11 +286,11 @@ class Poll(Generic[Answer]):
     Args:
         clients: ascending.
         name: of the answers in messages, in the plural.
-        answers: filled by the caller as they arrive.
+        answers: filled by the caller.
         least: minimum number of answers; default: the quorum.
         deadline: in the clock's seconds; default: :meth:`.Members.deadline`.
-        settled: clients with an answer that was taken or refused, or came too late.
-        held: clients with an answer that waits for a comparison with all others.
+        settled: clients with an answer that was taken, refused or too late.
+        held: clients with an answer that must be compared with all others.
     """
 
     members: Members
@@ -319,7 +309,7 @@ class Poll(Generic[Answer]):
     def take(self, refused: Callable[[int], bool] = lambda client: False) -> Iterator[int]:
         """Wait for the answers; yield the clients with an answer, ascending, once there are enough.
 
-        ``refused``: returns whether to drop a client's answer. Raises RunError if too few answers arrive in time.
+        ``refused``: whether to drop a client's answer. Raises RunError if too few answers arrive in time.
         """
         members, clients, answers = self.members, self.clients, self.answers
         clock, comm, where = members.clock, members.comm, members.where
@@ -376,7 +366,7 @@ def excluded(folder: Path) -> set[int]:
 
 
 def exclude(folder: Path, rank: int) -> set[int]:
-    """Exclude a silo from the next round on; return the ranks of all excluded silos."""
+    """Exclude a silo from the next round on; return all excluded ranks."""
     known = _excluded_in_run(folder, rank)
     if rank in known:
         raise mistake(folder, f"silo {rank} is excluded already", "`labelskew silo include` to bring it back")
@@ -384,7 +374,7 @@ def exclude(folder: Path, rank: int) -> set[int]:
 
 
 def include(folder: Path, rank: int) -> set[int]:
-    """Include a silo from the next round on; return the ranks of all excluded silos."""
+    """Include a silo from the next round on; return all excluded ranks."""
     known = _excluded_in_run(folder, rank)
     if rank not in known:
         there = f"excluded: {', '.join(map(str, sorted(known)))}" if known else "no silo of this run is excluded"

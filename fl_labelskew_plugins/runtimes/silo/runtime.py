@@ -26,7 +26,7 @@ from fl_labelskew_plugins.runs.checkpoint import Checkpoint
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, assemble, build, of_classes, refuse_host_switches
 from fl_labelskew_plugins.runtimes.base import Runtime
-from fl_labelskew_plugins.runtimes.processes import ProcessPart, together
+from fl_labelskew_plugins.runtimes.processes import together
 from fl_labelskew_plugins.runtimes.silo import facts, keys
 from fl_labelskew_plugins.runtimes.silo.client import Answers, SiloClient
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
@@ -243,13 +243,12 @@ class CrossSilo(Runtime):
         address = ("--server", options.server or f"127.0.0.1:{free_port()}")
         self.show.note(f"starting the server and {counted(count, 'silo')} on this machine; logs and results: {folder}")
         server = options.command(path, folder, "--role", "server", *address, resume=options.resume is not None)
-        parts = [ProcessPart("server", server)]
+        commands = {"server": server}
         for rank in range(1, count + 1):
             role = ("--role", "client", "--rank", str(rank))
-            command = options.command(path, folder / "silos" / f"silo-{rank}", *role, *address)
-            parts.append(ProcessPart(f"silo {rank}", command))
+            commands[f"silo {rank}"] = options.command(path, folder / "silos" / f"silo-{rank}", *role, *address)
         try:
-            together(parts, environment=options.environment(folder) | passphrase)
+            together(commands, environment=options.environment(folder) | passphrase)
         except RunError as error:
             if self.folder.recipe.exists():
                 error.args = (f"{error}; {options.resume_command(folder)}",)

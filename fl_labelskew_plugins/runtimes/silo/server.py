@@ -1,7 +1,4 @@
-"""The server of a cross-silo federation: its requests to silos, and the handling of their untrusted answers.
-
-Silo ``rank`` (from 1) is client ``rank - 1``.
-"""
+"""The server of a cross-silo federation. Silo ``rank`` (from 1) is client ``rank - 1``; its answers are untrusted."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ from fl_labelskew_plugins.runtimes.wire import plain
 from fl_labelskew_plugins.tensors import State, Weights, joined, num_bytes, trim
 
 SLACK = 2**20
-"""Maximum size of a message without its tensors, in bytes."""
+"""Maximum bytes of a message without its tensors."""
 MAX_VISITS = 5
 """Maximum number of log lines per minute about a silo that reconnects repeatedly."""
 HEAVY = 0.9
@@ -72,7 +69,7 @@ class SiloExchange:
 
 
 class Opening(SiloExchange):
-    """The opening exchange: a round without training, with WELCOME as the request."""
+    """The opening exchange, with WELCOME as the request."""
 
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
@@ -161,7 +158,7 @@ class Uploads(SiloExchange):
 
     @property
     def personalised(self) -> bool:
-        """Whether silos measure their own models in this round."""
+        """Whether silos test their own models in this round."""
         record = self.rounds.record
         return record.personalised and record.tests(self.server.members.round)
 
@@ -239,17 +236,15 @@ class Uploads(SiloExchange):
     def _refuse(self, client: int) -> bool:
         """Whether an upload is much too large; if so, drop it, and report this here and to the silo."""
         objection = self._judge.objection(client) if client in self._poll.held else ""
-        if objection:
-            members = self.server.members
-            del self._poll.answers[client], self._taken[client]
-            limit, key = f"more than {self._comm.max_update_ratio:g} times the median", "(comm_args.max_update_ratio)"
-            members.warn(
-                f"{members.where}: upload of silo {client + 1} refused: {objection}; the norm is {limit} {key}"
-            )
-            text = f"a norm of the upload is {limit} of the other uploads and of this silo's earlier ones {key}"
-            meta = {"taken": False, "reason": text}
-            self.server.send(Kind.VERDICT, client + 1, round=members.round, meta=meta)
-        return bool(objection)
+        if not objection:
+            return False
+        members = self.server.members
+        del self._poll.answers[client], self._taken[client]
+        limit, key = f"more than {self._comm.max_update_ratio:g} times the median", "(comm_args.max_update_ratio)"
+        members.warn(f"{members.where}: upload of silo {client + 1} refused: {objection}; the norm is {limit} {key}")
+        text = f"a norm of the upload is {limit} of the other uploads and of this silo's earlier ones {key}"
+        self.server.send(Kind.VERDICT, client + 1, round=members.round, meta={"taken": False, "reason": text})
+        return True
 
     def _warn_of_heavy(self, clients: Sequence[int]) -> None:
         """Warn if one silo has most of the weight of a round, or of the old model; once per number of samples."""
@@ -436,6 +431,10 @@ class SiloServer(Manager):
         if (made := self.folder.moments()) is None and (made := self.census.moments(silos)) is not None:
             values = " and ".join(few([f"{value:.4g}" for value in numbers], 3) for numbers in made)
             self.say(f"mean and std of the training samples of {counted(len(silos), 'silo')} together: {values}")
+            for client in self.census.unusual_moments(silos):
+                what = "reports a std of its samples that is more than 10 times larger or smaller than the median"
+                use = "check its data, or exclude it and begin a new run: mean and std stay the same in this run"
+                self.say(f"silo {client + 1} {what}; {use}", level=log.WARNING)
         return made
 
     def train(self, record: Record) -> None:
@@ -523,11 +522,9 @@ class SiloServer(Manager):
             reported = facts.facts(meta, summed=self._summed)
             self.census.check(client, reported)
             sums = facts.sums(message.tensors, reported, pixels=self.census.pixels) if self._pools_moments else None
-        except OtherClassesError as error:
-            self.turn_away(client, str(error), class_names=self.census.class_names)
-            return
         except RunError as error:
-            self.turn_away(client, str(error))
+            names = {"class_names": self.census.class_names} if isinstance(error, OtherClassesError) else {}
+            self.turn_away(client, str(error), **names)
             return
         same_process = self._processes.get(client) == meta.get("process")
         self._processes[client] = meta.get("process")

@@ -286,6 +286,8 @@ class SummedAnswers(Answers):
         """Computed once: the time would reveal the number of samples."""
         self._tested: tuple[int, Vector, str] | None = None
         self._spare_state: State | None = None
+        self._data_digest = silo.data_digest
+        """Computed before the silo connects: the time would reveal the number of samples."""
         self._sums = SiloSums(
             silo.rank,
             *_identity(silo.transport),
@@ -326,7 +328,7 @@ class SummedAnswers(Answers):
         """Check and record the number of all samples; the server asks for the opening sum."""
         silo, run = self.silo, self.silo.run_name
         comm, before = silo.recipe.comm, self._account.question_of(run, OPENING)
-        answers = f"{silo.about.hex()} {silo.data_digest} {comm.send_contributions} {comm.send_measures}"
+        answers = f"{silo.about.hex()} {self._data_digest} {comm.send_contributions} {comm.send_measures}"
         tests, digest = session.reported_tests(silo.client), hashlib.blake2b(answers.encode(), digest_size=16)
         opening = f"{tests} {digest.hexdigest()}"
         if before not in ("", opening):  # the difference of two sums would be this silo's

@@ -19,9 +19,9 @@ class SP(Runtime):
             for _ in LocalTraining(record):
                 pass
         elif session.recipe.hosted:
-            from fl_labelskew_plugins.runtimes.sp.hosted import train
+            from fl_labelskew_plugins.runtimes.sp.hosted import SingleProcess
 
-            train(host, record)
+            SingleProcess(host, record).train()
         else:
             for _ in Simulation(record):
                 pass

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -36,8 +35,8 @@ MARK = "# written by fl.sweep, which overwrites it"
 class Sweep(NamedTuple):
     """The runs that have begun, in the sweep's order, and a table with a row per run, indexed by its name.
 
-    Columns: ``state`` as in ``labelskew status``; ``rounds``; ``accuracy`` of the last test and ``best``, both between
-    0 and 1; ``why`` (the reason of a failure); and each ``section.key`` in which the runs differ.
+    Columns: ``state``, ``rounds``, ``accuracy`` of the last test and ``best`` (0 to 1), ``why`` (the reason of a
+    failure), and each ``section.key`` in which the runs differ.
     """
 
     runs: list[Run]
@@ -45,11 +44,9 @@ class Sweep(NamedTuple):
 
 
 def sweep(
-    sweep: str | Path | Mapping[str, Any] | None = None,
+    sweep: str | Path | Mapping[str, Any],
     changes: Mapping[str, Any] | None = None,
     *,
-    base: str | Path | Mapping[str, Any] | None = None,
-    grid: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | None = None,
     out: str | Path | None = None,
     only: Sequence[str] = (),
     jobs: int | None = None,
@@ -59,13 +56,9 @@ def sweep(
 ) -> Sweep:
     """Run every combination of a grid, several at a time; repeat the call to resume unfinished runs.
 
-    A failed run does not stop the others; its row in the table has ``state`` and ``why``.
-
     Args:
         sweep: path of a sweep's file, or its content as a mapping (docs/sweeps.md).
         changes: values for all runs by ``section.key``.
-        base: without ``sweep``: a recipe's name, path or sections.
-        grid: without ``sweep``: the axes, as in the file; or the values of each ``section.key``.
         out: folder of all runs, instead of the file's.
         only: names of values; an axis that contains any of these names runs only these values.
         jobs: runs at a time; default: as many as cores and GPUs allow.
@@ -78,14 +71,11 @@ def sweep(
         RunError: the sweep itself failed.
         KeyboardInterrupt: interrupted, after all runs have saved a checkpoint.
     """
-    if (sweep is None) == (base is None) or (base is None) != (grid is None):
-        raise LabelSkewError("fl.sweep: expected either `sweep`, or `base` and `grid`")
     folder, overrides = None if out is None else Path(out), overrides_of(changes)
     if isinstance(sweep, str | Path):
         file = Path(sweep)
     else:
-        axes = [{key: _listed(key, values)} for key, values in grid.items()] if isinstance(grid, Mapping) else grid
-        file = _written({"base": base, "grid": axes} if sweep is None else sweep, changes or {}, folder)
+        file = _written(sweep, changes or {}, folder)
         folder = file.parent
     planned = plan.plan(file, overrides, folder, only)
     if any(state != "done" for state in plan.states_of(planned).values()):
@@ -97,14 +87,6 @@ def sweep(
         _run(arguments, planned, quiet=quiet)
     runs = [Run(run.folder.path) for run in planned if run.folder.recipe.is_file()]
     return Sweep(runs, _table(planned))
-
-
-def _listed(key: str, values: Any) -> list[Any]:
-    with suppress(TypeError):  # not iterable, such as a number
-        if not isinstance(values, str | bytes | Mapping):
-            return list(values)
-    shown = clean(repr(values), 80)
-    raise mistake(f"grid: {clean(key, 80)}", f"{shown} is not a list of values", f"[{clean(values, 40)}]")
 
 
 def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path | None) -> Path:
@@ -172,7 +154,10 @@ def _table(planned: Sequence[plan.Planned]) -> DataFrame:
 
     recipes = [run.recipe.resolved() for run in planned]
     places = dict.fromkeys(setting.partition("=")[0] for run in planned for setting in run.settings)
-    columns = {place: [_value(recipe, place) for recipe in recipes] for place in places}
+    columns = {}
+    for place in places:
+        section, _, key = place.partition(".")
+        columns[place] = [recipe.get(section, {}).get(key) for recipe in recipes]
     differing = {place: values for place, values in columns.items() if len(set(map(json.dumps, values))) > 1}
     rows = []
     for number, run in enumerate(planned):
@@ -183,9 +168,3 @@ def _table(planned: Sequence[plan.Planned]) -> DataFrame:
         row = {"state": state, "rounds": len(lines), "accuracy": facts.get("accuracy"), "best": best, "why": reason}
         rows.append(row | {place: values[number] for place, values in differing.items()})
     return DataFrame(rows, index=Index([run.name for run in planned], name="run"))
-
-
-def _value(recipe: Any, place: str) -> Any:
-    for key in place.split("."):
-        recipe = recipe.get(key) if isinstance(recipe, dict) else None
-    return recipe

@@ -140,7 +140,7 @@ def plan(
             wrong.append(f"{path}: grid: two combinations have the name {name}; use other names")
         if len(name) > MAX_NAME:
             wrong.append(f"{path}: grid: the name {name} is longer than {MAX_NAME} letters; use shorter names")
-    if wrong := wrong or _twins(path, planned) + ([] if elsewhere else missing(planned)):
+    if wrong := wrong or ([] if elsewhere else missing(planned)):
         raise MistakesError(wrong)
     return [replace(run, recipe=recipes.load(run.base, run.settings)) for run in planned]
 
@@ -174,23 +174,6 @@ def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
     if wrong:
         raise MistakesError([f"{_few(folders)}: {line}" for line, folders in wrong.items()])
     return states
-
-
-def _twins(path: Path, planned: Sequence[Planned]) -> list[str]:
-    """Report combinations with the same settings, data and seed."""
-    runs = [finished.FinishedRun(run.name, run.recipe.resolved(), (), data=_place(run.recipe)) for run in planned]
-    counted = [run for group in finished.grouped(runs) for run in group]
-    known = {run.name for run in counted}
-    wrong = []
-    for run in (run for run in runs if run.name not in known):
-        twin = next(other for other in counted if other.seed == run.seed and finished.same(other, run))
-        wrong.append(f"{path}: grid: {twin.name} and {run.name} have the same settings, data and seed; use one of them")
-    return wrong[:1] if len(wrong) < 2 else [f"{wrong[0]} (and {len(wrong) - 1} more such)"]
-
-
-def _place(recipe: Recipe) -> str:
-    folder = data_folder(recipe) or recipe.dataset.default_dir
-    return "" if folder is None else str(Path(folder).resolve())
 
 
 def _read(path: Path) -> SweepFile:
@@ -310,22 +293,6 @@ def of_experiments(experiments: Sequence[Experiment], seeds: int) -> list[Planne
         name, log = f"{experiment.name}, seed {seed}", folder.path.with_suffix(".txt")
         planned.append(Planned(name, experiment.path, settings, experiment.recipe, (), folder, log, number, {}))
     return planned
-
-
-def pick(planned: Sequence[Planned], text: str) -> list[Planned]:
-    """Select the runs of ``--task``, such as ``3`` or ``4-7,9``; raise LabelSkewError for an invalid text."""
-    use = f"numbers from 0 to {len(planned) - 1}"
-    numbers: dict[int, None] = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last:
-            problem = f"expected a list of task numbers, got {mistakes.show(text)}"
-            raise mistake("--task", problem, f"{use}, such as 3 or 4-7,9")
-        if last >= len(planned):
-            raise mistake("--task", f"task {last} does not exist", use)
-        numbers |= dict.fromkeys(range(first, last + 1))
-    return [planned[number] for number in numbers]
 
 
 def missing(planned: Sequence[Planned]) -> list[str]:

@@ -1,8 +1,7 @@
 """Run a sweep's processes: several at a time, as GPUs, cores and memory allow.
 
-Each run is forked from a process that has imported the host, because this import takes seconds. In a
-``ProcessPoolExecutor`` one killed run aborts all others, and with joblib's loky the memory grows with the number of
-runs.
+Each run is forked from a process that has imported the host, which takes seconds. In a ``ProcessPoolExecutor`` one
+killed run aborts all others.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError
 from fl_labelskew_plugins.machine import locks, log
 from fl_labelskew_plugins.machine.files import open_regular, read_lines, read_text
 from fl_labelskew_plugins.machine.place import available_cores, free_memory
-from fl_labelskew_plugins.machine.signals import end_with_parent, interrupting
+from fl_labelskew_plugins.machine.signals import blocked, end_with_parent, interrupting
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe.compatibility import host_installed
 from fl_labelskew_plugins.runs.folder import RunFolder
@@ -59,11 +58,8 @@ def run_all(
 ) -> list[str]:
     """Finish all runs, ``jobs`` at a time (default: :func:`default_jobs`); return a line per failed run.
 
-    ``memory``: GB (10^9 bytes) for all runs together; default: :data:`MEMORY_SHARE` of the free memory.
-
-    Raises:
-        LabelSkewError: folders contain other runs, or cannot be written.
-        KeyboardInterrupt: interrupted; all runs have saved a checkpoint.
+    ``memory``: GB (10^9 bytes) for all runs together; default: :data:`MEMORY_SHARE` of the free memory. Raise
+    LabelSkewError if folders contain other runs, or cannot be written.
     """
     states = states_of(planned)
     unfinished = [run for run in planned if states[run.name] != "done"]
@@ -154,7 +150,9 @@ class Pool:
         """Run until all runs have ended, or until their time to pause has passed."""
         try:
             with interrupting():
-                _start_server()
+                resource_tracker.ensure_running()  # its start unblocks signals, so it comes first
+                with blocked(signal.SIGINT):  # .forkserver unblocks it in the process that forks the runs
+                    forkserver.ensure_running()
                 while self.waiting or self.running:
                     while self._available() and self._fits():
                         self._start(self.waiting.pop(0))
@@ -237,16 +235,6 @@ class Pool:
 
     def _number(self) -> str:
         return f"{len(self.all) - self.left:>{len(str(len(self.all)))}}/{len(self.all)}"
-
-
-def _start_server() -> None:
-    """Start the process that forks the runs; :mod:`.forkserver` unblocks Ctrl-C in it."""
-    resource_tracker.ensure_running()  # its start unblocks signals, so it comes first
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _gpus(planned: Sequence[Planned]) -> list[int]:

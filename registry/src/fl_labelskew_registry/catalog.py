@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections import defaultdict
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -48,29 +47,22 @@ def namespace(kind: Kind) -> str:
 
 def entries(kind: Kind) -> list[Entry]:
     """All registered plugins of a kind, sorted by name, without importing them. A duplicate name appears twice."""
-    return list(_entries(kind, _installed()))
+    # folders and their modification times, which change when a package is installed or removed
+    installed = tuple((path, os.stat(path or ".").st_mtime_ns) for path in sys.path if os.path.exists(path or "."))
+    return list(_entries(installed)[kind])
 
 
 @cache
-def _entries(kind: Kind, installed: tuple[tuple[str, int], ...]) -> list[Entry]:
+def _entries(installed: tuple[tuple[str, int], ...]) -> dict[str, list[Entry]]:
     # stevedore's list_entry_points loses the distribution of an entry point. The set removes duplicates: an editable
     # install can be visible through two metadata folders.
-    points = _points(installed).select(group=namespace(kind))
-    return sorted({Entry(e.name, _distribution(e.dist), e.value) for e in points})
+    points = entry_points()
+    return {
+        kind: sorted({Entry(e.name, _distribution(e.dist), e.value) for e in points.select(group=namespace(kind))})
+        for kind in get_args(Kind)
+    }
 
 
-@cache
-def _points(installed: tuple[tuple[str, int], ...]) -> Any:  # another class in Python 3.10
-    """All entry points, read once for all kinds."""
-    return entry_points()
-
-
-def _installed() -> tuple[tuple[str, int], ...]:
-    """Folders of ``sys.path`` and their modification times, which change when a package is installed or removed."""
-    return tuple((path, os.stat(path or ".").st_mtime_ns) for path in sys.path if os.path.exists(path or "."))
-
-
-@cache
 def _distribution(distribution: Distribution | None) -> str:
     try:
         return (distribution and distribution.name) or "unknown"
@@ -110,16 +102,14 @@ def load(kind: Kind, name: str) -> Any:
     Raises:
         PluginError: unknown or ambiguous name, failed import, or violated contract; the message names the distribution.
     """
-    by_name: dict[str, list[Entry]] = defaultdict(list)
-    for entry in entries(kind):
-        by_name[entry.name].append(entry)
-    if name not in by_name:
-        known = sorted(by_name)
+    found = [entry for entry in entries(kind) if entry.name == name]
+    if not found:
+        known = sorted({entry.name for entry in entries(kind)})
         line = f"unknown name '{name}' in {kind}; known: {', '.join(known) or 'none'}{nearest(name, known)}"
         raise PluginError("; ".join([line, *misplaced(kind, name)]))
-    first, *others = by_name[name]
-    if others:
-        claims = " and ".join(e.distribution + f" ({e.target})" for e in by_name[name])
+    first = found[0]
+    if len(found) > 1:
+        claims = " and ".join(f"{e.distribution} ({e.target})" for e in found)
         raise PluginError(f"name '{name}' in {kind} is claimed by {claims}; uninstall one of them")
     source = f"{kind[:-1]} '{name}' of distribution {first.distribution} ({first.target})"
     # The keys of stevedore's disk cache have a resolution of two minutes: it would not find a plugin installed since.

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 SHARED_MODULES = "shared_modules"
 """Attribute of the network that contains the modules of :meth:`Method.shared_modules`."""
-Aggregation = Literal["samples", "uniform", "population"]
-"""Weights of the uploads: samples of the round, ``1/|S|``, or samples of the whole federation."""
+Aggregation = Literal["samples", "uniform", "population", "declared"]
+"""Weights of the uploads: samples of the round, ``1/|S|``, samples of the whole federation, or the clients' numbers."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,7 @@ class ClientView:
         shared: tensors that the server sent with the model (see :meth:`Method.combine`).
         state: private tensors that stay with this client between rounds; a method may replace entries.
         generator: CPU generator for the method's draws, seeded by (seed, round, client).
-        noise: numpy generator for privacy noise only (ChaCha20). In cross-silo runs its key comes from a secret of the
-            silo, because the server knows the recipe's seed and could subtract the noise.
+        noise: numpy generator for privacy noise only (ChaCha20); across silos, its key is a secret of the silo.
         times_selected: number of rounds that selected this client, including this one.
         model: the local network, with ``features(x)`` and ``classifier``. After the round, hooks' changes are undone,
             except those of the uploaded weights.
@@ -167,19 +166,22 @@ class Method(Plugin):
     """A label-skew method. Every hook has a neutral default: without overrides, this class is FedAvg.
 
     - ``Params``: a frozen pydantic model with ranges, defaults and help texts; ``paper``: its reference.
-    - ``aggregation``: weights of the uploads; ``aggregation_key``: the parameter that chooses them, if any.
+    - ``aggregation``: weights of the uploads; ``aggregation_key``: the parameter that chooses them, if any. With
+      ``declared``, each client contributes its own weight, of shape ``()`` and from 0 to 1, under the name
+      ``weight_name``; the server divides by the round's sum. This excludes secure aggregation.
     - ``silo_choices``: parameters that a silo may set for itself, such as the noise on its counts.
     - ``sends``: the kind of each tensor of an opening or a contribution, by name, for the policies of silos:
       ``prototypes`` (features or outputs of a class) or ``counts`` (samples of a class); otherwise ``other``.
     - ``individual``: needs the tensors of each client, not only their sum; excludes secure aggregation.
     - ``uses_rounds``: rounds depend on ``federation.rounds``; the run cannot be resumed for more rounds.
+    - ``closing``: the last round is a closing exchange. All clients take part, but do not train: :meth:`contribute` is
+      called with the server's model, and only its tensors count.
     - ``combines``: the loss accepts logits that other methods have calibrated.
     - ``corrects``: purpose of the calibration; methods with the same purpose cannot be combined.
 
     A method that only changes logits overrides only :meth:`calibrate`; one that adds to the loss overrides
-    :meth:`terms`. Hooks with the answer "whether ..." need an override only if the answer depends on options. One
-    object serves all clients, so a client's data belong in its view: a hook that sets an attribute of the object stops
-    the run.
+    :meth:`terms`. Hooks with the answer "whether ..." need an override only if the answer depends on options. A hook
+    that sets an attribute of the object, which serves all clients, stops the run.
     """
 
     paper: ClassVar[str] = ""
@@ -188,10 +190,12 @@ class Method(Plugin):
     sends: ClassVar[Mapping[str, str]] = {}
     individual: bool = False
     uses_rounds: ClassVar[bool] = False
+    closing: bool = False
     combines: bool = True
     corrects: ClassVar[str] = ""
     aggregation: Aggregation = "samples"
     aggregation_key: ClassVar[str] = ""
+    weight_name: str = "weight"
 
     def deviations(self) -> list[str]:
         """Sentences on differences between the chosen options and the printed paper, for the run's record."""
@@ -372,10 +376,7 @@ class Aggregated:
     whole: Tensors = field(default_factory=dict)
 
     def change(self, name: str) -> Tensor:
-        """Mean change of a parameter, with the uploads' weights; requires uploads of weights, not of changes.
-
-        Use it for values that an optimiser accumulates over rounds: weights by class must not enter them.
-        """
+        """Mean change of a parameter, with the uploads' weights, for values that accumulate over rounds."""
         return self.whole.get(name, self.mean[name]) - self.old[name]
 
 

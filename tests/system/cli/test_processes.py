@@ -105,7 +105,7 @@ HOSTED = partial(pytest.param, marks=pytest.mark.host)
         HOSTED(["fedml", "run", QUICK], "re"),  # the hook's own
         HOSTED(["fedml", "run", QUICK], "fl_labelskew_plugins.runtimes.mpi.rank"),  # in our verb
         (["labelskew", "reproduce", QUICK], "click"),
-        (["labelskew", "partition", QUICK], "torch"),
+        (["labelskew", "survey", QUICK], "torch"),
     ],
 )
 def test_an_interrupt_during_imports_is_one_line(command, module, tmp_path, monkeypatch):

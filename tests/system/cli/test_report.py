@@ -1,4 +1,4 @@
-"""``labelskew report``: tables by choice, files by their suffix, and what a terminal has room for."""
+"""``labelskew report``: tables by choice, and the columns that fit a terminal."""
 
 import csv
 import fcntl
@@ -53,13 +53,6 @@ def test_chosen_columns_and_rows(runs):
     assert "+6.00 [-6.71, 18.71]\n" in call("report", runs, "--columns", "difference").output
 
 
-def test_the_suffix_of_a_file_sets_its_format(runs, tmp_path):
-    for form, name in (("csv", "a.csv"), ("markdown", "a.md"), ("latex", "a.TEX")):
-        printed = call("report", runs, "--format", form, "--save", tmp_path / name).output
-        assert (tmp_path / name).read_text() == printed
-    assert {file.name for file in tmp_path.iterdir()} == {"runs", "a.csv", "a.md", "a.TEX"}
-
-
 def test_mistakes_are_one_line_errors(runs, tmp_path):
     (line,) = errors("report", runs, "--columns", "accuracy,bst")
     assert line.startswith("--columns: 'bst' is unknown; allowed: seeds, rounds, accuracy, best, difference,")
@@ -68,12 +61,8 @@ def test_mistakes_are_one_line_errors(runs, tmp_path):
         f"--only: '{name}' is unknown; allowed: fedavg, fedlc, map, FedAvg, iid, pcdd, digits; did you mean {near}?"
         for name, near in (("fedrs", "fedlc"), ("pcd", "pcdd"))
     ]
-    for name, says in (
-        ("a.xlsx", "a.xlsx: unsupported table format; use a name that ends in .csv or .md or .tex"),
-        ("no/a.tex", "no/a.tex: cannot be written: No such file or directory"),
-    ):
-        (line,) = errors("report", runs, "--save", tmp_path / name)
-        assert line.endswith(says)
+    (line,) = errors("report", runs, "--html", tmp_path / "no" / "a.html")
+    assert line.endswith("no/a.html: cannot be written: No such file or directory")
 
 
 def test_a_terminal_shows_the_columns_that_fit(runs):

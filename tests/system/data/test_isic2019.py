@@ -1,13 +1,11 @@
-"""ISIC 2019 in FLamby's layout, on small trees of made-up pictures: what is read, prepared, left out and refused."""
+"""ISIC 2019 in FLamby's layout, on small trees of made-up pictures."""
 
 import csv
 import functools
-import itertools
 import json
 import os
 import re
 import shutil
-import time
 from pathlib import Path
 
 import datasets
@@ -20,7 +18,6 @@ from fl_labelskew_registry import LabelSkewError, MistakesError
 from PIL import Image
 
 from fl_labelskew_plugins.data import isic2019 as isic
-from fl_labelskew_plugins.data import lesions
 from fl_labelskew_plugins.data.isic2019 import ISIC2019
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.partition.clients import divide
@@ -34,30 +31,10 @@ dataset, load = (functools.partial(read, ISIC2019) for read in (datasets.made, d
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A prepared tree with FLamby's split, and one of raw pictures without it."""
+    """A prepared tree with FLamby's split."""
     folder = tmp_path_factory.mktemp("isic")
-    for name, samples in (("prepared", 120), ("raw", 80)):
-        dataset().fake(folder / name, samples=samples, seed=0)
-    raw, sizes = folder / "raw", itertools.cycle([(400, 300), (300, 300), (300, 390)])
-    without_split(raw)
-    (raw / isic.PREPARED).rename(raw / isic.RAW)
-    for file, size in zip((raw / isic.RAW).iterdir(), sizes, strict=False):
-        Image.open(file).resize(size).save(file)
+    dataset().fake(folder / "prepared", samples=120, seed=0)
     return folder
-
-
-def without_split(root):
-    """Put the ground truth and the metadata in the place of FLamby's split."""
-    datasets_of = ("BCN_nan", *isic.CENTRES[1:4], "MSK4nan", isic.CENTRES[5])
-    with (root / isic.SPLIT).open(newline="") as stream:
-        rows = sorted(csv.DictReader(stream), key=lambda row: row["image"])
-    for name, lines in (
-        (isic.TRUTH, [isic.TRUTH_COLUMNS, *([row[key] for key in isic.TRUTH_COLUMNS] for row in rows)]),
-        (isic.META, [["image", "sex", "dataset"], *([r["image"], "", datasets_of[int(r["center"])]] for r in rows)]),
-    ):
-        with (root / name).open("w", newline="") as stream:
-            csv.writer(stream).writerows(lines)
-    (root / isic.SPLIT).unlink()
 
 
 @pytest.fixture
@@ -122,13 +99,10 @@ def test_the_crop_is_the_middle_and_augmentation_draws_from_torch(made):
 
 def test_holes_are_one_to_eight_squares_half_of_the_time():
     torch.manual_seed(0)
-    black = [int((lesions.with_holes(torch.full((1, 64, 64), 9)) == 0).sum()) for _ in range(200)]
+    black = [int((isic.with_holes(torch.full((1, 64, 64), 9)) == 0).sum()) for _ in range(200)]
     assert 70 < sum(count == 0 for count in black) < 130
     assert {count for count in black if count <= 256} == {0, 256}
     assert max(black) <= 8 * 256
-
-
-# Raw pictures
 
 
 def test_colour_constancy_by_hand():
@@ -138,78 +112,30 @@ def test_colour_constancy_by_hand():
     length = np.hypot(red, 50.0)
     scale = np.sqrt(3) * np.array([red, 50.0]) / length
     expected = np.minimum(np.array([[100, 50], [200, 50]]) / scale, 255)
-    got = lesions.colour_constancy(pixels)
+    got = isic.colour_constancy(pixels)
     np.testing.assert_allclose(got[0, :, :2], np.floor(expected), atol=1)
     assert (got[..., 2] == 0).all()
     grey = np.full((3, 4, 3), 77, np.uint8)
-    assert abs(lesions.colour_constancy(grey).astype(int) - 77).max() <= 1
-    assert not lesions.colour_constancy(np.zeros((2, 2, 3), np.uint8)).any()
+    assert abs(isic.colour_constancy(grey).astype(int) - 77).max() <= 1
+    assert not isic.colour_constancy(np.zeros((2, 2, 3), np.uint8)).any()
 
 
-def test_raw_pictures_are_prepared_once(made, tmp_path):
-    root = shutil.copytree(made / "raw", tmp_path / "raw")
-    data = load(root)
-    assert len(pictures(root)) == len(data.train.y) + len(data.test.y) == 80
-    for file in pictures(root):
-        small, large = Image.open(file).size, Image.open(root / isic.RAW / file.name).size
-        assert min(small) == 224
-        assert abs(max(small) / 224 - max(large) / min(large)) < 0.02
-    lost, kept = pictures(root)[0], pictures(root)[1]
-    lost.unlink()  # as after a break
-    before = kept.stat().st_mtime_ns
-    time.sleep(0.01)
-    load(root)
-    assert lost.exists()
-    assert kept.stat().st_mtime_ns == before
-    assert [file.name for file in (root / isic.PREPARED).iterdir() if file.suffix != ".jpg"] == [isic.CHECKED]
-
-
-@pytest.mark.parametrize(("name", "folder"), [("raw", isic.RAW), ("prepared", isic.PREPARED)])
-def test_a_new_picture_is_prepared_like_training_pictures(made, tmp_path, name, folder):
-    root = shutil.copytree(made / name, tmp_path / name)
-    images = load(root, crop=64).test.x
-    for file in images.files[:5]:
-        sample = dataset(crop=64).picture(root / folder / Path(file).name)
-        np.testing.assert_array_equal(sample, images.read(file, False).numpy())
-
-
-def test_a_broken_raw_picture_is_not_prepared(made, tmp_path):
-    root = shutil.copytree(made / "raw", tmp_path / "raw")
-    victim = sorted((root / isic.RAW).glob("*.jpg"))[3]
-    victim.write_bytes(victim.read_bytes()[:2000])
-    line = rf"{isic.RAW}: 1 picture \(first: {victim.stem}\) broken, or not an image; .*on_bad_sample: skip"
-    for _ in range(2):
-        with pytest.raises(MistakesError, match=line):
-            load(root)
-    assert not (root / isic.PREPARED / victim.name).exists()
-    data = load(root, on_bad_sample="skip")
-    assert len(data.train.y) + len(data.test.y) == 79
-
-
-# Without FLamby's split
-
-
-def test_a_missing_split_is_drawn_by_centre_and_class_and_kept(tree):
-    with_split = load(tree)
-    without_split(tree)
-    data = load(tree)
-    strata = [part.groups * 8 + part.y for part in (data.train, data.test)]
-    for stratum in np.unique(np.concatenate(strata)):
-        train, test = ((part == stratum).sum() for part in strata)
-        assert test == min(round((train + test) * 0.2), train + test - 1)
-
-    def rows(data):
-        parts = (data.train, data.test)
-        return sorted(row for part in parts for row in zip(part.x.files, part.y, part.groups, strict=True))
-
-    assert rows(data) == rows(with_split)
-    again, other = load(tree), dataset().load(tree, download=False, seed=1)
-    assert again.test.x.files == data.test.x.files != other.test.x.files
-    assert again.fingerprint == other.fingerprint != ""
-    (tree / isic.SPLIT).write_text(data.notes[isic.SPLIT])
-    same = load(tree)
-    assert same.test.x.files == data.test.x.files
-    assert same.notes == {}
+@pytest.mark.parametrize("size", [None, (400, 300), (300, 390)])
+def test_a_new_picture_is_prepared_like_training_pictures(made, tmp_path, size):
+    images = load(made / "prepared", crop=64).test.x
+    if size is None:
+        for file in images.files[:5]:
+            sample = dataset(crop=64).picture(Path(file))
+            np.testing.assert_array_equal(sample, images.read(file, False).numpy())
+        return
+    original, kept = Image.open(images.files[0]).resize(size), tmp_path / "kept.jpg"
+    original.save(tmp_path / "original.png")
+    prepared = isic.prepared(original)
+    assert min(prepared.size) == 224
+    assert abs(max(prepared.size) / 224 - max(size) / min(size)) < 0.02
+    prepared.save(kept, format="JPEG")
+    sample = dataset(crop=64).picture(tmp_path / "original.png")
+    np.testing.assert_array_equal(sample, images.read(str(kept), False).numpy())
 
 
 # What is wrong on disk
@@ -262,18 +188,6 @@ def test_a_bad_sample_is_counted_and_may_be_skipped(name, tree, capsys):
     assert all(line.startswith("warning: ") and line.endswith("; skipped") for line in warnings)
 
 
-def test_centres_of_the_metadata_and_missing_rows(tree):
-    without_split(tree)
-    rewrite(tree / isic.META, lambda rows: [rows[0], [*rows[1][:2], "HAM_elsewhere"], *rows[3:]])
-    rewrite(tree / isic.TRUTH, lambda rows: rows[:-1])
-    with pytest.raises(MistakesError) as error:
-        load(tree)
-    text = "\n".join(error.value.mistakes)
-    assert "of a centre that is not one of FLamby's six" in text
-    assert f"no row for 1 picture (first: {pictures(tree)[1].stem}) of {isic.TRUTH}" in text
-    assert f"no row for 1 picture (first: {pictures(tree)[-1].stem}) of {isic.META}" in text
-
-
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -313,15 +227,6 @@ def test_a_server_needs_only_pictures_of_the_test_part(tree):
     data = dataset().load_test(tree, download=False, seed=0)
     assert data.train.x.shape == (0, 3, 200, 200)
     assert len(data.test.y) == 120 - len(train)
-
-
-def test_pictures_are_checked_once(tree, monkeypatch):
-    load(tree)
-    monkeypatch.setattr(isic.pictures, "opened", lambda file, **_: pytest.fail("checked again"))
-    load(tree)
-    (tree / isic.PREPARED / isic.CHECKED).write_text("[")
-    monkeypatch.undo()
-    load(tree)
 
 
 def test_a_deep_check_lists_the_broken_pictures_of_its_centres(tree):
@@ -368,10 +273,3 @@ def test_the_recipe_runs_and_measures_every_centre(made, tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["client_accuracy"] == line["client_accuracy"]
     assert summary["balanced_last_mean"] == line["balanced_accuracy"]
-    assert not (tmp_path / "run" / isic.SPLIT).exists()
-
-
-def test_a_drawn_split_is_kept_with_the_results(tree, tmp_path):
-    without_split(tree)
-    run(tree, tmp_path / "run", "data_args.crop=16", "model_args.model=logistic")
-    assert (tmp_path / "run" / isic.SPLIT).read_text() == load(tree).notes[isic.SPLIT]

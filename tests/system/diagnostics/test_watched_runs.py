@@ -11,7 +11,7 @@ from fl_labelskew_registry import LabelSkewError
 from PIL import Image
 from safetensors.torch import load_file
 
-from fl_labelskew_plugins.diagnostics import client_drift
+from fl_labelskew_plugins.diagnostics import uploads
 from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine.files import read_lines
@@ -114,7 +114,7 @@ def test_client_drift_adds_up_to_the_global_update(watched):
 
 
 def test_client_drift_is_the_same_from_a_file(watched, go, monkeypatch):
-    monkeypatch.setattr(client_drift, "IN_MEMORY", 1000)  # bytes: one update is more
+    monkeypatch.setattr(uploads, "IN_MEMORY", 1000)  # bytes: one update is more
     folder = go("train_args.comm_round=1", names=["client_drift"])
     count = len(lines(folder, "client_drift"))
     assert lines(folder, "client_drift") == lines(watched, "client_drift")[:count]

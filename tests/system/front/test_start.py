@@ -26,7 +26,7 @@ train_args: {{client_num_in_total: 6, client_num_per_round: 4, comm_round: {roun
              learning_rate: 0.05, momentum: 0.9}}
 method_args: {{method: {method}}}
 device_args: {{threads: 1}}
-tracking_args: {{checkpoint_every: 3, state_memory_mb: 0}}
+tracking_args: {{checkpoint_every: 3}}
 """
 DRAWN = {"FL_LABELSKEW_PICTURES": "yes"}
 """With this, a process of the forker draws its run's pictures."""

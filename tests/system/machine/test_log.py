@@ -9,7 +9,7 @@ from commands import call
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.runtimes.processes import ProcessPart, together
+from fl_labelskew_plugins.runtimes.processes import together
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 CHILD = """
@@ -85,7 +85,7 @@ def test_recipe_errors_of_run_have_time_and_level(monkeypatch, tmp_path):
 @pytest.mark.parametrize("form", ["plain", "text", "json"])
 def test_forwarded_lines_have_one_time(form, begin, capfd):
     begin(form)
-    together([ProcessPart("silo 1", [sys.executable, "-c", CHILD])], environment={log.FORM: form})
+    together({"silo 1": [sys.executable, "-c", CHILD]}, environment={log.FORM: form})
     out, err = capfd.readouterr()
     expected = [("INFO", "  a table's row"), ("WARNING", "w"), ("ERROR", "e")]
     expected.append(("WARNING", "Traceback (most recent call last):"))

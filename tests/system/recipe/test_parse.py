@@ -104,13 +104,6 @@ def test_files_without_a_recipe(text, message):
     assert only_line(text).startswith(f"r.yaml: {message}")
 
 
-def test_a_launch_job_names_fedml_launch():
-    job = "workspace: ./src\njob: |\n  python train.py\ncomputing:\n  minimum_num_gpus: 1\n"
-    line = "r.yaml: a job of FedML's launcher, not a recipe; to start it: fedml launch r.yaml"
-    assert only_line(job) == only_line(job + "data_args: {dataset_name: mnist}\n") == line
-    assert only_line(text_with(job="x")).startswith("r.yaml: job: unknown section")
-
-
 def test_repeated_keys_at_any_depth():
     text = text_with() + "common_args: {random_seed: 1, random_seed: 2}\ndata_args: {dataset: digits}\n"
     lines = lines_of(text)
@@ -150,7 +143,7 @@ def test_missing_names_list_the_available_names():
 def test_a_misspelt_plugin_key_is_one_mistake():
     text = text_with().replace("method: fedmr", "metod: fedmr")
     line = only_line(text)
-    assert line.startswith("r.yaml: method_args.method: missing; allowed: fd, fedavg, ")
+    assert line.startswith("r.yaml: method_args.method: missing; allowed: ccvr, fd, fedavg, ")
     assert line.endswith("; found instead: metod")
 
 
@@ -178,7 +171,7 @@ def test_a_misspelt_plugin_key_is_one_mistake():
         ("data_args.dataset", "digit", "'digit' is unknown; allowed: cifar10, cifar100, "),
         ("data_args.dataset", 3, "3 is of the wrong type; allowed: text"),
         ("partition_args.classes", 1, "unknown key; allowed: partition_method, classes_per_client, assignment, par"),
-        ("method_args.method", "FedMR", "'FedMR' is unknown; allowed: fd, fedavg, "),
+        ("method_args.method", "FedMR", "'FedMR' is unknown; allowed: ccvr, fd, fedavg, "),
         ("method_args.mu3", 1, "unknown key; allowed: method, mu1, mu2, scale, "),
         ("method_args.scale", "papr", "'papr' is unknown; allowed: code, paper; did you mean paper?"),
     ],
@@ -196,7 +189,7 @@ def test_all_mistakes_of_a_file_are_reported_together():
     lines = lines_of(
         text_with(
             common_args={"random_seed": -1},
-            train_args={"epochs": 0, "learning_rat": 1, "client_num_per_round": 99},
+            train_args={"epochs": 0, "learning_rat": 1},
             method_args={"mu1": -1, "mu3": 1},
             data_args={"download": 3, "typo": 1},
             model_args={"model": "mlpp"},
@@ -208,7 +201,7 @@ def test_all_mistakes_of_a_file_are_reported_together():
     places = [line.partition(": ")[0] if line.startswith("--set") else line.split(": ")[1] for line in lines]
     assert sorted(places) == sorted([
         "oops", "--set nonsense", "common_args.random_seed", "train_args.epochs", "train_args.learning_rat",
-        "train_args.client_num_per_round", "--set train_args.batch_size", "method_args.mu1", "method_args.mu3",
+        "--set train_args.batch_size", "method_args.mu1", "method_args.mu3",
         "data_args.download", "data_args.typo", "model_args.model",
     ])  # fmt: skip
 

@@ -37,7 +37,11 @@ SETTINGS += [
     ],
     ["method_args.method=map", "train_args.federated_optimizer=FedDyn", PARTIAL],
     ["model_args.model=NETWORK.py:make_network", "model_args.width=8", "train_args.augment=[flip, crop]", PARTIAL],
-    ["method_args.method=fedlc", "train_args.federated_optimizer=FedNova", "train_args.optimizer_source=own"],
+    ["method_args.method=fedlc", "train_args.federated_optimizer=FedNova"],
+    ["method_args.method=fedetf", "train_args.federated_optimizer=FedLESAM", PARTIAL],
+    ["method_args.method=fedgela", "train_args.federated_optimizer=FedSAM", PARTIAL],
+    ["method_args.method=feddisco", PARTIAL],
+    ["method_args.method=fedlc+ccvr", PARTIAL],
     [
         "method_args.method=fedshift+fedmr",
         "train_args.federated_optimizer=FedOpt",
@@ -50,8 +54,9 @@ SUMS = [
     ["comm_args.secure_aggregation=true", *more]
     for more in (
         ["method_args.method=map"],
-        ["method_args.method=fedshift+fedmr", "train_args.federated_optimizer=SCAFFOLD", "comm_args.secure_bits=16"],
-        ["train_args.proxy_aggregation=class", "train_args.proxy_smoothing=1", "method_args.method=fd"],
+        ["method_args.method=fedshift+fedmr", "train_args.federated_optimizer=FedDyn", "comm_args.secure_bits=16"],
+        ["method_args.method=fd"],
+        ["method_args.method=ccvr"],
         [*WIDE, "comm_args.secure_clip=2"],
         # across silos their own secrets make the noise
         ["method_args.method=fedrs", "privacy_args.noise_multiplier=0.5", "privacy_args.clip=0.5"],

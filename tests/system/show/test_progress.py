@@ -33,7 +33,6 @@ def test_a_round_in_words():
     assert in_words({"loss_terms": {}, **equal}) == "each client's tests all 100.00 %"
     line = {"loss_terms": {}, "left_out": [2], "opening_left_out": [1, 2]}
     assert in_words(line) == "1 skipped  2 missing in the opening"
-    assert in_words(LINE | worst, short=True) == "accuracy 62.13 %  loss 0.4100"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(None, "?"), (0, "0:00"), (61.4, "1:01"), (3725, "1:02:05")])
@@ -61,8 +60,8 @@ def test_plain_lines_count_rounds_and_time_left(capsys, monkeypatch):
     ("width", "tested", "untested"),
     [
         (130, f"round 2/4  {WORDS}  10.0 s  left 0:20", UNTESTED),
-        (80, "round 2/4  accuracy 62.13 %  loss 0.4100  10.0 s  left 0:20", UNTESTED),
-        (20, "round 2/4  accuracy", "round 3/4  loss 1.0"),
+        (80, f"round 2/4  {WORDS}"[:79], UNTESTED),
+        (20, "round 2/4  accuracy", "round 3/4  loss cro"),
     ],
 )
 def test_live_lines_fit_the_terminal_above_a_bar(width, tested, untested, monkeypatch):

@@ -1,7 +1,5 @@
 """The commands, in this process; what needs a process of its own is in test_processes.py."""
 
-import csv
-import io
 import json
 import re
 from pathlib import Path
@@ -11,7 +9,6 @@ from commands import call, errors
 from fl_labelskew_registry import LabelSkewError, PluginError, RunError, catalog
 from run_folders import folder, resolved
 
-from fl_labelskew_plugins.cli import recipes
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.recipe import parse, shipped
@@ -120,8 +117,8 @@ def test_details_show_paper_and_parameters():
 
 def test_details_of_a_method_fit_80_columns():
     output = call("methods", "fedlc", COLUMNS="80").output
-    assert max(map(len, output.splitlines())) <= 80
-    assert "    L = -log(exp(z_y - τ n_y^(-1/4)) / Σ_c exp(z_c - τ n_c^(-1/4)))\n" in output
+    assert max(len(line) for line in output.splitlines() if "\\" not in line) <= 80
+    assert "\n    \\mathcal{L} = -\\log \\frac{\\exp(z_y - \\tau \\, n_y^{-1/4})}{\\sum_c " in output
     assert "\nDeviations of the defaults from the paper:\n- denominator: full keeps" in output
     assert re.search(r"^FedLC +tau 5 +71.18 ± 0.33 +84.11 ± 2.25", output, re.MULTILINE)
     assert "own splits" not in re.search(r"^method +optimiser.*", output, re.MULTILINE)[0]  # no room for all columns
@@ -138,7 +135,7 @@ def test_details_of_a_plugin_whose_deviations_fail(register):
         "    def deviations(self): return 1 / 0",
     )
     output = call("methods", "acme", COLUMNS="120").output
-    assert "Equation 1:\n\n    ((a + b) / c?) unknown" in output
+    assert "Equation 1:\n\n    \\frac{a + b}{c?} \\unknown{" in output
     assert "- not available: " in output
     assert "ZeroDivisionError: division by zero" in output
 
@@ -170,7 +167,7 @@ def test_a_plugin_in_an_unknown_group_is_reported(register, tmp_path):
     recipe.write_text("data_args: {dataset: digits}\nmodel_args: {model: mlp}\nmethod_args: {method: acme}\n")
     for method in ("acme", "acme+fedlc"):
         (wrong,) = errors("validate", recipe, "--set", f"method_args.method={method}")
-        assert wrong.startswith("--set method_args.method: 'acme' is unknown; allowed: fd, fedavg, ")
+        assert wrong.startswith("--set method_args.method: 'acme' is unknown; allowed: ccvr, fd, fedavg, ")
         assert wrong.endswith(f"; {line}")
 
 
@@ -204,13 +201,11 @@ def test_only_shipped_recipes_are_found(name):
 
 def test_recipes_of_one_paper(tmp_path):
     lines = call("recipes", "ls", "--paper", "FedMR").output.splitlines()[1:]
-    rows = [line for line in lines if not line.startswith(("missing: ", " "))]
-    assert "  needs " in call("recipes", "ls", "--paper", "fedmr").output.splitlines()[0]
-    assert all(row.startswith("fedmr/") for row in rows)
-    (row,) = [row for row in rows if row.startswith("fedmr/table1_fmnist_p10c2 ")]
+    assert all(row.startswith("fedmr/") for row in lines)
+    (row,) = [row for row in lines if row.startswith("fedmr/table1_fmnist_p10c2 ")]
     assert row.split()[1:6] == ["fedmr", "fashion_mnist", "resnet18", "10", "100"]
     assert row.endswith("  74.97 (Table 1)")
-    (row,) = [row for row in rows if row.startswith("fedmr/table2_cifar100_p50c10 ")]
+    (row,) = [row for row in lines if row.startswith("fedmr/table2_cifar100_p50c10 ")]
     assert "53.36 (Table 2); 293" in row
     (line,) = errors("recipes", "ls", "--paper", "femr")
     assert line == "--paper 'femr' is unknown; allowed: fedlc, fedmr, fedrs, fedshift, map; did you mean fedmr?"
@@ -224,13 +219,6 @@ def test_a_copied_row_is_a_separate_recipe(tmp_path):
     assert call("recipes", "cp", "fedmr/table1_fmnist_p10c2", tmp_path).output == f"{copy}\n"
     assert copy.read_text() == MODELINE + call("recipes", "show", "fedmr/table1_fmnist_p10c2").output
     assert parse.load(copy).dump() == parse.load("fedmr/table1_fmnist_p10c2").dump()
-
-
-def test_missing_data_are_named_with_their_source():
-    state, source = recipes.needs({"dataset": "isic2019", "data_cache_dir": "/nowhere"})
-    assert (state, "9 GB" in source) == ("missing", True)
-    assert recipes.needs({"dataset": "digits"}) == ("nothing", "")
-    assert recipes.needs({"dataset": "nosuch"})[0] == "missing"
 
 
 def test_validate_takes_a_whole_table(tmp_path):
@@ -249,15 +237,19 @@ def test_validate_takes_a_whole_table(tmp_path):
     assert errors("run", table) == [f"{table}: is a table of recipes; use one of its rows: {tmp_path / 'mine' / 'ROW'}"]
 
 
+DP = ["dp_solution_type=ldp", "mechanism_type=laplace", "epsilon=1", "delta=0", "sensitivity=0.1"]
+DP = [word for setting in DP for word in ("--set", f"dp_args.{setting}")]
+
+
 def test_validate_refuses_what_a_run_without_fedml_refuses(tmp_path):
-    words = ["--set", "train_args.optimizer_source=corrected", "--host", "none"]
+    words = ["--set", "dp_args.enable_dp=true", *DP, "--host", "none"]
     (line,) = errors("validate", QUICK, *words, "--set", "method_args.method=fedavg")
-    assert line.startswith(f"{QUICK}: train_args.optimizer_source: corrected needs FedML's code")
+    assert line.startswith(f"{QUICK}: dp_args.enable_dp: true needs FedML's code")
     assert call("validate", QUICK, "--host", "none").stdout == f"{QUICK}: ok\n"
     table = tmp_path / "mine.yaml"
     table.write_text((ROOT / "docs" / "recipes.md").read_text().split("```yaml\n")[1].split("```")[0])
-    (line,) = errors("validate", table, "--set", "train_args.optimizer_source=corrected", "--host", "none")[:1]
-    assert "train_args.optimizer_source: corrected needs FedML's code" in line
+    (line,) = errors("validate", table, *words)[:1]
+    assert "dp_args.enable_dp: true needs FedML's code" in line
 
 
 def test_validate_shows_all_files_and_all_mistakes(tmp_path):
@@ -290,32 +282,7 @@ def test_schema_is_json():
     assert json.loads(call("schema").output)["$defs"]["recipe"]["properties"]["method_args"]
 
 
-# Partition and report
-
-
-def test_partition_shows_counts_and_writes_them(tmp_path):
-    six = ["--set", "train_args.client_num_in_total=6", "--set", "train_args.client_num_per_round=6"]
-    output = call("partition", QUICK, "--out", tmp_path / "new", *six).output
-    head, *rows = [line.split() for line in output.splitlines()[:-1]]
-    assert head[0] == "client"
-    assert head[-1] == "all"
-    assert len(rows) == 6
-    counts = [[int(cell) for cell in row[1:]] for row in rows]
-    assert all(sum(row[:-1]) == row[-1] for row in counts)
-    assert all(sum(count > 0 for count in row[:-1]) == 2 for row in counts)
-    assert (tmp_path / "new" / "quickstart-partition.png").read_bytes().startswith(b"\x89PNG")
-    written = list(csv.reader(io.StringIO((tmp_path / "new" / "quickstart-partition.csv").read_text())))
-    assert [row[1:] for row in written[1:]] == [list(map(str, row)) for row in counts]
-
-
-def test_partition_mistakes_are_lines(tmp_path):
-    assert errors("partition", tmp_path / "x.yaml") == [
-        f"{tmp_path / 'x.yaml'}: cannot be read: No such file or directory"
-    ]
-    # The digits have ten classes.
-    assert len(errors("partition", QUICK, "--set", "partition_args.classes_per_client=11")) == 1
-    (tmp_path / "file").write_text("")
-    assert "cannot be written" in call("partition", QUICK, "--out", tmp_path / "file", code=2).stderr
+# Report
 
 
 def test_report_shows_finished_runs_and_names_the_others(tmp_path):

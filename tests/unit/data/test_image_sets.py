@@ -38,8 +38,6 @@ def test_a_missing_data_set_names_its_source(tmp_path, copy, kind):
         path = (root / name).rename(tmp_path / "elsewhere")
         assert message(lambda: kind().check(root, download=False)).startswith(f"data set {kind.name}: no {name} in ")
         assert kind().survey(root)[0][1] == "missing"
-        if name not in kind.needed_to_test:
-            kind().check_test(root, download=False)
         path.rename(root / name)
 
 
@@ -63,16 +61,6 @@ def test_samples_and_labels_of_each_set(made, kind, train, test, classes, mean):
     assert seen["classes"] == kind.real["classes"]
     other = load(kind, made / kind.name, image_size=8, seed=1)
     assert np.array_equal(other.test.x, data.test.x) == (kind not in (HyperKvasir, ODIR))  # split off with the seed
-
-
-def test_a_test_part_of_known_classes_is_read_without_training(copy):
-    root = copy(CINIC10)
-    whole = load(CINIC10, root)
-    shutil.rmtree(root / "train")
-    alone = load_test(CINIC10, root)
-    np.testing.assert_array_equal(alone.test.x, whole.test.x)
-    assert (alone.class_names, alone.mean) == (whole.class_names, whole.mean)
-    assert "no train in" in message(lambda: load(CINIC10, root))
 
 
 def test_classes_that_are_missing_or_unknown(copy):

@@ -4,7 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from datasets import assert_alone, load, load_test
+from datasets import load, load_test
 from error_messages import message
 from fl_labelskew_registry import LabelSkewError
 
@@ -106,14 +106,6 @@ def test_the_seed_draws_users(tmp_path):
     assert alone.test.y.tolist() == whole.test.y.tolist()
     assert 3 <= len(whole.test.y) < 6  # of users of the test part alone nobody is left out
     assert "9 users have training samples; 10 are needed" in message(lambda: load(FEMNIST, tmp_path, users=10))
-
-
-def test_the_test_part_can_be_read_separately(femnist):
-    whole = load(FEMNIST, femnist)
-    for path in (femnist / "train").iterdir():
-        path.rename(femnist / path.name)
-    assert_alone(load_test(FEMNIST, femnist), whole)
-    assert "no train/*.json in" in message(lambda: load_test(FEMNIST, femnist, users=2))
 
 
 def test_missing_folders(tmp_path):

@@ -5,15 +5,14 @@ import numpy as np
 import pytest
 import torch
 
-from fl_labelskew_plugins.diagnostics.class_accuracy import class_accuracy
-from fl_labelskew_plugins.diagnostics.client_drift import norm_and_cosine
-from fl_labelskew_plugins.diagnostics.deviation_bound import deviation_bound, pairs
-from fl_labelskew_plugins.diagnostics.eigenvalue_variance import eigenvalue_variance
-from fl_labelskew_plugins.diagnostics.feature_sphere import principal_shares
-from fl_labelskew_plugins.diagnostics.features_2d import arrows
-from fl_labelskew_plugins.diagnostics.observed_probability import observed_probability
-from fl_labelskew_plugins.diagnostics.proxy_gradients import proxy_gradient_norms
-from fl_labelskew_plugins.diagnostics.tsne import embedding
+from fl_labelskew_plugins.diagnostics.points import arrows, embedding, principal_shares
+from fl_labelskew_plugins.diagnostics.training import (
+    deviation_bound,
+    observed_probability,
+    pairs,
+    proxy_gradient_norms,
+)
+from fl_labelskew_plugins.diagnostics.uploads import class_accuracy, eigenvalue_variance, norm_and_cosine
 
 
 def test_proxy_gradients_follow_equation_9():

@@ -1,12 +1,7 @@
 """Which process computes on which GPU, on a machine whose GPUs are only said to be there."""
 
-import logging
-import socket
-from types import SimpleNamespace
-
 import pytest
 import torch
-import yaml
 from error_messages import message
 from fl_labelskew_registry import LabelSkewError
 
@@ -53,31 +48,6 @@ def test_gpu_slots(ids, each, workers, slots):
     assert devices.gpu_slots(asked(ids, f"device_args.workers_per_gpu={each}"), workers) == slots
 
 
-@pytest.mark.host
-@pytest.mark.parametrize(("ids", "each", "workers", "slots"), CASES)
-def test_the_host_reads_the_same_gpu_mapping(ids, each, workers, slots, monkeypatch, tmp_path):
-    from fedml.device import gpu_mapping_mpi
-
-    # a GPU is what the host would make of it here, had this machine one
-    monkeypatch.setattr(gpu_mapping_mpi.ml_engine_adapter, "get_device", lambda args, device_id, device_type: device_id)
-    mapping = devices.host_mapping(asked(ids, f"device_args.workers_per_gpu={each}"), workers)
-    ((key, hosts),) = mapping.items()
-    ((host, counts),) = hosts.items()
-    assert (key, host, sum(counts)) == ("mapping_default", socket.gethostname(), workers + 1)
-    file = tmp_path / "gpu_mapping.yaml"
-    file.write_text(yaml.safe_dump(mapping))
-    text = f"{host}:{','.join(map(str, counts))}"
-    logging.disable(logging.INFO)
-    for rank, gpu in enumerate([slots[0], *slots]):
-        for read, source in (
-            (gpu_mapping_mpi.mapping_processes_to_gpu_device_from_yaml_file_mpi, (file, key)),
-            (gpu_mapping_mpi.mapping_processes_to_gpu_device_from_gpu_util_parse, (text,)),
-        ):
-            args = SimpleNamespace()
-            assert int(read(rank, workers + 1, *source, args)) == args.gpu_id == gpu
-    logging.disable(logging.NOTSET)
-
-
 @pytest.mark.parametrize(("rank", "gpu"), [(0, 1), (1, 1), (2, 3), (3, 3)])
 def test_the_device_of_a_rank(monkeypatch, rank, gpu):
     over_mpi = asked("[3, 1]", "device_args.workers_per_gpu=2", "comm_args.backend=MPI")
@@ -96,8 +66,6 @@ def test_every_node_has_its_own_gpus(monkeypatch, here, gpu):
     for name, value in zip(names, (here[0] + 3, 8, *here), strict=True):
         monkeypatch.setenv(name, str(value))
     assert devices.device(over_mpi) == torch.device("cuda", gpu)
-    ((counts,),) = (hosts.values() for hosts in devices.host_mapping(over_mpi, 7).values())
-    assert [i for i, number in enumerate(counts) for _ in range(number)] == [gpu] * 8
     monkeypatch.setenv(names[3], "4")  # three and the server, or four
     with pytest.raises(LabelSkewError, match="3 workers are more than 2 GPU"):
         devices.device(over_mpi)
@@ -113,7 +81,6 @@ def test_one_process_uses_the_first_gpu_named(monkeypatch):
 def test_the_cpu_needs_no_mapping():
     plain = asked("[0]", "device_args.using_gpu=false")
     assert devices.gpus(plain) == devices.gpu_slots(plain, 3) == []
-    assert devices.host_mapping(plain, 3) == {}
     assert devices.device(plain) == devices.device(plain, 2) == torch.device("cpu")
 
 
@@ -131,7 +98,6 @@ def test_a_missing_gpu_is_a_one_line_error_or_falls_back_to_the_cpu(monkeypatch,
         assert line == f"{lack}; use using_gpu: false, or fallback: cpu"
     patient = asked("[0, 4]", "device_args.fallback=cpu")
     assert devices.gpu_slots(patient, 3) == []
-    assert devices.host_mapping(patient, 3) == {}
     assert capsys.readouterr().err == ""
     assert devices.device(patient) == torch.device("cpu")
     assert capsys.readouterr().err == f"warning: {lack}; training on the CPU\n"

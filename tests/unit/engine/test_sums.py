@@ -121,6 +121,14 @@ def test_measures_of_clients_are_reported_as_means():
     assert run.made.sums.round.decode(silent)["measured"].tolist() == [0.0] * 4
 
 
+def test_the_weight_of_a_client_is_at_most_1():
+    """Another client may claim a negative number of samples."""
+    sums = Federation(SECURE).made.sums
+    total = sums.trainer.federation.num_samples
+    assert sums.share(total // 2) == total // 2 / total
+    assert sums.share(2 * total) == 1
+
+
 def test_impossible_measures_are_omitted():
     """One client of three reports more right answers than samples, or that 50 clients reported their loss."""
     made = Federation(SECURE).made
@@ -130,7 +138,7 @@ def test_impossible_measures_are_omitted():
         for numbers in measured:
             zeros = made.sums.round.decode(vector) | {"measured": torch.tensor(numbers, dtype=torch.float64)}
             made.sums.round.add(total, made.sums.round.encode(zeros, share=0, where="", words={}))
-        read = made.sums.read(total, made.start, 3, 0).measured
+        read = made.sums.read(total, made.start, 3, 0)[2]
         assert read == ({"loss": 0.5} if len(measured) == 2 else {})
 
 

@@ -52,7 +52,7 @@ def test_suitable_gives_small_networks_one_thread():
 
 
 def test_session_takes_threads_from_recipe_user_or_network(monkeypatch):
-    recipe, one_too_many = parse.parse(text_with()), max(threads._defaults()) + 1
+    recipe = parse.parse(text_with())
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
     def used(set_by_caller, *overrides):
@@ -60,14 +60,12 @@ def test_session_takes_threads_from_recipe_user_or_network(monkeypatch):
             session.build(parse.parse(text_with(), overrides=overrides) if overrides else recipe)
             return torch.get_num_threads()
 
-    default = max(threads._defaults())
-    assert used(default) == 1  # torch's own default, and an mlp
-    assert used(one_too_many) == one_too_many
-    assert used(one_too_many, "device_args.threads=2") == 2
+    assert used(3) == 1  # an mlp
+    assert used(3, "device_args.threads=2") == 2
     monkeypatch.setattr(threads, "LARGE", 64 * 128 * 64)
-    assert used(default) == threads.THREADS
-    monkeypatch.setenv("OMP_NUM_THREADS", str(default))
-    assert used(default) == default
+    assert used(3) == threads.THREADS
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert used(3) == 3
 
 
 def test_restored_brings_back_generators_and_threads_after_an_error():

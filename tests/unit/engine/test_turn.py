@@ -1,4 +1,5 @@
 import gc
+import math
 import weakref
 from collections import UserList
 from dataclasses import replace
@@ -530,3 +531,14 @@ def test_gradients_are_freed_before_the_upload(monkeypatch):
     monkeypatch.setattr(turn, "snapshot", watched)
     fit(trainer)
     assert seen == [[None] * 4]
+
+
+@pytest.mark.parametrize(("exact", "norm"), [(False, 1.87), (True, 1.0)])
+def test_rounding_does_not_increase_a_clipped_change_before_noise(exact, norm):
+    """Near 3e6, float32 has steps of 0.25: each of 56 changes of 0.134 is rounded up."""
+    trainer = make(method=FedRS(FedRS.Params(upload_clip=1.0)))
+    start = {name: torch.full_like(value, 3e6) for name, value in snapshot(trainer.model).items()}
+    upload = {name: value + 0.25 * name.startswith("body") for name, value in start.items()}
+    Turn(trainer, 0, exact=exact)._protect(upload, start)
+    squares = [(upload[name].double() - value.double()).square().sum() for name, value in start.items()]
+    assert math.sqrt(sum(squares)) == pytest.approx(norm, abs=0.01)

@@ -10,6 +10,8 @@ from rounds import LocalFederation
 from torch import nn
 
 from fl_labelskew_plugins import seeds
+from fl_labelskew_plugins.engine.local import load
+from fl_labelskew_plugins.engine.turn import Turn
 
 
 class TinyNet(nn.Module):
@@ -131,7 +133,7 @@ def assert_plain(world):
 DIGITS = """\
 data_args: {dataset: digits}
 partition_args: {partition_method: dirichlet, beta: 0.5}
-model_args: {model: mlp, hidden: [8]}
+model_args: {model: mlp}
 train_args: {client_num_in_total: 3, client_num_per_round: 2, comm_round: 2, batch_size: 32, learning_rate: 0.1}
 device_args: {threads: 1}
 """
@@ -140,16 +142,26 @@ device_args: {threads: 1}
 class Digits(LocalFederation):
     """Three clients with digits."""
 
-    def __init__(self, method, **options):
+    def __init__(self, method, hidden=8, of=2, optimizer="FedAvg", **options):
         overrides = [f"method_args.{key}={value}" for key, value in options.items()]
+        overrides += [f"model_args.hidden=[{hidden}]", f"train_args.client_num_per_round={of}"]
+        overrides.append(f"train_args.federated_optimizer={optimizer}")
         super().__init__(DIGITS + f"method_args: {{method: {method}}}", *overrides)
+
+    def turn(self, client):
+        """A client's view before training, and its first batch."""
+        turn = Turn(self.trainer, client, state=self.states.get(client), shared=self.server.shared)
+        load(self.trainer.model, self.server.weights)
+        inputs, labels = next(turn.batches()[0])
+        return turn.view, Batch(inputs, *self.trainer.forward(self.trainer.model, inputs), labels)
 
     def play(self, clients):
         """One round; returns the results by client."""
         results = {client: self.fit(client) for client in clients}
         for client, result in results.items():
             self.server.check(client, self.round, result)
-        self.server.run_round(clients, [self.made.sizes[k] for k in clients], iter(results.items()))
+        sizes = [self.made.sizes[k] for k in clients]
+        self.server.run_round(clients, sizes, iter(results.items()), round=self.round)
         self.round += 1
         return results
 

@@ -196,12 +196,12 @@ def test_opening_and_prototypes_can_be_combined():
         ("fedlc+fedvls", "fedlc and fedvls both correct logits for class counts; use one of them"),
         ("[fedvls, map]", "map cannot be combined with fedvls: it does more than change logits"),
         ("feddecorr+flda", "flda cannot be combined with feddecorr: it does more than change logits"),
-        ("fedlc+fedlx", "'fedlx' is unknown; allowed: fd, fedavg, "),
+        ("fedlc+fedlx", "'fedlx' is unknown; allowed: ccvr, fd, fedavg, "),
         ("fedlc+fedlc", "fedlc occurs twice; allowed: each method once"),
         ("[]", "[] is not a method; allowed: a name, or a list of two names or more"),
         ("[1, fedmr]", '[1, "fedmr"] is not a method; allowed: a name, or a list of two names or more'),
         ("null", "null is not a method; allowed: a name, or a list of two names or more"),
-        ("fedlc+", "'' is unknown; allowed: fd, fedavg, "),
+        ("fedlc+", "'' is unknown; allowed: ccvr, fd, fedavg, "),
     ],
 )
 def test_meaningless_combinations_are_refused(method, line):

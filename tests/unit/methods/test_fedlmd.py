@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from loss_checks import assert_finite, drawn, naive_distillation
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins.methods.fedlmd import FedLMD, label_masking_distillation, majority_labels
+from fl_labelskew_plugins.methods.fedlmd import FedLMD, majority_labels
 from fl_labelskew_plugins.methods.fedntd import not_true_distillation
 
 
@@ -31,7 +31,7 @@ def test_a_majority_label_has_more_samples_than_the_mean_of_all_classes(counts, 
 def test_distillation_equals_a_loop(rows, classes, tau, seed):
     z, g, y = drawn(rows, classes, seed)
     majority = majority_labels(torch.randint(5, (classes,), generator=torch.Generator().manual_seed(seed)))
-    ours = label_masking_distillation(z, g, y, majority, tau=tau)
+    ours = not_true_distillation(z, g, y, masked=majority, tau=tau)
     assert ours.item() == pytest.approx(naive_distillation(z, g, y, tau, majority), rel=1e-9, abs=1e-12)
 
 
@@ -41,27 +41,29 @@ def test_hand_numbers():
     majority = torch.tensor([True, True, False, False])
     # a majority label: (0, 3/4, 1/4) against (1/3, 1/3, 1/3)
     expected = 0.75 * math.log(2.25) + 0.25 * math.log(0.75)
-    assert label_masking_distillation(z, g, torch.tensor([0]), majority).item() == pytest.approx(expected, rel=1e-5)
+    assert not_true_distillation(z, g, torch.tensor([0]), masked=majority).item() == pytest.approx(expected, rel=1e-5)
     # a minority label: only class 2 is left, against (1/2, 1/2) for classes 1 and 2 if class 0 is negligible
     z = torch.tensor([[-99.0, 0.0, 0.0, 9.0]])
-    assert label_masking_distillation(z, g, torch.tensor([3]), majority).item() == pytest.approx(math.log(2), rel=1e-5)
+    assert not_true_distillation(z, g, torch.tensor([3]), masked=majority).item() == pytest.approx(
+        math.log(2), rel=1e-5
+    )
 
 
 def test_without_majority_labels_it_is_not_true_distillation():
     z, g, y = drawn(5, 4)
     none = majority_labels(torch.full((4,), 7))
-    assert torch.equal(label_masking_distillation(z, g, y, none, tau=2.0), not_true_distillation(z, g, y, tau=2.0))
+    assert torch.equal(not_true_distillation(z, g, y, masked=none, tau=2.0), not_true_distillation(z, g, y, tau=2.0))
 
 
 def test_a_sample_without_another_minority_label_counts_zero():
     z, g, _ = drawn(2, 3)
     y, majority = torch.tensor([2, 0]), torch.tensor([True, True, False])
-    value = label_masking_distillation(z.requires_grad_(), g, y, majority)
+    value = not_true_distillation(z.requires_grad_(), g, y, masked=majority)
     value.backward()
     assert value.item() == pytest.approx(naive_distillation(z[1:], g[1:], y[1:], 1.0, majority) / 2)
     assert not z.grad[0].any()
     assert z.grad[1, 1:].all()
-    single = label_masking_distillation(z[:1], g[:1], y[:1], majority)
+    single = not_true_distillation(z[:1], g[:1], y[:1], masked=majority)
     assert single.item() == 0
     assert not torch.autograd.grad(single, z)[0].any()
 

@@ -10,7 +10,6 @@ from fl_labelskew_plugins.methods import (
     fedaws,
     feddecorr,
     fedlc,
-    fedlmd,
     fedmr,
     fedntd,
     fedproc,
@@ -44,7 +43,7 @@ LOSSES = {
         for missing in ("one", "mask")
         for loss in (cross_entropy, fedlc.others_cross_entropy)
     },
-    "fedlmd": lambda z, g: fedlmd.label_masking_distillation(z, g, LABELS, MAJORITY, tau=2.0),
+    "fedlmd": lambda z, g: fedntd.not_true_distillation(z, g, LABELS, masked=MAJORITY, tau=2.0),
     **{f"fedmr intra {s}": lambda z, g, s=s: fedmr.intra_class_loss(z, LABELS, scale=s) for s in ("paper", "code")},
     "fedmr inter": lambda z, g: fedmr.inter_class_loss(z, LABELS, g[:4], KNOWN),
     "fedntd": lambda z, g: fedntd.not_true_distillation(z, g, LABELS, tau=2.0),

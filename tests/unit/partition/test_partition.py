@@ -180,11 +180,9 @@ def test_dirichlet_capped_draws_the_clients_of_flowers_baseline(seed, beta, leas
     assert same(Dirichlet(Dirichlet.Params(**params)).split(labels, None, clients=10, rng=rng(7)), theirs)
 
 
-def test_dirichlet_capped_stays_finite_at_a_tiny_beta_and_excludes_balanced():
+def test_dirichlet_capped_stays_finite_at_a_tiny_beta():
     parts = dirichlet(shuffled([50] * 10), clients=5, beta=1e-4, min_samples=1, capped=True, rng=rng())
     check(parts, 500, 5)
-    text = message(lambda: dirichlet(shuffled([9] * 3), clients=3, beta=1.0, balanced=True, capped=True, rng=rng()))
-    assert "balanced and capped exclude each other" in text
 
 
 @FEW
@@ -203,15 +201,12 @@ def test_shards_is_a_partition_with_at_most_that_many_classes(classes, clients, 
     parts = shards(labels, clients=clients, shards_per_client=int(dealt), rng=rng(seed))
     check(parts, len(labels), clients)
     assert all(len(np.unique(labels[part])) <= dealt for part in parts)
-    explicit = int(clients * dealt // classes)
-    again = shards(labels, clients=clients, shards_per_client=int(dealt), shards_per_class=explicit, rng=rng(seed))
-    assert same(parts, again)
 
 
 def test_shards_of_fedrs():
     """C10-100-5: 50 shards of 100 samples a class, 5 a client: 500 samples each, and some client has a class twice."""
     labels = shuffled([5000] * 10)
-    parts = shards(labels, clients=100, shards_per_client=5, shards_per_class=50, rng=rng())
+    parts = shards(labels, clients=100, shards_per_client=5, rng=rng())
     counts = np.stack([np.bincount(labels[part], minlength=10) for part in parts])
     assert (counts.sum(axis=1) == 500).all()
     assert (counts % 100 == 0).all()
@@ -220,8 +215,6 @@ def test_shards_of_fedrs():
 
 def test_shards_errors():
     labels = shuffled([20] * 10)
-    text = message(lambda: shards(labels, clients=10, shards_per_client=5, shards_per_class=4, rng=rng()))
-    assert "shards_per_class=4 gives 40; use shards_per_class=5" in text
     assert "multiple of 10" in message(lambda: shards(labels, clients=3, shards_per_client=1, rng=rng()))
     tiny = np.array([0, 0, 0, 0, 0, 1])
     assert "gets no sample" in message(lambda: shards(tiny, clients=6, shards_per_client=1, rng=rng()))
@@ -256,30 +249,24 @@ def test_quantity_of_fedlc():
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8),
     clients=st.integers(1, 8),
-    beta=st.sampled_from([1e-6, 0.3, 1.0, 1e6]),
-    balanced=st.booleans(),
+    beta=st.sampled_from([0.3, 1.0, 1e6]),
     seed=st.integers(0, 2**32),
 )
-def test_dirichlet_is_a_partition(sizes, clients, beta, balanced, seed):
+def test_dirichlet_is_a_partition(sizes, clients, beta, seed):
     labels = shuffled(sizes, seed % 5)
-    if len(labels) < 20 * clients:
-        return
-    beta = beta if balanced else max(beta, 0.3)
-    parts = dealt_twice(dirichlet, labels, clients, seed, beta=beta, balanced=balanced)
-    if balanced:
-        assert np.ptp([len(part) for part in parts]) <= 1
+    if len(labels) >= 20 * clients:
+        dealt_twice(dirichlet, labels, clients, seed, beta=beta)
 
 
 def test_dirichlet_follows_beta():
     labels = shuffled([1000] * 10)
-    for balanced in (False, True):
-        spread = []
-        for beta in (0.05, 0.5, 100.0):
-            parts = dirichlet(labels, clients=10, beta=beta, balanced=balanced, rng=rng())
-            counts = np.stack([np.bincount(labels[part], minlength=10) for part in parts])
-            spread.append((counts / counts.sum(axis=1, keepdims=True)).max(axis=1).mean())
-        assert spread[0] > spread[1] > spread[2]
-        assert spread[2] < 0.2
+    spread = []
+    for beta in (0.05, 0.5, 100.0):
+        parts = dirichlet(labels, clients=10, beta=beta, rng=rng())
+        counts = np.stack([np.bincount(labels[part], minlength=10) for part in parts])
+        spread.append((counts / counts.sum(axis=1, keepdims=True)).max(axis=1).mean())
+    assert spread[0] > spread[1] > spread[2]
+    assert spread[2] < 0.2
 
 
 def test_dirichlet_min_samples():
@@ -320,7 +307,7 @@ def test_natural():
         (PCDD, {"classes_per_client": 2}),
         (Shards, {"shards_per_client": 2}),
         (Quantity, {"sets_per_client": 2}),
-        (Dirichlet, {"beta": 0.5, "min_samples": 3, "balanced": True}),
+        (Dirichlet, {"beta": 0.5, "min_samples": 3, "capped": True}),
         (IID, {}),
         (Natural, {}),
     ],
@@ -330,6 +317,5 @@ def test_plugins_pass_on_their_parameters(kind, params):
     plugin = kind(kind.Params(**params))
     parts = plugin.split(labels, groups, clients=10, rng=rng())
     check(parts, 300, 10)
-    assert kind.Params.__doc__
     with pytest.raises(ValueError, match="extra"):
         kind.Params(**params, nonsense=1)

@@ -1,13 +1,12 @@
 import json
 import re
-import runpy
 from pathlib import Path
 
 import pytest
 import torch
-from error_messages import message
-from fl_labelskew_registry import Aggregated, LabelSkewError
+from fl_labelskew_registry import Aggregated, LabelSkewError, catalog
 
+from fl_labelskew_plugins.cli import plugins
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.methods.fedlc import FedLC
 from fl_labelskew_plugins.recipe import compatibility, parse
@@ -18,19 +17,24 @@ from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.simulation import Simulation
 
 DOCS = Path(__file__).parents[3] / "docs" / "mixing.md"
-GENERATE = runpy.run_path(str(DOCS.parents[1] / "tools" / "generate.py"))
-TEXT, cell, names = GENERATE["GRID"], GENERATE["cell"], GENERATE["names"]
+TEXT = """\
+data_args: {{dataset: digits}}
+partition_args: {{partition_method: dirichlet, beta: 0.5}}
+model_args: {{model: mlp, hidden: [8]}}
+train_args: {{federated_optimizer: {optimizer}, client_num_in_total: 3, client_num_per_round: 2, comm_round: 2}}
+method_args: {{method: {method}}}
+device_args: {{threads: 1}}
+"""
+
+
+def names(kind):
+    return [entry.name for entry in catalog.entries(kind) if entry.distribution == plugins.OURS]
 
 
 @pytest.mark.parametrize("optimizer", names("optimizers"))
 @pytest.mark.parametrize("method", names("methods"))
 def test_two_rounds_of_every_pair(method, optimizer, tmp_path):
-    """Through our own loop, which every runtime has; refused pairs say why in one line."""
-    said = cell(method, optimizer)
-    if said.startswith("no:"):
-        assert re.search(r"; (allowed|use) ", said)
-        assert "\n" not in said
-        return
+    """Through our own loop, which every runtime has."""
     recipe = parse.parse(TEXT.format(method=method, optimizer=optimizer))
     made = session.build(compatibility.without_host(recipe, ""))
     record = Record(made, RunFolder(tmp_path), Progress(), resume=False)
@@ -59,50 +63,6 @@ def test_the_optimiser_of_the_docs_goes_halfway():
 
 
 BASE = TEXT.format(method="fedlc", optimizer="FedProx")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "source"),
-    [
-        ([], "corrected"),
-        (["train_args.federated_optimizer=FedAvg"], "own"),
-        (["train_args.federated_optimizer=SCAFFOLD"], "own"),
-        (["train_args.federated_optimizer=SCAFFOLD", "train_args.optimizer_source=corrected"], "own"),
-        (["train_args.optimizer_source=own"], "own"),
-        (["train_args.optimizer_source=corrected"], "corrected"),
-        (["train_args.gradient_clip_norm=1.0"], "own"),
-        (["train_args.client_optimizer=adam"], "own"),
-        (["method_args.denominator=others"], "own"),
-        (["method_args.method=fedmr"], "own"),
-        (["method_args.method=fedrs+fedlc"], "corrected"),
-        (["comm_args.backend=MPI"], "own"),
-        (["model_args.model=resnet18"], "own"),
-    ],
-)
-def test_origin_of_the_code_that_runs(overrides, source):
-    loaded = parse.parse(BASE, overrides=overrides)
-    assert compatibility.choice(loaded, loaded.network.build((1, 8, 8), 10)).source == source
-
-
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        (["method_args.method=fedmr"], "FedML's training supports only methods that change logits"),
-        (["comm_args.backend=MPI"], "FedML's code needs backend sp, not MPI"),
-        (["train_args.gradient_clip_norm=1.0"], "FedML does not clip gradients (train_args.gradient_clip_norm)"),
-        (["train_args.proxy_aggregation=class"], "FedML does not weight rows by class (train_args.proxy_aggregation)"),
-        (["device_args.precision=bf16"], "FedML trains only with fp32 (device_args.precision)"),
-    ],
-)
-def test_the_hosts_code_is_refused_with_the_reason(overrides, line):
-    told = message(lambda: parse.parse(BASE, overrides=["train_args.optimizer_source=corrected", *overrides]))
-    assert told == f"--set train_args.optimizer_source: corrected: {line}; allowed: own, or null"
-
-
-def test_a_network_with_buffers_is_refused_with_code_of_the_host():
-    loaded = parse.parse(BASE, overrides=["train_args.optimizer_source=corrected", "model_args.model=resnet18"])
-    with pytest.raises(LabelSkewError, match="FedML cannot train resnet18, which has batch normalisation"):
-        compatibility.choice(loaded, loaded.network.build((1, 8, 8), 10))
 
 
 @pytest.mark.parametrize(
@@ -150,15 +110,3 @@ def test_a_method_that_needs_single_contributions_excludes_sums(monkeypatch):
     monkeypatch.setattr(FedLC, "individual", True)
     with pytest.raises(LabelSkewError, match="a method that needs what each client sends, not their sum; allowed: fal"):
         parse.parse(BASE, overrides=sums)
-
-
-@pytest.mark.parametrize("wanted", ["corrected", "null"])
-def test_code_of_the_host_receives_single_uploads(wanted):
-    overrides = ["train_args.federated_optimizer=FedProx", f"train_args.optimizer_source={wanted}"]
-    overrides += ["comm_args.secure_aggregation=true", "train_args.client_num_per_round=3"]
-    if wanted == "null":
-        loaded = parse.parse(BASE, overrides=overrides)
-        assert compatibility.choice(loaded, loaded.network.build((1, 8, 8), 10)).source == "own"
-    else:
-        with pytest.raises(LabelSkewError, match=f"optimizer_source: {wanted}: FedML's server sees single uploads"):
-            parse.parse(BASE, overrides=overrides)

@@ -53,23 +53,6 @@ def test_a_mistake_is_one_line_and_shows_no_secret(item, line):
     assert only_line(text_with(), override).startswith("--set tracking_args.trackers")
 
 
-@pytest.mark.parametrize(
-    ("key", "use"),
-    [
-        ("enable_wandb", "use trackers: [wandb], which sends nothing, or [{wandb: {mode: online}}]"),
-        ("wandb_key", "use the environment variable WANDB_API_KEY, "),
-        ("wandb_project", "use trackers: [{wandb: {project: ...}}]"),
-        ("run_name", "use trackers: [{wandb: {name: ...}}]"),
-        ("log_file_dir", "remove this key"),
-    ],
-)
-def test_keys_of_the_host_name_their_replacement(key, use):
-    said = only_line(text_with(tracking_args={key: "s3cr3t"}))
-    assert said.startswith(f"r.yaml: tracking_args.{key}: is ")
-    assert use in said
-    assert "s3cr3t" not in said
-
-
 @pytest.mark.parametrize("value", ["csv", {"mlflow": {"uri": "http://me:s3cr3t@host"}}, None])
 def test_values_that_are_not_lists_are_not_shown(value):
     said = only_line(text_with(tracking_args={"trackers": value}))

@@ -48,7 +48,7 @@ def test_truncate_includes_diagnostics(tmp_path):
 
 def test_a_checkpoint_is_restored(tmp_path):
     folder = RunFolder(tmp_path)
-    states = StateStore(folder.states, 10**6)
+    states = StateStore(folder.states)
     states.put(2, 0, {"hpm.w": torch.ones(2)})
     states.select(2)
     states.commit()
@@ -61,7 +61,7 @@ def test_a_checkpoint_is_restored(tmp_path):
     assert all(torch.equal(back.weights[k], weights[k]) for k in weights)
     assert back.shared["prior"].shape == (4,)
     assert back.memory["h/a.b"].tolist() == [0, 0, 0]
-    assert StateStore(folder.states, 0, back.states).get(2)["hpm.w"].tolist() == [1, 1]
+    assert StateStore(folder.states, back.states).get(2)["hpm.w"].tolist() == [1, 1]
     back = folder.load_checkpoint(tensors=False)
     assert (back.round, back.sizes, back.weights, back.memory) == (5, [7, 9], {}, {})
 
@@ -77,13 +77,13 @@ def saved(folder, states, round, keep):
 
 def test_the_last_checkpoints_are_kept_with_the_states_that_they_refer_to(tmp_path):
     folder = RunFolder(tmp_path)
-    states = StateStore(folder.states, 0)
+    states = StateStore(folder.states)
     for round in (2, 4, 5, 8):
         saved(folder, states, round, keep=3)
     assert list(folder.earlier()) == [4, 5]
     assert states.kept(1) == [3, 4, 7]
     assert len(list(folder.states.iterdir())) == 3
-    again = StateStore(folder.states, 0, folder.load_checkpoint().states, None, folder.indices(8))
+    again = StateStore(folder.states, folder.load_checkpoint().states, None, folder.indices(8))
     saved(folder, again, 9, keep=2)  # fewer than before
     assert (list(folder.earlier()), again.kept(1)) == ([8], [7, 8])
     assert len(list(folder.states.iterdir())) == 2
@@ -92,7 +92,7 @@ def test_the_last_checkpoints_are_kept_with_the_states_that_they_refer_to(tmp_pa
 
 def test_going_back_restores_a_checkpoint_and_moves_later_files(tmp_path):
     folder = RunFolder(tmp_path)
-    states = StateStore(folder.states, 0)
+    states = StateStore(folder.states)
     with pytest.raises(LabelSkewError, match=r"--from-round 2: .* has no checkpoint yet; use only --resume"):
         folder.go_back(2)
     for round in (1, 2, 3, 4):
@@ -112,10 +112,10 @@ def test_going_back_restores_a_checkpoint_and_moves_later_files(tmp_path):
     assert [line["round"] for line in read_lines(tmp_path / "abandoned-1" / "metrics.jsonl")] == [2, 3]
     assert not (tmp_path / "summary.json").exists()
     assert (tmp_path / "abandoned-1" / "summary.json").exists()
-    assert StateStore(folder.states, 0, back.states, None, folder.indices(2)).get(1)["hpm.w"].tolist() == [2, 2]
+    assert StateStore(folder.states, back.states, None, folder.indices(2)).get(1)["hpm.w"].tolist() == [2, 2]
     with pytest.raises(LabelSkewError, match="existing ones: only 2"):
         folder.go_back(9)
-    saved(folder, StateStore(folder.states, 0, back.states, None, folder.indices(2)), 3, keep=3)
+    saved(folder, StateStore(folder.states, back.states, None, folder.indices(2)), 3, keep=3)
     folder.checkpoint.write_bytes(b"broken")
     assert folder.go_back(2).startswith("back at the end of round 2; ")
     assert folder.load_checkpoint().round == 2

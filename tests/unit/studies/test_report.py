@@ -6,7 +6,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, load
 from run_folders import folder, resolved
 
 from fl_labelskew_plugins.ops import added
-from fl_labelskew_plugins.studies import printed, report, side_by_side
+from fl_labelskew_plugins.studies import printed, report
 from fl_labelskew_plugins.studies.finished import grouped, read, read_all
 
 FALLS = "! {}: best is {:.1f} points above accuracy, the mean of the last tests"
@@ -296,9 +296,9 @@ def test_partitions_of_one_name_are_separate_settings(tmp_path):
 
 def test_every_shipped_partition_is_named_with_its_required_parameters(tmp_path):
     given = {
-        "dirichlet": {"beta": 0.1, "min_samples": 1, "balanced": True}, "iid": {}, "natural": {},
+        "dirichlet": {"beta": 0.1, "min_samples": 1, "capped": True}, "iid": {}, "natural": {},
         "pcdd": {"classes_per_client": 2}, "quantity": {"sets_per_client": 3},
-        "shards": {"shards_per_client": 5, "shards_per_class": None}, "not_installed": {"a": 1},
+        "shards": {"shards_per_client": 5}, "not_installed": {"a": 1},
     }  # fmt: skip
     assert set(given) - {"not_installed"} == {entry.name for entry in catalog.entries("partitioners")}
     runs = []
@@ -537,7 +537,7 @@ def test_a_folder_whose_data_changed_is_two_data_sets(tmp_path):
 def test_the_table_from_python_equals_the_printed_numbers(tmp_path):
     for seed, accuracy in enumerate((0.25, 0.75)):
         folder(tmp_path / str(seed), resolved(seed, "<b>"), [accuracy], seconds=[2.0])
-    both = side_by_side.report([str(tmp_path)], last=1)
+    both = printed.report([str(tmp_path)], last=1)
     table = both.table
     assert table.columns.tolist() == printed.texts(rows_of(tmp_path / "0", tmp_path / "1"), split=True).columns.tolist()
     cells = table.iloc[0]
@@ -545,9 +545,9 @@ def test_the_table_from_python_equals_the_printed_numbers(tmp_path):
     assert (cells["s/round"], cells["seeds"], cells["rank"]) == (2.0, 2, 1)
     assert "<td>&lt;b&gt;</td>" in both._repr_html_()  # as a notebook shows it
     with pytest.raises(MistakesError, match="no such folder"):
-        side_by_side.report([tmp_path, tmp_path / "nope"])
+        printed.report([tmp_path, tmp_path / "nope"])
     with pytest.raises(LabelSkewError, match="no runs to report"):
-        side_by_side.report([])
+        printed.report([])
 
 
 def test_seeds_in_another_order_share_a_rank(tmp_path):

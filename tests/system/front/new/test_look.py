@@ -1,7 +1,5 @@
 """What a look at somebody's own data says, and what it asks for where more has to be said."""
 
-import shutil
-
 import numpy as np
 import pytest
 from error_messages import message
@@ -68,13 +66,6 @@ def test_an_archive(own):
     assert (seen.dataset, seen.shape, seen.classes) == ("npz", (1, 8, 8), ["0", "1", "2"])
     assert seen.args == {"data_cache_dir": str(own / "grouped.npz"), "classes": 3}
     assert (len(seen.groups), seen.samples) == (3, 72)  # a fifth of them are split off
-
-
-def test_an_archive_in_a_folder_is_found_and_several_are_an_error(own, tmp_path):
-    shutil.copy(own / "grouped.npz", tmp_path / "a.npz")
-    assert look(tmp_path).args["data_cache_dir"] == str(tmp_path / "a.npz")
-    shutil.copy(own / "grouped.npz", tmp_path / "b.npz")
-    assert message(lambda: look(tmp_path)).endswith("has 2 files of data; use one of a.npz, b.npz")
 
 
 @pytest.mark.parametrize(("shape", "layout"), [((20, 5, 16, 16), "nchw"), ((20, 16, 16, 5), "nhwc")])

@@ -20,7 +20,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs.session import build
-from fl_labelskew_plugins.runtimes.mpi import launch, nodes
+from fl_labelskew_plugins.runtimes.mpi import nodes
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 
 RECIPE = """\
@@ -146,7 +146,7 @@ class Pair:
         }
 
     def type(self, *words, mpirun=()):
-        """What a user types on the first node: the command, or, with options, an mpirun of it."""
+        """What a user types on the first node: the command, or an mpirun of it."""
         inside = ["ip", "netns", "exec", NAMES[0], "unshare", "--uts", "sh", "-c"]
         command = [*mpirun, sys.executable, "-m", "fl_labelskew_plugins.cli.main", *map(str, words)]
         return subprocess.Popen(
@@ -219,55 +219,26 @@ def pair(tmp_path_factory):
 
 def test_a_killed_node_and_a_lost_connection_keep_results_identical(pair):
     run = pair.runs / "mine"
-    process = pair.type("run", "recipe.yaml", "--set", "comm_args.hostfile=hosts", "--run-dir", run, "--host", "none")
+    nodes = ("mpirun", "--hostfile", "hosts", "-np", "3")
+    process = pair.type("run", "recipe.yaml", "--run-dir", run, "--host", "none", mpirun=nodes)
     seconds, said = pair.broken(process, run, 6, lambda: [os.kill(pid, signal.SIGKILL) for pid in inside(NAMES[1])])
     assert said.startswith(f"nodes: {NAMES[0]} (server, 1 worker), {NAMES[1]} (1 worker)\n"), said
     assert seconds < 30, said
-    (error,) = re.findall("error: (.*)", said)
-    assert re.match(r"(node 10\.77\.0\.2|a node) is gone: ", error), said
-    assert "ORTE" not in said
     pair.wait_until_nobody_is_left()
     assert (run / "checkpoint" / "latest.safetensors").exists()
     assert pair.carried() > 5 * 38_000  # an upload of each round
-    go_on = shlex.split(re.search("to resume: labelskew (.*)", said)[1])
+    resume = ("run", "recipe.yaml", "--resume", run, "--host", "none")
 
-    process = pair.type(*go_on, mpirun=("mpirun", "--hostfile", "hosts", "-np", "3"))
+    process = pair.type(*resume, mpirun=nodes)
     seconds, said = pair.broken(process, run, 12, lambda: ip("-n", NAMES[1], "link", "set", "cable", "down"))
     assert seconds < 40, said
     assert "lost communication with a remote daemon" in said
     pair.wait_until_nobody_is_left()
 
-    process = pair.type(*go_on, "--set", "comm_args.hostfile=null", "--set", "comm_args.workers=1")
+    process = pair.type(*resume, "--set", "comm_args.workers=1")
     done = process.communicate(timeout=150)
     assert (run / "summary.json").exists(), done
     alone = pair.folder / "alone"
     call("run", pair.recipe, "--set", "comm_args.backend=sp", "--run-dir", alone, "--host", "none", "--quiet")
     for name in ("metrics.jsonl", "model.safetensors"):
         assert (run / name).read_bytes() == (alone / name).read_bytes(), name
-
-
-def test_a_file_of_nodes(tmp_path):
-    hosts = tmp_path / "hosts"
-    hosts.write_text("# the lab\nlocalhost slots=2 max_slots=4\n\nfar slots = 3  # the old one\nfarther\n")
-    assert launch.slots(hosts) == 6
-    hosts.write_text("192.0.2.1\nlocalhost\n")
-    line = r"hosts: its first node, 192\.0\.2\.1, is not this machine, where the server"
-    with pytest.raises(LabelSkewError, match=line):
-        launch.slots(hosts)
-    hosts.write_text("")
-    with pytest.raises(LabelSkewError, match="its first node, none, is not this machine"):
-        launch.slots(hosts)
-    with pytest.raises(LabelSkewError, match=r"comm_args\.hostfile: \S+/none: .*No such file"):
-        launch.slots(tmp_path / "none")
-
-
-def test_more_workers_than_slots_is_an_error_before_the_start(tmp_path):
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    (tmp_path / "hosts").write_text("localhost slots=2\n")
-    sets = ("--set", f"comm_args.hostfile={tmp_path / 'hosts'}", "--set", "comm_args.workers=3")
-    done = call("run", tmp_path / "recipe.yaml", *sets, "--run-dir", tmp_path / "run", "--host", "none", code=2)
-    assert done.stderr == (
-        "error: comm_args.hostfile: 2 slots, and the server and 3 workers need 4; use more slots, or fewer "
-        "comm_args.workers\n"
-    )
-    assert not (tmp_path / "run").exists()

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, RunError
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
@@ -206,3 +206,38 @@ def test_the_hosts_noise_repeats_after_resuming(go, tmp_path, capsys):
     run.start(RunOptions(resume=cut, quiet=True))
     assert (cut / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     assert "FedML's state of earlier rounds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "up", "down"),
+    [(["Mime", "train_args.server_momentum=0.5"], [2, 2], [1, 2]), (["FedDC"], [2, 2], [1, 2])],  # Mime's in one tensor
+)
+def test_the_bytes_of_an_optimisers_tensors(optimizer, up, down, go):
+    few = ["train_args.client_num_per_round=3", "train_args.comm_round=2", "method_args.method=fedshift"]
+    folder = go(f"train_args.federated_optimizer={optimizer[0]}", *optimizer[1:], *few)
+    size = sum(4 * part.numel() for part in load_file(folder / "model.safetensors").values())
+    lines = read_lines(folder / "metrics.jsonl")
+    assert [line["bytes_up"] for line in lines] == [3 * times * size for times in up]
+    assert [line["bytes_down"] for line in lines] == [3 * (times * size + 10 * 4) for times in down]  # and the prior
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize(
+    ("model", "settings", "line"),
+    [
+        # with a single layer, clients' changes stay finite: they are those of weight decay
+        (
+            "logistic",
+            ["train_args.weight_decay=0.001"],
+            "is not finite after FedOpt's step on the server, training div",
+        ),
+        # the first round's weights are finite, and too large to train on
+        ("mlp", [], r"round 2: upload of client \d: .* is not finite, .* train_args.gradient_clip_norm, or"),
+    ],
+)
+def test_a_server_that_diverges_is_one_line_with_its_keys(model, settings, line, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(BASE.replace("model: mlp, hidden: [16]", f"model: {model}"))
+    overrides = ["train_args.federated_optimizer=FedOpt", "train_args.server_lr=1e30", *settings]
+    with pytest.raises(RunError, match=f"{line}.* another value of one of train_args.server_lr, train_args.server_mom"):
+        run.start(RunOptions(path, overrides, run_dir=tmp_path / "run", quiet=True))

@@ -9,6 +9,7 @@ from error_messages import message
 from fl_labelskew_registry import LabelSkewError, RunError
 from recipe_texts import cross_silo
 
+from fl_labelskew_plugins.data import stats
 from fl_labelskew_plugins.data.isic2019 import ISIC2019
 from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.recipe import parse as recipes
@@ -92,6 +93,27 @@ def test_settings_of_sums_are_agreed_and_the_sum_of_samples_is_sent_later():
     for wrong in ({"num_samples": 39}, {"num_samples": 1000, "min_samples": 40}):
         with pytest.raises(LabelSkewError, match=f"the server's federation: {[*wrong][-1]} is {[*wrong.values()][-1]}"):
             silos.federation(numbers | wrong, here, facts)
+
+
+def test_with_noise_a_negative_claim_of_another_silo_makes_no_silo_leave():
+    """The sum is then less than this silo's own number; its weight is at most 1."""
+    noise = ["privacy_args.noise_multiplier=1", "privacy_args.clip=1", "method_args.method=fedavg"]
+    text = cross_silo(secure_aggregation=True, certs="certs")
+    clients = ["train_args.client_num_in_total=3", "client_specific_args.data_silo_config=[]"]
+    here = recipes.parse(text, overrides=[*clients, *noise])
+    numbers = {"num_clients": 3, "clients_per_round": 3, "rounds": here.train.comm_round, "epochs": here.train.epochs}
+    numbers |= {"num_classes": 10, "num_features": 8, "seed": 0, "min_samples": 0, "num_samples": 39}
+    assert silos.federation(numbers, here, silos.Facts(40, (1, 8, 8), 10)).num_samples == 39
+
+
+def test_a_silo_with_an_unusual_std_is_named():
+    recipe = parsed("data_args.input_shape=[2, 1, 1]", "data_args.classes=10")
+    census = silos.Census(recipe, None, [0] * 4, lambda client, line: None)
+    x = np.random.default_rng(0).normal(size=(50, 2, 1, 1))
+    for client, factor in enumerate((1, 3, 1e6, 1)):
+        census._sums[client] = stats.sums(factor * x)
+    assert list(census.unusual_moments({0, 1, 2, 3})) == [2]
+    assert list(census.unusual_moments({0, 1, 3})) == []
 
 
 def test_only_a_digest_of_class_names_is_sent():

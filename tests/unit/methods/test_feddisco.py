@@ -1,0 +1,96 @@
+import math
+
+import pytest
+import torch
+from fl_labelskew_registry import RunError
+from fl_labelskew_registry.contracts import Total
+
+from fl_labelskew_plugins.methods.feddisco import METRICS, FedDisco, discrepancy
+
+COUNTS = [6, 3, 0, 1]
+
+
+def naive(counts, metric):
+    p, even = [n / sum(counts) for n in counts], 1 / len(counts)
+    if metric == "kl":
+        return sum(x * math.log(x / even) for x in p if x > 0)
+    if metric == "cosine":
+        return 1 - sum(x * even for x in p) / math.sqrt(sum(x * x for x in p)) / math.sqrt(len(p) * even * even)
+    power = int(metric[1])
+    return sum(abs(x - even) ** power for x in p) ** (1 / power)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_discrepancy_equals_a_loop(metric):
+    assert discrepancy(torch.tensor(COUNTS), metric=metric).item() == pytest.approx(naive(COUNTS, metric))
+    assert discrepancy(torch.tensor([4, 4, 4]), metric=metric).item() == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_weights_and_mean_of_a_round_equal_a_loop(digits, metric):
+    """All three clients take part, so the weights are those of the authors' code."""
+    run = digits("feddisco", metric=metric, of=3)
+    counts = [run.trainer.counts(client).tolist() for client in range(3)]
+    far = [naive(n, metric) for n in counts]
+    if metric == "kl":
+        far = [x / sum(far) for x in far]
+    raw = [max(sum(n) / sum(map(sum, counts)) - 0.5 * x + 0.1, 0) for n, x in zip(counts, far, strict=True)]
+    expected = [x / sum(raw) for x in raw]
+    results = run.play([0, 1, 2])
+    declared = [float(results[client].contributions["weight"]) for client in range(3)]
+    assert [weight / sum(declared) for weight in declared] == pytest.approx(expected)
+    for name, value in run.server.weights.items():
+        mean = sum(w * results[k].upload[name].double() for k, w in enumerate(expected))
+        torch.testing.assert_close(value.double(), mean, atol=1e-6, rtol=1e-5)
+
+
+def test_missing_uploads_do_not_count(digits):
+    run = digits("feddisco", of=3)
+    results = {client: run.fit(client) for client in (0, 2)}
+    run.server.run_round([0, 1, 2], [run.made.sizes[k] for k in range(3)], iter(results.items()))
+    w = [float(results[k].contributions["weight"]) for k in (0, 2)]
+    name = "classifier.bias"
+    mean = (w[0] * results[0].upload[name] + w[1] * results[2].upload[name]) / sum(w)
+    torch.testing.assert_close(run.server.weights[name], mean)
+
+
+def test_without_discrepancy_the_mean_is_fedavgs(digits):
+    disco, plain = digits("feddisco", a=0.0, b=0.0), digits("fedavg")
+    for clients in ([0, 1], [1, 2]):
+        disco.play(clients)
+        plain.play(clients)
+    for name, value in plain.server.weights.items():
+        torch.testing.assert_close(disco.server.weights[name], value, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("weight", [-0.1, 1.5, None])
+def test_a_weight_out_of_range_is_refused(digits, weight):
+    run = digits("feddisco")
+    result = run.fit(0)
+    result.contributions = {} if weight is None else {"weight": torch.tensor(weight)}
+    with pytest.raises(RunError, match="upload of client 0 has " + ("no weight" if weight is None else "the weight")):
+        run.server.check(0, 0, result)
+
+
+def test_a_round_in_which_all_weights_are_0_is_refused(digits):
+    run = digits("feddisco", a=100.0, b=0.0)
+    with pytest.raises(RunError, match="all clients have the weight 0"):
+        run.play([0, 1])
+
+
+def test_equal_distributions_have_no_discrepancy(world):
+    method = FedDisco()
+    shared = method.open(Total({"discrepancy": torch.tensor(0.0, dtype=torch.float64)}, 10))
+    view = world.client(shared=shared, counts=torch.full((5,), 8))
+    assert method.contribute(view)["weight"].item() == pytest.approx((5 * 40 / 400 + 0.1) / 5.1)
+
+
+@pytest.mark.parametrize("other", ["fedlc", "fedmr"])
+def test_a_combination_is_weighted_by_its_last_method(digits, other):
+    run, alone = digits(f"{other}+feddisco"), digits("feddisco")
+    results, plain = run.play([0, 1]), alone.play([0, 1])
+    declared = [float(results[client].contributions[run.method.weight_name]) for client in (0, 1)]
+    assert declared == [float(plain[client].contributions["weight"]) for client in (0, 1)]
+    name = "classifier.bias"
+    mean = sum(w * results[k].upload[name] for k, w in enumerate(declared)) / sum(declared)
+    torch.testing.assert_close(run.server.weights[name], mean)
