@@ -114,11 +114,15 @@ def main() -> None:
     common = ["method_args.method=fedavg", "train_args.epochs=1", "device_args.threads=1"]
     cases = cases_of()
     large = {name: cases[name] for name in ("FedAvg", "fedmr", RUNNING)}
+    samples = 64 if options.tiny else 512
     times = 2 if options.tiny else 4 if options.quick else 12
     print("| | CPU s of a client's round | time / FedAvg |\n|---|---|---|")
     for prefix, seconds in (
         ("", measured(prepared(path, common, cases), times)),
-        ("ResNet18: ", measured(prepared(path, [*common, *LARGE], large, 512), max(2, times // 3))),
+        (
+            "ResNet18: ",
+            measured(prepared(path, [*common, *LARGE], large, samples), max(2, times // 3)),
+        ),
     ):
         for case, row in seconds.items():
             ratio = statistics.median(a / b for a, b in zip(row, seconds["FedAvg"], strict=True))

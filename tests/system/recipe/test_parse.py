@@ -84,17 +84,13 @@ BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
         ("a: 1\n b: 2", "line 2, column 3: mapping values are not allowed here"),
         ("--- {}\n--- {}", "line 2, column 1: expected a single document in the stream, but found another document"),
         ("just words", "'just words' is not a mapping of sections to keys"),
-        ("[1, 2]", "[1, 2] is not a mapping of sections to keys"),
         ("3", "3 is not a mapping of sections to keys"),
         ("a: &a [*a]", "line 1: an alias that contains itself"),
-        ("&a {a: *a}", "line 1: an alias that contains itself"),
         (BOMB, "line 5: unfolds to more than 100,000 values"),
         ("[" * 5000, "nested too deeply"),
         ("a: !!python/object/apply:os.system [x]", "line 1: tag tag:yaml.org,2002:python/object/apply:os.system"),
         ("a: !!binary aGk=", "line 1: tag tag:yaml.org,2002:binary is not allowed"),
         ("a:\n  b: 0x" + "f" * 900_000, "line 2: b: a number of 900002 characters; use"),
-        ("a: 0b" + "1" * 99, "line 1: a: a number of 101 characters; use"),
-        ("a: 1." + "0" * 900_000, "line 1: a: a number of 900002 characters; use"),
         ("a: " + "1" * 900_000 + "e5", "line 1: a: a number of 900002 characters; use"),
         ('a:\n- [1, !!int "' + "59:" * 100 + '59"]', "line 2: a: a number of 302 characters; use at most 100, or"),
         ("a: !!int x", "line 1: x is not a valid int"),
@@ -120,8 +116,8 @@ def test_repeated_keys_at_any_depth():
 # Sections and keys
 
 
-@pytest.mark.parametrize("value", [None, 3, "x", [1]])
-@pytest.mark.parametrize("section", ["train_args", "method_args", "data_args", "dp_args"])
+@pytest.mark.parametrize("value", [None, "x", [1]])
+@pytest.mark.parametrize("section", ["train_args", "method_args"])
 def test_a_section_that_is_not_a_mapping(section, value):
     assert f"r.yaml: {section}: " in only_line(text_with(**{section: value}))
     assert "is not a mapping of keys to values" in only_line(text_with(**{section: value}))
@@ -157,10 +153,8 @@ def test_a_misspelt_plugin_key_is_one_mistake():
         ("train_args.learning_rat", 1, "unknown key; allowed: federated_optimizer, "),
         ("train_args.epochs", 0, "0 is out of range; allowed: an integer of at least 1"),
         ("train_args.epochs", 1.0, "1.0 is of the wrong type; allowed: an integer of at least 1"),
-        ("train_args.epochs", "2", "'2' is of the wrong type; allowed: an integer of at least 1"),
         ("train_args.epochs", None, "null is of the wrong type; allowed: an integer of at least 1"),
         ("train_args.epochs", True, "true is of the wrong type; allowed: an integer of at least 1"),
-        ("train_args.epochs", [1], "[1] is of the wrong type; allowed: an integer of at least 1"),
         ("train_args.epochs", {"a": 1}, '{"a": 1} is of the wrong type; allowed: an integer of at least 1'),
         ("train_args.learning_rate", float("nan"), ".nan is out of range; allowed: a number above 0"),
         ("train_args.learning_rate", float("inf"), ".inf is out of range; allowed: a number above 0"),

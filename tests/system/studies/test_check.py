@@ -60,6 +60,7 @@ def plugin(write_plugin, tmp_path, monkeypatch):
     return plugin
 
 
+@pytest.mark.usefixtures("fork_children")
 def test_a_frozen_head_and_hooks_of_a_client_affect_no_other_client(plugin, capfd):
     """As a real run: over MPI each worker has some of the clients that one process has."""
     plugin(CHANGES_NETWORK, "frozen_head")

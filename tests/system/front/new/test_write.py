@@ -367,7 +367,7 @@ def test_commands_of_the_readme_are_valid(own, here, typed):
         parsed(rest)
 
 
-@pytest.mark.parametrize("kind", ["flat", "tree", "grouped.npz", "table.csv"])
+@pytest.mark.parametrize("kind", ["flat", "tree", "table.csv"])
 def test_a_generated_simulation_trains(own, here, kind):
     call("new", "simulation", "mine", "--data", own / kind)
     call("run", "mine/simulation.yaml", "--run-dir", "run", "--quiet", "--set", "train_args.comm_round=3")
