@@ -1,34 +1,11 @@
-"""What tools/carry.py says of what it has packed; nothing is fetched here."""
+"""What tools/carry.py packs is enough for a run; nothing is fetched here."""
 
 import runpy
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from fl_labelskew_registry import LabelSkewError
-
 CARRY = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "carry.py"))
-
-
-@pytest.fixture
-def packed(tmp_path):
-    (tmp_path / "fashion-mnist").mkdir()
-    for name, size in (("a.whl", 2**20), ("fashion-mnist/b.gz", 3 * 2**19)):
-        (tmp_path / name).write_bytes(bytes(size))
-    return tmp_path
-
-
-def test_carry_lists_all_files_and_their_size(packed):
-    lines = CARRY["table"](packed).splitlines()
-    assert lines[2:] == ["| a.whl | 1.00 |", "| fashion-mnist/b.gz | 1.50 |", "| all | 2.50 |"]
-
-
-def test_too_large_a_folder_is_an_error(packed):
-    with (packed / "large.whl").open("wb") as file:
-        file.truncate(62 * 2**20)
-    with pytest.raises(LabelSkewError, match=r"holds 64.50 MiB; use less than 64; the largest file is large.whl"):
-        CARRY["table"](packed)
 
 
 def test_the_packages_suffice_for_a_run(fashion_mnist, tmp_path):

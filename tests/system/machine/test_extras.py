@@ -18,7 +18,6 @@ GRPC = "which is not installed; to install it: pip install 'cryptography>=42' 'g
 MISSING = [
     ("run", "grpc", SILOS, [], f"comm_args.backend: GRPC needs grpcio, {GRPC}"),
     ("validate", "grpc", SILOS, [], f"comm_args.backend: GRPC needs grpcio, {GRPC}"),
-    ("run --dry-run", "cryptography", SILOS, ["comm_args.certs=."], f"comm_args.certs needs cryptography, {GRPC}"),
     ("run --dry-run", "Crypto", SILOS, SECURE, f"comm_args.secure_aggregation needs pycryptodome, {GRPC}"),
     ("run", "mpi4py", text_with(), ["comm_args.backend=MPI"], "comm_args.backend: MPI needs mpi4py, which is not"),
 ]

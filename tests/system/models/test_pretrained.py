@@ -115,7 +115,7 @@ def test_weights_of_another_network_are_refused(tmp_path, state, message):
 
 @pytest.mark.parametrize(
     ("network", "params", "name"),
-    [(ResNet18, {}, "resnet18"), (VGG11, {}, "vgg11"), (VGG11, {"batch_norm": True}, "vgg11_bn")],
+    [(ResNet18, {}, "resnet18"), (VGG11, {"batch_norm": True}, "vgg11_bn")],
 )
 def test_networks_of_torchvision_begin_with_its_weights(tmp_path, network, params, name):
     torch.manual_seed(7)

@@ -4,8 +4,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sysconfig
 
 import pytest
 from federations import finished, left_out, same
@@ -65,7 +63,7 @@ def test_a_server_killed_before_its_first_checkpoint_starts_over(federation, sp_
     same(federation.weights(), sp_weights(*federation.overrides))
 
 
-def test_a_terminated_server_saves_and_silos_wait_for_it(federation, sp_weights):
+def test_a_terminated_server_saves_and_silos_wait_for_it(federation, sp_weights, forker, tmp_path):
     federation.overrides = [SLOW, STATEFUL, "tracking_args.checkpoint_every=100"]
     server, silos = federation.server("--host", "none"), federation.silos()
     silos[0].says("round 2: trained")
@@ -75,14 +73,10 @@ def test_a_terminated_server_saves_and_silos_wait_for_it(federation, sp_weights)
     *_, last = server.text.splitlines()
     assert re.match(r"interrupted after [12] of 3 rounds; to resume: labelskew run ", last)
     silos[0].says("waiting for the server")
-    path = {"PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"}
-    typed = last.rpartition("to resume: ")[2]
-    again = subprocess.run(
-        typed, shell=True, env=os.environ | path, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert again.returncode == 0, again.stderr
-    assert "starting the server" not in again.stdout  # and silos, all on this machine
-    finished(*silos)
+    typed = shlex.split(last.rpartition("to resume: ")[2])
+    again = forker.start(typed[1:], tmp_path / "again.log")
+    finished(again, *silos)
+    assert "starting the server" not in again.text  # and silos, all on this machine
     assert left_out(federation) == [[]] * 3
     same(federation.weights(), sp_weights(SLOW, STATEFUL))
 
