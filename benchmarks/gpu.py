@@ -441,7 +441,7 @@ class Bench:
 
         while chosen:
             try:
-                reproduce.run_within(chosen, 1, time.monotonic() + self.left, say, quiet=True)
+                reproduce.run_all(chosen, 1, say, quiet=True, until=time.monotonic() + self.left)
                 break
             except RunError as error:  # the others go on without it
                 log.error(f"{sitting}: {error.shown()}")

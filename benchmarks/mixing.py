@@ -87,6 +87,11 @@ def prepared(
         method, optimizer = recipe.method, recipe.optimizer
         settings = session.local_settings(recipe.train, recipe.device)
         local = replace(base, method=method, optimizer=optimizer, settings=settings)
+        if method.uses("shared_modules"):  # the network has the method's modules, too
+            own = session.build(recipe)
+            local, start = replace(own.trainer, indices=base.indices), own.start
+        else:
+            start = made.start
         server = Server(local.model, method=method, federation=made.federation, weights=start, optimizer=optimizer)
         server.open([Contribution(k, method.opening(Turn(local, k).view)) for k in range(10)])
         results = [(k, fit(local, k, 0, start, shared=server.shared, times_selected=1)) for k in range(2)]

@@ -42,7 +42,6 @@ def conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield from _sum_conflicts(recipe)
     if recipe.sums_alone:
         yield from _secure_silo_conflicts(recipe)
-    yield from _form_conflicts(recipe, recipe.dataset.params)
 
 
 def _comm_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -74,8 +73,14 @@ def classes_of(data: DataArgs, params: Any) -> int | None:
     return data.classes or getattr(params, "classes", None) or (None if names is None else len(names))
 
 
-def _form_conflicts(recipe: Recipe, params: Any) -> Iterator[tuple[str, str]]:
-    """Settings that a server without test data needs; ``params``: of the data set."""
+def data_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Data settings that only the recipe needs, not the files of silos: common moments, and the form of the samples."""
+    mean, dataset, params = recipe.data.mean, recipe.dataset, recipe.dataset.params
+    if recipe.sums_alone and recipe.own_data and (mean == "data" or (mean is None and dataset.measured)):
+        problem = f"with {SECURE} silos do not send the sums for a common mean and std"
+        numbers = "numbers for each channel or feature, or one for all, such as mean: [0.5] and std: [0.25]"
+        use = f"write mean: imagenet (pictures in colour), or {numbers}" if dataset.picture_keys else f"write {numbers}"
+        yield "data_args.mean", f"{'missing' if mean is None else show(mean)}: {problem}; {use}"
     if not recipe.common.across_silos or recipe.validation.server_test_data:
         return
     reason = "missing; with validation_args.server_test_data: false the server has no sample to read it from; set"
@@ -100,8 +105,8 @@ def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
 
 
 def _secure_silo_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Requirements of masks: enough silos, with certificates, and a common normalisation."""
-    comm, clients, mean, dataset = recipe.comm, recipe.train.clients_per_round, recipe.data.mean, recipe.dataset
+    """Requirements of masks: enough silos, with certificates."""
+    comm, clients = recipe.comm, recipe.train.clients_per_round
     if comm.certs is None:
         problem = f"missing; with {SECURE} silos must sign their keys, or the server could replace them"
         yield "comm_args.certs", f"{problem}; use a folder of `labelskew certs new`"
@@ -112,11 +117,6 @@ def _secure_silo_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if threshold is not None and not least <= threshold <= clients:
         message = f"{threshold} is out of range; allowed: {least} to {clients}, more than half of client_num_per_round"
         yield "comm_args.secure_threshold", message
-    if recipe.own_data and (mean == "data" or (mean is None and dataset.measured)):
-        problem = f"with {SECURE} silos do not send the sums for a common mean and std"
-        numbers = "numbers for each channel or feature, or one for all, such as mean: [0.5] and std: [0.25]"
-        use = f"write mean: imagenet (pictures in colour), or {numbers}" if dataset.picture_keys else f"write {numbers}"
-        yield "data_args.mean", f"{'missing' if mean is None else show(mean)}: {problem}; {use}"
 
 
 def _diagnostics_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.params import IS_PATH, absolute
 from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, shipped, yaml
-from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts
+from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, data_conflicts
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown, takes_any
 from fl_labelskew_plugins.recipe.model import (
     ATTRIBUTES,
@@ -174,7 +174,7 @@ class _Check(Mistakes):
             self.say("method_args.method", str(error))
         args["train"] = train.model_copy(update={"client_num_per_round": train.clients_per_round})
         whole = Recipe(name=self.path.stem, path=self.path, expected=numbers, objects=objects, **args, **made)
-        self.refuse([*conflicts(whole), *compatibility.conflicts(whole)])
+        self.refuse([*conflicts(whole), *data_conflicts(whole), *compatibility.conflicts(whole)])
         self.refuse(privacy.refused(whole))
         return whole
 

@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "mixing.md"
 TEXT = """\
 data_args: {{dataset: digits}}
 partition_args: {{partition_method: dirichlet, beta: 0.5}}
-model_args: {{model: mlp, hidden: [8]}}
+model_args: {{model: mlp, hidden: [16]}}
 train_args: {{federated_optimizer: {optimizer}, client_num_in_total: 3, client_num_per_round: 2, comm_round: 2}}
 method_args: {{method: {method}}}
 device_args: {{threads: 1}}
@@ -40,7 +40,7 @@ def test_two_rounds_of_every_pair(method, optimizer, tmp_path):
     record = Record(made, RunFolder(tmp_path), Progress(), resume=False)
     before = record.weights
     for line in Simulation(record):  # of three clients two a round, so that one at least comes twice
-        assert len(line["clients"]) == 2
+        assert len(line["clients"]) == (3 if method == "ccvr" and line["round"] == 1 else 2)  # its closing exchange
         assert record.weights.keys() == before.keys()
         assert all(value.isfinite().all() for value in record.weights.values())
         assert any(not torch.equal(record.weights[key], before[key]) for key in before)
