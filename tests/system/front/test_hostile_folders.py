@@ -145,7 +145,11 @@ def test_commands_do_not_wait_for_a_fifo(run, name, words):
     ("name", "plant", "says"),
     [
         ("metrics.jsonl", os.symlink, "cannot be used: it is a link, FIFO or socket, not a regular file; remove it; "),
-        ("metrics.jsonl", lambda _, file: os.mkfifo(file), f"cannot be read: it {IRREGULAR}"),
+        (
+            "metrics.jsonl",
+            lambda _, file: os.mkfifo(file),
+            "cannot be used: it is a link, FIFO or socket, not a regular ",
+        ),
         ("summary.json.part", lambda _, file: os.mkdir(file), "cannot be used: Is a directory; remove it; to resume: "),
     ],
     ids=["link", "FIFO", "folder"],
