@@ -16,6 +16,7 @@ def test_an_unknown_option_is_refused(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_uploads_are_weighted_by_samples_unless_the_paper_differs(name):
     others = {"fedrs": "uniform", "map": "uniform", "fedphp": "uniform", "fedshift": "population"}
+    others["feddisco"] = "declared"
     assert catalog.load("methods", name)().aggregation == others.get(name, "samples")
 
 

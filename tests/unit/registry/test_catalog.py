@@ -144,7 +144,7 @@ def test_a_distribution_without_metadata_hides_no_other(site):
 def test_an_unknown_name_lists_known_names_and_the_nearest(site):
     site.dist("acme-methods", [("acme", "acme:A")], acme=GOOD)
     close, far = load("FedLCC", "qqqqqq")
-    assert close.startswith("error: unknown name 'FedLCC' in methods; known: acme, fd, fedavg, fedaws, ")
+    assert close.startswith("error: unknown name 'FedLCC' in methods; known: acme, ccvr, fd, fedavg, fedaws, ")
     assert close.endswith(" (nearest: fedlc)")
     assert "nearest" not in far
 
@@ -178,7 +178,7 @@ def test_an_unknown_group_is_reported_with_the_nearest(site, group, meant):
     line = f"acme-methods registers 'acme' in the group {group}, which does not exist; use "
     line += " or ".join(f"fl_labelskew.{kind}" for kind in meant)
     error, other = load("acme", "fedlcc")
-    assert error.startswith("error: unknown name 'acme' in methods; known: fd, fedavg, ")
+    assert error.startswith("error: unknown name 'acme' in methods; known: ccvr, fd, fedavg, ")
     assert error.endswith(f"; {line}")
     assert other.endswith(" (nearest: fedlc)")
     for kind in ("methods", "datasets", "models"):
