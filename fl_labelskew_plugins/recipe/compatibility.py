@@ -68,7 +68,7 @@ def conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
         message = "true cannot be used with a method that needs what each client sends, not their sum; allowed: false"
         yield SECURE, message
     if sends_more(optimizer):
-        right = "allowed: FedAvg, FedProx, FedOpt, FedDyn, or no"
+        right = "allowed: FedAvg, FedProx, FedOpt, FedDyn, FedSAM, FedLESAM, or no"
         if not comm.send_contributions:
             yield "comm_args.send_contributions", f"false {cannot}, which sends more than weights; allowed: true"
         if method.protects():

@@ -110,7 +110,8 @@ def test_sums_with_two_weights_per_client_are_refused(optimizer):
     key = "train_args.federated_optimizer"
     what = f"{optimizer} sends more than weights, and the sums of both can reveal data of one client"
     line = only_line(FEDAVG, f"{SUMS}=true", f"{key}={optimizer}", "train_args.momentum=0")
-    assert line == f"--set {key}: {what}; allowed: FedAvg, FedProx, FedOpt, FedDyn, or no secure aggregation"
+    allowed = "FedAvg, FedProx, FedOpt, FedDyn, FedSAM, FedLESAM, or no secure aggregation"
+    assert line == f"--set {key}: {what}; allowed: {allowed}"
 
 
 def test_class_weights_in_sums_are_refused():
