@@ -7,9 +7,11 @@ Settings", 2022; images of Tschandl et al. 2018 (HAM10000), Codella et al. 2017 
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -24,7 +26,7 @@ from fl_labelskew_plugins.data import fakes, pictures
 from fl_labelskew_plugins.data.files import readable, sound
 from fl_labelskew_plugins.data.stats import IMAGENET
 from fl_labelskew_plugins.data.table import SOUND
-from fl_labelskew_plugins.machine.files import check_regular
+from fl_labelskew_plugins.machine.files import check_regular, read_text, write_text
 from fl_labelskew_plugins.params import Params
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ TABLE = {
 """Samples per centre and class in FLamby's split."""
 
 PREPARED, SPLIT = "ISIC_2019_Training_Input_preprocessed", "train_test_split"
+CHECKED = ".labelskew-checked"  # next to the pictures
 SHORT_SIDE = 224
 HOLE, HOLES = 16, 8
 SPLIT_COLUMNS = ("image", *CLASSES, "UNK", "target", "center", "fold", "fold2")
@@ -213,9 +216,23 @@ def _unusable(root: Path, images: Sequence[str], named: set[str], bad: list[str]
         bad.append(f"{folder}: {_some(strays)} without a row in the tables")
     if missing := [image for image in images if image not in files]:
         bad.append(f"{folder}: no picture for {_some(missing)} of the tables")
-    if broken := [image for image, _ in _broken(root, files.intersection(images))]:
+    if broken := _checked(root, files.intersection(images)):
         bad.append(f"{folder}: {_some(broken)} broken, or not an image")
     return {*missing, *broken}
+
+
+def _checked(root: Path, images: set[str]) -> list[str]:
+    """Broken images. If all are sound, a file in their folder has the digest of their sizes and times."""
+    stats = [(image, os.stat(root / PREPARED / f"{image}.jpg")) for image in sorted(images)]
+    digest = hashlib.sha256("".join(f"{i} {s.st_size} {s.st_mtime_ns}\n" for i, s in stats).encode()).hexdigest()
+    file = root / PREPARED / CHECKED
+    if file.is_file() and digest in read_text(file).split():
+        return []
+    broken = [image for image, _ in _broken(root, images)]
+    if not broken:
+        with suppress(OSError):  # a read-only folder: check again next time
+            write_text(file, digest + "\n")
+    return broken
 
 
 def _broken(root: Path, images: set[str]) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,8 @@ def host_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if lacks := re.fullmatch("'Arguments' object has no attribute '(.*)'", str(error)):
+            raise LabelSkewError(f"security_args.{lacks[1]}: missing; FedML needs it; set it") from error
         raise LabelSkewError(f"security_args, dp_args: FedML fails with these keys: {failure(error)}") from error
 
 

@@ -56,7 +56,7 @@ def discrepancy(counts: Tensor, *, metric: Metric = "kl") -> Tensor:
 class FedDisco(Method):
     r"""Weights of the uploads by size and class distribution.
 
-    A client whose class distribution is far from uniform gets less weight:
+    A client with a class distribution far from uniform gets less weight:
 
     .. math:: w_k \propto \max(\nu_k - a \, \delta_k + b, 0)
 

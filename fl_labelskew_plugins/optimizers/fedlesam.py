@@ -30,14 +30,13 @@ from fl_labelskew_registry.contracts import Aggregated, LocalWork, Optimizer
 from pydantic import Field
 from torch import Tensor
 
-from fl_labelskew_plugins import params
+from fl_labelskew_plugins.optimizers.fedsam import FedSAM
 
 
 class FedLESAM(Optimizer):
     """Local steps that are sharpness-aware along the last global change."""
 
-    class Params(params.Params):
-        sam_rho: float = Field(0.05, ge=0, description="rho, distance of the weights whose gradient is used; 0: FedAvg")
+    class Params(FedSAM.Params):
         lesam_form: Literal["paper", "code"] = Field(
             "paper", description="direction since the client last took part, or since the server's last round"
         )

@@ -26,7 +26,7 @@ class FedSAM(Optimizer):
     """Sharpness-aware local steps."""
 
     class Params(params.Params):
-        sam_rho: float = Field(0.05, ge=0, description="rho, distance of the weights whose gradient is used; 0: FedAvg")
+        sam_rho: float = Field(0.05, ge=0, description="rho, length of the move before each gradient; 0: FedAvg")
 
     paper = (
         "Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022, https://arxiv.org/abs/2206.02618"

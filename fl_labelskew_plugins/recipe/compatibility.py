@@ -62,7 +62,7 @@ def conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
         reason = "which has momentum on the server (server_momentum)"
         yield "train_args.momentum", f"{train.momentum:g} {cannot}, {reason}; allowed: 0"
     if method.aggregation == "declared" and not comm.send_contributions:
-        message = "false cannot be used with a method whose clients send the weights of their uploads; allowed: true"
+        message = "false cannot be used with this method: clients must send the weights of their uploads; allowed: true"
         yield "comm_args.send_contributions", message
     if comm.secure_aggregation and (method.individual or method.aggregation == "declared"):
         message = "true cannot be used with a method that needs what each client sends, not their sum; allowed: false"

@@ -42,6 +42,7 @@ def conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield from _sum_conflicts(recipe)
     if recipe.sums_alone:
         yield from _secure_silo_conflicts(recipe)
+    yield from _host_conflicts(recipe)
 
 
 def _comm_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -65,6 +66,24 @@ def _comm_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
         problem = f"missing; {reachable[0]} can be reached from other machines"
         use = "use a folder of `labelskew certs new`, or an address such as 127.0.0.1:8890"
         yield "comm_args.certs", f"{problem}; {use}"
+
+
+def _host_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Common keys that FedML needs for a feature; FedML itself checks the keys of single attacks and defences."""
+    dp = recipe.dp
+    for section, switch, args, keys in (
+        ("security_args", "enable_attack", recipe.security, ("attack_type",)),
+        ("security_args", "enable_defense", recipe.security, ("defense_type",)),
+        ("dp_args", "enable_dp", dp, ("dp_solution_type", "mechanism_type", "epsilon", "delta", "sensitivity")),
+    ):
+        for key in keys if getattr(args, switch) else ():
+            if getattr(args, key) is None:
+                yield f"{section}.{key}", f"missing; {switch}: true needs it; set it, or {switch}: false"
+    if dp.enable_dp and dp.mechanism_type == "gaussian":
+        if dp.epsilon is not None and dp.epsilon > 1:
+            yield "dp_args.epsilon", f"{dp.epsilon:g} is out of range; allowed: up to 1 with mechanism_type gaussian"
+        if dp.delta == 0:
+            yield "dp_args.delta", "0 is out of range; allowed: above 0 with mechanism_type gaussian"
 
 
 def classes_of(data: DataArgs, params: Any) -> int | None:

@@ -35,5 +35,5 @@ class CSV(Tracker):
 
 
 def numbered(line: Mapping[str, float]) -> dict[str, float]:
-    """A line whose round counts from 1."""
+    """A line with its round counted from 1."""
     return {**line, "round": line["round"] + 1}

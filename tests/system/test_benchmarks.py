@@ -20,9 +20,9 @@ def tables(forker, tmp_path_factory):
     def run(name, *options):
         out = tmp_path_factory.mktemp(name)
         script = ROOT / "benchmarks" / f"{name}.py"
-        beside = {"PYTHONPATH": os.pathsep.join(filter(None, [str(script.parent), os.environ.get("PYTHONPATH")]))}
+        environment = {"PYTHONPATH": os.pathsep.join(filter(None, [str(script.parent), os.environ.get("PYTHONPATH")]))}
         files = {"log": out / "log", "errors": out / "errors", "script": script}
-        process = forker.start(options or ["--tiny"], environment=beside, fork_children=True, **files)
+        process = forker.start(options or ["--tiny"], environment=environment, fork_children=True, **files)
         assert process.wait(600) == 0, (out / "errors").read_text()
         rows = [line.strip("|").split("|") for line in process.text.splitlines() if line.startswith("|")]
         return [[cell.strip() for cell in cells] for cells in rows if "---" not in cells[0]]

@@ -19,7 +19,7 @@ from fl_labelskew_plugins.runtimes.silo import door, keys, streams
 from fl_labelskew_plugins.runtimes.silo.door import Door
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
-from fl_labelskew_plugins.runtimes.wire import Header, WireError
+from fl_labelskew_plugins.runtimes.wire import Buffer, Header, WireError
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.runtimes.silo.certs import Revocations
@@ -119,6 +119,7 @@ class ServerTransport(Transport):
         self._lock = threading.Lock()
         self._connections: dict[_Connection, None] = {}  # oldest first
         self._slots = {rank: threading.Semaphore(UNREAD) for rank in range(1, silos + 1)}
+        self._decoding = {rank: threading.Lock() for rank in self._slots}
         self._receiving = {rank: threading.Lock() for rank in self._slots}
         """Held while a message of a silo arrives, as its space is reserved."""
         self._present: dict[int, _Connection] = {}
@@ -237,7 +238,8 @@ class ServerTransport(Transport):
             self._receiving[connection.rank].release()
 
     def _read(self, connection: _Connection, requests: streams.Hashing, timer: threading.Timer) -> bool:
-        got = streams.received(requests, partial(self._admit, connection), self._spool)
+        admit, decode = partial(self._admit, connection), partial(self._decoded, connection)
+        got = streams.received(requests, admit, self._spool, decode)
         self._received(connection)
         if got is None:
             return False
@@ -258,6 +260,13 @@ class ServerTransport(Transport):
             self.arrived.put(arrived)
             undo.pop_all()
         return True
+
+    def _decoded(self, connection: _Connection, header: Header, payload: Buffer) -> Message:
+        """Decode one message per silo at a time, HELLO included: decoding blocks other threads."""
+        with self._decoding[header.sender]:
+            if connection.closed or connection.ended:
+                raise streams.CutShortError("closed meanwhile")
+            return streams.decoded(header, payload)
 
     def _admit(self, connection: _Connection, header: Header) -> None:
         if header.kind not in FROM_SILOS:

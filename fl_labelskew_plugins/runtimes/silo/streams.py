@@ -163,12 +163,17 @@ def assemble(
             rest = memoryview(chunk)
 
 
-def received(stream: Hashing, admit: Callable[[Header], None], spool: Spool) -> tuple[Message, dict[str, Any]] | None:
+def received(
+    stream: Hashing,
+    admit: Callable[[Header], None],
+    spool: Spool,
+    decode: Callable[[Header, wire.Buffer], Message] = decoded,
+) -> tuple[Message, dict[str, Any]] | None:
     """The next message and its entry for the audit log; None at the stream's end. Raises as :func:`assemble`."""
     got = assemble(stream, admit, spool)
     if got is None:
         return None
-    header, digest, arrived = got[0], stream.digest(), decoded(*got)
+    header, digest, arrived = got[0], stream.digest(), decode(*got)
     return arrived, _described(header, Header.SIZE + header.length, digest, reason(arrived))
 
 

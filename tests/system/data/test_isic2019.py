@@ -229,6 +229,20 @@ def test_a_server_needs_only_pictures_of_the_test_part(tree):
     assert len(data.test.y) == 120 - len(train)
 
 
+def test_pictures_are_checked_once(tree, monkeypatch):
+    load(tree)
+    monkeypatch.setattr(isic.pictures, "opened", lambda file, **_: pytest.fail("checked again"))
+    load(tree)
+    monkeypatch.undo()
+    victim = pictures(tree)[0]
+    victim.write_bytes(victim.read_bytes()[:900])  # its size and time change
+    with pytest.raises(MistakesError, match="broken, or not an image"):
+        load(tree)
+    (tree / isic.PREPARED / isic.CHECKED).write_text("[")
+    with pytest.raises(MistakesError, match="broken, or not an image"):
+        load(tree)
+
+
 def test_a_deep_check_lists_the_broken_pictures_of_its_centres(tree):
     centre = {row["image"]: int(row["center"]) for row in csv.DictReader((tree / isic.SPLIT).open())}
     victims = [next(file for file in pictures(tree) if centre[file.stem] == c) for c in (0, 1)]

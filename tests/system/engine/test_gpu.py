@@ -120,8 +120,8 @@ def test_two_workers_share_a_device(build, tmp_path):
     command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", recipe, "--host", "none", "--quiet"]
     sets = [word for override in over_mpi for word in ("--set", override)]
     subprocess.run([*command, "--run-dir", tmp_path / "mpi", *sets], timeout=250, check=True)
-    alone, shared = (flat(load_file(tmp_path / name / "model.safetensors")) for name in ("sp", "mpi"))
-    assert difference(shared, alone, made.start) < 1e-2
+    single, shared = (flat(load_file(tmp_path / name / "model.safetensors")) for name in ("sp", "mpi"))
+    assert difference(shared, single, made.start) < 1e-2
 
 
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "bincount", "equal", "_unique2", "unique_dim"}

@@ -87,8 +87,8 @@ def test_equal_distributions_have_no_discrepancy(world):
 
 @pytest.mark.parametrize("other", ["fedlc", "fedmr"])
 def test_a_combination_is_weighted_by_its_last_method(digits, other):
-    run, alone = digits(f"{other}+feddisco"), digits("feddisco")
-    results, plain = run.play([0, 1]), alone.play([0, 1])
+    run, single = digits(f"{other}+feddisco"), digits("feddisco")
+    results, plain = run.play([0, 1]), single.play([0, 1])
     declared = [float(results[client].contributions[run.method.weight_name]) for client in (0, 1)]
     assert declared == [float(plain[client].contributions["weight"]) for client in (0, 1)]
     name = "classifier.bias"

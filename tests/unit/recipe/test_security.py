@@ -19,22 +19,40 @@ def test_types_without_effect_in_fedml_are_refused(section, chooser, name):
     assert f"{section}.{chooser}: '{name}' is unknown; allowed: " in only_line(text_with(**{section: {chooser: name}}))
 
 
-@pytest.mark.host
 @pytest.mark.parametrize(
-    "keys",
+    ("section", "switch", "key"),
     [
-        {"security_args": {"enable_attack": True}},
-        {"security_args": {"enable_attack": True, "attack_type": "label_flipping"}},
-        {"security_args": {"enable_attack": True, "attack_type": "byzantine", **BYZANTINE}},
-        {"security_args": {"enable_defense": True, "defense_type": "krum", "byzantine_client_num": 9}},
-        {"security_args": {"enable_defense": True, "defense_type": "norm_diff_clipping", "norm_bound": "much"}},
-        {"dp_args": {"enable_dp": True}},
-        {"dp_args": DP | {"sensitivity": None}},
-        {"dp_args": DP | {"epsilon": 2}},
-        {"dp_args": DP | {"delta": 0}},
+        ("security_args", "enable_attack", "attack_type"),
+        ("security_args", "enable_defense", "defense_type"),
+        *(("dp_args", "enable_dp", key) for key in DP if key != "enable_dp"),
     ],
 )
-def test_values_that_fedml_cannot_use_end_in_one_line(keys, tmp_path):
-    recipe = fl.load(DIGITS | keys)
-    line = message(lambda: fl.run(recipe, tmp_path / "run", quiet=True))
-    assert "security_args, dp_args: FedML fails with these keys: " in line
+def test_missing_keys_of_a_feature_are_named_when_the_recipe_is_checked(section, switch, key):
+    keys = DP | {key: None} if section == "dp_args" else {switch: True}
+    line = f"r.yaml: {section}.{key}: missing; {switch}: true needs it; set it, or {switch}: false"
+    assert only_line(text_with(**{section: keys})) == line
+
+
+@pytest.mark.parametrize(("key", "value"), [("epsilon", 2), ("delta", 0)])
+def test_gaussian_noise_that_fedml_cannot_compute(key, value):
+    line = only_line(text_with(dp_args=DP | {key: value}))
+    assert line.startswith(f"r.yaml: dp_args.{key}: {value} is out of range; allowed: ")
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"enable_attack": True, "attack_type": "label_flipping"}, "original_class_list: missing; FedML needs it"),
+        ({"enable_attack": True, "attack_type": "byzantine", **BYZANTINE}, "FedML fails with these keys: "),
+        ({"enable_defense": True, "defense_type": "krum"}, "byzantine_client_num: missing; FedML needs it; set it"),
+        ({"enable_defense": True, "defense_type": "krum", "byzantine_client_num": 9}, "FedML fails with these keys: "),
+        (
+            {"enable_defense": True, "defense_type": "norm_diff_clipping", "norm_bound": "much"},
+            "FedML fails with these keys: ",
+        ),
+    ],
+)
+def test_values_that_fedml_cannot_use_end_in_one_line(keys, said, tmp_path):
+    recipe = fl.load(DIGITS | {"security_args": keys})
+    assert said in message(lambda: fl.run(recipe, tmp_path / "run", quiet=True))

@@ -31,7 +31,7 @@ def line(federation):
 
 
 class Quick(Echo):
-    """Answers when it is told to, with what it was sent."""
+    """Answers on request, with the tensors that it received."""
 
     def __init__(self, address, rank, leaves_at=None):
         self.leaves_at, self.waits, self.may = leaves_at, [], threading.Semaphore(0)

@@ -25,7 +25,7 @@ from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
-from fl_labelskew_plugins.runtimes.silo import certs, door, listening
+from fl_labelskew_plugins.runtimes.silo import certs, door, listening, streams
 from fl_labelskew_plugins.runtimes.silo.connecting import FROM_SERVER, SiloTransport, in_words
 from fl_labelskew_plugins.runtimes.silo.keys import Files
 from fl_labelskew_plugins.runtimes.silo.listening import FROM_SILOS, UNREAD, DaemonThreads, ServerTransport
@@ -712,3 +712,25 @@ def test_nothing_leaves_this_machine_without_tls(make, address):
         f"{address} can be reached from other machines, and there are no certificates; use comm_args.certs "
         "with a folder of `labelskew certs new`, or an address such as 127.0.0.1:8890"
     )
+
+
+def test_messages_of_one_silo_are_decoded_one_at_a_time(start, monkeypatch):
+    """HELLO included: over many connections, a silo could otherwise have many decoded at the same time."""
+    busy, together, decoded = threading.Lock(), [], streams.decoded
+
+    def slow(header, payload):
+        together.append(not busy.acquire(blocking=False))
+        time.sleep(0.1)
+        if not together[-1]:
+            busy.release()
+        return decoded(header, payload)
+
+    monkeypatch.setattr(streams, "decoded", slow)
+    address = start().transport.address
+    strangers = [threading.Thread(target=raw, args=(address, chunks(Kind.HELLO))) for _ in range(4)]
+    for stranger in strangers:
+        stranger.start()
+    for stranger in strangers:
+        stranger.join()
+    assert len(together) >= 2
+    assert not any(together)

@@ -33,7 +33,7 @@ def names(sent, kind):
 
 WEIGHTS = {f"model/{layer}.{part}" for layer in ("body.1", "classifier") for part in ("weight", "bias")}
 EXTRA = {
-    **dict.fromkeys(("map", "fedphp"), (set(), set())),  # whose private models stay
+    **dict.fromkeys(("map", "fedphp"), (set(), set())),  # their private models stay
     "fedshift": (set(), {"smoothed"}),
     "fedmr": ({"contribution/sums", "contribution/counts"}, set()),
     "fd with SCAFFOLD": (

@@ -1,4 +1,4 @@
-"""The documented script of a sweep as an array job, in a real Slurm one of whose nodes is killed."""
+"""The documented script of a sweep as an array job, in a real Slurm; one of its nodes is killed."""
 
 import re
 import sys
@@ -22,7 +22,7 @@ def test_all_runs_are_done_once_despite_a_lost_node_and_a_time_limit(write, tmp_
 
     runs = plan.plan(file, out=out)
     slurm.until(lambda: len(read_lines(runs[0].folder.metrics)) > 10, 120)
-    slurm.call("scancel", "--signal=TERM", "1_0")  # as Slurm tells a task whose time is nearly over
+    slurm.call("scancel", "--signal=TERM", "1_0")  # Slurm sends it shortly before the time limit
     slurm.until(lambda: len(read_lines(runs[1].folder.metrics)) > 10, 120)
     node, began = slurm.call("squeue", "--noheader", "--format=%N", "--job=1_1").stdout.strip(), runs[1].folder.run_id()
     slurm.kill(node)
