@@ -125,12 +125,13 @@ def _parts(survey: Survey) -> Iterator[str]:
 
 def _suggested(survey: Survey) -> str:
     from fl_labelskew_plugins.recipe import yaml
-    from fl_labelskew_plugins.surveys.suggestions import explained
+    from fl_labelskew_plugins.surveys.suggestions import FEDAVG_ARGS, explained
 
     rows = []
     for one in survey.suggestions:
         difference = "" if one.difference is None else f"{one.difference:+.2f}" if one.difference else "-"
-        lines = " and ".join(yaml.write({key: dict(keys)}).rstrip() for key, keys in one.settings.items())
+        shown = {key: dict(keys) for key, keys in one.settings.items() if keys != FEDAVG_ARGS}
+        lines = " and ".join(yaml.write({key: keys}).rstrip() for key, keys in shown.items())
         rows.append([one.name, one.accuracy, difference, one.reason, lines])
     head = ["method", "accuracy", "difference", "reason", "for the recipe"]
     used = [i for i in range(len(head)) if any(row[i] for row in rows)]
@@ -138,7 +139,8 @@ def _suggested(survey: Survey) -> str:
     use = "labelskew survey RECIPE --compare FILE writes a sweep of these methods"
     if survey.noise:
         use = "a sweep is a simulation; across silos run each method with --set, then labelskew report"
-    return "\n".join([wrapped(explained(survey.skew, survey.evidence)), texts, wrapped(use)])
+    optimizer = "Rows without train_args use federated_optimizer: FedAvg."
+    return "\n".join([wrapped(explained(survey.skew, survey.evidence)), texts, wrapped(optimizer), wrapped(use)])
 
 
 def _row(survey: Survey, client: int) -> list[str]:
