@@ -56,7 +56,7 @@ class Kind(IntEnum):
     KEYS = 13
     SHARES = 14
     MASKED = 15
-    THERE = 16
+    INCLUDED = 16
     REVEALED = 17
     CHECKED = 18
     """Follows SHARES."""

@@ -82,9 +82,9 @@ def asks_for_both_kinds_of_share():
     honest = ServerSums._ask
 
     def ask(self, client):
-        if self._kind.name == "THERE" and self._attempt.round == ROUND and client:
+        if self._kind.name == "INCLUDED" and self._attempt.round == ROUND and client:
             content = self._content
-            self._content = lambda rank: ({"there": [1, 2, 3]}, {})
+            self._content = lambda rank: ({"included": [1, 2, 3]}, {})
             honest(self, client)
             self._content = content
         else:
@@ -206,12 +206,12 @@ def continues_from_a_sum_that_was_not_opened():
     def total(self, round, clients):
         if round != ROUND:
             return honest(self, round, clients)
-        server, there, states = self.rounds.server, ServerRound.there, self.rounds.record.states
+        server, included, states = self.rounds.server, ServerRound.included, self.rounds.record.states
         weights, server.weights = server.weights, {name: 3 * value for name, value in server.weights.items()}
-        ServerRound.there = unopened
+        ServerRound.included = unopened
         with suppress(RunError):
             honest(self, round, clients)
-        ServerRound.there, server.weights = there, weights
+        ServerRound.included, server.weights = included, weights
         states.committed[3] = round
         return honest(self, round + 1, clients)
 

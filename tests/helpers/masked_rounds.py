@@ -78,7 +78,7 @@ class Play:
 
     def agree(self):
         for rank in self.here(4):
-            self.server.agreed(rank, self._received(4, rank, self.silos[rank].agree(self.server.there())))
+            self.server.agreed(rank, self._received(4, rank, self.silos[rank].agree(self.server.included())))
 
     def reveal(self):
         signatures = dict(self.server.signatures())

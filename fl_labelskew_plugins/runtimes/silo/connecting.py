@@ -31,7 +31,7 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
 LOOK_S = 10.0
 FROM_SERVER = (
     *(Kind.WELCOME, Kind.TRAIN, Kind.VERDICT, Kind.TEST, Kind.FINISH, Kind.SURVEY),
-    *(Kind.KEYS, Kind.SHARES, Kind.CHECKED, Kind.MASKED, Kind.THERE, Kind.REVEALED),
+    *(Kind.KEYS, Kind.SHARES, Kind.CHECKED, Kind.MASKED, Kind.INCLUDED, Kind.REVEALED),
 )
 
 

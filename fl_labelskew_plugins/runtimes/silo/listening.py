@@ -33,7 +33,7 @@ SILENT = 2
 """Maximum number of streams of one certificate before HELLO; one more stream replaces the oldest."""
 FROM_SILOS = (
     *(Kind.HELLO, Kind.OPENING, Kind.UPLOAD, Kind.TESTED, Kind.FAILED, Kind.FINISH, Kind.SURVEY),
-    *(Kind.KEYS, Kind.SHARES, Kind.CHECKED, Kind.MASKED, Kind.THERE, Kind.REVEALED),
+    *(Kind.KEYS, Kind.SHARES, Kind.CHECKED, Kind.MASKED, Kind.INCLUDED, Kind.REVEALED),
 )
 
 

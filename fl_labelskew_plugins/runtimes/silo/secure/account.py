@@ -60,18 +60,18 @@ class Account:
             what = "this silo's training failed before, perhaps because the server tests which samples this silo has"
             raise LabelSkewError(f"{what}; read this silo's log, and remove {self.failed} to take part again")
 
-    def check(self, attempt: Attempt, there: list[int]) -> None:
+    def check(self, attempt: Attempt, included: list[int]) -> None:
         """Raise SitsOutError if this round's sum (for a test: the opening) was opened over other silos."""
         opened = self._read().runs.get(attempt.run, {})
         before = opened.get(OPENING, []) if attempt.round < OPENING else opened.get(attempt.round)
-        if before is not None and before != there:
-            what = f"this silo has opened a sum over {listed(before)}, and is now asked for one over {listed(there)}"
+        if before is not None and before != included:
+            what = f"this silo has opened a sum over {listed(before)}, and is now asked for one over {listed(included)}"
             raise SitsOutError(f"{attempt.where}: {what}; the two sums would differ by single uploads", self.file)
 
-    def open(self, attempt: Attempt, there: list[int]) -> None:
+    def open(self, attempt: Attempt, included: list[int]) -> None:
         """Record that this round's sum is opened."""
         opened = self._read()
-        opened.runs.setdefault(attempt.run, {})[attempt.round] = there
+        opened.runs.setdefault(attempt.run, {})[attempt.round] = included
         self._write(opened, f"{attempt.where}: ", "opens")
 
     def only(self, attempt: Attempt, vector: Vector) -> Vector:

@@ -115,12 +115,12 @@ class SiloSums:
             answer = part.check({dealer: (text[:SEALED], text[SEALED:]) for dealer, text in texts.items()})
             if self.rank not in answer:
                 self.warn(f"{attempt.where}: the shares of {listed(answer)} do not match")
-        elif kind == Kind.THERE:
-            ranks = message.meta["there"]
+        elif kind == Kind.INCLUDED:
+            ranks = message.meta["included"]
             if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
                 raise attempt.error(f"the server sent {clean(ranks)} instead of a list of silos")
             answer = {self.rank: part.agree(ranks)}
         else:
             answer = part.reveal(texts)
-            self.audit.note("revealed", **about(run, round, number), silos=part.there, lost=part.lost)
+            self.audit.note("revealed", **about(run, round, number), silos=part.included, lost=part.lost)
         return wire.tensors(answer)

@@ -95,7 +95,7 @@ class ServerSums:
                 return self.total(run, round, clients, ring, question)
             except SecureError as error:
                 tries[tuple(clients)] += 1
-                masked += self._kind in (Kind.MASKED, Kind.THERE, Kind.REVEALED)
+                masked += self._kind in (Kind.MASKED, Kind.INCLUDED, Kind.REVEALED)
                 if len(clients) < self._sizes(round).at_least or TRIES in (tries[tuple(clients)], masked):
                     raise RunError(f"{error}; {self._members.resume}") from None
                 self._members.warn(f"{error}; the sum is not opened, and the attempt is repeated")
@@ -116,7 +116,7 @@ class ServerSums:
         self._lost = set()
         self._seconds = members.deadline() - members.clock.now
         try:
-            there, lost, total = self._steps(server, clients)
+            included, lost, total = self._steps(server, clients)
         except SecureError as error:
             self._audit.note("sum", **facts, why=str(error))
             raise
@@ -125,12 +125,12 @@ class ServerSums:
             for rank, what in sorted(server.cheats.items()):
                 self._fault(rank - 1, 2)
                 self._members.warn(f"{attempt.where}: silo {rank} {what}")
-        self._audit.note("sum", **facts, silos=there, lost=lost)
+        self._audit.note("sum", **facts, silos=included, lost=lost)
         if lost:
             log.warn(
-                f"{attempt.where}: lost after the masks were shared: {listed(lost)}; the sum is over {listed(there)}"
+                f"{attempt.where}: lost after the masks were shared: {listed(lost)}; the sum is over {listed(included)}"
             )
-        return [rank - 1 for rank in there], total
+        return [rank - 1 for rank in included], total
 
     def _steps(self, server: ServerRound, clients: Sequence[int]) -> tuple[list[int], list[int], Vector]:
         attempt, step = server.attempt, self._step
@@ -141,27 +141,33 @@ class ServerSums:
         def dealt(rank: int) -> Content:
             return {}, wire.tensors({dealer: b"".join(texts) for dealer, texts in server.dealt(rank).items()})
 
-        here = step(Kind.KEYS, clients, lambda _: ({}, {}), lambda r, got: server.advertised(r, one_text(r, got)))
-        if attempt.round < OPENING and (missing := set(clients).difference(here)):
+        answered = step(Kind.KEYS, clients, lambda _: ({}, {}), lambda r, got: server.advertised(r, one_text(r, got)))
+        if attempt.round < OPENING and (missing := set(clients).difference(answered)):
             raise attempt.error(f"{listed([client + 1 for client in missing])} sent no keys")
         roster = wire.tensors(server.roster())
-        here = step(
-            Kind.SHARES, here, lambda _: ({}, roster), lambda r, got: server.shared(r, *wire.shares(got, attempt))
+        answered = step(
+            Kind.SHARES, answered, lambda _: ({}, roster), lambda r, got: server.shared(r, *wire.shares(got, attempt))
         )
-        here = step(Kind.CHECKED, here, dealt, lambda r, got: server.checked(r, wire.texts(got, attempt)))
+        answered = step(Kind.CHECKED, answered, dealt, lambda r, got: server.checked(r, wire.texts(got, attempt)))
         sharing = wire.tensors(server.sharing())
-        here = step(
-            Kind.MASKED, here, lambda _: ({}, sharing), lambda r, got: server.masked(r, wire.vector(got, attempt))
+        answered = step(
+            Kind.MASKED, answered, lambda _: ({}, sharing), lambda r, got: server.masked(r, wire.vector(got, attempt))
         )
-        there = server.there()
-        here = step(
-            Kind.THERE, here, lambda _: ({"there": there}, {}), lambda r, got: server.agreed(r, one_text(r, got))
+        included = server.included()
+        answered = step(
+            Kind.INCLUDED,
+            answered,
+            lambda _: ({"included": included}, {}),
+            lambda r, got: server.agreed(r, one_text(r, got)),
         )
         signatures = wire.tensors(server.signatures())
         step(
-            Kind.REVEALED, here, lambda _: ({}, signatures), lambda r, got: server.revealed(r, wire.texts(got, attempt))
+            Kind.REVEALED,
+            answered,
+            lambda _: ({}, signatures),
+            lambda r, got: server.revealed(r, wire.texts(got, attempt)),
         )
-        return there, server.lost, server.total()
+        return included, server.lost, server.total()
 
     def _step(
         self,
@@ -223,7 +229,7 @@ class ServerSums:
         except Exception as error:
             self._poll.settled.add(client)
             # a silo that sees too few others is not at fault
-            excused = cause is not None and bool(self._lost) and self._kind not in (Kind.THERE, Kind.REVEALED)
+            excused = cause is not None and bool(self._lost) and self._kind not in (Kind.INCLUDED, Kind.REVEALED)
             self._fault(client, 0 if excused else 1)
             sender = f"silo {client + 1}"
             shown = error if isinstance(error, SecureError) else invalid_message(attempt.round, sender, error)

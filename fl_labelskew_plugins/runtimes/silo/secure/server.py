@@ -128,7 +128,7 @@ class ServerRound:
             self._sharing = dict(sorted(self._confirmed.items()))
         return self._sharing
 
-    def there(self) -> list[int]:
+    def included(self) -> list[int]:
         """End step 3; return the silos in the sum."""
         if not self._there:
             self._enough(self._added, "have sent a vector")

@@ -24,9 +24,9 @@ def roster_digest(attempt: Attempt, roster: Mapping[int, bytes]) -> bytes:
     return hashlib.sha256(b"".join(parts)).digest()
 
 
-def agreement(attempt: Attempt, roster: bytes, there: Collection[int]) -> bytes:
+def agreement(attempt: Attempt, roster: bytes, included: Collection[int]) -> bytes:
     """The text that silos sign to confirm the silos in the sum."""
-    return attempt.about("there", sorted(there), roster.hex())
+    return attempt.about("included", sorted(included), roster.hex())
 
 
 def checked(attempt: Attempt, roster: bytes) -> bytes:
@@ -66,7 +66,7 @@ class SiloRound:
         """:func:`roster_digest`, unique to this attempt."""
         self._threshold = LEAST_SUMMED
         self._shares: dict[int, tuple[int, int]] = {}
-        self.there: list[int] = []
+        self.included: list[int] = []
         """The silos in the sum, once this silo has agreed."""
 
     @property
@@ -77,7 +77,7 @@ class SiloRound:
     @property
     def lost(self) -> list[int]:
         """Silos that share masks and are not in the sum."""
-        return sorted(self._shares.keys() - set(self.there))
+        return sorted(self._shares.keys() - set(self.included))
 
     def advertise(self) -> bytes:
         """Step 0: create the silo's signed public keys."""
@@ -159,35 +159,35 @@ class SiloRound:
         trim(masked, attempt.bits, attempt.wide)
         return masked
 
-    def agree(self, there: Collection[int]) -> bytes:
+    def agree(self, included: Collection[int]) -> bytes:
         """Step 4: sign the server's list of the silos in the sum."""
         self._begin("agree")
-        ranks = sorted(there)
+        ranks = sorted(included)
         if self.rank not in ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= self._shares.keys():
             what = f"the server reports a sum over {listed(ranks)}"
             raise self.attempt.error(f"{what}; expected: silo {self.rank} and others among {listed(self._shares)}")
         self._enough(ranks, "are in the sum")
         self._check(ranks)
-        self.there = ranks
+        self.included = ranks
         return self._identity.sign(agreement(self.attempt, self.roster, ranks))
 
     def reveal(self, signatures: Mapping[int, bytes]) -> dict[int, bytes]:
         """Step 5: check signatures; return a share of each silo's seed, or of its key if it is not in the sum."""
         self._begin("reveal")
-        attempt, text = self.attempt, agreement(self.attempt, self.roster, self.there)
+        attempt, text = self.attempt, agreement(self.attempt, self.roster, self.included)
         for rank, signature in signatures.items():
-            if rank not in self.there or not self._authority.signed(rank, self._adverts[rank], signature, text):
-                raise attempt.error(f"silo {rank} has not signed that the sum is over {listed(self.there)}")
-        self._enough(signatures, f"have signed that the sum is over {listed(self.there)}")
-        self._check(self.there)
-        self._account.open(attempt, self.there)
-        given = {dealer: pair[dealer not in self.there] for dealer, pair in sorted(self._shares.items())}
+            if rank not in self.included or not self._authority.signed(rank, self._adverts[rank], signature, text):
+                raise attempt.error(f"silo {rank} has not signed that the sum is over {listed(self.included)}")
+        self._enough(signatures, f"have signed that the sum is over {listed(self.included)}")
+        self._check(self.included)
+        self._account.open(attempt, self.included)
+        given = {dealer: pair[dealer not in self.included] for dealer, pair in sorted(self._shares.items())}
         return {dealer: share.to_bytes(masks.SECRET, "big") for dealer, share in given.items()}
 
-    def _check(self, there: list[int]) -> None:
+    def _check(self, included: list[int]) -> None:
         """Refuse a second sum over other silos; with noise, each one is charged to the ledger."""
         if self._noisy is None:
-            self._account.check(self.attempt, there)
+            self._account.check(self.attempt, included)
 
     def _begin(self, step: str) -> None:
         if self.step != step:

@@ -17,7 +17,7 @@ STEPS = {
     Kind.SHARES: "sealed shares",
     Kind.CHECKED: "checks of shares",
     Kind.MASKED: "masked vectors",
-    Kind.THERE: "signatures",
+    Kind.INCLUDED: "signatures",
     Kind.REVEALED: "revealed shares",
 }
 """The steps in order, and the content of a silo's answer; request and answer have the same kind."""

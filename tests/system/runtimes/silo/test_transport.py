@@ -92,7 +92,7 @@ def test_every_kind_of_message_arrives(start, tls):
             assert (arrived.round, arrived.meta) == (5, {"text": "größer"})
             assert list(arrived.tensors) == list(TENSORS)
             assert all(torch.equal(arrived.tensors[name], tensor) for name, tensor in TENSORS.items())
-    steps = ["KEYS", "SHARES", "CHECKED", "MASKED", "THERE", "REVEALED"]
+    steps = ["KEYS", "SHARES", "CHECKED", "MASKED", "INCLUDED", "REVEALED"]
     assert server.kinds == ["HELLO", "OPENING", "UPLOAD", "TESTED", "FAILED", "FINISH", "SURVEY", *steps]
     assert silo.kinds == ["JOINED", "WELCOME", "TRAIN", "VERDICT", "TEST", "FINISH", "SURVEY", *steps]
 

@@ -394,7 +394,7 @@ def test_a_silo_that_comes_too_late(play):
 
 def test_a_silo_that_signs_another_set(play):
     play.upto(4)
-    play.server.there()
+    play.server.included()
     signature = play.silos[1].agree([1, 2, 3])
     why = "the signature of silo 1 does not match the sum over silos 1, 2, 3, 4"
     assert refused(play.server.agreed, 1, signature) == why

@@ -88,7 +88,7 @@ def test_the_same_bits_as_in_one_process(secure, sp_weights, overrides):
     ]
     assert [line.get("round") for line in audited(federation.folder / "silo-2", "revealed")] == [None, 0, 1, 2]
     kinds = {line["kind"] for line in audited(federation.run_dir, "received")}
-    assert kinds == {"HELLO", "UPLOAD", "FINISH", "KEYS", "SHARES", "CHECKED", "MASKED", "THERE", "REVEALED"}
+    assert kinds == {"HELLO", "UPLOAD", "FINISH", "KEYS", "SHARES", "CHECKED", "MASKED", "INCLUDED", "REVEALED"}
     sizes = [line["bytes"] for line in audited(federation.run_dir, "received") if line["kind"] == "UPLOAD"]
     assert max(sizes) < 200  # an upload says that it is ready; what it holds is in the masked vector
     assert "sizes" not in (federation.run_dir / "opened.json").read_text()
