@@ -33,8 +33,8 @@ def show(folder: Path, event: str | None) -> None:
     entries = [content for _, _, content in audit.read(folder) if event in (None, content.get("event"))]
     keys = ("time", "event", "rank", "kind", "round", "bytes", "times", "peer", "sha256")
     used = [key for key in keys if any(key in content for content in entries)]
-    further = ("why", "who", "run", "of", "attempt", "silos", "lost", "log", "since")
-    forms = {"why": "{}", "log": "log {:.12}"}
+    further = ("reason", "role", "run", "of", "attempt", "silos", "lost", "log", "since")
+    forms = {"reason": "{}", "log": "log {:.12}"}
     rows = []
     for content in entries:
         cells = [clean(content.get(key, ""))[: 12 if key == "sha256" else None] for key in used]

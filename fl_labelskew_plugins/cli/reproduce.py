@@ -15,7 +15,7 @@ from fl_labelskew_plugins.cli.exits import refuse_mpirun, writing
 from fl_labelskew_plugins.cli.options import FOLDER, QUIET, SET
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.place import free_memory
-from fl_labelskew_plugins.machine.typed import to_go_on
+from fl_labelskew_plugins.machine.typed import resume_line
 
 
 def _named(recipes: tuple[str, ...]) -> dict[str, Path]:
@@ -92,7 +92,7 @@ def reproduce_command(
         if allowed:
             say(f"budget: {time.monotonic() - begun:.0f} of {allowed:.0f} s used; the same command resumes the runs")
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted; {to_go_on(sys.argv[1:])}") from None
+        raise KeyboardInterrupt(f"interrupted; {resume_line(sys.argv[1:])}") from None
     rows = [row for experiment in chosen for row in reproduce.rows(experiment, seeds)]
     with writing(f"--out {out}"):
         write_text(out / "table.md", table.markdown(reproduce.HEAD, rows) + "\n")

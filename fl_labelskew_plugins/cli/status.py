@@ -80,7 +80,7 @@ def _run_row(name: str, facts: dict[str, Any]) -> list[str]:
             percent += f" ({NAMED[facts['measure']].name})"
     except (ArithmeticError, TypeError, ValueError):
         return [name, status.UNREADABLE, "", "", "metrics.jsonl was changed or damaged"]
-    return [name, state, rounds, percent, clean(facts.get("held_by") or facts.get("why") or "", 1000)]
+    return [name, state, rounds, percent, clean(facts.get("held_by") or facts.get("reason") or "", 1000)]
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
@@ -93,7 +93,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
             lines.append(f"tested on: {NAMED[facts['measure']].samples}")
     if waiting := facts["waiting_for"]:
         lines.append(f"waiting for silos {', '.join(map(str, waiting['silos']))} ({waiting['what']})")
-    lines += [f"{label}: {facts[key]}" for label, key in (("why", "why"), ("to resume", "go_on")) if facts[key]]
+    lines += [f"{label}: {facts[key]}" for label, key in (("reason", "reason"), ("to resume", "resume")) if facts[key]]
     if facts["silos"]:
         lines.append(f"as of {_local(facts['time'])}, listening on {facts['address']}:")
     return lines

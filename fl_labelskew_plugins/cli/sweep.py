@@ -15,7 +15,7 @@ from fl_labelskew_plugins.cli import cost
 from fl_labelskew_plugins.cli.exits import refuse_mpirun
 from fl_labelskew_plugins.cli.options import FOLDER, HOST, PATH, QUIET, overrides
 from fl_labelskew_plugins.cli.report import shown
-from fl_labelskew_plugins.machine.typed import to_go_on
+from fl_labelskew_plugins.machine.typed import resume_line
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.studies.sweep.plan import Planned
@@ -91,7 +91,7 @@ def sweep_command(
         failed = pool.run_all(planned, jobs=jobs, memory=memory, say=say, host=host)
     except KeyboardInterrupt:
         done = sum(run.folder.summary.exists() for run in planned)
-        command = to_go_on(sys.argv[1:])
+        command = resume_line(sys.argv[1:])
         raise KeyboardInterrupt(f"interrupted: {done} of {len(planned)} runs finished; {command}") from None
     _report(planned, failed, say)
 

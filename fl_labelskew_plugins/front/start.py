@@ -153,7 +153,7 @@ def warned(session: Session) -> Session:
 def _run(runtime: Runtime) -> None:
     folder, options = runtime.folder, runtime.options
     resume = options.resume is not None
-    folder.tell(rounds=runtime.recipe.train.comm_round, go_on=options.resume_command(folder.path).partition(": ")[2])
+    folder.tell(rounds=runtime.recipe.train.comm_round, resume=options.resume_command(folder.path).partition(": ")[2])
     with status.ending(folder.tell):
         if runtime.recipe.hosted:
             runtime.load_host()

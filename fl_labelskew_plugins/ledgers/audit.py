@@ -75,11 +75,11 @@ class Audit:
         self._seen_since = time.monotonic()
         self._lock, self._busy = threading.RLock(), False
 
-    def open(self, folder: Path, who: str) -> None:
-        """Begin or continue the log of ``who``, ``server`` or ``silo-2``, in an existing folder."""
+    def open(self, folder: Path, role: str) -> None:
+        """Begin or continue the log of ``role``, ``server`` or ``silo-2``, in an existing folder."""
         with self._lock:
             self._folder = folder
-            self._waiting.appendleft({"event": "opened", "who": who, "process": os.getpid()})
+            self._waiting.appendleft({"event": "opened", "role": role, "process": os.getpid()})
             self._write_waiting()
 
     def note(self, event: str, **facts: Any) -> None:
@@ -135,7 +135,7 @@ class Audit:
         for (event, *_), (times, line) in self._seen.items():
             if (more := times - EVENTS_PER_MINUTE.get(event, MESSAGES_PER_MINUTE)) > 0:
                 known = {key: line[key] for key in ("rank", "peer", "fingerprint") if key in line}
-                self._append({"event": "repeated", **known, "times": more, "why": event})
+                self._append({"event": "repeated", **known, "times": more, "reason": event})
         self._seen, self._seen_since = {}, time.monotonic()
 
     def _append(self, facts: Mapping[str, Any]) -> None:
@@ -203,7 +203,11 @@ class Audit:
         if half and self._size >= len(half):
             self._size -= len(half)
             os.ftruncate(self._file, self._size)
-            self._cut = {"event": "repaired", "bytes": len(half), "why": clean(half.decode(errors="replace"), MAX_TEXT)}
+            self._cut = {
+                "event": "repaired",
+                "bytes": len(half),
+                "reason": clean(half.decode(errors="replace"), MAX_TEXT),
+            }
         if not self.last:
             self._write({"event": "began", "log": secrets.token_hex(16)})
 

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-GO_ON = "FL_LABELSKEW_GO_ON"
-"""Environment variable with :func:`to_go_on` of the user's command, for its child processes."""
+RESUME = "FL_LABELSKEW_RESUME"
+"""Environment variable with :func:`resume_line` of the user's command, for its child processes."""
 
 
-def to_go_on(words: Iterable[str]) -> str:
+def resume_line(words: Iterable[str]) -> str:
     """``to resume:`` and the command with these arguments; in a child process, its parent's."""
-    return os.environ.get(GO_ON) or f"to resume: {shlex.join([program(), *words])}"
+    return os.environ.get(RESUME) or f"to resume: {shlex.join([program(), *words])}"
 
 
 def program() -> str:

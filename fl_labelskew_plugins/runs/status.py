@@ -113,11 +113,11 @@ def ending(tell: Callable[..., None]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        tell(state=STOPPED, why="interrupted")
+        tell(state=STOPPED, reason="interrupted")
         raise
     except BaseException as error:
         reason = clean(" ".join(str(error).split()) or type(error).__name__, 500)
-        tell(state=DIVERGED if "training diverged" in reason else FAILED, why=reason)
+        tell(state=DIVERGED if "training diverged" in reason else FAILED, reason=reason)
         raise
 
 
@@ -143,7 +143,7 @@ def read_planned(folder: Path) -> dict[str, Any]:
         reason = str(error)
     except (OSError, ValueError) as error:  # such as a number of 5000 digits
         reason = f"{folder}: cannot be read: {getattr(error, 'strerror', None) or error}"
-    return {"run": str(folder), "state": UNREADABLE, "why": reason}
+    return {"run": str(folder), "state": UNREADABLE, "reason": reason}
 
 
 def totals(states: Sequence[str]) -> str:
@@ -168,11 +168,11 @@ def _read(folder: Path) -> dict[str, Any]:
         state = RUNNING if state not in (WAITING, RUNNING) else state
     elif state not in OVER:
         state = STOPPED
-        facts["why"] = f"process {facts['process']} ended without a message" if "process" in facts else None
+        facts["reason"] = f"process {facts['process']} ended without a message" if "process" in facts else None
     if not holder and (folder / "summary.json").exists():
         state = FINISHED
     over = bool(holder) or state == FINISHED
-    resume = facts.get("go_on") or f"labelskew run --resume {folder}"
+    resume = facts.get("resume") or f"labelskew run --resume {folder}"
     if not (folder / "recipe.yaml").is_file():
         resume = "start it again; no round is lost"
     measure, tests = main_measure(lines), main_tests(lines)
@@ -180,8 +180,8 @@ def _read(folder: Path) -> dict[str, Any]:
         "run": str(folder),
         "state": state,
         "held_by": holder or None,
-        "why": None if over else facts.get("why"),
-        "go_on": None if over else str(resume),
+        "reason": None if over else facts.get("reason"),
+        "resume": None if over else str(resume),
         "rounds_done": len(lines),
         "rounds": facts.get("rounds"),
         "accuracy": tests[-1][measure.key] if tests else None,

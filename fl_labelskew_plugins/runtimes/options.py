@@ -10,7 +10,7 @@ from pathlib import Path
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.typed import GO_ON, to_go_on
+from fl_labelskew_plugins.machine.typed import RESUME, resume_line
 from fl_labelskew_plugins.runs.progress import PAUSE, Pause
 
 
@@ -75,11 +75,11 @@ class RunOptions:
             return "start the survey again"
         options = (("--role", self.role), ("--rank", self.rank), ("--server", self.server))
         more = [word for option, value in options if value is not None for word in (option, str(value))]
-        return to_go_on([*self._words(self.recipe, folder, self.role != "client"), *more])
+        return resume_line([*self._words(self.recipe, folder, self.role != "client"), *more])
 
     def environment(self, folder: Path) -> dict[str, str]:
         """Environment variables for the other processes of a run."""
-        variables = {GO_ON: self.resume_command(folder), log.FORM: log.form}
+        variables = {RESUME: self.resume_command(folder), log.FORM: log.form}
         return variables if self.pause is None else variables | {PAUSE: str(self.pause)}
 
     def _words(self, recipe: str | Path | None, folder: Path, resume: bool) -> list[str]:

@@ -52,7 +52,7 @@ def test_a_study_prunes_at_rounds_and_survives_a_killed_process(search, capfd):
         lines = read_lines(folder / "metrics.jsonl")
         assert trial.intermediate_values == {line["round"]: line["accuracy"] for line in lines}
         assert len(lines) == 3
-        assert "why: pruned after round 3" in call("status", folder).output
+        assert "reason: pruned after round 3" in call("status", folder).output
     assert len(finished.intermediate_values) == 10
     assert finished.value == finished.intermediate_values[9]
     assert study.trials[begun - 1].state is optuna.trial.TrialState.RUNNING  # for good: nobody waits for it

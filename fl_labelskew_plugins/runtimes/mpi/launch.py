@@ -23,7 +23,7 @@ from fl_labelskew_registry import LabelSkewError, RunError, mistake
 from fl_labelskew_plugins.machine.extras import OPEN_MPI
 from fl_labelskew_plugins.machine.place import DOOR, RANKS, mpi_rank
 from fl_labelskew_plugins.machine.signals import ENDING, handled, terminal_closed
-from fl_labelskew_plugins.machine.typed import GO_ON
+from fl_labelskew_plugins.machine.typed import RESUME
 
 ABORT_STEP = 2
 """Seconds between mpirun's steps after a rank's death: end the others, kill them."""
@@ -55,7 +55,7 @@ def check() -> str:
 def launch(command: list[str], processes: int, *, run_dir: Path, environment: dict[str, str]) -> None:
     """Run a command in every rank of a new ``mpirun`` on this machine, until all of them have ended.
 
-    ``processes`` includes the server. ``environment`` contains :data:`.typed.GO_ON`.
+    ``processes`` includes the server. ``environment`` contains :data:`.typed.RESUME`.
 
     Raises:
         LabelSkewError: ``mpirun`` or mpi4py is missing.
@@ -71,7 +71,7 @@ def launch(command: list[str], processes: int, *, run_dir: Path, environment: di
         job = MPIJob(_mpirun(mpirun, processes, command), _environment(path) | environment)
         with job, handled(*ENDING, handler=lambda signum, frame: job.interrupt()):
             job.watch()
-    job.report(run_dir, environment[GO_ON])
+    job.report(run_dir, environment[RESUME])
 
 
 def _mpirun(mpirun: str, processes: int, command: list[str]) -> list[str]:

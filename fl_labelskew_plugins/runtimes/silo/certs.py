@@ -41,7 +41,7 @@ DAMAGED = (
     *(x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
 )
 """Errors of damaged certificates and lists, and of those of another authority."""
-SHOWN = ("file", "who", "until", "revoked", "fingerprint", "hosts")
+SHOWN = ("file", "owner", "until", "revoked", "fingerprint", "hosts")
 
 
 def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files:

@@ -86,7 +86,7 @@ class Trust:
 
     def refused(self, reason: str) -> None:
         """Note a refusal in the audit log."""
-        self.audit.note("refused", **self.known, why=reason)
+        self.audit.note("refused", **self.known, reason=reason)
 
     @property
     def _any_revoked(self) -> bool:

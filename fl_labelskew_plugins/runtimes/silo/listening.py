@@ -321,7 +321,7 @@ class ServerTransport(Transport):
     def _report_failed(self, count: int) -> None:
         shown = "" if self.tls is None else "showed no certificate of this federation's authority, or "
         meta = {"reason": f"{shown}opened no stream", "times": count}
-        self.audit.note("refused", why=meta["reason"], times=count)
+        self.audit.note("refused", reason=meta["reason"], times=count)
         self.arrived.put(Message(Kind.REFUSED, -1, 0, meta=meta))
 
     def _refuse_silent(self, connection: _Connection) -> None:
@@ -334,7 +334,7 @@ class ServerTransport(Transport):
             if connection.closed or connection.ended:
                 return
             connection.close(getattr(self._grpc.StatusCode, code), reason)
-            self.audit.note("refused", rank=connection.rank or None, **connection.known, why=reason)
+            self.audit.note("refused", rank=connection.rank or None, **connection.known, reason=reason)
             self.arrived.put(Message(Kind.REFUSED, connection.rank or -1, 0, meta={"reason": reason}))
             self._leave(connection)
 
@@ -380,15 +380,15 @@ def _listen(server: Any, host: str, port: int, tls: keys.Files | None, knock: Ca
         credentials = grpc.dynamic_ssl_server_credentials(configuration, knock, require_client_authentication=True)
         return addresses.join(host, server.add_secure_port(address, credentials))
     except RuntimeError:  # gRPC gives no reason
-        why, use = "it cannot be bound", "a free port of this machine"
+        problem, use = "it cannot be bound", "a free port of this machine"
         try:
             passive = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             family, *_, sockaddr = passive[0]
             with socket.socket(family) as probe:
                 probe.bind(sockaddr)
         except OSError as error:
-            why = (error.strerror or str(error)).lower()
+            problem = (error.strerror or str(error)).lower()
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
                 use = f"comm_args.listen_address: 0.0.0.0:{port} if silos reach it through a router"
                 use = f"an address of this machine, such as {use}"
-        raise mistake(f"cannot listen at {address}", why, use) from None
+        raise mistake(f"cannot listen at {address}", problem, use) from None

@@ -221,7 +221,7 @@ class CrossSilo(Runtime):
     def _report_list(self, line: str) -> None:
         self.show.note(line)
         if self._audit is not None:
-            self._audit.note("list", why=line)
+            self._audit.note("list", reason=line)
 
     def _passphrase_of_all(self, silos: int) -> dict[str, str]:
         """Environment variables with the passphrase of all keys on this machine."""

@@ -187,7 +187,7 @@ def bound(header: Header, limits: Mapping[Kind, int]) -> None:
 
 def _described(header: Header, size: int, digest: str | None, cause: str | None) -> dict[str, Any]:
     round = header.round if header.round >= 0 else None
-    return {"kind": Kind(header.kind).name, "round": round, "bytes": size, "sha256": digest, "why": cause}
+    return {"kind": Kind(header.kind).name, "round": round, "bytes": size, "sha256": digest, "reason": cause}
 
 
 class Outbox:

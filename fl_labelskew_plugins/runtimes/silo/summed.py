@@ -358,7 +358,7 @@ class SummedAnswers(Answers):
                 raise SecureError(f"round {round + 1}: {what}", silo.states.folder)
             self._account.ask(silo.run_name, round, f"{self._question} {before} {times}")
         except SecureError as error:
-            silo.transport.audit.note("sum", run=silo.run_name, round=round, why=str(error))
+            silo.transport.audit.note("sum", run=silo.run_name, round=round, reason=str(error))
             raise
 
     def charge(self, request: str, round: int) -> None:

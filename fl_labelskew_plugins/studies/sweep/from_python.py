@@ -35,7 +35,7 @@ MARK = "# written by fl.sweep, which overwrites it"
 class Sweep(NamedTuple):
     """The runs that have begun, in the sweep's order, and a table with a row per run, indexed by its name.
 
-    Columns: ``state``, ``rounds``, ``accuracy`` of the last test and ``best`` (0 to 1), ``why`` (the reason of a
+    Columns: ``state``, ``rounds``, ``accuracy`` of the last test and ``best`` (0 to 1), ``reason`` (the reason of a
     failure), and each ``section.key`` in which the runs differ.
     """
 
@@ -163,8 +163,8 @@ def _table(planned: Sequence[plan.Planned]) -> DataFrame:
     for number, run in enumerate(planned):
         facts, lines = status.read_planned(run.folder.path), read_lines(run.folder.metrics)
         best = (best_test(lines) or {}).get(main_measure(lines).key)
-        reason = facts.get("why") or pool.error_in_log(run.log)
+        reason = facts.get("reason") or pool.error_in_log(run.log)
         state = status.FAILED if reason and facts["state"] == status.NOT_BEGUN else facts["state"]
-        row = {"state": state, "rounds": len(lines), "accuracy": facts.get("accuracy"), "best": best, "why": reason}
+        row = {"state": state, "rounds": len(lines), "accuracy": facts.get("accuracy"), "best": best, "reason": reason}
         rows.append(row | {place: values[number] for place, values in differing.items()})
     return DataFrame(rows, index=Index([run.name for run in planned], name="run"))

@@ -15,7 +15,7 @@ def folder(tmp_path):
     log.open(tmp_path, "server")
     log.note("connected", rank=1, peer="192.0.2.1:4711", fingerprint="ab" * 32)
     log.note("received", rank=1, kind="UPLOAD", round=0, bytes=450, sha256="cd" * 32)
-    log.note("refused", rank=2, why="sent a pickle")
+    log.note("refused", rank=2, reason="sent a pickle")
     log.close()
     return tmp_path
 
@@ -62,7 +62,7 @@ def test_a_whole_log_is_ok_and_a_changed_one_is_exit_code_1(folder):
 
 def test_text_added_by_hand_is_shown_without_control_characters(folder):
     lines = (folder / NAME).read_text().splitlines()
-    forged = json.loads(lines[3]) | {"why": "\x1b[31m", "kind": ["\x1b"], "peer": {"a": "\n"}}
+    forged = json.loads(lines[3]) | {"reason": "\x1b[31m", "kind": ["\x1b"], "peer": {"a": "\n"}}
     (folder / NAME).write_text("\n".join([*lines[:3], json.dumps(forged)]) + "\n")
     assert "\x1b" not in call("show", folder).stdout
 

@@ -41,7 +41,7 @@ def test_show_prints_owner_and_expiry(call):
     call("new", "--silos", "11", "--out", "a", "--server", "fl.example.org", "--server", "192.0.2.1", "--days", "20")
     result = call("show", "a")
     head, *rows = result.stdout.splitlines()
-    assert head.split() == ["file", "who", "until", "revoked", "fingerprint", "hosts"]
+    assert head.split() == ["file", "owner", "until", "revoked", "fingerprint", "hosts"]
     named = [row.split()[0] for row in rows if ".pem" in row]
     assert named == ["ca.pem", "server.pem", *(f"silo-{k}.pem" for k in range(1, 12))]
     assert rows[1].endswith("fl.example.org 192.0.2.1")

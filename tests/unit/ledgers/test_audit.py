@@ -123,7 +123,7 @@ def test_an_incomplete_last_line_is_repaired_and_reported(tmp_path, kept):
     assert events(tmp_path)[6:] == ["sent", "repaired", "opened", "sent", "closed"]
     cut = json.loads(lines(tmp_path)[7])
     assert cut["bytes"] == len(last[:kept])
-    assert cut["why"] == last[:kept].decode().strip()
+    assert cut["reason"] == last[:kept].decode().strip()
     assert audit.verify(tmp_path).repaired == 1
     file.write_bytes(b'{"time": "20')  # in the first line
     write(tmp_path, 1)
@@ -183,14 +183,14 @@ def test_endless_connections_do_not_fill_the_disk(tmp_path, monkeypatch):
     log = Audit()
     log.open(tmp_path, "server")
     for _ in range(1000):
-        log.note("refused", rank=3, why="a bad message")
-        log.note("refused", rank=2, why="x") if _ < 3 else None
+        log.note("refused", rank=3, reason="a bad message")
+        log.note("refused", rank=2, reason="x") if _ < 3 else None
     clock[0] = 61.0
     log.note("connected", rank=3)
     log.close()
     assert events(tmp_path).count("refused") == audit.EVENTS_PER_MINUTE["refused"] + 3
     hashes = [content for _, _, content in audit.read(tmp_path) if content["event"] == "repeated"]
-    assert [(line["rank"], line["times"], line["why"]) for line in hashes] == [(3, 940, "refused")]
+    assert [(line["rank"], line["times"], line["reason"]) for line in hashes] == [(3, 940, "refused")]
     audit.verify(tmp_path)
 
 
@@ -199,10 +199,10 @@ def test_foreign_text_is_cleaned_and_shortened(tmp_path):
     log.note("connected", rank=2)  # before the folder is known
     log.open(tmp_path, "server")
     assert events(tmp_path) == ["began", "opened", "connected"]
-    log.note("refused", why="\x1b[31m\nround 9/9  accuracy 99.99 %" + "x" * 10**6, peer="a\u2028b", rank=None)
+    log.note("refused", reason="\x1b[31m\nround 9/9  accuracy 99.99 %" + "x" * 10**6, peer="a\u2028b", rank=None)
     line = json.loads(lines(tmp_path)[-1])
     assert len(lines(tmp_path)[-1]) < 600
-    assert line["why"].startswith("?[31m?round 9/9")
+    assert line["reason"].startswith("?[31m?round 9/9")
     assert line["peer"] == "a?b"
     assert "rank" not in line
 

@@ -23,7 +23,7 @@ def shown(folder, *more, code=0):
 def folder(tmp_path):
     made = RunFolder(tmp_path / "run")
     made.hold()
-    made.tell(rounds=9, go_on="labelskew run --resume run", state=status.RUNNING)
+    made.tell(rounds=9, resume="labelskew run --resume run", state=status.RUNNING)
     made.write_text("recipe.yaml", "")
     for round in range(3):
         made.append(made.metrics, {"round": round} | ({"accuracy": 0.5} if round == 1 else {}))
@@ -64,7 +64,7 @@ def test_status_of_a_killed_process(folder):
     assert shown(folder.path).splitlines() == [
         f"{folder.path}: stopped",
         "rounds done: 3 of 9; accuracy 50.00 % after round 2",
-        f"why: process {number} ended without a message",
+        f"reason: process {number} ended without a message",
         "to resume: labelskew run --resume run",
     ]
     folder.recipe.unlink()
@@ -72,7 +72,7 @@ def test_status_of_a_killed_process(folder):
 
 
 @pytest.mark.parametrize(
-    ("error", "state", "why"),
+    ("error", "state", "reason"),
     [
         (KeyboardInterrupt(), "stopped", "interrupted"),
         (RunError("round 3: training diverged; use a smaller x"), "diverged", "round 3: training diverged; use a "),
@@ -80,16 +80,16 @@ def test_status_of_a_killed_process(folder):
         (ZeroDivisionError(), "failed", "ZeroDivisionError"),
     ],
 )
-def test_reason_of_an_interrupted_run(error, state, why, folder):
+def test_reason_of_an_interrupted_run(error, state, reason, folder):
     with pytest.raises(type(error)), status.ending(folder.tell):
         raise error
     folder.release()
     known = status.read(folder.path)
-    assert (known["state"], known["why"][: len(why)]) == (state, why)
-    assert known["go_on"] == "labelskew run --resume run"
+    assert (known["state"], known["reason"][: len(reason)]) == (state, reason)
+    assert known["resume"] == "labelskew run --resume run"
     folder.hold()  # gone on with: what an earlier process said is over
     assert status.read(folder.path)["state"] == "running"
-    assert status.read(folder.path)["why"] is None
+    assert status.read(folder.path)["reason"] is None
 
 
 def test_status_is_not_written_without_the_lock_or_on_a_full_disk(folder):
@@ -124,7 +124,7 @@ def test_runs_of_a_sweep(folder, tmp_path):
     broken.tell()
     broken.hold()
     broken.tell(
-        state=status.FAILED, why="\x1b[2Jout of memory in round 2, client 3; use a smaller train_args.batch_size"
+        state=status.FAILED, reason="\x1b[2Jout of memory in round 2, client 3; use a smaller train_args.batch_size"
     )
     broken.release()
     (damaged.path / status.NAME).write_text("{")
@@ -173,7 +173,7 @@ def test_values_of_wrong_types_are_damage_and_control_characters_are_removed(fol
     silo = {"rank": 1, "name": "a\x1b[31m\nround 9/9", "since": "yesterday"}
     folder.tell(silos=[silo], address="x")
     assert shown(folder.path, code=2).startswith(f"error: {folder.path}/status.json: was changed or damaged; ")
-    folder.tell(silos=[silo | {"since": None}], why="\x1b[2J")
+    folder.tell(silos=[silo | {"since": None}], reason="\x1b[2J")
     assert "a?[31m?round 9/9" in shown(folder.path)
     folder.release()
     folder.tell()
@@ -226,10 +226,10 @@ def test_runs_of_one_process(tmp_path):
     start.start(RunOptions(recipe, (), run_dir=out, quiet=True, pause=Pause(1, float("inf"))))
     known = status.read(out)
     assert (known["state"], known["rounds_done"], known["rounds"]) == ("paused", 1, 3)
-    assert known["go_on"].endswith(f"--resume {out} --quiet")
+    assert known["resume"].endswith(f"--resume {out} --quiet")
     start.start(RunOptions(resume=out, quiet=True))
     known = status.read(out)
-    assert (known["state"], known["go_on"], known["silos"]) == ("finished", None, [])
+    assert (known["state"], known["resume"], known["silos"]) == ("finished", None, [])
     with pytest.raises(RunError):
         start.start(RunOptions(recipe, ["train_args.learning_rate=1e30"], run_dir=tmp_path / "odd", quiet=True))
     assert status.read(tmp_path / "odd")["state"] == "diverged"

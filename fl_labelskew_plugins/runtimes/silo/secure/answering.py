@@ -64,7 +64,7 @@ class SiloSums:
             try:
                 tensors = self._tensors(run, message)
             except SecureError as error:
-                self.audit.note("sum", **about(run, round, number), why=str(error))
+                self.audit.note("sum", **about(run, round, number), reason=str(error))
                 if not isinstance(error, SitsOutError):
                     raise
                 self._round = None

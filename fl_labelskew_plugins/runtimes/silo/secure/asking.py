@@ -118,7 +118,7 @@ class ServerSums:
         try:
             included, lost, total = self._steps(server, clients)
         except SecureError as error:
-            self._audit.note("sum", **facts, why=str(error))
+            self._audit.note("sum", **facts, reason=str(error))
             raise
         finally:
             self._close()

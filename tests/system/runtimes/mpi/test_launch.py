@@ -76,8 +76,8 @@ from fl_labelskew_plugins.cli.exits import guarded
 @guarded
 def parent():
     Path("parent").write_text(str(os.getpid()))
-    go_on = {"FL_LABELSKEW_GO_ON": "to resume: labelskew run --resume run"}
-    launch.launch([sys.executable, "rank.py", sys.argv[1]], 3, run_dir=Path("run"), environment=go_on)
+    environment = {"FL_LABELSKEW_RESUME": "to resume: labelskew run --resume run"}
+    launch.launch([sys.executable, "rank.py", sys.argv[1]], 3, run_dir=Path("run"), environment=environment)
     print("done")
 
 parent()
@@ -132,16 +132,16 @@ def test_a_run_that_ends_well(folder):
     assert not any(map(alive, pids(folder)))
 
 
-GO_ON = "; to resume: labelskew run --resume run\n"
-LEFT = "interrupted after 3 rounds" + GO_ON
+RESUME = "; to resume: labelskew run --resume run\n"
+LEFT = "interrupted after 3 rounds" + RESUME
 
 
 @pytest.mark.parametrize(
     ("how", "code", "err", "environment"),
     [
         ("killed", 1, LEFT + "error: worker 2 was killed by signal 9\n", {}),
-        ("killed", 1, "error: worker 2 was killed by signal 9" + GO_ON, {"CANNOT_SAVE": "1"}),
-        ("server killed", 1, "error: the server (rank 0) was killed by signal 9" + GO_ON, {}),
+        ("killed", 1, "error: worker 2 was killed by signal 9" + RESUME, {"CANNOT_SAVE": "1"}),
+        ("server killed", 1, "error: the server (rank 0) was killed by signal 9" + RESUME, {}),
         ("server fails", 1, "error: round 3: training diverged\n", {}),
         ("mistake", 2, "error: recipe.yaml: a mistake that every rank finds\n", {}),
         ("lonely", 2, LEFT + "error: a mistake of this worker alone\n", {}),
@@ -161,7 +161,7 @@ def test_a_bug_keeps_its_traceback(folder):
 
 @pytest.mark.parametrize(
     ("how", "number", "err"),
-    [("sleep", signal.SIGINT, LEFT), ("sleep", signal.SIGHUP, LEFT), ("deaf", signal.SIGTERM, "interrupted" + GO_ON)],
+    [("sleep", signal.SIGINT, LEFT), ("sleep", signal.SIGHUP, LEFT), ("deaf", signal.SIGTERM, "interrupted" + RESUME)],
 )
 def test_an_interruption_ends_everything(folder, number, how, err):
     process = start(folder, how)

@@ -140,8 +140,8 @@ def sittings(forker, plugin, tmp_path_factory):
     return made
 
 
-GO_ON = r"to resume: labelskew run .*--resume \S+ --host none\n"
-LEFT = r"interrupted after \d+ of 20 rounds; " + GO_ON
+RESUME = r"to resume: labelskew run .*--resume \S+ --host none\n"
+LEFT = r"interrupted after \d+ of 20 rounds; " + RESUME
 RAISED = (
     r"error: worker [12]: Unruly\.loss \(unruly\) raised ZeroDivisionError: of this plugin; traceback of "
     r'its own code:\n  File "\S+/unruly\.py", line 9, in loss\n    raise ZeroDivisionError\("of this plugin"\)\n'
@@ -153,7 +153,7 @@ RAISED = (
     [
         ("raise", 1, RAISED),
         ("worker", 1, LEFT + r"error: worker 1 was killed by signal 9\n"),
-        ("server", 1, r"error: the server \(rank 0\) was killed by signal 9; " + GO_ON),
+        ("server", 1, r"error: the server \(rank 0\) was killed by signal 9; " + RESUME),
         ("interrupt", 130, LEFT),
     ],
 )

@@ -33,7 +33,7 @@ def test_server_and_silos_log_the_same_messages_and_senders(federation, sp_weigh
     silos = federation.silos()
     finished(server, *silos)
     rows = [dict(zip(certs.SHOWN, row, strict=True)) for row in certs.show(tmp_path / "certs")[0]]
-    shown = {row["who"]: row["fingerprint"] for row in rows}
+    shown = {row["owner"]: row["fingerprint"] for row in rows}
     run = json.loads((federation.run_dir / "environment.json").read_text())["run"]
     for folder in (federation.run_dir, *(silo(federation, rank) for rank in (1, 2, 3))):
         last = audit.verify(folder).last

@@ -123,7 +123,7 @@ def test_a_server_gets_at_most_the_answers_of_the_policy(scene, federation):
         "a" * 16: {"0": 1, "1": 1},
         "b" * 16: {"0": 1},
     }
-    words = [line["why"] for _, _, line in audit.read(account.parent) if line.get("kind") == "FAILED"]
+    words = [line["reason"] for _, _, line in audit.read(account.parent) if line.get("kind") == "FAILED"]
     assert len(words) == 2
     assert "policy.max_rounds: 3 does not allow" in words[1]
 
@@ -159,7 +159,7 @@ def test_at_most_the_tests_of_the_policy_are_sent_and_the_run_continues(scene, f
 
 def fingerprint_of_server(folder):
     rows = [dict(zip(certs.SHOWN, row, strict=True)) for row in certs.show(folder)[0]]
-    return next(row["fingerprint"] for row in rows if row["who"] == "server")
+    return next(row["fingerprint"] for row in rows if row["owner"] == "server")
 
 
 def test_a_silo_joins_the_server_of_its_fingerprint_and_no_other(scene, federation, tmp_path):

@@ -86,7 +86,7 @@ def test_a_revoked_silo_is_disconnected_and_needs_another_certificate(start, fol
     assert refused(start.silo(address, 2, thief)) == line
     assert server.wait(Kind.REFUSED, 2).sender == 2
     noted = [facts for facts in log._waiting if facts["event"] == "refused"]
-    assert [(facts["rank"], facts["fingerprint"], facts["why"]) for facts in noted] == [(2, old, why)] * 2
+    assert [(facts["rank"], facts["fingerprint"], facts["reason"]) for facts in noted] == [(2, old, why)] * 2
     # to who has the renewed one neither the thief's knocking is anything nor another list
     certs.renew(folder, ["silo-2"])
     again = start.silo(address, 2)
@@ -228,13 +228,13 @@ def test_a_silo_revoked_in_a_run_is_excluded_from_then_on(federation, folder, at
     assert server.text.count(f"silo 3 refused: {why}\n") == 1
     line = "list 1 (1 revoked certificate) applies from now on"
     assert server.text.count(line) == 1
-    assert [facts["why"] for _, _, facts in audit.read(federation.run_dir) if facts["event"] == "list"] == [line]
+    assert [facts["reason"] for _, _, facts in audit.read(federation.run_dir) if facts["event"] == "list"] == [line]
     assert "did not reconnect" not in server.text
     joined = [line["clients"] for line in federation.lines()]
     since = joined.index([0, 1])
     assert joined == [[0, 1, 2]] * since + [[0, 1]] * (5 - since)
     log = list(audit.read(federation.run_dir))
     refused = [line for _, _, line in log if line["event"] == "refused"]
-    assert [(line["rank"], line["fingerprint"], line["why"]) for line in refused] == [(3, shown, why)] * 2
+    assert [(line["rank"], line["fingerprint"], line["reason"]) for line in refused] == [(3, shown, why)] * 2
     refused = [line for _, _, line in audit.read(federation.folder / "silo-3") if line["event"] == "refused"]
-    assert [line["why"] for line in refused] == [f"it refused this silo: {why}"] * 2
+    assert [line["reason"] for line in refused] == [f"it refused this silo: {why}"] * 2

@@ -26,7 +26,7 @@ def words(overrides):
     return [word for override in overrides for word in ("--set", override)]
 
 
-def go_on(run):
+def resume_line(run):
     """What is said of how to go on: the command as it was typed, with ``--resume``."""
     return "to resume: " + shlex.join(
         ["labelskew", "run", str(run.parent / "here.yaml"), *words(SLOW), "--resume", str(run), "--host", "none"]
@@ -98,7 +98,9 @@ def test_a_termination_signal_ends_all_and_explains_how_to_resume(sittings, name
     assert code == 130
     (line,) = [line for line in text.splitlines() if "to resume" in line]
     assert line.startswith("server | interrupted after ")
-    assert line.endswith(f"; {go_on(run)}")  # of the command that was typed, not of the server that it has started
+    assert line.endswith(
+        f"; {resume_line(run)}"
+    )  # of the command that was typed, not of the server that it has started
     assert "Traceback" not in text
 
 
@@ -107,7 +109,7 @@ def test_a_process_that_fails_ends_the_others(sittings):
     code, text = ends["silo 2"]
     assert code == 1
     *_, last = text.strip().splitlines()
-    assert last == f"error: silo 2 was killed by signal 9 (SIGKILL); {go_on(run)}"
+    assert last == f"error: silo 2 was killed by signal 9 (SIGKILL); {resume_line(run)}"
 
 
 def test_weights_after_failures_equal_those_of_one_process(sittings, sp_weights):

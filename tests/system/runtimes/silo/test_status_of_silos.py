@@ -36,7 +36,7 @@ def test_a_termination_signal_ends_idle_processes_at_once(federation):
     assert {line["level"] for line in lines} == {"INFO"}
     assert [line["message"] for line in lines[1:]] == ["silo 1 has connected (1 of 3)", "silo 1 has disconnected"]
     known = status.read(federation.run_dir)
-    assert (known["state"], known["go_on"]) == ("stopped", "start it again; no round is lost")
+    assert (known["state"], known["resume"]) == ("stopped", "start it again; no round is lost")
     again = federation.server()  # in the same folder, as a service is
     again.says("listening on")
     again.kill()
@@ -69,8 +69,8 @@ def test_status_from_the_first_silo_to_the_last_round(federation):
     assert first["peer"] in shown
     server.kill().wait()
     known = status.read(federation.run_dir)
-    assert (known["state"], known["why"]) == ("stopped", f"process {server.pid} ended without a message")
-    assert f"--resume {federation.run_dir}" in known["go_on"]
+    assert (known["state"], known["reason"]) == ("stopped", f"process {server.pid} ended without a message")
+    assert f"--resume {federation.run_dir}" in known["resume"]
     silos[2].kill(signal.SIGCONT)
     server = federation.server(resume=True)
     finished(server, *silos)

@@ -295,6 +295,8 @@ def test_policies_and_every_byte_of_a_survey(federation):
     assert not (federation.folder / "silo-2" / "account.json").exists()
     assert json.loads((federation.folder / "silo-3" / "account.json").read_text())["runs"].keys() == {"survey"}
     why = [
-        line["why"] for _, _, line in audit.read(federation.run_dir) if line.get("kind") == "SURVEY" and "why" in line
+        line["reason"]
+        for _, _, line in audit.read(federation.run_dir)
+        if line.get("kind") == "SURVEY" and "reason" in line
     ]
     assert len(why) == 1

@@ -85,8 +85,8 @@ def test_sweep_runs_resumes_and_reports_what_failed(tmp_path, monkeypatch, capsy
     assert all(run.finished for run in runs)
     assert table.index.tolist() == ["seed0", "seed1", "seed2"]
     assert table.state.tolist() == ["finished", "finished", "failed"]
-    assert table.why.tolist()[:2] == ["", ""]
-    assert table.why["seed2"].endswith(f"seed2 is not empty; use a new or empty folder, or --resume {taken.parent}")
+    assert table.reason.tolist()[:2] == ["", ""]
+    assert table.reason["seed2"].endswith(f"seed2 is not empty; use a new or empty folder, or --resume {taken.parent}")
     assert table.accuracy.tolist()[:2] == [run.accuracy for run in runs]
     assert table.best.tolist()[:2] == [run.metrics.accuracy.max() for run in runs]
     assert table["common_args.random_seed"].tolist() == [0, 1, 2]

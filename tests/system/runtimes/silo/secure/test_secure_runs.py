@@ -300,7 +300,7 @@ def test_a_server_that_cheats(secure, cheat):
     killed(server, *silos)
     assert not any("Traceback" in silo.text for silo in silos)
     noted = [audited(federation.folder / f"silo-{rank}", "sum") for rank in (1, 2, 3, 4)]
-    assert any(SERVERS[cheat] in entry["why"] for entries in noted for entry in entries)
+    assert any(SERVERS[cheat] in entry["reason"] for entries in noted for entry in entries)
     revealed = [audited(federation.folder / f"silo-{rank}", "revealed") for rank in (1, 2, 3, 4)]
     opened = [line["silos"] for lines in revealed for line in lines if (line.get("round") or 0) >= ROUND]
     # withheld from the others, after silo 4 has opened it
