@@ -1,7 +1,5 @@
 """Shell completion of recipes, plugins and keys, without importing plugins."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 

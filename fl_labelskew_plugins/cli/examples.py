@@ -1,7 +1,5 @@
 """``labelskew examples``: the examples and sweeps of the package."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

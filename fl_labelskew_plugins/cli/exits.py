@@ -1,7 +1,5 @@
 """Exit codes of all commands: 0 done, 2 a user's mistake, 1 a failure, 130 interrupted."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

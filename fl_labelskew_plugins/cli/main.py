@@ -1,7 +1,5 @@
 """The ``labelskew`` command. Heavy imports happen only when a command runs, so that ``--help`` is fast."""
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 from importlib import import_module

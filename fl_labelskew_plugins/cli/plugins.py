@@ -1,7 +1,5 @@
 """``labelskew methods``, ``optimizers``, ``partitions``, ``datasets``, ``models``, ``trackers``."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """``labelskew recipes``."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections import Counter
@@ -101,7 +99,9 @@ def cp(name: str, dest: Path) -> None:
     """
     text = _text(name)
     with fresh(dest, f"{name.rpartition('/')[2].removesuffix('.yaml')}.yaml") as target:
-        target.write_text(shipped.beside_schema(text), encoding="utf-8")
+        if text.startswith(shipped.MODELINE):
+            _, _, text = text.partition("\n")
+        target.write_text(f"{shipped.MODELINE}{shipped.SCHEMA}\n{text}", encoding="utf-8")
         schema = target.with_name(shipped.SCHEMA)
         if not schema.exists():
             shutil.copyfile(shipped.folder() / shipped.SCHEMA, schema)

@@ -1,7 +1,5 @@
 """``labelskew reproduce``."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time

@@ -1,7 +1,5 @@
 """Tables as plain text, CSV, Markdown or LaTeX."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """Start, resume or preview a run."""
 
-from __future__ import annotations
-
 import secrets
 import tempfile
 import time

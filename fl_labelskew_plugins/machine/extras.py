@@ -1,7 +1,5 @@
 """Optional packages (extras), and the commands that install them."""
 
-from __future__ import annotations
-
 import importlib
 import shlex
 from importlib import metadata

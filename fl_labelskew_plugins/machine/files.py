@@ -1,7 +1,5 @@
 """Read and write regular files; write atomically."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

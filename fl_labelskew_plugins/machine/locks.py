@@ -11,8 +11,6 @@ detects this after a suspension. ``filelock`` never takes over a lease on a netw
 compares machines' clocks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Log lines: plain until ``labelskew run`` calls :func:`begin`, then also with timestamp and level, or as JSON."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Rank, cores and memory of this process."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ An exception raised during an import may be replaced, swallowed or printed as ig
 needs saving, the process ends at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Format numbers and names for messages."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

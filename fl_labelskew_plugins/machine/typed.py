@@ -1,7 +1,5 @@
 """The command that resumes an interrupted run or study."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

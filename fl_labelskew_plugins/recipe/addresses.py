@@ -1,7 +1,5 @@
 """Addresses of the server, ``host:port``."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Compatible methods and optimisers, and features that need FedML."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Error messages about recipes: place, value, allowed values, nearest known name."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A recipe: its sections, and the plugins that they choose."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

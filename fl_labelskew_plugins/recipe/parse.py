@@ -1,7 +1,5 @@
 """Recipes: FedML configurations in YAML, checked completely before a run."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
@@ -15,16 +13,7 @@ from fl_labelskew_plugins.params import IS_PATH, absolute
 from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, shipped, yaml
 from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, data_conflicts
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown, takes_any
-from fl_labelskew_plugins.recipe.model import (
-    ATTRIBUTES,
-    EXPECTED,
-    PARTS,
-    PLUGGED,
-    POLICY,
-    SECTIONS,
-    SILO,
-    Recipe,
-)
+from fl_labelskew_plugins.recipe.model import ATTRIBUTES, EXPECTED, PARTS, PLUGGED, POLICY, SECTIONS, SILO, Recipe
 from fl_labelskew_plugins.recipe.sections import CommArgs, Expected, Policy, TrackingArgs, TrainArgs
 from fl_labelskew_plugins.recipe.sections import names as split
 
@@ -71,7 +60,7 @@ def parse(
 
 
 def _reference(recipe: Recipe) -> str:
-    """The text of a reference run's recipe: FedAvg in one process. Raise LabelSkewError if the data are at silos."""
+    """The text of a reference run's recipe: FedAvg in one process."""
     if recipe.own_data:
         problem = "needs all data in one place, but client_specific_args.data_silo_config names the silos' own data"
         raise mistake("train_args.reference", f"{recipe.train.reference} {problem}", "a recipe with a partition")
@@ -102,9 +91,7 @@ def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
 def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> str:
     """Check a recipe, or a silo's own file with each of its recipes; return ``ok``, and remarks.
 
-    Raises:
-        RecipeError: with every mistake of the file, or of the recipe that names it.
-        LabelSkewError: the recipe cannot run with ``host``, see :func:`.compatibility.hosted`.
+    Raise RecipeError with every mistake, and LabelSkewError as :func:`.compatibility.hosted`.
     """
     text = read_text(path)
     if not _silos_own(_content(text)):
@@ -128,7 +115,6 @@ def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) ->
 
 
 def _silos_own(content: object) -> bool:
-    """Whether a content has only sections of :data:`SILO` without a method."""
     if not isinstance(content, dict) or not content or not content.keys() <= SILO.keys():
         return False
     method = content.get("method_args")
@@ -179,7 +165,6 @@ class _Check(Mistakes):
         return whole
 
     def silo(self, text: str, base: Recipe, *, survey: bool = False) -> Recipe:
-        """``base`` with the changes of a silo's own file."""
         changes = self.changes(text, base)
         made = base.model_copy(update={name: value for name, value in changes.items() if value is not None})
         self.end()
@@ -209,7 +194,9 @@ class _Check(Mistakes):
             elif section == "method_args":
                 changes["method"] = base and plugins.of_silo(section, base.method, keys, self)
             elif section == POLICY:
-                changes[section] = self._policy(keys)
+                changes[section] = limits = self._plain(POLICY, Policy, keys)
+                for name in (limits and limits.methods) or ():
+                    plugins.known("methods", name, f"{POLICY}.methods", self)
             else:
                 args = self._plain(section, SECTIONS[section], keys, SILO[section], resolved.get(section))
                 changes[ATTRIBUTES[section]] = args
@@ -226,12 +213,6 @@ class _Check(Mistakes):
             else:
                 self.say(place, f"{show(item)} is not a mapping of keys to values; allowed: {form}")
         return tuple(number for number in numbers if number is not None)
-
-    def _policy(self, raw: dict[str, Any]) -> Policy | None:
-        args = self._plain(POLICY, Policy, raw)
-        for name in (args and args.methods) or ():
-            plugins.known("methods", name, f"{POLICY}.methods", self)
-        return args
 
     def _sections(self, text: str, allowed: Sequence[str], kind: str) -> dict[str, Any]:
         try:

@@ -1,7 +1,5 @@
 """A recipe's plugins, by name and parameters, or given as Python objects."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -177,9 +175,9 @@ def from_objects(
     """Turn objects into plugins, by section.
 
     Args:
-        model: a module that returns logits from a Linear layer, see :class:`.ModuleNetwork`; it is copied, not changed.
+        model: see :class:`.ModuleNetwork`; it is copied, not changed.
         dataset: see :func:`.data.given.given_data`.
-        method: the method.
+        method: any method.
         partition: indices of each client's training samples.
 
     Raises:

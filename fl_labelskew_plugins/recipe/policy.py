@@ -1,7 +1,5 @@
 """Checks of a recipe against a silo's policy before a run; :mod:`.runtimes.silo.guard` checks during the run."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

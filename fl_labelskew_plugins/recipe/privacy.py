@@ -1,7 +1,5 @@
 """Differential privacy: the noise on data that leave a client, and the limits of a budget."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """JSON Schema of recipes and of silos' own files, for editors."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any

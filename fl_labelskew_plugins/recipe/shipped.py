@@ -89,11 +89,6 @@ def named(name: str) -> str | None:
     return page.text(row, name)
 
 
-def beside_schema(recipe: str) -> str:
-    """The text of a recipe that refers to the schema in the same folder."""
-    return f"{MODELINE}{SCHEMA}\n{recipe.partition(chr(10))[2] if recipe.startswith(MODELINE) else recipe}"
-
-
 def text(path: str | Path) -> str | None:
     """Text of the recipe that ``path`` names; None for a path of a file. Raise MistakesError for an unknown name."""
     is_folder = os.path.isdir(path)

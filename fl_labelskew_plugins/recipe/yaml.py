@@ -3,8 +3,6 @@
 Unlike PyYAML, it refuses repeated keys, unbounded alias expansion, and tags that build objects.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Hashable

@@ -1,7 +1,5 @@
 """A run's ``MODEL_CARD.md``, from the template ``card.md.j2``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache

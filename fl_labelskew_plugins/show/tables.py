@@ -1,7 +1,5 @@
 """Texts before the first and after the last round of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Check a silo's own data against the federation's recipe, and write their path into the silo's file."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

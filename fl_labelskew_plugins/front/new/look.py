@@ -1,7 +1,5 @@
 """Inspect the user's own data."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

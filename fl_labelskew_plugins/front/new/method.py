@@ -1,7 +1,5 @@
 """Generate the package of a method: the example ``third_party_method`` under another name."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 from pathlib import Path

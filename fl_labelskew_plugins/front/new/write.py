@@ -1,7 +1,5 @@
 """Generate the folders of ``labelskew new`` for the user's own data."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
