@@ -14,7 +14,7 @@ Complete = Callable[[click.Context, click.Parameter, str], Items]
 
 
 def plugins(kind: Kind) -> Complete:
-    """Return a function that completes the name of a plugin."""
+    """A function that completes the name of a plugin."""
     return lambda context, parameter, word: _matching(sorted({one.name for one in catalog.entries(kind)}), word)
 
 
@@ -29,7 +29,6 @@ def shipped_names(context: click.Context, parameter: click.Parameter, word: str)
 
 
 def _shipped(word: str) -> list[str]:
-    """Names of recipes; papers' recipes as ``PAPER/`` until only one paper matches."""
     papers = [paper for paper in shipped.papers() if f"{paper}/".startswith(word) or word.startswith(f"{paper}/")]
     rows = shipped.table(papers[0]).cells if len(papers) == 1 else [""]
     return [*shipped.files(), *(f"{paper}/{row}" for paper in papers for row in rows)]

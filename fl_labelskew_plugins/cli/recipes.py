@@ -41,10 +41,7 @@ def _number(expected: dict[str, Any]) -> str:
 
 @contextmanager
 def fresh(dest: Path, name: str) -> Iterator[Path]:
-    """Yield the path for a copy: ``dest``, or ``name`` in it if it is a folder; print it at the end.
-
-    Raise LabelSkewError if the path exists already, or cannot be written.
-    """
+    """The path for a copy: ``dest``, or ``name`` in it; LabelSkewError if it exists already or cannot be written."""
     target = dest / name if dest.is_dir() else dest
     if os.path.lexists(target):
         raise mistake(target, "exists already", "another DEST")

@@ -26,7 +26,7 @@ DROPPED_FIRST = (
 
 
 def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: bool = False) -> str:
-    """Format the table in one of :data:`FORMATS`; a plain table has the columns that fit the terminal."""
+    """The table in one of :data:`FORMATS`."""
     from fl_labelskew_plugins.studies import printed
 
     texts, marks = printed.texts(rows, columns, split=form == "csv"), printed.marks(rows, columns)

@@ -17,7 +17,7 @@ from fl_labelskew_plugins.machine.typed import to_go_on
 
 
 def _named(recipes: tuple[str, ...]) -> dict[str, Path]:
-    """Map names to paths: a file's stem, a recipe's own name, or ``TABLE/ROW`` for a user's table."""
+    """Name to path; names: a file's stem, a recipe's name, or ``TABLE/ROW``."""
     paths: dict[str, Path] = {}
     for recipe in recipes:
         is_file = Path(recipe).is_file()

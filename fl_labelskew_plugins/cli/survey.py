@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.surveys.survey import Survey
 
 MAX_CLIENTS = 20
-"""Clients in a table: those furthest from the federation's class shares."""
 MAX_CLASSES = 20
 HEADS = {
     **{"held": "classes held", "effective": "effective", "imbalance": "imbalance"},
@@ -84,12 +83,12 @@ def _write_comparison(file: Path, checked: Recipe, recipe: Path, overrides: Sequ
 
 
 def text(survey: Survey) -> str:
-    """Format a survey."""
+    """A survey as text."""
     return "\n\n".join(_parts(survey))
 
 
 def holdings(survey: Survey, clients: Sequence[int] | None = None) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of a table: training samples of each client, or of some, by class and in all."""
+    """Head and rows of a table: each client's training samples by class."""
     head = ["client", *(clean(name, 40) for name in survey.class_names), "all"]
     rows = [(clean(survey.clients[k], 40), survey.counts[k].tolist()) for k in clients or range(len(survey.clients))]
     return head, [[name, *map(str, counts), str(sum(counts))] for name, counts in rows]
@@ -148,5 +147,4 @@ def _row(survey: Survey, client: int) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """Format a measure: numbers of at least 100 without decimals, others with three digits."""
     return "-" if math.isnan(value) else f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Log lines: plain until ``labelskew run`` calls :func:`begin`, then also with timestamp and level, or as JSON."""
+"""Log lines: plain, or with timestamp and level, or as JSON."""
 
 import contextlib
 import json
@@ -18,7 +18,6 @@ INFO, WARNING, ERROR = "INFO", "WARNING", "ERROR"
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z [A-Z ]{7} ")
 
 form = PLAIN
-"""Format of this process's lines."""
 
 
 def begin() -> None:

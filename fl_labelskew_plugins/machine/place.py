@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
-"""Environment variables of Open MPI, MPICH and Slurm with the rank and the number of processes."""
+"""Variables of Open MPI, MPICH and Slurm with rank and number of processes."""
 DOOR = "FL_LABELSKEW_DOOR"
-"""Environment variable with the socket to which the ranks of :mod:`.runtimes.mpi.launch` report."""
+"""Environment variable with the socket of :mod:`.runtimes.mpi.launch`."""
 
 
 def mpi_rank() -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 GO_ON = "FL_LABELSKEW_GO_ON"
-"""Environment variable with :func:`to_go_on` of the user's command, for its child processes."""
+"""Environment variable with :func:`to_go_on`, for child processes."""
 
 
 def to_go_on(words: Iterable[str]) -> str:

@@ -85,7 +85,7 @@ def _host_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def classes_of(data: DataArgs, params: Any) -> int | None:
-    """Number of classes from ``data_args`` or the data set's parameters, if known."""
+    """Number of classes, if known."""
     names = getattr(params, "class_names", None)
     return data.classes or getattr(params, "classes", None) or (None if names is None else len(names))
 
@@ -110,7 +110,7 @@ def data_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
-    """Settings of a silo's table ``params`` that must agree with other silos and with the recipe's ``whole``."""
+    """Settings of a silo's table that must agree with other silos and the recipe's ``whole``."""
     features = getattr(params, "features", ())
     if features is None:
         yield "data_args.features", "missing; other silos may order columns differently: set the same list in all files"
@@ -150,7 +150,7 @@ def _diagnostics_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def fewest_summed(recipe: Recipe) -> int:
-    """Minimum number of clients in a round's sum: ``secure_threshold``, default: all, or over two thirds with noise.
+    """Minimum number of clients in a round's sum.
 
     It is at least ``min_clients``: once silos have sent masked vectors, only this number limits the sum.
     """

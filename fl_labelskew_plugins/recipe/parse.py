@@ -1,4 +1,4 @@
-"""Recipes: FedML configurations in YAML, checked completely before a run."""
+"""Read and check recipes and silos' own files."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, objects: Mapping[st
 
 
 def read_text(path: str | Path) -> str:
-    """Read a YAML file, or the shipped recipe of this name, as text. Raise MistakesError for others."""
+    """Text of a YAML file, or of the shipped recipe of this name; raises MistakesError for others."""
     if (text := shipped.text(path)) is not None:
         return text
     try:
@@ -48,9 +48,9 @@ def parse(
     overrides: Sequence[str] = (),
     objects: Mapping[str, Any] = NOTHING,
 ) -> Recipe:
-    """Parse and check a recipe. Raise RecipeError with every mistake.
+    """Parse and check a recipe; raises RecipeError with every mistake.
 
-    ``overrides``: ``section.key=value`` each; ``objects``: plugins by section, from :func:`.plugins.from_objects`.
+    ``overrides``: ``section.key=value`` each; ``objects``: from :func:`.plugins.from_objects`.
     """
     recipe = _Check(Path(source)).recipe(text, overrides, objects)
     if recipe.train.reference is None:
@@ -74,10 +74,10 @@ def _reference(recipe: Recipe) -> str:
 
 
 def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
-    """The recipe for silo ``rank`` (``1 .. K``), changed by the silo's own file of ``data_silo_config``, if any.
+    """The recipe for silo ``rank`` (``1 .. K``), changed by its own file; raises RecipeError with every mistake.
 
     The file's ``data_args`` replace the recipe's section; other sections replace single keys. For a survey, only
-    ``server_fingerprint`` of the policy is checked, as nothing is trained. Raise RecipeError with every mistake.
+    ``server_fingerprint`` of the policy is checked, as nothing is trained.
     """
     silos = recipe.train.client_num_in_total
     if not 1 <= rank <= silos:
@@ -128,7 +128,7 @@ def _content(text: str) -> Any:
 
 
 def homes(path: Path) -> list[tuple[Path, int]]:
-    """Recipes in the same folder that name a silo's own file, and the silo's rank, from 1."""
+    """Recipes in the same folder that name a silo's own file, and its rank, from 1."""
     found: list[tuple[Path, int]] = []
     for recipe in sorted(path.parent.glob("*.y*ml")):
         with contextlib.suppress(RecipeError, KeyError, TypeError, ValueError):  # not a recipe, or without this file
@@ -184,7 +184,7 @@ class _Check(Mistakes):
         return made
 
     def changes(self, text: str, base: Recipe | None = None) -> dict[str, Any]:
-        """Changes of a silo's own file, by attributes of :class:`.Recipe`; None for invalid ones."""
+        """Changes of a silo's own file, by attribute of a recipe; None for invalid ones."""
         resolved = {} if base is None else base.resolved()
         changes: dict[str, Any] = {}
         for section, keys in self._sections(text, tuple(SILO), "a silo's file").items():
@@ -287,7 +287,6 @@ class _Check(Mistakes):
         keys: Sequence[str] | None = None,
         base: Mapping[str, Any] | None = None,
     ) -> ModelT | None:
-        """Validate a section's ``keys`` on top of ``base``, and make paths absolute."""
         known = keys or [*keys_of(model)]
         if takes_any(model):
             known = [*known, *raw]

@@ -32,7 +32,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Leaving:
-    """Data that leave a client, by message (``hello``: a silo's first), with their noise."""
+    """Noise on data that leave a client, by message (``hello``: a silo's first)."""
 
     hello: list[Noise]
     opening: list[Noise]
@@ -41,7 +41,7 @@ class Leaving:
 
     @property
     def once(self) -> list[Noise]:
-        """Data that leave a client only once, before the first round."""
+        """Data that leave a client before the first round."""
         return [*self.hello, *self.opening]
 
 
@@ -76,7 +76,6 @@ def on_counts(scale: float, kind: NoiseKind, samples: int) -> Noise:
 
 
 def _on_weights(recipe: Recipe, least: int) -> Noise:
-    """Noise on an upload: of a sum, of FedRS, of FedML, or of both."""
     if (multiplier := recipe.privacy.noise_multiplier) is not None:
         return Noise("weights", "discrete", multiplier / 2, multiplier * least / 2)
     params = [method.params for method in methods(recipe)]
@@ -93,7 +92,7 @@ def _on_weights(recipe: Recipe, least: int) -> Noise:
 
 
 def reported_accuracy(recipe: Recipe) -> str:
-    """Log message about the silos' accuracies that a server with only sums gets."""
+    """Log message about the accuracies that a server with only sums gets."""
     if not recipe.validation.per_client:
         return "silos' accuracy: not tested; use validation_args.per_client: true"
     pooled = "the server gets one accuracy, over all silos with send_measures"

@@ -37,11 +37,11 @@ COMMON: RawSections = {
 WITHOUT_STD = 2.0
 """Tolerance in per cent if a paper prints no std."""
 NAME = re.compile(r"[A-Za-z0-9_-]+")
-"""Form of a recipe's name, also for files and folders."""
+"""Form of a recipe's name."""
 
 
 class RoundsTo(Params):
-    """Rounds that a paper reports to reach an accuracy, in the order of the columns; null: not reported."""
+    """Rounds to reach an accuracy in a paper, in the order of the columns; null: not reported."""
 
     target: float
     table: str
@@ -65,7 +65,7 @@ class TableRow(Params):
 
 
 class TablePart(Params):
-    """A table of the paper, or a part of one whose rows have the same columns."""
+    """A table of the paper, or a part of one."""
 
     table: str
     columns: list[str] = Field(min_length=1, description="some of the table's `methods`")
@@ -135,7 +135,7 @@ class RecipeTable:
         return content
 
     def text(self, name: str, called: str) -> str:
-        """One recipe as the text of a file; ``called``: its path in the first line's command."""
+        """One recipe as text; ``called``: its path in the first line."""
         cell, page, content = self.cells[name], self.page, self.content(name)
         optimizer = content["train_args"]["federated_optimizer"]
         method = cell.column if optimizer == "FedAvg" else f"{content['method_args'].get('method')} with {optimizer}"
@@ -156,7 +156,7 @@ def is_table(text: str) -> bool:
 
 
 def read(path: Path) -> RecipeTable:
-    """Read a table. Raise MistakesError with all of its mistakes, except those of its recipes."""
+    """Read a table; raises MistakesError with all mistakes, except those of its recipes."""
     try:
         content, wrong = yaml.read(yaml.text_of(path))
     except yaml.YamlError as error:

@@ -40,12 +40,12 @@ class OwnData:
     """The user's own data, or the form of data that are elsewhere.
 
     Args:
-        path: the given file or folder, absolute; None: the data are elsewhere.
+        path: absolute; None: the data are elsewhere.
         args: the data set's ``data_args``, with ``data_cache_dir`` unless the data are elsewhere.
         shape: of a sample at the network's input.
         groups: names in the order of the groups' numbers; of pictures, also the folders in ``path``.
         samples: number of training samples; 0 if unknown.
-        moments: mean and standard deviation of each channel or feature, if known.
+        moments: of each channel or feature, if known.
     """
 
     dataset: str
@@ -60,10 +60,9 @@ class OwnData:
 
 
 def described(classes: Sequence[str], size: int, columns: str | None, label: str | None) -> OwnData:
-    """Describe data that are elsewhere: pictures of ``size`` pixels, or a table.
+    """Describe pictures of ``size`` pixels, or a table, that are elsewhere; raise MistakesError with all mistakes.
 
-    ``columns``: a table's features, such as ``age,bmi=10..60,sex=f/m``: a number, a number with its range, categories.
-    Raise MistakesError with all mistakes in them.
+    ``columns``: a table's features, such as ``age,bmi=10..60,sex=f/m``.
     """
     if columns is None:
         if label is not None:
@@ -106,17 +105,15 @@ def described(classes: Sequence[str], size: int, columns: str | None, label: str
 
 
 def _range_moments(low: float, high: float) -> tuple[float, float]:
-    """Mean and standard deviation that normalise a range to -2 .. 2."""
     if not -math.inf < low < high < math.inf:
         raise ValueError
-    return (low + high) / 2, (high - low) / 4
+    return (low + high) / 2, (high - low) / 4  # normalises to -2 .. 2
 
 
 def look(path: Path, label: str | None = None, group: str | None = None, classes: Sequence[str] = ()) -> OwnData:
-    """Inspect a folder of pictures, an ``.npz`` file or a table.
+    """Inspect a folder of pictures, an ``.npz`` file or a table; raise LabelSkewError for other data.
 
-    ``label``, ``group``: a table's columns; default: the only one with a usual name. ``classes``: default: those in the
-    data. Raise LabelSkewError if the data have another form, cannot be read, or an option is missing.
+    ``label``, ``group``: a table's columns; default: the only one with a usual name.
     """
     path = Path(os.path.abspath(path.expanduser()))
     if not os.path.exists(path):
@@ -154,7 +151,7 @@ def _pictures(path: Path, classes: Sequence[str]) -> OwnData:
 
 
 def _sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
-    """From the headers of some pictures: median of the shorter sides, in pixels, and the necessary channels."""
+    """Median of the shorter sides of some pictures, in pixels, and their channels."""
     from PIL import Image
 
     sides, modes = [], set()
@@ -199,7 +196,6 @@ def _loaded(name: str, path: Path, args: dict[str, Any], notes: Sequence[str]) -
 
 
 def _table(path: Path, label: str | None, group: str | None, classes: Sequence[str]) -> OwnData:
-    """Inspect a table without columns that identify or number its rows."""
     catalog.load("datasets", "table")
     columns = header(path)
     label = _column(path, columns, label, LABELS, "--label")

@@ -24,17 +24,17 @@ from fl_labelskew_plugins.recipe.schema import json_schema
 from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 
 Section = tuple[str, str, dict[str, Any]]
-"""A comment, a section's name and its keys."""
+"""Comment, name and keys."""
 MAX_SILOS = 100
 GREY = ([0.449], [0.226])
-"""Mean and standard deviation of ImageNet, averaged over the channels."""
+"""Mean and std of ImageNet, averaged over the channels."""
 ALL_JOIN = 20
 LARGE = 5000
 """Training samples from which batches are larger and one local epoch is enough."""
 
 
 def simulation(data: OwnData, out: Path) -> list[str]:
-    """Write a recipe for all of the data on one machine to ``out``, new or empty; return the next commands."""
+    """Write a recipe for one machine to ``out``, new or empty; return the next commands."""
     many = len(data.groups) > 1
     clients = len(data.groups) if many else 10 if data.samples >= 1000 else 5
     partition: dict[str, Any] = {"partition_method": "natural"}
@@ -61,9 +61,8 @@ def simulation(data: OwnData, out: Path) -> list[str]:
 def federation(data: OwnData, out: Path, silos: int | None, *, secure: bool = False) -> list[str]:
     """Write a federation's recipe, and a file for each silo; return the next commands.
 
-    Each group is a silo; silos of an archive or a table get their rows as files. Without groups, each of ``silos`` has
-    all of the data. Raise LabelSkewError if ``out`` is not new or empty, or the data do not fit ``silos`` or
-    ``secure``.
+    Each group is a silo; without groups, each silo has all of the data. Raise LabelSkewError if ``out`` is not new or
+    empty, or the data do not fit ``silos`` or ``secure``.
     """
     names, where = data.groups if len(data.groups) > 1 else [], clean(data.path)
     if names and silos not in (None, len(names)):
@@ -143,7 +142,7 @@ def federation(data: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
 
 
 def _normalisation(data: OwnData) -> dict[str, Any]:
-    """Choose mean and standard deviation without sums from silos; empty if unknown."""
+    """Mean and std without sums from silos; empty if unknown."""
     if data.dataset == "image_folder":
         return {"mean": "imagenet"} if data.shape[0] == 3 else dict(zip(("mean", "std"), GREY, strict=True))
     if data.moments is None:
@@ -153,7 +152,7 @@ def _normalisation(data: OwnData) -> dict[str, Any]:
 
 
 def file_names(names: Sequence[str]) -> list[str]:
-    """Make valid file names without ending from arbitrary names; all different, also if case is ignored.
+    """Valid file names without ending; all different, also if case is ignored.
 
     >>> file_names(["St. Mary's", "north", "../North", "federation", "*", "x-8", "x", "x?"])
     ['St.-Mary-s', 'north', 'North-3', 'federation-4', 'silo-5', 'x-8', 'x', 'x-8-8']
@@ -169,7 +168,7 @@ def file_names(names: Sequence[str]) -> list[str]:
 
 
 def _new_folder(data: OwnData, out: Path) -> AbstractContextManager[Path]:
-    """A context for the new folder, which must not be inside the pictures: it would be read as a class."""
+    """The new folder; inside the pictures, it would be read as a class."""
     if data.dataset == "image_folder" and data.path is not None and out.resolve().is_relative_to(data.path.resolve()):
         raise mistake(clean(out), "is inside the data", "a folder outside of them")
     return whole(out)
