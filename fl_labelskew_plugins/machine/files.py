@@ -15,8 +15,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine.text import clean
 
-IRREGULAR = (errno.ELOOP, errno.EISDIR, errno.EEXIST)
-"""Errors for a link, FIFO or folder instead of a file."""
+IRREGULAR = (errno.ELOOP, errno.EISDIR, errno.EEXIST)  # a link, FIFO or folder instead of a file
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.EFBIG)
 """Errors of a disk that is full or disconnected."""
 

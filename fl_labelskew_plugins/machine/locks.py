@@ -31,10 +31,8 @@ from fl_labelskew_plugins.machine.files import open_regular, read_bytes
 from fl_labelskew_plugins.machine.text import clean
 
 NAME, NEXT = ".lock", ".lock.next"
-LEASE_S = 120.0
-"""Seconds without a touch until another machine's lock is stale."""
-PATIENCE_S = 2.0
-"""Seconds to wait for a lock; its holder may still save before it ends."""
+LEASE_S = 120.0  # without a touch, until another machine's lock is stale
+PATIENCE_S = 2.0  # to wait for a lock; its holder may still save before it ends
 
 
 class HeldError(LabelSkewError):

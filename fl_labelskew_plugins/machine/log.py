@@ -11,8 +11,7 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.machine.text import clean, utc
 
-FORM = "FL_LABELSKEW_LOG"
-"""Environment variable with the format of a run's lines."""
+FORM = "FL_LABELSKEW_LOG"  # environment variable with the format
 PLAIN, TEXT, JSON = "plain", "text", "json"
 INFO, WARNING, ERROR = "INFO", "WARNING", "ERROR"
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z [A-Z ]{7} ")

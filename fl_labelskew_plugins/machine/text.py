@@ -9,10 +9,8 @@ from datetime import datetime, timezone
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 NUMBER = re.compile(r"[-+]?([\d.]+(e[-+]?\d+)?( ± [\d.]+)?( ?%)?)?|[-+](inf|nan)", re.IGNORECASE)
-BLANKS = "\u2800\u3164\u115f\u1160\uffa0\U0001d159"
-"""Invisible letters that Python considers printable."""
-TERMS = 8
-"""Maximum of loss terms in a line or a plot."""
+BLANKS = "\u2800\u3164\u115f\u1160\uffa0\U0001d159"  # invisible, but printable for Python
+TERMS = 8  # loss terms in a line or a plot; silos may send more
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

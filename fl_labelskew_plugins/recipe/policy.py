@@ -13,8 +13,7 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.sections import Policy
 
 OTHER, OPTIMIZER = "other", "optimizer"
-OPENING = " in the opening exchange of "
-"""Part of the cause of data that leave only once."""
+OPENING = " in the opening exchange of "  # part of a cause
 IN_HELLO = (
     "train_args.proxy_aggregation class",
     "sums over all training samples (without them: data_args.mean and std in the server's recipe)",

@@ -44,9 +44,7 @@ DiagnosticName = Literal[
 ]
 
 IN_TRAINING: tuple[DiagnosticName, ...] = ("deviation_bound", "intra_loss", "observed_probability", "proxy_gradients")
-"""Diagnostics of local training."""
 OUTSIDE_TRAINING: list[DiagnosticName] = [name for name in get_args(DiagnosticName) if name not in IN_TRAINING]
-"""Diagnostics of uploads and global models."""
 OF_UPLOADS = ("class_accuracy", "client_drift", "features_2d", "feature_sphere", "tsne")
 """Diagnostics that treat a client's upload as its trained model."""
 
@@ -267,8 +265,7 @@ class DeviceArgs(Params):
     channels_last: bool = Field(True, description="memory format of images and convolutions")
 
 
-LEAST_SUMMED = 3
-"""Minimum of clients in a secure sum."""
+LEAST_SUMMED = 3  # clients in a secure sum
 
 
 def to_the_end(clients: int) -> int:

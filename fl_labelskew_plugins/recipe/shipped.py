@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 COPY = "labelskew recipes cp {}"
 SCHEMA = "recipe.schema.json"
-MODELINE = "# yaml-language-server: $schema="
-"""Start of a recipe's first line."""
+MODELINE = "# yaml-language-server: $schema="  # first line of a recipe
 PAPERS = "papers"  # folder
 
 

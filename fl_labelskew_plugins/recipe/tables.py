@@ -34,10 +34,8 @@ COMMON: RawSections = {
     "tracking_args": {"run_dir": "runs", "checkpoint_every": 10},
 }
 
-WITHOUT_STD = 2.0
-"""Tolerance in per cent if a paper prints no std."""
-NAME = re.compile(r"[A-Za-z0-9_-]+")
-"""Form of a recipe's name."""
+WITHOUT_STD = 2.0  # tolerance in per cent if a paper prints no std
+NAME = re.compile(r"[A-Za-z0-9_-]+")  # of a recipe
 
 
 class RoundsTo(Params):

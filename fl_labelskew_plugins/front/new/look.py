@@ -23,15 +23,13 @@ from fl_labelskew_plugins.recipe import mistakes
 
 KINDS = "a folder of pictures, an .npz file, or a CSV or Parquet table"
 SAMPLED = 60
-SIDES = (8, 16, 28, 32, 64)
-"""Sides in pixels for training; larger ones are slow without a GPU."""
+SIDES = (8, 16, 28, 32, 64)  # pixels; larger ones are slow without a GPU
 GREY = {"1", "L", "LA", "I", "I;16", "I;16B", "F"}
 LABELS = ("label", "labels", "class", "target", "diagnosis", "y")
 GROUPS = ("group", "hospital", "site", "centre", "center", "client", "silo")
 MAX_CLASSES = 10_000
 ROW_NUMBERS = r"(.*[_ ])?id|index|unnamed: 0"
-CATEGORY = (0.5, 0.5)
-"""Mean and standard deviation for a category, 0 or 1, of data that are elsewhere."""
+CATEGORY = (0.5, 0.5)  # mean and std of a category, 0 or 1, in data that are elsewhere
 MAX_VALUES = 20
 
 

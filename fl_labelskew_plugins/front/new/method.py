@@ -10,8 +10,7 @@ from fl_labelskew_plugins.data.fakes import whole
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import shipped
 
-LINK = re.compile(r"\[([^]]*)\]\(\.\./\.\./([^)]*)\)")
-"""Link to a document that is not copied."""
+LINK = re.compile(r"\[([^]]*)\]\(\.\./\.\./([^)]*)\)")  # to a document that is not copied
 
 
 def package(name: str, out: Path) -> list[str]:

@@ -23,14 +23,11 @@ from fl_labelskew_plugins.recipe import shipped, yaml
 from fl_labelskew_plugins.recipe.schema import json_schema
 from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 
-Section = tuple[str, str, dict[str, Any]]
-"""Comment, name and keys."""
+Section = tuple[str, str, dict[str, Any]]  # comment, name, keys
 MAX_SILOS = 100
-GREY = ([0.449], [0.226])
-"""Mean and std of ImageNet, averaged over the channels."""
+GREY = ([0.449], [0.226])  # mean and std of ImageNet, averaged over the channels
 ALL_JOIN = 20
-LARGE = 5000
-"""Training samples from which batches are larger and one local epoch is enough."""
+LARGE = 5000  # training samples; then batches are larger, and one local epoch is enough
 
 
 def simulation(data: OwnData, out: Path) -> list[str]:
