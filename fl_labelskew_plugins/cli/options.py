@@ -14,7 +14,6 @@ PATH = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 RECIPE_KEY = "SECTION.KEY=VALUE"
-RECIPE = click.argument("recipe", type=PATH, shell_complete=completion.recipes)
 RUN = click.argument("folder", metavar="RUN", type=FOLDER)
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from fl_labelskew_registry import mistake
 
-from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import writing
-from fl_labelskew_plugins.cli.options import FILE, PATH, RECIPE, SET
+from fl_labelskew_plugins.cli.options import FILE, PATH, SET
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import clean, counted, few, wrapped
 
@@ -32,7 +32,7 @@ HEADS = {
 
 
 @click.command("survey")
-@RECIPE
+@click.argument("recipe", type=PATH, shell_complete=completion.recipes)
 @SET
 @click.option(
     "--out",
@@ -87,13 +87,6 @@ def text(survey: Survey) -> str:
     return "\n\n".join(_parts(survey))
 
 
-def holdings(survey: Survey, clients: Sequence[int] | None = None) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of a table: each client's training samples by class."""
-    head = ["client", *(clean(name, 40) for name in survey.class_names), "all"]
-    rows = [(clean(survey.clients[k], 40), survey.counts[k].tolist()) for k in clients or range(len(survey.clients))]
-    return head, [[name, *map(str, counts), str(sum(counts))] for name, counts in rows]
-
-
 def _parts(survey: Survey) -> Iterator[str]:
     measured, number = survey.skew, len(survey.clients)
     classes = counted(len(survey.class_names), "class", "classes")
@@ -105,7 +98,9 @@ def _parts(survey: Survey) -> Iterator[str]:
         note = f"\n(listed: the {MAX_CLIENTS} clients that are furthest from the federation's class shares)"
     yield f"{title} of {classes}{note}"
     if len(survey.class_names) <= MAX_CLASSES:
-        yield table.plain(*holdings(survey, listed))
+        names = [clean(name, 40) for name in survey.class_names]
+        held = [(clean(survey.clients[k], 40), survey.counts[k].tolist()) for k in listed]
+        yield table.plain(["client", *names, "all"], [[name, *map(str, n), str(sum(n))] for name, n in held])
     yield table.plain(["client", *HEADS.values(), "missing"], [_row(survey, k) for k in listed])
     worst = clean(survey.clients[measured.worst], 40)
     worst = f"client {worst}" if worst.isdecimal() else worst

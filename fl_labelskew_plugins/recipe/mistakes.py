@@ -88,10 +88,10 @@ def unknown(name: object, known: Iterable[str]) -> str:
     return f"{show(name)} is unknown; allowed: {', '.join(names) or 'none'}{nearest(name, names)}"
 
 
-def unknown_key(key: str, known: Iterable[str]) -> str:
-    """Error message for a key that is not ``known``."""
+def unknown_key(key: str, known: Iterable[str], kind: str = "key") -> str:
+    """Error message for a key or section that is not ``known``."""
     keys = list(known)
-    return f"unknown key; allowed: {', '.join(keys) or 'none'}{nearest(key, keys)}"
+    return f"unknown {kind}; allowed: {', '.join(keys) or 'none'}{nearest(key, keys)}"
 
 
 def names_in(schema: Schema) -> list[str]:

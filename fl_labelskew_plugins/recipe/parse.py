@@ -10,9 +10,9 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.params import IS_PATH, absolute
-from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, shipped, yaml
+from fl_labelskew_plugins.recipe import compatibility, mistakes, plugins, policy, privacy, shipped, yaml
 from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, data_conflicts
-from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown, takes_any
+from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, show, shown, takes_any
 from fl_labelskew_plugins.recipe.model import ATTRIBUTES, EXPECTED, PARTS, PLUGGED, POLICY, SECTIONS, SILO, Recipe
 from fl_labelskew_plugins.recipe.sections import CommArgs, Expected, Policy, TrackingArgs, TrainArgs
 from fl_labelskew_plugins.recipe.sections import names as split
@@ -230,7 +230,7 @@ class _Check(Mistakes):
         raw: dict[str, Any] = {}
         for section, keys in content.items():
             if section not in allowed:
-                self.say(section, f"unknown section; allowed: {', '.join(allowed)}{nearest(section, allowed)}")
+                self.say(section, mistakes.unknown_key(section, allowed, "section"))
                 self.meant("", section, [known for known in allowed if known not in content])
             elif section == EXPECTED:
                 raw[section] = self._expected(keys)
@@ -250,8 +250,8 @@ class _Check(Mistakes):
                 form = "allowed: section.key=value, such as train_args.epochs=2"
                 self.lines.append(f"--set {shown(override)}: malformed; {form}")
             elif section not in SECTIONS:
-                known = f"allowed: {', '.join(SECTIONS)}{nearest(section, SECTIONS)}"
-                self.lines.append(f"--set {shown(section)}.{shown(key)}: unknown section; {known}")
+                place = f"--set {shown(section)}.{shown(key)}"
+                self.lines.append(f"{place}: {mistakes.unknown_key(section, SECTIONS, 'section')}")
             else:
                 self._set(raw.setdefault(section, {}), section, key, text)
 

@@ -17,10 +17,10 @@ class Noise:
     """Noise on data that leaves a client.
 
     Args:
-        on: the protected data, such as ``counts``.
-        kind: distribution; ``discrete``: discrete Gaussian, of all clients of a sum together.
-        silo: standard deviation, or scale of a Laplace distribution, divided by the largest change of the data if all
-            samples of a silo are replaced; 0: no bound.
+        on: the data, such as ``counts``.
+        kind: ``discrete``: discrete Gaussian, of all clients of a sum together.
+        silo: standard deviation, or Laplace scale, divided by the largest change if all samples of a silo are replaced;
+            0: no bound.
         claim: the same if one sample is replaced.
     """
 
